@@ -1,1 +1,1 @@
-"""Sparse matrices and tensors, and what they are made from."""
+"""Sparse matrices and tensors, and readers of their sources."""

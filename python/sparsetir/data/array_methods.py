@@ -1,7 +1,7 @@
-"""What sparse tensors do as arrays, by scipy's names; nothing changes a tensor in place.
+"""Array methods of sparse tensors, with scipy's names; none changes a tensor in place.
 
-Functions apply to values. Where elements are found, moved and joined, scipy does so with their
-positions: values of all types go with them, and stored zeros stay. scipy reduces and compares.
+Functions apply to values. To select, move and join elements, scipy processes their positions:
+values of any type follow, and stored zeros are kept. scipy also reduces and compares.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _function(name: str) -> Callable[[Any], Any]:
-    """A method that applies a function of NumPy that keeps zeros."""
+    """Make a method that applies a zero-preserving function of NumPy."""
     function = getattr(np, name)
 
     def method(self: ArrayMethods) -> Any:
@@ -38,7 +38,7 @@ def _function(name: str) -> Callable[[Any], Any]:
 
 
 def _reduction(name: str, result: str) -> Callable[..., Any]:
-    """A method that reduces axes as scipy's of this name does."""
+    """Make a method that reduces axes like scipy's of this name."""
 
     def method(
         self: ArrayMethods, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
@@ -51,35 +51,35 @@ def _reduction(name: str, result: str) -> Callable[..., Any]:
         Parameters
         ----------
         axis : int or tuple of int, optional
-            By default all axes.
+            The axes to reduce; by default all.
         keepdims : bool
-            Whether reduced axes stay, with length 1.
+            Whether to keep reduced axes, with length 1.
 
         Returns
         -------
         {result} or number
-            Typed as scipy's; sums of at most 32 bits are in float64 and rounded once.
+            Typed as in scipy; sums of at most 32 bits are computed in float64 and rounded once.
 
         Raises
         ------
         ValueError
-            Naming the argument; for no elements, but of sums.
+            Naming the argument; for an empty tensor, except in sums.
         """
     return method
 
 
 def _comparison(name: str) -> Callable[[Any, Any], Any]:
-    """A method that compares with a number or a sparse tensor, where the result is sparse."""
+    """Make a method that compares with a number or a sparse tensor, if the result is sparse."""
 
     def method(self: ArrayMethods, other: object) -> Any:
         return self._compared(getattr(operator, name), other)
 
-    method.__name__, method.__doc__ = f"__{name}__", f"Bools, of :func:`operator.{name}`."
+    method.__name__, method.__doc__ = f"__{name}__", f"Bools, by :func:`operator.{name}`."
     return method
 
 
 def _stacking(name: str, how: str) -> Any:
-    """A method of the class that joins tensors as scipy's function of this name does."""
+    """Make a class method that joins tensors like scipy's function of this name."""
 
     def method(cls: type[ArrayMethods], tensors: Iterable[Any]) -> Any:
         return cls._stacked(name, tensors)
@@ -90,18 +90,18 @@ def _stacking(name: str, how: str) -> Any:
         Parameters
         ----------
         tensors : iterable of matrices
-            At least one, each as the class takes it.
+            At least one, in any form that the class accepts.
 
         Returns
         -------
         SparseTensor
-            Of the same class, of the type that holds all values.
+            A tensor of the same class, with a type that holds all values.
         """
     return classmethod(method)
 
 
 class ArrayMethods:
-    """Methods of :class:`sparsetir.SparseTensor` that scipy's arrays have."""
+    """Methods of :class:`sparsetir.SparseTensor` in common with scipy's arrays."""
 
     if TYPE_CHECKING:
 
@@ -142,7 +142,7 @@ class ArrayMethods:
         return len(self.shape)
 
     def toarray(self) -> np.ndarray:
-        """A dense array of NumPy."""
+        """Convert to a dense NumPy array."""
         out = np.zeros(self.shape, self.dtype)
         out[tuple(self.pattern.coords)] = self.values
         return out
@@ -154,16 +154,16 @@ class ArrayMethods:
         return self.with_values(self.values.copy())
 
     def nonzero(self) -> tuple[np.ndarray, ...]:
-        """Coordinates of the values that are not zero, an array for each axis."""
-        there = self.values != 0
-        return tuple(c[there] for c in self.pattern.coords)
+        """Coordinates of the nonzero values, an array for each axis."""
+        nonzero = self.values != 0
+        return tuple(c[nonzero] for c in self.pattern.coords)
 
     def eliminate_zeros(self) -> Any:
-        """A tensor without the zeros that this one stores, which stays as it is, unlike scipy's."""
+        """A tensor without stored zeros; unlike in scipy, this one is not changed."""
         return self._derived([*self.nonzero()], self.values[self.values != 0], self.shape)
 
     def reshape(self, *shape: Any) -> Any:
-        """The same elements in another shape, in the order of rows.
+        """A tensor with the same elements in another shape, in row-major order.
 
         Parameters
         ----------
@@ -173,13 +173,13 @@ class ArrayMethods:
         Returns
         -------
         SparseTensor
-            A SparseMatrix where a matrix keeps two axes.
+            A SparseMatrix, if a matrix keeps two axes.
         """
         return self._moved("reshape", lambda positions: positions.reshape(*shape))
 
     @property
     def T(self) -> Any:
-        """The tensor with its axes the other way round."""
+        """The tensor with its axes reversed."""
         return self.transpose(range(self.ndim)[::-1])
 
     def transpose(self, axes: Iterable[int] | None = None) -> Any:
@@ -188,21 +188,21 @@ class ArrayMethods:
         Parameters
         ----------
         axes : sequence of int, optional
-            The axis of this tensor that each of the result is; by default the last one first.
+            For each axis of the result, that of this tensor; reversed by default.
 
         Returns
         -------
         SparseTensor
-            Of the same class.
+            A tensor of the same class.
         """
         if axes is None:
             return self.T
         return self._moved("transpose", lambda positions: positions.transpose(tuple(axes)))
 
     def __getitem__(self, key: Any) -> Any:
-        """A number, a tensor, or for lists of all coordinates an array: copies, as scipy's.
+        """A number, a tensor, or for lists of all coordinates an array; copies, as in scipy.
 
-        Tensors of one, three and more axes have it from scipy 1.17 on.
+        Tensors of one, three or more axes need scipy 1.17.
         """
         who = f"{type(self).__name__}.__getitem__"
         if isinstance(key, ArrayMethods):
@@ -210,11 +210,11 @@ class ArrayMethods:
             raise wrong(who, "key", expected, key, IndexError)
         each = key if isinstance(key, tuple) else (key,)
         key = tuple(to_host(who, "key", index) if is_torch(index) else index for index in each)
-        of_two = self.ndim == 2  # in COO, older versions of scipy have none
+        of_two = self.ndim == 2  # older versions of scipy cannot index COO
         return self._moved("__getitem__", lambda x: (x.tocsr() if of_two else x)[key])
 
     def _moved(self, name: str, move: Callable[[Any], Any]) -> Any:
-        """What scipy makes of the positions of elements, which are counted from 1 on."""
+        """Apply a function of scipy's to the positions of elements, counted from 1."""
         with _named(f"{type(self).__name__}.{name}"):
             moved = move(self._as_scipy(np.arange(1, self.nnz + 1)))
         if not scipy.sparse.issparse(moved):
@@ -226,7 +226,7 @@ class ArrayMethods:
         return scipy.sparse.coo_array((values, tuple(self.pattern.coords)), shape=self.shape)
 
     def _wide(self) -> Any:
-        """As scipy's, with floating point of less than 64 bits as float64."""
+        """Convert to scipy, with narrow floating point as float64."""
         wide = np.float64 if _is_narrow(self.dtype) else self.dtype
         return self._as_scipy(self.values.astype(wide, copy=False))
 
@@ -261,15 +261,15 @@ class ArrayMethods:
         return parts[0]._derived([*joined.coords], values[joined.data], joined.shape)
 
     def __mul__(self, other: object) -> Any:
-        """The values times a number, or those of a dense array at their places; typed as NumPy."""
+        """Multiply values by a number, or by those of a dense array; typed as in NumPy."""
         return self._scaled(operator.mul, other)
 
     def __rmul__(self, other: object) -> Any:
-        """A number or a dense array times the values."""
+        """Multiply a number or a dense array by the values."""
         return NotImplemented if scipy.sparse.issparse(other) else self * other
 
     def __truediv__(self, other: object) -> Any:
-        """The values by a number, or those of a dense array; what is not stored stays zero."""
+        """Divide values by a number, or by those of a dense array; other elements stay zero."""
         who = f"{type(self).__name__}.__truediv__"
         if isinstance(other, ArrayMethods) or sources.is_sparse(other):
             raise TypeError(f"{who}: expected a number or a dense array, got {type_name(other)}")
@@ -278,7 +278,7 @@ class ArrayMethods:
         return self._scaled(operator.truediv, other)
 
     def __pow__(self, other: Any) -> Any:
-        """The values to the power of a number, which is positive."""
+        """Raise the values to a positive power."""
         if not _is_number(other):
             return NotImplemented
         if not other > 0:
@@ -329,7 +329,7 @@ class ArrayMethods:
 
 @contextmanager
 def _named(who: str) -> Iterator[None]:
-    """Put the function's name before what scipy says."""
+    """Prefix scipy's errors with the function's name."""
     try:
         yield
     except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -346,7 +346,7 @@ def _is_number(x: object) -> bool:
 
 
 def refuse_gradient(who: str, other: Any) -> None:
-    """Refuse a tensor of torch whose gradient would end here."""
+    """Raise for a torch tensor whose gradient would be lost."""
     if is_torch(other) and other.requires_grad:
         raise TypeError(
             f"{who}: expected a tensor without a gradient, which would end here, got one that "

@@ -1,4 +1,4 @@
-"""What names of columns and arrays say of edges: which ends, weights, or none of these."""
+"""The roles of columns and arrays of edge files, by their names: ends, weights, or others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparsetir.runtime.file_errors import GraphError
 
-# Words without signs, and without the like of "edge_", "_node" and "_id".
+# Words without punctuation, and without affixes such as "edge_", "_node" and "_id".
 NAMES = {
     "target": "target tgt destination dest dst to receiver end cited row rows",
     "source": "source src from sender start origin citing col cols column columns u",
@@ -25,9 +25,9 @@ ROLES = {
 
 
 def used_columns(path: Path, names: list[str], columns: int) -> tuple[int, ...]:
-    """Columns of row (target), column (source) and maybe weight, as their names say.
+    """The columns of row (target), column (source) and maybe weight, by their names.
 
-    Without known names the first ones, in that order; none where these are too few or too many.
+    Without known names the first ones, in that order; () if these are too few or too many.
     """
     roles = roles_of(names)
     if not any(roles) and (len(roles) != columns or columns == 2):
@@ -51,16 +51,16 @@ def used_columns(path: Path, names: list[str], columns: int) -> tuple[int, ...]:
 
 
 def roles_of(names: Iterable[str]) -> list[str | None]:
-    """What names of columns and arrays say, in the words of `ROLES`, or None."""
+    """The roles, as in `ROLES` or None, of names of columns and arrays."""
     words = [re.sub(r"[\W_]+", "", name.lower()) for name in names]
     roles = [next((r for r, said in ROLES.items() if said.fullmatch(word)), None) for word in words]
     return ["target" if w == "v" and "u" in words else r for w, r in zip(words, roles, strict=True)]
 
 
 def weight_of(path: Path, names: Iterable[str]) -> str | None:
-    """The array of weights by its name, "data" or the like of "edge_weight"; None without."""
+    """The name of the array of weights, "data" or such as "edge_weight", or None."""
     names = list(names)
-    found = [name for name, role in zip(names, roles_of(names), strict=True) if role == "weight"]
-    if len(found) > 1 and "data" not in found:
-        raise GraphError(f"{path}: expected weights of one name, got {', '.join(found)}")
-    return "data" if "data" in found else next(iter(found), None)
+    named = [name for name, role in zip(names, roles_of(names), strict=True) if role == "weight"]
+    if len(named) > 1 and "data" not in named:
+        raise GraphError(f"{path}: expected weights of one name, got {', '.join(named)}")
+    return "data" if "data" in named else next(iter(named), None)

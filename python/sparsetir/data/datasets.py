@@ -1,4 +1,4 @@
-"""The data that ships with the package, for demonstrations, examples and first steps."""
+"""Data shipped with the package, for demonstrations and examples."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["SHIPPED", "NodeClassification", "load_cora", "load_cora_dataset"]
 
 
 class NodeClassification(NamedTuple):
-    """A graph of n nodes, some of whose classes are to be learnt from those of others.
+    """A node classification task on a graph of n nodes.
 
     Parameters
     ----------
     graph : (n, n) csr_array, float32
         A one for each edge from column to row.
     features : (n, d) csr_array, float32
-        Of each node.
+        Features of each node.
     labels : (n,) ndarray, int64
         Classes, from 0.
     train, val, test : (n,) ndarray, bool
-        Which nodes to learn from, to choose by, and to judge by.
+        Masks of the nodes for training, validation and test.
     """
 
     graph: csr_array
@@ -45,14 +45,14 @@ def load_cora() -> csr_array:
 
     Notes
     -----
-    Origin, licence and what else the file holds: `data/README.md` of this package.
+    For origin, licence and further contents of the file see `data/README.md` of this package.
     """
     arrays = _arrays_of_cora()
     return _ones(arrays["indptr"], arrays["indices"], arrays["shape"])
 
 
 def load_cora_dataset() -> NodeClassification:
-    """Cora with words of papers, 7 classes, and the Planetoid split.
+    """The Cora graph with bags of words, 7 classes, and the Planetoid split.
 
     Returns
     -------
@@ -62,16 +62,16 @@ def load_cora_dataset() -> NodeClassification:
 
     Notes
     -----
-    In the literature features are divided by the sums of their rows before training; here they are
+    The literature divides features by the sums of their rows before training; this function does
     not.
     """
     arrays = _arrays_of_cora()
     words = arrays["feat_indices"].astype(np.int32)
 
     def mask(name: str) -> np.ndarray:
-        found = np.zeros(len(arrays["labels"]), bool)
-        found[arrays[name]] = True
-        return found
+        out = np.zeros(len(arrays["labels"]), bool)
+        out[arrays[name]] = True
+        return out
 
     return NodeClassification(
         graph=_ones(arrays["indptr"], arrays["indices"], arrays["shape"]),
@@ -94,5 +94,5 @@ def _ones(indptr: np.ndarray, indices: np.ndarray, shape: np.ndarray) -> csr_arr
     return csr_array((np.ones(len(indices), np.float32), indices, indptr), shape=(m, n))
 
 
-# What :func:`sparsetir.graphs.load_graph` knows by name.
+# Graphs that :func:`sparsetir.graphs.load_graph` knows by name.
 SHIPPED: Mapping[str, Callable[[], csr_array]] = {"cora": load_cora}

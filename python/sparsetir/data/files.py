@@ -1,4 +1,4 @@
-"""Graphs and matrices from files, as scipy CSR."""
+"""Readers of graphs and matrices from files, as scipy CSR."""
 
 from __future__ import annotations
 
@@ -37,45 +37,46 @@ def load_graph(source: str | Path) -> sp.csr_array:
     Parameters
     ----------
     source : str or Path
-        A name that we ship ("cora") or a path; ":T" behind it transposes. Paths of
+        The name of a shipped graph ("cora") or a path; the suffix ":T" transposes. Paths of
 
-        - .npz: arrays `shape`, `indptr`, `indices` and maybe `data`; what `scipy.sparse.save_npz`
-          wrote; `row`, `col` and maybe `data`, `shape`; with several matrices, `<layer>.indptr` and
-          so on, one is named: `file.npz:layer`. `weight` and the like may stand for `data`
+        - .npz: arrays `shape`, `indptr`, `indices` and maybe `data`; files of
+          `scipy.sparse.save_npz`; `row`, `col` and maybe `data`, `shape`; from several matrices,
+          `<layer>.indptr` and so on, name one: `file.npz:layer`. `weight` and the like may replace
+          `data`
         - .mtx, .mtx.gz: Matrix Market, coordinates
-        - .txt, .csv, .tsv, .el, also with .gz: edge lists; ids as they are, from 0. The matrix is
-          square, for the largest id. Without names of columns these are row (target), column
+        - .txt, .csv, .tsv, .el, also with .gz: edge lists; ids are not renumbered, and start at 0.
+          The matrix is square, for the largest id. Without names columns are row (target), column
           (source) and maybe weight. Names in the first line, or in a comment ("#", "%") above the
-          edges, tell sources (`source`, `src`, `from`, ..) from targets (`target`, `dst`, `to`,
-          ..), in any order, and `row` from `col`; weights are columns of such names as `weight`,
-          `value` or `rating`. Others (`time`, `label`, `type`, `id`, ..) are ignored with a
-          warning; unknown ones are refused
-        - .pt: what `torch.save` wrote of an `edge_index`, of a dict with one, of `Data` of PyG, or
-          of a sparse tensor; torch is needed, and no code in it is run. Weights are `edge_weight`
-          and the like, or an `edge_attr` of one float for each edge. A folder of PyG with
+          edges, distinguish sources (`source`, `src`, `from`, ..) and targets (`target`, `dst`,
+          `to`, ..), in any order, and `row` and `col`; weights are columns with names such as
+          `weight`, `value` or `rating`. Others (`time`, `label`, `type`, `id`, ..) are ignored with
+          a warning; unknown ones are refused
+        - .pt: files of `torch.save` with an `edge_index`, a dict with one, PyG's `Data`, or a
+          sparse tensor; torch is needed, and no code in the file is run. Weights are `edge_weight`
+          and the like, or an `edge_attr` of one float per edge. Or a folder of PyG with
           `processed/data.pt`
-        - .bin, .dgl, or a folder with `graph.dgl`: what `dgl.save_graphs` wrote; dgl is needed
+        - .bin, .dgl, or a folder with `graph.dgl`: files of `dgl.save_graphs`; dgl is needed
 
     Returns
     -------
     (m, n) csr_array, float32 or float64
-        Sorted int32 indices (int64 where they do not fit), each element once. Values are the
-        weights of the file, else ones: float32, or float64 where an .npz file or a sparse tensor
-        has them. Those of equal edges are added; stored zeros are kept.
+        Sorted int32 indices (int64 where they do not fit), without duplicates. Values are the
+        weights of the file, or else ones: float32, or float64 if an .npz file or a sparse tensor
+        has that. Those of equal edges are added; stored zeros are kept.
 
     Raises
     ------
     GraphError
-        A ValueError with a text for people that names the file.
+        A ValueError with a readable message that names the file.
     TypeError, ValueError
-        For what is no path.
+        For a source that is not a path.
 
     Notes
     -----
-    Where a file tells sources from targets, rows are targets and columns sources, so that A @ X
-    sums up what comes in at each node (as `SparseMatrix.from_edge_index` does).
+    Where a file distinguishes sources and targets, rows are targets and columns sources, so that
+    A @ X aggregates the incoming edges of each node (like `SparseMatrix.from_edge_index`).
 
-    A file may ask for 256 MiB of memory, or 256 bytes for each of its own: more is refused, as a
+    A file may demand 256 MiB of memory, or 256 bytes per byte of its own: more is refused, as a
     short file may unpack to much or name a large id. A row or column takes 8 bytes, an edge 24.
     """
     text = str(as_path("load_graph", "source", source))
@@ -86,12 +87,12 @@ def load_graph(source: str | Path) -> sp.csr_array:
 
 
 def graph_name(source: str | Path) -> str:
-    """A short name for people and for file names: "cora", "cora:T", "weights:conv1".
+    """A short name for display and file names: "cora", "cora:T", "weights:conv1".
 
     Parameters
     ----------
     source : str or Path
-        As for :func:`load_graph`.
+        The same as for :func:`load_graph`.
 
     Returns
     -------
@@ -114,7 +115,7 @@ def layers(path: Path) -> list[str]:
     Parameters
     ----------
     path : Path
-        Of the file.
+        The file.
 
     Returns
     -------
@@ -157,7 +158,7 @@ def _read(text: str) -> object:
 
 
 def _split_layer(text: str) -> tuple[Path, str]:
-    """A path, and what follows behind a colon where there is no file of the whole name."""
+    """A path, and the layer after a colon, unless a file has the whole name."""
     before, colon, layer = text.rpartition(":")
     if colon and before and not Path(text).exists() and "/" not in layer:
         return Path(before), layer
@@ -169,9 +170,9 @@ def _read_npz(path: Path, layer: str) -> object:
     with np.load(path) as arrays:
         names = arrays.files
         if layer:
-            found = _layers(names)
-            if layer not in found:
-                known = f"has {_some(found)}" if found else "has no arrays <layer>.indptr"
+            several = _layers(names)
+            if layer not in several:
+                known = f"has {_some(several)}" if several else "has no arrays <layer>.indptr"
                 raise GraphError(f"{path}: has no layer '{layer}': {known}")
             return _compressed(path, arrays, f"{layer}.")
         if "format" in names:
@@ -183,17 +184,17 @@ def _read_npz(path: Path, layer: str) -> object:
             data = weight_of(path, names)
             weights = None if data is None else arrays[data]
             return from_edges(path, arrays["row"], arrays["col"], weights, shape)
-        found = _layers(names)
-        if found and "indptr" not in names:
+        several = _layers(names)
+        if several and "indptr" not in names:
             raise GraphError(
-                f"{path}: holds {len(found)} matrices; name one, as {path.name}:{found[0]} "
-                f"(it has {_some(found)})"
+                f"{path}: holds {len(several)} matrices; name one, as {path.name}:{several[0]} "
+                f"(it has {_some(several)})"
             )
         return _compressed(path, arrays, "")
 
 
 def _compressed(path: Path, arrays: NpzFile, prefix: str) -> sp.csr_array:
-    """CSR from `shape`, `indptr`, `indices` and maybe `data`, checked."""
+    """Check `shape`, `indptr`, `indices` and maybe `data`, and make CSR."""
     missing = [n for n in ("shape", "indptr", "indices") if prefix + n not in arrays.files]
     if missing:
         raise GraphError(
@@ -216,17 +217,17 @@ def _compressed(path: Path, arrays: NpzFile, prefix: str) -> sp.csr_array:
 
 
 def _canonical(matrix: Any) -> sp.csr_array:
-    """Rows sorted, each element once, indices of int32 where that holds them; weights real."""
+    """Sort rows, merge duplicates, and narrow indices to int32 where possible; refuse complex."""
     if matrix.dtype.kind not in "biuf":
         raise ValueError(f"expected real numbers, got {matrix.dtype}")
     kind = matrix.dtype.name if matrix.dtype.name in WEIGHTS else "float32"
-    found = sp.csr_array(matrix.astype(kind))  # which changes the order of bytes, too
-    found.check_format(full_check=True)
-    found.sum_duplicates()
-    largest = max(*found.shape, found.nnz)
+    csr = sp.csr_array(matrix.astype(kind))  # also converts the byte order
+    csr.check_format(full_check=True)
+    csr.sum_duplicates()
+    largest = max(*csr.shape, csr.nnz)
     idtype = "int32" if largest < 2**31 else "int64"
-    arrays = found.data, found.indices.astype(idtype), found.indptr.astype(idtype)
-    return sp.csr_array(arrays, shape=found.shape)
+    arrays = csr.data, csr.indices.astype(idtype), csr.indptr.astype(idtype)
+    return sp.csr_array(arrays, shape=csr.shape)
 
 
 def _some(names: list[str], most: int = 8) -> str:

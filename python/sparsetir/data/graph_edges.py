@@ -1,4 +1,4 @@
-"""Edges as a matrix, and edge lists in text files."""
+"""Matrices from edges, and readers of edge lists in text files."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ EXPECTED = "expected row, column and maybe weight"
 
 
 class Start(NamedTuple):
-    """The first edge of a list, and what its lines hold."""
+    """The first edge of a list, and the layout of its lines."""
 
-    number: int  # of the line, from 1
-    delimiter: str | None  # of columns; None for spaces
+    number: int  # the line's, from 1
+    delimiter: str | None  # between columns; None for spaces
     used: tuple[int, ...]  # columns of row, column and maybe weight
-    columns: int  # how many there are
+    columns: int  # the number of columns
 
     def is_edge(self, line: str) -> bool:
-        """Whether a line is like the first one."""
+        """Whether a line has the layout of the first one."""
         words = line.split(self.delimiter)
         return len(words) == self.columns and all(_is_number(words[n]) for n in self.used)
 
@@ -48,9 +48,9 @@ def from_edges(
     shape: object = None,
     least: int = 0,
 ) -> sp.coo_array:
-    """The matrix of edges, of which some may be equal.
+    """The matrix of edges, possibly with duplicates.
 
-    path : of the file, for errors and for what it may ask for
+    path : the file, for errors and limits on memory
     rows, columns : (E,) integers from 0
     weights : (E,) or None for float32 ones
     shape : two lengths; None for a square matrix up to the largest id, of `least` rows or more
@@ -84,16 +84,16 @@ def from_edges(
 
 
 def two_lengths(who: str, shape: object) -> tuple[int, int]:
-    """The lengths of a matrix, from what a file says."""
-    found = np.asarray(shape)
-    sound = found.shape == (2,) and found.dtype.kind in "iu"
-    if not sound or (found > MOST_NODES).any() or (found < 0).any():
-        raise GraphError(f"{who}: expected two integers from 0 to 2**60, got {found.tolist()}")
-    return int(found[0]), int(found[1])
+    """Check the shape that a file gives."""
+    lengths = np.asarray(shape)
+    sound = lengths.shape == (2,) and lengths.dtype.kind in "iu"
+    if not sound or (lengths > MOST_NODES).any() or (lengths < 0).any():
+        raise GraphError(f"{who}: expected two integers from 0 to 2**60, got {lengths.tolist()}")
+    return int(lengths[0]), int(lengths[1])
 
 
 def read_edges(path: Path) -> sp.coo_array:
-    """An edge list; see :func:`sparsetir.graphs.load_graph`."""
+    """Read an edge list; see :func:`sparsetir.graphs.load_graph`."""
     check_unpacked(path)
     start = first_edge(path)
 
@@ -113,11 +113,11 @@ def edge_table(
     skip: int,
     labelled: Callable[[], Iterator[tuple[str, str]]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Rows, columns and weights, if any, of an edge list or of lines of it.
+    """Read rows, columns and weights, if any, from an edge list or some of its lines.
 
-    source : lines of text, of which the first `skip` are passed over
-    start : of the list
-    labelled : the lines that say something and where they are, to find one that is wrong
+    source : lines of text, of which the first `skip` are skipped
+    start : the start of the list
+    labelled : returns the nonempty lines with their positions, to find an invalid one
     """
     others: Any = dict.fromkeys({*range(start.columns)} - {*start.used}, lambda _: 0.0)
     try:
@@ -151,16 +151,16 @@ def edge_table(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that say something, without comments, and their numbers from 1."""
+    """The nonempty lines, without comments, and their numbers from 1."""
     with _opened(path) as file:
         for number, line in enumerate(file, 1):
-            said = what_is_said(line)
-            if said:
-                yield number, said
+            text = what_is_said(line)
+            if text:
+                yield number, text
 
 
 def _opened(path: Path) -> io.TextIOWrapper:
-    """Comments and names may be in encodings like Latin-1, in which numbers are the same."""
+    """Open a text file; comments and names may be in encodings that share ASCII digits."""
     file: Any = gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
     wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     file.seek(0)
@@ -176,7 +176,7 @@ def what_is_said(line: str) -> str:
 
 
 def first_edge(path: Path) -> Start:
-    """The first line of numbers; before it there may be one of names."""
+    """Find the first line of numbers, possibly after a line of names."""
     lines = _lines(path)
     number, line = head = next(lines, (0, ""))
     named = bool(line) and not any(map(_is_number, _words(line)))
@@ -196,7 +196,7 @@ def first_edge(path: Path) -> Start:
 
 
 def _commented(path: Path, number: int, columns: int) -> list[str]:
-    """Names of columns in a comment above the first edge, as SNAP writes, where all are known."""
+    """Names of columns in a comment above the first edge, as in SNAP's files, if all are known."""
     names = []
     with _opened(path) as file:
         for line in itertools.islice(file, number - 1):
@@ -208,7 +208,7 @@ def _commented(path: Path, number: int, columns: int) -> list[str]:
 
 
 def _bad_line(path: Path, labelled: Iterator[tuple[str, str]], start: Start) -> GraphError | None:
-    """The error of the first line that is not like the first one."""
+    """The error for the first line with another layout, or None."""
     for label, line in labelled:
         if not start.is_edge(line):
             return GraphError(f"{path}: {label}: {EXPECTED}, got {line[:60]!r}")

@@ -1,4 +1,4 @@
-"""Graphs in files of PyTorch Geometric and DGL, read by torch and by dgl."""
+"""Readers of graph files of PyTorch Geometric and DGL, by torch and dgl."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparsetir.runtime.file_errors import ELEMENT_BYTES, GraphError, check_npz, 
 
 ENDINGS = (".pt", ".bin", ".dgl")
 IN_FOLDERS = ("processed/data.pt", "data.pt", "graph.dgl", "graph.bin", "graphs.bin")
-# What a `Data` object names; it is read without PyG, as an object that has nothing but attributes.
+# Classes in files of `Data`, which are read without PyG, as objects with attributes only.
 PYG = ("data.Data", "data.DataEdgeAttr", "data.DataTensorAttr", "storage.GlobalStorage")
 NOTHING = "nothing named edge_index of shape (2, E), and no sparse matrix"
 
@@ -43,12 +43,12 @@ def file_of(folder: Path) -> Path:
 
 
 def read(path: Path) -> sp.coo_array:
-    """A matrix; rows are targets and columns sources."""
+    """Read a matrix; rows are targets and columns sources."""
     return _read_torch(path) if path.suffix.lower() == ".pt" else _read_dgl(path)
 
 
 def _read_torch(path: Path) -> sp.coo_array:
-    """`edge_index` and weights, or a sparse tensor; GraphError for files with other objects."""
+    """Read `edge_index` and weights, or a sparse tensor; GraphError for other objects."""
     need("load_graph", "torch", "torch", title="PyTorch")
     import torch
 
@@ -58,7 +58,7 @@ def _read_torch(path: Path) -> sp.coo_array:
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(plain):
             warnings.filterwarnings("ignore", "Detected pickle protocol")
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is None:
@@ -67,14 +67,14 @@ def _read_torch(path: Path) -> sp.coo_array:
             f"{path}: expected tensors in lists and dicts, got {named[1]}, of which no code is "
             "run; torch.save({'edge_index': edge_index, 'num_nodes': n}, path) makes such a file"
         ) from error
-    if isinstance(found, tuple) and len(found) > 1 and isinstance(found[1], dict):
-        bounds = found[1].get("edge_index")
+    if isinstance(loaded, tuple) and len(loaded) > 1 and isinstance(loaded[1], dict):
+        bounds = loaded[1].get("edge_index")
         if torch.is_tensor(bounds) and bounds.ndim == 1:  # where graphs of a data set begin
             if len(bounds) > 2:
                 raise GraphError(f"{path}: holds {len(bounds) - 1} graphs, expected one")
-            found = found[0]
-    dense = torch.is_tensor(found) and found.layout is torch.strided
-    graphs = [{"edge_index": found}] if dense else _with_edges(found)
+            loaded = loaded[0]
+    dense = torch.is_tensor(loaded) and loaded.layout is torch.strided
+    graphs = [{"edge_index": loaded}] if dense else _with_edges(loaded)
     if len(graphs) > 1:
         raise GraphError(f"{path}: holds {len(graphs)} graphs, expected one")
     data = graphs[0] if graphs else {}
@@ -100,7 +100,7 @@ def _read_torch(path: Path) -> sp.coo_array:
 
 
 def _of_sparse(path: Path, matrix: Any) -> sp.coo_array:
-    """The matrix of a sparse tensor, whose indices nobody has checked."""
+    """The matrix of a sparse tensor with unchecked indices."""
     matrix, shape = matrix.detach(), tuple(matrix.shape)
     layout = str(matrix.layout).removeprefix("torch.sparse_")
     if len(shape) != 2 or matrix.dense_dim():
@@ -125,12 +125,12 @@ def _of_sparse(path: Path, matrix: Any) -> sp.coo_array:
     return from_edges(path, rows, columns, data, shape)
 
 
-def _with_edges(found: object) -> list[Any]:
-    """The mappings, however deep, with edges in them, or else sparse tensors.
+def _with_edges(loaded: object) -> list[Any]:
+    """Collect mappings with edges, at any depth, or else sparse tensors.
 
     Objects may refer to each other.
     """
-    waiting, seen, graphs, matrices = [found], set[int](), list[Any](), list[Any]()
+    waiting, seen, graphs, matrices = [loaded], set[int](), list[Any](), list[Any]()
     for item in waiting:
         if id(item) in seen or isinstance(item, type):
             continue
@@ -150,7 +150,7 @@ def _with_edges(found: object) -> list[Any]:
 
 
 def _nodes(data: Mapping[Any, Any]) -> int:
-    """How many nodes a graph tells of, or has features or labels for; 0 where it does not."""
+    """The number of nodes that a graph states, or has features or labels for; else 0."""
     if data.get("num_nodes") is not None:
         return int(np.ravel(data["num_nodes"])[0])
     shapes = [getattr(data.get(name), "shape", ()) for name in ("x", "pos", "y", "train_mask")]
@@ -158,16 +158,16 @@ def _nodes(data: Mapping[Any, Any]) -> int:
 
 
 def _read_dgl(path: Path) -> sp.coo_array:
-    """The one graph of a file of `dgl.save_graphs`."""
+    """Read the single graph of a file of `dgl.save_graphs`."""
     try:
         dgl: Any = importlib.import_module("dgl")
     except ImportError as error:
         raise GraphError(f"{path}: to read binary files of DGL, install dgl") from error
-    found, _ = dgl.load_graphs(str(path))
-    if len(found) != 1 or not found[0].is_homogeneous:
-        what = f"{len(found)} graphs" if len(found) != 1 else "several kinds of nodes or edges"
+    graphs, _ = dgl.load_graphs(str(path))
+    if len(graphs) != 1 or not graphs[0].is_homogeneous:
+        what = f"{len(graphs)} graphs" if len(graphs) != 1 else "several kinds of nodes or edges"
         raise GraphError(f"{path}: holds {what}, expected one graph of one kind of nodes and edges")
-    (graph,) = found
+    (graph,) = graphs
     sources, targets = (ids.numpy() for ids in graph.edges())
     name = weight_of(path, (k for k, x in graph.edata.items() if x.ndim == 1))
     weights = None if name is None else graph.edata[name].numpy()

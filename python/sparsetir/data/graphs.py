@@ -1,4 +1,4 @@
-"""Graphs from files: what the command line and the benchmarks read.
+"""Readers of graphs from files, for users, the command line and the benchmarks.
 
 >>> from sparsetir.data.graphs import load_graph
 >>> load_graph("cora").shape
@@ -21,7 +21,7 @@ OF_RELATIONS = ("num_nodes", "src", "dst", "etype")
 
 
 def load_relations(source: str | Path) -> SparseTensor:
-    """A graph whose edges have relations, as a tensor by (relation, target, source).
+    """Read a graph whose edges have relations, as a tensor by (relation, target, source).
 
     Parameters
     ----------
@@ -31,12 +31,12 @@ def load_relations(source: str | Path) -> SparseTensor:
     Returns
     -------
     SparseTensor
-        Values, float32, are how often an edge is there.
+        Float32 values are the multiplicities of edges.
 
     Raises
     ------
     GraphError
-        As :func:`load_graph` does.
+        As from :func:`load_graph`.
     """
     path = as_path("load_relations", "source", source)
     with reading(str(path), GraphError):

@@ -1,4 +1,4 @@
-"""Operations of matrices that packages above this one define; the package puts them here."""
+"""Operations of matrices that higher packages define and register here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mask of attention in blocks, and what it is made of."""
+"""Attention masks in blocks, and their storage."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Sizes of blocks that kernels know; bits of a word.
+# Sizes of blocks that kernels support; bits of a word.
 BLOCKS, WORD = (16, 32, 64, 128), 16
 
 
 class BlockRows(NamedTuple):
-    """The stored blocks by their rows of blocks (of a transposed mask: by their columns).
+    """The stored blocks by block rows (of a transposed mask: by block columns).
 
-    indptr : (rows of blocks + 1,) int32
-    indices : (blocks,) int32 columns of blocks, increasing in each row
-    kinds : (blocks,) int32 which of `bits` a block has; 0 for those that hold all elements
-    bits : (kinds, block, block / 16) int16: bit i % 16 of [kind, j, i // 16] says whether (i, j) of
+    indptr : (block rows + 1,) int32
+    indices : (blocks,) int32 block columns, increasing in each row
+    kinds : (blocks,) int32 index of each block into `bits`; 0 for those with all elements
+    bits : (kinds, block, block / 16) int16: bit i % 16 of [kind, j, i // 16] is set if (i, j) of
         such a block is an element, where i counts rows and j columns
     """
 
@@ -34,12 +34,12 @@ class BlockRows(NamedTuple):
 class BlockMask:
     """A mask of (m, n) elements, stored by blocks; made by the functions of :mod:`sparsetir.masks`.
 
-    `a & b` has the elements that both have, `a | b` those of any.
+    `a & b` is the intersection of masks, `a | b` the union.
 
     Parameters
     ----------
     shape : (int, int)
-        m queries and n keys; the last blocks may stick out.
+        m queries and n keys; the last blocks may exceed them.
     block : {16, 32, 64, 128}
         Rows and columns of a block.
     rows, columns : BlockRows
@@ -50,7 +50,7 @@ class BlockMask:
     Notes
     -----
     Blocks with the same elements share their bits, so that memory is linear in the stored blocks: 8
-    bytes for each, and block**2 / 8 for each kind, twice.
+    bytes per block, and block**2 / 8 per kind, twice.
     """
 
     shape: tuple[int, int]
@@ -66,7 +66,7 @@ class BlockMask:
 
     @property
     def full(self) -> Tensor:
-        """(blocks,) bool: whether all elements of a block are there."""
+        """Whether each block has all elements, (blocks,) bool."""
         return self.rows.kinds == 0
 
     @property
@@ -81,12 +81,12 @@ class BlockMask:
         return BlockMask((n, m), self.block, self.columns, self.rows, self.nnz)
 
     def to(self, device: torch.device | str) -> BlockMask:
-        """The mask on another device.
+        """Copy the mask to another device.
 
         Parameters
         ----------
         device : torch.device or str
-            Where its arrays are to be.
+            The device of the result's arrays.
 
         Returns
         -------
@@ -96,7 +96,7 @@ class BlockMask:
         return BlockMask(self.shape, self.block, rows, columns, self.nnz)
 
     def to_dense(self) -> Tensor:
-        """(m, n) bool."""
+        """The mask as a dense (m, n) bool tensor."""
         stored, (high, wide), size = Stored.of(self), self.grid, self.block
         out = np.zeros((high, wide, size, size), bool)
         out[stored.row, stored.column] = stored.elements()
@@ -105,7 +105,7 @@ class BlockMask:
 
     @cached_property
     def csr(self) -> tuple[Tensor, Tensor]:
-        """(m + 1,) and (nnz,) int64, where rows begin, and their columns, increasing. Kept."""
+        """CSR row pointers (m + 1,) and increasing columns (nnz,), int64; cached."""
         stored, size = Stored.of(self), self.block
         place, row, column = np.nonzero(stored.elements())
         row += stored.row[place] * size
@@ -117,7 +117,7 @@ class BlockMask:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of blocks."""
+        """The numbers of block rows and block columns."""
         m, n = self.shape
         return -(-m // self.block), -(-n // self.block)
 
@@ -134,13 +134,13 @@ class BlockMask:
         )
 
 
-# -- blocks with bits of their own ----------------------------------------------------------------
+# -- blocks and their bits ------------------------------------------------------------------------
 
 
 class Stored(NamedTuple):
-    """The stored blocks of a mask, in order of rows: (blocks,) rows and columns, and their bits.
+    """The stored blocks of a mask, sorted by rows: (blocks,) rows and columns, and their bits.
 
-    words : (kinds, size, size / 16) uint16, which block `at` has at `kinds[at]`
+    words : (kinds, size, size / 16) uint16; block b has `words[kinds[b]]`
     """
 
     size: int
@@ -151,7 +151,7 @@ class Stored(NamedTuple):
 
     @staticmethod
     def sorted(size: int, row: np.ndarray, column: np.ndarray, words: np.ndarray) -> Stored:
-        """Sort blocks with words each; those without elements are left out."""
+        """Sort blocks with one array of words each; drop those without elements."""
         some = words.any(axis=(1, 2))
         row, column, words = row[some], column[some], words[some]
         ones = np.full((1, *words.shape[1:]), -1 % (1 << WORD), np.uint16)
@@ -170,12 +170,12 @@ class Stored(NamedTuple):
 
     @property
     def nnz(self) -> int:
-        """Elements of all blocks."""
+        """The number of elements of all blocks."""
         counts = np.unpackbits(self.words.view(np.uint8), axis=-1).sum(axis=(1, 2))
         return int(counts[self.kinds].sum())
 
     def elements(self) -> np.ndarray:
-        """(blocks, size, size) bool."""
+        """The elements of each block, (blocks, size, size) bool."""
         return _unpacked(self.words)[self.kinds]
 
     def mask(self, shape: tuple[int, int]) -> BlockMask:
@@ -197,13 +197,13 @@ def _rows(
 
 
 def packed(elements: np.ndarray) -> np.ndarray:
-    """(n, size, size / 16) words, by columns, of (n, size, size) elements."""
+    """Pack (n, size, size) elements by columns into (n, size, size / 16) words."""
     bits = np.packbits(elements.transpose(0, 2, 1), axis=-1, bitorder="little")
     return np.ascontiguousarray(bits).view("<u2").astype(np.uint16, copy=False)
 
 
 def _unpacked(words: np.ndarray) -> np.ndarray:
-    """(n, size, size) elements of (n, size, size / 16) words."""
+    """Unpack (n, size, size / 16) words into (n, size, size) elements."""
     octets = np.ascontiguousarray(words.astype("<u2", copy=False)).view(np.uint8)
     return np.unpackbits(octets, axis=-1, bitorder="little").astype(bool).transpose(0, 2, 1)
 
@@ -218,13 +218,13 @@ def _combined(a: BlockMask, b: BlockMask, sign: str) -> BlockMask:
     both = [Stored.of(mask) for mask in (a, b)]
     keys = [stored.row * np.int64(wide) + stored.column for stored in both]
     meet = np.intersect1d if sign == "&" else np.union1d
-    found: np.ndarray = meet(keys[0], keys[1])
+    blocks: np.ndarray = meet(keys[0], keys[1])
     words = []
     for stored, key in zip(both, keys, strict=True):
-        mine = np.zeros((len(found), *stored.words.shape[1:]), np.uint16)
-        _, here, there = np.intersect1d(found, key, return_indices=True)
-        mine[here] = stored.words[stored.kinds[there]]
-        words.append(mine)
+        words_of = np.zeros((len(blocks), *stored.words.shape[1:]), np.uint16)
+        _, here, places = np.intersect1d(blocks, key, return_indices=True)
+        words_of[here] = stored.words[stored.kinds[places]]
+        words.append(words_of)
     together = words[0] & words[1] if sign == "&" else words[0] | words[1]
-    made = Stored.sorted(a.block, found // wide, found % wide, together).mask(a.shape)
-    return made if a.device.type == "cpu" else made.to(a.device)
+    result = Stored.sorted(a.block, blocks // wide, blocks % wide, together).mask(a.shape)
+    return result if a.device.type == "cpu" else result.to(a.device)

@@ -1,4 +1,4 @@
-"""Masks of attention: which queries attend to which keys, in blocks.
+"""Attention masks in blocks: the pairs of queries and keys that attend.
 
 >>> from sparsetir import masks
 >>> masks.band(4096, 256)
@@ -28,19 +28,19 @@ __all__ = [
     "global_tokens",
 ]  # fmt: skip
 
-# Elements that are looked at at a time.
+# Elements processed at a time.
 CHUNK = 1 << 22
 
 
 def band(length: int, width: int, block: int = 64) -> BlockMask:
-    """Each position attends to width // 2 positions before it, as many after it, and itself.
+    """A mask where each position attends to width // 2 positions on either side, and itself.
 
     Parameters
     ----------
     length : int
-        Of the sequence.
+        Length of the sequence.
     width : int
-        Of the band: (i, j) with `|i - j| <= width // 2`.
+        Width of the band: (i, j) with `|i - j| <= width // 2`.
     block : {16, 32, 64, 128}
         Rows and columns of a block.
 
@@ -63,14 +63,14 @@ def band(length: int, width: int, block: int = 64) -> BlockMask:
 
 
 def causal(length: int, block: int = 64) -> BlockMask:
-    """Each position attends to itself and those before it: (i, j) with j <= i.
+    """A mask where each position attends to itself and those before it: (i, j) with j <= i.
 
     For a causal variant of another mask: `mask & causal(length)`.
 
     Parameters
     ----------
     length : int
-        Of the sequence.
+        Length of the sequence.
     block : {16, 32, 64, 128}
         Rows and columns of a block.
 
@@ -85,14 +85,14 @@ def causal(length: int, block: int = 64) -> BlockMask:
 
 
 def global_tokens(length: int, tokens: Sequence[int], block: int = 64) -> BlockMask:
-    """Some positions attend to all, and all attend to them.
+    """A mask where some positions attend to all, and all attend to them.
 
     For a window with global tokens: `band(length, width) | global_tokens(length, tokens)`.
 
     Parameters
     ----------
     length : int
-        Of the sequence.
+        Length of the sequence.
     tokens : sequence of int
         The positions, 0 to length - 1.
     block : {16, 32, 64, 128}
@@ -108,25 +108,25 @@ def global_tokens(length: int, tokens: Sequence[int], block: int = 64) -> BlockM
     """
     who = "global_tokens"
     length, size = _count(who, "length", length), _size(who, block)
-    at = np.asarray(tokens)
-    if at.ndim != 1 or at.size and at.dtype.kind not in "iu":
-        raise wrong(who, "tokens", "integers of 1 dimension", f"{at.dtype} of shape {at.shape}")
-    check_range(f"{who}: argument 'tokens'", at, length, "positions")
+    pos = np.asarray(tokens)
+    if pos.ndim != 1 or pos.size and pos.dtype.kind not in "iu":
+        raise wrong(who, "tokens", "integers of 1 dimension", f"{pos.dtype} of shape {pos.shape}")
+    check_range(f"{who}: argument 'tokens'", pos, length, "positions")
     count = -(-length // size)
     chosen = np.zeros(count * size, bool)
-    chosen[at.astype(np.int64)] = True
+    chosen[pos.astype(np.int64)] = True
     some = np.asarray(chosen.reshape(count, size).any(1))
     row, column = np.nonzero(some[:, None] | some)
     return _made((length, length), size, row, column, lambda i, j: chosen[i] | chosen[j])
 
 
 def butterfly(length: int, block: int = 64) -> BlockMask:
-    """The flat block butterfly: block (i, j) where i = j, or i and j differ in one binary digit.
+    """The flat block butterfly: blocks (i, j) where i = j, or i and j differ in one binary digit.
 
     Parameters
     ----------
     length : int
-        Of the sequence.
+        Length of the sequence.
     block : {16, 32, 64, 128}
         Rows and columns of a block.
 
@@ -136,9 +136,9 @@ def butterfly(length: int, block: int = 64) -> BlockMask:
 
     Notes
     -----
-    Of n blocks each attends to about log2(n) + 1. (Dao et al., Pixelated Butterfly, 2022, section
+    Each of n blocks attends to about log2(n) + 1. (Dao et al., Pixelated Butterfly, 2022, section
     3.2: the sum of the factors of a block butterfly matrix, instead of their product, with the
-    largest stride.) Where the number of blocks is no power of two, those beyond it are left out.
+    largest stride.) If the number of blocks is not a power of two, those beyond it are dropped.
     """
     length, size = _count("butterfly", "length", length), _size("butterfly", block)
     count = -(-length // size)
@@ -152,22 +152,22 @@ def butterfly(length: int, block: int = 64) -> BlockMask:
 def bigbird(
     length: int, block: int = 64, window: int = 3, ends: int = 1, random: int = 3, seed: int = 0
 ) -> BlockMask:
-    """Blocks near by, blocks that attend to all and that all attend to, and random ones.
+    """A mask of nearby blocks, of global blocks that attend to all and vice versa, and random ones.
 
     Parameters
     ----------
     length : int
-        Of the sequence.
+        Length of the sequence.
     block : {16, 32, 64, 128}
         Rows and columns of a block.
     window : int
-        Blocks side by side that each block attends to, itself in their middle; odd.
+        Number of adjacent blocks, odd, that each block attends to, with itself in the middle.
     ends : int
-        Blocks at the beginning that are global: their rows and columns are all there.
+        Number of global blocks at the beginning, with complete rows and columns.
     random : int
-        Further blocks that each block attends to, among those that it does not yet.
+        Number of further blocks that each block attends to.
     seed : int
-        Of the choice of these.
+        Seed of the choice of these.
 
     Returns
     -------
@@ -193,47 +193,47 @@ def bigbird(
         others = np.flatnonzero(~here)
         here[rng.choice(others, min(random, len(others)), replace=False)] = True
         rows.append(np.flatnonzero(here))
-    row = np.repeat(np.arange(count), [len(found) for found in rows])
+    row = np.repeat(np.arange(count), [len(columns) for columns in rows])
     return _made((length, length), size, row, np.concatenate([*rows, row[:0]]), None)
 
 
 def blocks(table: object, block: int = 64, shape: Sequence[int] | None = None) -> BlockMask:
-    """All elements of the blocks that a table names.
+    """A mask of all elements of the blocks that a table marks.
 
     Parameters
     ----------
-    table : (rows of blocks, columns of blocks) bool
-        Of NumPy or torch.
+    table : (block rows, block columns) bool
+        An array of NumPy or torch.
     block : {16, 32, 64, 128}
         Rows and columns of a block.
     shape : (int, int), optional
-        (m, n) elements; by default all blocks are whole.
+        (m, n) elements; by default for whole blocks.
 
     Returns
     -------
     BlockMask
     """
     size = _size("blocks", block)
-    found = _table("blocks", "table", table)
-    whole = (found.shape[0] * size, found.shape[1] * size)
-    given = whole if shape is None else tuple(shape)
-    if len(given) != 2 or tuple(-(-n // size) for n in given) != found.shape:
-        raise wrong("blocks", "shape", f"(m, n) of {found.shape} blocks of {size}", given)
-    row, column = np.nonzero(found)
-    return _made((int(given[0]), int(given[1])), size, row, column, None)
+    marks = _table("blocks", "table", table)
+    whole = (marks.shape[0] * size, marks.shape[1] * size)
+    sizes = whole if shape is None else tuple(shape)
+    if len(sizes) != 2 or tuple(-(-n // size) for n in sizes) != marks.shape:
+        raise wrong("blocks", "shape", f"(m, n) of {marks.shape} blocks of {size}", sizes)
+    row, column = np.nonzero(marks)
+    return _made((int(sizes[0]), int(sizes[1])), size, row, column, None)
 
 
 def from_elements(
     indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], block: int = 64
 ) -> BlockMask:
-    """A mask of elements in CSR, in the blocks that hold one.
+    """A mask of elements in CSR, stored in the nonempty blocks.
 
     Parameters
     ----------
     indptr : (m + 1,) ndarray
-        Where rows begin.
+        Row pointers.
     indices : (nnz,) ndarray
-        Their columns, each once.
+        Columns, without duplicates in a row.
     shape : (int, int)
         (m, n) elements.
     block : {16, 32, 64, 128}
@@ -246,7 +246,7 @@ def from_elements(
     Raises
     ------
     ValueError
-        For elements that are there twice, or not within the shape.
+        For duplicate elements, or elements out of range.
     """
     size = _size("from_elements", block)
     check_indptr("from_elements", indptr, len(indices), shape[0])
@@ -254,23 +254,23 @@ def from_elements(
     i = np.repeat(np.arange(shape[0]), np.diff(indptr))
     wide = max(1, -(-shape[1] // size))
     key = i // size * np.int64(wide) + indices // size
-    found, place = np.unique(key, return_inverse=True)
-    words = np.zeros((len(found), size, size // WORD), np.uint16)
-    at = (place.reshape(-1), indices % size, i % size // WORD)
-    np.bitwise_or.at(words, at, (1 << (i % WORD)).astype(np.uint16))
-    stored = Stored.sorted(size, found // wide, found % wide, words)
+    keys, place = np.unique(key, return_inverse=True)
+    words = np.zeros((len(keys), size, size // WORD), np.uint16)
+    where = (place.reshape(-1), indices % size, i % size // WORD)
+    np.bitwise_or.at(words, where, (1 << (i % WORD)).astype(np.uint16))
+    stored = Stored.sorted(size, keys // wide, keys % wide, words)
     if stored.nnz != len(indices):
         raise ValueError("from_elements: argument 'indices': expected each element once")
     return stored.mask(shape)
 
 
 def from_dense(mask: object, block: int = 64) -> BlockMask:
-    """A mask that is stored densely, in the blocks that hold an element.
+    """A mask from a dense one, stored in the nonempty blocks.
 
     Parameters
     ----------
     mask : (m, n) bool
-        Of NumPy or torch: which queries, the rows, attend to which keys.
+        An array of NumPy or torch: whether query i attends to key j.
     block : {16, 32, 64, 128}
         Rows and columns of a block.
 
@@ -281,12 +281,12 @@ def from_dense(mask: object, block: int = 64) -> BlockMask:
     Raises
     ------
     ValueError
-        For what is not of booleans, such as numbers that are added to scores.
+        For other types than bool, such as numbers to add to scores.
     """
-    found = _table("from_dense", "mask", mask)
-    rows, columns = np.nonzero(found)
-    indptr = np.searchsorted(rows, np.arange(len(found) + 1))
-    return from_elements(indptr, columns, (found.shape[0], found.shape[1]), block)
+    dense = _table("from_dense", "mask", mask)
+    rows, columns = np.nonzero(dense)
+    indptr = np.searchsorted(rows, np.arange(len(dense) + 1))
+    return from_elements(indptr, columns, (dense.shape[0], dense.shape[1]), block)
 
 
 def _made(
@@ -296,21 +296,21 @@ def _made(
     column: np.ndarray,
     holds: Callable[[np.ndarray, np.ndarray], np.ndarray] | None,
 ) -> BlockMask:
-    """The mask of the elements (i, j) of some blocks for which `holds(i, j)`; None: of all."""
-    at = np.arange(size)
+    """The mask of the elements of some blocks where `holds(i, j)`, or of all if that is None."""
+    within = np.arange(size)
     words = np.empty((len(row), size, size // WORD), np.uint16)
     step = max(1, CHUNK // size**2)
     for begin in range(0, len(row), step):
         here = slice(begin, begin + step)
-        i = row[here, None, None] * size + at[:, None]
-        j = column[here, None, None] * size + at
+        i = row[here, None, None] * size + within[:, None]
+        j = column[here, None, None] * size + within
         inside = (i < shape[0]) & (j < shape[1])
         words[here] = packed(inside if holds is None else inside & holds(i, j))
     return Stored.sorted(size, row, column, words).mask(shape)
 
 
 def _ranges(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, columns) of the blocks from first to last, both included, of each row."""
+    """Rows and columns of the blocks from first to last, inclusive, in each row."""
     counts = last - first + 1
     row = np.repeat(np.arange(len(first)), counts)
     begins = np.repeat(np.cumsum(counts) - counts, counts)

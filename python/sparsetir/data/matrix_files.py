@@ -1,6 +1,6 @@
-"""Matrices in files of Matrix Market and of `scipy.sparse.save_npz`, read by SciPy.
+"""Readers of Matrix Market files and of files of `scipy.sparse.save_npz`, by SciPy.
 
-Errors do not name the file: :func:`sparsetir.runtime.file_errors.reading` around them does.
+Errors do not name the file; callers wrap them in :func:`sparsetir.runtime.file_errors.reading`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ HEADER = re.compile(rb"\A(?:%.*\n|[ \t\r]*\n)*.*\n?")  # comments, and the line 
 INTEGERS = dict.fromkeys(range(256), "?") | dict.fromkeys(b"0123456789", "0")
 INTEGERS |= dict.fromkeys(b"+-", "-") | dict.fromkeys(b" \t\r\n", " ")
 NUMBERS = INTEGERS | dict.fromkeys(b"nNaAiIfFtTyY", "n") | dict.fromkeys(b"eE", "e") | {46: "0"}
-# Of these SciPy reads the beginning as a number, and nothing of the rest: "0x10", "1D3", "1.5-100".
+# Words whose beginning SciPy reads as a number, ignoring the rest: "0x10", "1D3", "1.5-100".
 ODD = (b"?", b"0-", b"0n", b"n0", b"e ")
 INTEGER_ARRAYS = {f"{name}.npy" for name in ("shape", "indptr", "indices", "row", "col", "offsets")}
 
 
 def read_market(path: Path) -> sp.coo_array:
-    """The coordinates of a file, .mtx or .mtx.gz; both of a pair that it says is symmetric.
+    """Read the coordinates of a file, .mtx or .mtx.gz; symmetric files are expanded.
 
     Values of patterns are float32 ones. ValueError for dense files and complex numbers, and for
-    words and lines of which SciPy would read the beginning alone.
+    words and lines that SciPy would truncate.
     """
     from scipy.io import mminfo, mmread
 
     check_unpacked(path)
-    # SciPy unpacks what has its ending in small letters.
+    # SciPy unpacks only files with a lower-case ending.
     text: Any = partial(gzip.open, path) if path.suffix.lower() == ".gz" else lambda: path
     m, n, count, layout, field, symmetry = mminfo(text())
     if layout != "coordinate":
@@ -67,15 +67,15 @@ def read_market(path: Path) -> sp.coo_array:
 
 
 def _count_words(path: Path, field: str) -> int:
-    """How many numbers follow the sizes; ValueError where there is another word."""
+    """Count the numbers after the sizes; ValueError for another word."""
     integers = field in ("integer", "pattern")
     table = "".join((INTEGERS if integers else NUMBERS).values()).encode()
     words, last = 0, b""
     for piece in pieces(path):
         text = last + piece if last else b"\n" + HEADER.sub(b"", piece, 1)
         kinds = text.translate(table)
-        there = (pair for pair in ODD if all(byte in kinds for byte in pair))  # is fast
-        odd = [at for at in map(kinds.find, there) if at >= 0]
+        present = (pair for pair in ODD if all(byte in kinds for byte in pair))  # a fast filter
+        odd = [i for i in map(kinds.find, present) if i >= 0]
         if odd:
             start = kinds.rfind(b" ", 0, min(odd)) + 1
             word = text[start : start + 40].split()[0].decode("utf-8", "replace")
@@ -87,7 +87,7 @@ def _count_words(path: Path, field: str) -> int:
 
 
 def read_saved(path: Path) -> Any:
-    """Read a file of `scipy.sparse.save_npz`, in the format that it was saved in."""
+    """Read a file of `scipy.sparse.save_npz`, in its own format."""
     check_npz(path)
     with zipfile.ZipFile(path) as archive:
         for name in INTEGER_ARRAYS & set(archive.namelist()):  # SciPy would round them
@@ -95,19 +95,19 @@ def read_saved(path: Path) -> Any:
                 _, dtype = read_header(file)
             if dtype.kind not in "iu":
                 raise ValueError(f"{name[:-4]}: expected integers, got {dtype}")
-    found = sp.load_npz(path)
-    if found.ndim != 2:
-        raise ValueError(f"expected a matrix, got shape {found.shape}")
-    if found.format in ("csr", "csc", "bsr"):  # conversions write where the indices say
-        found.check_format(full_check=True)
-    if found.dtype.kind not in "biuf":
-        raise ValueError(f"expected real numbers, got {found.dtype}")
-    need_room(path, ELEMENT_BYTES * found.nnz, f"a matrix with {found.nnz:,} elements")
-    return found
+    matrix = sp.load_npz(path)
+    if matrix.ndim != 2:
+        raise ValueError(f"expected a matrix, got shape {matrix.shape}")
+    if matrix.format in ("csr", "csc", "bsr"):  # conversions write where the indices say
+        matrix.check_format(full_check=True)
+    if matrix.dtype.kind not in "biuf":
+        raise ValueError(f"expected real numbers, got {matrix.dtype}")
+    need_room(path, ELEMENT_BYTES * matrix.nnz, f"a matrix with {matrix.nnz:,} elements")
+    return matrix
 
 
 def diagonals(data: Any) -> sp.coo_array:
-    """Coordinates of a matrix in DIA; its `tocoo` would drop zeros that are stored."""
+    """Convert a DIA matrix to coordinates; its `tocoo` would drop stored zeros."""
     columns = np.arange(min(data.data.shape[1], data.shape[1]))
     rows = columns - data.offsets[:, None].astype(np.int64)
     inside = (rows >= 0) & (rows < data.shape[0])
@@ -116,7 +116,7 @@ def diagonals(data: Any) -> sp.coo_array:
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of an .npy file, which is left at its first number."""
+    """Read the shape and dtype of an .npy file, up to its first number."""
     version = npy.read_magic(file)
     header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = header(file)

@@ -1,4 +1,4 @@
-"""How notebooks show sparse tensors."""
+"""HTML representations of sparse tensors for notebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAINTEST = 0.25  # opacity of a cell with one element
 
 
 def html_of(tensor: SparseTensor) -> str:
-    """Shape, elements and type, and for a matrix how densely its parts are filled."""
+    """Shape, elements and type, and for a matrix a picture of its density."""
     shape = " x ".join(f"{n:,}" for n in tensor.shape)
     places = np.prod([float(n) for n in tensor.shape])
     share = f", {tensor.nnz / places:.2g} of all places" if places else ""
@@ -27,15 +27,15 @@ def html_of(tensor: SparseTensor) -> str:
 
 
 def _picture(pattern: Pattern, text: str) -> str:
-    """An SVG in the colour of the text around it: the fuller a cell is, the darker.
+    """An SVG in the colour of the surrounding text; denser cells are darker.
 
-    text : what is drawn, for who points at it or cannot see it
+    text : a description, as tooltip and for screen readers
     """
     longest = max(pattern.shape)
     edge = max(1, -(-longest // CELLS))  # elements along a side of a cell
     rows, columns = (-(-n // edge) for n in pattern.shape)
-    at = (pattern.coords[0] // edge).astype(np.int64) * columns + pattern.coords[1] // edge
-    counts = np.bincount(at)
+    cell = (pattern.coords[0] // edge).astype(np.int64) * columns + pattern.coords[1] // edge
+    counts = np.bincount(cell)
     (filled,) = np.nonzero(counts)
     opacity = FAINTEST + (1 - FAINTEST) * np.sqrt(counts[filled] / counts.max())
     cells = "".join(

@@ -1,6 +1,6 @@
 """Sources of sparse tensors: objects of scipy, torch and other libraries, arrays, files.
 
-Objects are told apart by what they have: no library is imported for that.
+Kinds of objects are distinguished by their attributes, without importing a library.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VALUE_DTYPES = (
 class Stored(NamedTuple):
     """Canonical coordinates and their values.
 
-    places : (given,) where each element that was given went; None if nothing moved
+    places : (given,) position of each original element; None if nothing moved
     """
 
     pattern: Pattern
@@ -44,7 +44,7 @@ class Stored(NamedTuple):
 
 
 def is_sparse(data: object) -> bool:
-    """Whether it is scipy's, PyData's, or a sparse tensor of torch."""
+    """Whether data is a sparse object of scipy, PyData or torch."""
     if is_torch(data):
         return "sparse" in str(data.layout)
     return scipy.sparse.issparse(data) or _is_pydata(data)
@@ -74,18 +74,18 @@ def read(who: str, argument: str, data: object, values: object, shape: object) -
 def from_coords(
     who: str, argument: str, coords: Sequence[object], values: object, shape: object = None
 ) -> Stored:
-    """Sort coordinates; values of those given more than once are added."""
+    """Check and sort coordinates; values of duplicates are added."""
     if not len(coords):
         raise ValueError(f"{who}: argument '{argument}': expected at least one axis, got none")
-    given = [_integers(who, argument, c, f" for axis {n}") for n, c in enumerate(coords)]
-    if any(len(c) != len(given[0]) for c in given):
-        raise wrong(who, argument, "arrays of one length", f"lengths {[len(c) for c in given]}")
+    axes = [_integers(who, argument, c, f" for axis {n}") for n, c in enumerate(coords)]
+    if any(len(c) != len(axes[0]) for c in axes):
+        raise wrong(who, argument, "arrays of one length", f"lengths {[len(c) for c in axes]}")
     if shape is None:
-        shape = tuple(int(c.max()) + 1 if len(c) else 0 for c in given)
-    shape = check_shape(who, shape, len(given))
-    for axis, (c, length) in enumerate(zip(given, shape, strict=True)):
+        shape = tuple(int(c.max()) + 1 if len(c) else 0 for c in axes)
+    shape = check_shape(who, shape, len(axes))
+    for axis, (c, length) in enumerate(zip(axes, shape, strict=True)):
         check_range(f"{who}: argument '{argument}': axis {axis}", c, length, "integers")
-    return ordered(given, check_values(who, values, len(given[0])), shape)
+    return ordered(axes, check_values(who, values, len(axes[0])), shape)
 
 
 def from_compressed(
@@ -116,14 +116,14 @@ def from_compressed(
 
 
 def from_dense(who: str, array: object) -> Stored:
-    """Take the nonzeros of an array; NaN is one."""
+    """Take the nonzeros of an array, including NaN."""
     if is_sparse(array):
         raise TypeError(f"{who}: argument 'array': expected a dense array, got {type_name(array)}")
     dense = to_host(who, "array", array)
     if not dense.ndim:
         raise ValueError(f"{who}: argument 'array': expected at least one axis, got none")
-    at = np.nonzero(dense)
-    return from_coords(who, "array", at, dense[at], dense.shape)
+    nonzeros = np.nonzero(dense)
+    return from_coords(who, "array", nonzeros, dense[nonzeros], dense.shape)
 
 
 def read_file(who: str, path: object) -> Stored:
@@ -136,12 +136,12 @@ def read_file(who: str, path: object) -> Stored:
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{who}: argument 'path': expected a file, got {shown}")
     with reading(f"{who}: argument 'path': {shown}", GraphError):
-        found = read_saved(path) if name.endswith(".npz") else read_market(path)
-    return _read_scipy(f"{who}: {shown}", "path", found)
+        matrix = read_saved(path) if name.endswith(".npz") else read_market(path)
+    return _read_scipy(f"{who}: {shown}", "path", matrix)
 
 
 def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
-    """The shape as a tuple, refused if it is not `order` lengths."""
+    """Convert a shape to a tuple; raise unless it is `order` lengths."""
     try:
         out = tuple(operator.index(n) for n in shape)
     except TypeError:
@@ -155,7 +155,7 @@ def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
 
 
 def check_values(who: str, values: object, count: int, features: bool = False) -> np.ndarray:
-    """(count,) values as an array in C order; float32 ones for None.
+    """Check values (count,) and make them contiguous; float32 ones for None.
 
     features : whether there may be more dimensions
     """
@@ -173,7 +173,7 @@ def check_values(who: str, values: object, count: int, features: bool = False) -
 
 
 def distinct(coords: list[np.ndarray], shape: tuple[int, ...]) -> tuple[list, np.ndarray]:
-    """The coordinates in canonical order, each once, and (given,) where each of them went."""
+    """Distinct coordinates in canonical order, and the position of each original one, (given,)."""
     count = len(coords[0])
     bits = count.bit_length()
     if math.prod(shape) << bits < 2**63:
@@ -199,7 +199,7 @@ def distinct(coords: list[np.ndarray], shape: tuple[int, ...]) -> tuple[list, np
 
 
 def summed(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
-    """Values at their places, those at the same place added in the order they are given in.
+    """Scatter values to their places, adding those at the same place in their original order.
 
     16-bit floating point is added in float32 and rounded once.
     """
@@ -218,14 +218,14 @@ def summed(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
 
 
 def ordered(coords: list[np.ndarray], values: np.ndarray, shape: tuple[int, ...]) -> Stored:
-    """Sort coordinates that are in range, and add values of equal ones."""
+    """Sort coordinates, known to be in range, and add values of duplicates."""
     idtype = index_type(max(*shape, len(values)))
     coords = [c.astype(idtype, copy=False) for c in coords]
     try:
         return Stored(Pattern(coords, shape), values)
     except StructureError:  # out of order or stored twice
-        found, places = distinct(coords, shape)
-        return Stored(Pattern(found, shape), summed(values, places, len(found[0])), places)
+        unique, places = distinct(coords, shape)
+        return Stored(Pattern(unique, shape), summed(values, places, len(unique[0])), places)
 
 
 def _integers(who: str, argument: str, array: object, where: str = "") -> np.ndarray:
@@ -262,11 +262,11 @@ def _none_beside(who: str, values: object, what: str) -> None:
 
 def _read_scipy(who: str, argument: str, data: Any) -> Stored:
     if data.ndim == 2 and data.format in ("csr", "csc", "bsr"):
-        nnz = data.indptr[-1] if len(data.indptr) else 0  # there may be room behind
+        nnz = data.indptr[-1] if len(data.indptr) else 0  # the arrays may be longer
         arrays = data.indptr, data.indices[:nnz], data.data[:nnz]
         return _from_lines(who, argument, data.format, arrays, data.shape)
-    found = diagonals(data) if data.format == "dia" else data.tocoo(copy=False)
-    return from_coords(who, argument, found.coords, found.data, found.shape)
+    coo = diagonals(data) if data.format == "dia" else data.tocoo(copy=False)
+    return from_coords(who, argument, coo.coords, coo.data, coo.shape)
 
 
 def _read_torch(who: str, argument: str, data: Tensor) -> Stored:
@@ -296,9 +296,9 @@ def _from_lines(
     arrays: tuple[object, object, object],
     shape: tuple[int, ...],
 ) -> Stored:
-    """Read CSR, CSC, BSR or BSC; of these two all places of blocks are stored.
+    """Read CSR, CSC, BSR or BSC; of the latter two all elements of blocks are stored.
 
-    arrays : where rows or columns (of blocks) begin; the other coordinates; values, in blocks
+    arrays : pointers of (block) rows or columns; the other coordinates; values, for blocks
         (blocks, rows, columns)
     """
     by_columns = kind in ("csc", "bsc")
@@ -324,18 +324,18 @@ def read_matrix(
 ) -> Stored:
     """Read anything that :func:`adopted` takes.
 
-    values, shape : of edges and of pairs; others have their own
+    values, shape : for edges and pairs only; others have their own
     who, name : function and argument, as errors name them
     """
-    found = adopted(who, name, data)
-    if isinstance(found, Edges):
-        return _of_edges(who, name, found, values, shape)
-    if isinstance(found, Compressed):
+    source = adopted(who, name, data)
+    if isinstance(source, Edges):
+        return _of_edges(who, name, source, values, shape)
+    if isinstance(source, Compressed):
         _none_beside(who, values, f"{type_name(data)}, which has its own")
         return from_compressed(
-            who, found.rowptr, found.col, found.values, found.shape if shape is None else shape
+            who, source.rowptr, source.col, source.values, source.shape if shape is None else shape
         )
-    return _of_sparse(who, name, found, values, shape)
+    return _of_sparse(who, name, source, values, shape)
 
 
 def read_edges(
@@ -348,8 +348,8 @@ def read_edges(
 ) -> Stored:
     """Read (2, E) edges, sources first.
 
-    shape : of the matrix; by default square, for the largest node
-    flip : a row for each source, where it is one for each target
+    shape : shape of the matrix; by default square, for the largest node
+    flip : make a row for each source, rather than for each target
     """
     index = to_host(who, name, edges)
     if index.ndim != 2 or len(index) != 2:
@@ -387,7 +387,7 @@ class Edges(NamedTuple):
     index : (2, E) integers, sources first; or a pair of (E,) arrays
     size : (sources, targets), one number for both, or None
     values : (E,), or None for ones
-    square : whether without a size there are as many sources as targets
+    square : whether there are as many sources as targets, if there is no size
     """
 
     index: Any
@@ -406,21 +406,21 @@ class Compressed(NamedTuple):
 
 
 def adopted(who: str, name: str, data: Any) -> object:
-    """Data of any library as Edges, Compressed, or a sparse matrix of scipy or torch.
+    """Convert data of any library to Edges, Compressed, or a sparse matrix of scipy or torch.
 
     data : one of
 
         - a sparse matrix of scipy or torch
         - (2, E) integers of any library with DLPack, or a pair of them and a size; a pair of (E,)
           integers, rows and columns
-        - a file or a name, as :func:`sparsetir.graphs.load_graph` takes it
+        - a file or a name, as for :func:`sparsetir.graphs.load_graph`
         - `Data` of PyG, or one relation of its `HeteroData`, with its `edge_weight` if there is one
         - a graph of DGL with one relation, without weights; a `dgl.sparse.SparseMatrix`
         - a `torch_sparse.SparseTensor`
 
     who, name : function and argument, as errors name them
 
-    Raises TypeError and ValueError for what is none of these.
+    Raises TypeError and ValueError for other data.
     """
     if isinstance(data, str | os.PathLike):
         return _loaded(who, name, data)
@@ -464,7 +464,7 @@ def _loaded(who: str, name: str, path: Any) -> scipy.sparse.csr_array:
 
 
 def _pair(who: str, name: str, first: Any, second: object) -> Edges:
-    """Edges with a size, or rows and columns."""
+    """Edges from a pair: edges with a size, or rows and columns."""
     kinds = f"{type(first).__name__} and {type(second).__name__}"
     if not is_array(first):
         try:
@@ -485,7 +485,7 @@ def _of_pyg(who: str, name: str, data: Any) -> Edges:
         raise TypeError(f"{who}: argument '{name}': expected {EXPECTED}; got {got}")
     size = getattr(data, "num_nodes", None)
     if callable(getattr(data, "size", None)) and getattr(data, "_key", None) is not None:
-        size = data.size()  # of an EdgeStorage: those of sources and of targets
+        size = data.size()  # an EdgeStorage's: (sources, targets)
     return Edges(data.edge_index, size, getattr(data, "edge_weight", None))
 
 

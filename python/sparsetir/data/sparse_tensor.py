@@ -1,4 +1,4 @@
-"""The handle that users make of their sparse data; it keeps conversions."""
+"""Sparse tensors and matrices, the users' handles of their data, which cache conversions."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class _Structure:
-    """A pattern and what is made of it once, whatever the values."""
+    """A pattern and objects derived from it once, whatever the values."""
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
         self.conversions: dict[tuple[Format, Operand], ConvertedFormat] = {}
-        # The transposed structure, for its elements their positions here, and the other way round.
+        # The transposed structure, the positions here of its elements, and the inverse.
         self.transposed: tuple[_Structure, np.ndarray, np.ndarray] | None = None
 
     def transpose(self) -> tuple[_Structure, np.ndarray, np.ndarray]:
@@ -52,13 +52,13 @@ class _Structure:
 
 
 class SparseTensor(ArrayMethods):
-    """Coordinates and values of any number of axes, and the formats they were converted to.
+    """A sparse tensor of any number of axes, with cached conversions to formats.
 
     Parameters
     ----------
     coords : arrays
         An integer array for each axis, or an (order, nnz) array; or a COO array of scipy or a
-        sparse COO tensor of torch of any order, which has values and shape of its own.
+        sparse COO tensor of torch of any order, with its own values and shape.
     values : (nnz,) array, optional
         float16, bfloat16, float32, float64, integers or bool; float32 ones by default.
     shape : tuple of int, optional
@@ -75,14 +75,14 @@ class SparseTensor(ArrayMethods):
 
     Notes
     -----
-    Elements are kept in lexicographic order of their coordinates, each coordinate once. Values
-    given for the same coordinate are added, as in scipy, 16-bit ones in float32; stored zeros are
-    kept. Coordinates are int32, or int64 where a length or nnz does not fit.
+    Elements are kept in lexicographic order of their coordinates, without duplicates. Values of
+    duplicate coordinates are added, as in scipy, 16-bit ones in float32; stored zeros are kept.
+    Coordinates are int32, or int64 where a length or nnz does not fit.
 
     Arrays may be of NumPy, torch, TVM or anything with DLPack. They are never changed, and not
-    copied where they are in canonical order and of the right type already: what you then write to
-    them changes this too, but not what it was converted to and no plan. Tensors on a GPU are copied
-    to the host; those that require a gradient are detached.
+    copied if they are in canonical order and of the right type already: later writes to them then
+    change this tensor, too, but neither its conversions nor plans. Tensors on a GPU are copied to
+    the host; those that require a gradient are detached.
     """
 
     def __init__(self, coords: object, values: object = None, shape: object = None) -> None:
@@ -94,17 +94,17 @@ class SparseTensor(ArrayMethods):
 
     @classmethod
     def from_dense(cls, array: object) -> Self:
-        """Make a tensor of the nonzeros of a dense array; NaN counts as one.
+        """Make a tensor from the nonzeros of a dense array, including NaN.
 
         Parameters
         ----------
         array : array
-            Of NumPy, torch or TVM, with as many dimensions as there are axes.
+            An array of NumPy, torch or TVM, with as many dimensions as there are axes.
 
         Returns
         -------
         SparseTensor
-            Of the same class.
+            A tensor of the same class.
         """
         return cls.of_stored(sources.from_dense(f"{cls.__name__}.from_dense", array))
 
@@ -120,12 +120,12 @@ class SparseTensor(ArrayMethods):
 
     @property
     def nnz(self) -> int:
-        """Number of stored elements, zeros among them included."""
+        """Number of stored elements, including stored zeros."""
         return self.pattern.nnz
 
     @property
     def values(self) -> np.ndarray:
-        """(nnz,) values in the order of the pattern."""
+        """The values in the order of the pattern, (nnz,)."""
         return self._values
 
     @property
@@ -135,45 +135,45 @@ class SparseTensor(ArrayMethods):
 
     @property
     def places(self) -> np.ndarray | None:
-        """The position in the pattern of each element as given, (given,).
+        """The position in the pattern of each original element, (given,).
 
-        None where elements were given in the order of the pattern, each once.
+        None if the original elements were in the order of the pattern, without duplicates.
         """
         return self._places
 
     def arrange(self, values: object) -> np.ndarray:
-        """Reorder values from the order of the given data to that of the pattern.
+        """Reorder values from the order of the original data to that of the pattern.
 
-        So for edge weights in the order of the edges: `A.with_values(A.arrange(weights))`.
-        Features of edges, which have more dimensions, are added as values are.
+        For example, edge weights in the order of the edges: `A.with_values(A.arrange(weights))`.
+        Features of edges, which have more dimensions, are added for duplicates like values.
 
         Parameters
         ----------
         values : (given, ...) array
-            Of each element as it was given.
+            Values of each original element.
 
         Returns
         -------
         (nnz, ...) ndarray
         """
-        given = self.nnz if self._places is None else len(self._places)
-        found = sources.check_values(f"{type(self).__name__}.arrange", values, given, True)
-        return found if self._places is None else sources.summed(found, self._places, self.nnz)
+        count = self.nnz if self._places is None else len(self._places)
+        checked = sources.check_values(f"{type(self).__name__}.arrange", values, count, True)
+        return checked if self._places is None else sources.summed(checked, self._places, self.nnz)
 
     def with_values(self, values: object) -> Self:
         """A tensor with the same coordinates and other values.
 
-        Conversions are shared: what either of the two converts to, the other need not.
+        Both tensors share conversions.
 
         Parameters
         ----------
         values : (nnz,) array
-            In the order of the pattern.
+            Values in the order of the pattern.
 
         Returns
         -------
         SparseTensor
-            Of the same class.
+            A tensor of the same class.
         """
         out = type(self).__new__(type(self))
         out._structure, out._places = self._structure, self._places
@@ -187,12 +187,12 @@ class SparseTensor(ArrayMethods):
         Parameters
         ----------
         dtype : str or numpy.dtype
-            Such as "float16".
+            The type, such as "float16".
 
         Returns
         -------
         SparseTensor
-            Of the same class.
+            A tensor of the same class.
         """
         return self.with_values(self._values.astype(np.dtype(dtype)))
 
@@ -203,14 +203,14 @@ class SparseTensor(ArrayMethods):
     def to(
         self, format: Format | FormatRewriteRule, operand: Operand | None = None
     ) -> ConvertedFormat:
-        """Index arrays and masks of a format; converted once for each format and operand.
+        """Convert the pattern to a format, once for each format and operand.
 
         Parameters
         ----------
         format : Format or FormatRewriteRule
-            What to convert to.
+            The format to convert to.
         operand : Operand, optional
-            By default :meth:`operand`, or what a rule rewrites.
+            By default :meth:`operand`, or the operand of a rule.
 
         Returns
         -------
@@ -241,24 +241,24 @@ class SparseTensor(ArrayMethods):
         Parameters
         ----------
         format : Format or FormatRewriteRule
-            That the program is decomposed by.
+            The format that the program is decomposed by.
         operand : Operand, optional
             By default :meth:`operand`; its first buffer has the values of this tensor.
         drop_full_masks : bool
-            As in `ConvertedFormat.decompose`.
+            The same as in `ConvertedFormat.decompose`.
         **stored : (nnz,) array or None
-            Values of other buffers of the operand, or of the first instead of these; None for one
-            that a program writes, which gets zeros.
+            Values of other buffers of the operand, or of the first instead of this tensor's; None
+            for an output, which gets zeros.
 
         Returns
         -------
         dict of str to array
-            The converted values of this tensor are kept and handed out again: do not write to them.
+            The converted values of this tensor are cached and shared: do not write to them.
 
         Raises
         ------
         ValueError
-            Where values have another dtype than the operand says.
+            If values do not have the operand's dtype.
         """
         converted = self.to(format, operand)
         name = converted.operand.buffers[0][0]
@@ -275,22 +275,22 @@ class SparseTensor(ArrayMethods):
         return MappingProxyType(self._structure.conversions)
 
     def clear_cache(self) -> None:
-        """Forget the conversions, of those that share them too, and the transposed tensor."""
+        """Drop the conversions, including those of tensors that share them, and the transpose."""
         self._structure.conversions.clear()
         self._structure.transposed = None
         self._arguments.clear()
 
     def to_scipy(self) -> Any:
-        """A copy as scipy takes it: a `csr_array` for a SparseMatrix, else (values, coords)."""
+        """A copy for scipy: a `csr_array` for a SparseMatrix, else (values, coords)."""
         return self._values.copy(), tuple(c.copy() for c in self.pattern.coords)
 
     def to_torch(self, layout: object = "coo") -> Tensor:
-        """A copy as a sparse tensor of torch on the CPU, coalesced.
+        """A copy as a coalesced sparse tensor of torch on the CPU.
 
         Parameters
         ----------
         layout : str or torch.layout
-            "coo" or `torch.sparse_coo`; a SparseMatrix has others.
+            "coo" or `torch.sparse_coo`; a SparseMatrix supports others.
 
         Returns
         -------
@@ -322,8 +322,8 @@ class SparseTensor(ArrayMethods):
         ax : matplotlib.axes.Axes, optional
             By default a new figure.
         **options
-            Of `sparsetir.plot.plot_pattern`, or `plot_format` where a format is given, such as
-            `name`, what the title calls it.
+            Options of `sparsetir.plot.plot_pattern`, or `plot_format` if there is a format, such as
+            `name` for the title.
 
         Returns
         -------
@@ -351,17 +351,17 @@ class SparseTensor(ArrayMethods):
 
     @classmethod
     def of_stored(cls, stored: sources.Stored) -> Self:
-        """Make a tensor of a pattern and values that are known to fit; nothing is copied.
+        """Make a tensor from a pattern and values that are known to fit, without copies.
 
         Parameters
         ----------
         stored : sparsetir.data.sources.Stored
-            What is stored.
+            The pattern and values.
 
         Returns
         -------
         SparseTensor
-            Of the same class.
+            A tensor of the same class.
         """
         out = cls.__new__(cls)
         out._set(stored)
@@ -373,7 +373,7 @@ class SparseTensor(ArrayMethods):
         return data if isinstance(data, cls) else cls(data)
 
     def _derived(self, coords: list[Any], values: Any, shape: Sequence[int]) -> Any:
-        """A tensor of this class, or where it does not have so many axes, a SparseTensor."""
+        """A tensor of this class, or a SparseTensor if the number of axes differs."""
         stored = sources.ordered(coords, values, tuple(shape))
         cls = type(self) if len(shape) == self.ndim else SparseTensor
         return cls.of_stored(sources.Stored(stored.pattern, stored.values))
@@ -385,7 +385,7 @@ class SparseTensor(ArrayMethods):
         self._arguments: dict[ConvertedFormat, dict[str, np.ndarray]] = {}
 
     def _share(self, who: str, other: SparseTensor, values: object, shape: object) -> None:
-        """Become another tensor, with its conversions."""
+        """Share the data and conversions of another tensor."""
         self._check_order(other.pattern)
         if values is not None:
             raise ValueError(
@@ -398,16 +398,16 @@ class SparseTensor(ArrayMethods):
         self._values, self._arguments = other._values, other._arguments
 
     def _check_order(self, pattern: Pattern) -> None:
-        """Refuse what this class does not hold."""
+        """Raise for patterns that this class does not support."""
 
 
 class SparseMatrix(SparseTensor):
-    """A sparse matrix, and the formats it was converted to.
+    """A sparse matrix with cached conversions to formats.
 
     Parameters
     ----------
     data : matrix
-        As for all entrances:
+        One of
 
         - a matrix or array of scipy in any format; a sparse tensor of torch (COO, CSR, CSC, BSR,
           BSC) without batch and dense dimensions
@@ -421,14 +421,13 @@ class SparseMatrix(SparseTensor):
         By default that of `data`; square for the largest node of an edge_index, the least that
         holds all coordinates of a pair.
     values : array, optional
-        As in :class:`SparseTensor`, for a pair and edges alone.
+        As in :class:`SparseTensor`, for a pair and edges only.
 
     Notes
     -----
-    What :class:`SparseTensor` says of order, copies and errors holds here. Canonical CSR with int32
-    indices is shared, not copied; flags of scipy or torch that say that it is canonical are not
-    relied on. All places of blocks (BSR, BSC) and all of diagonals (DIA) within the shape are
-    stored.
+    The notes of :class:`SparseTensor` on order, copies and errors hold here, too. Canonical CSR
+    with int32 indices is shared, not copied; scipy's and torch's flags for canonical data are not
+    trusted. All elements of blocks (BSR, BSC) and of diagonals (DIA) within the shape are stored.
     """
 
     def __init__(self, data: object, shape: object = None, values: object = None) -> None:
@@ -439,14 +438,14 @@ class SparseMatrix(SparseTensor):
 
     @classmethod
     def adopt(cls, who: str, name: str, data: object) -> SparseMatrix:
-        """Convert any accepted input; a SparseMatrix is returned as it is.
+        """Convert any accepted input; a SparseMatrix is returned unchanged.
 
         Parameters
         ----------
         who, name : str
             Function and argument, as errors name them.
         data : matrix
-            As for the class.
+            The same as for the class.
 
         Returns
         -------
@@ -462,12 +461,12 @@ class SparseMatrix(SparseTensor):
     def from_csr(
         cls, indptr: object, indices: object, values: object = None, shape: object = None
     ) -> Self:
-        """Make a matrix of compressed sparse rows.
+        """Make a matrix from compressed sparse rows.
 
         Parameters
         ----------
         indptr : (m + 1,) integer array
-            Where rows begin.
+            Row pointers.
         indices : (nnz,) integer array
             Columns; those of a row in any order.
         values : (nnz,) array, optional
@@ -486,7 +485,7 @@ class SparseMatrix(SparseTensor):
     def from_edge_index(
         cls, edge_index: object, values: object = None, shape: object = None, rows: str = "target"
     ) -> Self:
-        """Make a matrix of the edges of a graph.
+        """Make a matrix from the edges of a graph.
 
         Parameters
         ----------
@@ -495,10 +494,10 @@ class SparseMatrix(SparseTensor):
         values : (E,) array, optional
             Edge weights; float32 ones by default; those of equal edges are added.
         shape : int or (int, int), optional
-            Of the matrix, or the number of nodes; by default square, for the largest node.
+            Shape of the matrix, or the number of nodes; by default square, for the largest node.
         rows : {"target", "source"}
-            "target": row = target and column = source, so that A @ X adds up what comes in at each
-            node, as aggregation in graph neural networks does; "source": the transposed matrix.
+            "target": row = target and column = source, so that A @ X aggregates the incoming edges
+            of each node, as in graph neural networks; "source": the transposed matrix.
 
         Returns
         -------
@@ -522,19 +521,19 @@ class SparseMatrix(SparseTensor):
         Parameters
         ----------
         path : str or Path
-            .mtx, .mtx.gz or .npz.
+            A file that ends in .mtx, .mtx.gz or .npz.
 
         Returns
         -------
         SparseMatrix
-            Symmetric files store one half, this both. A file without values gives float32 ones;
-            real numbers are float64 and integers int64, which :meth:`astype` changes.
+            Symmetric files are expanded. A file without values gives float32 ones; real numbers are
+            float64 and integers int64, which :meth:`astype` changes.
         """
         return cls.of_stored(sources.read_file(f"{cls.__name__}.from_file", path))
 
     @property
     def T(self) -> Self:
-        """The transposed matrix; made once, with conversions of its own. `A.T.T` is `A`."""
+        """The transposed matrix, made once, with its own conversions. `A.T.T` is `A`."""
         kept = self._structure.transposed
         structure, order, places = self._structure.transpose()
         if kept is None or self._transposed is None:
@@ -555,13 +554,13 @@ class SparseMatrix(SparseTensor):
         return self.to_scipy()
 
     def __matmul__(self, x: object) -> Any:
-        """A @ x, for a vector (n,) or matrix (n, feat) of NumPy or torch; gives one of its kind.
+        """A @ x, for a vector (n,) or matrix (n, feat) of NumPy or torch; returns the same kind.
 
-        A tensor's type is that of the result; of NumPy's types and that of the values it is the one
-        that holds both, of float16, bfloat16, float32 and float64. Gradients of tensors go through.
-        The plan for a number of features is kept with the matrix.
+        The result has a tensor's type; for NumPy the type that holds those of x and the values,
+        among float16, bfloat16, float32 and float64. Gradients of tensors propagate. The plan for a
+        number of features is kept with the matrix.
 
-        For a sparse x, also of scipy or torch, what :meth:`matmul` gives.
+        For a sparse x, including scipy's and torch's, the result of :meth:`matmul`.
         """
         if isinstance(x, SparseMatrix) or sources.is_sparse(x):
             return self.matmul(x)
@@ -586,20 +585,21 @@ class SparseMatrix(SparseTensor):
         Parameters
         ----------
         other : (n, p) sparse matrix
-            As the class takes it.
+            A matrix in any form that the class accepts.
         semiring : str
             "plus_times"; "min_plus", whose sums are minima of sums, such as shortest paths of two
             edges; "max_plus", "max_times", "or_and".
         mask : (m, p) sparse matrix, optional
-            The result has its pattern, and is computed there alone. What the product does not
-            store is the semiring's zero: 0, or an infinity (of integers the largest or least) where
-            sums are minima or maxima. An earlier result as a mask is the numeric phase alone.
+            The pattern of the result, which is computed there alone. Where the product stores
+            nothing it is the semiring's zero: 0, or an infinity (for integers the largest or least
+            number) if sums are minima or maxima. With an earlier result as the mask only the
+            numeric phase runs.
 
         Returns
         -------
         (m, p) SparseMatrix
-            Stores what sums have terms, also where they are zero. Its type is the one that holds
-            both; sums of 16-bit values are in float32; those of bool are "or_and".
+            Stores all sums that have terms, even if they are zero. Its type holds those of both;
+            sums of 16-bit values are in float32; those of bool are "or_and".
 
         Raises
         ------
@@ -608,25 +608,25 @@ class SparseMatrix(SparseTensor):
 
         Notes
         -----
-        Gustavson's algorithm: each row in a dense workspace, whose columns are bits of a bitmap of
-        one to three levels, on all threads, and in one pass. See :func:`sparsetir.build_assembled`.
+        Gustavson's algorithm: each row in a dense workspace, with its columns in a bitmap of one to
+        three levels, on all threads, and in one pass. See :func:`sparsetir.build_assembled`.
         """
         return self._with_others("matmul", other, semiring=semiring, mask=mask)
 
     def inner(self, other: object, *, semiring: str = "plus_times", mask: object = None) -> Self:
-        """The inner products of its rows with those of another sparse matrix, A @ B.T.
+        """The inner products of this matrix's rows with those of another, A @ B.T.
 
         Parameters
         ----------
         other : (p, n) sparse matrix
-            As the class takes it.
+            A matrix in any form that the class accepts.
         semiring, mask
-            As of :meth:`matmul`; a mask, (m, p), says of which pairs of rows.
+            The same as for :meth:`matmul`; a mask, (m, p), selects pairs of rows.
 
         Returns
         -------
         (m, p) SparseMatrix
-            As of :meth:`matmul`.
+            The same as from :meth:`matmul`.
 
         Raises
         ------
@@ -635,23 +635,23 @@ class SparseMatrix(SparseTensor):
 
         Notes
         -----
-        Of few pairs each goes through its two rows; where their lengths differ much, long rows are
-        searched for what is in short ones.
+        For few pairs the two rows of each are merged; if their lengths differ much, the elements of
+        short rows are searched in long ones.
         """
         return self._with_others("inner", other, semiring=semiring, mask=mask)
 
     def vecdot(self, other: object) -> np.ndarray:
-        """The inner product of each row with that of another sparse matrix.
+        """The inner product of each row with the same row of another sparse matrix.
 
         Parameters
         ----------
         other : (m, n) sparse matrix
-            As the class takes it.
+            A matrix in any form that the class accepts.
 
         Returns
         -------
         (m,) ndarray
-            `A.multiply(B)` summed up by rows.
+            `A.multiply(B)` summed by rows.
 
         Raises
         ------
@@ -666,7 +666,7 @@ class SparseMatrix(SparseTensor):
         Parameters
         ----------
         other : (p, q) sparse matrix
-            As the class takes it.
+            A matrix in any form that the class accepts.
 
         Returns
         -------
@@ -685,22 +685,22 @@ class SparseMatrix(SparseTensor):
         Parameters
         ----------
         *others : (m, n) sparse matrices
-            As the class takes them.
+            Matrices in any form that the class accepts.
 
         Returns
         -------
         (m, n) SparseMatrix
-            Stores what any of them does, also where the sum is zero.
+            Stores the union of the patterns, even where the sum is zero.
         """
         return self._with_others("add", *others)
 
     def multiply(self, *others: object) -> Self:
-        """Elementwise product, stored where all matrices store; as :meth:`add`.
+        """Elementwise product, stored where all matrices are; see :meth:`add`.
 
         Parameters
         ----------
         *others : (m, n) sparse matrices
-            As the class takes them.
+            Matrices in any form that the class accepts.
 
         Returns
         -------
@@ -709,32 +709,32 @@ class SparseMatrix(SparseTensor):
         return self._with_others("multiply", *others)
 
     def maximum(self, *others: object) -> Self:
-        """Elementwise maximum, with zeros where nothing is stored; as :meth:`add`.
+        """Elementwise maximum, with zeros where nothing is stored; see :meth:`add`.
 
         Parameters
         ----------
         *others : (m, n) sparse matrices
-            As the class takes them.
+            Matrices in any form that the class accepts.
 
         Returns
         -------
         (m, n) SparseMatrix
-            Stores what any of them does.
+            Stores the union of the patterns.
         """
         return self._with_others("maximum", *others)
 
     def minimum(self, *others: object) -> Self:
-        """Elementwise minimum, with zeros where nothing is stored; as :meth:`add`.
+        """Elementwise minimum, with zeros where nothing is stored; see :meth:`add`.
 
         Parameters
         ----------
         *others : (m, n) sparse matrices
-            As the class takes them.
+            Matrices in any form that the class accepts.
 
         Returns
         -------
         (m, n) SparseMatrix
-            Stores what any of them does.
+            Stores the union of the patterns.
         """
         return self._with_others("minimum", *others)
 
@@ -747,7 +747,7 @@ class SparseMatrix(SparseTensor):
         return self._combined("subtract", other)
 
     def __mul__(self, other: object) -> Self:
-        """A * B by element, see :meth:`multiply`; or as of any tensor with what is not sparse."""
+        """Elementwise A * B, see :meth:`multiply`; dense factors as for any tensor."""
         by_element = self._combined("multiply", other)
         return super().__mul__(other) if by_element is NotImplemented else by_element
 
@@ -768,8 +768,8 @@ class SparseMatrix(SparseTensor):
         return self._combined(op, *known, **options)
 
     def _combined(self, op: str, *others: object, **options: object) -> Any:
-        found = hooks.of_matrices(op, self, *others, **options)
-        return found if found is NotImplemented else self.of_stored(found)
+        result = hooks.of_matrices(op, self, *others, **options)
+        return result if result is NotImplemented else self.of_stored(result)
 
     def diagonal(self, k: int = 0) -> np.ndarray:
         """A dense copy of a diagonal.
@@ -777,7 +777,7 @@ class SparseMatrix(SparseTensor):
         Parameters
         ----------
         k : int
-            How far it is to the right of the main one.
+            Its distance to the right of the main one.
 
         Returns
         -------
@@ -791,12 +791,12 @@ class SparseMatrix(SparseTensor):
         Parameters
         ----------
         offset : int
-            As `k` of :meth:`diagonal`.
+            The same as `k` of :meth:`diagonal`.
 
         Returns
         -------
         number
-            Typed as that of :meth:`sum`.
+            The sum, typed as in :meth:`sum`.
         """
         return self._narrowed(self._wide().trace(offset))
 
@@ -806,9 +806,9 @@ class SparseMatrix(SparseTensor):
         Parameters
         ----------
         layout : str or torch.layout
-            "csr", "csc", "coo", "bsr", "bsc", or as torch names them: `torch.sparse_csr`.
+            "csr", "csc", "coo", "bsr", "bsc", or torch's constants, such as `torch.sparse_csr`.
         blocksize : (int, int), optional
-            Of "bsr" and "bsc"; divides the shape.
+            The block size of "bsr" and "bsc", which divides the shape.
 
         Returns
         -------
@@ -825,7 +825,7 @@ class SparseMatrix(SparseTensor):
             raise wrong("SparseMatrix.to_torch", "blocksize", expected, f"{blocksize} for '{name}'")
         if name == "coo":
             return super().to_torch("coo")
-        # Torch itself makes CSC of CSR for fewer types of values.
+        # Torch itself converts CSR to CSC for fewer types of values.
         by = self.T if name == "csc" else self
         make = torch.sparse_csc_tensor if name == "csc" else torch.sparse_csr_tensor
         indptr = _tensor(by.pattern.indptr.astype(by.pattern.idtype))
@@ -835,7 +835,7 @@ class SparseMatrix(SparseTensor):
             return out
         return out.to_sparse(layout=getattr(torch, f"sparse_{name}"), blocksize=blocksize)
 
-    # What operators on sparse matrices make of it; see `sparsetir.planning.sparse_results.csr`.
+    # Cached by operators on sparse matrices; see `sparsetir.planning.sparse_results.csr`.
     as_operand: Any = None
     _transposed: Self | None = None
 
@@ -845,7 +845,7 @@ class SparseMatrix(SparseTensor):
         return {}
 
     def clear_cache(self) -> None:
-        """Forget the conversions and plans, and the transposed matrix."""
+        """Drop the conversions and plans, and the transposed matrix."""
         super().clear_cache()
         self._products.clear()
 
@@ -857,7 +857,7 @@ class SparseMatrix(SparseTensor):
 
 
 def _layout(layout: object) -> str:
-    """ "csr" of "csr" and of `torch.sparse_csr`."""
+    """The name of a layout: "csr" for both "csr" and `torch.sparse_csr`."""
     return str(layout).removeprefix("torch.").removeprefix("sparse_")
 
 

@@ -1,1 +1,1 @@
-"""Sparse tensor expressions in one line: the notation, and programs, kernels and plans of it."""
+"""Sparse tensor expressions in one line: their notation, programs, kernels and plans."""

@@ -1,8 +1,8 @@
-"""A statement as simple assignments: reductions inside of expressions get results of their own.
+"""Decomposition of a statement into assignments: nested reductions get results of their own.
 
 `C[i, k] = A[i, j] * exp(S[i, j] - max(j, S[i, j]))` becomes `T0[i] = max(j, S[i, j])`, and the sum
-`C[i, k] += A[i, j] * exp(S[i, j] - T0[i])`. A result that is needed only where a factor stores
-something has the pattern of that factor.
+`C[i, k] += A[i, j] * exp(S[i, j] - T0[i])`. A result that is needed only at the elements of a
+factor has the pattern of that factor.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ KEEP_ZERO = {name for name, (_, keeps) in FUNCTIONS.items() if keeps} | {"abs", 
 
 @dataclass(frozen=True)
 class Term:
-    """What a result accumulates: a tree without reductions, over indices of its own.
+    """A term that a result accumulates: a tree without reductions, over its own indices.
 
-    over : the indices that are reduced
+    over : the reduced indices
     """
 
     value: Tree
@@ -47,7 +47,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A result, the reduction of its terms, and whose pattern it has, if any."""
+    """A result, the reduction of its terms, and the access whose pattern it has, if any."""
 
     result: Access
     op: str
@@ -59,7 +59,7 @@ class Assignment:
 def assignments(
     statement: Statement, operands: Mapping[str, Storage], like: str | None = None
 ) -> list[Assignment]:
-    """The assignments of a statement, in order; the last one is of its result.
+    """The assignments of a statement, in order; the last one computes its result.
 
     operands : the storage of each by name
     like : the operand whose pattern the result has
@@ -67,7 +67,7 @@ def assignments(
     taken = {x.name for x in accesses(statement.value)} | {statement.result.name}
     fresh = (name for n in range(len(taken) + 1000) if (name := f"T{n}") not in taken)
     out: list[Assignment] = []
-    patterns: dict[str, Access] = {}  # of results in between
+    patterns: dict[str, Access] = {}  # those of intermediate results
 
     def sparse(access: Access) -> bool:
         return access.name in patterns or (access.name in operands and operands[access.name].sparse)
@@ -91,7 +91,7 @@ def assignments(
         out.append(Assignment(result, op, tuple(terms), pattern, more))
 
     def flat(tree: Tree, pattern: Access | None) -> Tree:
-        """A term without reductions inside."""
+        """Replace the reductions inside a term by intermediate results."""
         factors = [x for x in _factors(tree) if isinstance(x, Access) and sparse(x)]
         factors += [pattern] if pattern else []
 
@@ -113,7 +113,7 @@ def assignments(
         return replaced(tree, change)
 
     def distributed(tree: Tree) -> list[tuple[int, Tree]]:
-        """A product with sums in it, where its parts are stored in different places."""
+        """Expand a product of sums whose parts have different patterns."""
         if len(domain(tree, sparse)) == 1 or not isinstance(tree, Call):
             return [(1, tree)]
         if tree.op == "neg":
@@ -139,7 +139,7 @@ def assignments(
 
 
 def terms_of(tree: Tree, sign: int = 1) -> list[tuple[int, Tree]]:
-    """What a sum adds, with signs."""
+    """The terms of a sum, with signs."""
     if isinstance(tree, Call) and tree.op in ("+", "-") and not tree.as_product:
         later = sign if tree.op == "+" else -sign
         return terms_of(tree.args[0], sign) + terms_of(tree.args[1], later)
@@ -149,7 +149,7 @@ def terms_of(tree: Tree, sign: int = 1) -> list[tuple[int, Tree]]:
 
 
 def _factors(tree: Tree) -> list[Tree]:
-    """What a term is a product of."""
+    """The factors of a term."""
     if isinstance(tree, Call) and (tree.op == "*" or tree.as_product):
         return _factors(tree.args[0]) + _factors(tree.args[1])
     if isinstance(tree, Call) and tree.op in ("neg", "/", *KEEP_ZERO):
@@ -158,7 +158,7 @@ def _factors(tree: Tree) -> list[Tree]:
 
 
 def domain(tree: Tree, sparse: Callable[[Access], bool]) -> Domain:
-    """Where a tree may differ from zero: where all accesses of any of these sets store something.
+    """Where a tree may be nonzero: where all accesses of any of these sets store an element.
 
     The empty set stands for everywhere.
     """
@@ -187,7 +187,7 @@ def _is_positive(tree: Tree) -> bool:
 
 
 def least(sets: Iterable[frozenset[T]]) -> tuple[frozenset[T], ...]:
-    """Those sets that hold no other one."""
+    """The sets that contain no other one."""
     distinct = list(dict.fromkeys(sets))
     return tuple(s for s in distinct if not any(other < s for other in distinct))
 

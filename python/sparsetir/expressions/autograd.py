@@ -1,4 +1,4 @@
-"""Expressions of tensors of torch, with gradients of any order from derived programs."""
+"""Expressions of torch tensors, with gradients of any order from derived programs."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class Run(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         bound, patterns, values = ctx.bound, ctx.patterns, ctx.saved_tensors
         unit, (grad,) = bound.unit, grads
-        there = dict(zip(unit.inputs, values, strict=True))
+        inputs = dict(zip(unit.inputs, values, strict=True))
         out: list[Any] = []
         for param, wanted in zip(unit.inputs, ctx.needs_input_grad[2:], strict=True):
-            out.append(_gradient(bound, patterns, param, there, grad) if wanted else None)
+            out.append(_gradient(bound, patterns, param, inputs, grad) if wanted else None)
         return None, None, *out
 
 
 def _gradient(
-    bound: Bound, patterns: Mapping[str, Pattern], param: str, there: Mapping[str, Any], grad: Any
+    bound: Bound, patterns: Mapping[str, Pattern], param: str, inputs: Mapping[str, Any], grad: Any
 ) -> Any:
     """The gradient for one input, in the order of its levels."""
     try:
         derived = bound.gradient(param, patterns)
     except ValueError as error:
         if "does not depend" in str(error):
-            return torch.zeros_like(there[param])
+            return torch.zeros_like(inputs[param])
         raise
     unit, values = derived.unit, []
     for name in unit.inputs:
         operand, key = unit.values[name]
-        x = there[name] if operand != GRAD or name in there else grad
+        x = inputs[name] if operand != GRAD or name in inputs else grad
         if key is not None and unit.levels[key] != bound.unit.levels[key]:
             x = derived.stored[key].values(bound.stored[key].restored(x))
         values.append(x.contiguous())
@@ -56,5 +56,5 @@ def _gradient(
 
 
 def run(bound: Bound, patterns: Mapping[str, Pattern], values: list[Any]) -> Any:
-    """The result of a bound unit, of tensors in the order that it takes."""
+    """Run a bound unit on tensors in its order."""
     return Run.apply(bound, patterns, *values)

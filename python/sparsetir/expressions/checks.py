@@ -1,4 +1,4 @@
-"""Sizes and types of an expression's operands: what fits, and what results are."""
+"""Checks of the sizes and types of an expression's operands, and the types of results."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sparsetir.expressions.trees import Access, Call, Number, Statement, accesse
 from sparsetir.runtime.refusals import wrong
 
 HALVES = ("float16", "bfloat16")
-# Operators of integers that give integers.
+# Operators that map integers to integers.
 OF_INTEGERS = ("+", "-", "*", "neg", "abs", "relu", "where", "maximum", "minimum", "and")
 
 
 def computed_in(statement: Statement, dtype: str) -> str:
-    """The type that an expression is computed in, of the type that holds its operands.
+    """The type that an expression is computed in, given the type that holds its operands.
 
     16-bit floats are computed in float32, bool in int64, and quotients and functions of integers
     in float64.
@@ -34,12 +34,12 @@ def computed_in(statement: Statement, dtype: str) -> str:
 
 
 def common_dtype(dtypes: Sequence[str], constants: Sequence[str] = ()) -> str:
-    """The type that holds all of these, as NumPy says.
+    """The type that holds all of these, by NumPy's rules.
 
-    constants : the types of Python's numbers, which only say whether it is a float
+    constants : the types of Python's numbers, which only decide whether it is a float
     """
     distinct = set(dtypes) or set(constants)
-    if "bfloat16" in distinct:  # which NumPy does not know
+    if "bfloat16" in distinct:  # unknown to NumPy
         rest = distinct - {"bfloat16", "bool", "int8", "uint8"}
         name = (
             "bfloat16" if not rest else "float32" if rest <= {"float16", "float32"} else "float64"
@@ -50,7 +50,7 @@ def common_dtype(dtypes: Sequence[str], constants: Sequence[str] = ()) -> str:
 
 
 def check_ranks(who: str, statement: Statement, ranks: Mapping[str, int]) -> None:
-    """Refuse operands that have more or fewer dimensions than they have indices."""
+    """Raise for operands with a number of dimensions other than that of their indices."""
     for access in _all_accesses(statement, ranks):
         rank = ranks[access.name]
         if rank != len(access.indices):
@@ -61,14 +61,14 @@ def check_ranks(who: str, statement: Statement, ranks: Mapping[str, int]) -> Non
 
 
 def check_like(who: str, statement: Statement, rank: int) -> None:
-    """Refuse a pattern of more or fewer dimensions than the result has."""
+    """Raise for a pattern with a number of dimensions other than the result's."""
     wanted = len(statement.result.indices)
     if rank != wanted:
         raise wrong(who, "like", f"a pattern of {wanted} dimensions", f"one of {rank}")
 
 
 def check_format(who: str, statement: Statement, format: object, like: object) -> None:
-    """Refuse a format of a result that has a pattern, or that is added to."""
+    """Raise for a format of a result that has a pattern, or that is accumulated."""
     if format is not None and (statement.accumulates or like):
         raise wrong(who, "format", "None beside `like` and +=", repr(format))
 
@@ -78,8 +78,8 @@ def sizes_of(
 ) -> dict[object, int]:
     """The size of each index, and of each dimension of operands.
 
-    The size of an index that is in sums alone, such as i in X[2 * i + k], is the largest that keeps
-    these within the operand.
+    The size of an index that occurs only in sums, such as i in X[2 * i + k], is the largest that
+    keeps these within the operand.
     """
     sizes: dict[object, int] = {}
     where: dict[str, tuple[Access, int]] = {}
@@ -116,7 +116,7 @@ def sizes_of(
 
 
 def _all_accesses(statement: Statement, known: Mapping[str, object]) -> list[Access]:
-    """Those of a statement, of its result where that is an operand, too."""
+    """All accesses of a statement, including its result if that is an operand."""
     more = [statement.result] if statement.result.name in known else []
     return [*accesses(statement.value), *more]
 

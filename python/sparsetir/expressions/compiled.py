@@ -1,4 +1,4 @@
-"""Expressions of operands of known types: their programs, kept."""
+"""Cached programs of expressions, for operands of known types."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from sparsetir.expressions.unit import Unit
 from sparsetir.expressions.visits import drivers
 
 MOST_KEPT = 256  # expressions with kernels
-MOST_FIXED = 4  # sets of sizes that an expression has kernels for
+MOST_FIXED = 4  # sets of fixed sizes per expression
 LARGEST_FIXED = 1024
 Sizes = tuple[tuple[str, int], ...]
-LIKE = "PATTERN"  # the operand whose pattern a result has, where it is no other one
+LIKE = "PATTERN"  # the name of a result's pattern that is not an operand
 
 
 class Options(NamedTuple):
-    """What callers say beside operands; as of :func:`sparsetir.einsum`, `like` by name.
+    """Options of :func:`sparsetir.einsum`, with `like` by name.
 
     formats : pairs of operands and formats
     """
@@ -52,12 +52,12 @@ class Options(NamedTuple):
 
 
 class Compiled:
-    """An expression of operands of some types.
+    """An expression for operands of given types.
 
     statement : the expression
     forms : the storage of each operand by name
-    dtype : of the result
-    acc : the type that is computed in
+    dtype : the type of the result
+    acc : the type of computations
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Compiled:
         self._fixed: set[Sizes] = set()
 
     def fixed(self, sizes: Mapping[object, int]) -> Sizes:
-        """Sizes that are compiled in: of features, which are indices of no sparse operand.
+        """Sizes to compile in: those of features, which are indices of no sparse operand.
 
-        A kernel for all of them has many versions, and takes several times as long to compile. It
-        is the one for other sizes, once there were some.
+        A kernel for any sizes has many versions, and takes several times as long to compile. It is
+        used for further sizes once there are kernels for MOST_FIXED.
         """
         read = [x for s in self.steps for t in s.terms for x in accesses(t.value)]
         read += [s.like for s in self.steps if s.like]
@@ -95,7 +95,7 @@ class Compiled:
         return ()
 
     def units(self, steps: tuple[Assignment, ...], fixed: Sizes, apart: bool) -> list[Unit]:
-        """One program of all assignments; or one for each, of which gradients are derived."""
+        """One program for all assignments; if `apart`, one for each, to derive gradients from."""
         key = steps, fixed, apart
         if key not in self._units:
             forms, sizes = self.forms, dict(fixed)
@@ -121,7 +121,7 @@ class Compiled:
 
     @cached_property
     def assembling(self) -> list[Unit]:
-        """Programs of sparse results, which add up: of rows on all threads, else one of all."""
+        """Programs whose sparse results are added: one per term if by rows, else a single one."""
         *before, last = self.steps
         value = reduce(lambda x, y: Call("+", (x, y)), [t.value for t in last.terms])
         parts = [replace(last, terms=(t,)) for t in last.terms]
@@ -146,7 +146,7 @@ _all: dict[object, Compiled] = {}
 
 
 def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Options) -> Compiled:
-    """The programs of an expression for operands of these types, kept."""
+    """The programs of an expression for operands of these types, cached."""
     shared: dict[int, str] = {}
     types = tuple([
         (n, x.dtype, len(x.shape), x.constant,
@@ -167,7 +167,7 @@ def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Opti
 def typed(
     who: str, text: str, operands: Mapping[str, Operand], options: Options
 ) -> tuple[Statement, str, str]:
-    """The statement for these operands, the type of its result, and that it is computed in."""
+    """The statement for these operands, the type of its result, and that of computations."""
     ranks = {n: len(x.shape) for n, x in operands.items()}
     parsed = parse(text, who, [r for n, r in ranks.items() if n != LIKE])
     statement = in_semiring(parsed, options.reduce, options.semiring, who)

@@ -1,8 +1,8 @@
-"""Products of several factors in steps: which two are contracted first, by visits and memory.
+"""The order of contractions in products of several factors, by visits and memory.
 
 One iteration over A[i, j] * B[j, k] * X[k, l] visits every pair of elements that meet, for each l;
-B[j, k] * X[k, l] first makes two products of it. A factor of a sparse operand stays sparse only
-within an iteration: what is between steps is dense, and counted as such.
+B[j, k] * X[k, l] first makes two products of it. Sparse operands stay sparse only within an
+iteration: intermediate results are dense, and counted as such.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from math import prod
 from sparsetir.expressions.assignments import Assignment, Term
 from sparsetir.expressions.trees import Access, Affine, Call, Tree, accesses, indices_of, walk
 
-GAIN = 2  # times as few visits as in one iteration are worth another step
-MOST = 6  # factors up to which all orders are looked at; beyond, the best pair is taken each time
+GAIN = 2  # factor by which steps must reduce the visits of one iteration
+MOST = 6  # factors up to which all orders are tried; beyond, the best pair is taken each time
 
 
 def contracted(
     steps: Sequence[Assignment], sizes: Mapping[object, int], stored: Mapping[str, int]
 ) -> tuple[Assignment, ...]:
-    """The assignments, with products of three factors and more in steps where that is less work.
+    """Split products of three factors and more into steps, where that is less work.
 
-    sizes : of each index
-    stored : the elements of each sparse operand
+    sizes : size of each index
+    stored : number of elements of each sparse operand
     """
     out: list[Assignment] = []
     taken = {x.name for s in steps for t in s.terms for x in accesses(t.value)}
@@ -61,10 +61,10 @@ def contracted(
 
 
 class _Work:
-    """Visits of iterations, for the sizes of a term.
+    """The number of visits of iterations, for the sizes of a term.
 
     kept : the indices of the result
-    mask : what bounds the last iteration beside its factors
+    mask : accesses that bound the last iteration besides its factors
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class _Work:
     def of(
         self, factors: Sequence[Tree], result: Sequence[str], mask: Sequence[Access] = ()
     ) -> float:
-        """Visits of one iteration over a product."""
+        """The number of visits of one iteration over a product."""
         names = {*_indices(factors), *result}
         visits = float(prod(self.sizes[n] for n in names))
         for x in {x for f in [*factors, *mask] for x in accesses(f) if x.name in self.stored}:
@@ -87,7 +87,7 @@ class _Work:
     def between(
         self, factors: Sequence[Tree], pair: Sequence[int], name: str = ""
     ) -> tuple[Tree, Tree, list[Tree], Access]:
-        """Two factors, the others, and what the two give: the indices that others want."""
+        """Two factors, the others, and the result of the two, with the indices still needed."""
         first, second = (factors[n] for n in pair)
         rest = [x for n, x in enumerate(factors) if n not in pair]
         wanted = {*_indices(rest), *self.kept}
@@ -95,8 +95,8 @@ class _Work:
         return first, second, rest, Access(name, tuple(Affine(((n, 1),)) for n in names))
 
     def best(self, factors: Sequence[Tree]) -> tuple[float, list[tuple[int, int]]]:
-        """The least work, and the pairs that are contracted before the rest: places in the factors,
-        of which each step puts its result behind the others."""
+        """The least work, and the pairs to contract before the rest: positions among the factors,
+        where each step appends its result to the others."""
         least: float = self.of(factors, [*self.kept], self.mask)
         order: list[tuple[int, int]] = []
         if len(factors) < 3:
@@ -116,7 +116,7 @@ class _Work:
 
 
 def factors_of(tree: Tree) -> list[Tree]:
-    """What a tree is a product of; numbers and scalars are with another factor."""
+    """The factors of a tree; numbers and scalars are merged with another factor."""
     if not isinstance(tree, Call) or tree.op != "*":
         return [tree]
     factors = factors_of(tree.args[0]) + factors_of(tree.args[1])

@@ -1,4 +1,4 @@
-"""The axes, buffers and parameters of a program, declared as they are asked for."""
+"""The axes, buffers and parameters of a program, declared on demand."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ RESERVED = {"T", "TIR", "tvm", "TypeVar", *keyword.kwlist}
 
 @dataclass
 class PatternAxes:
-    """The axes of a pattern that is read at some indices.
+    """The axes of a pattern that is accessed at some indices.
 
-    operand : whose pattern it is
-    access : the first access that is read at these indices
+    operand : the operand with the pattern
+    access : the first access at these indices
     levels : the kind of each level from the root down
-    dims : the dimension of each
-    axes : the name of each
+    dims : the dimension of each level
+    axes : the axis of each level
     """
 
     operand: str
@@ -41,7 +41,7 @@ Key = tuple[str, tuple[Affine, ...]]
 
 
 class Declarations:
-    """What a program declares, as lines of text."""
+    """The declarations of a program, as lines of text."""
 
     def __init__(
         self, steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, idtype: str,
@@ -72,7 +72,7 @@ class Declarations:
         self.result = last.result
         self._names = [x.name for s in self.steps for t in s.terms for x in accesses(t.value)]
         for name in dict.fromkeys([last.result.name, *self._names]):
-            self._fresh(name)  # operands are called what they are called
+            self._fresh(name)  # operands keep their names
         for index in dict.fromkeys(
             n for s in self.steps for t in s.terms for n in indices_of(t.value)
         ):
@@ -88,15 +88,15 @@ class Declarations:
         return wish
 
     def form(self, access: Access) -> Storage:
-        """The storage of what is accessed."""
+        """The storage of the accessed operand."""
         return self.operands[access.name]
 
     def pattern_name(self, access: Access) -> str:
-        """The operand whose pattern it has."""
+        """The operand whose pattern the accessed one has."""
         return self.form(access).pattern or access.name
 
     def sparse(self, access: Access) -> bool:
-        """Whether it stores a pattern."""
+        """Whether the accessed operand stores a pattern."""
         return self.form(access).sparse
 
     def _size(self, of: str | tuple[str, int]) -> str:
@@ -175,7 +175,7 @@ class Declarations:
         return declared
 
     def _open(self, access: Access, form: Storage) -> PatternAxes:
-        """The axes of the result, whose pattern the program finds."""
+        """The axes of a result whose pattern the program computes."""
         levels, axes = levels_of(access, form), list[str]()
         for kind, d in zip(form.levels, levels, strict=True):
             name = str(access.plain[d])
@@ -191,7 +191,7 @@ class Declarations:
         return PatternAxes(access.name, access, form.levels, tuple(levels), tuple(axes))
 
     def buffer(self, access: Access) -> tuple[str, PatternAxes | None]:
-        """The buffer of an operand at some indices, and the pattern that it is over."""
+        """The buffer of an operand at some indices, and its pattern's axes, if any."""
         form, plain = self.form(access), access.plain
         simple = None not in plain and len(set(plain)) == len(plain)
         key = access.name, access.indices if form.sparse or simple else None

@@ -1,4 +1,4 @@
-"""`expression` and `einsum`: the program of an expression, and its result."""
+"""The functions `expression` and `einsum`: an expression's program, and its result."""
 
 from __future__ import annotations
 
@@ -25,37 +25,38 @@ def expression(
     semiring: str = "plus_times", like: str | None = None, format: object = None,
     **formats: object,
 ) -> SparseFunc:  # fmt: skip
-    """The program of an expression: to print, schedule, lower, tune and build.
+    """Make the program of an expression, to print, schedule, lower, tune and build.
 
     Parameters
     ----------
     text : str
-        As of :func:`einsum`, in the form with names.
+        The same as for :func:`einsum`, in the form with names.
     dtype : str
-        Of all operands and the result.
+        The type of all operands and the result.
     idtype : {"int32", "int64"}
-        Of coordinates.
+        The type of coordinates.
     reduce, semiring
-        As of :func:`einsum`.
+        The same as for :func:`einsum`.
     like : str, optional
         The operand whose pattern the result has; by default it is dense.
     format : str or Format, optional
-        Of a sparse result whose pattern the program finds, see :func:`build_assembled`: "csr", ..,
-        and "coo", all of whose levels are compressed.
+        The format of a sparse result whose pattern the program computes, see
+        :func:`build_assembled`: "csr", .., and "coo", all of whose levels are compressed.
     **formats : str or Format
-        By the names of operands: "dense", the default, "csr", "csc", "coo", "ell", "dcsr", "dcsc",
-        "csf" and "csf_1_0_2", whose root is dimension 1, "dcsf", whose root is compressed, too.
+        Formats of operands by name: "dense", the default, "csr", "csc", "coo", "ell", "dcsr",
+        "dcsc", "csf" and "csf_1_0_2", whose root is dimension 1, "dcsf", whose root is compressed.
 
     Returns
     -------
     SparseFunc
-        Its parameters are the values of operands, named as these in lower case, index arrays, the
-        result, and sizes. An operand that is read at several indices has parameters for each.
+        A program whose parameters are the values of operands, with the operands' names in lower
+        case, index arrays, the result, and sizes. An operand that is accessed at several indices
+        has parameters for each.
 
     Raises
     ------
     ValueError, TypeError
-        Naming what does not fit, with a caret below the place in the text.
+        Naming the problem, with a caret below its position in the text.
 
     Examples
     --------
@@ -98,16 +99,16 @@ def einsum(
     like: object = None, format: object = None, out: object = None,
     formats: Mapping[str, object] | None = None, **by_name: object,
 ) -> Any:  # fmt: skip
-    """The result of an expression of sparse and dense tensors.
+    """Compute an expression of sparse and dense tensors.
 
     Parameters
     ----------
     text : str
-        Subscripts as of `numpy.einsum`, "ij,jk->ik"; or an assignment, "C[i, k] = A[i, j] *
+        Subscripts as in `numpy.einsum`, "ij,jk->ik"; or an assignment, "C[i, k] = A[i, j] *
         X[j, k] + Y[i, k]", of
 
-        - operands at indices, `A[i, j]`, also at sums of these, `x[2 * i + k - 1]`; what is outside
-          of an operand reads as zero. A name without brackets is a number
+        - operands at indices, `A[i, j]`, or at sums of these, `x[2 * i + k - 1]`; elements outside
+          an operand are zero. A name without brackets is a number
         - numbers, and indices as values: `i - j`
         - `+ - * / **`, comparisons, `where(a < b, x, y)`, `maximum`, `minimum`, `abs`, `relu`,
           `sigmoid`, `exp`, `log`, `sqrt`, `tanh` and other functions of TIR
@@ -115,56 +116,55 @@ def einsum(
 
         `+=` adds to the operand of the result's name.
     *operands : arrays or sparse tensors
-        In the order in which their names appear: of NumPy or torch, numbers, and all that
-        :class:`SparseMatrix` and :class:`SparseTensor` take but an edge_index, which is taken as
-        (edge_index, size).
+        Operands in the order in which their names appear: arrays of NumPy or torch, numbers, and
+        anything that :class:`SparseMatrix` and :class:`SparseTensor` accept, except that an
+        edge_index needs a size: (edge_index, size).
     reduce : {"sum", "prod", "max", "min"}
-        For indices that the result lacks.
+        The reduction over indices that the result lacks.
     semiring : str
-        "plus_times"; "min_plus", "max_plus", "max_times" or "or_and" give `*` and the reduction
-        another meaning.
+        "plus_times"; "min_plus", "max_plus", "max_times" or "or_and" redefine `*` and the
+        reduction.
     like : str or sparse tensor, optional
-        The result has the pattern of this operand, or of another one. By default it is dense.
+        An operand, or another tensor, whose pattern the result has. By default it is dense.
     format : str or Format, optional
-        The result is sparse and stores what the expression visits: "csr", "csc", "dcsr" or "dcsc"
-        of two indices, "csf" or "dcsf" of any number, whose last levels or all levels are
-        compressed, or "coo". What levels are compressed is how it is made; a tensor of torch has
-        the layout of this name, or is in COO.
+        The format of a sparse result that stores all visited elements: "csr", "csc", "dcsr" or
+        "dcsc" for two indices, "csf" or "dcsf" for any number, whose last levels or all levels are
+        compressed, or "coo". It determines how the result is computed; a tensor of torch has the
+        layout of this name, or is in COO.
     out : ndarray, optional
-        Where a dense result is written.
+        The array that a dense result is written to.
     formats : mapping of str to str or Format, optional
-        How sparse operands are stored, as of :func:`expression`; by default in compressed levels,
-        in the order that suits the expression.
+        Formats of sparse operands, as for :func:`expression`; by default compressed levels in the
+        order that suits the expression.
     **by_name : arrays or sparse tensors
         Operands by their names.
 
     Returns
     -------
     ndarray, Tensor, SparseMatrix or SparseTensor
-        Of torch where an operand is; of two indices a sparse one is a SparseMatrix. Its type is the
-        one that holds those of all operands, as in NumPy; 16-bit floats are summed in float32, bool
-        in int64.
+        The result, of torch if an operand is; a sparse one with two indices is a SparseMatrix. Its
+        type holds those of all operands, as in NumPy; 16-bit floats are summed in float32, bool in
+        int64.
 
     Raises
     ------
     ValueError, TypeError
-        Naming what does not fit, with a caret below the place in the text.
+        Naming the problem, with a caret below its position in the text.
 
     Notes
     -----
     Each term of a sum is summed over those of its indices that the result lacks: "y[i] = b[i] -
     A[i, j] * x[j]" adds b[i] once. A function of a product is one term, so that "relu(A[i, j] *
-    x[j])" sums what relu gives; write relu(sum(j, A[i, j] * x[j])) for the other.
+    x[j])" sums the values of relu; write relu(sum(j, A[i, j] * x[j])) to apply it to the sum.
 
-    A sparse factor bounds what is visited: where it stores nothing, a product is zero, whatever the
-    other factors are. Reductions other than sums are over what their term stores, and give their
-    identity, such as -inf, where that is nothing.
+    A sparse factor bounds the visited elements: where it stores nothing, a product is zero,
+    whatever the other factors are. Reductions other than sums cover the stored elements of their
+    term, and return their identity, such as -inf, if there are none.
 
-    Kernels are kept by the expression and the types of its operands, sparse operands in the order
-    of levels that suits the expression. Gradients of tensors are derived, of any order.
-    In a graph of `torch.compile` it is an operator with gradients of the first order, of tensors of
-    torch, numbers, and sparse tensors of this library; other operands and sparse results break the
-    graph, once.
+    Kernels are cached by the expression and the types of its operands, sparse operands in the order
+    of levels that suits the expression. Gradients of tensors are derived, of any order. In a graph
+    of `torch.compile` it is an operator with first-order gradients, for torch tensors, numbers, and
+    sparse tensors of this library; other operands and sparse results break the graph, once.
 
     Examples
     --------
@@ -177,7 +177,7 @@ def einsum(
     torch = sys.modules.get("torch")
     if torch is not None and (
         torch.compiler.is_compiling()
-        # Frames that are called from one that is not traced, as of sparse tensors, are traced, too.
+        # Dynamo also traces frames that are called from untraced ones, as with sparse tensors.
         or torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
     ):
         from sparsetir.expressions.traced import traced, untraced
@@ -198,7 +198,7 @@ def evaluated(
     like: object = None, format: object = None, out: object = None,
     formats: Mapping[str, object] | None = None, **by_name: object,
 ) -> Any:  # fmt: skip
-    """The result of :func:`einsum`, computed now."""
+    """Compute :func:`einsum` eagerly."""
     planned = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
     expression, known, like = planned
     return expression.result(known, like, out)
@@ -209,7 +209,7 @@ def plan_expression(
     like: object = None, format: object = None, formats: Mapping[str, object] | None = None,
     **by_name: object,
 ) -> ExpressionPlan:  # fmt: skip
-    """The plan of an expression; the arguments are those of :func:`einsum`."""
+    """Make the plan of an expression; the arguments are those of :func:`einsum`."""
     planned = _planned("plan", text, operands, reduce, semiring, like, format, formats, by_name)
     return ExpressionPlan(*planned)
 
@@ -221,8 +221,8 @@ def einsum_program(
 ) -> tuple[SparseFunc, dict[str, Any]]:  # fmt: skip
     """The program that :func:`einsum` runs for operands, and its arguments by name.
 
-    operands : those in order of appearance; by_name : the others
-    who : how errors begin
+    operands : operands in order of appearance; by_name : the others
+    who : beginning of errors
     """
     planned = _planned(who, text, operands, reduce, semiring, like, format, formats, by_name)
     expression, known, _ = planned
@@ -230,7 +230,7 @@ def einsum_program(
 
 
 def ranks_of(statement: Statement) -> dict[str, int]:
-    """The operands of a statement in order of appearance, and how many indices each is at."""
+    """The operands of a statement in order of appearance, with their numbers of indices."""
     read = [*accesses(statement.value), *[statement.result] * statement.accumulates]
     return {x.name: len(x.indices) for x in read}
 
@@ -239,7 +239,7 @@ def _planned(
     who: str, text: str, operands: Sequence[object], reduce: str, semiring: str, like: object,
     format: object, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
 ) -> tuple[BoundExpression, dict[str, Operand], object]:  # fmt: skip
-    """An expression for its operands, these by name, and what its result is like."""
+    """The bound expression, its operands by name, and the tensor that the result is like."""
     if not isinstance(text, str):
         raise wrong(who, "text", "a str", type(text).__name__, TypeError)
     text, known = operands_of(who, text, operands, by_name)
@@ -260,7 +260,7 @@ def _planned(
 def operands_of(
     who: str, text: str, operands: Sequence[object], by_name: Mapping[str, object]
 ) -> tuple[str, dict[str, Operand]]:
-    """The text without dimensions that are broadcast, and its operands by name."""
+    """The text without broadcast dimensions, and its operands by name."""
     values = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
     ranks: tuple[int, ...] = ()
     if "=" not in text:
@@ -273,10 +273,10 @@ def operands_of(
 
 
 def _without_ones(text: str, operands: list[Operand]) -> tuple[str, list[Operand]]:
-    """Subscripts, and operands without dimensions of size 1 that are broadcast, as NumPy has it.
+    """Remove broadcast dimensions of size 1 from subscripts and operands, as in NumPy.
 
-    Those are dimensions of dense operands whose index has another size elsewhere. What does not fit
-    stays as it is.
+    These are dimensions of dense operands whose index has another size elsewhere. Invalid operands
+    are left unchanged.
     """
     inputs, arrow, output = text.replace(" ", "").partition("->")
     parts, left = inputs.split(","), list(operands)
@@ -300,7 +300,7 @@ def _without_ones(text: str, operands: list[Operand]) -> tuple[str, list[Operand
 
 
 def _letters(part: str, rank: int) -> list[tuple[str, int]]:
-    """The indices of an operand, and their dimensions, but for those of an ellipsis."""
+    """The indices of an operand and their dimensions, without those of an ellipsis."""
     first, dots, last = part.partition("...")
     if len(first + last) > rank or (not dots and len(part) != rank):
         return []
@@ -312,7 +312,7 @@ def _letters(part: str, rank: int) -> list[tuple[str, int]]:
 def _names(
     who: str, text: str, ranks: tuple[int, ...], count: int, more: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The names of operands: of `count` in order of appearance, and of those given by name."""
+    """The names of operands: of `count` in order of appearance, and of those passed by name."""
     statement = parse(text, who, ranks)
     names = list(ranks_of(statement))
     free = [n for n in names if n not in more]

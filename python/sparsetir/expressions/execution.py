@@ -1,4 +1,4 @@
-"""Expressions of operands of known types, patterns and shapes: their results, and plans."""
+"""Evaluation of expressions for operands of known types, patterns and shapes, and plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 
 
 class BoundExpression:
-    """An expression of operands of some types, patterns and shapes.
+    """An expression for operands of given types, patterns and shapes.
 
     compiled : the expression
     """
@@ -34,7 +34,7 @@ class BoundExpression:
         self.compiled = compiled
         shapes = {n: x.shape for n, x in operands.items()}
         self.sizes = sizes_of(compiled.who, compiled.statement, shapes)
-        self.held: object = None  # what drops it where a pattern is gone
+        self.held: object = None  # weak references that drop it when a pattern is freed
         self._bound: dict[bool, list[Bound]] = {}
         if compiled.like is not None:
             expected = tuple(self.sizes[n] for n in compiled.statement.result.plain)
@@ -42,7 +42,7 @@ class BoundExpression:
                 raise wrong(compiled.who, "like", f"shape {expected}", shapes[compiled.like])
 
     def bound(self, operands: Mapping[str, Operand], apart: bool = False) -> list[Bound]:
-        """One program of all of it; or one for each step, of which gradients are derived."""
+        """One program for the expression; if `apart`, one per step, to derive gradients from."""
         if apart not in self._bound:
             compiled, patterns = self.compiled, _patterns(operands)
             steady = all(x.steady for x in operands.values() if x.pattern is not None)
@@ -57,15 +57,15 @@ class BoundExpression:
         return compiled.units(steps, compiled.fixed(self.sizes), apart)
 
     def programs(self, operands: Mapping[str, Operand]) -> list[SparseFunc]:
-        """What is computed, in order."""
+        """The programs in the order of their computation."""
         if self.compiled.open_form is not None:
             return [unit.func for unit in self.compiled.assembling]
         return [bound.unit.func for bound in self.bound(operands)]
 
     def program(self, operands: Mapping[str, Operand]) -> tuple[SparseFunc, dict[str, Any]]:
-        """The program of all of it, which is not compiled, and its arguments by name.
+        """The uncompiled program of the expression, and its arguments by name.
 
-        What the program writes alone is no argument.
+        Outputs that are only written are not among the arguments.
         """
         compiled = self.compiled
         units = self._units(_patterns(operands), False)
@@ -78,7 +78,7 @@ class BoundExpression:
     def _arguments(
         self, unit: Unit, params: Iterable[str], operands: Mapping[str, Operand]
     ) -> dict[str, Any]:
-        """Those of the parameters that follow from sizes, patterns and values."""
+        """The arguments that depend on sizes, patterns and values."""
         known, kept = settled(unit, self.sizes, _patterns(operands), self.compiled.idtype)
         arguments = {n: known[n] for n in params if n in known}
         for param in unit.inputs:
@@ -89,9 +89,9 @@ class BoundExpression:
         return arguments
 
     def result(self, operands: Mapping[str, Operand], like: object = None, out: Any = None) -> Any:
-        """The result of operands of these types.
+        """Compute the result for operands of these types.
 
-        like : what the caller gave for a pattern, or the layout of a tensor of torch
+        like : the caller's tensor for the pattern, or a layout of torch
         """
         tensors = [x.values for x in operands.values() if type(x.values) is not np.ndarray]
         graded = False
@@ -108,7 +108,7 @@ class BoundExpression:
             return matrix
         name = getattr(this.options.format, "name", this.options.format)
         layout = getattr(torch, f"sparse_{name}" if name in ("csr", "csc") else "sparse_coo")
-        # Gradients are those at the pattern that was found.
+        # Gradients are those at the computed pattern.
         at = {**operands, LIKE: Operand(matrix.values, matrix.shape, this.dtype, matrix.pattern)}
         if not graded:
             return _sparse(at[LIKE], torch.from_numpy(matrix.values), layout)
@@ -116,22 +116,22 @@ class BoundExpression:
         return bound_expression(this.who, this.statement.text, at, options).result(at, layout)
 
     def _assembled(self, operands: Mapping[str, Operand]) -> SparseTensor:
-        """A sparse result with the pattern that the programs visit."""
+        """Compute a sparse result with the pattern that the programs visit."""
         this, parts = self.compiled, list[Any]()
         shape = tuple(self.sizes[n] for n in this.statement.result.plain)
         for unit in this.assembling:
             kernel = unit.assembled
-            found = kernel(**self._arguments(unit, kernel.params, operands))
-            if isinstance(found, CsrArrays) and len(shape) == 2:
-                pattern = Pattern.from_csr(found.indptr, found.indices, shape, check=False)
+            result = kernel(**self._arguments(unit, kernel.params, operands))
+            if isinstance(result, CsrArrays) and len(shape) == 2:
+                pattern = Pattern.from_csr(result.indptr, result.indices, shape, check=False)
             else:
-                pattern = Pattern(coordinates(found, shape), shape)
+                pattern = Pattern(coordinates(result, shape), shape)
             kind = SparseMatrix if len(shape) == 2 else SparseTensor
-            parts.append(kind.of_stored(Stored(pattern, found.values, None)))
+            parts.append(kind.of_stored(Stored(pattern, result.values, None)))
         return parts[0].add(*parts[1:]) if len(parts) > 1 else parts[0]
 
     def _plain(self, operands: Mapping[str, Operand], torch: bool, out: Any) -> Any:
-        """The result of one program."""
+        """Compute the result by one program."""
         (bound,) = self.bound(operands)
         values, steady = [], []
         for name, levels in bound.sources:
@@ -151,7 +151,7 @@ class BoundExpression:
         return bound.natural(bound(values, out, steady))
 
     def _graded(self, operands: Mapping[str, Operand]) -> Any:
-        """The result of tensors that want gradients, step by step."""
+        """Compute the result step by step, for tensors that need gradients."""
         import torch
 
         from sparsetir.expressions.autograd import run
@@ -176,7 +176,7 @@ def _patterns(operands: Mapping[str, Operand]) -> dict[str, Pattern]:
 
 
 def _sparse(mask: Operand, values: Any, like: object) -> Any:
-    """A sparse result with the pattern of an operand."""
+    """Wrap the values of a sparse result with the pattern of an operand."""
     pattern = mask.pattern
     assert pattern is not None
     host: Any = values
@@ -207,7 +207,7 @@ _kept: dict[object, BoundExpression] = {}
 def bound_expression(
     who: str, text: str, operands: Mapping[str, Operand], options: Options
 ) -> BoundExpression:
-    """An expression for these operands, kept while their patterns are there."""
+    """The expression bound to these operands, cached while their patterns live."""
     key = text, options, *[
         (n, x.dtype, x.shape, x.constant, id(x.pattern)) for n, x in operands.items()
     ]  # fmt: skip
@@ -223,24 +223,24 @@ def bound_expression(
 
 
 class ExpressionPlan:
-    """An expression of operands whose patterns and shapes are kept, as `sparsetir.plan` gives it.
+    """An expression planned for operands' patterns and shapes, the result of `sparsetir.plan`.
 
-    Call it with operands in place of those it was planned with, by name: arrays of the same shape
-    and type; of a sparse operand its values, (nnz,), in the order of :attr:`SparseMatrix.values`.
+    Call it with operands, by name, that replace those it was planned with: arrays of the same shape
+    and type; for a sparse operand its values, (nnz,), in the order of :attr:`SparseMatrix.values`.
 
     Parameters
     ----------
     expression : BoundExpression
         The expression for their patterns and shapes.
     operands : mapping of str to Operand
-        What it was planned with, by name.
+        The operands it was planned with, by name.
     like : object
-        What was given for the result's pattern.
+        The caller's tensor for the result's pattern.
 
     Attributes
     ----------
     programs : list of SparseFunc
-        What is computed, in order.
+        The programs in the order of their computation.
     """
 
     def __init__(
@@ -250,12 +250,12 @@ class ExpressionPlan:
         self.programs: list[SparseFunc] = expression.programs(operands)
 
     def __call__(self, *, out: Any = None, **values: Any) -> Any:
-        """The result.
+        """Compute the result.
 
         Parameters
         ----------
         out : ndarray, optional
-            Where a dense result is written.
+            The array that a dense result is written to.
         **values : arrays
             Operands by name; by default those of the plan.
 

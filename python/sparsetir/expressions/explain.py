@@ -1,4 +1,4 @@
-"""`sparsetir.explain`: what the compiler did with a program, an expression or a model."""
+"""The function `sparsetir.explain`, for programs, expressions and models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsetir.schedules.targets import TargetLike
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
-OPTIONS = ("schedule", "target")  # of programs and expressions
+OPTIONS = ("schedule", "target")  # for programs and expressions
 OF_EXPRESSIONS = ("reduce", "semiring", "like", "format", "formats")
 
 
@@ -39,40 +39,40 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any: ...
 def explain(what: Any, *inputs: Any, **options: Any) -> Any:
     """Show what the compiler did with a program, an expression or a model.
 
-    `explain(program, {"feat": 64, "a": array, ...})` tells of each loop whether it may run in
-    parallel, with the accesses that prove it or stand against it; which schedule was chosen; how
-    near the kernel is to what the machine can do. `sparsetir explain` on the command line shows the
-    same. `explain(model, *inputs)` tells what `torch.compile(model, backend="sparsetir")` makes of
-    a model, and what takes how long.
+    `explain(program, {"feat": 64, "a": array, ...})` shows for each loop whether it may run in
+    parallel, with the accesses that prove or prevent it; the chosen schedule; and how close the
+    kernel is to the machine's limits. `sparsetir explain` on the command line shows the same.
+    `explain(model, *inputs)` shows how `torch.compile(model, backend="sparsetir")` compiles a
+    model, and how long each part takes.
 
     Parameters
     ----------
     what : SparseFunc, Schedule, Kernel, str, torch.nn.Module or function
-        A program as a stage-I function, scheduled or not, or built: a kernel, also that of a plan;
-        an expression, as :func:`einsum` takes it; or a model, or a function of torch tensors.
+        A program as a stage-I function, scheduled or not, or a kernel, including a plan's; an
+        expression, as for :func:`einsum`; or a model, or a function of torch tensors.
     *inputs : dict, operands or arguments
-        Of a program its arguments by name, or none. Sizes that shapes imply may be left out;
+        For a program its arguments by name, or none. Sizes that shapes imply may be omitted;
         missing arrays of floating-point numbers are random, and missing outputs zeros. On a CPU the
-        kernel is then run and timed, which takes a second or two; arrays are left as they are. Of
-        an expression the operands, as of :func:`einsum`. Of a model its arguments.
+        kernel is then run and timed, which takes a second or two; arrays are not changed. For an
+        expression the operands, as for :func:`einsum`. For a model its arguments.
     **options
-        Of a program, unless it is built, and of an expression: `schedule`, a function (sch), by
-        default the default schedule, and `target`, as of :func:`build`. Of an expression further
-        operands by name, and `reduce`, `semiring`, `like` and `formats`, as of :func:`einsum`. Of a
-        model its arguments by name.
+        For a program, unless it is built, and for an expression: `schedule`, a function (sch), by
+        default the default schedule, and `target`, as for :func:`build`. For an expression also
+        operands by name, and `reduce`, `semiring`, `like` and `formats`, as for :func:`einsum`. For
+        a model its arguments by name.
 
     Returns
     -------
     ProgramExplanation or Explanation
-        Print it. For a program, `facts` of the result has the same as data. For a model,
-        :func:`sparsetir.graph.explain.explain` says what is printed.
+        Print it. For a program, its `facts` hold the same as data. For a model, see
+        :func:`sparsetir.graph.explain.explain`.
 
     Raises
     ------
     ValueError, TypeError
-        Naming what does not fit.
+        Naming the invalid argument.
     Exception
-        Whatever a model raises for its inputs.
+        Any exception of a model for its inputs.
 
     Examples
     --------
@@ -101,12 +101,12 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
     if not callable(what):
         expected = "a stage-I function, a Schedule, a Kernel, an expression or a model"
         raise wrong("explain", "what", expected, type(what).__name__, TypeError)
-    # Models are above this package, and need torch.
+    # Models belong to a higher package, and need torch.
     return import_module("sparsetir.graph.explain").explain(what, *inputs, **options)
 
 
 def _refuse_options(options: Mapping[str, object]) -> None:
-    """TypeError for what is no option of programs; their arguments are in a dict."""
+    """Raise TypeError for unknown options of programs, whose arguments come in a dict."""
     for name in options:
         if name not in OPTIONS:
             expected = f"one of {', '.join(OPTIONS)}; arguments of a program come in one dict"

@@ -1,4 +1,4 @@
-"""The arrays of a pattern in a storage, and values in the order of these."""
+"""The arrays of a pattern in a storage, and values in their order."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from sparsetir.runtime.assembled_levels import CsfArrays
 
 
 class Reordered:
-    """Values of NumPy's in another order, kept for the last ones that were brought into it.
+    """A permutation of NumPy values that caches the last result.
 
-    order : for each place the value that goes there
-    padded : whether places of no value have the number behind the last one
-    changes : how often values came that were others than the last ones
+    order : for each place the index of its value
+    padded : whether empty places have the index after the last value
+    changes : number of times that the values changed
     """
 
     def __init__(self, order: np.ndarray, padded: bool = False) -> None:
         self.order, self.padded, self.changes = order, padded, -1
-        # A function that gives the values, if they are still there, and what was made of them.
+        # A weak reference to the last values, and their permutation.
         self._last: tuple[Callable[[], np.ndarray | None], np.ndarray] | None = None
 
     def of(self, values: np.ndarray, steady: bool = False) -> np.ndarray:
-        """The values in that order; not to be written to.
+        """Permute values; do not write to the result.
 
-        steady : whether nobody writes to them, as is said of a SparseTensor's
+        steady : whether nobody writes to the values, as is guaranteed for a SparseTensor's
         """
         last = self._last
         if last is None or not steady or last[0]() is not values:
@@ -52,9 +52,9 @@ class LevelArrays:
     """The arrays of a pattern in a storage.
 
     arrays : `indptr` and `indices` of each level, None where it has none
-    lengths : of each level what follows from these: elements, or slots of each parent
-    take : for each place its element, `padded` where there is none; None where they are the same
-    padded : number of elements, where there are more places
+    lengths : for each level the number of elements, or of slots per parent
+    take : for each place its element, or `padded` if it is empty; None for the same order
+    padded : number of elements, if there are more places
     """
 
     arrays: tuple[tuple[np.ndarray | None, np.ndarray | None], ...]
@@ -64,13 +64,13 @@ class LevelArrays:
 
     @property
     def places(self) -> int:
-        """Number of values, padding included."""
+        """The number of values, including padding."""
         last = self.arrays[-1][1]
         assert last is not None
         return len(last)
 
     def values(self, values: Any, steady: bool = False) -> Any:
-        """Values in this order, of those in the order of the pattern; steady : see Reordered."""
+        """Permute values from the pattern's order into this one; steady : see Reordered."""
         if self.take is None:
             return values
         if is_torch(values):
@@ -82,7 +82,7 @@ class LevelArrays:
         return self._reordered.of(values, steady)
 
     def restored(self, values: Any) -> Any:
-        """Values in the order of the pattern, of those in this order."""
+        """Permute values from this order into the pattern's."""
         if self.take is None:
             return values
         if is_torch(values):
@@ -98,17 +98,17 @@ class LevelArrays:
 
     @cached_property
     def _places(self) -> np.ndarray:
-        """For each element its place."""
+        """The place of each element."""
         assert self.take is not None
-        there = np.flatnonzero(self.take < (len(self.take) if self.padded is None else self.padded))
-        places = np.empty(len(there), np.int64)
-        places[self.take[there]] = there
+        used = np.flatnonzero(self.take < (len(self.take) if self.padded is None else self.padded))
+        places = np.empty(len(used), np.int64)
+        places[self.take[used]] = used
         return places
 
 
-def coordinates(found: CsrArrays | CsfArrays, shape: tuple[int, ...]) -> list[np.ndarray]:
+def coordinates(result: CsrArrays | CsfArrays, shape: tuple[int, ...]) -> list[np.ndarray]:
     """The coordinates of an assembled result's elements, in an array for each dimension."""
-    levels = found.levels if isinstance(found, CsfArrays) else [(found.indptr, found.indices)]
+    levels = result.levels if isinstance(result, CsfArrays) else [(result.indptr, result.indices)]
     out = [np.arange(shape[0])] if len(levels) < len(shape) else []
     for ptr, idx in levels:
         out = [*(c.repeat(np.diff(ptr)) for c in out), idx]
@@ -160,7 +160,7 @@ def _converted(
         ]
         arrays += list(zip(*by_kind, strict=True))
         take = None if natural else part.elements.astype(np.int64)
-    if levels[0] == COMPRESSED:  # without roots that have nothing below them
+    if levels[0] == COMPRESSED:  # drop empty roots
         ptr = np.asarray(arrays[1][0])
         rows = np.flatnonzero(np.diff(ptr))
         arrays[0] = np.array([0, len(rows)]), rows

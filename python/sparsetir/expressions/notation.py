@@ -1,6 +1,6 @@
-"""The text of an expression to a tree: `C[i, k] = A[i, j] * X[j, k]`, and "ij,jk->ik".
+"""The parser of expressions, `C[i, k] = A[i, j] * X[j, k]` or "ij,jk->ik", to trees.
 
-The syntax is Python's, so its parser reads it; what a name means is decided here.
+The syntax is Python's, so its parser reads it; this module interprets the names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FUNCTIONS = {
     "tan": ("T.tan", True), "sinh": ("T.sinh", True), "cosh": ("T.cosh", False),
     "erf": ("T.erf", True), "floor": ("T.floor", True), "ceil": ("T.ceil", True),
 }  # fmt: skip
-# Others: how many arguments they take.
+# Numbers of arguments of all functions.
 ARITIES = {
     **dict.fromkeys(FUNCTIONS, 1),
     "abs": 1,
@@ -65,9 +65,9 @@ def parse(text: str, who: str = "einsum", ranks: Sequence[int] = ()) -> Statemen
         `result = expression`, `result += expression`, or NumPy's subscripts, "ij,jk->ik", whose
         operands are then called `A0`, `A1`, ...
     who : str
-        The function that errors name.
+        The caller's name, for errors.
     ranks : sequence of int
-        Of the operands of subscripts, which an ellipsis needs.
+        Ranks of the operands of subscripts, which an ellipsis needs.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def parse(text: str, who: str = "einsum", ranks: Sequence[int] = ()) -> Statemen
     Raises
     ------
     NotationError
-        With the place in the text.
+        Naming the position in the text.
     """
     if not isinstance(text, str):
         raise TypeError(f"{who}: argument 'text': expected a str, got {type(text).__name__}")
@@ -86,7 +86,7 @@ def parse(text: str, who: str = "einsum", ranks: Sequence[int] = ()) -> Statemen
 
 
 class _Reader:
-    """Python's tree to ours."""
+    """A translator of Python's syntax tree to ours."""
 
     def __init__(self, text: str, who: str) -> None:
         self.text, self.who = text.strip(), who
@@ -136,7 +136,7 @@ class _Reader:
         refuse(self.who, self.text, at, what, end - at)
 
     def _collect(self, tree: ast.AST) -> None:
-        """Names that are indices: those in brackets, and those that reductions name."""
+        """Collect the names of indices: those in brackets, and those that reductions name."""
         for node in ast.walk(tree):
             inside: list[ast.AST] = []
             if isinstance(node, ast.Subscript):
@@ -242,7 +242,7 @@ def _scaled(
 
 
 def _of_subscripts(text: str, who: str, ranks: Sequence[int]) -> Statement:
-    """NumPy's form, as a product of operands A0, A1, ..."""
+    """Parse NumPy's form to a product of operands A0, A1, ..."""
     where = [n for n, c in enumerate(text) if not (c.isascii() and c.isalpha() or c in ",.-> ")]
     if where:
         refuse(who, text, where[0], "expected subscripts such as 'ij,jk->ik', or 'C[i] = ...'")
@@ -297,7 +297,7 @@ def _of_subscripts(text: str, who: str, ranks: Sequence[int]) -> Statement:
 
 
 def in_semiring(statement: Statement, reduce: str, semiring: str, who: str) -> Statement:
-    """A statement with what it sums over reduced otherwise, and `*` as a semiring's product."""
+    """A statement with its sums replaced by another reduction, and `*` by a semiring's product."""
     reductions: Mapping[str, tuple[str, str]] = SEMIRINGS
     if semiring not in reductions:
         raise ValueError(

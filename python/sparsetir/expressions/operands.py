@@ -1,4 +1,4 @@
-"""Operands of expressions: arrays, and sparse tensors of all kinds."""
+"""Operands of expressions: arrays and sparse tensors of all kinds."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8"
 )  # fmt: skip
 
-# NumPy makes a name anew each time, which takes as long as a small product.
+# Cached, as NumPy makes a name anew each time, which takes as long as a small product.
 NAMES = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
 
 
 class Operand(NamedTuple):
-    """What a caller gave for a name.
+    """An operand of an expression.
 
-    values : the array; of a sparse one its values in the order of the pattern
-    pattern : None of a dense one
-    constant : whether it is a number of Python's, whose type is that of the others
-    steady : whether the values are those of a SparseTensor: to write to them changes nothing that
-        was made of them
+    values : the array; for a sparse operand its values in the order of the pattern
+    pattern : None for a dense operand
+    constant : whether it is a Python number, which adopts the type of the others
+    steady : whether the values are a SparseTensor's, so that writes to them do not affect cached
+        conversions
     """
 
     values: Any
@@ -42,7 +42,7 @@ class Operand(NamedTuple):
 
 
 def read(who: str, name: str, operand: Any) -> Operand:
-    """An operand of any kind.
+    """Convert an operand of any kind.
 
     Raises TypeError or ValueError, naming the argument.
     """
@@ -95,7 +95,7 @@ def _dtype(who: str, name: str, array: Any) -> str:
 
 
 class _Copied(NamedTuple):
-    """What is scipy's, copies of its index arrays, and the tensor of these."""
+    """A scipy matrix, copies of its index arrays, and the tensor made from these."""
 
     source: weakref.ref[Any]
     indices: list[np.ndarray]
@@ -106,7 +106,7 @@ _copied: dict[int, _Copied] = {}  # by id
 
 
 def _of_scipy(who: str, name: str, operand: Any) -> Operand:
-    """An operand of scipy's; its pattern is that of the last call while indices are the same."""
+    """An operand from scipy; it keeps the pattern of the last call while indices are unchanged."""
     key, indices, copied = id(operand), _indices(operand), _copied.get(id(operand))
     same = (
         copied is not None and copied.source() is operand and copied.tensor.shape == operand.shape
@@ -131,7 +131,7 @@ def _indices(operand: Any) -> list[np.ndarray]:
 
 
 def _of_torch(who: str, name: str, operand: Any) -> Operand:
-    """A sparse operand of torch; its values keep their gradient, its pattern is kept."""
+    """A sparse operand from torch; its values keep their gradient, its pattern is cached."""
     import torch
 
     from sparsetir.ops.cache import kept

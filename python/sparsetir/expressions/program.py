@@ -1,4 +1,4 @@
-"""Assignments to a stage-I program, as text: an iteration for each term."""
+"""The stage-I program of assignments, written as text, with an iteration for each term."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 2}
 
 @dataclass
 class Program:
-    """A program and what its parameters are.
+    """A program and the meaning of its parameters.
 
-    values : for each array of values the operand, and the pattern that it is over, if any
+    values : for each array of values the operand, and its pattern, if any
     result : the parameter of the result
-    patterns : by operand and indices
-    sizes : the index, or the operand and the dimension, that each size is of
+    patterns : patterns by operand and indices
+    sizes : for each size its index, or its operand and dimension
     """
 
     func: SparseFunc
@@ -47,21 +47,21 @@ def program(
     steps: Sequence[Assignment], operands: Mapping[str, Storage], acc: str, idtype: str = "int32",
     assembled: bool = False, fixed: Mapping[str, int] | None = None,
 ) -> Program:  # fmt: skip
-    """The program of assignments.
+    """Write the program of assignments.
 
-    steps : in order; results of all but the last are inside of the program
+    steps : assignments in order; results of all but the last are internal
     operands : the storage of each operand, and of the last result, by name
-    acc : the type that is computed in
+    acc : the type of computations
     assembled : whether the result is sparse, with a pattern of its own
-    fixed : the sizes of some indices, which are then no parameters
+    fixed : sizes of some indices, which are then not parameters
 
-    Raises ValueError where no program of the language serves.
+    Raises ValueError where the language cannot express it.
     """
     return _Writer(steps, operands, acc, idtype, assembled, fixed or {}).program()
 
 
 def _met(how: str, axes: Sequence[str]) -> str:
-    """Axes that merge."""
+    """The text of merged axes."""
     return axes[0] if len(axes) == 1 else f"T.{how}({', '.join(axes)})"
 
 
@@ -130,7 +130,7 @@ class _Writer(Declarations):
     # -- iterations --------------------------------------------------------------------------------
 
     def _plan(self, term: Term, result: Access, mask: Access | None) -> tuple[Drivers, list[str]]:
-        """What bounds the iteration of a term, and the order of its indices."""
+        """The accesses that bound the iteration of a term, and the order of its indices."""
         where = domain(term.value, self.sparse)
         if mask:
             where = tuple(dict.fromkeys(s | {mask} for s in where))
@@ -156,13 +156,13 @@ class _Writer(Declarations):
             order = visit_order(names, out, [(x, self._known_form(x)) for x in taken], flat, rows)
             gone = taken[-1:] if order is None else self._apart(taken, order)
             if order is not None and not gone:
-                for x in taken:  # which settles the order of their levels for other terms
+                for x in taken:  # fixes the order of their levels for other terms
                     self.pattern(x, order)
                 return bounds, order
             bounds = bounds.without(gone)
 
     def _apart(self, taken: Sequence[Access], order: Sequence[str]) -> list[Access]:
-        """Accesses whose axes cannot merge with those before, as compressed ones are above both."""
+        """Accesses whose axes cannot merge with earlier ones, as they are below different axes."""
         above: dict[str, str] = {}
         gone: list[Access] = []
         for x in taken:
@@ -178,20 +178,20 @@ class _Writer(Declarations):
         return gone
 
     def _known_form(self, access: Access) -> Storage:
-        """The storage, in the order that an iteration before has settled."""
+        """The storage, in the order of levels fixed by an earlier iteration."""
         form, key = self.form(access), (self.pattern_name(access), access.indices)
         if key in self.patterns and form.order is None:
             return Storage(form.dtype, form.rank, form.levels, self.patterns[key].dims)
         return form
 
     def _repeating(self, taken: Sequence[Access]) -> list[Access]:
-        """Those that cannot be visited beside one whose coordinates repeat."""
+        """Accesses that cannot be visited together with one whose coordinates repeat."""
         first = [x for x in taken if REPEATED in self.form(x).levels][:1]
         at = {n for x in first for n in x.plain if n}
         return [x for x in taken if x not in first and not at.isdisjoint(x.plain)]
 
     def _loops(self, bounds: Drivers, order: list[str]) -> dict[str, str]:
-        """The axis of each index."""
+        """The axis to visit for each index."""
         at_pattern = {x: self.pattern(x, order) for x in bounds.accesses}
         patterns = list({id(p): p for p in at_pattern.values()}.values())
         loops: dict[str, str] = {}
@@ -209,8 +209,8 @@ class _Writer(Declarations):
                 if n and p.axes[n - 1] not in inside[names[n - 1]]:
                     text = f"T.attach({axis}, {visited[names[n - 1]]})"
                 here.append((axis, text, p.axes[n - 1] if n else "", names[n - 1] if n else ""))
-            # Axes that merge have one parent, or parents that are merged; others are attached,
-            # which those below dense axes can be.
+            # Merged axes share a parent, or have merged parents; others are attached, which is
+            # possible below dense axes.
             free = [x for x in here if "T.attach" not in x[1]]
             first = next((x[3] for x in free if x[3] and x[2] not in self.dense_axes.values()), "")
             first = first or (free[0][3] if free else "")
@@ -221,7 +221,7 @@ class _Writer(Declarations):
             texts = {axis: text for axis, text, *_ in here}
             of = [{a for x in s for a in at_pattern[x].axes} for s in bounds.where]
             sets = list(dict.fromkeys(frozenset(texts.keys() & axes) for axes in of))
-            if frozenset() in sets:  # everywhere, beside axes that others are below
+            if frozenset() in sets:  # everywhere, except axes that are parents of others
                 dense, below = self.dense(index), {a for p in patterns for a in p.axes[:-1]}
                 texts = {dense: dense, **{a: x for a, x in texts.items() if a in below}}
                 sets = [frozenset([a]) for a in texts]
@@ -239,17 +239,17 @@ class _Writer(Declarations):
         return loops
 
     def _begin(self, patterns: Sequence[PatternAxes]) -> None:
-        """Have loads begin at the root's variable, where an iteration of some patterns has one."""
+        """Make loads start at the root's variable, if iterations over these patterns have one."""
         self.at_root = self.origin if any(p.rooted for p in patterns) else "0"
 
     def _iterate(
         self, loops: Mapping[str, str], out: Sequence[str], name: str, body: list[str],
         fuse: int = 0,
     ) -> None:  # fmt: skip
-        """An iteration; below the root where :attr:`at_root` is its variable, or it has no loops.
+        """Write an iteration, below the root if :attr:`at_root` is its variable or it has no loops.
 
-        out : the indices that are spatial
-        fuse : how many of the first axes are one loop
+        out : the spatial indices
+        fuse : number of leading axes to fuse into one loop
         """
         axes, names = list(loops.values()), list(loops)
         kinds = "".join("S" if n in out else "R" for n in names)
@@ -262,7 +262,7 @@ class _Writer(Declarations):
         self.body += [f"{head} as [{', '.join(names)}]:", *(f"    {line}" for line in body)]
 
     def _store(self, result: Access, op: str, value: Tree) -> str:
-        """An update of the result."""
+        """The text of an update of the result."""
         target, dtype = self._load(result), self.form(result).dtype
         held = target if dtype == self.acc else f'T.cast({target}, "{self.acc}")'
         symbol = {"sum": "+", "prod": "*"}.get(op)
@@ -270,13 +270,13 @@ class _Writer(Declarations):
         return self._set(result, f"{held} {symbol} {text}" if symbol else f"T.{op}({held}, {text})")
 
     def _set(self, result: Access, text: str) -> str:
-        """The result set to what is computed."""
+        """The text of an assignment to the result."""
         dtype = self.form(result).dtype
         value = text if dtype == self.acc else f'T.cast({text}, "{dtype}")'
         return f"{self._load(result)} = {value}"
 
     def _identity(self, op: str) -> str:
-        """What a reduction begins with, in the type that is computed in."""
+        """The identity of a reduction, in the type of computations."""
         if op in ("sum", "prod"):
             return self._text(Number(int(op == "prod")))
         if self.acc.startswith("float"):
@@ -284,7 +284,7 @@ class _Writer(Declarations):
         return f'T.{"min" if op == "max" else "max"}_value("{self.acc}")'
 
     def _assign(self, step: Assignment) -> None:
-        """The iterations of an assignment."""
+        """Write the iterations of an assignment."""
         result, op, name = step.result, step.op, step.result.name
         out = [n for n in result.plain if n]
         if step.like:
@@ -329,7 +329,7 @@ class _Writer(Declarations):
             self._iterate(loops, out, f"{name}_{n}" if len(plans) > 1 else name, body, fuse)
 
     def _check_searched(self, read: Sequence[Access], bounds: Drivers) -> None:
-        """Refuse operands whose rows repeat where another one, or none, says what is visited."""
+        """Raise for operands with repeated rows that do not bound the iteration themselves."""
         visited = {(self.pattern_name(x), x.indices) for x in bounds.accesses}
         for x in read:
             repeats = REPEATED in self.form(x).levels
@@ -340,12 +340,12 @@ class _Writer(Declarations):
                 )
 
     def _covers(self, bounds: Drivers, like: Access) -> bool:
-        """Whether an iteration visits all that the pattern of the result stores."""
+        """Whether an iteration visits all elements of the result's pattern."""
         key = self.pattern_name(like), like.indices
         return all((self.pattern_name(x), x.indices) == key for x in bounds.accesses)
 
     def _clear(self, step: Assignment) -> None:
-        """An iteration that sets all of a result to what its reduction begins with."""
+        """Write an iteration that sets a result to the identity of its reduction."""
         result, kept = step.result, self.at_root
         out = [n for n in result.plain if n]
         loops, patterns = {n: self.dense(n) for n in out if not step.like}, []
@@ -361,16 +361,16 @@ class _Writer(Declarations):
     def program(self) -> Program:
         for step in self.steps:
             if step.like:
-                # A result over the pattern of an operand has its axes.
+                # A result with an operand's pattern has its axes.
                 form = self.form(step.like)
-                own = Storage(
+                like_storage = Storage(
                     self.operands[step.result.name].dtype,
                     form.rank,
                     form.levels,
                     form.order,
                     self.pattern_name(step.like),
                 )
-                self.operands[step.result.name] = own
+                self.operands[step.result.name] = like_storage
             self._assign(step)
         params = [p for kind in self.params.values() for p in kind]
         lines = [*self.axis_lines, *self.buffer_lines, *self.body]

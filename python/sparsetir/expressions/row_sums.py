@@ -1,7 +1,7 @@
-"""Sums over what rows store, with rows in slices where that pays.
+"""Sums over the elements of rows, with rows in slices where that pays.
 
-As :func:`sparsetir.plan` of "spmv" has it: the values of slices are packed, which takes longer than
-the sum. So it is for values that are mostly the same, of many elements in short rows.
+Like :func:`sparsetir.plan` of "spmv": the values of slices are packed, which takes longer than the
+sum. So it suits values that rarely change, with many elements in short rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sparsetir.sparse_ir.schedule import Schedule
 
 DTYPES = ("float32", "float64")
 LEAST = 1 << 14  # elements
-LONG = 32  # elements of an average row from which on it is summed along itself as well
-MOST_CHANGES = 3  # of values, after which they are not packed again
+LONG = 32  # elements of an average row, from which summing along rows is as fast
+MOST_CHANGES = 3  # changes of values, after which they are no longer packed
 
 
 def is_row_sum(func: SparseFunc) -> bool:
-    """Whether a program is a sum of products, such as a matrix times a vector, of a CSR matrix."""
+    """Whether a program is a row sum of products with a CSR matrix, such as SpMV."""
     try:
         rows = row_sum(Schedule(func), "einsum")
     except ShapeError:
@@ -50,7 +50,7 @@ def is_row_sum(func: SparseFunc) -> bool:
 def slices_of(
     ptr: np.ndarray | None, idx: np.ndarray | None, shape: tuple[int, ...], dtype: str
 ) -> tuple[SlicedRows, Mapping[str, int]] | None:
-    """The config of slices for a result of a shape, and the numbers it chooses; or None."""
+    """The config of slices for a result of this shape, and its overrides; None if none pays."""
     if ptr is None or idx is None or dtype not in DTYPES or shape != (len(ptr) - 1,):
         return None
     (m,) = shape

@@ -1,4 +1,4 @@
-"""How the operands of an expression are stored, by the names of formats."""
+"""Storage of the operands of an expression, by the names of formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sparsetir.formats.format import Format
 from sparsetir.runtime.refusals import wrong
 
-# Levels by kind: dense, compressed, compressed with coordinates that repeat, equally many slots.
+# Kinds of levels: dense, compressed, compressed with repeated coordinates, fixed number of slots.
 DENSE, COMPRESSED, REPEATED, SLOTS = "d", "s", "u", "e"
 MATRICES = {
     "csr": ("ds", (0, 1)), "csc": ("ds", (1, 0)), "dcsr": ("ss", (0, 1)), "dcsc": ("ss", (1, 0)),
@@ -18,13 +18,13 @@ MATRICES = {
 
 @dataclass(frozen=True)
 class Storage:
-    """How an operand, or a result, is stored.
+    """The storage of an operand or a result.
 
-    dtype : of the values
+    dtype : the type of the values
     rank : number of dimensions
-    levels : the kind of each level from the root down; empty of a dense array
+    levels : the kind of each level from the root down; empty for a dense array
     order : the dimension of each level; None leaves the order to the program
-    pattern : the operand that it has the pattern of, if that is another one
+    pattern : the other operand whose pattern it shares, if any
     """
 
     dtype: str
@@ -39,14 +39,14 @@ class Storage:
         return bool(self.levels)
 
     def typed(self, dtype: str) -> Storage:
-        """The same with values of another type."""
+        """The storage with values of another type."""
         return replace(self, dtype=dtype)
 
 
 def storage(who: str, name: str, format: object, rank: int, dtype: str) -> Storage:
-    """The storage of an operand by the name of a format, or by a format of `sparsetir.formats`.
+    """The storage for the name of a format, or for a format of `sparsetir.formats`.
 
-    Raises ValueError for formats that there are not, or not for so many dimensions.
+    Raises ValueError for formats that do not exist, or not for this rank.
     """
     known = format.name if isinstance(format, Format) else format
     expected = f"'dense', {', '.join(map(repr, MATRICES))}, 'csf', 'csf_1_0_2' or 'dcsf'"
@@ -79,15 +79,15 @@ def result_storage(who: str, format: object, rank: int, dtype: str) -> Storage:
     Raises ValueError for formats of other levels, and for scalars.
     """
     whole = format == "coo" or getattr(format, "name", None) == "coo"
-    made = storage(who, "format", "dcsf" if whole else format, rank, dtype)
-    if not made.sparse or SLOTS in made.levels:
+    form = storage(who, "format", "dcsf" if whole else format, rank, dtype)
+    if not form.sparse or SLOTS in form.levels:
         raise wrong(
             who, "format", "that of a sparse result with an index, of compressed levels, such as "
             "'csr', 'coo', 'csf' or 'dcsf'", f"{format!r} of {rank} dimensions",
         )  # fmt: skip
-    return made
+    return form
 
 
 def csf_levels(rank: int) -> str:
-    """A dense level and compressed ones; a vector is compressed."""
+    """A dense level, then compressed ones; for a vector one compressed level."""
     return COMPRESSED if rank == 1 else DENSE + COMPRESSED * (rank - 1)

@@ -1,7 +1,7 @@
 """Expressions under torch.compile: an operator of tensors, `sparsetir::einsum`, with gradients.
 
-A sparse tensor is one by the arrays of its pattern and its values, which are read where the graph
-runs. Where the operator does not serve, as for sparse results, the graph breaks.
+A sparse tensor is passed as the arrays of its pattern and its values, which are read when the graph
+runs. Where the operator is not supported, as for sparse results, the graph breaks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def traced(
     text: str, *operands: Any, reduce: str, semiring: str, like: object, format: object, out: Any,
     formats: Mapping[str, object] | None, **by_name: Any,
 ) -> Any:  # fmt: skip
-    """What a graph has for a call of einsum: the operator, or a break."""
+    """A call of einsum in a graph: the operator, or a graph break."""
     options = {"reduce": reduce, "semiring": semiring, "formats": formats}
     parts = [_parts(x) for x in (*operands, *by_name.values())]
     named = all(isinstance(x, str) for x in (text, reduce, semiring, *(formats or {}).values()))
@@ -54,7 +54,7 @@ def traced(
 
 
 def _parts(x: Any) -> Any:
-    """An operand as its kind, tensors, sizes and numbers; None where it is none of the operator."""
+    """Split an operand into kind, tensors, sizes and numbers; None if it is unsupported."""
     x = x.operand if isinstance(x, Prepared) else x
     if type(x) in NUMBERS:
         return NUMBERS[type(x)], [], [], [x]
@@ -65,7 +65,7 @@ def _parts(x: Any) -> Any:
         return f"matrix{len(values)}", [x.rowptr, x.col, *values], [x.m, x.n], []
     if not isinstance(x, SparseTensor):
         return None
-    known = x.pattern.__dict__  # not what it makes when it is asked for
+    known = x.pattern.__dict__  # avoids computing cached properties
     kind = "coords" if "coords" in known else "csr"
     at = known["coords"] if kind == "coords" else (known["indptr"], known["columns"])
     tensors = [torch.as_tensor(a) for a in (x.values, *at)]
@@ -74,7 +74,7 @@ def _parts(x: Any) -> Any:
 
 @lru_cache(MOST_KEPT)
 def _read(call: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
-    """The text, kinds of operands, names of the last ones, and options, of what a graph has."""
+    """The text, kinds of operands, names of the last ones, and options of an encoded call."""
     reduce, semiring, formats, kinds, names, text = call.split("\n", 5)
     pairs = dict(pair.split("=") for pair in formats.split())
     options = {"reduce": reduce, "semiring": semiring, "formats": pairs or None}
@@ -84,31 +84,31 @@ def _read(call: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
 def _given(
     call: str, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[Any], real: bool
 ) -> tuple[list[Operand], dict[str, Operand]]:
-    """Operands in order, and by name; those that are not real have a pattern without data."""
+    """Operands in order, and by name; real : whether patterns have data."""
     _, kinds, names, _ = _read(call)
     arrays, lengths, scalars = iter(tensors), iter(sizes), iter(numbers)
-    given: list[Operand] = []
+    operands: list[Operand] = []
     for kind in kinds:
         if kind in NUMBERS.values():
             (make,) = (k for k, name in NUMBERS.items() if name == kind)
-            given.append(read("einsum", "operands", make(next(scalars))))
+            operands.append(read("einsum", "operands", make(next(scalars))))
         elif kind == "dense":
-            given.append(read("einsum", "operands", next(arrays)))
+            operands.append(read("einsum", "operands", next(arrays)))
         elif kind.startswith("matrix"):
             rowptr, col, shape = next(arrays), next(arrays), (next(lengths), next(lengths))
             values = next(arrays) if kind == "matrix1" else None
             matrix = Matrix(rowptr, col, *shape, values)
             dtype = "float32" if values is None else name_of(values)
             fake: Any = Operand(values, shape, dtype, _NOWHERE)
-            given.append(read("einsum", "operands", matrix) if real else fake)
+            operands.append(read("einsum", "operands", matrix) if real else fake)
         else:
             name, count = kind.split(":")
             values, *at = (next(arrays) for _ in range(int(count)))
             shape = tuple(next(lengths) for _ in range(2 if name == "csr" else len(at)))
             pattern = _pattern(at, shape, name == "csr") if real else _NOWHERE
-            given.append(Operand(values, shape, name_of(values), pattern))
+            operands.append(Operand(values, shape, name_of(values), pattern))
     first = len(kinds) - len(names)
-    return given[:first], dict(zip(names, given[first:], strict=True))
+    return operands[:first], dict(zip(names, operands[first:], strict=True))
 
 
 _NOWHERE: Pattern = Pattern.__new__(Pattern)
@@ -116,7 +116,7 @@ _patterns: dict[object, Pattern] = {}
 
 
 def _pattern(at: Sequence[Tensor], shape: tuple[int, ...], rows: bool) -> Pattern:
-    """The pattern in these arrays, kept, with them, as einsum finds by it what is made of it."""
+    """The pattern of these arrays, cached with them, as einsum caches kernels by patterns."""
     key = (rows, shape, *((x.data_ptr(), len(x)) for x in at))
     if key not in _patterns:
         first, *rest = arrays = [x.numpy() for x in at]
@@ -133,22 +133,22 @@ def _pattern(at: Sequence[Tensor], shape: tuple[int, ...], rows: bool) -> Patter
 def _result(
     call: str, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
 ) -> Tensor:
-    given, by_name = _given(call, tensors, sizes, numbers, True)
+    operands, by_name = _given(call, tensors, sizes, numbers, True)
     text, _, _, options = _read(call)
     arguments: dict[str, Any] = {**options, **by_name}
-    return evaluated(text, *given, **arguments)
+    return evaluated(text, *operands, **arguments)
 
 
 @torch.library.custom_op("sparsetir::einsum", mutates_args=())
 def einsum_op(
     call: str, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
 ) -> Tensor:
-    """The result of a call of einsum."""
+    """Run an encoded call of einsum."""
     return _result(call, [x.detach() for x in tensors], sizes, numbers)
 
 
 def _recorded() -> Any:
-    """Have torch record operators for autograd, which it does not inside of an operator."""
+    """A guard that makes torch record autograd inside an operator, where it normally does not."""
     left_out = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
         left_out = left_out.remove(getattr(torch._C.DispatchKey, key))
@@ -160,25 +160,25 @@ def gradients_op(
     call: str, grad: Tensor, tensors: Sequence[Tensor], sizes: Sequence[int],
     numbers: Sequence[float], wanted: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
-    """The gradients for some of the tensors."""
+    """Compute the gradients for some of the tensors."""
     leaves = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(tensors)]
     with torch.enable_grad(), _recorded():
-        found = _result(call, leaves, sizes, numbers)
+        result = _result(call, leaves, sizes, numbers)
         asked = [leaves[n] for n in wanted]
-        grads = torch.autograd.grad(found, asked, grad, allow_unused=True, materialize_grads=True)
+        grads = torch.autograd.grad(result, asked, grad, allow_unused=True, materialize_grads=True)
     return [x.clone() for x in grads]
 
 
 def _fake(
     call: str, tensors: Sequence[Tensor], sizes: Sequence[int], numbers: Sequence[float]
 ) -> Tensor:
-    given, by_name = _given(call, tensors, sizes, numbers, False)
+    operands, by_name = _given(call, tensors, sizes, numbers, False)
     text, _, _, options = _read(call)
-    text, known = operands_of("einsum", text, given, by_name)
+    text, known = operands_of("einsum", text, operands, by_name)
     options["formats"] = ()
     statement, dtype, _ = typed("einsum", text, known, Options(**options))
-    found = sizes_of("einsum", statement, {n: x.shape for n, x in known.items()})
-    shape = [found[n] for n in statement.result.plain]
+    sizes_by_index = sizes_of("einsum", statement, {n: x.shape for n, x in known.items()})
+    shape = [sizes_by_index[n] for n in statement.result.plain]
     return tensors[0].new_empty(shape, dtype=torch_dtype(dtype))
 
 
@@ -190,9 +190,9 @@ def _saved(ctx: Any, inputs: Any, output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[1]
     wanted = [n for n, need in enumerate(needed) if need]
-    found = gradients_op(ctx.call, grad, tensors, ctx.sizes, ctx.numbers, wanted)
+    gradients = gradients_op(ctx.call, grad, tensors, ctx.sizes, ctx.numbers, wanted)
     grads: list[Any] = [None] * len(tensors)
-    for n, x in zip(wanted, found, strict=True):
+    for n, x in zip(wanted, gradients, strict=True):
         grads[n] = x
     return None, grads, *(None if x else [] for x in (ctx.sizes, ctx.numbers))  # as torch has it
 

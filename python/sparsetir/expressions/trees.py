@@ -8,19 +8,19 @@ from typing import NoReturn, TypeAlias
 
 
 class NotationError(ValueError):
-    """An expression that breaks a rule of the notation; the message points at the place."""
+    """Raised for an expression that violates the notation; the message shows the position."""
 
 
 @dataclass(frozen=True)
 class Affine:
-    """A sum of indices times integers, and an integer."""
+    """An affine sum: indices times integers, plus an integer."""
 
     terms: tuple[tuple[str, int], ...]
     offset: int = 0
 
     @property
     def plain(self) -> str | None:
-        """The index that it is, if it is just that."""
+        """The index, if the sum is a single index, else None."""
         single = len(self.terms) == 1 and self.terms[0][1] == 1 and not self.offset
         return self.terms[0][0] if single else None
 
@@ -54,7 +54,7 @@ class Access:
 
     @property
     def plain(self) -> tuple[str | None, ...]:
-        """For each dimension the index that it is."""
+        """The index of each dimension, None for other sums."""
         return tuple(i.plain for i in self.indices)
 
     def __str__(self) -> str:
@@ -65,8 +65,8 @@ class Access:
 class Call:
     """An operator or a function of expressions.
 
-    as_product : whether absence of an argument makes it absent, whatever `op` does: the product of
-        a semiring
+    as_product : whether it is a semiring's product, which is absent where an argument is, whatever
+        `op` does
     """
 
     op: str
@@ -97,7 +97,7 @@ class Statement:
 
 
 def walk(tree: Tree) -> Iterator[Tree]:
-    """A tree and all below it, from left to right."""
+    """A tree and all of its subtrees, from left to right."""
     yield tree
     below = (
         tree.args if isinstance(tree, Call) else (tree.body,) if isinstance(tree, Reduce) else ()
@@ -112,7 +112,7 @@ def accesses(tree: Tree) -> list[Access]:
 
 
 def indices_of(tree: Tree) -> list[str]:
-    """The indices that a tree leaves to what is around it, in order of appearance."""
+    """The free indices of a tree, in order of appearance."""
     if isinstance(tree, Index):
         return [tree.name]
     if isinstance(tree, Access):
@@ -125,7 +125,7 @@ def indices_of(tree: Tree) -> list[str]:
 
 
 def replaced(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
-    """A tree with parts in place of which `change` gives others; None leaves a part."""
+    """Replace parts of a tree by the results of `change`; None keeps a part."""
     other = change(tree)
     if other is not None:
         return other
@@ -138,5 +138,5 @@ def replaced(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
 
 
 def refuse(who: str, text: str, at: int, what: str, length: int = 1) -> NoReturn:
-    """Raise for a place in a text, shown with a caret."""
+    """Raise NotationError for a position in a text, shown with a caret."""
     raise NotationError(f"{who}: {what}\n    {text}\n    {' ' * at}{'^' * max(1, length)}")

@@ -1,4 +1,4 @@
-"""A program with what its parameters are: bound to patterns and sizes, run, differentiated."""
+"""Programs of expressions: bound to patterns and sizes, run, and differentiated."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ GRAD = ""  # the operand that stands for the gradient of a result
 
 @dataclass
 class Unit:
-    """A program, and the levels of its patterns where these are not as in `program`.
+    """A program or a gradient of it, with the levels of its patterns.
 
     func : the program itself, or a gradient of it
-    values : for each array of values the operand, and the pattern that it is over, if any
+    values : for each array of values the operand, and its pattern, if any
     result : the parameter that is written
-    levels : for each pattern the names of its axes from the root down
+    levels : for each pattern its axes from the root down, which may differ from `program`
     """
 
     program: Program
@@ -53,16 +53,16 @@ class Unit:
 
     @cached_property
     def kernel(self) -> Kernel:
-        """What computes it, with the default schedule."""
+        """The kernel with the default schedule."""
         return build(self.func)
 
     @cached_property
     def sums_rows(self) -> bool:
-        """Whether it is a sum of products over what the rows of one matrix store."""
+        """Whether it is a row sum of products with one matrix."""
         return is_row_sum(self.func)
 
     def sliced(self, config: SlicedRows) -> Kernel:
-        """What computes such a sum with rows in slices."""
+        """The kernel for a row sum with rows in slices."""
         key = config.compiled
         if key not in self._sliced:
             self._sliced[key] = build(self.func, schedule=apply, config=config)
@@ -71,12 +71,12 @@ class Unit:
     @cached_property
     def inputs(self) -> list[str]:
         """The parameters for values that are read, in order."""
-        there = {str(p.name) for p in self.func.params}
-        return [name for name in self.values if name in there and name != self.result]
+        params = {str(p.name) for p in self.func.params}
+        return [name for name in self.values if name in params and name != self.result]
 
     @cached_property
     def assembled(self) -> AssembledKernel | LevelsKernel:
-        """What computes a sparse result with its pattern."""
+        """The kernel of a sparse result with its pattern."""
         return build_assembled(self.func)
 
     def dims(self, key: Key) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class Unit:
 def settled(
     unit: Unit, sizes: Mapping[object, int], patterns: Mapping[str, Pattern], idtype: str
 ) -> tuple[dict[str, Any], dict[Key, LevelArrays]]:
-    """The arguments that follow from sizes and patterns, by name, and the patterns as stored."""
+    """The arguments that depend on sizes and patterns, by name, and the stored patterns."""
     program = unit.program
     known: dict[str, Any] = {p: sizes[of] for p, of in program.sizes.items() if of in sizes}
     axes = {str(a.name): a for a in unit.func.axes}
@@ -120,7 +120,7 @@ def settled(
     for key, pattern in program.patterns.items():
         names = unit.levels[key]
         if not all(n in axes for n in names):
-            continue  # which a gradient does not need
+            continue  # a gradient may not need the pattern
         kept[key] = level_arrays(patterns[pattern.operand], pattern.levels, unit.dims(key), idtype)
         for name, (ptr, idx), n in zip(names, kept[key].arrays, kept[key].lengths, strict=True):
             axis = axes[name]
@@ -133,10 +133,10 @@ def settled(
 
 
 class _Run:
-    """A kernel with the arguments that follow from patterns and sizes.
+    """A kernel with the arguments that depend on patterns and sizes.
 
-    chosen : numbers that the kernel leaves open
-    packed : for each argument that is made of values its place, that of the values, and the order
+    chosen : values for numbers that the kernel leaves open
+    packed : for each argument packed from values its position, that of the values, and the order
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _Run:
             args[place] = order.of(to_numpy(values[at]), len(steady) > at and steady[at])
         if not numpy:
             check_memory(self.kernel.name, self._names, arrays)
-        try:  # TVM checks arrays; what follows of the patterns is known
+        try:  # TVM checks arrays; arguments from patterns are known to be valid
             self.kernel.run_unchecked(args)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             self.kernel.run_refused(args, error)
@@ -176,11 +176,11 @@ class _Run:
 
 
 class Bound:
-    """A unit for patterns and sizes: called with values.
+    """A unit bound to patterns and sizes; called with values.
 
     unit : the unit
-    sizes : of each index, and of dimensions of operands
-    patterns : of operands by name
+    sizes : sizes of indices, and of dimensions of operands
+    patterns : patterns of operands by name
     steady : whether values of patterns are mostly the same, see :class:`Reordered`
     """
 
@@ -191,7 +191,7 @@ class Bound:
         self.unit, self.sizes, self.idtype = unit, sizes, idtype
         self._gradients: dict[str, Bound] = {}
         self._known, self.stored = settled(unit, sizes, patterns, idtype)
-        # For each array that is read its operand, and what brings its values into order, if any.
+        # For each input its operand, and the level arrays that permute its values, if any.
         keys = [unit.values[n][1] for n in unit.inputs]
         arrays = [None if key is None else self.stored[key] for key in keys]
         self.sources = [
@@ -224,23 +224,23 @@ class Bound:
 
     @property
     def kernel(self) -> Kernel:
-        """What computes it."""
+        """The kernel in use."""
         return self._run.kernel
 
     def __call__(self, values: Sequence[Any], out: Any, steady: Sequence[bool] = ()) -> Any:
-        """Write the result, of values in the order of `sources`, each in that of its levels.
+        """Compute the result from values in the order of `sources`, each in that of its levels.
 
-        steady : of values, see :class:`Reordered`
+        steady : for each array of values, see :class:`Reordered`
         """
         run = self._run
         run(values, out, steady)
         if run.packed and run.packed[0][2].changes > MOST_CHANGES:
-            # To pack takes longer than to do without.
+            # Packing takes longer than it saves.
             self._run = _Run(self.unit, self.unit.kernel, self._known)
         return out
 
     def empty(self, torch: bool) -> Any:
-        """Memory for the result, of torch or NumPy."""
+        """Allocate the result, in torch or NumPy."""
         if not torch:
             return empty(self.shape, self.dtype)
         from torch import empty as tensor
@@ -248,11 +248,11 @@ class Bound:
         return tensor(self.shape, dtype=torch_dtype(self.dtype))
 
     def natural(self, values: Any) -> Any:
-        """The result, from the order of its levels to that of its pattern."""
+        """Permute the result from the order of its levels into that of its pattern."""
         return values if self.over is None else self.over.restored(values)
 
     def gradient(self, param: str, patterns: Mapping[str, Pattern]) -> Bound:
-        """The gradient for an input, bound to the same."""
+        """The gradient for an input, bound to the same patterns and sizes."""
         if param not in self._gradients:
             unit = self.unit.gradient(param)
             self._gradients[param] = Bound(unit, self.sizes, patterns, self.idtype)
@@ -260,7 +260,7 @@ class Bound:
 
 
 def torch_dtype(name: str) -> Any:
-    """The type of torch by its name."""
+    """The torch dtype of a name."""
     import torch
 
     return getattr(torch, name)

@@ -1,8 +1,8 @@
-"""What an iteration visits for a term: an order of its indices, and an axis for each.
+"""The iteration of a term: an order of its indices, and an axis for each.
 
-A sparse operand under a product bounds the loops of its indices: it drives them. Where several do,
-their axes are intersected, and those of what a function such as `maximum` takes are united; other
-operands are read by search. An index that no operand drives has all its coordinates visited.
+A sparse operand in a product bounds the loops of its indices: it drives them. If several do, their
+axes are intersected, and those of arguments of a function such as `maximum` are united; other
+operands are read by search. For an index that no operand drives all coordinates are visited.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sparsetir.expressions.trees import Access
 class Drivers:
     """The accesses that bound an iteration.
 
-    where : sets of them: it visits where all of any set store something
-    exact : whether that is just where the term may differ from zero
+    where : sets of accesses; it visits where all of any set store an element
+    exact : whether that is exactly where the term may be nonzero
     """
 
     where: Domain
@@ -28,24 +28,24 @@ class Drivers:
 
     @property
     def accesses(self) -> tuple[Access, ...]:
-        """All of them, in the order of the text."""
+        """All accesses, in the order of the text."""
         return tuple(sorted(frozenset[Access]().union(*self.where), key=lambda x: x.at))
 
     def without(self, gone: Iterable[Access]) -> Drivers:
-        """Those that are left bound it; they visit more."""
+        """The drivers without some accesses, so that more is visited."""
         where = least(s.difference(gone) for s in self.where)
         return Drivers(where, self.exact and where == self.where)
 
 
 def drivers(where: Domain, usable: Callable[[Access], bool]) -> Drivers:
-    """What bounds an iteration over a domain.
+    """The accesses that bound an iteration over a domain.
 
-    usable : whether all dimensions of an access are indices by themselves, which differ
+    usable : whether the dimensions of an access are distinct single indices
     """
     usable_all = all(usable(x) for s in where for x in s)
     if not usable_all and len(where) > 1:
         return Drivers((frozenset.intersection(*where),), False)
-    # At an index that only some have, those of one set are visited where another set is met.
+    # At an index that only some have, one set's elements are visited where another's are.
     common = frozenset.intersection(*where)
     same = len({frozenset(x.plain) for s in where for x in s - common}) <= 1
     return Drivers(where, usable_all and (same or len(where) == 1))
@@ -54,7 +54,7 @@ def drivers(where: Domain, usable: Callable[[Access], bool]) -> Drivers:
 def levels_of(access: Access, form: Storage, order: Sequence[str] = ()) -> list[int]:
     """The dimensions of an access by its levels, from the root down.
 
-    order : of the indices of an iteration, that a storage without an order follows
+    order : order of an iteration's indices, which a storage without an order follows
     """
     if form.order is not None:
         return list(form.order)
@@ -64,7 +64,7 @@ def levels_of(access: Access, form: Storage, order: Sequence[str] = ()) -> list[
 
 
 def driven(access: Access, levels: Sequence[int]) -> list[str]:
-    """The indices of the levels that can drive loops: those down to one that is no new index."""
+    """The indices of the levels that can drive loops: down to the first that is not a new index."""
     out: list[str] = []
     for d in levels:
         name = access.plain[d]
@@ -81,13 +81,13 @@ def visit_order(
     dense: Sequence[Access],
     rows: str | None = None,
 ) -> list[str] | None:
-    """An order of indices that visits each operand in the order of its levels.
+    """An order of indices in which each operand is visited in the order of its levels.
 
     It begins with the result's, follows operands from level to level, and ends with those that no
-    sparse operand has. None where the orders of the operands exclude each other.
+    sparse operand has. None if the orders of the operands conflict.
 
     parts : the drivers
-    dense : accesses that lie in memory row by row, the result's among them
+    dense : accesses in row-major order, including the result's
     rows : an index to begin with
     """
     fixed: list[list[str]] = []

@@ -1,11 +1,12 @@
 """Message passing models through `torch.compile(model, backend="sparsetir")`.
 
-`backend` is what torch calls, `regions` finds what becomes one kernel each, `factors` takes out of
-sums what their terms share, `expressions` says what torch's operators compute, `programs` writes it
-in stage I, `operator` runs it, `orders` keeps edges that are sorted, `prelude` what follows from
-the edges alone, `explain` shows all of it. Of the rest `products` and `reuse` run what they can,
-`rest` has Inductor compile it. `export` makes a library of a model: `to_relax` translates it, with
-`dense` for what is no region and `edges` for what torch does else.
+`backend` is torch's entry point, `regions` finds the parts that become one kernel each, `factors`
+hoists factors out of sums, `expressions` translates torch's operators to expressions, `programs`
+writes them in stage I, `operator` runs them, `orders` caches sorted edges, `prelude` hoists work
+that depends on edges alone, `explain` shows all of it. Outside regions `products` and `reuse` speed
+up some operators, and `rest` lets Inductor compile the remainder. `export` makes a library of a
+model: `to_relax` translates it, with `dense` for pointwise operators outside regions and `edges`
+for the handling of edges.
 """
 
 from sparsetir import needs_torch  # noqa: F401

@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="sparsetir")`."""
+"""The backend of `torch.compile(model, backend="sparsetir")`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sparsetir.graph.regions import Found, rewrite
 from sparsetir.graph.rest import Rest, Run, has_compiler
 from sparsetir.graph.reuse import reuse_memory
 
-REST = "eager"  # what runs the rest by default
+REST = "eager"  # the default for operators outside regions
 
 
 class Options(NamedTuple):
@@ -39,14 +39,14 @@ class Options(NamedTuple):
 
 @dataclass
 class Graph:
-    """The regions of a graph of torch's, and the operators left to torch.
+    """The regions of one of torch's graphs, and the operators left to torch.
 
-    found, left : regions, and gathers and reductions that are none, with reasons
-    preludes : what follows from the edges alone
-    calls : of its regions, which are noted where it is not None
-    measured : of each direction, what its regions and operators take, where calls are noted
-    rest : of each direction that has run, why Inductor does not run what is no region, "" if it
-        does
+    found, left : regions; and gathers and reductions outside regions, with reasons
+    preludes : parts that depend on edges alone
+    calls : calls of its regions; recorded unless it is None
+    measured : for each direction, the costs of its regions and operators, if calls are recorded
+    rest : for each direction that has run, why Inductor does not run the operators outside regions;
+        "" if it does
     """
 
     found: list[Found] = field(default_factory=list)
@@ -57,12 +57,12 @@ class Graph:
     rest: dict[str, str] = field(default_factory=dict)
 
     def call(self, number: int) -> Call:
-        """The call of a region, by its number in :attr:`found`, as `sparsetir.tune` takes it.
+        """The call of a region, by its number in :attr:`found`, for `sparsetir.tune`.
 
-        Raises ValueError for one that was not run.
+        Raises ValueError for a region that has not run.
         """
         programs = [found.program for found in self.found]
-        # Of regions that have one program the first runs first.
+        # Regions with equal programs run in the order of their numbers.
         before = programs[:number].count(programs[number])
         same = [call for call in self.calls or () if call.program == programs[number]]
         if len(same) <= before:
@@ -73,8 +73,8 @@ class Graph:
 class Backend:
     """A backend of torch.compile that keeps its graphs.
 
-    noted : whether calls of regions are noted, and what all that runs takes
-    graphs : that were compiled, in order
+    noted : whether to record calls of regions and the costs of all operators
+    graphs : the compiled graphs, in order
     """
 
     def __init__(self, noted: bool = False) -> None:
@@ -96,12 +96,12 @@ class Backend:
 def backend(
     module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[..., Any]:
-    """The backend, which torch finds by the name "sparsetir".
+    """Compile a graph of torch's; the backend registered as "sparsetir".
 
-    options : "rest", what runs all that is no region: "eager", torch's own kernels, or "inductor",
-        which takes some per cent less in an epoch and several times as long to compile; "check",
-        True to compare the first results of each graph with those of torch's operators, and to
-        raise RuntimeError where they differ
+    options : "rest", what runs operators outside regions: "eager", torch's own kernels, or
+        "inductor", a few percent faster per epoch, several times slower to compile; "check", True
+        to compare the first results of each graph with those of torch's operators, and to raise
+        RuntimeError where they differ
     """
     return Backend()(module, inputs, options)
 
@@ -110,8 +110,8 @@ capture.install(lambda asked: asked is backend or isinstance(asked, Backend))
 
 
 def at_once(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """:func:`backend` for who may do without it: what cannot be compiled fails in the first call,
-    not in a backward pass later, and so does what has no region."""
+    """:func:`backend` for callers that can fall back: a model that cannot be compiled, or has no
+    region, fails in the first call, rather than in a later backward pass."""
     about, lowering = Graph(), {"force_non_lazy_backward_lowering": True}
     known = hasattr(functorch_config, *lowering)
     with functorch_config.patch(lowering if known else {}):
@@ -122,7 +122,7 @@ def at_once(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]
 
 
 def _chosen(options: Mapping[str, Any]) -> Options:
-    """The options of a user."""
+    """Check the user's options."""
     for name in options:
         if name not in Options._fields:
             raise ValueError(f'options: sparsetir takes "rest" and "check" alone, got {name!r}')
@@ -139,9 +139,9 @@ def _chosen(options: Mapping[str, Any]) -> Options:
 def compile_graph(
     module: fx.GraphModule, inputs: Sequence[Any], about: Graph, options: Options
 ) -> Callable[..., Any]:
-    """What runs a graph of dynamo's; `about` is told what became of it."""
+    """Compile a graph of dynamo's to a function; record the outcome in `about`."""
     of_edges = set[str]()  # names of arguments
-    returned = 0  # what the forward graph gives to the caller
+    returned = 0  # results that the forward graph returns to the caller
     checked = Checked(lambda: [f.node for f in about.found]) if options.check else None
 
     def is_edges(node: fx.Node) -> bool:
@@ -151,8 +151,8 @@ def compile_graph(
         nonlocal returned
         returned = results
         of_edges.update(n.name for n in filter(is_of_edges(known), known))
-        found, left = rewrite(graph, lambda graph: following(graph, is_edges)[0])
-        about.found += found
+        regions, left = rewrite(graph, lambda graph: following(graph, is_edges)[0])
+        about.found += regions
         about.left += left
         copy_results(graph.graph, results, is_edges)
 
@@ -164,8 +164,8 @@ def compile_graph(
         known = [n for n, g in zip(arguments, gradients, strict=True) if g is None]
         if checked is not None:
             plain = copy.deepcopy(joint)
-            there, back = default_partition(plain, given, num_fwd_outputs=num_fwd_outputs, **more)
-            checked.keep("forward", there, num_fwd_outputs)
+            fore, back = default_partition(plain, given, num_fwd_outputs=num_fwd_outputs, **more)
+            checked.keep("forward", fore, num_fwd_outputs)
             checked.keep("backward", back)
         rewritten(joint, num_fwd_outputs, known)
         return default_partition(joint, given, num_fwd_outputs=num_fwd_outputs, **more)
@@ -191,7 +191,7 @@ def compile_graph(
     def forward(graph: fx.GraphModule, _: Any) -> Any:
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
-            # Backward writes to nothing that it is given, so it may run twice.
+            # Backward does not write to its arguments, so it may run twice.
             context.fw_metadata.bw_donated_idxs = []
         return runner(graph, is_edges, "forward")
 
@@ -222,30 +222,30 @@ def _runner(
     prelude: Prelude | None,
     direct: Callable[[fx.GraphModule], Run],
 ) -> Run:
-    """What runs a graph, with what follows from edges alone apart."""
+    """The runner of a graph, with its prelude, if any, run separately."""
     if prelude is None:
         return _boxed(direct(graph))
     about.preludes.append(prelude)
     main = direct(prelude.main)
 
     def run(args: list[Any]) -> Any:
-        given = prelude(args)
+        main_args = prelude(args)
         args.clear()
-        return main(given)
+        return main(main_args)
 
     return _boxed(run)
 
 
 def _boxed(run: Run) -> Run:
-    """The same, which torch gives a list to empty, so that it frees what is no longer read."""
+    """Mark a function as taking a list of arguments that it empties, to free them early."""
     run._boxed_call = True
     return run
 
 
 def _direct(graph: fx.GraphModule, calls: list[Call] | None) -> fx.GraphModule:
-    """The graph with calls of regions that torch's dispatcher does not see.
+    """Replace calls of regions by direct ones that bypass torch's dispatcher.
 
-    calls : are noted there
+    calls : the list that calls are recorded in
     """
     reuse_memory(graph.graph)
     take_products(graph.graph)

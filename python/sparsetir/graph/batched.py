@@ -1,7 +1,7 @@
 """Backward graphs under torch's older vmap: vectorised Jacobians, `is_grads_batched`.
 
-Its tensors stand for many and have no memory. Of an operator without a rule for them torch makes a
-call for each; so one operator is the whole graph.
+Its batched tensors have no memory. For an operator without a batching rule torch makes a call per
+tensor in the batch; so the whole graph becomes one operator.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _calls: dict[int, Callable[[tuple[Tensor, ...]], list[Tensor]]] = {}
 
 
 def one_by_one(graph: fx.GraphModule, run: Run) -> Run:
-    """The runner of a graph, which is called once for each tensor that one stands for."""
+    """Wrap the runner of a graph so that it is called once per tensor in a batch."""
     (output,) = graph.graph.find_nodes(op="output")
     results = [isinstance(x, fx.Node) for x in output.args[0]]
 
     def each(args: list[Any]) -> Any:
         if not is_batched() or not any(results):
             return run(args)
-        given = list(args)
+        arguments = list(args)
         args.clear()
-        tensors = [n for n, x in enumerate(given) if isinstance(x, Tensor)]
+        tensors = [n for n, x in enumerate(arguments) if isinstance(x, Tensor)]
 
         def call(values: tuple[Tensor, ...]) -> list[Tensor]:
-            taken = list(given)
+            passed = list(arguments)
             for n, value in zip(tensors, values, strict=True):
-                taken[n] = value
-            return [x for x, is_result in zip(run(taken), results, strict=True) if is_result]
+                passed[n] = value
+            return [x for x, is_result in zip(run(passed), results, strict=True) if is_result]
 
         _calls[number := next(_number)] = call
         try:
             operator = _operator(len(tensors), sum(results))
-            values = iter(operator(number, *(given[n] for n in tensors)))
+            values = iter(operator(number, *(arguments[n] for n in tensors)))
         finally:
             del _calls[number]
         return [next(values) if is_result else None for is_result in results]
@@ -52,17 +52,17 @@ def one_by_one(graph: fx.GraphModule, run: Run) -> Run:
 
 @cache
 def _operator(arguments: int, results: int) -> Callable[..., Any]:
-    """An operator of torch's that runs a call, by its number, on so many tensors."""
+    """A torch operator that runs a call, by its number, on `arguments` tensors."""
     name = f"graph_{arguments}_{results}"
-    # Lists of tensors torch does not take apart.
+    # Separate tensors, as torch does not unbatch lists of them.
     LIBRARY.define(
         f"{name}(int call, {', '.join(f'Tensor x{n}' for n in range(arguments))})"
         f" -> ({', '.join(['Tensor'] * results)})"
     )
 
     def run(call: int, *values: Tensor) -> Any:
-        found = _calls[call](values)
-        return tuple(found) if results > 1 else found[0]
+        outputs = _calls[call](values)
+        return tuple(outputs) if results > 1 else outputs[0]
 
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     operator = getattr(torch.ops.sparsetir, name)

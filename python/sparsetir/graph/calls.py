@@ -1,4 +1,4 @@
-"""Regions as they were called: programs with arguments that the tuner takes, and records."""
+"""Calls of regions: programs with their arguments, for tuning and look-up of records."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TARGET = "llvm"
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a region: what `sparsetir.tune(call.function, call.arguments)` takes.
+    """A call of a region, for `sparsetir.tune(call.function, call.arguments)`.
 
-    program : of the region
-    aligned : of each operand whether it has the edges in the order of the rows
-    names : of the program's parameters, in order
-    known : indices and sizes by name, which records are found by
-    shapes : of the arrays of float32, whose values play no part
+    program : the region's program
+    aligned : for each operand whether its edges are in the order of the rows
+    names : names of the program's parameters, in order
+    known : indices and sizes by name, which records are looked up by
+    shapes : shapes of the float32 arrays, whose values do not matter
     """
 
     program: Program
@@ -38,7 +38,7 @@ class Call:
 
     @property
     def text(self) -> str:
-        """The program."""
+        """The text of the program."""
         return self.program.text(self.aligned)
 
     @property
@@ -48,32 +48,32 @@ class Call:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of the function: indices and sizes of the call, random numbers, no result."""
+        """Arguments of the function: the call's indices and sizes, random numbers, no result."""
         rng = np.random.default_rng(0)
-        found = self._with(lambda shape: rng.standard_normal(shape, "float32"))
-        del found["out"]
-        return found
+        arguments = self._with(lambda shape: rng.standard_normal(shape, "float32"))
+        del arguments["out"]
+        return arguments
 
     @property
     def task(self) -> ProgramTask:
-        """What records are looked up by."""
-        given = self._with(lambda shape: np.broadcast_to(np.float32(0), shape))
-        return ProgramTask(self.function, given, None, TARGET, default_threads())
+        """The task by which records are looked up."""
+        arguments = self._with(lambda shape: np.broadcast_to(np.float32(0), shape))
+        return ProgramTask(self.function, arguments, None, TARGET, default_threads())
 
     def _with(self, make: Callable[[tuple[int, ...]], np.ndarray]) -> dict[str, Any]:
-        """All arguments, in order; `make` gives arrays of float32."""
+        """All arguments, in order; make : makes a float32 array of a shape."""
         arrays = {name: make(shape) for name, shape in self.shapes.items()}
         given = {n: x.numpy() if isinstance(x, Tensor) else int(x) for n, x in self.known.items()}
         return {name: {**given, **arrays}[name] for name in self.names}
 
 
 def may_be_recorded() -> bool:
-    """Whether any region is: to ask for a call takes longer than small kernels."""
+    """Whether any region is recorded: a look-up for a call takes longer than small kernels."""
     return there_are_records_of(NAME)
 
 
 def recorded_kernel(call: Call) -> Kernel | None:
-    """The kernel by what tuning recorded for a call; None where that is nothing."""
+    """The kernel that tuning recorded for a call, or None."""
     task = call.task
     like = call.text, task.shape_class(), task.threads
     return program_by_record(task, like, lambda c: call.program.kernel(call.aligned, c))

@@ -1,9 +1,9 @@
-"""Torch's flag for operators whose results' sizes follow from contents, set for one backend alone.
+"""Torch's flag for operators with data-dependent result sizes, set for one backend alone.
 
-Self loops that are taken out of edges are such: without the flag they break a model into several
-graphs, as they do not under torch.compile(fullgraph=True). Dynamo reads the flag when it traces,
-long before it calls a backend, and the flag makes Inductor fail on models that it compiles
-without; so what dynamo enters around a compilation asks for which backend it is.
+The removal of self loops is such an operator: without the flag it breaks a model into several
+graphs, though not under torch.compile(fullgraph=True). Dynamo reads the flag when it traces, long
+before it calls a backend, and with the flag Inductor fails on models that it otherwise compiles; so
+the context that dynamo enters around a compilation checks which backend it is for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INNER = ("_torchdynamo_orig_backend", "compiler_fn")
 
 
 class _Compilation:
-    """A compilation of dynamo's, with the flag set where it is for a backend that wants it."""
+    """The context of a compilation by dynamo, with the flag set for backends that want it."""
 
     def __init__(
         self, callbacks: AbstractContextManager[Any], wanted: Callable[[Any], bool]
@@ -32,8 +32,8 @@ class _Compilation:
         self._wanted = wanted
         self._before: bool | None = None
 
-    # A backward pass inside of a compiled function is one inside of another. If dynamo compiled
-    # these methods in turn, it would wait forever for the lock that it holds meanwhile.
+    # A backward pass in a compiled function nests compilations. If dynamo compiled these methods in
+    # turn, it would deadlock on the lock that it holds meanwhile.
     @disable
     def __enter__(self) -> None:
         self._callbacks.__enter__()
@@ -47,13 +47,13 @@ class _Compilation:
         if before is not None:
             setattr(config, FLAG, before)
         self._callbacks.__exit__(*raised)
-        # What asks for a size that only contents give would, without the flag, be behind a break.
+        # Without the flag, code that needs a data-dependent size would come after a graph break.
         if before is False and isinstance(error, GuardOnDataDependentSymNode):
             raise UserError(UserErrorType.DYNAMIC_CONTROL_FLOW, str(error)) from error
 
 
 def _backends() -> Iterator[Any]:
-    """What the frame of dynamo that called compiles with, and what it wraps."""
+    """The backend of dynamo's calling frame, and the backends that it wraps."""
     frame = sys._getframe()
     while frame is not None and not (
         frame.f_code.co_name == "_compile" and INNER[1] in frame.f_locals
@@ -67,10 +67,10 @@ def _backends() -> Iterator[Any]:
 
 
 def install(wanted: Callable[[Any], bool]) -> None:
-    """Set the flag from now on where dynamo traces for a backend that wants it.
+    """Make dynamo set the flag from now on when it traces for a backend that wants it.
 
-    A function that then asks for a size which only contents give is left to Python, as dynamo does
-    with what it does not support; what it calls is compiled.
+    A function that then needs a data-dependent size runs in Python, like other code that dynamo
+    does not support; the functions it calls are compiled.
     """
     handler: Any = callback.callback_handler
     plain = handler.install_callbacks

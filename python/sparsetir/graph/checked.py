@@ -1,4 +1,4 @@
-"""The first run of each graph beside torch's own operators, where their user asks for it."""
+"""Comparison of the first run of each graph with torch's own operators, on request."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import Tensor, fx
 
 from sparsetir.graph.rest import Run
 
-OFF = 1e-3  # of the largest number of a result
+OFF = 1e-3  # tolerance relative to the largest number of a result
 
 
 class _Saved(NamedTuple):
-    """What a forward run saves for backward.
+    """The values that a forward run saves for backward.
 
-    plain : by torch's operators, as their backward graph takes it
-    addresses : of the tensors that ours saves, which tell the run
+    plain : those of torch's operators, in the order of their backward graph
+    addresses : addresses of the tensors that ours saves, which identify the run
     """
 
     plain: list[Any]
     addresses: list[int]
 
     @staticmethod
-    def by(plain: Sequence[Any], found: Sequence[Any]) -> _Saved:
-        """Of the last results of both graphs: tensors, then numbers, which backward takes first."""
+    def by(plain: Sequence[Any], ours: Sequence[Any]) -> _Saved:
+        """Take the last results of both graphs; numbers move first, where backward expects them."""
         ordered = sorted(plain, key=lambda x: isinstance(x, Tensor))
-        return _Saved(ordered, _addresses(found))
+        return _Saved(ordered, _addresses(ours))
 
-    def are_of(self, given: Sequence[Any]) -> bool:
-        """Whether what our backward graph is given begins with what this run saved."""
-        tensors = [x for x in given if isinstance(x, Tensor)]
+    def are_of(self, arguments: Sequence[Any]) -> bool:
+        """Whether the arguments of our backward graph begin with what this run saved."""
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
         return _addresses(tensors[: len(self.addresses)]) == self.addresses
 
 
@@ -40,11 +40,11 @@ def _addresses(values: Sequence[Any]) -> list[int]:
 
 
 class Checked:
-    """Graphs as torch traced them, by direction, beside ours until backward was compared.
+    """Graphs of torch's own operators, by direction, kept until backward was compared with ours.
 
-    Backward is compared for the last forward run alone, whose saved values are at hand.
+    Backward is compared only for the last forward run, whose saved values are available.
 
-    regions : names them, for a message
+    regions : returns the names of the regions, for a message
     """
 
     def __init__(self, regions: Callable[[], Sequence[str]]) -> None:
@@ -53,39 +53,39 @@ class Checked:
         self._saved: _Saved | None = None  # by the last forward run, for the backward graph
 
     def keep(self, direction: str, graph: fx.GraphModule, results: int | None = None) -> None:
-        """A graph of torch's operators; the first results are compared, by default all."""
+        """Keep a graph of torch's operators; results : how many are compared, by default all."""
         self._plain[direction] = graph, results
 
     def around(self, direction: str, run: Run) -> Run:
-        """`run`, whose first results are compared with those of the graph that was kept."""
+        """Wrap `run` to compare its first results with those of the kept graph."""
 
         def checked(args: list[Any]) -> Any:
             plain, count = self._plain.get(direction, (None, None))
             if plain is None:
                 return run(args)
-            given = list(args)
+            plain_args = list(args)
             if direction == "backward":
-                if self._saved is None or not self._saved.are_of(given):
-                    return run(args)  # of a forward run before the last one
-                kept = self._saved.plain  # what the forward graphs save is not the same
+                if self._saved is None or not self._saved.are_of(plain_args):
+                    return run(args)  # for an earlier forward run
+                kept = self._saved.plain  # the forward graphs save different values
                 places = plain.graph.find_nodes(op="placeholder")
-                given = kept + given[len(given) - len(places) + len(kept) :]
-            copies = [x.clone() if isinstance(x, Tensor) else x for x in given]
+                plain_args = kept + plain_args[len(plain_args) - len(places) + len(kept) :]
+            copies = [x.clone() if isinstance(x, Tensor) else x for x in plain_args]
             with torch.random.fork_rng(devices=[]):  # dropout draws the same numbers
                 expected = plain(*copies)
-            found = run(args)
+            ours = run(args)
             if direction == "forward":
-                self._saved = _Saved.by(expected[count:], found[count:])
+                self._saved = _Saved.by(expected[count:], ours[count:])
             else:
                 self._plain.clear()
                 self._saved = None
-            self._compare(direction, expected[:count], found)
-            return found
+            self._compare(direction, expected[:count], ours)
+            return ours
 
         return checked
 
-    def _compare(self, direction: str, expected: Sequence[Any], found: Sequence[Any]) -> None:
-        for n, (a, b) in enumerate(zip(expected, found, strict=False)):
+    def _compare(self, direction: str, expected: Sequence[Any], ours: Sequence[Any]) -> None:
+        for n, (a, b) in enumerate(zip(expected, ours, strict=False)):
             if isinstance(a, Tensor) and (why := _difference(a, b)):
                 raise RuntimeError(
                     f"torch.compile(backend='sparsetir'): result {n} of a {direction} graph is not "
@@ -93,12 +93,12 @@ class Checked:
                 )
 
 
-def _difference(expected: Tensor, found: Tensor) -> str:
-    """In what a result differs, "" if in nothing but rounding."""
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        a, b = (f"{x.dtype} {tuple(x.shape)}" for x in (expected, found))
+def _difference(expected: Tensor, ours: Tensor) -> str:
+    """How a result differs beyond rounding, as text; "" if it does not."""
+    if expected.shape != ours.shape or expected.dtype != ours.dtype:
+        a, b = (f"{x.dtype} {tuple(x.shape)}" for x in (expected, ours))
         return f"expected {a}, got {b}"
-    exact, other = (x.detach().to(torch.float64) for x in (expected, found))
+    exact, other = (x.detach().to(torch.float64) for x in (expected, ours))
     finite = exact.isfinite()
     if not torch.equal(finite, other.isfinite()):
         return f"{int((finite != other.isfinite()).sum())} numbers are finite in one of them alone"

@@ -1,4 +1,4 @@
-"""The time and the memory of each region and operator of a graph, as it runs."""
+"""Time and memory of each region and operator of a running graph."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sparsetir.graph.regions import FOUND, Found
 
 @dataclass
 class Cost:
-    """What a node of a graph takes.
+    """The cost of a node of a graph.
 
     direction : "forward", "backward" or "inference"
     what : the operator's name
-    region : in its place; None where there is none
-    number : of the region in its graph
-    shape : of its result, of the first of several; None of what is no tensor
-    seconds : the least of all runs but the first
-    bytes : of its results
+    region : the region in its place, or None
+    number : number of the region in its graph
+    shape : shape of its first result; None if it is not a tensor
+    seconds : the minimum of all runs but the first
+    bytes : bytes of its results
     edges : whether a result holds several numbers for each edge of a region in the graph
-    copied : whether that takes a copy, back to the order in which the edges were given
+    copied : whether the result was copied back to the original order of the edges
     """
 
     direction: str
@@ -41,10 +41,10 @@ class Cost:
 
 
 class Measured:
-    """Runs a graph node by node, and keeps what each takes; views and numbers are left out.
+    """A runner that measures a graph node by node; views and numbers are left out.
 
-    regions : of the graph, in the order of their numbers
-    costs : by node, in order
+    regions : the graph's regions, in the order of their numbers
+    costs : costs by node, in order
     """
 
     def __init__(self, graph: fx.GraphModule, direction: str, regions: list[Found]) -> None:
@@ -58,16 +58,16 @@ class Measured:
                 self.costs[node.name] = Cost(direction, name, region, numbers.get(id(region)))
 
     def __call__(self, args: list[Any]) -> Any:
-        """What the graph gives; empties the list, as torch has it."""
-        taken = list(args)
+        """Run the graph; empties the list of arguments, as torch expects."""
+        arguments = list(args)
         args.clear()
         run = _Run(self._graph, {} if self._first else self.costs, self._edges)
         self._first = False
-        return run.boxed_run(taken)
+        return run.boxed_run(arguments)
 
 
 class _Run(fx.Interpreter):
-    """One run; notes numbers of edges, which the first one tells."""
+    """One measured run; the first also collects the numbers of edges of regions."""
 
     def __init__(self, graph: fx.GraphModule, costs: dict[str, Cost], edges: set[int]) -> None:
         super().__init__(graph)
@@ -101,7 +101,7 @@ def _name_of(target: Any) -> str:
 
 
 def table(costs: list[Cost], most: int = 12) -> list[list[str]]:
-    """Rows for people: those that take longest first, and the others in one."""
+    """Rows of a table: the `most` slowest nodes, and one row for the others."""
     ran = sorted((c for c in costs if c.seconds < float("inf")), key=lambda c: -c.seconds)
     whole = sum(c.seconds for c in ran) or 1.0
 

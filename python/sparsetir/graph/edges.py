@@ -1,6 +1,6 @@
-"""What kernels of regions need of edges, for models that run without torch: stage III, by hand.
+"""Hand-written stage-III kernels that sort edges for regions, for models that run without torch.
 
-Nodes of edges are in int64, places of edges in int32. `orders.py` is the same for torch.
+Nodes of edges are in int64, positions of edges in int32. `orders.py` is the same for torch.
 """
 
 from tvm import tirx
@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 
 @T.prim_func(s_tir=True)
 def count_edges(index: T.handle, starts: T.handle):
-    """Where the edges of each node begin, once they are sorted."""
+    """The starts of each node's edges, once they are sorted."""
     T.func_attr({"tirx.noalias": True})
     edges, ends = T.int64(), T.int64()
     AT = T.match_buffer(index, (edges,), "int64")
@@ -25,7 +25,7 @@ def count_edges(index: T.handle, starts: T.handle):
 
 @T.prim_func(s_tir=True)
 def sort_edges(index: T.handle, starts: T.handle, places: T.handle):
-    """Of each edge, in the order of its node, its place among the given ones."""
+    """The original positions of the edges, sorted by node."""
     T.func_attr({"tirx.noalias": True})
     edges, ends = T.int64(), T.int64()
     AT = T.match_buffer(index, (edges,), "int64")
@@ -34,14 +34,14 @@ def sort_edges(index: T.handle, starts: T.handle, places: T.handle):
     for e in range(edges):
         PLACE[START[AT[e]]] = T.Cast("int32", e)
         START[AT[e]] = START[AT[e]] + 1
-    for i in range(ends - 1):  # each is where the next one began
+    for i in range(ends - 1):  # each start has become the next one
         START[ends - 1 - i] = START[ends - 2 - i]
     START[0] = 0
 
 
 @T.prim_func(s_tir=True)
 def arranged(index: T.handle, places: T.handle, out: T.handle):
-    """Another index in the order of edges."""
+    """Another index in the order of sorted edges."""
     T.func_attr({"tirx.noalias": True})
     edges = T.int64()
     AT = T.match_buffer(index, (edges,), "int64")
@@ -53,7 +53,7 @@ def arranged(index: T.handle, places: T.handle, out: T.handle):
 
 @T.prim_func(s_tir=True)
 def places_between(by: T.handle, places: T.handle, inverse: T.handle, out: T.handle):
-    """Where edges in the order of `places` are in the order of `by`."""
+    """The positions, in the order `by`, of edges in the order `places`."""
     T.func_attr({"tirx.noalias": True})
     edges = T.int64()
     BY = T.match_buffer(by, (edges,), "int32")
@@ -68,7 +68,7 @@ def places_between(by: T.handle, places: T.handle, inverse: T.handle, out: T.han
 
 @T.prim_func(s_tir=True)
 def restored(values: T.handle, places: T.handle, out: T.handle):
-    """Values of edges that are sorted, in the order in which they were given."""
+    """Values of sorted edges in the original order."""
     T.func_attr({"tirx.noalias": True})
     edges, width = T.int64(), T.int64()
     IN = T.match_buffer(values, (edges, width), "float32")
@@ -80,7 +80,7 @@ def restored(values: T.handle, places: T.handle, out: T.handle):
 
 @T.prim_func(s_tir=True)
 def zero_of_empty_rows(values: T.handle, starts: T.handle, out: T.handle):
-    """Values of nodes, 0 of those that no edge leads to."""
+    """Values of nodes, with 0 at nodes without incoming edges."""
     T.func_attr({"tirx.noalias": True})
     nodes, width, ends = T.int64(), T.int64(), T.int64()
     IN = T.match_buffer(values, (nodes, width), "float32")
@@ -92,7 +92,7 @@ def zero_of_empty_rows(values: T.handle, starts: T.handle, out: T.handle):
 
 @T.prim_func(s_tir=True)
 def in_range(index: T.handle, size: T.int64, out: T.handle):
-    """The same nodes, all of which are less than a size."""
+    """A copy of nodes that asserts that all are less than a size."""
     T.func_attr({"tirx.noalias": True})
     edges = T.int64()
     AT = T.match_buffer(index, (edges,), "int64")
@@ -104,7 +104,7 @@ def in_range(index: T.handle, size: T.int64, out: T.handle):
 
 @T.prim_func(s_tir=True)
 def count_kept(mask: T.handle, count: T.handle):
-    """How many edges a mask holds at."""
+    """The number of edges that a mask selects."""
     T.func_attr({"tirx.noalias": True})
     edges = T.int64()
     MASK = T.match_buffer(mask, (edges,), "int32")
@@ -116,7 +116,7 @@ def count_kept(mask: T.handle, count: T.handle):
 
 @T.prim_func(s_tir=True)
 def put(base: T.handle, index: T.handle, values: T.handle, out: T.handle):
-    """Numbers of nodes, with others in the place of some of them."""
+    """Numbers of nodes, with some of them replaced."""
     T.func_attr({"tirx.noalias": True})
     nodes, count = T.int64(), T.int64()
     BASE = T.match_buffer(base, (nodes,), "float32")
@@ -133,7 +133,7 @@ def put(base: T.handle, index: T.handle, values: T.handle, out: T.handle):
 def _kept(dtype: str) -> tirx.PrimFunc:
     @T.prim_func(s_tir=True)
     def kept(values: T.handle, mask: T.handle, out: T.handle):
-        """What an array has of the edges at which a mask holds, along its second dimension."""
+        """The part of an array at the edges that a mask selects, along its second dimension."""
         T.func_attr({"tirx.noalias": True})
         rows, edges, left, width = T.int64(), T.int64(), T.int64(), T.int64()
         IN = T.match_buffer(values, (rows, edges, width), dtype)

@@ -14,7 +14,7 @@ from sparsetir.graph.backend import Backend, Graph
 from sparsetir.graph.costs import table
 from sparsetir.runtime.texts import aligned
 
-RUNS = 3  # that are measured, after one that compiles
+RUNS = 3  # measured runs, after one that compiles
 
 
 class Explanation:
@@ -23,7 +23,7 @@ class Explanation:
     Parameters
     ----------
     graphs : list of Graph
-        Of torch's, in the order in which they were compiled; more than one where the model breaks.
+        Torch's graphs, in the order of compilation; more than one if the model breaks.
         `call(number)` of one is a region with its arguments: `sparsetir.tune(call.function,
         call.arguments)` records a schedule for models that are compiled later, on the same edges.
     """
@@ -66,26 +66,25 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     Parameters
     ----------
     model : torch.nn.Module or function
-        It is run four times, forward and backward, as it is: in training or not. A module is
-        copied before, so that its parameters and buffers stay as they are.
+        It is run four times, forward and backward, in its current training mode. A module is
+        copied first, so that its parameters and buffers are not changed.
     *inputs, **options
-        Its arguments. Gradients are taken where parameters or inputs require them.
+        Its arguments. Gradients are computed where parameters or inputs require them.
 
     Returns
     -------
     Explanation
-        Print it: of each graph what is computed once for each tensor of edges; what takes longest,
-        regions and torch's operators, with milliseconds (the least of three runs, one by one), the
-        megabytes of its result, whether that holds several numbers for each edge, and whether it
-        was copied back to the order in which edges were given; which gathers and reductions were
-        left to torch, and why; and why Inductor does not run the rest,
-        where it was to. `programs()` gives the regions' programs, for edges in the order of their
-        rows.
+        Print it: for each graph the operators computed once per tensor of edges; the slowest
+        regions and torch operators, with milliseconds (the minimum of three runs, measured one by
+        one), the megabytes of the result, whether it holds several numbers for each edge, and
+        whether it was copied back to the original order of edges; the gathers and reductions left
+        to torch, and why; and why Inductor does not run the rest, if it was asked to. `programs()`
+        returns the regions' programs, for edges in the order of their rows.
 
     Raises
     ------
     Exception
-        Whatever the model raises for these inputs.
+        Any exception of the model for these inputs.
 
     Examples
     --------
@@ -100,7 +99,7 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
 
 
 def _run(call: Any, run: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Both directions, or the one that there is."""
+    """Run forward, and backward if there are gradients."""
     out = call(*inputs, **options)
     results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
     wanted = [x for x in results if x.requires_grad]

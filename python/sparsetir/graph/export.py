@@ -1,7 +1,7 @@
-"""A trained model as one module that TVM's runtime runs, without torch and without this package.
+"""Export of a trained model to a module that runs in TVM's runtime, without torch or this package.
 
-`torch.export` gives the graph of a model, for any graph of edges; regions are found in it as under
-`torch.compile`, and :mod:`sparsetir.graph.to_relax` makes a module of all of it.
+`torch.export` returns a model's graph, for any graph of edges; regions are found in it as under
+`torch.compile`, and :mod:`sparsetir.graph.to_relax` translates all of it to a module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparsetir.runtime.kernel_file import write_module
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir.errors import LoweringError
 
-# Of these torch tells what they are made of.
+# Operators that torch decomposes.
 TAKEN_APART = [
     aten._log_softmax, aten._softmax, aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_no_training, aten.native_batch_norm, aten.elu,
@@ -43,7 +43,7 @@ def export(
 ) -> None:
     """Write a trained model as a shared library that TVM's runtime runs, without torch.
 
-    Its function `main` takes what the model takes, for graphs of any size, and gives its result.
+    Its function `main` has the model's arguments, for graphs of any size, and returns its result.
     Edges are sorted, and norms computed, in each call::
 
         vm = tvm.relax.VirtualMachine(tvm.runtime.load_module("model.so"), tvm.cpu())
@@ -52,30 +52,30 @@ def export(
     Parameters
     ----------
     model : torch.nn.Module
-        In float32 on a CPU; it is exported as in evaluation, and stays as it is.
+        A model in float32 on a CPU; it is exported in evaluation mode, and not changed.
     inputs : sequence of torch.Tensor
         An example of its arguments: features (nodes, ...) float32, `edge_index` (2, edges) int64,
-        numbers of edges (edges, ...) float32. The number of nodes and of edges may be another one
-        later, if it is no 0 or 1 here.
+        numbers of edges (edges, ...) float32. Later numbers of nodes and of edges may differ, if
+        they are not 0 or 1 here.
     path : str or path
-        Of the library; its name ends with ".so".
+        The library's path, which ends with ".so".
     target : str, dict or tvm.target.Target
         A CPU, "llvm" for this one.
     overwrite : bool
-        Whether a file of this name is replaced.
+        Whether to replace an existing file.
 
     Raises
     ------
     TypeError
         For a model or inputs of another type.
     ValueError
-        For a name that does not end so, and for a target that is no CPU.
+        For another ending, and for a target that is not a CPU.
     FileExistsError
-        For a file that is there, unless `overwrite`.
+        If the file exists, unless `overwrite`.
     LoweringError
-        For an operator of the model that is not supported; it is named.
+        For an unsupported operator of the model, with its name.
     RuntimeError
-        Without a C compiler, which makes the library; from torch, for a model that it does not
+        Without a C compiler, which links the library; from torch, for a model that it cannot
         export.
 
     Notes
@@ -125,7 +125,7 @@ def _graph_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
         model.eval()
         with torch.no_grad():
             try:
-                found = torch.export.export(model, inputs, dynamic_shapes=open_sizes)
+                exported = torch.export.export(model, inputs, dynamic_shapes=open_sizes)
             except GuardOnDataDependentSymNode as error:
                 raise LoweringError(
                     f"{WHO}: argument 'model': {_line_of(error)} needs a number that only data "
@@ -133,14 +133,14 @@ def _graph_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
                 ) from error
             table = get_decompositions(TAKEN_APART)
             table |= {aten.native_layer_norm.default: _layer_norm, aten.mean.dim: _mean}
-            return found.run_decompositions().run_decompositions(table)
+            return exported.run_decompositions().run_decompositions(table)
     finally:
         for part in training:
             part.training = True
 
 
 def _line_of(error: Exception) -> str:
-    """The line of a model, or of a library of layers, that torch does not trace."""
+    """The line of a model, or of a library of layers, that torch cannot trace."""
     own = Path(torch.__file__).parent
     frames = traceback.extract_tb(error.__traceback__)
     models = [f for f in frames if own not in Path(f.filename).parents and f.filename != __file__]
@@ -158,6 +158,6 @@ def _layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
     mean = x.mean(dims, keepdim=True)
     apart = x - mean
     scale = ((apart * apart).mean(dims, keepdim=True) + eps).rsqrt()
-    found = apart * scale
-    found = found if weight is None else found * weight
-    return found if bias is None else found + bias, mean, scale
+    scaled = apart * scale
+    scaled = scaled if weight is None else scaled * weight
+    return scaled if bias is None else scaled + bias, mean, scale

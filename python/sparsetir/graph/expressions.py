@@ -1,7 +1,7 @@
-"""What torch's operators compute, as expressions of stage I.
+"""Translation of torch's operators to expressions of stage I.
 
-An expression is text with {n} for what is read of operand n; it is made of a node of a graph of
-torch's by going back from it through pointwise operators, views and gathers.
+An expression is text with {n} for the access to operand n; it is built from a node of a torch graph
+by following pointwise operators, views and gathers backwards.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from sparsetir.graph.programs import GIVEN, Operand
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Size = int | torch.SymInt
-LONGEST = 600  # characters of an expression; what is longer is stored
+LONGEST = 600  # characters of an expression; longer ones are stored
 
 
 def number(value: float) -> str:
-    """A constant."""
+    """The text of a constant."""
     value = float(value)
     finite = value - value == 0
     return f"T.float32({value!r})" if finite else f'T.float32("{value}")'
 
 
 def _extreme(sign: str) -> str:
-    """The greater (">") or the less ("<") of two; NaN if one of them is."""
+    """The formula of a maximum (">") or minimum ("<"); NaN if one argument is."""
     other = 'T.Select({0} <= T.float32("inf"), {1}, {0})'
     return f"T.Select({{0}} {sign}= {{1}}, {{0}}, {other})"
 
 
 def _exp_less_one(tanh: str) -> str:
-    """exp(x) - 1 by the tanh of x / 2, near 0 without the digits that a difference loses."""
+    """The formula of exp(x) - 1, near 0 by tanh(x / 2) to avoid cancellation."""
     near = f"(T.float32(2.0) * {tanh} / (T.float32(1.0) - {tanh}))"
     return f"T.Select(T.abs({{0}}) < T.float32(1.0), {near}, T.exp({{0}}) - T.float32(1.0))"
 
 
-# By operator: {0}, {1} and so on are its arguments, tensors or numbers.
+# Formulas by operator: {0}, {1} and so on are its arguments, tensors or numbers.
 ARITHMETIC = {
     "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})",
 }  # fmt: skip
@@ -106,53 +106,53 @@ COSTLY = {
 
 def first(node: fx.Node) -> fx.Node:
     """The first argument, which is a node."""
-    found = node.args[0]
-    assert isinstance(found, fx.Node)
-    return found
+    argument = node.args[0]
+    assert isinstance(argument, fx.Node)
+    return argument
 
 
 def shape_of(node: object) -> tuple[Size, ...]:
-    """Of a node's value; () of what is no tensor."""
+    """The shape of a node's value; () if it is not a tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def dtype_of(node: object) -> torch.dtype | None:
-    """Of a node's value, None of what is no tensor."""
+    """The dtype of a node's value; None if it is not a tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def dims_of(node: fx.Node) -> list[int]:
-    """Dimensions of its argument along which an operator reduces."""
-    given: Any = node.args[1] if len(node.args) > 1 else None
+    """The dimensions of its argument that an operator reduces."""
+    dims: Any = node.args[1] if len(node.args) > 1 else None
     rank = len(shape_of(first(node)))
-    return sorted(d % rank for d in (given or range(rank)))
+    return sorted(d % rank for d in (dims or range(rank)))
 
 
 def axes_of(values: fx.Node) -> list[int | None]:
-    """The loops of the dimensions after the first, None for those of size 1."""
-    found: list[int | None] = []
+    """The loop of each dimension after the first, None for those of size 1."""
+    axes: list[int | None] = []
     for size in shape_of(values)[1:]:
-        found.append(None if is_one(size) else sum(a is not None for a in found))
-    return found
+        axes.append(None if is_one(size) else sum(a is not None for a in axes))
+    return axes
 
 
 def kept_axes(axes: list[int | None], dims: int, rank: int) -> tuple[list[int | None], int]:
-    """Axes of a result of this rank, without the last dimensions; how many loops these were."""
+    """The axes of a result without the last `dims` dimensions, and the number of their loops."""
     kept, lost = axes[: len(axes) - dims], axes[len(axes) - dims :]
     return kept + [None] * (rank - 1 - len(kept)), sum(a is not None for a in lost)
 
 
 def behind(node: fx.Node) -> fx.Node:
-    """What a node is another view of."""
+    """The node that a node is a view of, through all views."""
     while node.op == "call_function" and node.target in SAME | VIEWS:
         node = first(node)
     return node
 
 
 def is_float(node: object) -> bool:
-    """Whether it is a tensor of float32 on a CPU."""
+    """Whether a node is a float32 tensor on a CPU."""
     return (
         isinstance(node, fx.Node)
         and dtype_of(node) == torch.float32
@@ -166,18 +166,18 @@ def is_one(size: object) -> bool:
 
 
 def same(a: object, b: object) -> bool:
-    """Whether sizes have one name; those of the operands of one operator may be the same else."""
+    """Whether sizes are known to be equal, by value or by name."""
     return a == b if isinstance(a, int) and isinstance(b, int) else str(a) == str(b)
 
 
 def alike(a: object, b: object) -> bool:
-    """Whether values have one shape."""
+    """Whether values are known to have the same shape."""
     sizes, others = shape_of(a), shape_of(b)
     return len(sizes) == len(others) and all(map(same, sizes, others))
 
 
 def index_of(node: object) -> fx.Node | None:
-    """The vector that an index consists of, with one node for each edge; None of others."""
+    """The vector of nodes, one per edge, that an index consists of, or None."""
     while isinstance(node, fx.Node) and node.op == "call_function" and node.target in SAME | VIEWS:
         before = first(node)
         sizes = shape_of(before)
@@ -193,8 +193,8 @@ def index_of(node: object) -> fx.Node | None:
 
 
 def passed(node: fx.Node, count: int) -> list[Any] | None:
-    """The first arguments of an operator of torch's, with their defaults; None if one of the others
-    is none of its default, which changes the result."""
+    """The first `count` arguments of a torch operator, with their defaults; None if another one is
+    not its default, which would change the result."""
     target: Any = node.target
     schema = target._schema.arguments
     named = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
@@ -206,8 +206,8 @@ def passed(node: fx.Node, count: int) -> list[Any] | None:
 
 
 def formula_of(node: fx.Node) -> tuple[str, list[Any]] | None:
-    """The formula of a pointwise operator of numbers, and the arguments that it reads; None of an
-    operator or an argument that it does not know."""
+    """The formula of a pointwise operator on numbers, and the arguments that it reads; None for an
+    unsupported operator or argument."""
     target: Any = node.target
     sign = COMPARED.get(target)
     formula = f"({{0}} {sign} {{1}})" if sign else FORMULAS.get(target)
@@ -229,7 +229,7 @@ def formula_of(node: fx.Node) -> tuple[str, list[Any]] | None:
 
 
 def gather_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """What a node takes rows of, and the vector that says which."""
+    """The tensor that a node gathers rows of, and the vector of their indices; None for others."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     args: Any = node.args
@@ -244,15 +244,15 @@ def gather_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     elif node.target == aten.gather.default and args[1] % max(1, rank) == 0:
         sizes = zip(shape_of(source)[1:], shape_of(args[2])[1:], strict=True)
         index = args[2] if all(same(a, b) for a, b in sizes) else None
-    found = index_of(index) if index is not None else None
-    return None if found is None else (source, found)
+    vector = index_of(index) if index is not None else None
+    return None if vector is None else (source, vector)
 
 
 class Finished(NamedTuple):
-    """An expression, and what it reads.
+    """An expression, and the tensors and indices that it reads.
 
-    indices : of rows, the others, and those by which values of edges are sorted
-    others : how many of them
+    indices : the index of rows, other indices, and those that sort values of edges
+    others : number of other indices
     """
 
     text: str
@@ -263,15 +263,15 @@ class Finished(NamedTuple):
 
 
 class Stored(Exception):
-    """What cannot be computed again at an edge, and is no tensor of float32 that could be read."""
+    """Raised for a value that cannot be recomputed per edge, nor be read as a float32 tensor."""
 
 
 class Expression:
-    """Makes the expression of a value of edges, and collects what it reads.
+    """A builder of the expression of a value of edges, which collects what it reads.
 
-    rows : the index by which edges are sorted; None while that is open
-    stored : values of edges that are read and not computed again, and by which index each is sorted
-    count : nodes that the index of rows names; None for as many as what it reads first has
+    rows : the index that sorts the edges; None while undecided
+    stored : values of edges that are read rather than recomputed, with the index that sorts each
+    count : number of nodes of the index of rows; None to take it from the first tensor read
     """
 
     def __init__(
@@ -281,11 +281,11 @@ class Expression:
         self.tensors: list[fx.Node] = []
         self.operands: list[Operand] = []
         self.others: list[fx.Node] = []
-        self.counts: list[Size] = []  # of nodes that each of the others names
-        self.orders: list[fx.Node | None] = []  # of operands, of those that are stored
+        self.counts: list[Size] = []  # numbers of nodes of the other indices
+        self.orders: list[fx.Node | None] = []  # the index that sorts each operand, if stored
 
     def of(self, node: fx.Node, axes: Sequence[int | None], root: bool = False) -> str:
-        """Of a node whose dimensions after the first are gone through by these loops."""
+        """The expression of a node whose dimensions after the first have these loops."""
         if node in self.stored and not root:
             return self._edge(node, axes)
         gathered = gather_of(node)
@@ -307,49 +307,49 @@ class Expression:
             return number(value if node.meta["val"].is_floating_point() else int(value))
         every = self.tensors, self.operands, self.orders, self.others, self.counts
         before = [len(read) for read in every]
-        found = self._pointwise(node, axes)
-        if found is None or len(found) > LONGEST and not root:
+        text = self._pointwise(node, axes)
+        if text is None or len(text) > LONGEST and not root:
             for read, count in zip(every, before, strict=True):
                 del read[count:]
             return self._edge(node, axes)
-        return found
+        return text
 
     def _pointwise(self, node: fx.Node, axes: Sequence[int | None]) -> str | None:
-        """Of a pointwise operator; None of others."""
+        """The expression of a pointwise operator; None for other operators."""
         target: Any = node.target
         args: Any = node.args
         if target in CASTS and dtype_of(args[0]) in (torch.bool, torch.float32) and is_float(node):
             return self._float(args[0], axes, node)
         if target in LOGICAL and all(dtype_of(a) == torch.bool for a in args):
             return LOGICAL[target].format(*(self._truth(a, axes, node) for a in args))
-        made = formula_of(node)
-        # Of truths there are comparisons; operators of numbers differ from those of truths.
-        if made is None or dtype_of(node) != (torch.bool if target in COMPARED else torch.float32):
+        known = formula_of(node)
+        # Comparisons give bools; other operators must give numbers.
+        if known is None or dtype_of(node) != (torch.bool if target in COMPARED else torch.float32):
             return None
         truths = {aten.where.self: 0, aten.masked_fill.Scalar: 1}.get(target)
         read = [
             self._truth(a, axes, node) if n == truths else self._float(a, axes, node)
-            for n, a in enumerate(made[1])
+            for n, a in enumerate(known[1])
         ]
-        return made[0].format(*read)
+        return known[0].format(*read)
 
     def _float(self, value: fx.Node | float, axes: Sequence[int | None], of: fx.Node) -> str:
-        """An argument of an operator as a number."""
+        """The expression of an operator's argument as a number."""
         if not isinstance(value, fx.Node):
             return number(value)
-        found = self._argument(value, axes, of)
+        text = self._argument(value, axes, of)
         is_truth = dtype_of(value) == torch.bool
-        return f"T.Select({self._asked(value, found)}, {ONE}, {ZERO})" if is_truth else found
+        return f"T.Select({self._asked(value, text)}, {ONE}, {ZERO})" if is_truth else text
 
     def _truth(self, value: fx.Node, axes: Sequence[int | None], of: fx.Node) -> str:
         return self._asked(value, self._argument(value, axes, of))
 
-    def _asked(self, value: fx.Node, found: str) -> str:
-        """A truth; those of tensors are read as numbers."""
-        return f"({found} != {ZERO})" if found.startswith("{") else found
+    def _asked(self, value: fx.Node, text: str) -> str:
+        """The expression of a bool, which is read as a number from tensors."""
+        return f"({text} != {ZERO})" if text.startswith("{") else text
 
     def _argument(self, value: fx.Node, axes: Sequence[int | None], of: fx.Node) -> str:
-        """An argument, which may have fewer dimensions, and be the same for all edges."""
+        """The expression of an argument, possibly broadcast over edges or features."""
         sizes, whole = shape_of(value), shape_of(of)
         if dtype_of(value) is None:
             raise Stored(value)
@@ -367,7 +367,7 @@ class Expression:
         return self._read(value, "all", 0, inner)
 
     def _node(self, index: fx.Node, count: Size) -> tuple[str, int]:
-        """Where a node is read that an index names among so many."""
+        """The kind and number of an index into `count` nodes: that of the rows, or another."""
         if index is self.rows and (self.count is None or same(count, self.count)):
             self.count = count
             return "row", 0
@@ -396,7 +396,7 @@ class Expression:
         return f"{{{len(self.operands) - 1}}}"
 
     def finished(self, text: str) -> Finished:
-        """What an expression of :meth:`of` reads."""
+        """Combine an expression of :meth:`of` with the tensors and indices that it reads."""
         indices = [*([] if self.rows is None else [self.rows]), *self.others]
         indices += dict.fromkeys(x for x in self.orders if x is not None and x not in indices)
         operands = [
@@ -414,13 +414,13 @@ def _filling(node: fx.Node) -> Any:
 
 
 def is_zero(node: fx.Node) -> bool:
-    """Whether a tensor is made of zeros."""
+    """Whether a tensor is filled with zeros."""
     node = behind(node)
     return node.op == "call_function" and node.target in FILLED and _filling(node) == 0
 
 
 def axes_before(view: fx.Node, axes: Sequence[int | None]) -> list[int | None] | None:
-    """The loops of a view's argument; None where the view cuts or joins dimensions."""
+    """The loops of a view's argument; None if the view splits or merges dimensions."""
     before, after = shape_of(view.args[0]), shape_of(view)
     if not before or not after:
         return None
@@ -436,7 +436,7 @@ def axes_before(view: fx.Node, axes: Sequence[int | None]) -> list[int | None] |
         not same(before[a], after[b]) for a, b in zip(left, right, strict=True)
     ):
         return None
-    found: list[int | None] = [None] * (len(before) - 1)
+    loops: list[int | None] = [None] * (len(before) - 1)
     for a, b in zip(left, right, strict=True):
-        found[a - 1] = axes[b - 1]
-    return found
+        loops[a - 1] = axes[b - 1]
+    return loops

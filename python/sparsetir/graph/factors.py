@@ -1,8 +1,8 @@
-"""Factors of sums at nodes that are the same for all edges of a node, taken out of the sums.
+"""Hoisting of factors that are the same for all edges of a node out of sums at nodes.
 
 The gradient of `s = sigmoid(a * x_i + x_j)` at a node i is a sum of `g_i * s * (1 - s) * a`, that
 for `a` a sum of `g_i * s * (1 - s) * x_i`: both are factors of nodes times a sum of `s * (1 - s)`,
-which is computed once. Of a node without edges the sum is 0, whatever its factors are.
+which is computed once. For a node without edges the sum is 0, whatever its factors are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sparsetir.graph.expressions import (
 
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
-# Operators that are a product of their first argument and others: of those that select, such as
-# threshold_backward, a NaN that is not selected is none of the result.
+# Operators that are linear in their first argument. Those that select, such as threshold_backward,
+# are not: a NaN that is not selected must not reach the result.
 LINEAR = {
     aten.leaky_relu_backward.default,
     aten.sigmoid_backward.default,
@@ -38,7 +38,7 @@ LINEAR = {
 
 @dataclass(frozen=True)
 class Linear:
-    """A node whose operator is linear in its first argument, with a product of terms for that."""
+    """A node of a `LINEAR` operator, with a product of terms as its first argument."""
 
     of: fx.Node
     inner: tuple[fx.Node | Linear, ...]
@@ -53,7 +53,7 @@ class Split:
 
     terms : nodes and `Linear` that differ by edge, in an order that equal products share
     factors : nodes of the graph and numbers that are the same for all edges of a node
-    divisors : the same, by which it is divided
+    divisors : likewise, nodes and numbers that divide the product
     """
 
     terms: tuple[fx.Node | Linear, ...]
@@ -62,12 +62,12 @@ class Split:
 
     @property
     def key(self) -> str:
-        """What products of the same terms have in common."""
+        """A key that is equal for products of the same terms."""
         return "*".join(map(str, self.terms))
 
     @property
     def shape(self) -> tuple[Size, ...]:
-        """Of the product of the terms."""
+        """The shape of the product of the terms."""
         return broadcast([_shape_of(term) for term in self.terms])
 
     def times(self, other: Split) -> Split:
@@ -78,9 +78,9 @@ class Split:
 
 
 def split(values: fx.Node, rows: fx.Node, count: Size) -> Split:
-    """Values of edges as a product, with what only depends on the node that `rows` names apart.
+    """Values of edges as a product, with factors that depend only on the node of `rows` apart.
 
-    count : of nodes; tensors of as many rows alone are taken for values of nodes
+    count : number of nodes; only tensors with as many rows count as values of nodes
     """
 
     def of(value: fx.Node | float, whole: fx.Node) -> Split:
@@ -116,13 +116,13 @@ def split(values: fx.Node, rows: fx.Node, count: Size) -> Split:
 
 
 def _is_for_all(value: fx.Node, whole: fx.Node) -> bool:
-    """Whether a tensor is the same for all edges of values that it is an argument of."""
+    """Whether a tensor is broadcast over the edges of the values that it is an argument of."""
     sizes, edges = shape_of(value), shape_of(whole)
     return len(sizes) < len(edges) or len(sizes) == len(edges) and is_one(sizes[0])
 
 
 def product(terms: Sequence[fx.Node | Linear], call: Callable[..., fx.Node]) -> fx.Node:
-    """Some terms of a split, one or more, as a node of a graph.
+    """The product of one or more terms of a split, as a node of a graph.
 
     call : makes a node of an operator, arguments and a shape
     """
@@ -133,25 +133,25 @@ def product(terms: Sequence[fx.Node | Linear], call: Callable[..., fx.Node]) -> 
         inner: Any = product(term.inner, call) if term.inner else 1.0
         return call(term.of.target, (inner, *term.of.args[1:]), _shape_of(term))
 
-    found, *rest = map(of, terms)
+    result, *rest = map(of, terms)
     for term in rest:
-        shape = broadcast([shape_of(found), shape_of(term)])
-        found = call(aten.mul.Tensor, (found, term), shape)
-    return found
+        shape = broadcast([shape_of(result), shape_of(term)])
+        result = call(aten.mul.Tensor, (result, term), shape)
+    return result
 
 
 def scaled(sums: fx.Node, of: Split, call: Callable[..., fx.Node]) -> fx.Node:
-    """Sums at nodes times the factors of a split."""
-    found = sums
+    """Sums at nodes, multiplied by the factors of a split."""
+    result = sums
     parts = [(aten.mul.Tensor, f) for f in of.factors] + [(aten.div.Tensor, d) for d in of.divisors]
     for target, factor in parts:
         if isinstance(factor, float) and target == aten.mul.Tensor and factor in (1.0, -1.0):
             if factor < 0:
-                found = call(aten.neg.default, (found,), shape_of(found))
+                result = call(aten.neg.default, (result,), shape_of(result))
             continue
-        shape = broadcast([shape_of(found), shape_of(factor)])
-        found = call(target, (found, factor), shape)
-    return found
+        shape = broadcast([shape_of(result), shape_of(factor)])
+        result = call(target, (result, factor), shape)
+    return result
 
 
 def _shape_of(term: fx.Node | Linear) -> tuple[Size, ...]:
@@ -161,7 +161,7 @@ def _shape_of(term: fx.Node | Linear) -> tuple[Size, ...]:
 
 
 def broadcast(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
-    """Of shapes that fit, dimensions of size 1 give way."""
+    """The broadcast shape of compatible shapes."""
     columns = zip_longest(*(reversed(s) for s in shapes), fillvalue=1)
-    found = [next((s for s in column if not is_one(s)), 1) for column in columns]
-    return tuple(reversed(found))
+    sizes = [next((s for s in column if not is_one(s)), 1) for column in columns]
+    return tuple(reversed(sizes))

@@ -1,4 +1,4 @@
-"""`torch.ops.sparsetir.region`: a region of a model's graph, run by its kernel."""
+"""The operator `torch.ops.sparsetir.region`, which runs a region of a model's graph."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sparsetir.ops.tensors import plain_tensor
 from sparsetir.reductions import EXTREMA
 from sparsetir.runtime.kernel import Kernel
 
-# Programs by number, as torch's operators take no objects; equal programs have one number.
+# Programs by number, as torch's operators take no objects; equal programs share a number.
 PROGRAMS: list[Program] = []
 _numbers: dict[Program, int] = {}
-# Regions that are called by a number of their own, which is negative.
+# Regions of single calls, by negative numbers.
 _calls: WeakValueDictionary[int, Region] = WeakValueDictionary()
 _next = itertools.count(-1, -1)
 
 
 def number_of(program: Program) -> int:
-    """Of a program, by which the operator finds it."""
+    """The number by which the operator looks up a program."""
     if program not in _numbers:
         _numbers[program] = len(PROGRAMS)
         PROGRAMS.append(program)
@@ -37,22 +37,23 @@ def number_of(program: Program) -> int:
 
 
 def called(program: int) -> tuple[int, Region]:
-    """A region for one call in a graph, by whose number the operator finds it while it lives."""
-    number, made = next(_next), Region(PROGRAMS[program])
-    _calls[number] = made
-    return number, made
+    """Make a region for one call in a graph, and the number that looks it up while it lives."""
+    number, new = next(_next), Region(PROGRAMS[program])
+    _calls[number] = new
+    return number, new
 
 
 class _Prepared(NamedTuple):
-    """What a kernel takes of indices.
+    """A kernel's arguments that depend on indices.
 
-    kernel : the default one, and the arrays and sizes that it takes of them, by name
-    ranges : of the other indices
-    moved : operands of edges that are brought in the order of the rows before, and how
-    passed : by the shapes of operands the kernel, and all that it takes, in order
-    aligned : of each operand whether it has the edges in the order of the rows
-    places : of the result among the given edges, None where these have the same order
-    alone : nodes without edges, of extrema
+    kernel : the default kernel
+    arrays : its arrays and sizes that depend on indices, by name
+    ranges : least and greatest node of the other indices
+    moved : by number, the permutation of operands that are sorted by rows before the kernel runs
+    passed : by the shapes of operands, the kernel and all of its arguments in order
+    aligned : for each operand whether its edges are in the order of the rows
+    places : original positions of the result's edges, None for the same order
+    alone : nodes without edges, for extrema
     """
 
     kernel: Kernel
@@ -73,16 +74,16 @@ def _prepare(
     arrays: dict[str, Any] = {"indptr": order.starts(m), "m": m, "edges": len(rows)}
     ranges = []
     for n, index in enumerate(others):
-        found = order.taken_along(index) or (arranged(index, rows), range_of(index))
-        arrays[f"index{n}"] = found[0]
-        ranges.append(found[1])
+        along = order.taken_along(index) or (arranged(index, rows), range_of(index))
+        arrays[f"index{n}"] = along[0]
+        ranges.append(along[1])
     aligned, moved = [], {}
     for n, operand in enumerate(program.operands):
         places = None
         if operand.at == "edge" and operand.number:
             of = None if operand.number == GIVEN else indices[operand.number]
             places = places_between(of, rows)
-        # One number for many features: it is brought in order before.
+        # One number for many features is cheaper to sort beforehand.
         few = bool(program.loops) and all(a is None for a in operand.axes)
         aligned.append(places is None or few)
         if places is not None and few:
@@ -98,28 +99,28 @@ def _prepare(
 
 
 class Region:
-    """A region, with what was prepared for the indices that it was last called with.
+    """A region, with the arguments prepared for the indices of its last call.
 
-    calls : where it is told of calls, whose shapes or indices are new
-    copies : whether the last call copied its result, back to the order of the given edges
+    calls : the list to record calls in, if shapes or indices are new
+    copies : whether the last call copied its result back to the original order of edges
     """
 
     def __init__(self, program: Program, calls: list[Call] | None = None) -> None:
         self.program, self.calls, self.copies = program, calls, False
-        # Regions of one program share what was prepared, but for those that tell of their calls.
+        # Regions of one program share prepared arguments, except those that record their calls.
         self._prepared_as = number_of(program) if calls is None else object()
-        self.__name__ = "region"  # which graphs of torch want of functions
+        self.__name__ = "region"  # torch's graphs need it
         self._last: tuple[Any, int, _Prepared] | None = None
         self._kernels: dict[Any, Kernel] = {}
 
     def _prepared(self, indices: list[Tensor], m: int) -> _Prepared:
         if self._last is not None:
-            last, size, found = self._last
+            last, size, prepared = self._last
             if size == m and all(
                 ref() is x and version == x._version
                 for (ref, version), x in zip(last, indices, strict=True)
             ):
-                return found
+                return prepared
         others = indices[1 : 1 + self.program.others]
         order = order_of(indices[0], m, others[0] if others else None)
 
@@ -129,29 +130,29 @@ class Region:
         self._last = None
         if not all(map(is_private, indices)):
             return make()
-        found = order.prepared((self._prepared_as, m), indices, make)
-        self._last = [(weakref.ref(x), x._version) for x in indices], m, found
-        return found
+        prepared = order.prepared((self._prepared_as, m), indices, make)
+        self._last = [(weakref.ref(x), x._version) for x in indices], m, prepared
+        return prepared
 
     def __call__(
         self, operands: list[Tensor], indices: list[Tensor], shape: list[int], m: int, given: bool
     ) -> Tensor:
-        """The result, of a shape.
+        """Run the region; return a result of this shape.
 
-        m : nodes that edges are reduced at, or by which they are sorted
-        given : values of edges are wanted in the order in which the edges were given
+        m : number of the nodes that edges are reduced at, or sorted by
+        given : whether to return values of edges in the original order of edges
         """
         out = torch.empty(shape, dtype=torch.float32)
         if not len(indices[0]) or not out.numel():
             return out.zero_()
         prepared = self._prepared(indices, m)
         key = tuple(shape), *(x.shape for x in operands)
-        found = prepared.passed.get(key)
+        known = prepared.passed.get(key)
         arrays = [self._plain(prepared, n, x, indices) for n, x in enumerate(operands)]
         arrays.append(out)
-        if found is None:
-            found = prepared.passed[key] = self._passed(prepared, operands, arrays)
-        kernel, passed = found
+        if known is None:
+            known = prepared.passed[key] = self._passed(prepared, operands, arrays)
+        kernel, passed = known
         kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
         if prepared.alone is not None:
             out.index_fill_(0, prepared.alone, 0.0)
@@ -162,14 +163,14 @@ class Region:
         return out
 
     def _plain(self, prepared: _Prepared, n: int, x: Tensor, indices: list[Tensor]) -> Tensor:
-        """An operand as the kernel takes it."""
+        """Convert an operand for the kernel."""
         if x.dtype is not torch.float32:
             x = x.to(torch.float32)
         if n in prepared.moved:
             if self.program.operands[n].number == GIVEN and is_private(x):
                 x = arranged(x, indices[0])
             else:
-                # Which takes half the time for one dimension.
+                # Indexing takes half the time in one dimension.
                 x = x.reshape(-1).index_select(0, prepared.moved[n]).view(x.shape)
         if x.requires_grad:
             x = x.detach()
@@ -182,9 +183,9 @@ class Region:
     def _passed(
         self, prepared: _Prepared, operands: list[Tensor], arrays: list[Tensor]
     ) -> tuple[Kernel, list[Any]]:
-        """The kernel, by a record if there is one, and all that it takes, in order.
+        """The kernel, by a record if there is one, and all of its arguments in order.
 
-        arrays : the operands as it takes them, and the result; :class:`_Of` in what it takes
+        arrays : the converted operands, and the result; :class:`_Of` stands for them in arguments
         """
         named = dict(prepared.arrays)
         program = self.program
@@ -207,7 +208,7 @@ class Region:
 
 
 class _Of(NamedTuple):
-    """In the place of an array of a call: its number."""
+    """A placeholder for an array of a call, by its number."""
 
     of: int
 
@@ -228,14 +229,14 @@ def _restored(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def clear(values: Tensor, rows: Tensor) -> Tensor:
-    """Values of nodes, made 0 at those that are no end of an edge."""
+    """Set values to 0 at nodes that no edge ends at, in place."""
     if not len(rows):
         return values.zero_()
     return values.index_fill_(0, order_of(rows).without_edges(len(values)), 0.0)
 
 
 def _operator(schema: str, run: Callable[..., Tensor], fake: Any) -> Callable[..., Tensor]:
-    """An operator of torch's, by its schema."""
+    """Register a torch operator by its schema."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
@@ -253,9 +254,9 @@ region = _operator(
     _run,
     _fake,
 )
-# Values of edges that are sorted by an index, in the order in which the edges were given.
+# Values of edges sorted by an index, in the original order of edges.
 restored = _operator("restored(Tensor values, Tensor rows) -> Tensor", _restored, _like)
-# Values of nodes, 0 at those that are no end of an edge.
+# Values of nodes, with 0 at nodes that no edge ends at.
 cleared = _operator(
     "cleared(Tensor values, Tensor rows) -> Tensor", lambda x, rows: clear(x.clone(), rows), _like
 )

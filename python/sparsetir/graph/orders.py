@@ -1,4 +1,4 @@
-"""Edges sorted by one of their indices, made once for each vector of indices and kept."""
+"""Cached sorting of edges by one of their indices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def check(nodes: tuple[int, int], size: int, edges: int = 0) -> None:
-    """Raise StructureIndexError unless the least and the greatest node are among so many."""
+    """Raise StructureIndexError unless the least and greatest of `nodes` are in range of `size`."""
     low, high = nodes
     if low < 0 or high >= size or max(size, edges) > INT32_MAX:
         raise StructureIndexError(
@@ -29,7 +29,7 @@ def check(nodes: tuple[int, int], size: int, edges: int = 0) -> None:
 
 
 def range_of(index: Tensor) -> tuple[int, int]:
-    """The least node and the greatest one."""
+    """The least and the greatest node of an index."""
 
     def make() -> tuple[int, int]:
         low, high = (int(x) for x in torch.aminmax(index)) if len(index) else (0, -1)
@@ -39,11 +39,10 @@ def range_of(index: Tensor) -> tuple[int, int]:
 
 
 class Order:
-    """Edges sorted by their nodes, of which there are so many; those of a node stay in order.
+    """A stable order of edges by their nodes, which are less than `size`.
 
-    other : another index, which is brought in this order in the same pass
-    places : (edges,) int64, of each edge in this order among the given ones; None if that is the
-        same
+    other : another index, which is sorted in the same pass
+    places : (edges,) int64 original position of each edge in this order; None for the same order
     """
 
     places: Tensor | None
@@ -55,37 +54,37 @@ class Order:
         self._prepared: dict[Hashable, tuple[Sequence[Callable[[], object]], Any]] = {}
         along = other is not None and (other.dtype, other.shape) == (index.dtype, index.shape)
         for taken in [other, index] if along else [index]:
-            found = sorted_pairs(index, taken, size, most)
-            self._first, arranged, places, (low, self.high, least, greatest, falls) = found
+            results = sorted_pairs(index, taken, size, most)
+            self._first, arranged, places, (low, self.high, least, greatest, falls) = results
             check((low, self.high), size, self.edges)
             if 0 <= least and greatest < most:  # else nothing was sorted
                 break
         self.places = places if falls else None
-        # Of an index that nobody writes to, known again by its memory.
+        # The other index, if private, is recognised by its memory.
         storage = weakref.ref(taken.untyped_storage()) if is_private(taken) else lambda: None
         self._other = storage, memory_key(taken), (arranged, (least, greatest))
 
     def taken_along(self, index: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
-        """An index in this order, and its range, if it was sorted with it."""
-        storage, key, found = self._other
+        """An index in this order, and its range, if it was the one sorted along; else None."""
+        storage, key, sorted_other = self._other
         known = storage() is index.untyped_storage() and key == memory_key(index)
-        return found if known and is_private(index) else None
+        return sorted_other if known and is_private(index) else None
 
     def prepared(self, key: Hashable, indices: Sequence[Tensor], make: Callable[[], T]) -> T:
-        """What is made once for private indices of these edges, which it may not refer to."""
+        """An object made once for private indices of these edges, which it must not refer to."""
         full = (key, *map(memory_key, indices))
-        storages, found = self._prepared.get(full, ([], None))
-        # An address says nothing where what was there has been freed.
-        if found is None or any(storage() is None for storage in storages):
-            found, known = make(), self._prepared.items()
+        storages, result = self._prepared.get(full, ([], None))
+        # An address is meaningless once its tensor has been freed.
+        if result is None or any(storage() is None for storage in storages):
+            result, known = make(), self._prepared.items()
             alive = {k: v for k, v in known if all(storage() is not None for storage in v[0])}
             here = [weakref.ref(x.untyped_storage()) for x in indices]
-            self._prepared = {**alive, full: (here, found)}
-        return cast(T, found)
+            self._prepared = {**alive, full: (here, result)}
+        return cast(T, result)
 
     @lasting
     def starts(self, size: int) -> Tensor:
-        """(size + 1,) int32 where the edges of each of so many nodes begin."""
+        """The starts of each node's edges, (size + 1,) int32."""
         if len(self._first) == size + 1:
             return self._first
         if size not in self._starts:
@@ -95,7 +94,7 @@ class Order:
 
     @lasting
     def without_edges(self, size: int) -> Tensor:
-        """Those of so many nodes that have none."""
+        """The nodes less than `size` that have no edges."""
         if size not in self._alone:
             starts = self.starts(size)
             self._alone[size] = (starts[1:] == starts[:-1]).nonzero()[:, 0]
@@ -104,25 +103,25 @@ class Order:
     @cached_property
     @lasting
     def places32(self) -> Tensor:
-        """:attr:`places` in int32, of edges that are not in order."""
+        """:attr:`places` in int32, for edges that were not sorted."""
         assert self.places is not None
         return self.places.to(torch.int32)
 
     @cached_property
     @lasting
     def inverse(self) -> Tensor:
-        """(edges,) int32, where each given edge is in this order, which is another one."""
+        """The position of each original edge in this order, (edges,) int32, if they differ."""
         assert self.places is not None
-        found = torch.empty(self.edges, dtype=torch.int32)
-        found[self.places] = torch.arange(self.edges, dtype=torch.int32)
-        return found
+        inverse = torch.empty(self.edges, dtype=torch.int32)
+        inverse[self.places] = torch.arange(self.edges, dtype=torch.int32)
+        return inverse
 
 
 def order_of(index: Tensor, size: int | None = None, other: Tensor | None = None) -> Order:
-    """The order by a vector of nodes.
+    """The order of edges by a vector of nodes.
 
-    size : more than each of them
-    other : an index that will be wanted in this order
+    size : a bound that exceeds all nodes
+    other : an index that will be needed in this order
     """
 
     def make() -> Order:
@@ -132,19 +131,19 @@ def order_of(index: Tensor, size: int | None = None, other: Tensor | None = None
 
 
 def arranged(values: Tensor, rows: Tensor) -> Tensor:
-    """Values of edges, or another index in int32, in the order by `rows`."""
+    """Values of edges, or another index as int32, in the order by `rows`."""
 
     def make() -> Tensor:
         places = order_of(rows).places
-        found = values.clone() if places is None else values[places]
-        return found if found.is_floating_point() else found.to(torch.int32)
+        result = values.clone() if places is None else values[places]
+        return result if result.is_floating_point() else result.to(torch.int32)
 
     return _kept("arranged", make, values, rows)
 
 
 def places_between(of: Tensor | None, rows: Tensor) -> Tensor | None:
-    """(edges,) int32 where edges in the order by `rows` are in that by `of`, None for the given
-    one; None where both orders are the same."""
+    """The positions, (edges,) int32, of edges in the order by `rows` within the order by `of`, or
+    the original order if that is None; None if both orders are the same."""
     to = order_of(rows)
     source = to if of is None else order_of(of)
     if of is None or source.places is None:

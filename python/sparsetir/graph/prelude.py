@@ -1,8 +1,8 @@
-"""The part of a graph that follows from the edges alone, run once for each tensor of edges.
+"""The part of a graph that depends on edges alone, run once for each tensor of edges.
 
-Self loops, degrees, norms of GCN, counts of a mean: what PyG computes in each step, and what has
-neither features nor parameters among its arguments. The graph is functional already: nothing in it
-writes to memory, so that a part of it may be computed at another time.
+PyG computes self loops, degrees, norms of GCN and counts of a mean in each step, though they depend
+on neither features nor parameters. The graph is functional already: nothing in it writes to memory,
+so that a part of it may be computed at another time.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from sparsetir.graph.operator import INDEXED
 from sparsetir.ops.cache import is_private, kept, private
 
 INDICES = (torch.int32, torch.int64)
-OF_MAIN = "sparsetir.of_main"  # of nodes that no prelude takes
+OF_MAIN = "sparsetir.of_main"  # marks nodes that stay out of preludes
 Test = Callable[[fx.Node], bool]
 
 
 class Part:
-    """What follows from some of the edges, and from no others.
+    """A connected part of the prelude, which depends on some tensors of edges.
 
-    computed, results : names of its operators, and of what it gives
-    runs : how often it was run
+    computed, results : names of its operators, and of its results
+    runs : number of runs
     """
 
     def __init__(self, whole: fx.GraphModule, inside: set[fx.Node]) -> None:
         nodes = list(whole.graph.nodes)
         places = [n for n in nodes if n.op == "placeholder"]
-        given = [n for n in places if n in inside or _is_size(n)]
+        arguments = [n for n in places if n in inside or _is_size(n)]
         computed = [n for n in nodes if n in inside and n.op == "call_function"]
         self.nodes = [n for n in computed if n.users.keys() - inside]
-        self._given = [places.index(n) for n in given]
-        self._module = _part(whole, given, inside, tuple(self.nodes))
+        self._given = [places.index(n) for n in arguments]
+        self._module = _part(whole, arguments, inside, tuple(self.nodes))
         self.computed = [n.name for n in self._module.graph.nodes if n.op == "call_function"]
         self.results = [n.name for n in self.nodes]
         self.runs = 0
-        self._key = object()  # of what is kept; its number could be another's later
+        self._key = object()  # the key of cached results; an id could be reused
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        """Its results for the arguments of the whole graph."""
-        given = [args[n] for n in self._given]
-        edges = [x for x in given if isinstance(x, Tensor)]
-        key = self._key, *(x for x in given if not isinstance(x, Tensor))
-        made = kept.find(key, *edges)
-        if made is None or not all(is_private(x) for x in made if isinstance(x, Tensor)):
-            made = kept.remember(key, lambda: self._made(given), *edges)
-        return made
+        """The part's results for the arguments of the whole graph."""
+        arguments = [args[n] for n in self._given]
+        edges = [x for x in arguments if isinstance(x, Tensor)]
+        key = self._key, *(x for x in arguments if not isinstance(x, Tensor))
+        results = kept.find(key, *edges)
+        if results is None or not all(is_private(x) for x in results if isinstance(x, Tensor)):
+            results = kept.remember(key, lambda: self._made(arguments), *edges)
+        return results
 
     def _made(self, given: list[Any]) -> list[Any]:
         self.runs += 1
         memory = {x.untyped_storage()._cdata for x in given if isinstance(x, Tensor)}
 
         def kept(x: Any) -> Any:
-            # A new tensor stays as it is: the main graph reads it with these strides.
+            # A new tensor is not copied: the main graph reads it with these strides.
             is_new = isinstance(x, Tensor) and x.untyped_storage()._cdata not in memory
             return private(x, is_new) if isinstance(x, Tensor) else x
 
@@ -67,9 +67,9 @@ class Part:
 
 
 class Prelude:
-    """What of a graph follows from edges, in parts, and the rest.
+    """The parts of a graph that depend on edges alone, and the rest.
 
-    main : the rest, which takes results of the parts behind its arguments
+    main : the rest, which takes results of the parts after its arguments
     """
 
     def __init__(self, whole: fx.GraphModule, groups: list[set[fx.Node]]) -> None:
@@ -82,21 +82,20 @@ class Prelude:
         self.main = _part(whole, [*rest, *results], set(nodes) - inside, nodes[-1].args[0])
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        """Arguments of :attr:`main` for those of the whole graph."""
-        found = [args[n] for n in self._rest]
+        """Compute the arguments of :attr:`main` from those of the whole graph."""
+        arguments = [args[n] for n in self._rest]
         for part in self.parts:
-            found += part(args)
-        return found
+            arguments += part(args)
+        return arguments
 
 
 def split(whole: fx.GraphModule, is_edges: Test, results: int) -> Prelude | None:
-    """The prelude of a graph for those placeholders that may say something of edges; None if there
-    is none.
+    """The prelude of a graph for placeholders that may describe edges; None if it would be empty.
 
-    results : of the caller; what else the graph gives is kept for its backward pass
+    results : number of the caller's results; further ones are saved for the backward pass
     """
     inside, alone = following(whole.graph, is_edges)
-    # Views, which take no time, are made where they are read, but for arguments of regions.
+    # Views, which are free, stay with their readers, except views of arguments of regions.
     for node in reversed(whole.graph.nodes):
         readers = node.users.keys()
         of_argument = _base_of(node).op == "placeholder" and node.target != aten.expand.default
@@ -112,7 +111,7 @@ def split(whole: fx.GraphModule, is_edges: Test, results: int) -> Prelude | None
 
 
 def _groups(nodes: list[fx.Node]) -> list[set[fx.Node]]:
-    """Nodes that are connected; constants belong to those who read them."""
+    """Connected groups of nodes; constants belong to their readers."""
     groups: list[set[fx.Node]] = []
     for node in nodes:
         near = {node, *node.all_input_nodes}
@@ -122,8 +121,8 @@ def _groups(nodes: list[fx.Node]) -> list[set[fx.Node]]:
 
 
 def _read_arguments(graph: fx.Graph, inside: set[fx.Node], results: int) -> None:
-    """Have the main graph read arguments, and views of them, in the caller's memory, where it may
-    write to them; a region reads the copies that the prelude keeps, in a backward pass too."""
+    """Make the main graph read arguments, and views of them, in the caller's memory, as it may
+    write to them; regions read the prelude's copies, also in a backward pass."""
     (output,) = graph.find_nodes(op="output")
     views = dict[fx.Node, fx.Node]()
     for node in [n for n in graph.nodes if n in inside]:
@@ -143,27 +142,27 @@ def _read_arguments(graph: fx.Graph, inside: set[fx.Node], results: int) -> None
                 user.replace_input_with(node, kept)
         for user in readers:
             if user is output and regions:
-                given = list(output.args[0])
-                for n, x in enumerate(given):
+                outputs = list(output.args[0])
+                for n, x in enumerate(outputs):
                     if x is node:
-                        given[n] = _viewed(graph, node, views) if n < results else kept
-                output.args = (type(output.args[0])(given),)
+                        outputs[n] = _viewed(graph, node, views) if n < results else kept
+                output.args = (type(output.args[0])(outputs),)
             elif user not in regions:
                 user.replace_input_with(node, _viewed(graph, node, views))
 
 
 def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
-    """Copy those of the first results that a prelude keeps: who gets them may write to them.
+    """Copy those of the first results that a prelude caches, as the caller may write to them.
 
-    Results that share memory are views of one copy. Those that only a merge of equal operators of
-    several results made one tensor are two again.
+    Results that share memory become views of one copy. Results of different operators that were
+    merged into one tensor become two again.
     """
     inside, _ = following(graph, is_edges)
     (output,) = graph.find_nodes(op="output")
     results, views = list(output.args[0]), dict[fx.Node, fx.Node]()
     owners = dict[Any, fx.Node]()
     for n, node in enumerate(results[:count]):
-        if not isinstance(node, fx.Node) or dtype_of(node) is None:  # or it is a number
+        if not isinstance(node, fx.Node) or dtype_of(node) is None:  # a number
             continue
         base = _base_of(node)
         memory = base.args if base.target is operator.getitem else base
@@ -171,7 +170,7 @@ def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
         if base.op != "call_function" or not merged and base not in inside:
             continue
         if base not in views:
-            with graph.inserting_after(base):  # forward, too
+            with graph.inserting_after(base):  # so that it is part of the forward graph
                 views[base] = graph.call_function(aten.clone.default, (base,))
             views[base].meta = {**base.meta, OF_MAIN: True}
         results[n] = _viewed(graph, node, views)
@@ -179,14 +178,14 @@ def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
 
 
 def _base_of(node: fx.Node) -> fx.Node:
-    """The node in whose memory a node is, itself if it has memory of its own."""
+    """The node whose memory a node shares; itself if it has memory of its own."""
     while node.op == "call_function" and (before := _before_view(node)) is not None:
         node = before
     return node
 
 
 def _before_view(node: fx.Node) -> fx.Node | None:
-    """What a node is a view of, or the views that it is one of."""
+    """The node that a node is a view of, or an element of whose views it is; else None."""
     schema: Any = getattr(node.target, "_schema", None)
     if node.target is operator.getitem:
         return first(node) if _before_view(first(node)) is not None else None
@@ -197,7 +196,7 @@ def _before_view(node: fx.Node) -> fx.Node | None:
 
 
 def _viewed(graph: fx.Graph, node: fx.Node, views: dict[fx.Node, fx.Node]) -> fx.Node:
-    """A view once more, which no prelude keeps, of what `views` has in the place of its base."""
+    """Repeat a view, outside preludes, on the replacement that `views` has for its base."""
     if node not in views:
         before = first(node)
         other = _viewed(graph, before, views)
@@ -208,8 +207,8 @@ def _viewed(graph: fx.Graph, node: fx.Node, views: dict[fx.Node, fx.Node]) -> fx
 
 
 def is_of_edges(places: Sequence[fx.Node]) -> Test:
-    """Which placeholders without gradients may say something of edges: integers and truths, and
-    numbers, one for each edge."""
+    """A test for placeholders without gradients that may describe edges: integers, bools, and
+    floats with one number per edge."""
     lengths = {str(s[-1]) for n in places if dtype_of(n) in INDICES and (s := shape_of(n))}
 
     def test(node: fx.Node) -> bool:
@@ -217,14 +216,14 @@ def is_of_edges(places: Sequence[fx.Node]) -> Test:
         if node not in places or dtype is None or node.meta["val"].device.type != "cpu":
             return False
         if dtype in (*INDICES, torch.bool):
-            return len(sizes) > 0  # no counter
+            return len(sizes) > 0  # scalars are counters
         return len(sizes) == 1 and str(sizes[0]) in lengths
 
     return test
 
 
 def following(graph: fx.Graph, is_edges: Test) -> tuple[set[fx.Node], set[fx.Node]]:
-    """What follows from edges, and what from no tensor at all: sizes and constants."""
+    """The nodes that depend on edges alone, and those that depend on no tensor at all."""
     inside, alone = set[fx.Node](), set[fx.Node]()
     for node in graph.nodes:
         of = set(node.all_input_nodes)
@@ -253,7 +252,7 @@ def _is_size(node: fx.Node) -> bool:
 
 
 def _copied(graph: fx.Graph, nodes: set[fx.Node], alone: set[fx.Node]) -> set[fx.Node]:
-    """Copies, for some nodes, of the constants that they read, which others may read, too."""
+    """Copy the constants that some nodes read, as other nodes may read them, too."""
     copies = dict[fx.Node, fx.Node]()
 
     def copy(node: fx.Node) -> fx.Node:
@@ -271,11 +270,11 @@ def _copied(graph: fx.Graph, nodes: set[fx.Node], alone: set[fx.Node]) -> set[fx
 
 
 def _part(
-    whole: fx.GraphModule, given: list[fx.Node], nodes: set[fx.Node], results: Any
+    whole: fx.GraphModule, arguments: list[fx.Node], nodes: set[fx.Node], results: Any
 ) -> fx.GraphModule:
-    """A graph of some nodes of another one, its arguments, and what it gives."""
+    """Make a graph of some nodes of another one, with its arguments and results."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in given:
+    for node in arguments:
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(node.meta)
     for node in whole.graph.nodes:

@@ -1,8 +1,7 @@
-"""Products of features and weights: many rows, few columns, which BLAS libraries are slow at.
+"""Products of features and weights: many rows, few columns, for which BLAS libraries are slow.
 
-Weights stay in the first cache, so that nothing is packed. A tile of rows by columns is summed up
-in registers, as all products of the package are; the gradient of weights sums over rows, a part of
-them at a time.
+Weights fit a cache, so that nothing is packed. Tiles of rows by columns are accumulated in
+registers, as in all products of this package; the gradient of weights sums over rows, in chunks.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from sparsetir.sparse_ir.script.parser import from_source
 
 NAME = "product"
 WORK = 1 << 20  # multiplications; fewer are left to torch
-WEIGHTS = 1 << 17  # numbers of a matrix of weights, which is to stay in the second cache
-LEAST, NARROW = 4, 8  # columns: of any number between them, else whole vectors
+WEIGHTS = 1 << 17  # numbers of a matrix of weights that fits the L2 cache
+LEAST, NARROW = 4, 8  # columns: any number between these, or whole vectors
 WIDE = 4  # vectors in a row of a tile
-ROWS = 32  # that are summed up at a time: their values stay in the first cache for all tiles
+ROWS = 32  # rows of a chunk: their values stay in the L1 cache for all tiles
 PERMUTED = {aten.permute.default, aten.t.default, aten.transpose.int}
 
 
 @dataclass(frozen=True)
 class Product:
-    """What a kernel is compiled for; any number of rows.
+    """A product that a kernel is compiled for, with any number of rows.
 
     inner, outer : sizes of the matrix of weights, or of its gradient
-    gradient : `x.T @ y` of (rows, inner) and (rows, outer), else `x @ y` of (rows, inner) and
-        (inner, outer)
-    bias : "row", (outer,) that is added; "into", what is in the result before; or "none"
+    gradient : whether it is `x.T @ y` of (rows, inner) and (rows, outer), rather than `x @ y` of
+        (rows, inner) and (inner, outer)
+    bias : "row" adds a vector (outer,); "into" adds to the result's contents; or "none"
     """
 
     inner: int
@@ -51,7 +50,7 @@ class Product:
     bias: str = "none"
 
     def text(self) -> str:
-        """The program, of `out`, `x0`, `x1`, a bias `x2`, and the number of rows `m`."""
+        """The program of `out`, `x0`, `x1`, a bias `x2`, and the number of rows `m`."""
         rows, inner, outer = ("I", "i"), ("D0", "k0"), ("D1", "k1")
         operands = [[rows, inner], [rows if self.gradient else inner, outer]]
         over, result = [rows, inner, outer], [inner if self.gradient else rows, outer]
@@ -67,7 +66,7 @@ class Product:
         return layout(NAME, operands, result, over, "SRS", [self.inner, self.outer], [*init, line])
 
     def schedule(self, target: Any) -> Callable[[Schedule], None]:
-        """Tiles of the result in registers."""
+        """The schedule, which accumulates tiles of the result in registers."""
         bits = vector_bits(target)
         lanes = 1 << (min(bits // 32, self.outer).bit_length() - 1)
         while self.outer > NARROW and self.outer % lanes and lanes > NARROW:
@@ -100,17 +99,17 @@ class Product:
         return apply
 
     def stages(self, target: Any) -> Stages:
-        """Its stages, scheduled."""
+        """The stages of the scheduled program."""
         return lower(from_source(self.text()), self.schedule(target), target=target)
 
     def kernel(self) -> Kernel:
-        """Compiled when it is first wanted."""
+        """The kernel, compiled on first use."""
         target = resolve_target("llvm")
         return compiled((NAME, self), target, lambda: self.stages(target))
 
 
 def pays(rows: Any, inner: Any, outer: Any) -> bool:
-    """Whether our kernels are as fast as torch's: weights stay in a cache, and fill vectors."""
+    """Whether our kernels are as fast as torch's: weights fit a cache and fill vectors."""
     if not isinstance(inner, int) or not isinstance(outer, int):
         return False
     fills = LEAST <= outer <= NARROW or outer % NARROW == 0
@@ -119,19 +118,19 @@ def pays(rows: Any, inner: Any, outer: Any) -> bool:
 
 
 class Run:
-    """A product in a graph of torch's."""
+    """A product in one of torch's graphs."""
 
     def __init__(self, gradient: bool) -> None:
         self.gradient = gradient
-        self.__name__ = NAME  # which graphs of torch want of functions
+        self.__name__ = NAME  # torch's graphs need it
         self._kernels: dict[Product, Kernel] = {}
 
     def __call__(
         self, x: Tensor, y: Tensor, bias: Tensor | None = None, into: bool = False
     ) -> Tensor:
-        """The product, in new memory or, with `into`, added to the bias.
+        """Compute the product in new memory or, with `into`, added to the bias.
 
-        x, y : as :class:`Product` takes them; bias of (outer,) or of the result's shape
+        x, y : operands of :class:`Product`; bias : (outer,) or of the result's shape
         """
         (rows, inner), outer = x.shape, y.shape[1]
         if not pays(rows, inner, outer):
@@ -160,7 +159,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def take_products(graph: fx.Graph) -> None:
-    """Have products of features and weights run by our kernels, where they are faster."""
+    """Replace products of features and weights by our kernels, where they are faster."""
     for node in list(graph.nodes):
         if node.target not in (aten.mm.default, aten.addmm.default, aten.addmm_.default):
             continue
@@ -184,7 +183,7 @@ def take_products(graph: fx.Graph) -> None:
 
 
 def _before_transpose(x: fx.Node) -> fx.Node | None:
-    """The matrix of which one is the transpose."""
+    """The matrix that x is the transpose of, or None."""
     if x.target not in PERMUTED or len(shape_of(x)) != 2:
         return None
     args: Any = x.args

@@ -1,8 +1,8 @@
-"""What of a graph is no region, compiled by Inductor where a C++ compiler is.
+"""Compilation of operators outside regions by Inductor, if there is a C++ compiler.
 
-A graph is compiled when it is first run, for the sizes of that run: sizes that only data tell are
-numbers then. Inductor is not told, as it is where dynamo compiles, to which arguments of a graph it
-might write: some are kept of edges.
+A graph is compiled when it is first run, for the sizes of that run, so that data-dependent sizes
+are numbers. Unlike under dynamo, Inductor is not told which arguments it may overwrite: some are
+cached tensors of edges.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_sy
 
 from sparsetir.graph.operator import called, region
 
-Run = Callable[[list[Any]], Any]  # which may empty the list
-# Random numbers are eager's. A region's number says what it is in this process alone.
+Run = Callable[[list[Any]], Any]  # may empty the list
+# Random numbers match eager mode. Numbers of regions are only valid in this process.
 CONFIG = {"fallback_random": True, "fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
@@ -37,16 +37,16 @@ def has_compiler() -> bool:
 class Rest:
     """A graph with regions, compiled by Inductor at its first run.
 
-    graph : with regions as operators of torch's, as Inductor takes them
-    other : runs it for other sizes than those of the first run, and where Inductor does not take it
-    tell : is told, at the first run, why Inductor does not take it, or ""
+    graph : with regions as torch operators, for Inductor
+    other : runs the graph for sizes other than those of the first run, and if Inductor fails
+    tell : called at the first run with the reason why Inductor is not used, or ""
     """
 
     def __init__(self, graph: fx.GraphModule, other: Run, tell: Callable[[str], None]) -> None:
         self._graph: fx.GraphModule | None = graph
         self._other, self._tell = other, tell
         values = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
-        # Of the others dynamo has guards.
+        # Dynamo guards the others.
         self._open = [n for n, x in enumerate(values) if x is not None and free_symbols(x)]
         self._any_size = any(
             free_symbols(values[n]) - free_unbacked_symbols(values[n]) for n in self._open
@@ -75,13 +75,13 @@ class Rest:
         self._sizes = self._sizes_of(args)
         try:
             self._run = _compiled(graph, args)
-        except Exception as error:  # whatever Inductor raises: the graph is run without it
+        except Exception as error:  # any error of Inductor: the graph is run without it
             return self._tell(str(error).strip().split("\n")[0] or type(error).__name__)
         self._tell("")
 
 
 def _compiled(graph: fx.GraphModule, args: Sequence[Any]) -> Run:
-    """What Inductor makes of a graph for arguments of these sizes."""
+    """Compile a graph by Inductor for arguments of these sizes."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
@@ -89,12 +89,12 @@ def _compiled(graph: fx.GraphModule, args: Sequence[Any]) -> Run:
     from torch._subclasses import FakeTensorMode
 
     tensors = [n for n, x in enumerate(args) if isinstance(x, Tensor)]
-    given, results = list(args), list[Any]()
+    arguments, results = list(args), list[Any]()
 
     def traced(*fakes: Tensor) -> list[Tensor]:
         for n, x in zip(tensors, fakes, strict=True):
-            given[n] = x
-        results[:] = fx.Interpreter(graph).run(*given)
+            arguments[n] = x
+        results[:] = fx.Interpreter(graph).run(*arguments)
         return [x for x in results if isinstance(x, Tensor)]
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -105,9 +105,9 @@ def _compiled(graph: fx.GraphModule, args: Sequence[Any]) -> Run:
             module = make_fx(traced, decomposition_table=select_decomp_table())(*fakes)
         regions = []
         for node in module.graph.find_nodes(op="call_function", target=region):
-            number, made = called(node.args[0])
+            number, region_of_call = called(node.args[0])
             node.args = number, *node.args[1:]
-            regions.append(made)
+            regions.append(region_of_call)
         (output,) = module.graph.find_nodes(op="output")
         # Each result has the strides that torch expects.
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
@@ -116,10 +116,10 @@ def _compiled(graph: fx.GraphModule, args: Sequence[Any]) -> Run:
             run = compile_fx_inner(module, fakes)
     others = [None if isinstance(x, Tensor) else (x,) for x in results]  # None, and sizes
 
-    def call(args: list[Any], regions: Any = regions) -> Any:  # which keeps regions
-        taken = [args[n] for n in tensors]
+    def call(args: list[Any], regions: Any = regions) -> Any:  # keeps regions alive
+        inputs = [args[n] for n in tensors]
         args.clear()
-        found = iter(run(taken))
-        return [next(found) if x is None else x[0] for x in others]
+        outputs = iter(run(inputs))
+        return [next(outputs) if x is None else x[0] for x in others]
 
     return call

@@ -1,7 +1,7 @@
-"""Memory of values that nothing else reads, written to in place of new memory.
+"""Reuse of the memory of dead values in place of new memory.
 
-What is no region is run by torch's operators, each of which fills new memory: for large features
-most of its time is that of new pages. Graphs are functional, so that who reads a value is known.
+Outside regions each torch operator fills new memory: for large features most of its time goes into
+new pages. Graphs are functional, so that all readers of a value are known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import fx
 from sparsetir.graph.expressions import SAME, VIEWS, alike, aten, dtype_of, same, shape_of
 from sparsetir.graph.operator import clear, cleared, region
 
-# Operators that write to their first argument, by those that give the same in new memory.
+# In-place operators, by their functional counterparts.
 IN_PLACE: dict[Any, Any] = {
     aten.add.Tensor: aten.add_.Tensor, aten.clamp_min.default: aten.clamp_min_.default,
     aten.div.Scalar: aten.div_.Scalar, aten.div.Tensor: aten.div_.Tensor,
@@ -25,7 +25,7 @@ IN_PLACE: dict[Any, Any] = {
 }  # fmt: skip
 COMMUTE = {aten.add.Tensor, aten.mul.Tensor}
 PRODUCTS = {aten.addmm.default, aten.addmm_.default, aten.mm.default}
-# Their results are in memory of their own.
+# Operators whose results have memory of their own.
 FRESH = {
     *IN_PLACE, *IN_PLACE.values(), *PRODUCTS, aten.bmm.default, aten.threshold_backward.default,
     aten.threshold_backward.grad_input, region,
@@ -36,7 +36,7 @@ SHARED = (VIEWS | SAME) - {aten.clone.default, aten.expand.default}
 
 
 def reuse_memory(graph: fx.Graph) -> None:
-    """Have operators write to an argument that they alone read, and products add to it."""
+    """Make operators write to an argument that they alone read, and products add to it."""
     for node in list(graph.nodes):
         if node.target == aten.add.Tensor and node.kwargs.get("alpha", 1) == 1:
             _add_product(graph, node)
@@ -51,7 +51,7 @@ def reuse_memory(graph: fx.Graph) -> None:
 
 
 def _own_memory(graph: fx.Graph, result: Any) -> None:
-    """Have a result that was written to a view be no view for torch: its reader may write to it."""
+    """Make a result that was written to a view no view for torch, as its reader may write to it."""
     while result.target in WRITTEN:
         result = result.args[0]
     if result.target in SIZED:
@@ -63,7 +63,7 @@ def _own_memory(graph: fx.Graph, result: Any) -> None:
 
 
 def _add_product(graph: fx.Graph, node: fx.Node) -> None:
-    """`a + x @ y`, as one product that begins with `a`."""
+    """Fuse `a + x @ y` into one product that starts from `a`."""
     args: Any = node.args
     for a, product in (args[:2], args[1::-1]):
         is_product = isinstance(product, fx.Node) and product.target == aten.mm.default
@@ -92,7 +92,7 @@ def _fits(value: Any, node: fx.Node) -> bool:
 
 
 def _is_free(value: Any, reader: fx.Node) -> bool:
-    """Whether a value is in memory that nothing but one node reads."""
+    """Whether a value is in memory that only one node reads."""
     if not _fits(value, reader):
         return False
     while set(value.users) == {reader}:

@@ -1,7 +1,7 @@
-"""Graphs of torch's in Relax: programs in stage I for what computes, and what is around these.
+"""Translation of torch's graphs to Relax, with stage-I programs for the computations.
 
-Regions are called as they are; all the rest of float32 becomes programs in stage I, too. Relax has
-memory, sizes, and the order in which they run.
+Regions keep their programs; all other float32 computations become stage-I programs, too. Relax
+handles memory, sizes, and the order of calls.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ LAYER = ", in layer "
 
 
 class Translation:
-    """Makes Relax of a graph, with programs in stage I for what computes."""
+    """The translation of a graph to Relax, with stage-I programs for computations."""
 
     def __init__(self, exported: Any, target: Any) -> None:
         self._graph: fx.Graph = exported.graph_module.graph
         self._target = target
         self._builder = relax.BlockBuilder()
-        self._functions: dict[str, tirx.PrimFunc] = {}  # that are called
+        self._functions: dict[str, tirx.PrimFunc] = {}  # the called functions
         self._programs: dict[str, tirx.PrimFunc] = {}  # by text
-        self._unknown: dict[str, Any] = {}  # what programs are told of any graph
+        self._unknown: dict[str, Any] = {}  # parameters with a value that is valid for any graph
         self._sizes: dict[str, Any] = {}
         self._values: dict[Any, Any] = {}
         self._constants: dict[fx.Node, torch.Tensor] = {}
@@ -103,8 +103,8 @@ class Translation:
         builder = self._builder
         with builder.function("main", params):
             with builder.dataflow():
-                found = [self._value(n) for n in output.args[0]]
-                results = [builder.emit_output(x) for x in found]
+                outputs = [self._value(n) for n in output.args[0]]
+                results = [builder.emit_output(x) for x in outputs]
             builder.emit_func_output(results[0] if len(results) == 1 else relax.Tuple(results))
         module = builder.get()
         for name, func in self._functions.items():
@@ -114,7 +114,7 @@ class Translation:
     # -- constants ------------------------------------------------------------------------------
 
     def _read_constants(self, exported: Any) -> None:
-        """Parameters, and what follows from them alone."""
+        """Collect parameters, and constants that depend on them alone."""
         state = {**exported.state_dict, **exported.constants}
         signature = exported.graph_signature
         named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -138,7 +138,7 @@ class Translation:
             self._sizes[str(size)] = tirx.Var(f"size{len(self._sizes)}", "int64")
 
     def _size(self, size: Any) -> Any:
-        """A size of torch's as an expression of Relax."""
+        """Convert a size of torch's to an expression of Relax."""
         if isinstance(size, fx.Node):
             size = size.meta["val"]
         if isinstance(size, int):
@@ -151,10 +151,10 @@ class Translation:
         if isinstance(of, sympy.Integer):
             return tirx.IntImm("int64", int(of))
         if isinstance(of, sympy.Add | sympy.Mul):
-            found, *others = map(self._expression, of.args)
+            result, *others = map(self._expression, of.args)
             for other in others:
-                found = found + other if isinstance(of, sympy.Add) else found * other
-            return found
+                result = result + other if isinstance(of, sympy.Add) else result * other
+            return result
         raise LoweringError(f"{WHO}: the model has a size {of} that only its data tell")
 
     def _shape(self, node: fx.Node) -> list[Any]:
@@ -166,7 +166,7 @@ class Translation:
     # -- values -----------------------------------------------------------------------------------
 
     def _value(self, node: fx.Node) -> relax.Expr:
-        """Of a node, in Relax."""
+        """The value of a node in Relax."""
         if node not in self._values:
             try:
                 self._values[node] = self._made(node)
@@ -192,14 +192,14 @@ class Translation:
             return self._product(node)
         if is_float(node) and target in COMPUTED:
             return self._dense(node, node)
-        found = self._other(node)
-        if found is None:
+        expr = self._other(node)
+        if expr is None:
             what = f"({', '.join(map(str, shape_of(node)))}) of {dtype_of(node)}"
             raise LoweringError(f"{WHO}: operator {target} that gives {what} is not supported")
-        return found if isinstance(found, relax.Var) else self._builder.emit(found)
+        return expr if isinstance(expr, relax.Var) else self._builder.emit(expr)
 
     def _is_stored(self, node: fx.Node) -> bool:
-        """Whether a value of pointwise operators is read more than once."""
+        """Whether a value of a pointwise operator is read more than once."""
         if node.target not in COMPUTED:
             return False
         readers = [u for u in node.users if u.target not in VIEWS | SAME]
@@ -207,7 +207,7 @@ class Translation:
         return len(readers) + sum(max(1, len(u.users)) for u in through) > 1
 
     def _reduced(self, node: fx.Node) -> relax.Expr:
-        """Along the last dimensions."""
+        """A reduction along the last dimensions."""
         values = first(node)
         rank, dims = len(shape_of(values)), dims_of(node)
         if 0 in dims or dims != list(range(rank - len(dims), rank)):
@@ -238,7 +238,7 @@ class Translation:
         return self._call(text, arrays, named, self._type(node))
 
     def _operand(self, node: fx.Node) -> relax.Expr:
-        """What a program reads: an array of float32, which has a dimension."""
+        """Convert a program's operand to a float32 array with at least one dimension."""
         value = self._value(node)
         if dtype_of(node) != torch.float32:
             value = self._builder.emit(relax.op.astype(value, "float32"))
@@ -258,8 +258,8 @@ class Translation:
             raise LoweringError(f"{WHO}: operator {node.target} of open sizes is not supported")
         arrays = {f"x{n}": self._value(v) for n, v in enumerate([x, y, *bias])}
         m = {"m": self._size(shape_of(node)[0])}
-        made = Product(inner, outer, bias="row" if bias else "none")
-        return self._call(made.text(), arrays, m, self._type(node), made.schedule(self._target))
+        prod = Product(inner, outer, bias="row" if bias else "none")
+        return self._call(prod.text(), arrays, m, self._type(node), prod.schedule(self._target))
 
     # -- regions ----------------------------------------------------------------------------------
 
@@ -286,15 +286,15 @@ class Translation:
             arrays[f"index{n}"] = self._arranged(index, rows, places, named[f"n{n}"])
         of = relax.TensorType(sizes, "float32")
         text = program.text(tuple(aligned), fused=False)
-        found = self._call(text, arrays, named, of, _by_rows if program.summed else None)
+        out = self._call(text, arrays, named, of, _by_rows if program.summed else None)
         if program.reduce in EXTREMA:
-            found = self._flat(edges.zero_of_empty_rows, found, sizes, starts)
+            out = self._flat(edges.zero_of_empty_rows, out, sizes, starts)
         if given and program.reduce is None:
-            found = self._restored(found, sizes, rows)
-        return found
+            out = self._restored(out, sizes, rows)
+        return out
 
     def _order(self, rows: fx.Node, m: Any) -> tuple[relax.Expr, relax.Expr]:
-        """Where the edges of each of m nodes begin, and their places, sorted by an index."""
+        """The starts of each of m nodes' edges, and the edges' positions, sorted by an index."""
         index, key = self._index(rows), ("starts", rows, str(m))
         if key not in self._values:
             of = relax.TensorType([m + 1], "int32")
@@ -306,43 +306,43 @@ class Translation:
         return starts, self._values["order", rows]
 
     def _arranged(self, index: fx.Node, rows: fx.Node, places: relax.Expr, size: Any) -> relax.Expr:
-        """Another index, of so many nodes, in the order by that of the rows."""
+        """Another index, of `size` nodes, in the order by that of the rows."""
         key = "arranged", index, rows, str(size)
         if key not in self._values:
             of = relax.TensorType(self._shape(index), "int64")
-            found = self._call_given(edges.in_range, [self._index(index)], of, [size])
+            checked = self._call_given(edges.in_range, [self._index(index)], of, [size])
             of = relax.TensorType(self._shape(index), "int32")
-            self._values[key] = self._call_given(edges.arranged, [found, places], of)
+            self._values[key] = self._call_given(edges.arranged, [checked, places], of)
         return self._values[key]
 
     def _index(self, index: fx.Node) -> relax.Expr:
         """A vector of nodes in int64."""
-        found = self._value(index)
+        vector = self._value(index)
         wide = dtype_of(index) == torch.int64
-        return found if wide else self._builder.emit(relax.op.astype(found, "int64"))
+        return vector if wide else self._builder.emit(relax.op.astype(vector, "int64"))
 
     def _between(self, by: fx.Node, places: relax.Expr) -> relax.Expr:
-        """Where edges in one order are in that by another index."""
+        """The positions of edges within the order by another index."""
         of = relax.TensorType(self._shape(by), "int32")
         other = self._values["order", by]
-        room = self._builder.emit(relax.op.zeros_like(other))
-        return self._call_given(edges.places_between, [other, places, room], of)
+        workspace = self._builder.emit(relax.op.zeros_like(other))
+        return self._call_given(edges.places_between, [other, places, workspace], of)
 
     def _restored(self, values: relax.Expr, shape: list[Any], rows: fx.Node) -> relax.Expr:
-        """Values of edges in the order in which they were given."""
+        """Values of edges in their original order."""
         return self._flat(edges.restored, values, shape, self._values["order", rows])
 
     def _flat(
         self, func: tirx.PrimFunc, values: relax.Expr, shape: list[Any], other: relax.Expr
     ) -> relax.Expr:
-        """A call of a function of values with one dimension of features."""
+        """Call a function on values flattened to one dimension of features."""
         width: Any = tirx.IntImm("int64", 1)
         for size in shape[1:]:
             width = width * size
         flat = self._builder.emit(relax.op.reshape(values, [shape[0], width]))
         of = relax.TensorType([shape[0], width], "float32")
-        found = self._call_given(func, [flat, other], of)
-        return self._builder.emit(relax.op.reshape(found, shape))
+        result = self._call_given(func, [flat, other], of)
+        return self._builder.emit(relax.op.reshape(result, shape))
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class Translation:
         self, text: str, arrays: dict[str, relax.Expr], sizes: dict[str, Any], result: Any,
         schedule: Callable[[Schedule], None] | None = None,
     ) -> relax.Expr:  # fmt: skip
-        """A call of the kernel of a program, which is compiled once."""
+        """Call the kernel of a program, which is compiled once."""
         func = self._programs.get(text)
         if func is None:
             name = f"program{len(self._programs)}"
@@ -367,13 +367,13 @@ class Translation:
             func = tirx.PrimFunc([*params.values(), out], func.body, func.ret_type, func.attrs)
             func = self._programs[text] = func.with_attr("global_symbol", name)
         names, sizes = [str(p.name) for p in func.params[:-1]], {**self._unknown, **sizes}
-        given = [arrays[n] for n in names if n in arrays]
-        return self._call_given(func, given, result, [sizes[n] for n in names if n in sizes])
+        passed = [arrays[n] for n in names if n in arrays]
+        return self._call_given(func, passed, result, [sizes[n] for n in names if n in sizes])
 
     def _call_given(
         self, func: tirx.PrimFunc, arrays: list[relax.Expr], result: Any, sizes: Sequence[Any] = ()
     ) -> relax.Expr:
-        """A call of a function, which takes arrays, sizes, and what it writes to."""
+        """Call a function that takes arrays, sizes, and its output."""
         name = str(func.attrs["global_symbol"])
         self._functions[name] = func
         passed = relax.Tuple([*arrays, *map(relax.prim_value, sizes)])
@@ -383,7 +383,7 @@ class Translation:
     # -- integers, masks and shapes ---------------------------------------------------------------
 
     def _other(self, node: fx.Node) -> relax.Expr | None:
-        """An operator of integers, or one that only arranges; None of others."""
+        """Translate an operator on integers, or one that only moves data; None for others."""
         target: Any = node.target
         args: Any = node.args
         if target in COMPARED:
@@ -396,8 +396,8 @@ class Translation:
                 relax.TensorType(self._shape(index), "int64"),
                 self._size(shape_of(source)[0]),
             )
-            found = self._call_given(edges.in_range, [self._index(index)], of, [count])
-            return relax.op.take(self._value(source), found, axis=0)
+            checked = self._call_given(edges.in_range, [self._index(index)], of, [count])
+            return relax.op.take(self._value(source), checked, axis=0)
         if target == aten.index.Tensor:
             return self._masked(node)
         if target == aten.index_put.default:
@@ -445,7 +445,7 @@ class Translation:
         return str(dtype_of(node)).removeprefix("torch.")
 
     def _scalar(self, value: fx.Node | float, like: fx.Node) -> relax.Expr | None:
-        """What a tensor is compared with, in its type; None where that is another value."""
+        """The operand of a comparison in the type of `like`; None if the type cannot hold it."""
         dtype = dtype_of(like)
         if isinstance(value, fx.Node):
             return self._value(value) if dtype_of(value) == dtype else None
@@ -453,8 +453,8 @@ class Translation:
         return relax.const(value, self._dtype(like)) if whole or is_float(like) else None
 
     def _cut(self, value: relax.Expr, of: fx.Node, dim: int, start: Any, end: Any) -> relax.Expr:
-        """A part of a tensor along a dimension: from a place on, which counts from the end if it is
-        negative, up to another one, or of one element where that is None."""
+        """A slice of a tensor along a dimension; negative positions count from the end, and an
+        `end` of None takes one element."""
         dim %= len(shape_of(of))
         size = self._size(shape_of(of)[dim])
 
@@ -470,7 +470,7 @@ class Translation:
         return relax.op.strided_slice(value, [dim], [first], [last])
 
     def _masked(self, node: fx.Node) -> relax.Expr | None:
-        """What a tensor has of the edges at which a mask holds."""
+        """The part of a tensor at the edges that a mask selects."""
         args: Any = node.args
         value, (*rows, at) = args
         func, sizes = edges.KEPT.get(self._dtype(node)), self._shape(value)
@@ -490,13 +490,13 @@ class Translation:
         outer, inner = (
             functools.reduce(operator.mul, x, one) for x in (sizes[:dim], sizes[dim + 1 :])
         )
-        found = relax.op.reshape(self._value(value), [outer, sizes[dim], inner])
+        kept = relax.op.reshape(self._value(value), [outer, sizes[dim], inner])
         of = relax.TensorType([outer, size, inner], self._dtype(node))
-        found = self._call_given(func, [self._builder.emit(found), mask], of)
-        return relax.op.reshape(found, self._shape(node))
+        kept = self._call_given(func, [self._builder.emit(kept), mask], of)
+        return relax.op.reshape(kept, self._shape(node))
 
     def _put(self, node: fx.Node) -> relax.Expr | None:
-        """Values in the place of others at some nodes."""
+        """Replace values at some nodes."""
         args: Any = node.args
         base, index, values = args[0], args[1], args[2]
         if len(args) > 3 and args[3] or len(index) != 1 or not is_float(node):
@@ -510,7 +510,7 @@ class Translation:
 
 
 def _layer_of(node: fx.Node) -> str:
-    """The innermost module that a node is of: its name, and its class; "" for none."""
+    """The name and class of the innermost module that a node belongs to; "" for none."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     name, kind = stack[-1] if stack else ("", "")
     kind = kind if isinstance(kind, str) else kind.__name__
@@ -518,7 +518,7 @@ def _layer_of(node: fx.Node) -> str:
 
 
 def _by_rows(sch: Schedule) -> None:
-    """Rows on threads; sums for each edge in the order of rows, which needs no other one."""
+    """Schedule rows on threads; sums for each edge stay in the order of rows."""
     (iteration,) = sparse_iterations(sch.func)
     *outer, last = sch.get_sp_iters(sch.get_sparse_iteration(iteration.name))
     size = iteration.axes[-1].length

@@ -1,4 +1,4 @@
-"""Searches for the regions of a model: `sparsetir.tune(model, *inputs)`."""
+"""Searches of schedules for the regions of a model: `sparsetir.tune(model, *inputs)`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparsetir.tuning.search import tune
 from sparsetir.tuning.sought import choices_of
 from sparsetir.tuning.tuned import TunedProgram
 
-LEAST = 0.02  # of the time of all regions and operators, below which a region is not searched
+LEAST = 0.02  # share of the total time, below which a region is not searched
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class TunedRegion:
     Parameters
     ----------
     graph, number : int
-        Of torch's graphs, and of its regions, as :func:`sparsetir.explain` counts them.
+        Numbers of torch's graph and of the region in it, as in :func:`sparsetir.explain`.
     share : float
-        Of the time of all regions and operators, before.
+        The region's share of the time of all regions and operators, before tuning.
     tuned : TunedProgram or None
-        What was found; None where its program leaves nothing to choose.
+        The result; None if its program leaves nothing to choose.
     """
 
     graph: int
@@ -44,13 +44,12 @@ class TunedRegion:
 class TunedModel:
     """The result of :func:`sparsetir.tune` for a model; `print` shows a table.
 
-    Models that are compiled later take what was found, on the same edges and sizes, from the
-    records.
+    Models compiled later, on the same edges and sizes, use the results from the records.
 
     Parameters
     ----------
     regions : list of TunedRegion
-        Those that were searched, the longest first.
+        The searched regions, the slowest first.
     """
 
     regions: list[TunedRegion] = field(default_factory=list)
@@ -71,14 +70,14 @@ class TunedModel:
 
 
 def tune_model(model: torch.nn.Module, inputs: Sequence[Any], **options: Any) -> TunedModel:
-    """Search schedules for the regions that take most of a model's time; as `sparsetir.tune`.
+    """Search schedules for the slowest regions of a model; see `sparsetir.tune`.
 
-    options : of :func:`sparsetir.tune` for a function; `trials` and `seconds` are for each region
+    options : options of :func:`sparsetir.tune`; `trials` and `seconds` are for each region
     """
-    told = explain(model, *inputs)
+    explanation = explain(model, *inputs)
     costs = [
         (n, graph, cost)
-        for n, graph in enumerate(told.graphs)
+        for n, graph in enumerate(explanation.graphs)
         for measured in graph.measured
         for cost in measured.costs.values()
         if graph.calls and cost.seconds < float("inf")  # regions of edges, and what has run

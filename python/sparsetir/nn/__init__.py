@@ -1,21 +1,21 @@
-"""Layers on sparse kernels: for graphs, for points, and linear layers with pruned weights.
+"""Layers on sparse kernels: for graphs, for points, and for pruned linear maps.
 
-:class:`SparseLinear` is made of a pruned `torch.nn.Linear`; :func:`sparse_linears` swaps those of a
-model, :func:`prune` says which weights to keep. :class:`SparseConv3d` and
+:class:`SparseLinear` replaces a pruned `torch.nn.Linear`; :func:`sparse_linears` swaps those of a
+model, :func:`prune` selects the weights to keep. :class:`SparseConv3d` and
 :class:`SparseConvTranspose3d` are convolutions of :class:`SparsePoints`.
 
-The others are in the shape of PyTorch Geometric's: they take the arguments of PyG's layers of the
-same names, give the same results, and have the same parameters, so that state dictionaries go both
-ways; PyG itself is not needed. What they have in common: `edge_index` is a (2, E) int32 or int64
-tensor of sources and targets, a `torch.sparse` matrix of targets x sources (PyG's `adj_t`), or
-anything else :func:`sparsetir.ops.spmm` takes; and, but for relations, a graph over several
-processes, :class:`sparsetir.distributed.DistGraph`.
+The others mirror PyTorch Geometric: they take the arguments of PyG's layers of the same names,
+return the same results, and have the same parameters, so that state dictionaries work both ways;
+PyG itself is not needed. In all of them `edge_index` is a (2, E) int32 or int64 tensor of sources
+and targets, a `torch.sparse` matrix of targets x sources (PyG's `adj_t`), or anything else that
+:func:`sparsetir.ops.spmm` accepts; and, except for relations, a graph over several processes,
+:class:`sparsetir.distributed.DistGraph`.
 
-Features may be sparse matrices. Dense ones that are nearly all zero, such as words of papers, are
+Features may be sparse matrices. Dense ones that are nearly all zero, such as bags of words, are
 multiplied as sparse ones on a CPU by layers with `sparse_features=True` (GCN, SAGE, GAT).
 
-What differs from PyG: with flow="target_to_source" features are one tensor, not a pair, and a
-GATConv with `edge_dim` takes the values of a sparse matrix for features of its edges.
+Differences from PyG: with flow="target_to_source" features are one tensor, not a pair, and a
+GATConv with `edge_dim` uses the values of a sparse matrix as features of its edges.
 
 To run PyG's own layers on these kernels, see :func:`sparsetir.nn.pyg.accelerate`.
 """

@@ -12,12 +12,12 @@ from sparsetir.runtime.refusals import wrong
 
 
 class Conv(torch.nn.Module):
-    """A layer with the keyword arguments of PyG's `MessagePassing` that make sense here.
+    """A layer with the applicable keyword arguments of PyG's `MessagePassing`.
 
     aggr : "add", "sum", "mean", "max", "min" or "logsumexp"
     flow : "source_to_target"; or "target_to_source", for edges given as a (2, E) tensor, and not
         for a pair of features
-    others : only the value they have by default in PyG, as they would change nothing here
+    others : accepted only with PyG's defaults, as they have no effect here
     """
 
     aggr: Any
@@ -45,9 +45,9 @@ class Conv(torch.nn.Module):
 def pair(
     who: str, x: Any, flow: str = FLOWS[0], dims: tuple[int, ...] = (2, 3)
 ) -> tuple[Tensor, Tensor | None]:
-    """Features of sources and of targets, which are the same ones unless x is a pair.
+    """Features of sources and of targets, which are the same unless x is a pair.
 
-    Raises TypeError and ValueError for what are no features of `dims` dimensions.
+    Raises TypeError and ValueError unless x has features of `dims` dimensions.
     """
     if not isinstance(x, tuple | list):
         check_features(who, x, dims)
@@ -62,7 +62,7 @@ def pair(
 
 
 def check_features(who: str, x: Any, dims: tuple[int, ...] = (2, 3)) -> None:
-    """Raise unless x is a tensor, dense or sparse, of so many dimensions."""
+    """Raise unless x is a dense or sparse tensor whose number of dimensions is in `dims`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{who}: argument 'x': expected a tensor, got {type(x).__name__}")
     if x.dim() not in dims:
@@ -74,25 +74,25 @@ def check_features(who: str, x: Any, dims: tuple[int, ...] = (2, 3)) -> None:
 def sizes(
     who: str, sources: Tensor, targets: Tensor | None, size: tuple[int | None, int | None] | None
 ) -> tuple[int, int]:
-    """How many sources and targets there are, by their features and by the argument `size`.
+    """The numbers of sources and targets, by their features and by the argument `size`.
 
     Without features of targets and without a size, as many targets as sources.
     """
-    found = []
-    given = (None, None) if size is None else tuple(size)
+    counts = []
+    expected = (None, None) if size is None else tuple(size)
     for at, x in enumerate((sources, targets)):
-        if x is not None and given[at] not in (None, x.shape[-2]):
-            raise wrong(who, "size", f"{x.shape[-2]} at {at} as the features have", given[at])
-        found.append(given[at] if x is None else x.shape[-2])
-    n, m = found
+        if x is not None and expected[at] not in (None, x.shape[-2]):
+            raise wrong(who, "size", f"{x.shape[-2]} at {at} as the features have", expected[at])
+        counts.append(expected[at] if x is None else x.shape[-2])
+    n, m = counts
     return n, n if m is None else m
 
 
 def weights_first(x: Tensor, weight: Tensor, out_channels: int) -> bool:
-    """Whether to multiply by the weights before summing over neighbours, and not after.
+    """Whether to multiply by the weights before, rather than after, summing over neighbours.
 
-    True if that moves fewer features along the edges, counting the backward pass only if it is
-    needed: the data's features take no gradient.
+    True if that moves fewer features along the edges, counting the backward pass only where needed:
+    input features need no gradient.
     """
     if x.layout is not torch.strided:
         return True

@@ -21,44 +21,44 @@ class GATConv(Conv):
     """x'_i = sum of alpha_ij W x_j over neighbours j and i itself, + b, for each of several heads.
 
     alpha_ij is the softmax over j of LeakyReLU(a_src . W x_j + a_dst . W x_i + a_edge . W_e e_ij).
-    Arguments and parameters as `torch_geometric.nn.GATConv`.
+    Arguments and parameters are those of `torch_geometric.nn.GATConv`.
 
     Parameters
     ----------
     in_channels : int or (int, int)
-        Features, or a pair of those of sources and of targets, which then have weights of their
-        own; -1 if the first input is to tell.
+        Features, or a pair for sources and targets, which then have separate weights; -1 to take it
+        from the first input.
     out_channels : int
         Features of a head.
     heads : int
-        How many there are.
+        Number of heads.
     concat : bool
-        Heads are put side by side, not averaged.
+        Concatenate heads, rather than average them.
     negative_slope : float
-        Of LeakyReLU.
+        The slope of LeakyReLU.
     dropout : float
-        Of alpha, in training.
+        Dropout of alpha, in training.
     add_self_loops : bool
-        With each node among its own neighbours, once.
+        Make each node one of its own neighbours, once.
     edge_dim : int, optional
-        Features e of edges.
+        Number of edge features e.
     fill_value : float, Tensor or str
-        Features of self loops: a number, a tensor, or which reduction of those of the edges to the
-        node.
+        Features of self loops: a number, a tensor, or a reduction of the features of the node's
+        incoming edges.
     bias : bool
-        With b.
+        Add b.
     residual : bool
         Add a linear map of the targets' features.
     sparse_features : bool
-        Whether dense features are nearly all zero, such as words of papers; they are multiplied as
-        sparse ones then (:mod:`sparsetir.nn.linear`). Not in PyG.
+        Multiply dense features as sparse ones (:mod:`sparsetir.nn.linear`), as they are nearly all
+        zero, such as bags of words. Not in PyG.
     **kwargs
-        Of PyG's `MessagePassing`.
+        Arguments of PyG's `MessagePassing`.
 
     Notes
     -----
-    `torch.compile(fullgraph=True)` takes it with add_self_loops=False only, as which edges there
-    are then depends on data.
+    `torch.compile(fullgraph=True)` supports it with add_self_loops=False only, as the edges then
+    depend on data.
     """
 
     in_channels: int | tuple[int, int]
@@ -149,15 +149,15 @@ class GATConv(Conv):
         Parameters
         ----------
         x : (nodes, in_channels) Tensor or pair of Tensor
-            Features; or a pair of those of sources and targets, the latter perhaps None.
+            Features; or a pair for sources and targets, the latter of which may be None.
         edge_index : edges or sparse matrix
             As for :func:`sparsetir.ops.resolve`.
         edge_attr : (E,) or (E, edge_dim) Tensor, optional
-            Features of edges; of a matrix, by default its values.
+            Features of edges; by default the values of a matrix.
         size : (int, int), optional
-            Sources and targets.
+            Numbers of sources and targets.
         return_attention_weights : bool, optional
-            If true, gives (result, (edges (2, E'), alpha (E', heads))), with the self loops after
+            If true, return (result, (edges (2, E'), alpha (E', heads))), with the self loops after
             the edges.
 
         Returns
@@ -191,7 +191,7 @@ class GATConv(Conv):
         return out, (graph.edges(), alpha.t())
 
     def _transformed(self, sources: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(nodes, heads, out_channels) of sources and of targets."""
+        """Transformed features of sources and of targets, (nodes, heads, out_channels)."""
         shape = (self.heads, self.out_channels)
         if self.lin is not None:
             h = self.lin(sources).unflatten(-1, shape)
@@ -205,7 +205,7 @@ class GATConv(Conv):
     def _attention(
         self, graph: Graph, h_source: Tensor, h_target: Tensor | None, edge_attr: Tensor | None
     ) -> Tensor:
-        """(heads, E) weights of the messages, which add up to one at each target."""
+        """Weights of the messages, (heads, E), which add up to one at each target."""
         scores = (h_source * self.att_src).sum(-1).t()
         e = scores.index_select(1, graph.sources)
         if h_target is not None:
@@ -218,7 +218,7 @@ class GATConv(Conv):
     def _with_loops(
         self, graph: Graph, edge_attr: Tensor | None, nodes: int
     ) -> tuple[Graph, Tensor | None]:
-        """The graph with a loop at each of the first nodes, after the edges, and no others."""
+        """The graph with exactly one loop at each of the first nodes, after the other edges."""
         looped, kept = graph.with_loops(nodes)
         if edge_attr is not None:
             edge_attr = edge_attr[kept]
@@ -226,14 +226,14 @@ class GATConv(Conv):
         return looped, edge_attr
 
     def _of_loops(self, edges: Tensor, edge_attr: Tensor, nodes: int) -> Tensor:
-        """(nodes, edge_dim) features of loops."""
+        """Features of loops, (nodes, edge_dim)."""
         shape = (nodes, *edge_attr.shape[1:])
         if not isinstance(self.fill_value, str):
             fill = torch.as_tensor(self.fill_value, dtype=edge_attr.dtype, device=edge_attr.device)
             return fill.expand(shape)
         reduce = {"add": "sum", "max": "amax", "min": "amin", "mul": "prod"}
         name = reduce.get(self.fill_value, self.fill_value)
-        # PyG goes by the second row of `edge_index`, also where that has the sources.
+        # PyG uses the second row of `edge_index`, even where it holds the sources.
         row = 1 if self.flow == FLOWS[0] else 0
         target = edges[row, : len(edge_attr)].long()
         index = target[:, None].expand_as(edge_attr)

@@ -22,14 +22,14 @@ def gcn_norm(
     replace: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
-    """Weights D^-1/2 A' D^-1/2 of the edges (E,) and of a loop at each node (n,).
+    """Normalised weights D^-1/2 A' D^-1/2 of the edges (E,) and of a loop at each node (n,).
 
-    self_loop : weight of the loops that A' has more than A; None for none, then no weights of loops
-    replace : whether loops of A are taken out, and weigh in A' at their nodes instead of
-        `self_loop` where edges have weights; otherwise both count
+    self_loop : weight of the loops that A' adds to A; None adds none, and returns no loop weights
+    replace : whether to remove the loops of A; if edges have weights, these loops' weights replace
+        `self_loop` at their nodes. Otherwise both count
 
-    Edges are neither taken out nor put in, so that the pattern stays the one that is known: loops
-    that are taken out weigh zero.
+    Edges are neither removed nor added, so that the cached pattern stays valid: removed loops get
+    weight zero.
     """
     source, target = graph.sources.long(), graph.targets.long()
     weight = edge_weight
@@ -41,7 +41,7 @@ def gcn_norm(
         if replace:
             is_loop = source == target
             if edge_weight is not None:
-                # What is no loop goes to a place past the last node.
+                # Other edges write past the last node.
                 place = torch.where(is_loop, target, graph.m)
                 loop = torch.cat([loop, loop.new_zeros(1)]).index_put((place,), weight)[:-1]
             weight = weight.masked_fill(is_loop, 0)
@@ -56,28 +56,28 @@ def gcn_norm(
 class GCNConv(Conv):
     """x'_i = W sum of x_j e_ij / sqrt(d_i d_j) over neighbours j and i itself, + b.
 
-    Arguments and parameters as `torch_geometric.nn.GCNConv`. The weight is multiplied by before or
-    after the sum, whichever is less work.
+    Arguments and parameters are those of `torch_geometric.nn.GCNConv`. The weight is applied before
+    or after the sum, whichever is less work.
 
     Parameters
     ----------
     in_channels, out_channels : int
-        Features; the first may be -1, to be told by the first input.
+        Features; the first may be -1, to take it from the first input.
     improved : bool
-        Loops weigh two, not one, where edges have weights.
+        Give loops weight two, not one, if edges have weights.
     cached : bool
-        Normalise once and use that ever after.
+        Normalise once, and reuse the result.
     add_self_loops : bool, optional
-        With each node among its own neighbours; by default as `normalize`.
+        Make each node one of its own neighbours; by default the same as `normalize`.
     normalize : bool
         Divide by sqrt(d_i d_j).
     bias : bool
-        With b.
+        Add b.
     sparse_features : bool
-        Whether dense features are nearly all zero, such as words of papers; they are multiplied as
-        sparse ones then (:mod:`sparsetir.nn.linear`). Not in PyG.
+        Multiply dense features as sparse ones (:mod:`sparsetir.nn.linear`), as they are nearly all
+        zero, such as bags of words. Not in PyG.
     **kwargs
-        Of PyG's `MessagePassing`.
+        Arguments of PyG's `MessagePassing`.
     """
 
     in_channels: int
@@ -116,7 +116,7 @@ class GCNConv(Conv):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, and forget what is cached."""
+        """Draw the parameters anew, and clear the cache."""
         self.lin.reset_parameters()
         zeros(self.bias)
         self._cached: tuple[Graph, Tensor | None, Tensor | None] | None = None
@@ -159,30 +159,30 @@ class GCNConv(Conv):
     def _normalized(
         self, x: Tensor, edge_index: object, edge_weight: Tensor | None
     ) -> tuple[Graph, Tensor | None, Tensor | None]:
-        """The graph, and weights of edges and of loops."""
+        """The graph, and the normalised weights of edges and of loops."""
         if self.normalize and self._cached is not None:
             return self._cached
         nodes, edges, dtype = x.shape[-2], has_edges(edge_index), x.dtype
         graph = Graph.of("GCNConv", edge_index, nodes, nodes, self.flow)
-        given = graph.weight if edge_weight is None or not edges else edge_weight
-        if edges and given is not None:
-            check_of_edges("GCNConv", "edge_weight", given, graph)
+        edge_values = graph.weight if edge_weight is None or not edges else edge_weight
+        if edges and edge_values is not None:
+            check_of_edges("GCNConv", "edge_weight", edge_values, graph)
         if not self.normalize:
-            return graph, given, None
-        # PyG improves nothing where edges have no weights: all of them, loops too, weigh one then.
-        improved = self.improved and given is not None
+            return graph, edge_values, None
+        # PyG ignores `improved` without weights: all edges, including loops, then have weight one.
+        improved = self.improved and edge_values is not None
         self_loop = (2.0 if improved else 1.0) if self.add_self_loops else None
 
         def make() -> tuple[Tensor, Tensor | None]:
-            return gcn_norm(graph, given, self_loop, edges, dtype)
+            return gcn_norm(graph, edge_values, self_loop, edges, dtype)
 
-        if given is not None and given.requires_grad and torch.is_grad_enabled():
+        if edge_values is not None and edge_values.requires_grad and torch.is_grad_enabled():
             weight, loop = make()
         else:
             key = ("gcn_norm", self_loop, edges, dtype)
-            weights = () if given is None else (given,)
+            weights = () if edge_values is None else (edge_values,)
             weight, loop = graph.remembered(key, make, weights)
-        found = graph, weight, loop
+        result = graph, weight, loop
         if self.cached and (torch.compiler.is_compiling() or not is_transformed()):
-            self._cached = found
-        return found
+            self._cached = result
+        return result

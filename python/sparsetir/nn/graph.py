@@ -1,4 +1,4 @@
-"""The graphs that layers take, and sums over neighbours."""
+"""Graphs as arguments of layers, and reductions over neighbours."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FLOWS = ("source_to_target", "target_to_source")
 class Graph:
     """Messages from n sources to m targets.
 
-    operand : as the operators take it, without values
-    weight : (E,) of the edges, or None for ones
+    operand : the adjacency matrix for operators, without values
+    weight : (E,) weights of the edges, or None for ones
     """
 
     def __init__(self, operand: Operand) -> None:
@@ -36,9 +36,9 @@ class Graph:
     def of(
         cls, who: str, edge_index: Any, sources: int, targets: int, flow: str = FLOWS[0]
     ) -> Graph:
-        """The graph of the argument `edge_index` of a layer, `who`.
+        """Make a graph from the argument `edge_index` of a layer; who : the layer's name.
 
-        Raises ValueError for sizes other than the given ones, and what :func:`resolve` raises.
+        Raises ValueError for other sizes, and the errors of :func:`resolve`.
         """
         if is_spread(edge_index):
             return edge_index.graph_of_layer(who, sources, targets, flow)
@@ -57,12 +57,12 @@ class Graph:
 
     @property
     def sources(self) -> Tensor:
-        """(E,) source of each edge."""
+        """The source of each edge, (E,)."""
         return self.col[0] if self.col.dim() == 2 else self.col
 
     @property
     def targets(self) -> Tensor:
-        """(E,) target of each edge."""
+        """The target of each edge, (E,)."""
         if self.col.dim() == 2:
             return self.col[1]
         rowptr, edges = self.operand.rowptr, self.col.shape[0]
@@ -70,27 +70,27 @@ class Graph:
         return torch.repeat_interleave(rows, rowptr[1:] - rowptr[:-1], output_size=edges)
 
     def edges(self) -> Tensor:
-        """(2, E) sources and targets; always the same tensor for the same pattern."""
+        """Sources and targets, (2, E); always the same tensor for the same pattern."""
         if self.col.dim() == 2:
             return self.col
         tensors = (self.col, self.operand.rowptr)
         return remembered(tensors, "edges", lambda: torch.stack([self.sources, self.targets]))
 
     def aggregate(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
-        """(m, feat) reduction of the messages to each target; zero where there are none.
+        """Reduce the messages at each target, (m, feat); zero without messages.
 
-        x : (n, feat) of sources; or (heads, n, feat)
-        weight : (E,), or (heads, E), by which messages are multiplied
+        x : (n, feat) features of sources; or (heads, n, feat)
+        weight : (E,) or (heads, E) factors of the messages
         """
         return self.reduce(x, aggr, weight)
 
     def of_sources(self, x: Tensor) -> Tensor:
-        """Features (.., ...) as :attr:`sources` count them, of x (n, ...): where nodes are spread
-        over processes, those of others, too."""
+        """Features in the numbering of :attr:`sources`, from x (n, ...): if nodes are spread over
+        processes, including those of others."""
         return x
 
     def reduce(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
-        """Reduce as :meth:`aggregate` does features that are as :meth:`of_sources` gives them."""
+        """Reduce like :meth:`aggregate`, for features from :meth:`of_sources`."""
         weight = None if weight is None else weight.to(x.dtype)
         return spmm_by_heads(self.operand, x, REDUCTION_NAMES[aggr], weight)
 
@@ -101,8 +101,8 @@ class Graph:
         return remembered((self.operand.rowptr, self.col), key, make, compared)
 
     def with_loops(self, nodes: int) -> tuple[Graph, Tensor]:
-        """The graph with a loop at each of the first nodes, after the edges, and no others; and
-        which edges are there still, (E',)."""
+        """The graph with exactly one loop at each of the first nodes, after the other edges; and
+        the positions of the remaining edges, (E',)."""
         key = ("loops", self.m, self.n, nodes)
 
         def make() -> tuple[Operand, Tensor]:
@@ -113,19 +113,19 @@ class Graph:
         return Graph(operand), kept
 
     def loops_added(self, nodes: int) -> tuple[Tensor, Tensor]:
-        """Edges of :meth:`with_loops`, (2, E'), and which edges are there still."""
+        """Edges of :meth:`with_loops`, (2, E'), and the positions of the remaining edges."""
         edges = self.edges()
         kept = (edges[0] != edges[1]).nonzero()[:, 0]
         loops = torch.arange(nodes, dtype=edges.dtype, device=edges.device)
         return torch.cat([edges[:, kept], loops.expand(2, -1)], 1), kept
 
     def softmax(self, x: Tensor) -> Tensor:
-        """(heads, E) exp(x) over the sum of that at the target of each edge, of x (heads, E)."""
+        """Softmax of x (heads, E) over the edges of each target."""
         return softmax_by_heads(self.operand, x)
 
 
 def is_edges(edge_index: object) -> bool:
-    """Whether it is a dense tensor of edges, or edges spread over processes, and no matrix."""
+    """Whether it is a dense tensor of edges, or edges spread over processes, not a matrix."""
     dense = isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
     return dense or is_spread(edge_index)
 
@@ -133,8 +133,8 @@ def is_edges(edge_index: object) -> bool:
 def with_others(
     who: str, x: Tensor, edge_index: object, targets: int, flow: str
 ) -> tuple[Tensor, object]:
-    """Features of all sources and edges that count them: where nodes are spread over processes,
-    with those of others; collective then."""
+    """Features of all sources, and edges in their numbering; collective if nodes are spread over
+    processes, to add the features of others."""
     if not is_spread(edge_index):
         return x, edge_index
     graph = Graph.of(who, edge_index, len(x), targets, flow)
@@ -142,28 +142,28 @@ def with_others(
 
 
 def is_spread(edge_index: object) -> bool:
-    """Whether it is a :class:`sparsetir.distributed.DistGraph`, which is not imported for that."""
+    """Whether it is a :class:`sparsetir.distributed.DistGraph`, without importing that."""
     return hasattr(edge_index, "graph_of_layer")
 
 
 def has_edges(edge_index: object) -> bool:
-    """Whether it is edges, or was prepared from them: in an order of the caller's own."""
+    """Whether it is edges, or was prepared from edges, and so is in the caller's order."""
     prepared = isinstance(edge_index, Prepared)
     return edge_index.col.dim() == 2 if prepared else is_edges(edge_index)
 
 
 def reversed_edges(edge_index: Tensor) -> Tensor:
-    """Edges in the other direction; always the same tensor for the same edges."""
+    """Reversed edges; always the same tensor for the same edges."""
     return remembered((edge_index,), "reversed", lambda: edge_index.flip(0))
 
 
 def check_aggr(who: str, aggr: object) -> str:
-    """The name of an aggregation; ValueError if it is none of those there are kernels for."""
+    """Check the name of an aggregation and return it; ValueError if there is no kernel for it."""
     return one_of(who, "aggr", aggr, tuple(REDUCTION_NAMES))
 
 
 def check_count(who: str, name: str, value: object) -> None:
-    """Raise unless it is 1 or more."""
+    """Raise unless the value is 1 or more."""
     if check_size(who, name, value) < 1:
         raise ValueError(f"{who}: argument '{name}': expected 1 or more, got {value}")
 
@@ -171,7 +171,7 @@ def check_count(who: str, name: str, value: object) -> None:
 def check_of_edges(
     who: str, name: str, x: object, graph: Graph, dims: tuple[int, ...] = (1,)
 ) -> None:
-    """Raise unless x is a dense tensor of as many rows as there are edges, of `dims` dimensions."""
+    """Raise unless x is a dense tensor of `dims` dimensions with one row per edge."""
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         got = x.layout if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {got}")
@@ -182,7 +182,7 @@ def check_of_edges(
 
 
 def one_of(who: str, name: str, value: object, expected: tuple[str, ...]) -> str:
-    """The value, one of those expected; ValueError otherwise."""
+    """Return the value if it is one of those expected; raise ValueError otherwise."""
     if not isinstance(value, str) or value not in expected:
         raise wrong(who, name, f"{', '.join(map(repr, expected))}", f"{value!r}")
     return value
@@ -194,21 +194,21 @@ def remembered(
     make: Callable[[], T],
     compared: tuple[Tensor, ...] = (),
 ) -> T:
-    """`make()`, or what it gave before for the same tensors with the same contents.
+    """`make()`, or its cached result for the same tensors with the same contents.
 
-    key : tells uses apart
-    compared : what `make` uses besides. Results for the numbers that it had last are remembered,
-        whatever tensors have them
+    key : distinguishes uses
+    compared : further tensors that `make` uses. Only the result for their last contents is cached,
+        whichever tensors hold these
 
-    While calls are traced (torch.compile) or transformed (torch.func) nothing is remembered.
+    Nothing is cached while calls are traced (torch.compile) or transformed (torch.func).
     """
     if torch.compiler.is_compiling() or is_transformed():
         return make()
     full = (__name__, key, *((x.dtype, x.device, x.shape) for x in compared))
-    found = kept.find(full, *tensors)
-    if found is not None:
-        made, copies = found
+    cached = kept.find(full, *tensors)
+    if cached is not None:
+        result, copies = cached
         if all(map(same, compared, copies)):
-            return made
+            return result
     copies = [private(x) for x in compared]
     return kept.remember(full, lambda: (make(), copies), *tensors)[0]

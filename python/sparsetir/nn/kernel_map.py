@@ -1,6 +1,6 @@
-"""Which input each offset of a convolution takes to which output: relations of points.
+"""Kernel maps: the pairs of inputs and outputs for each offset of a convolution.
 
-Everything is done on sorted 64-bit keys, a few vector operations for each offset. (SparseTIR,
+They are computed on sorted 64-bit keys, by a few vector operations for each offset. (SparseTIR,
 section 4.4.2: a sparse convolution is relational gather-matmul-scatter, offsets being relations.)
 """
 
@@ -31,12 +31,12 @@ class Convolution:
 
     @property
     def offsets(self) -> int:
-        """How many offsets, which are relations, there are."""
+        """The number of offsets, which are relations."""
         return prod(self.kernel_size)
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """All of them, as operators take them."""
+        """All fields as a flat tuple, for operators."""
         return (*self.kernel_size, *self.stride, *self.padding, *self.dilation)
 
     @staticmethod
@@ -47,17 +47,17 @@ class Convolution:
 
     @staticmethod
     def submanifold(kernel_size: Triple, dilation: Triple) -> Convolution:
-        """With as many outputs as inputs, as `padding="same"` of dense convolutions."""
+        """A convolution with as many outputs as inputs, like `padding="same"` of dense ones."""
         left = [d * (k - 1) // 2 for k, d in zip(kernel_size, dilation, strict=True)]
         return Convolution(kernel_size, padding=(left[0], left[1], left[2]), dilation=dilation)
 
 
 @dataclass(frozen=True)
 class Sorted:
-    """Points in lexicographic order, each once.
+    """Distinct points in lexicographic order.
 
     columns : (4, n) int64 of batch, x, y and z
-    order : (n,) int64 where they stand among the user's; None where these are in order
+    order : (n,) int64 positions among the user's points; None if these are sorted
     """
 
     columns: np.ndarray
@@ -70,8 +70,8 @@ class Sorted:
     def of(coords: np.ndarray) -> Sorted:
         """Sort points (n, 4).
 
-        Raises ValueError, to be completed by "who: argument 'coords': ", where points occur twice
-        or lie too far apart.
+        Raises ValueError, to be prefixed by "who: argument 'coords': ", for duplicate points or
+        points that are too far apart.
         """
         columns = np.ascontiguousarray(coords.T, np.int64)
         if not len(coords):
@@ -90,9 +90,9 @@ class Sorted:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Relational structure (CSF by relation) with one input in each row, as RGMS takes it.
+    """Relational structure (CSF by relation) with one input in each row, for RGMS.
 
-    row_ptr : (offsets + 1,) int64, where pairs of each offset begin
+    row_ptr : (offsets + 1,) int64 starts of each offset's pairs
     rows : (pairs,) outputs, ascending for each offset
     indices : (pairs,) inputs
     """
@@ -102,16 +102,16 @@ class Pairs:
     indices: np.ndarray
 
     @staticmethod
-    def of(found: list[tuple[np.ndarray, np.ndarray]]) -> Pairs:
+    def of(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Pairs:
         """Join outputs and inputs of each offset."""
-        row_ptr = np.append(0, np.cumsum([len(rows) for rows, _ in found])).astype(np.int64)
-        rows, indices = (np.concatenate(x) for x in zip(*found, strict=True))
+        row_ptr = np.append(0, np.cumsum([len(rows) for rows, _ in pairs])).astype(np.int64)
+        rows, indices = (np.concatenate(x) for x in zip(*pairs, strict=True))
         return Pairs(row_ptr, rows, indices)
 
 
 @dataclass(frozen=True)
 class _Box:
-    """Keys of points: places of a box that holds them all.
+    """A numbering of points by keys: positions in a box that contains them all.
 
     low : (4,) least coordinates
     sizes : lengths of the box
@@ -129,47 +129,47 @@ class _Box:
 
     @staticmethod
     def around(*points: np.ndarray, margin: tuple[int, ...] = (0, 0, 0, 0)) -> _Box:
-        """The box of points, not all empty, and as many places in each dimension beside them."""
-        given = [x for x in points if x.shape[1]]
-        low = np.min([x.min(1) for x in given], axis=0)
-        high = np.max([x.max(1) for x in given], axis=0)
+        """The bounding box of points, not all empty, enlarged by `margin` in each dimension."""
+        nonempty = [x for x in points if x.shape[1]]
+        low = np.min([x.min(1) for x in nonempty], axis=0)
+        high = np.max([x.max(1) for x in nonempty], axis=0)
         return _Box(
             low, tuple(int(h - n) + 1 + s for n, h, s in zip(low, high, margin, strict=True))
         )
 
     def keys(self, columns: np.ndarray) -> np.ndarray:
-        """(n,) int64; points in lexicographic order have ascending ones."""
+        """The keys of points, (n,) int64, ascending in lexicographic order."""
         key = columns[0] - self.low[0]
-        for at in range(1, 4):
-            key *= self.sizes[at]
-            key += columns[at] - self.low[at]
+        for dim in range(1, 4):
+            key *= self.sizes[dim]
+            key += columns[dim] - self.low[dim]
         return key
 
     def columns(self, keys: np.ndarray) -> np.ndarray:
-        """(4, n) coordinates of keys."""
+        """The coordinates of keys, (4, n)."""
         out = np.empty((4, len(keys)), np.int64)
-        for at in (3, 2, 1):
-            rest = keys // self.sizes[at]
-            out[at] = keys - rest * self.sizes[at] + self.low[at]
+        for dim in (3, 2, 1):
+            rest = keys // self.sizes[dim]
+            out[dim] = keys - rest * self.sizes[dim] + self.low[dim]
             keys = rest
         out[0] = keys + self.low[0]
         return out
 
 
-# -- outputs where inputs are ----------------------------------------------------------------------
+# -- outputs at inputs -----------------------------------------------------------------------------
 
 
 def submanifold(points: Sorted, conv: Convolution) -> Pairs:
-    """Pairs of a convolution of stride 1 whose outputs are at its inputs.
+    """The pairs of a convolution of stride 1 whose outputs are at its inputs.
 
-    One search finds a column of offsets: neighbours along z follow each other. Kernels with a
-    middle have each pair at the opposite offset again, the other way round.
+    One search serves a column of offsets, as neighbours along z are adjacent. In kernels with a
+    centre each pair recurs, reversed, at the opposite offset.
     """
     n, kernel = len(points), conv.kernel_size
     nothing = np.zeros(0, np.int32)
-    found = [(nothing, nothing)] * conv.offsets
+    pairs_of = [(nothing, nothing)] * conv.offsets
     if not n:
-        return Pairs.of(found)
+        return Pairs.of(pairs_of)
     spans = [d * (k - 1) for k, d in zip(kernel, conv.dilation, strict=True)]
     box = _Box.around(points.columns, margin=(0, *spans))
     keys = box.keys(points.columns)
@@ -177,13 +177,13 @@ def submanifold(points: Sorted, conv: Convolution) -> Pairs:
     for at, places, hits in _columns(keys, box, conv):
         rows = np.flatnonzero(hits).astype(np.int32)
         inputs = places[rows].astype(np.int32)
-        found[at] = rows, inputs
+        pairs_of[at] = rows, inputs
         if mirrored:
-            found[-1 - at] = inputs, rows
+            pairs_of[-1 - at] = inputs, rows
     if mirrored:
         every = np.arange(n, dtype=np.int32)
-        found[conv.offsets // 2] = every, every
-    pairs = Pairs.of(found)
+        pairs_of[conv.offsets // 2] = every, every
+    pairs = Pairs.of(pairs_of)
     if points.order is None:
         return pairs
     order = points.order.astype(np.int32)
@@ -193,7 +193,7 @@ def submanifold(points: Sorted, conv: Convolution) -> Pairs:
 def _columns(
     keys: np.ndarray, box: _Box, conv: Convolution
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """For offsets, of kernels with a middle the half before it: places in `keys`, and which hit."""
+    """Yield offsets (the first half, if there is a centre), positions in `keys`, and matches."""
     (kx, ky, kz), (px, py, pz), (dx, dy, dz) = conv.kernel_size, conv.padding, conv.dilation
     last = conv.offsets // 2 if kx % 2 and ky % 2 and kz % 2 else conv.offsets
     ended = np.append(keys, np.iinfo(np.int64).max)
@@ -215,7 +215,7 @@ def _columns(
 
 
 def reached(points: Sorted, conv: Convolution) -> tuple[Pairs, Sorted]:
-    """Pairs of a convolution whose outputs are all that an input reaches, and these."""
+    """The pairs of a convolution whose outputs are all that an input reaches, and these outputs."""
     nothing = np.zeros(0, np.int32)
     candidates, box = _candidates(points, conv)
     keys = np.concatenate([key for _, key in candidates])
@@ -229,20 +229,20 @@ def reached(points: Sorted, conv: Convolution) -> tuple[Pairs, Sorted]:
     row[order] = np.cumsum(new, dtype=np.int32) - 1
     ends = np.cumsum([len(inputs) for inputs, _ in candidates])[:-1]
     rows = np.split(row, ends)
-    found = [(r, inputs) for r, (inputs, _) in zip(rows, candidates, strict=True)]
-    return _user_inputs(Pairs.of(found), points), Sorted(box.columns(in_order[new]))
+    pairs = [(r, inputs) for r, (inputs, _) in zip(rows, candidates, strict=True)]
+    return _user_inputs(Pairs.of(pairs), points), Sorted(box.columns(in_order[new]))
 
 
 def between(points: Sorted, conv: Convolution, outputs: Sorted) -> Pairs:
-    """Pairs of a convolution whose outputs are given; they need not be all, nor be reached."""
+    """The pairs of a convolution with given outputs, which need not be all, nor be reached."""
     candidates, box = _candidates(points, conv, outputs.columns)
-    found = []
+    pairs_of = []
     keys = None if box is None else np.append(box.keys(outputs.columns), np.iinfo(np.int64).max)
     for inputs, wanted in candidates:
         places = wanted[:0] if keys is None else np.searchsorted(keys, wanted)
         hits = np.zeros(0, bool) if keys is None else keys[places] == wanted
-        found.append((places[hits].astype(np.int32), inputs[hits]))
-    pairs = _user_inputs(Pairs.of(found), points)
+        pairs_of.append((places[hits].astype(np.int32), inputs[hits]))
+    pairs = _user_inputs(Pairs.of(pairs_of), points)
     if outputs.order is None:
         return pairs
     order = outputs.order.astype(np.int32)
@@ -253,14 +253,14 @@ def between(points: Sorted, conv: Convolution, outputs: Sorted) -> Pairs:
 def _candidates(
     points: Sorted, conv: Convolution, others: np.ndarray | None = None
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], _Box | None]:
-    """For each offset, inputs that reach an output by it, and this one's key, ascending.
+    """For each offset, the inputs that reach an output by it, and the outputs' keys, ascending.
 
-    Keys are those of a box around what is reached and `others`; there is none without inputs.
+    The keys are those of a box around the outputs and `others`, None without inputs.
     """
     columns, nothing = points.columns, np.zeros(0, np.int32)
     if not len(points):
         return [(nothing, nothing.astype(np.int64))] * conv.offsets, None
-    # For each dimension and each k, what is reached, and whether it is by whole strides.
+    # For each dimension and k, the quotient by the stride, and where it is exact.
     reach = []
     for at, (size, stride, padding, dilation) in enumerate(
         zip(conv.kernel_size, conv.stride, conv.padding, conv.dilation, strict=True), 1
@@ -270,7 +270,7 @@ def _candidates(
     ends = [[columns[0].min(), columns[0].max()]]
     ends += [[f(q) for f, (q, _) in ((np.min, of[-1]), (np.max, of[0]))] for of in reach]
     box = _Box.around(np.array(ends), *([] if others is None else [others]))
-    # An offset's inputs are found dimension by dimension: fewer are left each time.
+    # An offset's inputs are filtered dimension by dimension.
     found = [(np.arange(len(points), dtype=np.int32), columns[0] - box.low[0])]
     for at, of in enumerate(reach, 1):
         before, found = found, []
@@ -283,7 +283,7 @@ def _candidates(
 
 
 def _whole(x: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Give x / stride, rounded down, and where it is whole; None for everywhere."""
+    """Return x / stride, rounded down, and where it is exact; None for everywhere."""
     if stride == 1:
         return x, None
     quotient = x // stride
@@ -291,14 +291,14 @@ def _whole(x: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _user_inputs(pairs: Pairs, points: Sorted) -> Pairs:
-    """With inputs as the user numbers them."""
+    """Renumber inputs in the user's order."""
     if points.order is None:
         return pairs
     return Pairs(pairs.row_ptr, pairs.rows, points.order[pairs.indices].astype(np.int32))
 
 
 def in_row_order(pairs: Pairs, rows: int) -> Pairs:
-    """With the pairs of each offset by rows, of which there are so many."""
+    """Sort the pairs of each offset by row; rows : number of rows."""
     offset = np.repeat(np.arange(len(pairs.row_ptr) - 1), np.diff(pairs.row_ptr))
     keys = offset * rows + pairs.rows
     if (keys[1:] > keys[:-1]).all():
@@ -308,9 +308,9 @@ def in_row_order(pairs: Pairs, rows: int) -> Pairs:
 
 
 def _order(keys: np.ndarray, bound: int) -> np.ndarray:
-    """(n,) int64 that puts keys, from 0 up to a bound, in order.
+    """The permutation, (n,) int64, that sorts keys from 0 up to a bound.
 
-    To sort numbers that hold a key and its place takes 0.6 of the time of `argsort`.
+    Sorting numbers that combine a key and its position takes 0.6 of the time of `argsort`.
     """
     bits = len(keys).bit_length()
     if bound > np.iinfo(np.int64).max >> bits:

@@ -1,4 +1,4 @@
-"""Linear maps with the parameters of PyG's, also of sparse features."""
+"""Linear maps with PyG's parameters, including maps of sparse features."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from sparsetir.ops.registry import is_plain
 class Linear(torch.nn.Module):
     """y = x W^T + b.
 
-    in_channels : -1 if the first input is to tell
-    glorot : whether W begins as Glorot and Bengio want, and not as in `torch.nn.Linear`
+    in_channels : -1 to take it from the first input
+    glorot : whether to initialise W as Glorot and Bengio propose, not as in `torch.nn.Linear`
     sparse_features : whether inputs are nearly all zero; see :mod:`sparsetir.nn.linear`
     """
 
@@ -47,7 +47,7 @@ class Linear(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew, as PyG's layers do from the same seed."""
+        """Draw the parameters anew, like PyG's layers from the same seed."""
         if self.in_channels <= 0:
             return
         if self.glorot:
@@ -58,34 +58,34 @@ class Linear(torch.nn.Module):
             _uniform(self.bias, 1 / math.sqrt(self.in_channels))
 
     def materialize(self, in_channels: int) -> None:
-        """Make the parameters, if the number of features was not known before."""
+        """Create the parameters, if the number of features was unknown so far."""
         if isinstance(self.weight, UninitializedParameter):
             self.in_channels = in_channels
             self.weight.materialize((self.out_channels, in_channels))
             self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., out_channels), of x (..., in_channels), dense or sparse."""
+        """Map x (..., in_channels), dense or sparse, to (..., out_channels)."""
         self.materialize(x.shape[-1])
         return linear(self.seen(x), self.weight, self.bias)
 
     def seen(self, x: Tensor) -> Tensor | Operand:
-        """The input as it is multiplied."""
+        """Convert the input to the form in which it is multiplied."""
         return as_sparse(x) if self.sparse_features else x
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if not isinstance(self.weight, UninitializedParameter):
             super()._save_to_state_dict(destination, prefix, keep_vars)
             return
-        # Cannot be detached, which the other way to save would do.
+        # The parameter cannot be detached, as the base class would do.
         destination[prefix + "weight"] = self.weight
         if self.bias is not None:
             destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        given = state_dict.get(prefix + "weight")
-        if given is not None and not isinstance(given, UninitializedParameter):
-            self.materialize(given.shape[-1])
+        weight = state_dict.get(prefix + "weight")
+        if weight is not None and not isinstance(weight, UninitializedParameter):
+            self.materialize(weight.shape[-1])
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __repr__(self) -> str:
@@ -122,10 +122,10 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class _Seen(NamedTuple):
-    """Features as they were at a version.
+    """Features converted to a sparse matrix, with their version.
 
-    sums : (n,) a number for each row, which others hardly have
-    matrix : the same as a sparse matrix; None of features that are not finite
+    sums : (n,) a checksum of each row
+    matrix : the sparse matrix; None for features that are not finite
     """
 
     version: int
@@ -133,19 +133,19 @@ class _Seen(NamedTuple):
     matrix: Operand | None
 
     def is_of(self, x: Tensor) -> bool:
-        """Whether features are these still."""
+        """Whether features are unchanged."""
         return self.version == x._version and torch.equal(_sums(x), self.sums)
 
 
 def as_sparse(x: Tensor) -> Tensor | Operand:
-    """Features (n, d) as a sparse matrix, made when they are first seen and kept in the cache
-    of the operators, at most while they live.
+    """Convert features (n, d) to a sparse matrix, made when first seen and kept in the operators'
+    cache, at most while the features live.
 
-    Whoever writes to them is noticed, unseen by torch, through NumPy, too, but for what rounding
-    hides: each row is compared by a weighted sum, as to compare all takes as long as the dense
-    product. Zeros are left out, so results differ by rounding, and where weights are
-    infinite. What stays dense: features on a GPU, where the dense product is fast; of other types
-    than float32 and float64; with gradients, in compiled or inference mode's tensors; not finite.
+    Writes to them are noticed, even those that torch does not see, such as through NumPy, unless
+    rounding hides them: each row is compared by a weighted sum, as a full comparison takes as long
+    as the dense product. Zeros are dropped, so that results differ by rounding, and where weights
+    are infinite. These stay dense: features on a GPU, where the dense product is fast; of types
+    other than float32 and float64; with gradients; in compiled code or inference mode; not finite.
     """
     if not _may_be_sparse(x):
         return x
@@ -172,13 +172,13 @@ def _may_be_sparse(x: Tensor) -> bool:
 
 @lasting
 def _sums(x: Tensor) -> Tensor:
-    """(n,) sums of rows with weights of which no few add up to others."""
+    """Weighted sums of rows, (n,); few combinations of the weights have equal sums."""
     return x.mv(torch.arange(2, x.shape[1] + 2, dtype=x.dtype).sqrt())
 
 
 @lasting
-def _matrix(x: Tensor, found: Tensor) -> Operand | None:
-    if not found.isfinite().all():
+def _matrix(x: Tensor, sums: Tensor) -> Operand | None:
+    if not sums.isfinite().all():
         return None
     rows, cols = x.nonzero().unbind(1)
     counts = torch.bincount(rows, minlength=x.shape[0])

@@ -1,4 +1,4 @@
-"""Clouds of points on a grid, with features, as sparse convolutions take and give them."""
+"""Point clouds on a grid, with features, the inputs and outputs of sparse convolutions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KernelMap:
-    """The inputs that a convolution adds to its outputs, at most one per output and offset.
+    """The pairs of inputs and outputs of a convolution, at most one per output and offset.
 
     It is the pattern of relational gather-matmul-scatter, offsets being relations, without values.
 
     Parameters
     ----------
     row_ptr : (offsets + 1,) Tensor
-        Where pairs of each offset begin.
+        The start of each offset's pairs.
     rows : (pairs,) Tensor
         Outputs, ascending for each offset.
     indices : (pairs,) Tensor
@@ -50,11 +50,11 @@ class KernelMap:
     m, n : int
         Number of outputs and of inputs.
     coords : (m, 4) Tensor, int32
-        Of the outputs.
+        Coordinates of the outputs.
 
     Notes
     -----
-    The first three are int32, or int64 where there are as many pairs.
+    The first three are int32, or int64 if there are too many pairs for it.
     """
 
     row_ptr: Tensor
@@ -73,35 +73,35 @@ class KernelMap:
     @cached_property
     @lasting
     def indptr(self) -> Tensor:
-        """(pairs + 1,) where the inputs of each pair begin, as there is one: 0, 1, 2 .."""
+        """The start of each pair's single input, (pairs + 1,): 0, 1, 2 .."""
         return torch.arange(len(self.rows) + 1, dtype=self.rows.dtype, device=self.rows.device)
 
     def remembered(self, key: str, make: Callable[[KernelMap], T]) -> T:
-        """Data derived from the map, made once and kept as long as it.
+        """Data derived from the map once and kept as long as the map.
 
         Parameters
         ----------
         key : str
-            What it is kept by.
+            The key of the data.
         make : callable
-            Makes it of this map.
+            Derives it from this map.
 
         Returns
         -------
         object
         """
-        found = self.made.get(key)
-        if found is None:
-            found = self.made.setdefault(key, lasting(lambda: make(self))())
-        return found
+        data = self.made.get(key)
+        if data is None:
+            data = self.made.setdefault(key, lasting(lambda: make(self))())
+        return data
 
 
 class Places:
-    """Where points are, and what is made of that once: shared by all features there.
+    """The coordinates of points and data derived from them, shared by all features there.
 
     coords : (n, 4) int32, private
-    stride : of this grid in that of the first points
-    before : the places that a strided convolution came from, and which it was
+    stride : spacing of this grid in units of the first points' grid
+    before : the places that a strided convolution came from, and this convolution
     """
 
     coords: Tensor
@@ -122,22 +122,22 @@ class Places:
 
     @cached_property
     def sorted(self) -> Sorted:
-        """The same in lexicographic order; ValueError where points occur twice."""
+        """The points in lexicographic order; ValueError for duplicate points."""
         return Sorted.of(self.coords.cpu().numpy())
 
     @cached_property
     def batch_size(self) -> int:
-        """One more than the last batch."""
+        """The last batch number plus one."""
         return int(self.coords[:, 0].max()) + 1 if len(self.coords) else 0
 
     def submanifold(self, conv: Convolution) -> KernelMap:
-        """The map of a convolution whose outputs are here too."""
+        """The map of a convolution whose inputs and outputs are here."""
         return self._remembered(
             (conv, "submanifold"), lambda: self._map(submanifold(self.sorted, conv), self)
         )
 
     def reached(self, conv: Convolution) -> tuple[KernelMap, Places]:
-        """The map of a convolution with all outputs it reaches, and these."""
+        """The map of a convolution with all outputs that it reaches, and their places."""
 
         def make() -> tuple[KernelMap, Places]:
             pairs, outputs = reached(self.sorted, conv)
@@ -153,7 +153,7 @@ class Places:
         return self._remembered((conv, "reached"), make)
 
     def onto(self, coarse: Places, conv: Convolution) -> KernelMap:
-        """The map of a convolution whose inputs are here, and whose outputs there."""
+        """The map of a convolution from here to `coarse`."""
         if coarse.before == (self, conv):
             return self.reached(conv)[0]
 
@@ -163,7 +163,7 @@ class Places:
         return self._remembered((conv, "onto"), make, coarse.coords)
 
     def back_from(self, coarse: Places, conv: Convolution) -> KernelMap:
-        """The map of the transposed convolution whose inputs are there, and whose outputs here."""
+        """The map of the transposed convolution from `coarse` to here."""
         return transposed(self.onto(coarse, conv), self)
 
     def _map(self, pairs: Pairs, outputs: Places) -> KernelMap:
@@ -178,48 +178,48 @@ class Places:
 
 
 def places_of(coords: Tensor) -> Places:
-    """The places that have these coordinates, as operators take them; new ones if they are gone."""
+    """The places with these coordinates, from an operator's argument; new ones if they are gone."""
     carried = handed_out(coords)
-    found = None if carried is None else carried()
-    if found is None:
+    places = None if carried is None else carried()
+    if places is None:
         return remembered((coords,), "places", lambda: Places(private(coords)))
-    return found
+    return places
 
 
-def transposed(there: KernelMap, inputs: Places) -> KernelMap:
-    """With outputs for inputs; `inputs` : the places of the latter."""
+def transposed(original: KernelMap, inputs: Places) -> KernelMap:
+    """The map with inputs and outputs swapped; inputs : the places of the original inputs."""
 
     def make(_: KernelMap) -> KernelMap:
-        arrays = (x.cpu().numpy() for x in (there.row_ptr, there.indices, there.rows))
-        pairs = in_row_order(Pairs(*arrays), there.n)
-        rows, indices = (torch.from_numpy(x).to(there.rows) for x in (pairs.rows, pairs.indices))
-        back = KernelMap(there.row_ptr, rows, indices, there.n, there.m, inputs.coords)
-        back.made["transposed"] = there
+        arrays = (x.cpu().numpy() for x in (original.row_ptr, original.indices, original.rows))
+        pairs = in_row_order(Pairs(*arrays), original.n)
+        rows, indices = (torch.from_numpy(x).to(original.rows) for x in (pairs.rows, pairs.indices))
+        back = KernelMap(original.row_ptr, rows, indices, original.n, original.m, inputs.coords)
+        back.made["transposed"] = original
         return back
 
-    return there.remembered("transposed", make)
+    return original.remembered("transposed", make)
 
 
 class SparsePoints:
     """Points on a grid, of one cloud or several, with features.
 
-    The grid has no bounds, and coordinates may be negative. Points at the same places share what
-    convolutions find out about these: make others by :meth:`with_features`, or of the same tensor
-    of coordinates.
+    The grid has no bounds, and coordinates may be negative. Points at the same places share the
+    kernel maps of convolutions: make others by :meth:`with_features`, or from the same tensor of
+    coordinates.
 
     Parameters
     ----------
     coords : (n, 4) Tensor, int32
         Batch, x, y and z.
     features : (n, channels) Tensor
-        Of each point.
+        Features of each point.
     batch_size : int, optional
-        Number of clouds; by default for the largest batch there is.
+        Number of clouds; by default the largest batch number plus one.
 
     Attributes
     ----------
     stride : (int, int, int)
-        Of the grid in that of the first points, which strided convolutions make larger.
+        The grid's spacing in units of the first points' grid, which strided convolutions increase.
 
     Examples
     --------
@@ -234,10 +234,10 @@ class SparsePoints:
     batch_size: int
 
     def __init__(self, coords: Tensor, features: Tensor, batch_size: int | None = None) -> None:
-        """Raises TypeError and ValueError for what are no points, or points that occur twice.
+        """Check and take points; raise TypeError and ValueError if invalid or duplicate.
 
         coords : (n, 4) integers within 2^31, in any order, each point once
-        batch_size : where the last clouds have no points
+        batch_size : needed if the last clouds have no points
         """
         _check_coords("SparsePoints", coords)
         places = _places("SparsePoints", coords)
@@ -254,9 +254,9 @@ class SparsePoints:
         Parameters
         ----------
         places : Places
-            Of other points.
+            The places of other points.
         features : (n, channels) Tensor
-            Of each point.
+            Features of each point.
         batch_size : int
             Number of clouds.
 
@@ -264,9 +264,9 @@ class SparsePoints:
         -------
         SparsePoints
         """
-        made = cls.__new__(cls)
-        made._set(places, features, batch_size)
-        return made
+        points = cls.__new__(cls)
+        points._set(places, features, batch_size)
+        return points
 
     @property
     def coords(self) -> Tensor:
@@ -279,12 +279,12 @@ class SparsePoints:
         return self.places.stride
 
     def with_features(self, features: Tensor) -> SparsePoints:
-        """Other features at the same places.
+        """Make points with other features at the same places.
 
         Parameters
         ----------
         features : (n, channels) Tensor
-            Of each point.
+            Features of each point.
 
         Returns
         -------
@@ -309,25 +309,25 @@ class SparsePoints:
         Raises
         ------
         ValueError
-            Where a point lies outside.
+            If a point lies outside.
         """
-        at = self.coords[:, 1:].long()
+        xyz = self.coords[:, 1:].long()
         if low is None:
-            least = at.amin(0) if len(at) else at.new_zeros(3)
+            least = xyz.amin(0) if len(xyz) else xyz.new_zeros(3)
         else:
-            least = at.new_tensor(low)
-        at = at - least
+            least = xyz.new_tensor(low)
+        xyz = xyz - least
         if size is None:
-            sizes = (at.amax(0) + 1).tolist() if len(at) else [0, 0, 0]
+            sizes = (xyz.amax(0) + 1).tolist() if len(xyz) else [0, 0, 0]
         else:
             sizes = list(size)
-        if len(at) and (bool((at < 0).any()) or bool((at >= at.new_tensor(sizes)).any())):
+        if len(xyz) and (bool((xyz < 0).any()) or bool((xyz >= xyz.new_tensor(sizes)).any())):
             raise ValueError(
                 f"SparsePoints.dense: argument 'size': expected a box with all points, got "
                 f"{tuple(sizes)} from {tuple(least.tolist())}"
             )
         shape = (self.batch_size, *sizes, self.features.shape[1])
-        place = (self.coords[:, 0].long(), *at.unbind(1))
+        place = (self.coords[:, 0].long(), *xyz.unbind(1))
         return self.features.new_zeros(shape).index_put(place, self.features).movedim(-1, 1)
 
     def __len__(self) -> int:
@@ -346,7 +346,7 @@ class OnFeatures(torch.nn.Sequential):
     Parameters
     ----------
     *args : torch.nn.Module
-        As for `torch.nn.Sequential`.
+        The modules, as for `torch.nn.Sequential`.
 
     Examples
     --------
@@ -382,7 +382,7 @@ def kernel_map(
     Parameters
     ----------
     coords : (n, 4) Tensor, int32
-        As :class:`SparsePoints` takes them.
+        Coordinates, as for :class:`SparsePoints`.
     kernel_size, stride, padding, dilation, submanifold
         As for :class:`SparseConv3d`.
 
@@ -420,7 +420,7 @@ def convolution(
 
 
 def reached_by(who: str, places: Places, conv: Convolution) -> tuple[KernelMap, Places]:
-    """Call :meth:`Places.reached`, with errors that say who was called."""
+    """Call :meth:`Places.reached`, with errors that name the caller."""
     try:
         return places.reached(conv)
     except ValueError as error:
@@ -428,7 +428,7 @@ def reached_by(who: str, places: Places, conv: Convolution) -> tuple[KernelMap, 
 
 
 def triple(who: str, name: str, value: Any, least: int) -> Triple:
-    """Integers for x, y and z of one or of three; TypeError and ValueError for what is neither."""
+    """Expand one or three integers to x, y and z; TypeError and ValueError for other values."""
     numbers = value if isinstance(value, tuple | list) else (value,) * 3
     if len(numbers) != 3:
         raise ValueError(f"{who}: argument '{name}': expected one number or three, got {value!r}")
@@ -442,7 +442,7 @@ def triple(who: str, name: str, value: Any, least: int) -> Triple:
 
 
 def check_batches(who: str, batch_size: object, places: Places) -> int:
-    """The number of clouds; TypeError and ValueError where it is none, or fewer than there are."""
+    """Check the number of clouds and return it; TypeError and ValueError if it is invalid."""
     least = places.batch_size
     if batch_size is None:
         return least
@@ -454,7 +454,7 @@ def check_batches(who: str, batch_size: object, places: Places) -> int:
 
 
 def _places(who: str, coords: Tensor) -> Places:
-    """The places of coordinates that have been checked by themselves."""
+    """The places of coordinates, which are checked for range and duplicates."""
 
     def make() -> Places:
         limits = (int(coords.min()), int(coords.max())) if len(coords) else (0, 0)

@@ -1,4 +1,4 @@
-"""PyTorch Geometric's own layers on our kernels."""
+"""PyTorch Geometric's own layers on sparsetir's kernels."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sparsetir.ops.registry import is_transformed
 from sparsetir.runtime.refusals import wrong
 
 SIMPLE_MESSAGE = {"x_j", "edge_weight"}
-# Of a call, from which on a layer is compiled: a hundred epochs make up for some seconds.
+# Edges of a call from which a layer is compiled, so that a hundred epochs make up for the seconds.
 EDGES = 50_000
 MISSING = object()
 REDUCTIONS = ("sum", "add", "mean", "min", "max")  # of PyG's `spmm`
-# What is asked of a layer, part of it private: another PyG may have it under other names.
+# Required attributes of layers, some of them private, which other versions of PyG may lack.
 NEEDED = (
     *METHODS, *HOOKS,
     "_set_jittable_templates", "propagate", "fuse", "flow", "decomposed_layers", "explain",
@@ -39,17 +39,17 @@ NEEDED = (
 
 
 class EdgeAdjacency:
-    """Edges of PyG as the matrix that a layer's `message_and_aggregate` takes."""
+    """PyG's edges as a matrix for a layer's `message_and_aggregate`."""
 
     def __init__(self, edge_index: Tensor, weight: Tensor | None, shape: tuple[int, int]) -> None:
         self.edge_index, self.weight, self.shape = edge_index, weight, shape
 
     def size(self, dim: int) -> int:
-        """Of targets (0) or sources (1)."""
+        """The number of targets (0) or sources (1)."""
         return self.shape[dim]
 
     def spmm(self, x: Tensor, reduce: str) -> Tensor:
-        """Reduction of messages to targets."""
+        """Reduce messages at targets."""
         weight = None if self.weight is None else self.weight.reshape(-1)
         if weight is not None and weight.dtype != x.dtype:
             dtype = torch.promote_types(x.dtype, weight.dtype)
@@ -58,23 +58,23 @@ class EdgeAdjacency:
 
 
 class accelerate(AbstractContextManager["accelerate"]):
-    """Make layers of PyG run on our kernels, from now on until `undo()` or the end of `with`.
+    """Make PyG's layers run on our kernels, from now on until `undo()` or the end of `with`.
 
-    Taken over are `torch_geometric.utils.spmm`, which layers with a sparse adjacency matrix come
-    to; and for edges as a (2, E) tensor the layers whose messages are features of neighbours, with
-    or without a weight, and which know how to be a sparse product themselves: `GCNConv`,
-    `SAGEConv`, `GINConv`, `GraphConv`, `APPNP`, `SGConv`, `TAGConv`, `LGConv` and others. The
-    normalised edges of GCN and its kin (`gcn_norm`) are kept for edges and weights that are as they
-    were; not for weights that need gradients.
+    It replaces `torch_geometric.utils.spmm`, which layers with a sparse adjacency matrix call; and
+    for edges as a (2, E) tensor the layers whose messages are features of neighbours, with or
+    without a weight, and which implement a fused sparse product: `GCNConv`, `SAGEConv`, `GINConv`,
+    `GraphConv`, `APPNP`, `SGConv`, `TAGConv`, `LGConv` and others. The normalised edges of GCN and
+    similar layers (`gcn_norm`) are cached for unchanged edges and weights; not for weights that
+    need gradients.
 
     Other layers (`GATConv`, `TransformerConv`, `RGCNConv`, a `MessagePassing` of one's own) are
     compiled as by `torch.compile(backend="sparsetir")`, one by one, in their first call with many
     edges, which takes seconds; again in evaluation, and for the second graph of another size. They
-    have no second derivatives. What torch cannot trace as one graph without reductions of edges
-    stays as it is, and so do layers with hooks or under explanation, sparse matrices, `EdgeIndex`,
-    types other than float32 and autocast. All layers are PyG's own where torch captures a model
-    (`torch.compile`, `torch.jit`, `torch.fx`, hence `to_hetero`), and where derivatives are taken
-    forward.
+    have no second derivatives. Layers that torch cannot trace as one graph, or that reduce no
+    edges, run unchanged, and so do layers with hooks or under explanation, sparse matrices,
+    `EdgeIndex`, types other than float32 and autocast. All layers are PyG's own while torch
+    captures a model (`torch.compile`, `torch.jit`, `torch.fx`, hence `to_hetero`), and under
+    forward-mode differentiation.
 
     It applies to all threads, may be nested, and may be entered again after its end::
 
@@ -88,15 +88,15 @@ class accelerate(AbstractContextManager["accelerate"]):
     Parameters
     ----------
     compile_from : int, optional
-        Edges of a call from which on a layer is compiled; None for never. What is small gains
-        little, or loses. Of nested ones the innermost counts.
+        Edges of a call from which a layer is compiled; None for never. Small graphs gain little, or
+        lose. Of nested uses the innermost counts.
 
     Raises
     ------
     ImportError
         Without torch_geometric.
     RuntimeError
-        For a torch_geometric whose layers lack what is needed; nothing is changed then.
+        For a torch_geometric whose layers lack a required attribute; nothing is changed then.
     """
 
     def __init__(self, compile_from: int | None = EDGES) -> None:
@@ -134,15 +134,15 @@ class accelerate(AbstractContextManager["accelerate"]):
 
 
 class _Patches:
-    """What is put in the place of attributes of PyG, and what was there."""
+    """Replaced attributes of PyG, with their old values."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._users: list[int | None] = []  # of each, from how many edges on layers are compiled
+        self._users: list[int | None] = []  # each one's number of edges to compile from
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def begin(self, compile_from: int | None) -> None:
-        """One more user; nothing is changed and nobody counted where that fails."""
+        """Add a user; a failure changes nothing."""
         with self._lock:
             if not self._users:
                 _check()
@@ -154,7 +154,7 @@ class _Patches:
             self._users.append(compile_from)
 
     def end(self, compile_from: int | None) -> None:
-        """One user less; after the last one PyG is as it was."""
+        """Remove a user; the last one restores PyG."""
         with self._lock:
             self._users.remove(compile_from)
             if not self._users:
@@ -162,7 +162,7 @@ class _Patches:
 
     def _restore(self) -> None:
         for owner, name, old, new in reversed(self._replaced):
-            # What somebody else has put there since is theirs to take away.
+            # A later replacement by others is left alone.
             if vars(owner).get(name) is not new:
                 continue
             if old is MISSING:
@@ -172,7 +172,7 @@ class _Patches:
         self._replaced.clear()
 
     def _script(self, old: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`torch.jit.script` with PyG as it is: it compiles the source of functions, not calls."""
+        """Run `torch.jit.script` with PyG restored, as it compiles sources of functions."""
         kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 2
         with self._lock:
             self._restore()
@@ -204,7 +204,7 @@ class _Patches:
             self._wrap_propagate(layer)
         make = MessagePassing._set_jittable_templates
 
-        # With its first instance a class gets a `propagate` of its own.
+        # A class gets its own `propagate` with its first instance.
         @functools.wraps(make)
         def make_and_wrap(layer: Any, *args: Any, **kwargs: Any) -> None:
             make(layer, *args, **kwargs)
@@ -216,17 +216,17 @@ class _Patches:
         self._replace(MessagePassing, "__call__", self._call_of(MessagePassing))
         self._replace(torch.jit, "script", _instead_of(torch.jit.script, self._script))
         if not WITH_SEGMM and backend.use_segment_matmul is None:
-            # `RGCNConv` asks in each call whether it pays, by numbers that break graphs.
+            # `RGCNConv` decides in each call by numbers that break graphs.
             self._replace(backend, "use_segment_matmul", False)
 
     def _call_of(self, base: type) -> Callable[..., Any]:
-        """A call of layers, which compiles those that are no product."""
+        """A `__call__` of layers that compiles those that are not a sparse product."""
         before = vars(base).get("__call__")
 
         def old(layer: Any, *args: Any, **kwargs: Any) -> Any:
             if before is not None:
                 return before(layer, *args, **kwargs)
-            # Looked up in each call: a tracer of torch.fx replaces it meanwhile.
+            # Looked up in each call, as a tracer of torch.fx may replace it.
             parent: Any = super(base, layer)
             return parent.__call__(*args, **kwargs)
 
@@ -253,7 +253,7 @@ _patches = _Patches()
 
 
 def _check() -> None:
-    """Raise RuntimeError where layers of PyG lack what is asked of them."""
+    """Raise RuntimeError if PyG's layers lack a required attribute."""
     from torch_geometric import __version__
     from torch_geometric.nn import LGConv
 
@@ -272,7 +272,7 @@ def _subclasses(layer: type) -> Iterator[type]:
 
 
 def _instead_of(old: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls `run(old, ...)`, except where PyG's operators are wanted."""
+    """A function that calls `run(old, ...)`, except where PyG's own operators are needed."""
 
     @functools.wraps(old)
     def new(*args: Any, **kwargs: Any) -> Any:
@@ -282,7 +282,7 @@ def _instead_of(old: Callable[..., Any], run: Callable[..., Any]) -> Callable[..
 
 
 def _wants_pyg() -> bool:
-    """Whether torch captures a model as a graph, or takes derivatives forward, which ours lack."""
+    """Whether torch captures a model as a graph, or differentiates in forward mode."""
     return (
         torch.compiler.is_compiling()
         or _get_tracing_state() is not None
@@ -291,7 +291,7 @@ def _wants_pyg() -> bool:
 
 
 def _spmm(old: Callable[..., Tensor], src: Any, other: Tensor, reduce: str = "sum") -> Tensor:
-    """PyG's `spmm` by our kernels; what they do not take or PyG refuses is left to PyG."""
+    """PyG's `spmm` by our kernels; unsupported or invalid arguments are left to PyG."""
     from torch_geometric.utils import is_sparse
 
     if isinstance(src, EdgeAdjacency):
@@ -309,9 +309,9 @@ def _spmm(old: Callable[..., Tensor], src: Any, other: Tensor, reduce: str = "su
 def _gcn_norm(
     old: Callable[..., Any], edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """PyG's `gcn_norm`, whose results are kept for edges and weights that are as they were."""
+    """PyG's `gcn_norm`, with results cached for unchanged edges and weights."""
     tensors = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
-    # What is no plain edges, or has gradients.
+    # Anything but plain edges without gradients.
     if (
         is_transformed()
         or any(type(x) is not Tensor or x.layout is not torch.strided for x in tensors)
@@ -320,13 +320,13 @@ def _gcn_norm(
         return old(edge_index, edge_weight, *args, **kwargs)
 
     def make() -> list[Tensor | None]:
-        # Without self loops the edges are the given ones, which are not held.
-        found = old(edge_index, edge_weight, *args, **kwargs)
-        return [None if x is edge_index else private(x) for x in found]
+        # Without self loops PyG returns the argument, which must not be kept alive.
+        results = old(edge_index, edge_weight, *args, **kwargs)
+        return [None if x is edge_index else private(x) for x in results]
 
     key = "gcn_norm", args, tuple(sorted(kwargs.items()))
-    edges, weight = found = remembered(tensors, key, make)
-    if not all(x is None or is_private(x) for x in found):  # somebody wrote to them
+    edges, weight = results = remembered(tensors, key, make)
+    if not all(x is None or is_private(x) for x in results):  # a caller wrote to them
         return old(edge_index, edge_weight, *args, **kwargs)
     return edge_index if edges is None else edges, weight
 
@@ -367,14 +367,14 @@ def _is_simple(layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
 
 @functools.cache
 def _aggregation(name: str) -> type:
-    """What a layer sums up by, where nobody has given it another."""
+    """The type of a layer's default aggregation module."""
     from torch_geometric.nn.resolver import aggregation_resolver
 
     return type(aggregation_resolver(name))
 
 
 def _is_product(layer: Any) -> bool:
-    """Whether a layer's messages are features of neighbours, which it knows how to add up."""
+    """Whether a layer's messages are features of neighbours, with a fused product of its own."""
     from torch_geometric.nn import MessagePassing
 
     kind = type(layer)
@@ -385,7 +385,7 @@ def _is_product(layer: Any) -> bool:
         and not layer.explain
         and not any(getattr(layer, name) for name in HOOKS)
         and vars(layer).keys().isdisjoint(METHODS)
-        # Of PyG itself, where the one is known to be the other.
+        # PyG's own methods, which are known to be equivalent.
         and all(
             f.__module__.startswith("torch_geometric.")
             for f in (kind.message, kind.message_and_aggregate)

@@ -1,7 +1,7 @@
-"""PyG's layers through the backend of `torch.compile`, one by one, without their user's asking.
+"""Automatic compilation of single PyG layers by the backend of `torch.compile`.
 
 A layer's `forward` becomes one graph, with gradients, which torch guards: other shapes, types or
-attributes compile again. Where it does not become one graph, or has no region, PyG runs as it did.
+attributes compile again. If it does not become one graph, or has no region, PyG runs unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Run = Callable[[Any, Any, Any], Any]
 
 INDICES = (torch.int32, torch.int64)
 PLAIN = (int, float, str, bool, type(None), torch.Size)  # constants of graphs
-# Functions of a layer that are its user's where an instance has them.
+# Methods of layers; as attributes of an instance they are the user's.
 METHODS = ("message", "aggregate", "message_and_aggregate", "update")
 OWN = ("forward", "propagate", *METHODS, "edge_update", "edge_updater")
 HOOKED = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -33,22 +33,22 @@ HOOKS = tuple(f"_{name}_forward{pre}_hooks" for name in HOOKED for pre in ("", "
 OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _number = itertools.count()
-# Of a class by what its layers' graphs depend on. Layers that are alike have one function.
+# Functions by class, and by properties that graphs depend on. Equal layers share a function.
 _functions: WeakKeyDictionary[type, dict[Hashable, Run]] = WeakKeyDictionary()
-# What torch raises for what it does not trace or compile. Once a layer has run, others are for the
-# caller: checkpoints end calls by one.
+# Torch's exceptions for code that it cannot trace or compile. Once a layer has run, others go to
+# the caller: checkpointing ends calls by one.
 NOT_COMPILED = (
     exc.TorchDynamoException,
     getattr(exc, "FailOnRecompileLimitHit", exc.TorchDynamoException),
 )
 Failures = type[Exception] | tuple[type[Exception], ...]
-# Of a layer by mode, and what it may raise; None where it is left to PyG.
+# Functions by layer and mode, with the exceptions to catch; None if left to PyG.
 _of_layers: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[Run, Failures] | None]]
 _of_layers = WeakKeyDictionary()
 
 
 def most_edges(args: object) -> int:
-    """Edges of the largest pair of indices among arguments."""
+    """The number of edges of the largest edge index among arguments."""
     pairs = (x for x in tree_leaves(args) if isinstance(x, Tensor) and x.dtype in INDICES)
     return max((x.shape[1] for x in pairs if x.dim() == 2 and x.shape[0] == 2), default=0)
 
@@ -56,31 +56,31 @@ def most_edges(args: object) -> int:
 def run_layer(
     layer: Any, old: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A call of a layer, compiled where that is possible, else by `old`."""
+    """Call a layer, compiled if possible, else by `old`."""
     if not _is_usual(layer) or not all(map(_is_plain, tree_leaves((args, kwargs)))):
         return old(layer, *args, **kwargs)
     mode = layer.training, torch.is_grad_enabled()
     of_layer = _of_layers.setdefault(layer, {})
     if mode not in of_layer:
-        if any(map(is_lazy, layer.parameters())):  # which its first call makes
+        if any(map(is_lazy, layer.parameters())):  # the first call creates them
             return old(layer, *args, **kwargs)
         of_layer[mode] = (_function(layer, mode), Exception) if _is_alone(layer) else None
-    known = of_layer[mode]
-    if known is not None:
-        run, failures = known
+    compiled = of_layer[mode]
+    if compiled is not None:
+        run, failures = compiled
         try:
-            found = run(layer, args, kwargs)
+            out = run(layer, args, kwargs)
             of_layer[mode] = run, NOT_COMPILED
-            return found
-        except failures:  # or these arguments are wrong
+            return out
+        except failures:  # or the arguments are invalid
             pass
-    found = old(layer, *args, **kwargs)  # which says what is wrong
+    out = old(layer, *args, **kwargs)  # raises for invalid arguments
     of_layer[mode] = None
-    return found
+    return out
 
 
 def _is_usual(layer: Any) -> bool:
-    """Whether a layer and torch are in a state in which graphs are what PyG would do."""
+    """Whether the state of the layer and of torch permits a graph in place of PyG."""
     return (
         not any(getattr(layer, name) for name in HOOKS)
         and not any(map(is_hooked, layer.modules()))
@@ -95,12 +95,12 @@ def _is_usual(layer: Any) -> bool:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody looks on; torch's graphs do not ask that again."""
+    """Whether a module has hooks, which torch's graphs do not check again."""
     return any(getattr(module, name) for name in OF_MODULES)
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether an argument may be one of a graph: no EdgeIndex, no sparse matrix."""
+    """Whether an argument is supported by graphs: no EdgeIndex, no sparse matrix."""
     if not isinstance(x, Tensor):
         return isinstance(x, PLAIN)
     return (
@@ -112,8 +112,8 @@ def _is_plain(x: Any) -> bool:
 
 
 def _is_alone(layer: Any) -> bool:
-    """Whether a layer has parameters as usual, and no layers of PyG in it, which run by
-    themselves."""
+    """Whether a layer has plain parameters, and contains no other layers of PyG, which are
+    compiled themselves."""
     from torch_geometric.nn import MessagePassing
 
     inner = any(isinstance(x, MessagePassing) for x in layer.modules() if x is not layer)
@@ -121,7 +121,7 @@ def _is_alone(layer: Any) -> bool:
 
 
 def _function(layer: Any, mode: Hashable) -> Run:
-    """The compiled function of layers that are like this one."""
+    """The compiled function shared by layers like this one."""
     constants = frozenset((n, x) for n, x in vars(layer).items() if isinstance(x, PLAIN))
     shapes = tuple(x.shape for x in (*layer.parameters(), *layer.buffers()))
     functions = _functions.setdefault(type(layer), {})
@@ -136,11 +136,11 @@ def _call(layer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _compiled(name: str) -> Run:
-    """What calls layers, compiled at its first call.
+    """A function that calls layers, compiled at its first call.
 
-    torch keeps graphs, their number and sizes that have changed by code: each function has its own.
+    Torch keeps graphs, their number and changed sizes per code object: each function has its own.
     """
     from sparsetir.graph.backend import at_once
 
-    made = FunctionType(_call.__code__.replace(co_name=name), globals(), name)
-    return torch.compile(made, backend=at_once, fullgraph=True)
+    function = FunctionType(_call.__code__.replace(co_name=name), globals(), name)
+    return torch.compile(function, backend=at_once, fullgraph=True)

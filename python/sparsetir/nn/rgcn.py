@@ -29,18 +29,18 @@ from sparsetir.reductions import LINEAR_NAMES
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
-# Rows of all relations for each edge from which on an epoch takes less without making them all:
-# as much time with 4 on a Zen 5, with 2 it is 1.4 times as much, with 5 0.7 times.
+# Rows of all relations per edge, from which an epoch is faster without computing them all: with 4
+# it takes as long on a Zen 5, with 2 it takes 1.4 times as long, with 5 0.7 times.
 ROWS_FOR_AN_EDGE = 4
 
 
 class Ends(NamedTuple):
-    """The different (relation, node) at one end of the edges, in order.
+    """The distinct pairs (relation, node) at one end of the edges, sorted.
 
     key : (k,) relation * nodes + node
-    node : (k,)
-    count : of each relation
-    place : (E,) in `key`, of each edge
+    node : (k,) nodes
+    count : number of pairs of each relation
+    place : (E,) position of each edge in `key`
     """
 
     key: Tensor
@@ -58,10 +58,10 @@ class Ends(NamedTuple):
 class Relations(NamedTuple):
     """Patterns for extrema in relations, as (2, k) edges.
 
-    targets : ends of the edges
-    to_targets : of the graph from nodes to `targets`
-    from_table : the same from rows (relation * nodes + node) of a table
-    joined : of the graph from `targets` to nodes, an edge for each of `targets`
+    targets : targets of the edges
+    to_targets : the graph from nodes to `targets`
+    from_table : the graph from rows (relation * nodes + node) of a table to `targets`
+    joined : the graph from `targets` to nodes, with an edge for each of `targets`
     """
 
     targets: Ends
@@ -86,33 +86,32 @@ class Relations(NamedTuple):
 class RGCNConv(Conv):
     """x'_i = W_root x_i + sum over relations r of W_r mean of x_j over neighbours j in r, + b.
 
-    Arguments and parameters as `torch_geometric.nn.RGCNConv`. Sums and means are those of
-    :func:`sparsetir.ops.rgms`, which keeps no features for each edge. For other reductions, rows
-    are multiplied by the weights of each relation apart.
+    Arguments and parameters are those of `torch_geometric.nn.RGCNConv`. Sums and means use
+    :func:`sparsetir.ops.rgms`, which stores no features per edge. For other reductions, rows are
+    multiplied by the weights of each relation separately.
 
     Parameters
     ----------
     in_channels : int or (int, int)
-        Features, or a pair of those of sources and of targets; without features, the number of
-        nodes.
+        Features, or a pair for sources and targets; without features, the number of nodes.
     out_channels : int
         Features of the result.
     num_relations : int
-        1 or more.
+        Number of relations, 1 or more.
     num_bases : int, optional
-        W_r are combinations of so many matrices.
+        Number of matrices that each W_r is a linear combination of.
     num_blocks : int, optional
-        W_r have so many blocks on the diagonal, and zeros elsewhere.
+        Number of diagonal blocks of each W_r, which is zero elsewhere.
     aggr : {"mean", "add", "sum", "max", "min", "logsumexp"}
-        Within a relation.
+        The reduction within a relation.
     root_weight : bool
-        With W_root.
+        Add the term of W_root.
     is_sorted : bool
-        Is taken, and changes nothing.
+        Accepted for compatibility; has no effect.
     bias : bool
-        With b.
+        Add b.
     **kwargs
-        Of PyG's `MessagePassing`.
+        Arguments of PyG's `MessagePassing`.
     """
 
     in_channels: int | tuple[int, int]
@@ -180,11 +179,11 @@ class RGCNConv(Conv):
         Parameters
         ----------
         x : (nodes, in_channels) Tensor, pair of Tensor, or None
-            Features, or a pair of those of sources and of targets; integers (nodes,) choose rows of
-            the weights; None is all of them in order.
+            Features, or a pair for sources and targets; integers (nodes,) select rows of the
+            weights; None selects all rows in order.
         edge_index : (2, E) Tensor or sparse matrix
-            Edges; or a :class:`sparsetir.distributed.DistGraph`, whose edges are its own ones;
-            or what `ops.prepare(edge_index, size, edge_type=..., num_relations=...)` gives, without
+            Edges; or a :class:`sparsetir.distributed.DistGraph`, for its own edges; or the result
+            of `ops.prepare(edge_index, size, edge_type=..., num_relations=...)`, without
             `edge_type`.
         edge_type : (E,) Tensor, optional
             Relation of each edge, from 0 to num_relations - 1.
@@ -233,7 +232,7 @@ class RGCNConv(Conv):
     def _graph(
         self, edge_index: Any, edge_type: Tensor | None, n: int, m: int
     ) -> tuple[Tensor, Tensor]:
-        """Edges from sources to targets, and their relations; always the same tensors for them."""
+        """Edges from sources to targets, and their relations; the same tensors in each call."""
         if isinstance(edge_index, PreparedRelations):
             if edge_type is not None:
                 raise TypeError(
@@ -259,7 +258,7 @@ class RGCNConv(Conv):
         kind = edge_type
         if kind.dtype not in INDEX_DTYPES:
             kind = remembered((edge_type,), "long", edge_type.long)
-        if torch.compiler.is_compiling():  # the operator looks at the numbers
+        if torch.compiler.is_compiling():  # the operator checks the numbers
             return edges, kind
         edges, kind = seen_edges(edges, kind)
         count = self.num_relations
@@ -284,7 +283,7 @@ class RGCNConv(Conv):
         )
 
     def _of_rows(self, graph: tuple[Tensor, Tensor], index: Tensor, m: int) -> Tensor:
-        """Messages are rows of the weights."""
+        """The result where messages are rows of the weights."""
         if self.num_blocks is not None:
             raise wrong("RGCNConv", "x", "features with 'num_blocks'", "integers")
         weight, rows = self.weight, self.in_channels_l
@@ -299,28 +298,28 @@ class RGCNConv(Conv):
         table = weight.reshape(count * rows, self.out_channels)
         if self._sums:
             edges, share = self._from_table(graph, rows, m)
-            found = Graph.of("RGCNConv", edges, len(table), m)
-            return found.aggregate(table, "sum", share if self.aggr == "mean" else None)
+            sums = Graph.of("RGCNConv", edges, len(table), m)
+            return sums.aggregate(table, "sum", share if self.aggr == "mean" else None)
         relations = self._relations(graph, rows, m)
         targets = len(relations.targets.key)
-        found = Graph.of("RGCNConv", relations.from_table, len(table), targets).aggregate(
+        at_targets = Graph.of("RGCNConv", relations.from_table, len(table), targets).aggregate(
             table, self.aggr
         )
-        return Graph.of("RGCNConv", relations.joined, targets, m).aggregate(found, "sum")
+        return Graph.of("RGCNConv", relations.joined, targets, m).aggregate(at_targets, "sum")
 
     def _of_bases(
         self, graph: tuple[Tensor, Tensor], comp: Tensor, weight: Tensor, m: int
     ) -> Tensor:
-        """Messages are rows of the weights, which are made of bases; weight : (bases, rows, out).
+        """The result where messages are rows of weights made of bases, (bases, rows, out).
 
-        A relation's share of each basis is multiplied by the bases' rows of the edge's source: the
-        operator itself, with sources for relations, and relations for what has features. The rows
-        of all relations, most of which no edge asks for, are never there.
+        A relation's coefficients are multiplied by the bases' rows of the edge's source: this is
+        RGMS itself, with sources in the role of relations, and relations in that of nodes. The rows
+        of all relations, most of which no edge needs, are never computed.
         """
 
         def make() -> tuple[Tensor, Tensor, Tensor | None]:
             (source, target), kind = graph[0].long(), graph[1].long()
-            order = torch.argsort(kind, stable=True)  # as kernels want edges: none is moved again
+            order = torch.argsort(kind, stable=True)  # the kernels' order: none is moved again
             order = order[torch.argsort((source * m + target)[order], stable=True)]
             share = self._shares(graph, m).to(comp.dtype)[order] if self.aggr == "mean" else None
             return torch.stack([kind, target])[:, order], source[order], share
@@ -330,13 +329,13 @@ class RGCNConv(Conv):
         return rgms(comp, weight.transpose(0, 1), edges, source, share, "sum", m)
 
     def _shares(self, graph: tuple[Tensor, Tensor], m: int) -> Tensor:
-        """One in as many edges as the target of an edge has in its relation: (E,) float64."""
+        """For each edge, one over its target's edges in the same relation, (E,) float64."""
         _, row = torch.unique(graph[1].long() * m + graph[0][1], return_inverse=True)
         return 1 / torch.bincount(row)[row].double()
 
     def _from_table(self, graph: tuple[Tensor, Tensor], n: int, m: int) -> tuple[Tensor, Tensor]:
-        """Edges (2, E) from rows (relation * n + source) of a table to targets, and one in as many
-        edges as the target of an edge has in its relation (E,)."""
+        """Edges (2, E) from rows (relation * n + source) of a table to targets, and their shares in
+        a mean, (E,)."""
 
         def make() -> tuple[Tensor, Tensor]:
             (source, target), kind = graph[0].long(), graph[1].long()
@@ -347,19 +346,19 @@ class RGCNConv(Conv):
     def _sums_first(self, graph: tuple[Tensor, Tensor], x: Tensor, m: int) -> Tensor:
         relations = self._relations(graph, len(x), m)
         ends = relations.targets
-        found = Graph.of("RGCNConv", relations.to_targets, len(x), len(ends.key)).aggregate(
+        at_targets = Graph.of("RGCNConv", relations.to_targets, len(x), len(ends.key)).aggregate(
             x, self.aggr
         )
-        found = self._by_relation(found, ends.count)
-        return Graph.of("RGCNConv", relations.joined, len(ends.key), m).aggregate(found, "sum")
+        at_targets = self._by_relation(at_targets, ends.count)
+        return Graph.of("RGCNConv", relations.joined, len(ends.key), m).aggregate(at_targets, "sum")
 
     def _by_relation(self, x: Tensor, count: list[int]) -> Tensor:
-        """Each row by the weights of its relation; rows of a relation are together."""
+        """Multiply each row by the weights of its relation; rows of a relation are contiguous."""
         weight = self._full_weight()
         parts = zip(x.split(count), weight.unbind(), strict=True)
-        found = [self._times(part, w) for part, w in parts if len(part)]
-        # Without edges: no rows, but made of the weights, so that these have a gradient.
-        return torch.cat(found or [self._times(x, weight[0])])
+        results = [self._times(part, w) for part, w in parts if len(part)]
+        # Without edges: no rows, but computed from the weights, so that these have a gradient.
+        return torch.cat(results or [self._times(x, weight[0])])
 
     def _times(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.num_blocks is None:
@@ -380,12 +379,12 @@ class RGCNConv(Conv):
 
 
 def _owned(out: Tensor, *terms: Tensor) -> bool:
-    """Whether a layer may add to its result in place: no gradient looks at it."""
+    """Whether a layer may add to its result in place, as no gradient needs it."""
     return not torch.is_grad_enabled() and all(x.dtype is out.dtype for x in terms)
 
 
 def _added(out: Tensor, term: Tensor) -> Tensor:
-    """The sum, in the memory of `out` where that is the layer's own."""
+    """The sum, in place if `out` is the layer's own."""
     return out.add_(term) if _owned(out, term) else out + term
 
 
@@ -396,7 +395,7 @@ def _is_integers(x: object) -> bool:
 
 
 def _check_rows(index: Tensor, rows: int) -> None:
-    """Raise unless they are rows of the weights."""
+    """Raise unless the indices are rows of the weights."""
     if not _is_integers(index) or index.dim() != 1:
         expected = "features (nodes, in_channels) or integers (nodes,)"
         raise wrong("RGCNConv", "x", expected, f"{dtype_name(index)} of shape {tuple(index.shape)}")
@@ -406,5 +405,5 @@ def _check_rows(index: Tensor, rows: int) -> None:
 
 
 def _is_range(index: Tensor) -> bool:
-    """Whether it is 0, 1, 2 and so on."""
+    """Whether the index is 0, 1, 2 and so on."""
     return torch.equal(index, torch.arange(len(index), dtype=index.dtype, device=index.device))

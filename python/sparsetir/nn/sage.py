@@ -14,39 +14,39 @@ from sparsetir.nn.linear import Linear, linear
 from sparsetir.reductions import LINEAR_NAMES
 from sparsetir.runtime.refusals import wrong
 
-# Where there are that many times more features before than after, one product with the weights of
-# neighbours and of the node itself is faster than two: most of the time goes into reading features.
+# Ratio of input to output features, from which one product with the weights of neighbours and of
+# the node itself is faster than two, as most of the time goes into reading features.
 WIDE = 4
 
 
 class SAGEConv(Conv):
     """x'_i = W_1 x_i + W_2 mean of x_j over neighbours j + b.
 
-    Arguments and parameters as `torch_geometric.nn.SAGEConv`; `lin_l` is W_2 with b, `lin_r` is
-    W_1. W_2 is multiplied by before or after a sum or mean, whichever is less work.
+    Arguments and parameters are those of `torch_geometric.nn.SAGEConv`; `lin_l` is W_2 with b,
+    `lin_r` is W_1. W_2 is applied before or after a sum or mean, whichever is less work.
 
     Parameters
     ----------
     in_channels : int or (int, int)
-        Features, or a pair of those of sources and of targets; -1 if the first input is to tell.
+        Features, or a pair for sources and targets; -1 to take it from the first input.
     out_channels : int
         Features of the result.
     aggr : str or list of str
-        "mean", "sum", "add", "max", "min" or "logsumexp"; of a list of them the results are put
-        side by side.
+        "mean", "sum", "add", "max", "min" or "logsumexp"; for a list of them the results are
+        concatenated.
     normalize : bool
         Divide results by their Euclidean norms.
     root_weight : bool
-        With W_1.
+        Add the term of W_1.
     project : bool
-        A linear map and a ReLU of sources before.
+        Apply a linear map and a ReLU to sources first.
     bias : bool
-        With b.
+        Add b.
     sparse_features : bool
-        Whether dense features are nearly all zero, such as words of papers; they are multiplied as
-        sparse ones then (:mod:`sparsetir.nn.linear`). Not in PyG.
+        Multiply dense features as sparse ones (:mod:`sparsetir.nn.linear`), as they are nearly all
+        zero, such as bags of words. Not in PyG.
     **kwargs
-        Of PyG's `MessagePassing`.
+        Arguments of PyG's `MessagePassing`.
     """
 
     aggr: Any
@@ -139,7 +139,7 @@ class SAGEConv(Conv):
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def _weights_first(self, graph: Graph, x: Tensor, own: Tensor | None) -> Tensor:
-        """The results of features of sources, and of targets if they count."""
+        """The results if features are multiplied before they are summed; own : those of targets."""
         weight, bias = self.lin_l.weight, self.lin_l.bias
         known = self.lin_l.seen(x)
         root: Tensor | None = bias
@@ -156,20 +156,20 @@ class SAGEConv(Conv):
         return out if root is None else out + root
 
     def _weights_last(self, graph: Graph, x: Tensor, own: Tensor | None) -> Tensor:
-        """The same, where sums over neighbours are multiplied."""
+        """The results if sums over neighbours are multiplied."""
         x = x if x.layout is torch.strided else x.to_dense()
         every = [self.aggr] if isinstance(self.aggr, str) else self.aggr
         if len(every) == 1:
-            found = [graph.aggregate(x, every[0], graph.weight)]
+            sums = [graph.aggregate(x, every[0], graph.weight)]
         else:
             x = graph.of_sources(x)
-            found = [graph.reduce(x, aggr, graph.weight) for aggr in every]
-        gathered = torch.cat(found, -1) if len(found) > 1 else found[0]
+            sums = [graph.reduce(x, aggr, graph.weight) for aggr in every]
+        gathered = torch.cat(sums, -1) if len(sums) > 1 else sums[0]
         out = linear(gathered, self.lin_l.weight, self.lin_l.bias)
         return out if own is None else out + self._root(own)
 
     def _root(self, own: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`lin_r` of features of targets."""
+        """Apply `lin_r` to features of targets."""
         return linear(self.lin_r.seen(own), self.lin_r.weight, bias)
 
     def __repr__(self) -> str:

@@ -41,7 +41,7 @@ from sparsetir.ops.rgms_kernels import of_nodes, of_weights
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
-_untraced = _disable_dynamo(reached_by)  # which imports what it takes when it is called
+_untraced = _disable_dynamo(reached_by)  # imports its dependencies when called
 
 
 class _Convolution(torch.nn.Module):
@@ -94,7 +94,7 @@ class _Convolution(torch.nn.Module):
             raise wrong(who, "x", expected, dtype_name(features), TypeError)
 
     def _sum(self, x: SparsePoints, places: Places, *between: Any) -> SparsePoints:
-        """At `places`; `between` : which points a convolution goes from and to."""
+        """Make points at `places`; between : the inputs and outputs of :func:`products`."""
         out = products(x.features, self.weight.flatten(0, 2), self.conv, *between)
         out = out if self.bias is None else out + self.bias
         return SparsePoints.at(places, out, x.batch_size)
@@ -102,14 +102,14 @@ class _Convolution(torch.nn.Module):
     def extra_repr(self) -> str:
         """The layer's arguments, for its representation."""
         conv = self.conv
-        said = f"{self.in_channels}, {self.out_channels}, kernel_size={conv.kernel_size}"
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={conv.kernel_size}"
         if self.submanifold:
-            said += ", submanifold=True"
+            text += ", submanifold=True"
         else:
-            said += f", stride={conv.stride}, padding={conv.padding}"
+            text += f", stride={conv.stride}, padding={conv.padding}"
         if conv.dilation != (1, 1, 1):
-            said += f", dilation={conv.dilation}"
-        return said if self.bias is not None else f"{said}, bias=False"
+            text += f", dilation={conv.dilation}"
+        return text if self.bias is not None else f"{text}, bias=False"
 
 
 class SparseConv3d(_Convolution):
@@ -118,35 +118,34 @@ class SparseConv3d(_Convolution):
     With stride 1 outputs are at the points of the input (submanifold): there the result is that of
     a dense convolution with `padding="same"`, so that kernels of even size reach one further to the
     right. With another stride, or `submanifold=False`, outputs are at all o that some input
-    reaches, numbered as a dense convolution does, in lexicographic order: the result is that of
-    `torch.nn.functional.conv3d` on a grid without bounds. That is spconv's way. MinkowskiEngine
-    keeps the coordinates of the finest grid, multiples of the stride, and has an output for each
-    cell of the coarse grid that has points in it, as there are here for `kernel_size == stride`
-    without padding.
+    reaches, numbered as in a dense convolution, in lexicographic order: the result is that of
+    `torch.nn.functional.conv3d` on a grid without bounds, as in spconv. MinkowskiEngine keeps the
+    coordinates of the finest grid, multiples of the stride, and has an output for each nonempty
+    cell of the coarse grid, which is the same here for `kernel_size == stride` without padding.
 
     Parameters
     ----------
     in_channels, out_channels : int
         Features of the inputs and of the outputs.
     kernel_size, stride, padding, dilation : int or (int, int, int)
-        Numbers, or three for x, y and z; padding by default 0.
+        One number, or three for x, y and z; padding is 0 by default.
     submanifold : bool
-        What a stride of 1 means.
+        Whether a stride of 1 keeps the input's points.
     bias : bool
-        With b.
+        Add b.
 
     Attributes
     ----------
     weight : (kernel x, kernel y, kernel z, in_channels, out_channels) Parameter
-        That of torch's dense layer is `weight.permute(4, 3, 0, 1, 2)`.
+        The weight; that of torch's dense layer is `weight.permute(4, 3, 0, 1, 2)`.
     bias : (out_channels,) Parameter or None
         b.
 
     Notes
     -----
-    Sums are in float32 for float16 and bfloat16. Gradients are of all orders. In compiled code
-    (torch.compile) a submanifold convolution is one operator; where others have outputs depends on
-    where points are, which ends a graph.
+    Sums are in float32 for float16 and bfloat16. Gradients of all orders exist. In compiled code
+    (torch.compile) a submanifold convolution is one operator; the outputs of others depend on the
+    points' coordinates, which breaks the graph.
     """
 
     def __init__(
@@ -170,19 +169,19 @@ class SparseConv3d(_Convolution):
         Parameters
         ----------
         x : SparsePoints
-            With `in_channels` features.
+            Points with `in_channels` features.
 
         Returns
         -------
         SparsePoints
-            With `out_channels` features.
+            Points with `out_channels` features.
         """
         self._check(x)
         if self.submanifold:
             return self._sum(x, x.places, x.places)
-        # What is reached depends on where points are: it is not traced.
-        found = _untraced if torch.compiler.is_compiling() else reached_by
-        places = found(type(self).__name__, x.places, self.conv)[1]
+        # The outputs depend on coordinates, so their computation is not traced.
+        reach = _untraced if torch.compiler.is_compiling() else reached_by
+        places = reach(type(self).__name__, x.places, self.conv)[1]
         return self._sum(x, places, x.places, places)
 
 
@@ -196,12 +195,12 @@ class SparseConvTranspose3d(_Convolution):
     Parameters
     ----------
     in_channels, out_channels, kernel_size, stride, padding, dilation, bias
-        As for :class:`SparseConv3d`, without what it says of submanifolds.
+        The same as for :class:`SparseConv3d`, except submanifolds.
 
     Attributes
     ----------
     weight : (kernel x, kernel y, kernel z, in_channels, out_channels) Parameter
-        That of torch's dense layer is `weight.permute(3, 4, 0, 1, 2)`.
+        The weight; that of torch's dense layer is `weight.permute(3, 4, 0, 1, 2)`.
     """
 
     def __init__(
@@ -224,20 +223,20 @@ class SparseConvTranspose3d(_Convolution):
         Parameters
         ----------
         x : SparsePoints
-            With `in_channels` features.
+            Points with `in_channels` features.
         onto : SparsePoints, optional
-            Points whose places the result has; by default those that x came from by a strided
+            Points at which to compute the result; by default those that x came from by a strided
             convolution.
 
         Returns
         -------
         SparsePoints
-            With `out_channels` features.
+            Points with `out_channels` features.
 
         Raises
         ------
         ValueError
-            Where x came from no strided convolution, and `onto` is not given.
+            If x came from no strided convolution, and `onto` is missing.
         """
         who = type(self).__name__
         self._check(x)
@@ -262,10 +261,10 @@ def products(
     coarse: Places | None = None,
     back: bool = False,
 ) -> Tensor:
-    """(outputs, feat), of x (inputs, feat_in) and weight (offsets, feat_in, feat), with gradients.
+    """Convolve x (inputs, feat_in) with weight (offsets, feat_in, feat), with gradients.
 
     fine, coarse : inputs and outputs; by default both are the same points
-    back : the transposed convolution, from `coarse` to `fine`
+    back : whether it is the transposed convolution, from `coarse` to `fine`
     """
     onto = None if coarse is None else coarse.coords
     return points_sum(x, weight, fine.coords, onto, list(conv.numbers), back)
@@ -273,7 +272,7 @@ def products(
 
 @dataclass
 class PointsSum(Operation[Tensor]):
-    """Sums at points."""
+    """The operator of convolutions."""
 
     x: Tensor
     weight: Tensor
@@ -295,8 +294,8 @@ class PointsSum(Operation[Tensor]):
         ends = (grad, self.x) if back else (self.x, grad)
 
         def for_weight() -> Tensor:
-            found = points_weight(*ends, *where)
-            return found.mT if back else found
+            gradient = points_weight(*ends, *where)
+            return gradient.mT if back else gradient
 
         return {
             "x": lambda: points_sum(grad, self.weight.mT, *where, not back),
@@ -309,7 +308,7 @@ points_sum = Operator("points_sum", PointsSum)
 
 @dataclass
 class PointsWeight(Operation[Tensor]):
-    """For the weights."""
+    """The gradient of convolutions for the weights."""
 
     x: Tensor
     grad: Tensor
@@ -334,7 +333,7 @@ class PointsWeight(Operation[Tensor]):
 points_weight = Operator("points_weight", PointsWeight)
 
 
-# -- what kernels want of a map -------------------------------------------------------------------
+# -- kernel maps as relations ---------------------------------------------------------------------
 
 
 def _relations(fine: Tensor, coarse: Tensor | None, numbers: list[int]) -> Relations:
@@ -343,13 +342,13 @@ def _relations(fine: Tensor, coarse: Tensor | None, numbers: list[int]) -> Relat
         pairs = inputs.submanifold(conv)
     else:
         pairs = inputs.onto(places_of(coarse), conv)
-    return pairs.remembered("relations", lambda found: _of_map(found, inputs))
+    return pairs.remembered("relations", lambda pairs: _of_map(pairs, inputs))
 
 
 def _of_map(pairs: KernelMap, inputs: Places) -> Relations:
-    """The pairs of a map as edges, each row with one; `inputs` : the places of its inputs."""
+    """The pairs of a map as edges, one in each row; inputs : the places of its inputs."""
 
-    def rows(found: KernelMap) -> RelationRows:
-        return RelationRows.of(found.row_ptr, found.rows, found.indptr, found.indices)
+    def rows(x: KernelMap) -> RelationRows:
+        return RelationRows.of(x.row_ptr, x.rows, x.indptr, x.indices)
 
     return Relations(rows(pairs), lambda: rows(transposed(pairs, inputs)), pairs.n, pairs.m)

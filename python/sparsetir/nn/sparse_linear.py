@@ -1,4 +1,4 @@
-"""Linear layers with pruned weights, which are stored and computed with where they are kept.
+"""Linear layers that store and compute with only the weights that pruning kept.
 
 >>> import torch
 >>> from sparsetir.nn import SparseLinear
@@ -31,17 +31,17 @@ from sparsetir.runtime.refusals import wrong
 
 
 class SparseLinear(Module):
-    """y = x W^T + b, where W is stored in full blocks, or element by element.
+    """y = x W^T + b, where W is stored in dense blocks, or element by element.
 
-    Make one with :meth:`from_linear`. Gradients of W are those of the stored places alone, zeros
-    among them too: what was pruned stays pruned.
+    Make one with :meth:`from_linear`. Gradients of W are those of the stored elements, including
+    stored zeros: pruned weights stay pruned.
 
     Parameters
     ----------
     weight : (out_features, in_features) Tensor
         W.
     mask : (out_features, in_features) Tensor, bool
-        Which places are stored.
+        The elements to store.
     bias : (out_features,) Tensor or None
         b.
     block : (int, int) or None
@@ -50,15 +50,15 @@ class SparseLinear(Module):
     Attributes
     ----------
     values : (blocks, columns, rows of a block) or (nnz,) Parameter
-        What is stored.
+        The stored values.
     indptr : (rows of blocks + 1,) or (out_features + 1,) Tensor, int32
-        Where rows begin.
+        Row pointers.
     indices : (blocks,) or (nnz,) Tensor, int32
         Columns, of blocks or of elements.
 
     Notes
     -----
-    With blocks, x and y are as torch has them, and a block's values are multiplied with several
+    With blocks, x and y keep torch's layout, and a block's values are multiplied with several
     tokens at a time. Element by element, x is transposed for the product, and y back, which takes
     about as long as a product at 95 %: prefer blocks where the model allows.
     """
@@ -70,7 +70,7 @@ class SparseLinear(Module):
     indices: Tensor
 
     def __init__(self, weight: Tensor, mask: Tensor, bias: Tensor | None, block: Any) -> None:
-        """Store a dense weight where a mask holds; see :meth:`from_linear`."""
+        """Store the elements of a dense weight that a mask selects; see :meth:`from_linear`."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.block: tuple[int, int] | None = None
@@ -105,24 +105,24 @@ class SparseLinear(Module):
     ) -> SparseLinear:
         """Make a sparse copy of a linear layer.
 
-        One of mask, sparsity and threshold at most; without, weights that are zero are pruned, or
+        Pass at most one of mask, sparsity and threshold; by default zero weights are pruned, or
         those outside the mask of `torch.nn.utils.prune`. The copy keeps `training`, the flags of
-        parameters, hooks and other attributes; a layer that has more, such as parametrizations, is
-        refused.
+        parameters, hooks and other attributes; a layer with features that it cannot keep, such as
+        parametrizations, is refused.
 
         Parameters
         ----------
         linear : torch.nn.Linear
             The layer.
         mask : (out_features, in_features) Tensor, bool, optional
-            Which weights are kept.
+            The weights to keep.
         sparsity : float, optional
-            Keep this share fewer, by magnitude (:func:`sparsetir.nn.sparse_linear`).
+            Share of the weights to prune, by magnitude (:func:`prune`).
         threshold : float, optional
             Keep weights of larger magnitude, and NaN.
         block : (int, int), optional
-            Rows and columns of blocks, which are to divide the weight: each is kept whole where one
-            of its weights is.
+            Rows and columns of blocks, which must divide the weight's shape: a block is kept as a
+            whole if one of its weights is.
 
         Returns
         -------
@@ -131,7 +131,7 @@ class SparseLinear(Module):
         who = "SparseLinear.from_linear"
         if not isinstance(linear, Linear):
             raise wrong(who, "linear", "a torch.nn.Linear", type(linear).__name__, TypeError)
-        if sum(given is not None for given in (mask, sparsity, threshold)) > 1:
+        if sum(x is not None for x in (mask, sparsity, threshold)) > 1:
             raise ValueError(
                 f"{who}: expected one of 'mask', 'sparsity' and 'threshold' at most, got several"
             )
@@ -183,7 +183,7 @@ class SparseLinear(Module):
         return out.t().contiguous().view(*x.shape[:-1], self.out_features)
 
     def dense_weight(self) -> Tensor:
-        """(out_features, in_features) W with its zeros, without a gradient."""
+        """W as a dense matrix (out_features, in_features), without a gradient."""
         values = self.values.detach()
         rows = torch.repeat_interleave(self.indptr.diff())
         columns = self.indices.long()
@@ -214,26 +214,26 @@ def sparse_linears(
 ) -> list[str]:
     """Swap linear layers of a model for sparse ones, in place.
 
-    Other modules stay, those that are derived from `torch.nn.Linear` too, and so do layers with a
-    parameter that belongs to another module as well, such as an output layer tied to an embedding.
-    A layer that stands in several places is swapped for one. Without `sparsity` and `threshold`
-    layers of which no weight is zero stay as well, and where no other is left that is an error.
-    Where one of the layers is refused, as :meth:`SparseLinear.from_linear` does, none is swapped.
+    Other modules are kept, including subclasses of `torch.nn.Linear`, and so are layers that share
+    a parameter with another module, such as an output layer tied to an embedding. A layer that
+    occurs several times is swapped for one. Without `sparsity` and `threshold` layers without zero
+    weights are kept as well; if no other is left, that is an error. If
+    :meth:`SparseLinear.from_linear` refuses one of the layers, none is swapped.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Whose layers are swapped.
+        The model.
     names : str or callable
-        A pattern of full names as of a shell, such as "encoder.layer.*.dense", which is to match a
+        A shell-style pattern of full names, such as "encoder.layer.*.dense", which must match a
         layer, or a function of a layer's name and the layer.
     **how
-        `sparsity`, `threshold` and `block` as of :meth:`SparseLinear.from_linear`.
+        `sparsity`, `threshold` and `block` of :meth:`SparseLinear.from_linear`.
 
     Returns
     -------
     list of str
-        Names of the layers that were swapped.
+        Names of the swapped layers.
 
     Examples
     --------
@@ -281,7 +281,7 @@ def sparse_linears(
 
 
 def _is_whole(linear: Linear) -> bool:
-    """Whether nothing of a layer's weight is pruned, as far as it can be seen."""
+    """Whether none of a layer's weights is pruned, as far as can be determined."""
     unknown = (is_lazy(x) or x.is_meta for x in linear.parameters(recurse=False))
     computed = is_parametrized(linear) or any(unknown)
     return not computed and _pruner(linear) is None and bool(linear.weight.detach().ne(0).all())
@@ -294,8 +294,8 @@ def _pruner(linear: Linear) -> Any:
 
 
 def _lost(linear: Linear, pruner: object) -> str | None:
-    """What a sparse copy of a layer would lose; None for nothing."""
-    own, given = vars(linear), list(linear.parameters(recurse=False))
+    """A description of a feature that a sparse copy of a layer would lose, or None."""
+    own, parameters = vars(linear), list(linear.parameters(recurse=False))
     known = {*linear._parameters, "weight" if pruner is not None else ""}
     cases = {
         "a forward of its own": type(linear).forward is not Linear.forward or "forward" in own,
@@ -303,18 +303,18 @@ def _lost(linear: Linear, pruner: object) -> str | None:
             is_parametrized(linear),
         "a weight or bias that is computed at each call: remove_spectral_norm, remove_weight_norm "
         "or prune.remove of torch.nn.utils makes it a parameter": not {"weight", "bias"} <= known,
-        "sizes that its first call tells: call it first": any(map(is_lazy, given)),
-        "parameters on the device 'meta'": any(x.is_meta for x in given),
+        "sizes that its first call tells: call it first": any(map(is_lazy, parameters)),
+        "parameters on the device 'meta'": any(x.is_meta for x in parameters),
         "hooks of state dictionaries, whose names change":
             any(hooks for name, hooks in own.items() if "state_dict" in name),
         "hooks of its parameters, whose shapes change":
-            any(x._backward_hooks or x._post_accumulate_grad_hooks for x in given),
+            any(x._backward_hooks or x._post_accumulate_grad_hooks for x in parameters),
     }  # fmt: skip
-    return next((what for what, there in cases.items() if there), None)
+    return next((what for what, applies in cases.items() if applies), None)
 
 
 def _keep(who: str, layer: SparseLinear, linear: Linear, gone: set[str]) -> None:
-    """Give a sparse copy what else a layer has, but for some names: hooks, buffers, attributes."""
+    """Copy a layer's hooks, buffers and attributes to a sparse one, except names in `gone`."""
     usual = {*vars(Module()), "in_features", "out_features"}
     others = {**vars(linear), **linear._parameters, **linear._buffers, **linear._modules}
     if taken := [name for name in others if name not in usual | gone and hasattr(layer, name)]:
@@ -331,7 +331,7 @@ def _keep(who: str, layer: SparseLinear, linear: Linear, gone: set[str]) -> None
 
 
 def _move_hooks(layer: SparseLinear, linear: Linear) -> None:
-    """Let what removes hooks of a layer remove those of its sparse copy."""
+    """Make handles that remove a layer's hooks remove those of its sparse copy."""
     for name, hooks in vars(linear).items():
         if "hooks" in name and isinstance(hooks, dict) and hooks is not vars(layer)[name]:
             vars(linear)[name] = hooks.copy()
@@ -341,17 +341,17 @@ def _move_hooks(layer: SparseLinear, linear: Linear) -> None:
 
 
 def prune(weight: Tensor, sparsity: float, block: tuple[int, int] | None = None) -> Tensor:
-    """Mask of the weights of largest magnitude, or of the blocks of largest norm.
+    """The mask of the weights of largest magnitude, or of the blocks of largest norm.
 
     Parameters
     ----------
     weight : (rows, columns) Tensor
         The weight.
     sparsity : float
-        Share of the places, or of the blocks, that are not kept, 0 to 1.
+        Share of the weights, or of the blocks, to prune, 0 to 1.
     block : (int, int), optional
-        Rows and columns of the blocks, which are to divide the weight; blocks of the largest norms
-        are kept. None for places one by one.
+        Rows and columns of the blocks, which must divide the weight's shape; None for single
+        weights.
 
     Returns
     -------
@@ -380,7 +380,7 @@ def prune(weight: Tensor, sparsity: float, block: tuple[int, int] | None = None)
 
 
 def check_block(who: str, weight: Tensor, block: tuple[int, int]) -> tuple[int, int]:
-    """A block's rows and columns; raises ValueError for what does not divide a weight."""
+    """Check a block's rows and columns, which must divide the weight's (ValueError)."""
     whole = isinstance(block, tuple | list) and len(block) == 2
     whole = whole and all(isinstance(b, int) and not isinstance(b, bool) and b > 0 for b in block)
     if not whole or weight.shape[0] % block[0] or weight.shape[1] % block[1]:

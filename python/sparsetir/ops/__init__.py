@@ -77,12 +77,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Operators that are a record and a program, and have no function of their own here."""
+    """Operators defined by a record and a program alone, made on first access."""
     from sparsetir.schedules.operators.registry import OPERATORS
 
     if name in OPERATORS:
         from sparsetir.ops.programs import function_of
 
-        found = globals()[name] = function_of(name)
-        return found
+        function = globals()[name] = function_of(name)
+        return function
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Linear maps with weights in blocks as torch operators, with their gradients.
 
-W (rows, cols) is stored in blocks of r x c: `values` (blocks, c, r) has each by columns, `indptr`
-(rows / r + 1,) and `indices` (blocks,) say where rows of blocks have blocks. x is (..., cols).
+W (rows, cols) is stored in blocks of r x c: `values` (blocks, c, r) holds each by columns, `indptr`
+(rows / r + 1,) and `indices` (blocks,) are the CSR pattern of the blocks. x is (..., cols).
 
 On a GPU tensor cores multiply blocks of 16-bit types; other products, and gradients of W, are dense
 ones there.
@@ -35,49 +35,49 @@ from sparsetir.schedules.templates.block_linear import BlockTile
 
 
 def _has_kernels(x: Tensor) -> bool:
-    """Whether there are kernels for all types; elsewhere products are dense ones, or by blocks."""
+    """Whether x's device has kernels for all types; others use dense or blocked products."""
     return x.device.type == "cpu"
 
 
 def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) -> Compiled | None:
-    """The config of tensor cores for blocks of a weight, where a GPU has them; else None."""
+    """The tensor-core config for blocks of this size, or None if x's device has none."""
     if _has_kernels(x) or indices.dtype != torch.int32:
         return None
     return for_format(BSR(rows, cols), Spmm(DTYPES[x.dtype]), tokens, target_of(x.device))
 
 
 def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Compiled) -> Tensor:
-    """(tokens, rows) of x (tokens, columns) and w (blocks, columns, rows of a block).
+    """The product (tokens, rows) of x (tokens, columns) and w (blocks, columns, rows of a block).
 
-    Kernels have tokens side by side, so that x is transposed before, and the result after.
+    The kernel has tokens in the last dimension, so x and the result are transposed.
     """
     (tokens, _), (blocks, cols, rows) = x.shape, w.shape
     kernel = compiled_by(config, BlockSpmm(rows, cols, DTYPES[x.dtype]), target_of(x.device))
     out = x.new_empty(1, structure.m, rows, tokens)
-    given = {
+    arrays = {
         "a": w.transpose(1, 2)[None],
         "b": x.t().reshape(1, structure.n, cols, tokens),
         "out": out,
     }
     sizes = {"heads": 1, "mb": structure.m, "nb": structure.n, "blocks": blocks, "feat": tokens}
-    launch(kernel, {**given, **sizes, "indptr": structure.rowptr, "indices": structure.col})
+    launch(kernel, {**arrays, **sizes, "indptr": structure.rowptr, "indices": structure.col})
     return out.view(-1, tokens).t()
 
 
 def _flat(x: Tensor) -> Tensor:
-    """(tokens, features)."""
+    """Flatten x to (tokens, features)."""
     return x.reshape(-1, x.shape[-1])
 
 
 def _structure(indptr: Tensor, indices: Tensor, columns: int) -> Structure:
-    """Where a matrix has blocks; columns : of blocks."""
+    """The structure of the blocks; columns : the number of block columns."""
     return structure_of(indptr, indices, columns, "block_linear")
 
 
 def _tile(
     problem: BlockLinear | BlockOuter, target: Target, nnz: int, tokens: int, threads: int
 ) -> BlockTile:
-    """For so many blocks and tokens, on a CPU."""
+    """The tile for `nnz` blocks and `tokens` tokens on a CPU."""
     parallel = pays(threads, nnz * problem.rows * problem.cols * tokens)
     return BlockTile.for_block(problem, vector_bits(target), tokens, parallel)
 
@@ -85,9 +85,9 @@ def _tile(
 def _run(
     structure: Structure, problem: BlockLinear | BlockOuter, tokens: int, arrays: dict[str, Tensor]
 ) -> None:
-    """Run a kernel on arrays that fit."""
-    given = target_of(structure.device), structure.nnz, tokens, default_threads()
-    kernel = kernel_by(_tile, problem, *given)
+    """Run the kernel of `problem` on arrays of matching shapes."""
+    options = target_of(structure.device), structure.nnz, tokens, default_threads()
+    kernel = kernel_by(_tile, problem, *options)
     sizes = {"tokens": tokens, "m": structure.m, "n": structure.n, "blocks": structure.nnz}
     launch(kernel, {**arrays, **sizes, "indptr": structure.rowptr, "indices": structure.col})
 
@@ -100,7 +100,7 @@ def _check(who: str, name: str, x: Tensor, features: int, like: Tensor | None = 
 
 @dataclass
 class Linear(Operation[Tensor]):
-    """x W^T + bias; with `transposed` x W."""
+    """x W^T + bias, or x W if `transposed`."""
 
     x: Tensor
     values: Tensor
@@ -165,7 +165,7 @@ block_linear = Operator("block_linear", Linear)
 
 @dataclass
 class Outer(Operation[Tensor]):
-    """(blocks, cols, rows) sums of y[.., i] * x[.., j] where W is stored, in blocks of these."""
+    """Sums of y[.., i] * x[.., j] at the stored blocks of W, (blocks, cols, rows)."""
 
     x: Tensor
     y: Tensor
@@ -194,10 +194,10 @@ class Outer(Operation[Tensor]):
 
     def gradients(self, grad: Tensor) -> Gradients:
         x, y = self.x, self.y
-        given = grad, self.indptr, self.indices, None, y.shape[-1], x.shape[-1]
+        arguments = grad, self.indptr, self.indices, None, y.shape[-1], x.shape[-1]
         return {
-            "x": lambda: block_linear(y, *given, True),
-            "y": lambda: block_linear(x, *given, False),
+            "x": lambda: block_linear(y, *arguments, True),
+            "y": lambda: block_linear(x, *arguments, False),
         }
 
 

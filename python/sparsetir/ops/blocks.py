@@ -1,6 +1,6 @@
-"""Matrices of full blocks whose values callers have block by block, as sparse BSR tensors of torch.
+"""Matrices of dense blocks whose values come block by block, such as torch's BSR tensors.
 
-Products take the values as they are, where CSR would bring them into another order in each call.
+Products read the values in that order; CSR would permute them in each call.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sparsetir.sparse_ir.errors import StructureError
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where a matrix has blocks, and where the caller has the values of each.
+    """The pattern of a matrix of blocks, and the position of each block in the caller's values.
 
-    indptr, indices : (rows of blocks + 1,) and (blocks,) columns of blocks, by rows of blocks
+    indptr, indices : (block rows + 1,) row pointers and (blocks,) block columns
     size : rows and columns of a block
-    order : (blocks,) int64 place, among the caller's blocks, of each; None where that is the same
-    turned : whether the caller's blocks are the transposed ones
+    order : (blocks,) int64 position of each among the caller's blocks; None for the same order
+    turned : whether the caller's blocks are transposed
     """
 
     indptr: Tensor
@@ -39,7 +39,7 @@ class Blocks:
     turned: bool = False
 
     def arranged(self, values: Tensor) -> Tensor:
-        """(blocks * rows * columns,) values block by block, of values as the caller has them."""
+        """Permute the caller's values into (blocks * rows * columns,), block by block."""
         if self.order is None and not self.turned:
             return values
         blocks = values.view(-1, *(self.size[::-1] if self.turned else self.size))
@@ -48,19 +48,19 @@ class Blocks:
 
     @lasting
     def transposed(self, columns: int) -> Blocks:
-        """Of the transposed matrix, for a caller that has the same values; columns : of blocks."""
+        """The transposed matrix on the same values of the caller; columns : block columns."""
         indptr, indices, order = transpose(self.indptr, self.indices, columns, self.order)
         return Blocks(indptr, indices, (self.size[1], self.size[0]), order, not self.turned)
 
     def plan(self, pattern: CsrPattern, feat: int, dtype: str, target: Target) -> Plan | None:
-        """The sum of products with this matrix, for values as :meth:`arranged` gives them.
+        """The plan of SpMM with this matrix, for values ordered by :meth:`arranged`.
 
         pattern : the elements
-        dtype, target : as of :func:`sparsetir.plan`
+        dtype, target : those of :func:`sparsetir.plan`
 
-        None where row blocks of CSR are as fast: for features that fill no vector, for blocks of
-        one row (see :func:`sparsetir.schedules.search.choose.block_rows`), on a GPU for blocks that
-        its tensor cores do not multiply; and where the blocks of a row are in no order.
+        None where row blocks of CSR are as fast: for features that do not fill a vector, for blocks
+        of one row (see :func:`sparsetir.schedules.search.choose.block_rows`), on a GPU for blocks
+        that its tensor cores do not support; and where a row's blocks are not sorted.
         """
         fmt, problem = BSR(*self.size), Spmm(dtype)
         if is_gpu(target):
@@ -75,15 +75,15 @@ class Blocks:
 
 
 class _OfBlocks(CsrPattern):
-    """A pattern of full blocks whose values come block by block."""
+    """A pattern of dense blocks whose values come block by block."""
 
     def stored_in(self, format: Format, operand: Operand) -> ConvertedFormat:
-        found = super().stored_in(format, operand)
-        return _AsGiven(found.name, found.pattern, found.operand, found.parts)
+        converted = super().stored_in(format, operand)
+        return _AsGiven(converted.name, converted.pattern, converted.operand, converted.parts)
 
 
 class _AsGiven(ConvertedFormat):
-    """A format that takes values in the order in which it stores them."""
+    """A format whose values come in its own storage order."""
 
     keeps_order = True
 

@@ -1,9 +1,9 @@
-"""Things that are made once for tensors: found by their memory, confirmed by what is in it.
+"""A cache of objects derived from tensors: looked up by memory address, confirmed by contents.
 
-A version counter of torch does not say that a tensor is what it was: tensors of inference mode have
-none, and `x.data`, NumPy and DLPack write past it. So whatever is made for tensors is made of
-copies, and found again where these are equal to the tensors; a copy that the project has alone
-(:func:`private`) is not compared again.
+Torch's version counter does not show that a tensor is unchanged: tensors of inference mode have
+none, and writes through `x.data`, NumPy and DLPack bypass it. So objects are derived from copies,
+and found again while these equal the tensors; a copy that only this package holds
+(:func:`private`) needs no comparison.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from sparsetir.runtime.kernel import Kernel
 P = ParamSpec("P")
 T = TypeVar("T")
 D = TypeVar("D", bound="Deriving")
-# By what an owner is known again: a copy, a function that says it, None of a private tensor.
+# How to recognise an owner: by a copy, by a predicate, or (None) as a private tensor.
 Known = Tensor | Callable[[Tensor], bool] | None
-RECENT = 16  # entries after which so many are measured again, as what they hold has grown
-GROWTH = 16  # times the bytes of its owners that what is made for them is taken to reach
-SMALL = 1 << 20  # bytes of owners up to which what is made of them is not measured before that
+RECENT = 16  # additions after which as many recent entries are measured again, as they grow
+GROWTH = 16  # assumed bound on an entry's bytes, as a multiple of its owners' bytes
+SMALL = 1 << 20  # bytes of owners up to which a new entry is not measured
 
 
 def lasting(make: Callable[P, T]) -> Callable[P, T]:
-    """The same function, whose results may be kept.
+    """Decorate a function so that its results may be cached.
 
-    What is made in inference mode could not be used for gradients later.
+    Tensors made in inference mode could not take part in gradients later.
     """
 
     @wraps(make)
@@ -53,11 +53,11 @@ def lasting(make: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-# -- tensors that the project has alone -----------------------------------------------------------
+# -- private tensors ------------------------------------------------------------------------------
 
 
 class _Private:
-    """Of a private tensor: its version, and what was handed out with it."""
+    """The version of a private tensor, and the object attached to it."""
 
     __slots__ = ("made", "version")
 
@@ -71,78 +71,78 @@ _private: WeakKeyDictionary[torch.UntypedStorage, _Private] = WeakKeyDictionary(
 
 @lasting
 def private(x: Tensor, is_new: bool = False) -> Tensor:
-    """A contiguous copy that nobody else has: it need not be compared to be known again.
+    """A contiguous copy that only this package holds, which is recognised without comparison.
 
-    It may be shown to users, who are told not to write to it; what torch sees them write ends it.
+    Users may see it, and are told not to write to it; a write that torch notices ends its privacy.
 
-    is_new : nobody else has x itself, which is contiguous: it becomes private, unless it was made
-        in inference mode
+    is_new : whether x is contiguous and has no other holder, so that x itself becomes private
+        unless it was made in inference mode
     """
-    as_it_is = is_new and not x.is_inference()
-    copy = x if as_it_is else x.detach().clone(memory_format=torch.contiguous_format)
+    in_place = is_new and not x.is_inference()
+    copy = x if in_place else x.detach().clone(memory_format=torch.contiguous_format)
     _private[copy.untyped_storage()] = _Private(copy._version)
     return copy
 
 
 def is_private(x: Tensor) -> bool:
-    """Whether it is in the memory of what :func:`private` gave, and was not written to since."""
-    found = _private.get(x.untyped_storage())
-    return found is not None and not x.is_inference() and found.version == x._version
+    """Whether x lies in memory of a :func:`private` tensor that was not written to since."""
+    entry = _private.get(x.untyped_storage())
+    return entry is not None and not x.is_inference() and entry.version == x._version
 
 
 def hand_out(x: Tensor, made: object) -> None:
-    """Have a private tensor carry something, which lives as long, and may not refer to it."""
+    """Attach an object to a private tensor, for its lifetime; it must not refer to the tensor."""
     _private[x.untyped_storage()].made = made
 
 
 def handed_out(x: Tensor) -> Any:
-    """What a private tensor carries, or None."""
+    """The object attached to a private tensor, or None."""
     try:
-        found = _private.get(x.untyped_storage())
+        entry = _private.get(x.untyped_storage())
     except (RuntimeError, NotImplementedError):  # one without memory
         return None
-    return None if found is None or not is_private(x) else found.made
+    return None if entry is None or not is_private(x) else entry.made
 
 
-# -- what is kept with a pattern ------------------------------------------------------------------
+# -- objects kept with a pattern ------------------------------------------------------------------
 
 
 class Deriving:
-    """A pattern that keeps what is made of it. May be used from several threads at once."""
+    """A pattern that keeps objects derived from it. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self.made: dict[Hashable, object] = {}
         self._lock = threading.RLock()
 
     def derived(self: D, kind: Hashable, make: Callable[[D], T]) -> T:
-        """What another module makes of the pattern, made once; may not refer to the pattern.
+        """An object that another module derives from the pattern once; must not refer to it.
 
         Parameters
         ----------
         kind : hashable
-            What it is kept by.
+            The key of the object.
         make : callable
-            Makes it of this pattern.
+            Derives it from this pattern.
 
         Returns
         -------
         object
         """
-        found = self.made.get(kind)
-        if found is None:
+        result = self.made.get(kind)
+        if result is None:
             with self._lock:
                 if kind not in self.made:
                     self.made[kind] = make(self)
-                found = self.made[kind]
-        return cast(T, found)
+                result = self.made[kind]
+        return cast(T, result)
 
 
-# -- what is kept for tensors ---------------------------------------------------------------------
+# -- objects kept for tensors ----------------------------------------------------------------------
 
 
 class _Entry:
-    """What was made, its bytes, copies of its owners, what tells whether they are what they were,
-    and their storages."""
+    """A cached object, its bytes, copies of its owners, checks that these are unchanged, and their
+    storages."""
 
     __slots__ = ("checks", "copies", "made", "owners", "size")
 
@@ -154,16 +154,16 @@ class _Entry:
         self.size = 2 * size if size <= SMALL else self.measured()
 
     def measured(self) -> int:
-        """Its bytes as of now, copies and what tensors carry included."""
+        """Its current bytes, including copies and objects attached to tensors."""
         return measured((self.made, self.copies), handed_out)
 
 
 class Cache:
-    """The things that were used last, bounded by their number and their bytes.
+    """An LRU cache bounded by number of entries and by bytes.
 
-    An entry has owners, tensors that it was made for. It keeps copies of them, to compare, but not
-    them: it is dropped when one of their storages is freed. May be used from several threads at
-    once.
+    An entry has owners, the tensors that it was derived from. It keeps copies of them to compare
+    with, not the tensors: it is dropped when one of their storages is freed. Safe to use from
+    several threads.
     """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
@@ -177,7 +177,7 @@ class Cache:
         return len(self._entries)
 
     def find(self, key: Hashable, *owners: Tensor, count: bool = False) -> Any:
-        """What is kept for a key and tensors, as these are now, or None; `count` if it is None."""
+        """The object kept for a key and tensors as they are now; None, and a miss if `count`."""
         full = (key, *map(memory_key, owners))
         with self._lock:
             entry = self._entries.get(full)
@@ -193,29 +193,29 @@ class Cache:
         return None
 
     def get(self, key: Hashable, make: Callable[..., T], *owners: Tensor) -> T:
-        """What :meth:`find` finds, else what :meth:`keep` makes."""
-        found = self.find(key, *owners)
-        return self.keep(key, make, *owners) if found is None else found
+        """The result of :meth:`find`, or else of :meth:`keep`."""
+        cached = self.find(key, *owners)
+        return self.keep(key, make, *owners) if cached is None else cached
 
     def keep(self, key: Hashable, make: Callable[..., T], *owners: Tensor) -> T:
-        """What `make` gives for private copies of tensors, kept for these, whatever its size."""
+        """Make an object from private copies of tensors and keep it for these, of any size."""
         copies = [private(x) for x in owners]
-        made = lasting(make)(*copies)
+        result = lasting(make)(*copies)
         compared = [None if is_private(x) else copy for x, copy in zip(owners, copies, strict=True)]
-        self.put(key, made, owners, compared)
-        return made
+        self.put(key, result, owners, compared)
+        return result
 
     def remember(self, key: Hashable, make: Callable[[], T], *owners: Tensor) -> T:
-        """As :meth:`keep`, of what looks at the tensors itself."""
+        """Keep an object as :meth:`keep` does, for a `make` that reads the tensors itself."""
         copies = [None if is_private(x) else private(x) for x in owners]
-        made = lasting(make)()
-        self.put(key, made, owners, copies)
-        return made
+        result = lasting(make)()
+        self.put(key, result, owners, copies)
+        return result
 
     def put(
         self, key: object, made: object, owners: Sequence[Tensor], copies: Sequence[Known]
     ) -> None:
-        """Keep something for tensors, in the place of what was kept; copies : to know them by."""
+        """Keep an object for tensors, replacing the previous one; copies : to recognise them by."""
         full = (key, *map(memory_key, owners))
         freed = lambda _: self._drop(full)  # noqa: E731
         storages = [weakref.ref(x.untyped_storage(), freed) for x in owners]
@@ -230,7 +230,7 @@ class Cache:
             self._trim()
 
     def _drop(self, key: Hashable) -> object:
-        """Forget one thing; any thread may come here whenever a tensor is freed."""
+        """Drop one entry; may run in any thread, whenever a tensor is freed."""
         with self._lock:
             entry = self._entries.pop(key, None)
             if entry is not None:
@@ -238,7 +238,7 @@ class Cache:
         return entry  # which is freed without the lock
 
     def limit(self, entries: int | None, bytes: int | None) -> None:
-        """Set limits; what is over them is dropped, but for the last thing used."""
+        """Set limits and drop entries beyond them, except the most recently used one."""
         with self._lock:
             self.max_entries = entries or self.max_entries
             self.max_bytes = bytes or self.max_bytes
@@ -251,7 +251,7 @@ class Cache:
             self._drop(key)
 
     def _keys(self, count: int | None = None) -> list[Hashable]:
-        """Of what was used last, so many."""
+        """The most recently used keys, `count` of them or all."""
         while True:
             try:
                 return list(itertools.islice(reversed(self._entries), count))
@@ -259,7 +259,7 @@ class Cache:
                 continue
 
     def measure(self) -> int:
-        """Bytes of all that is kept, as of now."""
+        """The current bytes of all entries."""
         with self._lock:
             self._measure(self._keys())
             return self.bytes
@@ -281,58 +281,58 @@ class Cache:
             self._drop(next(iter(self._entries), None))
 
 
-# Patterns of tensors, and what is derived from them by any module.
+# Patterns of tensors, and objects that any module derives from them.
 kept = Cache(max_entries=512, max_bytes=4 << 30)
 
 
 def memory_key(x: Tensor) -> Hashable:
-    """Where a tensor is in memory, and how it lies there."""
+    """The location of a tensor in memory, and its layout there."""
     storage = x.untyped_storage()._cdata
     return storage, x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
-def _check_of(known: Known) -> Callable[[Tensor], bool]:
-    """What tells whether an owner is what it was."""
-    if known is None:
+def _check_of(copy: Known) -> Callable[[Tensor], bool]:
+    """The predicate that tells whether an owner is unchanged."""
+    if copy is None:
         return is_private
-    if not isinstance(known, Tensor):
-        return known
+    if not isinstance(copy, Tensor):
+        return copy
     compare = _memcmp()
-    if compare is None or not known.is_cpu or known.is_floating_point():
-        return lambda x: torch.equal(x, known)
-    place, size = known.data_ptr(), known.nbytes
+    if compare is None or not copy.is_cpu or copy.is_floating_point():
+        return lambda x: torch.equal(x, copy)
+    place, size = copy.data_ptr(), copy.nbytes
 
     def unchanged(x: Tensor) -> bool:
         if x.is_neg() or not x.is_contiguous():
-            return torch.equal(x, known)
+            return torch.equal(x, copy)
         return compare(x.data_ptr(), place, size) == 0
 
     return unchanged
 
 
 def same(x: Tensor, y: Tensor) -> bool:
-    """Whether tensors of one shape and type have equal numbers; y : contiguous. NaN equals none."""
+    """Whether tensors of one shape and type are equal (NaN equals nothing); y : contiguous."""
     return _check_of(y)(x)
 
 
 @cache
 def _memcmp() -> Callable[[int, int, int], int] | None:
-    """The function of libc: `torch.equal` takes several times as long for a small graph, and for a
+    """The function of libc: `torch.equal` takes several times as long on a small graph, and on a
     large one waits for other threads, which may be busy."""
     try:
-        found: Any = ctypes.CDLL(None).memcmp
+        memcmp: Any = ctypes.CDLL(None).memcmp
     except (OSError, TypeError, AttributeError):
         return None
-    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    return found
+    memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    return memcmp
 
 
 def measured(thing: object, carried: Callable[[Tensor], object] | None = None) -> int:
-    """Bytes of all arrays that can be reached from it, each piece of memory once.
+    """Bytes of all arrays reachable from an object, each piece of memory once.
 
-    Goes through containers and objects of sparsetir; but for kernels, which others share.
+    Follows containers and objects of sparsetir, except kernels, which are shared.
 
-    carried : gives what a tensor carries, which counts, too
+    carried : returns the object attached to a tensor, which counts, too
     """
     sizes: dict[int, int] = {}
     seen: set[int] = set()
@@ -342,11 +342,11 @@ def measured(thing: object, carried: Callable[[Tensor], object] | None = None) -
         if id(one) in seen:
             continue
         seen.add(id(one))
-        found = _memory(one)
-        if found is None:
+        memory = _memory(one)
+        if memory is None:
             left += _parts(one)
         else:
-            address, size = found
+            address, size = memory
             sizes[address] = max(size, sizes.get(address, 0))
             if carried is not None and isinstance(one, Tensor):
                 left.append(carried(one))
@@ -354,7 +354,7 @@ def measured(thing: object, carried: Callable[[Tensor], object] | None = None) -
 
 
 def _memory(array: object) -> tuple[int, int] | None:
-    """Where the memory is that an array keeps, and its bytes; None of what is no array."""
+    """The address and bytes of the memory an array keeps alive; None for other objects."""
     if isinstance(array, Tensor):
         try:
             storage = array.untyped_storage()
@@ -371,8 +371,8 @@ def _memory(array: object) -> tuple[int, int] | None:
 
 
 def _parts(thing: object) -> Iterator[object]:
-    """What a container holds, or an object of ours."""
-    if isinstance(thing, Plan):  # of what else it knows nothing is an array
+    """The members of a container, or of an object of sparsetir."""
+    if isinstance(thing, Plan):  # its other attributes hold no arrays
         yield from (thing._args, thing._stored, thing._computed)
         return
     if isinstance(thing, Mapping):

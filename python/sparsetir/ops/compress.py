@@ -1,4 +1,4 @@
-"""Elements sorted by rows or columns, by counting: no comparison, and equal coordinates stay."""
+"""Stable counting sorts of elements by rows or columns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sparsetir.runtime.pipeline import lower, name_of
 from sparsetir.schedules.targets import resolve_target
 
 LARGE, INT32_MAX = 2**62, 2**31 - 1
-FOUND = 5  # numbers that are told of pairs
-# Elements, and some for each call, that a process leaves to torch's sort. A graph that stays is
-# sorted two or three times. Where there are more sorts, edges are new in each step: kernels that
-# count take a tenth of the time, and are compiled in the first steps, among all that is.
+FOUND = 5  # statistics of pairs: see sorted_pairs
+# Elements, plus EACH per call, that a process leaves to torch's sort. A graph that stays is sorted
+# two or three times. More sorts mean that edges are new in each step: then counting kernels take a
+# tenth of the time, and their compilation is one of many in the first steps.
 LEFT_TO_TORCH, EACH = 1 << 21, 1 << 19
 _left = LEFT_TO_TORCH
 
@@ -28,30 +28,30 @@ _left = LEFT_TO_TORCH
 def transpose(
     rowptr: Tensor, col: Tensor, n: int, places: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The transposed (n, m) matrix: its row pointers, columns, and the place of each element.
+    """The transposed (n, m) matrix: its row pointers, its columns, the position of each element.
 
     rowptr, col : (m + 1,) and (nnz,), of one type on a CPU
-    places : (nnz,) int64, of the elements in another order, in which places are given; by default
-        in that of `col`
+    places : (nnz,) int64 positions of the elements in another order, which the result then refers
+        to; by default positions are those in `col`
     """
     m = len(rowptr) - 1
     if _count(col):
-        none = places is None
-        given = col.new_empty(0, dtype=torch.int64) if places is None else places.contiguous()
+        in_order = places is None
+        positions = col.new_empty(0, dtype=torch.int64) if places is None else places.contiguous()
         arrays = _results(n, col, max(m, n))
-        kernel = _of_rows(dtype_name(col), dtype_name(arrays[0]), none)
-        taken = rowptr.contiguous(), col.contiguous(), given, *arrays, m, n, len(col), len(given)
-        kernel.run(taken)
+        kernel = _of_rows(dtype_name(col), dtype_name(arrays[0]), in_order)
+        sizes = m, n, len(col), len(positions)
+        kernel.run((rowptr.contiguous(), col.contiguous(), positions, *arrays, *sizes))
         return arrays
     rows = torch.repeat_interleave(rowptr[1:] - rowptr[:-1])
     order = torch.argsort(col, stable=True)
     dtype = _index_type(len(col), max(m, n), col.dtype)
-    found = _starts(col, n).to(dtype), rows[order].to(dtype)
-    return *found, order if places is None else places[order]
+    starts, cols = _starts(col, n).to(dtype), rows[order].to(dtype)
+    return starts, cols, order if places is None else places[order]
 
 
 class Order(NamedTuple):
-    """An order of keys that somebody else has found; places : None where they are in order."""
+    """A sorting order from elsewhere; places : the positions, None where keys are sorted."""
 
     places: Tensor | None
 
@@ -59,13 +59,12 @@ class Order(NamedTuple):
 def compress(
     edges: Tensor, m: int, n: int, known: Order | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Compressed rows of (2, nnz) edges, columns first, then rows; None where one is out of range.
+    """Compress (2, nnz) edges, columns first, to rows; return None where one is out of range.
 
-    known : an order of the rows, which need not be sorted where it is one
+    known : an order that may sort the rows, which is checked
 
-    Gives row pointers (m + 1,), columns (nnz,), both in int32 where it suffices, and the place of
-    each element among the edges, None where they are in order already. Those of a row stay in the
-    order of the edges.
+    Returns row pointers (m + 1,), columns (nnz,), both in int32 where it suffices, and the position
+    of each element among the edges, None where they are sorted already. The order is stable.
     """
     col, row = edges.contiguous()
     rowptr, cols, order, (low, high, first, last, falls) = sorted_pairs(row, col, m, n, known)
@@ -75,7 +74,7 @@ def compress(
 
 
 def sorted_by(keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Where each key begins (size + 1,), and the elements (int64) in the order of the keys.
+    """The start of each key (size + 1,), and the elements' positions (int64) sorted by key.
 
     keys : (nnz,) from 0 to size - 1
     """
@@ -86,50 +85,50 @@ def sorted_by(keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def sorted_pairs(
     keys: Tensor, others: Tensor, size: int, n: int, known: Order | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, list[int]]:
-    """Where keys begin, others and places in their order, and what is found of both.
+    """The start of each key, others and positions sorted by key, and statistics of both.
 
-    That is the least and the greatest key, those of the others, and whether keys ever decrease. The
-    arrays hold nothing where keys or others are out of range.
+    These are the least and the greatest key, the least and the greatest of the others, and whether
+    keys ever decrease. The arrays are meaningless where keys or others are out of range.
     """
     if known is None and _count(keys):
         arrays = _results(size, keys, max(size, n))
-        told = torch.empty(FOUND, dtype=torch.int64)
+        statistics = torch.empty(FOUND, dtype=torch.int64)
         kernel = _of_pairs(dtype_name(keys), dtype_name(arrays[0]))
-        taken = keys.contiguous(), others.contiguous(), *arrays, told, size, n, len(keys)
-        kernel.run(taken)
-        return *arrays, told.tolist()
-    numbers = [0, -1, 0, -1, 0]
+        arguments = keys.contiguous(), others.contiguous(), *arrays, statistics, size, n, len(keys)
+        kernel.run(arguments)
+        return *arrays, statistics.tolist()
+    bounds = [0, -1, 0, -1, 0]
     if len(keys):
-        found = [*torch.aminmax(keys), *torch.aminmax(others), (keys[1:] < keys[:-1]).any()]
-        numbers = [int(x) for x in found]
-    if numbers[0] < 0 or numbers[1] >= size:
-        return keys, others, keys, numbers
+        results = [*torch.aminmax(keys), *torch.aminmax(others), (keys[1:] < keys[:-1]).any()]
+        bounds = [int(x) for x in results]
+    if bounds[0] < 0 or bounds[1] >= size:
+        return keys, others, keys, bounds
     dtype = _index_type(len(keys), max(size, n), keys.dtype)
     starts = _starts(keys, size).to(dtype)
-    if not numbers[4]:
-        return starts, others.to(dtype, copy=True), None, numbers
+    if not bounds[4]:
+        return starts, others.to(dtype, copy=True), None, bounds
     if known is not None and known.places is not None and _sorts(known.places, keys):
         order = known.places.to(torch.int64, copy=True)
     else:
         order = torch.argsort(keys, stable=True)
-    return starts, others[order].to(dtype), order, numbers
+    return starts, others[order].to(dtype), order, bounds
 
 
 def _sorts(order: Tensor, keys: Tensor) -> bool:
-    """Whether an order is one, and of these keys."""
+    """Whether `order` is a permutation that sorts the keys."""
     if order.shape != keys.shape or order.device != keys.device or order.is_floating_point():
         return False
     low, high = (int(x) for x in torch.aminmax(order))
     if low < 0 or high >= len(keys):
         return False
-    there = torch.zeros(len(keys), dtype=torch.bool, device=keys.device)
-    there[order] = True
-    found = keys[order]
-    return bool(there.all()) and not bool((found[1:] < found[:-1]).any())
+    is_present = torch.zeros(len(keys), dtype=torch.bool, device=keys.device)
+    is_present[order] = True
+    ordered = keys[order]
+    return bool(is_present.all()) and not bool((ordered[1:] < ordered[:-1]).any())
 
 
 def _count(keys: Tensor) -> bool:
-    """Whether to sort by counting, in kernels of ours."""
+    """Whether to sort by our counting kernels."""
     global _left
     if keys.device.type != "cpu":
         return False
@@ -138,14 +137,14 @@ def _count(keys: Tensor) -> bool:
 
 
 def _results(size: int, like: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For starts, others and places; largest : size"""
+    """Empty arrays for starts, others and positions; largest : the largest size"""
     nnz, dtype = len(like), _index_type(len(like), largest, like.dtype)
     starts, others = (like.new_empty(n, dtype=dtype) for n in (size + 1, nnz))
     return starts, others, like.new_empty(nnz, dtype=torch.int64)
 
 
 def _index_type(nnz: int, size: int, dtype: torch.dtype) -> torch.dtype:
-    """The type that kernels take, and what is kept half as large."""
+    """int32 where it suffices, which halves the memory; else the given type."""
     return torch.int32 if max(nnz, size) < INT32_MAX else dtype
 
 
@@ -155,13 +154,13 @@ def _starts(rows: Tensor, m: int) -> Tensor:
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(rows.dtype)
 
 
-# Ends of keys are counted up to, and then down from, the last element first: they become their
-# beginnings, and what is equal stays in order.
+# Counters first hold the end of each key. Elements are placed from the last to the first, each
+# decrementing its key's counter, which ends as the key's start: so the sort is stable.
 
 
 @cache
 def _of_pairs(dtype: str, out: str) -> Kernel:
-    """The kernel for keys and others, which tells their ranges."""
+    """The kernel that sorts keys and others, and reports their ranges."""
 
     @T.prim_func(s_tir=True)
     def sort_pairs(
@@ -204,7 +203,7 @@ def _of_pairs(dtype: str, out: str) -> Kernel:
 
 @cache
 def _of_rows(dtype: str, out: str, in_order: bool) -> Kernel:
-    """The kernel for compressed rows: their columns are the keys, and known to be in range."""
+    """The kernel that sorts compressed rows by columns, which are known to be in range."""
 
     @T.prim_func(s_tir=True)
     def sort_rows(
@@ -234,6 +233,6 @@ def _of_rows(dtype: str, out: str, in_order: bool) -> Kernel:
 
 
 def _compiled(func: Any, *key: Hashable) -> Kernel:
-    """The kernel of a function, which :func:`sparsetir.compilations` counts."""
+    """The compiled kernel of a function, counted by :func:`sparsetir.compilations`."""
     target = resolve_target("llvm")
     return compiled((name_of(func), *key), target, lambda: lower(func, target=target))

@@ -37,9 +37,9 @@ from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.schedules.templates.block_attention import BlockTiles
 
 WHO = "sparse_attention"
-# What a place in a block of some size costs, and what an element costs by itself.
+# The cost of a position in a block, by block size, and of an element by itself.
 PLACE, ELEMENT = {64: 1.0, 32: 1.1, 16: 1.7}, 16.0
-COLUMNS = 16  # of what tensor cores multiply
+COLUMNS = 16  # of a tensor-core tile
 
 
 def sparse_attention(
@@ -79,11 +79,11 @@ def sparse_attention(
     -----
     Scores and weights are never in memory as a whole: beside its result the kernel takes a block's
     for each thread, and the logarithm of a row's sum for the gradients, which make weights again. A
-    matrix of elements is put in blocks where it fills them; elsewhere its elements are gone through
+    matrix of elements is put in blocks where it fills them; elsewhere its elements are processed
     one by one. Sums are in float32, for float64 in float64. (SparseTIR, section 4.3.1.)
 
     On a GPU blocks are multiplied on tensor cores, in float16 or bfloat16; weights of keys are
-    rounded to that type there. Matrices of elements, and blocks of wider types, are gone through
+    rounded to that type there. Matrices of elements, and blocks of wider types, are processed
     element by element.
     """
     _check(q, k, v)
@@ -100,13 +100,13 @@ def sparse_attention(
 
 
 def _in_tiles(q: Tensor) -> bool:
-    """Whether kernels multiply blocks of this type there: tensor cores take 16 bits alone."""
+    """Whether q's device multiplies blocks of its type: tensor cores take 16-bit types only."""
     return q.device.type == "cpu" or q.element_size() == 2
 
 
 @dataclass
 class _Attention(Operation[tuple[Tensor, Tensor]]):
-    """(batch, heads, m, width) attention, and (batch, heads, m) logarithms of sums of powers."""
+    """Attention (batch, heads, m, width), and its rows' log-sum-exp (batch, heads, m)."""
 
     q: Tensor
     k: Tensor
@@ -122,7 +122,7 @@ class _Attention(Operation[tuple[Tensor, Tensor]]):
 
 @dataclass
 class _Gradients(Operation[tuple[Tensor, Tensor, Tensor]]):
-    """Those for q, k and v, which have none themselves."""
+    """Gradients for q, k and v, which have no gradients themselves."""
 
     q: Tensor
     k: Tensor
@@ -168,8 +168,8 @@ class BlockAttentionBackward(_OfBlocks, _Gradients):
     """See :func:`gradients_over_blocks`."""
 
     def run(self) -> tuple[Tensor, Tensor, Tensor]:
-        given = self.q, self.k, self.v, self.out, self.lse, self.grad
-        return gradients_over_blocks(*given, self.rows, self.columns, self.scale)
+        tensors = self.q, self.k, self.v, self.out, self.lse, self.grad
+        return gradients_over_blocks(*tensors, self.rows, self.columns, self.scale)
 
 
 block_attention_backward = Operator("block_attention_backward", BlockAttentionBackward)
@@ -183,18 +183,18 @@ class BlockAttention(_OfBlocks, _Attention):
         return attention_over_blocks(self.q, self.k, self.v, self.rows, self.scale)
 
     def gradients(self, grad: Tensor) -> Gradients:
-        given = self.q, self.k, self.v, *self.results, grad
+        tensors = self.q, self.k, self.v, *self.results, grad
         mask, scale = (self.rows, self.columns), self.scale
-        return _each(lambda: block_attention_backward(*given, *mask[0], *mask[1], scale))
+        return _each(lambda: block_attention_backward(*tensors, *mask[0], *mask[1], scale))
 
 
 block_attention = Operator("block_attention", BlockAttention)
 
 
-def _each(found: Callable[[], tuple[Tensor, Tensor, Tensor]]) -> Gradients:
-    """Of what gives those for q, k and v together."""
-    found = cache(found)
-    return {name: (lambda at=at: found()[at]) for at, name in enumerate("qkv")}
+def _each(compute: Callable[[], tuple[Tensor, Tensor, Tensor]]) -> Gradients:
+    """Gradients for q, k and v by name, from a function that computes all three."""
+    compute = cache(compute)
+    return {name: (lambda i=i: compute()[i]) for i, name in enumerate("qkv")}
 
 
 @dataclass
@@ -206,7 +206,7 @@ class _OfElements:
     scale: float
 
     def found(self, n: int) -> tuple[Structure, BlockMask | None]:
-        """The structure, and its elements in blocks where that costs less than one by one; not on
+        """The structure, and its elements in blocks if that is cheaper than one by one; never on
         GPUs."""
         structure = structure_of(self.rowptr, self.col, n, WHO)
         if structure.device.type != "cpu":
@@ -222,12 +222,12 @@ class ElementAttentionBackward(_OfElements, _Gradients):
         q, k, v, grad = self.q, self.k, self.v, self.grad
         _, mask = self.found(k.shape[2])
         if mask is not None:
-            given = q, k, v, self.out, self.lse, grad, mask.rows, mask.columns
-            return gradients_over_blocks(*given, self.scale)
+            tensors = q, k, v, self.out, self.lse, grad, mask.rows, mask.columns
+            return gradients_over_blocks(*tensors, self.scale)
         outer = q.shape[:2]
         q, k, v, grad = (x.permute(2, 0, 1, 3).flatten(1, 2) for x in (q, k, v, grad))
-        found = attention_gradients(self.rowptr, self.col, q, k, v, grad, self.scale)
-        each = (found[name]().unflatten(1, outer).permute(1, 2, 0, 3) for name in "qkv")
+        gradients = attention_gradients(self.rowptr, self.col, q, k, v, grad, self.scale)
+        each = (gradients[name]().unflatten(1, outer).permute(1, 2, 0, 3) for name in "qkv")
         dq, dk, dv = (x.contiguous() for x in each)
         return dq, dk, dv
 
@@ -237,7 +237,7 @@ element_attention_backward = Operator("element_attention_backward", ElementAtten
 
 @dataclass
 class ElementAttention(_OfElements, _Attention):
-    """Attention with a mask of elements; logarithms play no part where they are not in blocks."""
+    """Attention with a mask of elements; logarithms are unused where these are not in blocks."""
 
     def run(self) -> tuple[Tensor, Tensor]:
         q, k, v = self.q, self.k, self.v
@@ -250,8 +250,8 @@ class ElementAttention(_OfElements, _Attention):
         return out.unflatten(0, outer), self.fake()[1].zero_()
 
     def gradients(self, grad: Tensor) -> Gradients:
-        given = self.q, self.k, self.v, *self.results, grad, self.rowptr, self.col, self.scale
-        return _each(lambda: element_attention_backward(*given))
+        arguments = self.q, self.k, self.v, *self.results, grad, self.rowptr, self.col, self.scale
+        return _each(lambda: element_attention_backward(*arguments))
 
 
 element_attention = Operator("element_attention", ElementAttention)
@@ -270,7 +270,7 @@ def _fitting(structure: Structure) -> BlockMask | None:
         return None
     try:
         return from_elements(indptr, indices, shape, best)
-    except ValueError:  # some are there several times
+    except ValueError:  # some elements are stored several times
         return None
 
 
@@ -280,11 +280,11 @@ def _fitting(structure: Structure) -> BlockMask | None:
 def attention_over_blocks(
     q: Tensor, k: Tensor, v: Tensor, rows: BlockRows, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """(batch, heads, m, width) attention, and (batch, heads, m) logarithms of sums of powers.
+    """Attention (batch, heads, m, width), and its rows' log-sum-exp (batch, heads, m).
 
     q, k, v : (batch, heads, m, feat), (batch, heads, n, feat) and (batch, heads, n, width)
 
-    The logarithms are in float32, or float64. Of types with 16 bits, a CPU's kernels get float32.
+    The logarithms are in float32 or float64. CPU kernels take 16-bit types as float32.
     """
     (*outer, m, _), width, dtype = q.shape, v.shape[-1], q.dtype
     wide = torch.promote_types(dtype, torch.float32)
@@ -303,9 +303,9 @@ def gradients_over_blocks(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, rows: BlockRows,
     columns: BlockRows, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Those of :func:`attention_over_blocks` for q, k and v.
+    """Gradients of :func:`attention_over_blocks` for q, k and v.
 
-    out, lse : what it gave
+    out, lse : its results
     grad : (batch, heads, m, width)
     columns : the blocks of the transposed mask
     """
@@ -316,14 +316,14 @@ def gradients_over_blocks(
     delta = (grad.to(wide) * out.to(wide)).sum(-1, keepdim=True)
     q, k, v, grad = (_whole(x, block) for x in (q, k, v, grad))
     lse, delta = (_in_rows(x.flatten(0, 1), block, 0) for x in (lse.unsqueeze(-1), delta))
-    found = [torch.empty_like(x) for x in (q, k, v)]
-    given = {"q": q, "k": k, "v": v, "grad": grad, "lse": lse[..., 0], "delta": delta[..., 0]}
-    made = ({"dq": found[0]}, {"dk": found[1], "dv": found[2]})
-    for keys, (stored, results) in enumerate(zip((rows, columns), made, strict=True)):
+    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    arrays = {"q": q, "k": k, "v": v, "grad": grad, "lse": lse[..., 0], "delta": delta[..., 0]}
+    outputs = ({"dq": gradients[0]}, {"dk": gradients[1], "dv": gradients[2]})
+    for keys, (stored, results) in enumerate(zip((rows, columns), outputs, strict=True)):
         problem = OfBlocksBackward(block, q.shape[2], v.shape[2], DTYPES[q.dtype], bool(keys))
         of = q if keys else k
-        _run(problem, stored, scale, of, **given, **results)
-    dq, dk, dv = (_cut(x, outer, size) for x, size in zip(found, (m, n, n), strict=True))
+        _run(problem, stored, scale, of, **arrays, **results)
+    dq, dk, dv = (_cut(x, outer, size) for x, size in zip(gradients, (m, n, n), strict=True))
     return dq[..., :feat].to(dtype), dk[..., :feat].to(dtype), dv[..., :width].to(dtype)
 
 
@@ -337,13 +337,13 @@ def _whole(x: Tensor, block: int) -> Tensor:
 
 
 def _in_rows(x: Tensor, block: int, features: int) -> Tensor:
-    """With rows for whole blocks, and more features."""
+    """Pad x with rows to whole blocks, and with `features` more features."""
     rows = -x.shape[1] % block
     return (pad(x, (0, features, 0, rows)) if rows or features else x).contiguous()
 
 
 def _cut(x: Tensor, outer: Sequence[int], rows: int) -> Tensor:
-    """What was asked for, of what belongs to whole blocks; (batch, heads, rows, ..)."""
+    """Drop the rows that fill blocks; return (batch, heads, rows, ..)."""
     return x[:, :rows].unflatten(0, tuple(outer)).contiguous()
 
 
@@ -354,9 +354,9 @@ def _run(
     across: Tensor,
     **arrays: Tensor,
 ) -> None:
-    """Run the kernel for a problem on arrays that fit.
+    """Run the kernel of `problem` on arrays of matching shapes.
 
-    across : an operand that the columns of blocks belong to
+    across : the operand that columns of blocks index
     """
     block, heads = problem.block, len(across)
     work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
@@ -382,7 +382,7 @@ def _tiles(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise unless operands fit each other."""
+    """Raise unless the operands' shapes, types and devices agree."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(WHO, name, x, q, "'q'")
         if x.dim() != 4:

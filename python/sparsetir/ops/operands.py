@@ -32,7 +32,7 @@ from sparsetir.runtime.refusals import wrong
 
 
 class Operand(NamedTuple):
-    """A sparse (m, n) matrix as operators take it; itself taken wherever a matrix is.
+    """A sparse (m, n) matrix in the form of operators; accepted wherever a matrix is.
 
     Parameters
     ----------
@@ -54,14 +54,14 @@ class Operand(NamedTuple):
 
 
 class Prepared:
-    """The result of :func:`sparsetir.ops.prepare`, taken wherever a sparse matrix is.
+    """The result of :func:`sparsetir.ops.prepare`, accepted wherever a sparse matrix is.
 
     Parameters
     ----------
     operand : Operand
-        Whose rowptr and col are copies that nobody else has.
+        The matrix; its rowptr and col are private copies.
     structure : Structure
-        What was made of them.
+        The structure of these tensors.
     """
 
     operand: Operand
@@ -115,7 +115,7 @@ def resolve(
     who: str = "resolve",
     name: str = "A",
 ) -> Operand:
-    """A sparse matrix of any kind as operators take it; patterns and conversions are kept.
+    """Convert a sparse matrix of any kind to an :class:`Operand`; conversions are cached.
 
     Parameters
     ----------
@@ -132,13 +132,13 @@ def resolve(
         - `torch_geometric.EdgeIndex`, likewise; where it is sorted, its orders are used and none is
           made anew
         - a `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
-        - an :class:`Operand`, or what :func:`sparsetir.ops.prepare` gives
-        - whatever else a :class:`sparsetir.SparseMatrix` takes: scipy's matrices, (2, nnz) integers
-          of NumPy and others with DLPack, graphs of PyG and DGL, names of files. What is not in
-          tensors is converted in each call
+        - an :class:`Operand`, or a result of :func:`sparsetir.ops.prepare`
+        - anything else that a :class:`sparsetir.SparseMatrix` takes: scipy's matrices, (2, nnz)
+          integers of NumPy and others with DLPack, graphs of PyG and DGL, names of files. Data
+          outside tensors is converted in each call
 
     values : (nnz,) or (nnz, heads) Tensor, optional
-        Of the elements in A's order, instead of its own. That is the order of A.values() for
+        Values of the elements in A's order, instead of its own. That is the order of A.values() for
         torch's tensors (block by block for BSR and BSC), of the edges, of `SparseMatrix.values`, of
         the rows for a SparseTensor and of A.val for DGL. They keep their gradients.
     shape : (int, int), optional
@@ -153,14 +153,14 @@ def resolve(
     Raises
     ------
     TypeError, ValueError
-        For what is no sparse matrix.
+        If A is not a sparse matrix.
 
     Notes
     -----
-    Row pointers and columns are copies, that what was made of the pattern is known by: they are not
-    to be written to, and who holds them holds that. Under `torch.compile`, transforms and where
-    tensors have no data they are A's own. `torch.compile` takes sparse tensors of torch as torch
-    does: by a break of the graph, and so not with fullgraph=True.
+    Row pointers and columns are copies, which identify the data derived from the pattern and keep
+    it alive: do not write to them. Under `torch.compile`, transforms and where tensors have no data
+    they are A's own. `torch.compile` breaks the graph at sparse tensors of torch, as torch itself
+    does, and so refuses them with fullgraph=True.
     """
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
@@ -183,35 +183,35 @@ def resolve(
 
 
 def known(A: Any, n: int) -> tuple[SeenPattern, Tensor | None] | None:
-    """The pattern and own values of a matrix that was there before; None of others.
+    """The cached pattern of a matrix and its own values; None for a matrix not seen before.
 
-    A : as for :func:`resolve`; here only what needs no conversion
-    n : columns, and rows, of edges without a size
+    A : as for :func:`resolve`; None is returned for kinds that need conversion
+    n : columns and rows for edges without a size
 
     Raises RuntimeError for tensors that have no memory.
     """
-    kind, own, found = type(A), None, None
+    kind, values, pattern = type(A), None, None
     if kind is Operand:
-        rowptr, col, _, n, own = A
+        rowptr, col, _, n, values = A
         if type(rowptr) is Tensor and type(col) is Tensor:
-            found = known_pattern(rowptr, col, n)
+            pattern = known_pattern(rowptr, col, n)
     elif kind is Prepared:
         return A.seen, A.values
     elif kind is Tensor and A.layout is torch.sparse_csr and A.dim() == 2:
-        own, n = A.values(), A.shape[1]
+        values, n = A.values(), A.shape[1]
         rowptr, col = A.crow_indices(), A.col_indices()
-        found = kept.find(("csr", n), rowptr, col) or known_pattern(rowptr, col, n)
+        pattern = kept.find(("csr", n), rowptr, col) or known_pattern(rowptr, col, n)
     elif kind is SparseMatrix:
-        own = _values_of(A)
-        found = kept.find(("matrix", A.shape), *_arrays_of(A))
+        values = _values_of(A)
+        pattern = kept.find(("matrix", A.shape), *_arrays_of(A))
     else:
         edges, m = A, n
         if kind is tuple and len(A) == 2:
             edges, m = A
             n = m
         if type(edges) is Tensor and type(m) is int and edges.layout is torch.strided:
-            found = known_edges(edges, m, n) if edges.dim() == 2 else None
-    return None if found is None else (found, own)
+            pattern = known_edges(edges, m, n) if edges.dim() == 2 else None
+    return None if pattern is None else (pattern, values)
 
 
 def _check_operand(who: str, name: str, A: Operand) -> None:
@@ -227,14 +227,14 @@ def _check_operand(who: str, name: str, A: Operand) -> None:
 def _compressed(
     who: str, rowptr: Tensor, col: Tensor, m: int, n: int, values: Tensor | None
 ) -> Operand:
-    """Of rowptr and col that are in tensors."""
+    """The operand of rowptr and col tensors."""
     if _is_seen(rowptr, col):
         rowptr, col, _ = pattern_of(rowptr, col, n, who)
     return Operand(rowptr, col, m, n, values)
 
 
 def _is_seen(*tensors: Tensor) -> bool:
-    """Whether there is data to look at now, and not later, when code that is traced runs."""
+    """Whether data can be read now, rather than later, when traced code runs."""
     return not torch.compiler.is_compiling() and holds_data(*tensors)
 
 
@@ -243,7 +243,7 @@ def _is_seen(*tensors: Tensor) -> bool:
 
 @dataclass
 class RowPointers(Operation[Tensor]):
-    """Row pointers of edges, which are checked."""
+    """Row pointers of edges, checked."""
 
     edges: Tensor
     m: int
@@ -261,7 +261,7 @@ row_pointers = Operator("row_pointers", RowPointers)
 
 
 def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
-    """Plain edges, and (m, n) where they know it."""
+    """A as a plain tensor of edges, and (m, n) where A has a size."""
     size = None
     if hasattr(A, "sparse_size"):  # torch_geometric.EdgeIndex
         sources, targets = A.sparse_size()  # type: ignore[attr-defined]
@@ -284,7 +284,7 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
 
 
 def _size(who: str, name: str, size: object) -> tuple[int, int] | None:
-    """(m, n) of the size that comes with edges, (sources, targets) or one number."""
+    """(m, n) from the size beside edges, (sources, targets) or one number."""
     if size is None:
         return None
     ends = size if isinstance(size, tuple | list) else (size, size)
@@ -300,9 +300,9 @@ def _of_edges(
     edges: Tensor,
     values: Tensor | None,
     shape: tuple[int, int] | None,
-    given: object = None,
+    original: object = None,
 ) -> Operand:
-    """Of plain edges; given : what the caller has, which may know how they are sorted."""
+    """The operand of plain edges; original : the caller's object, which may know their order."""
     if shape is None and edges.is_meta:
         raise ValueError(
             f"{who}: argument '{name}': expected (edge_index, size) for edges without data"
@@ -310,14 +310,14 @@ def _of_edges(
     m, n = shape or _least_shape(edges)
     if not _is_seen(edges):
         return Operand(row_pointers(edges, m, n), edges, m, n, values)
-    found = pattern_of_edges(edges, m, n, who, name, lambda: _orders(given))
-    return Operand(found.rowptr, found.col, m, n, values)
+    pattern = pattern_of_edges(edges, m, n, who, name, lambda: _orders(original))
+    return Operand(pattern.rowptr, pattern.col, m, n, values)
 
 
 def _orders(A: Any) -> Orders:
-    """By targets and by sources: those that a `torch_geometric.EdgeIndex` has, or makes and keeps.
+    """Orders by targets and by sources that a `torch_geometric.EdgeIndex` has, or makes and keeps.
 
-    They are not taken on trust, as PyG sees no writing to its edges.
+    They are checked later, as PyG does not notice writes to its edges.
     """
     if not getattr(A, "is_sorted", False):
         return None, None
@@ -388,7 +388,7 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
 
 
 def _in_order(who: str, name: str, rows: Tensor) -> Tensor:
-    """The rows of a tensor that is said to be coalesced, which torch believes who makes it."""
+    """The rows of a tensor marked as coalesced, checked, as torch trusts its creator."""
     if bool((rows[1:] < rows[:-1]).any()):
         raise ValueError(
             f"{who}: argument '{name}': expected elements in order of rows, as its is_coalesced() "
@@ -398,13 +398,13 @@ def _in_order(who: str, name: str, rows: Tensor) -> Tensor:
 
 
 def _own(A: Tensor) -> Tensor:
-    """The values of a sparse tensor, but no view of it: torch.compile fails for those."""
+    """The values of a sparse tensor, but not as a view, for which torch.compile fails."""
     values = A.values()
     return values.clone() if values.requires_grad else values.detach()
 
 
 def _pointers(rows: Tensor, m: int) -> Tensor:
-    """(m + 1,) row pointers of rows in order."""
+    """(m + 1,) row pointers of sorted rows."""
     bounds = torch.arange(m + 1, dtype=rows.dtype, device=rows.device)
     return torch.searchsorted(rows.contiguous(), bounds, out_int32=rows.dtype == torch.int32)
 
@@ -420,28 +420,28 @@ def _block_edges(outer: Tensor, inner: Tensor, block: tuple[int, int], by_rows: 
     return torch.stack([cols.expand(shape).reshape(-1), rows.expand(shape).reshape(-1)])
 
 
-# -- other libraries' -----------------------------------------------------------------------------
+# -- matrices of other libraries ------------------------------------------------------------------
 
 
 def _of_foreign(
     who: str, name: str, A: object, values: Tensor | None, shape: tuple[int, int] | None
 ) -> Operand:
-    found = adopted(who, name, A)
-    if isinstance(found, Compressed):
-        own = found.values if values is None else values
-        return _compressed(who, found.rowptr, found.col, *found.shape, own)
-    if isinstance(found, Edges):
-        index, size = found.index, _size(who, name, found.size) or shape
-        if values is None and found.values is not None:
-            values = as_tensor(who, name, found.values)
+    source = adopted(who, name, A)
+    if isinstance(source, Compressed):
+        own = source.values if values is None else values
+        return _compressed(who, source.rowptr, source.col, *source.shape, own)
+    if isinstance(source, Edges):
+        index, size = source.index, _size(who, name, source.size) or shape
+        if values is None and source.values is not None:
+            values = as_tensor(who, name, source.values)
         if isinstance(index, tuple):
             sources, targets = (as_tensor(who, name, x) for x in index)
             return _of_ends(who, name, sources, targets, values, size)
         edges, own = plain_edges(who, name, as_tensor(who, name, index))
         return _of_edges(who, name, edges, values, size or own)
-    if isinstance(found, Tensor):
-        return _of_sparse(who, name, found, values)
-    return _of_matrix(SparseMatrix.adopt(who, name, found), values)
+    if isinstance(source, Tensor):
+        return _of_sparse(who, name, source, values)
+    return _of_matrix(SparseMatrix.adopt(who, name, source), values)
 
 
 def _of_ends(
@@ -452,7 +452,7 @@ def _of_ends(
     values: Tensor | None,
     shape: tuple[int, int] | None,
 ) -> Operand:
-    """Of the ends of edges, (E,) each."""
+    """The operand of the two ends of edges, (E,) each."""
     if not _is_seen(sources, targets):
         edges, _ = plain_edges(who, name, torch.stack([sources, targets]))
         return _of_edges(who, name, edges, values, shape)
@@ -462,12 +462,12 @@ def _of_ends(
         m, n = shape or _least_shape(edges)
         return SeenPattern.of_edges(who, private(edges, is_new=True), m, n, name)
 
-    found = kept.get(("ends", shape), of_ends, sources, targets)
-    return Operand(found.rowptr, found.col, *found.structure.shape, values)
+    pattern = kept.get(("ends", shape), of_ends, sources, targets)
+    return Operand(pattern.rowptr, pattern.col, *pattern.structure.shape, values)
 
 
 def as_tensor(who: str, name: str, array: object) -> Tensor:
-    """A tensor of an array of any library, in its memory where it is writable; integers as int64.
+    """Convert an array of any library to a tensor, sharing writable memory; integers become int64.
 
     who, name : function and argument, as errors name them
     """
@@ -489,21 +489,21 @@ def as_tensor(who: str, name: str, array: object) -> Tensor:
         ) from None
 
 
-# -- our own --------------------------------------------------------------------------------------
+# -- SparseMatrix ---------------------------------------------------------------------------------
 
 
-# Tensors in the memory of a pattern, which live as long; it keeps none alive.
+# Tensors that share a pattern's memory and lifetime; the dictionary keeps no pattern alive.
 _arrays: WeakKeyDictionary[Pattern, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
 
 def _arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
-    """Row pointers and columns, always the same tensors for the same pattern."""
+    """Row pointers and columns; the same tensors in each call for a pattern."""
     pattern = A.pattern
-    found = _arrays.get(pattern)
-    if found is None:
+    arrays = _arrays.get(pattern)
+    if arrays is None:
         rowptr, col = (torch.from_numpy(x) for x in (pattern.indptr, pattern.columns))
-        found = _arrays[pattern] = rowptr, col
-    return found
+        arrays = _arrays[pattern] = rowptr, col
+    return arrays
 
 
 def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
@@ -520,7 +520,7 @@ def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
 
 
 def _values_of(A: SparseMatrix) -> Tensor:
-    own = A.values
-    bits = own.dtype.kind == "V"  # bfloat16, which NumPy does not know
-    values = torch.from_numpy(own.view("int16") if bits else own)
+    array = A.values
+    bits = array.dtype.kind == "V"  # bfloat16, which NumPy does not know
+    values = torch.from_numpy(array.view("int16") if bits else array)
     return values.view(torch.bfloat16) if bits else values

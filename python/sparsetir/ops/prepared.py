@@ -1,4 +1,4 @@
-"""A sparse matrix that was made ready for operators once."""
+"""Sparse matrices prepared once for many operator calls."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from sparsetir.runtime.refusals import wrong
 
 
 class PreparedRelations:
-    """Edges with relations, ready for `ops.rgms` and `nn.RGCNConv`, which take it for both.
+    """Edges with relations, prepared for `ops.rgms` and `nn.RGCNConv`.
 
     :func:`prepare` makes them.
 
     Parameters
     ----------
     edge_index : (2, E) Tensor
-        Sources, then targets; copied, so that nobody else has it.
+        Sources, then targets; copied.
     edge_type : (E,) Tensor
-        Relation of each edge; copied, too.
+        Relation of each edge; copied.
     n : int
-        Sources.
+        Number of sources.
     m : int
-        Targets.
+        Number of targets.
     count : int
-        Relations.
+        Number of relations.
     """
 
     n: int
@@ -38,8 +38,8 @@ class PreparedRelations:
     count: int
 
     def __init__(self, edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> None:
-        given = edge_index, edge_type, n, m, count
-        self.n, self.m, self.count = check_relations("prepare", *given)
+        graph = edge_index, edge_type, n, m, count
+        self.n, self.m, self.count = check_relations("prepare", *graph)
         self.edge_index: Tensor = private(edge_index)
         self.edge_type: Tensor = private(edge_type)
         self.structure: Relations = Relations.of(
@@ -48,18 +48,18 @@ class PreparedRelations:
         hand_out(self.edge_type, (self.edge_index, self.structure))
 
     def edges_for(self, who: str, n: int, m: int, count: int) -> tuple[Tensor, Tensor]:
-        """Edges and their relations, for those sizes.
+        """Return edges and their relations if they were prepared for these sizes.
 
         Parameters
         ----------
         who : str
-            Whom the error names.
+            The caller's name, for errors.
         n : int
-            Sources.
+            Number of sources.
         m : int
-            Targets.
+            Number of targets.
         count : int
-            Relations.
+            Number of relations.
 
         Returns
         -------
@@ -69,7 +69,7 @@ class PreparedRelations:
         Raises
         ------
         ValueError
-            Where they were prepared for other sizes.
+            If they were prepared for other sizes.
         """
         if (n, m, count) != (self.n, self.m, self.count):
             expected = f"one prepared for {n} sources, {m} targets and {count} relations"
@@ -100,29 +100,29 @@ def prepare(
     edge_type: Tensor | None = None,
     num_relations: int | None = None,
 ) -> Prepared | PreparedRelations:
-    """The matrix with the data that operators and layers derive from its pattern.
+    """Prepare a sparse matrix for many calls: keep the data that operators derive from its pattern.
 
-    The pattern is copied: whoever writes to A later changes nothing here, so that no call compares
-    it with a copy, as calls with A itself do. Values are not copied: each call reads what they are.
-    What is kept lives as long as the handle, whatever the limits of the caches.
+    The pattern is copied: later writes to A change nothing here, so that no call compares it with a
+    copy, as calls with A itself do. Values are not copied: each call reads them anew. The data
+    lives as long as the handle, whatever the limits of the caches.
 
     Parameters
     ----------
     A : sparse (m, n) matrix
         Of any kind that :func:`resolve` takes.
     size : int or (int, int), optional
-        Of edges: (sources, targets) or one number for both; by default for the largest node.
+        Size for edges: (sources, targets) or one number for both; by default from the largest node.
     values : (nnz,) or (nnz, heads) Tensor, optional
         Of the elements in A's order, instead of its own.
     edge_type : (E,) Tensor, optional
         Relation of each of A's edges, a (2, E) tensor.
     num_relations : int, optional
-        Beside edge_type, by default the least that holds all.
+        Number of relations in edge_type; by default the largest one plus 1.
 
     Returns
     -------
     Prepared or PreparedRelations
-        The latter where there is an edge_type, for :func:`rgms` and `nn.RGCNConv`.
+        The latter if `edge_type` is passed, for :func:`rgms` and `nn.RGCNConv`.
 
     Raises
     ------

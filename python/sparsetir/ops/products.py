@@ -1,5 +1,5 @@
-"""Sparse products of torch tensors, with gradients: as operators, and as functions for all kinds of
-matrices.
+"""Sparse products of torch tensors with gradients, as operators and as functions that take matrices
+of all kinds.
 
 In the operators, `torch.ops.sparsetir.*`, `rowptr` and `col` are a pattern as
 :func:`sparsetir.ops.structure.structure_of` takes it, values of elements come and go in the order
@@ -65,10 +65,10 @@ from sparsetir.schedules.template import Choices
 def _checked_product(
     who: str, structure: Structure, name: str, b: Tensor, values: Tensor | None, reduce: str = "sum"
 ) -> Tensor:
-    """The product with a matrix, checked where none like it was made before."""
-    found = structure.again("spmm", (b,), values, reduce)
-    if found is not None:
-        return found
+    """The product with a matrix, checked unless a call like it was made before."""
+    out = structure.again("spmm", (b,), values, reduce)
+    if out is not None:
+        return out
     check_dense(who, name, b, structure, structure.n)
     if values is not None:
         check_values(who, values, b, structure)
@@ -149,9 +149,9 @@ class Sddmm(Operation[Tensor]):
 
     def run(self) -> Tensor:
         structure = structure_of(self.rowptr, self.col, self.y.shape[-2], "sddmm")
-        found = structure.again("sddmm", (self.x, self.y))
-        if found is not None:
-            return found
+        out = structure.again("sddmm", (self.x, self.y))
+        if out is not None:
+            return out
         check_dense("sddmm", "x", self.x, structure, structure.m)
         check_dense("sddmm", "y", self.y, structure, structure.n, like=self.x)
         return structure.run("sddmm", (self.x, self.y))
@@ -188,8 +188,8 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
         "amax", "min" or "amin", or "logsumexp", whose terms are stored for each element; a row
         without elements is zero in all of them, and NaN is greater and less than all else.
     values : (nnz,) or (nnz, heads) Tensor, optional
-        Of B's dtype in the order of A's elements, instead of its own. Beside B (n, feat), (nnz, 1)
-        is refused: weights of PyG are flattened, and of one head B is (n, 1, feat).
+        Values of B's dtype in the order of A's elements, instead of its own. Beside B (n, feat),
+        (nnz, 1) is refused: flatten weights of PyG; for one head pass B as (n, 1, feat).
 
     Returns
     -------
@@ -205,17 +205,17 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
     Notes
     -----
     Sums are in float32, for float64 in float64, and in the same order: on a CPU results are the
-    same in each run. Once a process has multiplied by some edges, the first products with others go
-    through them as they come, so that their last bits may differ from those of later products with
-    the same edges; not under `torch.use_deterministic_algorithms(True)`.
+    same in each run. Once a process has multiplied by some edges, the first products with others
+    visit them unsorted, so that their last bits may differ from those of later products with the
+    same edges; not under `torch.use_deterministic_algorithms(True)`.
     (SparseTIR, section 4.2.1.)
     """
     if not isinstance(B, Tensor) or B.dim() == 2:
-        found = again(A, B, reduce, values)
-        if found is None:
-            found = sum_of_new(A, B, reduce, values)
-        if found is not None:
-            return found
+        out = again(A, B, reduce, values)
+        if out is None:
+            out = sum_of_new(A, B, reduce, values)
+        if out is not None:
+            return out
     named = reduction("spmm", reduce, REDUCERS)
     if named != reduce:
         return spmm(A, B, named, values)
@@ -275,18 +275,18 @@ def sddmm(A: object, X: Tensor, Y: Tensor) -> Tensor:
         expected = (operand.n, *X.shape[1:])
         raise wrong("sddmm", "Y", f"shape {expected} as 'X'", tuple(Y.shape))
     X, Y = (_heads_first(x, *heads) for x in (X, Y))
-    found = SDDMM(operand.rowptr, operand.col, X, Y)
-    return found.t() if heads else found
+    out = SDDMM(operand.rowptr, operand.col, X, Y)
+    return out.t() if heads else out
 
 
 def spmm_by_heads(A: Operand, x: Tensor, reduce: str, values: Tensor | None = None) -> Tensor:
-    """:func:`spmm` where heads come first, as layers have them: x (n, feat) or (heads, n, feat),
+    """:func:`spmm` with heads first, as in layers: x (n, feat) or (heads, n, feat),
     values (nnz,) or (heads, nnz), and the result likewise."""
     if x.dim() == 2 and (values is None or values.dim() == 1):
         return spmm(A, x, reduce, values)
-    found = again(A, x, reduce, values)
-    if found is not None:
-        return found
+    out = again(A, x, reduce, values)
+    if out is not None:
+        return out
     values = A.values if values is None else values
     if values is not None and values.dim() == 2 and x.dim() == 2:
         x = x.expand(values.shape[0], *x.shape)
@@ -303,7 +303,7 @@ def _operand(who: str, A: object, values: Tensor | None, B: Tensor) -> Operand:
 def operand_like(
     who: str, A: object, values: Tensor | None, shape: tuple[int, int] | None, like: Tensor | None
 ) -> Operand:
-    """A as :func:`resolve` gives it; values that no tensor holds are as the dense operand is."""
+    """A resolved; values from outside torch get the device and dtype of `like`."""
     operand = resolve(A, values, shape, who)
     own = operand.values
     if values is None and own is not None and like is not None and _is_of_host(A):
@@ -312,7 +312,7 @@ def operand_like(
 
 
 def _is_of_host(A: object) -> bool:
-    """Whether it is a matrix whose values no tensor holds, and have no gradients."""
+    """Whether A's values lie outside torch, and so have no gradients."""
     return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
 
 
@@ -327,19 +327,19 @@ def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
         return _multiplied(operand, _heads_first(B, heads), reduce).transpose(0, 1)
     if B.dim() == 2:
         return _multiplied(operand, B, reduce)
-    found = _multiplied(operand, B.flatten(1), reduce)  # heads that share the values are features
-    return found.reshape(found.shape[0], *B.shape[1:])
+    out = _multiplied(operand, B.flatten(1), reduce)  # heads that share the values are features
+    return out.reshape(out.shape[0], *B.shape[1:])
 
 
 def _heads_first(x: Tensor, *heads: int) -> Tensor:
-    """(heads, rows, feat) of (rows, heads, feat), or of (rows, feat) where there are heads."""
+    """Transpose x (rows, heads, feat) to (heads, rows, feat), or expand (rows, feat) by `heads`."""
     if x.dim() == 3:
         return x.transpose(0, 1)
     return x.expand(*heads, *x.shape) if heads else x
 
 
 def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
-    """The product, where heads of values and B, if any, come first."""
+    """The product of values and B whose heads, if any, come first."""
     rowptr, col, _, _, values = operand
     if REDUCERS[reduce].shift:
         u, e, op = as_messages(values, B)
@@ -347,8 +347,8 @@ def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
         return heads_first(found, B)
     if reduce in EXTREMA and wants_gradient(B, values):
         u, e, op = as_messages(values, B)
-        found, _ = gspmm_arg(rowptr, col, u, e, B.shape[-2], op, reduce)
-        return heads_first(found, B)
+        out, _ = gspmm_arg(rowptr, col, u, e, B.shape[-2], op, reduce)
+        return heads_first(out, B)
     return SPMM(rowptr, col, values, B, reduce)
 
 
@@ -382,23 +382,23 @@ def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
 
 
 def again(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
-    """What :func:`sparsetir.ops.spmm` gives, where one like it was made before.
+    """The result of :func:`sparsetir.ops.spmm` on a short path, if a call like it was made before.
 
-    All checks of a first call go by sizes, types and the pattern: where they are those of an
-    earlier call, they need not be made again, and the kernel itself refuses tensors that do not
-    fit. Nothing is remembered by the identity of an object alone.
+    All checks of a first call depend on sizes, types and the pattern: where they are those of an
+    earlier call, they need not be repeated, and the kernel itself refuses tensors that do not fit.
+    Nothing is remembered by the identity of an object alone.
 
-    None for all else, and where anything might be wrong: the other way then says what it is.
+    None for other calls, and where anything may be wrong: the full path then reports it.
     """
     if not is_undisturbed() or type(B) not in PLAIN or B.dim() < 2:
         return None
     try:
-        found = known(A, B.shape[-2])
-    except RuntimeError:  # of tensors without memory
+        seen = known(A, B.shape[-2])
+    except RuntimeError:  # tensors without memory
         return None
-    if found is None:
+    if seen is None:
         return None
-    (rowptr, col, structure), own = found
+    (rowptr, col, structure), own = seen
     if values is None:
         values = own
     gradient = B.requires_grad
@@ -416,7 +416,7 @@ def again(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
 
 
 class _Product(torch.autograd.Function):
-    """C = A B and its gradients on a structure that is known."""
+    """C = A B and its gradients on a structure seen before."""
 
     @staticmethod
     def forward(
@@ -428,10 +428,10 @@ class _Product(torch.autograd.Function):
         b: Tensor,
     ) -> Tensor:
         ctx.others = (structure,)
-        # Torch tells when one of them was written before the backward pass.
+        # Torch raises if one of them is written before the backward pass.
         ctx.save_for_backward(rowptr, col, values, b)
-        found = structure.again("spmm", (b,), values)
-        return SPMM.kernel(rowptr, col, values, b, "sum") if found is None else found
+        out = structure.again("spmm", (b,), values)
+        return SPMM.kernel(rowptr, col, values, b, "sum") if out is None else out
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> object:
@@ -452,27 +452,27 @@ class _Product(torch.autograd.Function):
         return None, None, None, of_values, of_b
 
 
-# -- sums over edges that are new ------------------------------------------------------------------
+# -- sums over new edges ---------------------------------------------------------------------------
 #
-# As those of mini-batches are in each step. To sort edges, and to keep what is made of them, takes
-# as long as some sums over them take without. So the first products with a tensor of edges go
-# through them as they come, until what that took more is what sorting would have taken.
+# Edges of mini-batches are new in each step. Sorting edges and keeping their structure takes as
+# long as several sums over unsorted edges. So the first products with a tensor of edges visit them
+# unsorted, until the time lost by that reaches the time of sorting.
 
 SUMMED = (torch.float32, torch.float64)
 CPU = torch.device("cpu")
-MOST = 1 << 20  # edges; where there are more, all threads are worth sorting for
-# Patterns that a process sorts all the same: where there are no others, a kernel that does not is
+MOST = 1 << 20  # edges; beyond, sorting pays as products then use all threads
+# Patterns that a process sorts at once: if there are no others, the kernel for unsorted edges is
 # not worth compiling.
 SORTED = 1
-# What sorting takes, and what a sum without it takes more, forward and backward: nanoseconds, those
-# of an edge, and those of each of its features while B and C are in the L2 cache. (Zen 3.)
+# The time of sorting, by call and by edge, and the extra time of an unsorted sum, forward and
+# backward, by feature of an edge while B and C fit the L2 cache; nanoseconds on Zen 3.
 SORT, SORT_EDGE, FEATURE = 500_000, 25, 0.2
 MOST_SUMS = 8  # with the same edges
 MOST_MET = 256
 
 
 class _Met:
-    """Edges that were met, by their memory, and how often; at their version."""
+    """How often the edges in some memory were met, and their version."""
 
     __slots__ = ("count", "storage", "version")
 
@@ -485,9 +485,9 @@ _sorted = 0
 
 
 def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
-    """What :func:`sparsetir.ops.spmm` gives, for edges that are not worth sorting.
+    """The result of :func:`sparsetir.ops.spmm` for edges that are not worth sorting.
 
-    None for all else, and where anything might be wrong: the other way then says what it is.
+    None for other calls, and where anything may be wrong: the full path then reports it.
     """
     if reduce not in LINEAR or type(B) not in PLAIN or B.dim() != 2:
         return None
@@ -495,7 +495,7 @@ def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     n, m = size if type(size) is tuple and len(size) == 2 else (size, size)
     if type(edges) is not Tensor or edges.layout is not torch.strided or edges.dim() != 2:
         return None
-    if edges.is_nested:  # which has no shape
+    if edges.is_nested:  # nested tensors have no shape
         return None
     (ends, nnz), (rows, feat) = edges.shape, B.shape
     if type(m) is not int or type(n) is not int or m < 1 or n != rows or ends != 2:
@@ -517,26 +517,26 @@ def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
         return None
     check_edges("spmm", edges, m, n, "A")
     if B.requires_grad and torch.is_grad_enabled():
-        # The gradient is of what was computed, whoever writes to the edges meanwhile.
+        # A copy, so that writes to the edges meanwhile do not change the gradient.
         return _Sum.apply(edges.clone(), values, B, m, reduce)
     return _summed(edges, values, B, m, reduce == "mean")[0]
 
 
 def _is_plain(x: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Whether its memory on the host holds its numbers, of one of the types."""
+    """Whether x's memory on the host holds its numbers as they are, in one of the types."""
     return x.is_cpu and x.dtype in dtypes and not x.is_neg() and not x._is_zerotensor()
 
 
 def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
-    """Whether edges have been met so seldom that sorting them would have taken longer.
+    """Whether edges were met so seldom that sorting them would have taken longer; counts the call.
 
     row : bytes of a row of B
     """
     global _sorted
     key = memory_key(edges)
-    found = _met.get(key)
+    met = _met.get(key)
     version = -1 if edges.is_inference() else edges._version
-    if found is None or found.storage() is None or found.version != version:
+    if met is None or met.storage() is None or met.version != version:
         if known_edges(edges, m, n) is not None:
             return False
         if _sorted < SORTED:
@@ -545,17 +545,17 @@ def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
         if len(_met) >= MOST_MET:
             _met.clear()
         forget = lambda _: _met.pop(key, None)  # noqa: E731
-        found = _met[key] = _Met(weakref.ref(edges.untyped_storage(), forget), version)
-    found.count += 1
+        met = _met[key] = _Met(weakref.ref(edges.untyped_storage(), forget), version)
+    met.count += 1
     nnz, both = edges.shape[1], (m + n) * row
     more = FEATURE / 4 * row * (1 + (both > l2_bytes()) + 2 * (both > l3_bytes()))
-    return found.count <= min(MOST_SUMS, (SORT + SORT_EDGE * nnz) / (more * nnz))
+    return met.count <= min(MOST_SUMS, (SORT + SORT_EDGE * nnz) / (more * nnz))
 
 
 def _summed(
     edges: Tensor, values: Tensor | None, b: Tensor, m: int, mean: bool, back: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The sums at targets, (m, feat), and how many edges each has; back : at sources."""
+    """Sums at targets, (m, feat), and edges of each if `mean`; back : sum at sources instead."""
     sources, targets = edges.unbind()
     if back:
         sources, targets = targets, sources

@@ -1,8 +1,8 @@
-"""Torch operators made of the records of operators: a program, and what it takes.
+"""Torch operators generated from the records of operators.
 
-`sparsetir.ops.NAME` of any operator of :mod:`sparsetir.schedules.operators.registry` that has no
-function of its own there. Gradients are derived from the program, any number of times, and
-registered with torch as the operator itself is.
+They are `sparsetir.ops.NAME` for each operator of :mod:`sparsetir.schedules.operators.registry`
+that has no function of its own there. Gradients are derived from its program, any number of times,
+and registered with torch like the operator itself.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sparsetir.schedules.operators.registry import OPERATORS
 
 @cache
 def function_of(name: str) -> Callable[..., Tensor]:
-    """The function of `sparsetir.ops` for a record; what it takes is said in its docstring."""
-    record, known = OPERATORS[name], registered(name)
+    """The function of `sparsetir.ops` for a record, with a generated docstring."""
+    record, operator = OPERATORS[name], registered(name)
 
     def run(A: object, *operands: Tensor, values: Tensor | None = None) -> Tensor:
         sizes = _sizes(record, operands)
@@ -36,8 +36,8 @@ def function_of(name: str) -> Callable[..., Tensor]:
         if values is not None and not record.reads_values:
             raise TypeError(f"{name}: argument 'values': the operator takes none")
         like = operands[0] if operands else None
-        rowptr, col, _, n, own = operand_like(name, A, values, shape, like)
-        return known(rowptr, col, n, *((own,) if record.reads_values else ()), *operands)
+        rowptr, col, _, n, own_values = operand_like(name, A, values, shape, like)
+        return operator(rowptr, col, n, *((own_values,) if record.reads_values else ()), *operands)
 
     run.__name__ = run.__qualname__ = name
     run.__doc__ = _doc(record)
@@ -46,18 +46,18 @@ def function_of(name: str) -> Callable[..., Tensor]:
 
 @cache
 def registered(name: str) -> Operator[..., Tensor]:
-    """`torch.ops.sparsetir.NAME`, of (rowptr, col, n, values if it reads any, operands)."""
+    """`torch.ops.sparsetir.NAME`; takes (rowptr, col, n, values if it reads any, operands)."""
     record = OPERATORS[name]
-    own = [("rowptr", "Tensor"), ("col", "Tensor"), ("n", "int")]
-    own += [("a", "Tensor | None")] if record.reads_values else []
-    own += [(operand, "Tensor") for operand in record.names]
+    arguments = [("rowptr", "Tensor"), ("col", "Tensor"), ("n", "int")]
+    arguments += [("a", "Tensor | None")] if record.reads_values else []
+    arguments += [(operand, "Tensor") for operand in record.names]
     return Operator(
-        name, make_dataclass(name, own, bases=(OfRecord,), namespace={"record": record})
+        name, make_dataclass(name, arguments, bases=(OfRecord,), namespace={"record": record})
     )
 
 
 class OfRecord(Operation[Tensor]):
-    """What a record says."""
+    """The torch operation defined by a record."""
 
     record: ClassVar[Record]
     rowptr: Tensor
@@ -66,12 +66,12 @@ class OfRecord(Operation[Tensor]):
 
     @property
     def operands(self) -> list[Tensor]:
-        """In order."""
+        """The operands in the order of the record."""
         return [getattr(self, name) for name in self.record.names]
 
     @property
     def values(self) -> Tensor | None:
-        """Of the matrix."""
+        """The values of the matrix, or None."""
         return getattr(self, "a", None)
 
     def run(self) -> Tensor:
@@ -93,7 +93,7 @@ class OfRecord(Operation[Tensor]):
 
     @classmethod
     def refuse_gradients(cls, names: Iterable[str]) -> None:
-        """Raise where no program can be derived, instead of in the backward pass."""
+        """Raise now, rather than in the backward pass, if a gradient cannot be derived."""
         for name in names:
             try:
                 gradient_of(cls.record.name, name)
@@ -103,20 +103,20 @@ class OfRecord(Operation[Tensor]):
 
     def gradients(self, grad: Tensor) -> Gradients:
         pattern = self.rowptr, self.col, self.n
-        there = dict(zip(self.record.names, self.operands, strict=True))
+        operands_by_name = dict(zip(self.record.names, self.operands, strict=True))
 
         def of(name: str) -> Tensor:
             back = gradient_of(self.record.name, name)
-            # The one that the operator does not have is the gradient of its result.
-            operands = [there.get(own, grad) for own in back.names]
+            # The operand that the operator itself does not have is the gradient of its result.
+            operands = [operands_by_name.get(own, grad) for own in back.names]
             values = (self.values,) if back.reads_values else ()
             return registered(back.name)(*pattern, *values, *operands)
 
-        return {name: partial(of, name) for name in ("a", *there)}
+        return {name: partial(of, name) for name in ("a", *operands_by_name)}
 
 
 def _sizes(record: Record, operands: Sequence[Tensor]) -> dict[str, int]:
-    """Sizes by the letters of dimensions, of the first operand that has each."""
+    """Sizes by the letters of dimensions, each from the first operand that has it."""
     names = record.names
     if len(operands) != len(names):
         raise TypeError(
@@ -137,7 +137,7 @@ def _sizes(record: Record, operands: Sequence[Tensor]) -> dict[str, int]:
 def _checked_sizes(
     record: Record, operands: Sequence[Tensor], structure: Structure
 ) -> dict[str, int]:
-    """As :func:`_sizes`; raises ValueError where operands do not fit the caller's pattern."""
+    """:func:`_sizes`, checked against the caller's pattern (ValueError)."""
     matrix = {"m": structure.m, "n": structure.n, "e": structure.nnz}
     sizes = {**_sizes(record, operands), **matrix}
     for name, x in zip(record.names, operands, strict=True):
@@ -152,15 +152,15 @@ def _checked_sizes(
 
 
 def _doc(record: Record) -> str:
-    given = "".join(f"{name} : {record.shape_text(name)} Tensor\n" for name in record.names)
-    own = "values : (nnz,) Tensor, optional\n    Instead of those of A.\n"
+    operands = "".join(f"{name} : {record.shape_text(name)} Tensor\n" for name in record.names)
+    values = "values : (nnz,) Tensor, optional\n    Instead of those of A.\n"
     return f"""{record.title[0].upper()}{record.title[1:]}.
 
 Parameters
 ----------
 A : sparse (m, n) matrix
     Of any kind that :func:`resolve` takes.
-{given}{own if record.reads_values else ""}
+{operands}{values if record.reads_values else ""}
 Returns
 -------
 {record.shape_text("out")} Tensor

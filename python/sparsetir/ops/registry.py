@@ -1,4 +1,4 @@
-"""How operators are made known to torch: autograd, torch.compile, torch.export, autocast and
+"""Registration of operators with torch: autograd, torch.compile, torch.export, autocast and
 torch.func."""
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-# Kept, as its end would take the operators with it.
+# Kept alive, as the operators would be unregistered with it.
 LIBRARY = torch.library.Library("sparsetir", "DEF")
 AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 DEVICES = ("cpu", "cuda")
-PLAIN = (Tensor, Parameter)  # and no subclass that has a way of its own
-# Of the annotations of arguments and results.
+PLAIN = (Tensor, Parameter)  # types without a __torch_function__ of their own
+# Schema types by the annotations of arguments and results.
 TYPES = {
     "Tensor": "Tensor",
     "Tensor | None": "Tensor?",
@@ -36,7 +36,7 @@ TYPES = {
     "str": "str",
     "bool": "bool",
 }
-# Of torch's older vmap, which is no transform of torch.func.
+# The dispatch key of torch's older vmap, which is not a transform of torch.func.
 _VMAP: Any = _parse_dispatch_key("VmapMode")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -44,7 +44,7 @@ Gradients = Mapping[str, Callable[[], Tensor]]
 
 
 class Context(Protocol):
-    """What autograd keeps of a call for its gradient; `others` is what is no tensor."""
+    """Autograd's context of a call; `others` holds its arguments that are not tensors."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -56,14 +56,13 @@ class Context(Protocol):
 
 
 class Operation(Generic[R]):
-    """What an operator is: a dataclass of its arguments, in order, and what follows of them.
+    """The definition of an operator: a dataclass of its arguments, in order.
 
-    autocast : whether float16, bfloat16 and float32 arguments become of autocast's dtype, where
-        that is on
-    unused : arguments that gradients do not need; they are None there
-    keeps : numbers of the results that gradients need; the others are None there
-    aside : how many of the results, the last ones, have no gradients
-    refuse_gradients : raises, in the call, for arguments that there are no gradients for, by names
+    autocast : whether autocast, where it is on, casts float16, bfloat16 and float32 arguments
+    unused : names of arguments that gradients do not need; they are None there
+    keeps : indices of the results that gradients need; the others are None there
+    aside : number of trailing results without gradients
+    refuse_gradients : raises, in the call, for arguments (by names) that have no gradients
     """
 
     autocast: ClassVar[bool] = True
@@ -78,13 +77,13 @@ class Operation(Generic[R]):
         raise NotImplementedError
 
     def fake(self) -> R:
-        """The same of tensors without data: shapes, which may be symbolic, and dtypes."""
+        """The results without data: their shapes, which may be symbolic, and dtypes."""
         raise NotImplementedError
 
     def gradients(self, grad: Tensor) -> Gradients:
-        """By names of arguments what computes their gradients, of that of the first result.
+        """Functions that compute gradients, by names of arguments, from that of the first result.
 
-        Made of operators that have gradients themselves, so that there are second ones.
+        They use operators that have gradients themselves, so that second ones exist.
         """
         raise NotImplementedError
 
@@ -93,12 +92,12 @@ class Operator(Generic[P, R]):
     """An operator `torch.ops.sparsetir.NAME`; call it with all arguments in order.
 
     Calls go to torch's dispatcher where it is needed: under torch.compile and torch.export, for
-    autocast and for whatever else watches or changes what operators do. Elsewhere they do not: the
-    dispatcher's way through Python takes longer than a small kernel.
+    autocast and for other modes that observe or change operators. Elsewhere they bypass it: the
+    dispatcher's path through Python takes longer than a small kernel.
     """
 
     def __init__(self, name: str, kind: Callable[P, Operation[R]]) -> None:
-        """Register `sparsetir::NAME`, as a dataclass says."""
+        """Register `sparsetir::NAME` as the dataclass `kind` defines it."""
         of, names, types = _fields_of(kind)
         returns = of.run.__annotations__["return"].replace("tuple[", "(").replace("]", ")")
         arguments = ", ".join(f"{t} {n}" for t, n in zip(types, names, strict=True))
@@ -120,12 +119,12 @@ class Operator(Generic[P, R]):
                 LIBRARY.impl(name, _casting(self.op, device), f"Autocast{device.upper()}")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run it, recording what a gradient needs."""
+        """Run the operator, recording for autograd where needed."""
         assert not kwargs
         if torch.compiler.is_compiling():
             return self.op(*args)
         if not is_plain(*args):
-            # Torch's own way would be wrong there: it forgets derivatives taken forward.
+            # Torch's own path would be wrong: it drops forward-mode derivatives.
             if self._transformed is not None and _is_differentiated():
                 return self._transformed.apply(*args)
             return self.op(*args)
@@ -142,7 +141,7 @@ def _function(
     backward: Callable[..., object],
     save: Callable[..., None],
 ) -> Any:
-    """The same for autograd alone."""
+    """The operator as an autograd function."""
 
     def forward(ctx: Context, *args: object) -> object:
         out = kernel(*args)
@@ -161,7 +160,7 @@ def _transformed(
     backward: Callable[..., object],
     save: Callable[..., None],
 ) -> Any:
-    """The same for transforms of torch.func, but for derivatives taken forward."""
+    """The operator as an autograd function for torch.func, without forward-mode derivatives."""
 
     def forward(*args: object) -> object:
         return kernel(*args) if is_plain(*args) else op(*args)
@@ -183,27 +182,27 @@ def _transformed(
 
 
 def _fields_of(kind: Any) -> tuple[type[Operation[Any]], list[str], list[str]]:
-    """An operation, and names and types of its arguments."""
-    found = fields(kind)
-    return kind, [x.name for x in found], [TYPES[str(x.type)] for x in found]
+    """The operation, and the names and types of its arguments."""
+    arguments = fields(kind)
+    return kind, [x.name for x in arguments], [TYPES[str(x.type)] for x in arguments]
 
 
 def _save_of(of: type[Operation[object]], names: list[str]) -> Callable[..., None]:
-    """What keeps what gradients want of a call."""
+    """The function that saves the tensors and arguments that gradients need."""
     kept = [name not in of.unused for name in names]
 
     def save(ctx: Context, inputs: tuple[object, ...], output: object) -> None:
         if of.refuse_gradients is not None:
             of.refuse_gradients(compress(names, ctx.needs_input_grad))
-        given = [x if keep else None for x, keep in zip(inputs, kept, strict=True)]
+        saved = [x if keep else None for x, keep in zip(inputs, kept, strict=True)]
         results = output if isinstance(output, tuple) else (output,)
-        given += [x if i in of.keeps else None for i, x in enumerate(results) if of.keeps]
-        # A pattern that was made in inference mode has no gradient that torch would have to guard.
+        saved += [x if i in of.keeps else None for i, x in enumerate(results) if of.keeps]
+        # Patterns made in inference mode need no guard of torch's, as they have no gradients.
         guarded = [
-            isinstance(x, Tensor) and (x.is_floating_point() or not x.is_inference()) for x in given
+            isinstance(x, Tensor) and (x.is_floating_point() or not x.is_inference()) for x in saved
         ]
-        ctx.save_for_backward(*(x if g else None for x, g in zip(given, guarded, strict=True)))
-        ctx.others = [None if g else x for x, g in zip(given, guarded, strict=True)]
+        ctx.save_for_backward(*(x if g else None for x, g in zip(saved, guarded, strict=True)))
+        ctx.others = [None if g else x for x, g in zip(saved, guarded, strict=True)]
         if of.aside:
             ctx.mark_non_differentiable(*results[-of.aside :])
 
@@ -211,18 +210,18 @@ def _save_of(of: type[Operation[object]], names: list[str]) -> Callable[..., Non
 
 
 def _backward_of(of: Any, names: list[str]) -> Callable[..., object]:
-    """What gives the gradients for all arguments, None where they are not wanted."""
+    """The function that returns the gradients of all arguments, None where not wanted."""
 
     def backward(ctx: Context, grad: Tensor, *_: object) -> object:
         pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
-        given = [other if tensor is None else tensor for tensor, other in pairs]
-        call = of(*given[: len(names)])
+        saved = [other if tensor is None else tensor for tensor, other in pairs]
+        call = of(*saved[: len(names)])
         if of.keeps:
-            first, *more = given[len(names) :]
+            first, *more = saved[len(names) :]
             call.results = (first, *more) if more else first
-        found, wanted = call.gradients(grad), ctx.needs_input_grad
+        gradients, wanted = call.gradients(grad), ctx.needs_input_grad
         return tuple(
-            found[name]() if want and name in found else None
+            gradients[name]() if want and name in gradients else None
             for name, want in zip(names, wanted, strict=True)
         )
 
@@ -230,7 +229,7 @@ def _backward_of(of: Any, names: list[str]) -> Callable[..., object]:
 
 
 def _casting(op: Callable[..., R], device: str) -> Callable[..., R]:
-    """The operator with arguments of autocast's dtype."""
+    """The operator with its arguments cast to autocast's dtype."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
 
     def run(*args: object) -> R:
@@ -246,7 +245,7 @@ def _cast(x: object, dtype: torch.dtype) -> object:
 
 
 def _unviewed(x: Any) -> Any:
-    """The same memory: torch refuses writes to a view that an autograd function gives."""
+    """x, not as a view: torch refuses writes to a view that an autograd function returns."""
     return x.detach() if x._is_view() else x
 
 
@@ -256,7 +255,7 @@ def wants_gradient(*tensors: Tensor | None) -> bool:
 
 
 def is_plain(*args: Any) -> bool:
-    """Whether the tensors hold data and nothing watches or changes what is done with them.
+    """Whether the tensors hold data and no mode observes or changes operations on them.
 
     The first argument is a tensor; the others are expected to be on its device.
     """
@@ -264,7 +263,7 @@ def is_plain(*args: Any) -> bool:
 
 
 def holds_data(*args: Any) -> bool:
-    """As :func:`is_plain`, whether or not autocast changes types."""
+    """:func:`is_plain`, but autocast may be on."""
     if is_transformed():
         return False
     for x in args:
@@ -272,13 +271,13 @@ def holds_data(*args: Any) -> bool:
         if kind is not Tensor and kind is not Parameter:
             if isinstance(x, Tensor):
                 return False
-        elif not _has_storage(x):  # many gradients in one, or of a transform that has ended since
+        elif not _has_storage(x):  # batched gradients, or left over from a transform
             return False
     return args[0].device.type in DEVICES
 
 
 def is_undisturbed() -> bool:
-    """Whether nothing watches or changes what is done on a CPU: no trace, transform or autocast."""
+    """Whether no trace, transform or autocast observes or changes operations on a CPU."""
     return not (
         torch.compiler.is_compiling()
         or _len_torch_dispatch_stack()
@@ -291,13 +290,13 @@ def is_undisturbed() -> bool:
 
 
 def is_batched() -> bool:
-    """Whether tensors may stand for many: torch computes vectorised Jacobians, or gradients with
+    """Whether tensors may be batched: in vectorised Jacobians, or gradients with
     `is_grads_batched`."""
     return _dispatch_tls_is_dispatch_key_included(_VMAP)
 
 
 def is_transformed() -> bool:
-    """Whether results may be no data: under a dispatch mode, a transform of torch.func, tracing."""
+    """Whether results may lack data: under a dispatch mode, a torch.func transform or tracing."""
     return (
         bool(torch._C._len_torch_dispatch_stack())
         or _is_differentiated()
@@ -306,5 +305,5 @@ def is_transformed() -> bool:
 
 
 def _is_differentiated() -> bool:
-    """Whether there is a transform of torch.func, or derivatives are taken forward."""
+    """Whether a transform of torch.func or forward-mode differentiation is active."""
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0

@@ -1,13 +1,13 @@
-"""Graphs whose edges have relations, as the kernels of relational operators take them.
+"""Graphs whose edges have relations, in the form of the kernels of relational operators.
 
-What kernels want of a graph is made once and kept, as :mod:`sparsetir.ops.structure` keeps
+The kernels' arrays are made once per graph and kept, as :mod:`sparsetir.ops.structure` keeps
 patterns: rows of each relation, compressed twice (CSF), which the host sorts.
 
     Y[i] = sum over j of A[r, i, j] * (X[j] @ W[r])
 
-Of some relations each column j that has edges is multiplied once, whatever the number of its edges;
-of the others, what a row gathers. Products are in an array, of which a sum over all these relations
-gathers. (SparseTIR, section 4.4.)
+In some relations each column j that has edges is multiplied by W once, whatever the number of its
+edges; in the others, each row multiplies the sum that it gathers. The products of the former are
+stored in an array, from which one sum over all these relations gathers. (SparseTIR, section 4.4.)
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.search.choose_rgms import RelationSizes, products_first
 from sparsetir.sparse_ir.errors import StructureError
 
-# Rows of a relation whose sums are in a workspace together, and the most chunks of a piece.
+# Rows of a relation whose sums share a workspace, and the maximum number of chunks of a piece.
 CHUNK = 32
 CHUNKS_OF_PIECE = 64
 
 
 class Chunks:
-    """Rows of each relation in chunks, chunks in pieces of one relation each.
+    """A division of each relation's rows into chunks, and of its chunks into pieces.
 
     chunk_ptr : (chunks + 1,) into the rows
     piece_ptr : (pieces + 1,) into the chunks
-    relation : (pieces,) of each, in order
+    relation : (pieces,) relation of each, ascending
     one_each : whether each relation has one piece
     """
 
@@ -57,7 +57,7 @@ class Chunks:
         chunk_of, place = _repeated(chunks)
         firsts = starts[chunk_of] + place * CHUNK
         self.chunk_ptr = torch.cat([firsts, ends[-1:]]).to(row_ptr.dtype)
-        # A relation without rows has a piece without chunks, which is zeros.
+        # A relation without rows has one piece without chunks, whose result is zeros.
         pieces = ((chunks + CHUNKS_OF_PIECE - 1) // CHUNKS_OF_PIECE).clamp(min=1)
         of_piece, part = _repeated(pieces)
         before = (chunks.cumsum(0) - chunks)[of_piece]
@@ -68,21 +68,21 @@ class Chunks:
 
 
 def _repeated(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Each index as often as its count says, and how often it was there before."""
+    """Each index repeated by its count, and the number of its earlier occurrences."""
     index = torch.repeat_interleave(counts)
     place = torch.arange(len(index), device=counts.device) - (counts.cumsum(0) - counts)[index]
     return index, place
 
 
 class RelationRows(Deriving):
-    """The rows of each relation that are not empty, with what they store.
+    """The nonempty rows of each relation, with their elements.
 
     row_ptr : (relations + 1,) into the rows of relations
-    rows : (nnz_rows,) which they are
+    rows : (nnz_rows,) row numbers
     indptr : (nnz_rows + 1,) into the elements
     indices : (E,) columns
-    order : (E,) edge of each element; None where that is the same
-    is_whole : whether it is a graph, and no part of one for which an order of work was chosen
+    order : (E,) edge of each element; None for the same order
+    is_whole : whether these are the rows of a whole graph, rather than a part by ProductsFirst
     """
 
     row_ptr: Tensor
@@ -101,21 +101,21 @@ class RelationRows(Deriving):
         self.order = None if kept else torch.from_numpy(pattern.order).to(device)
 
     def pattern(self, shape: tuple[int, int, int]) -> RelationPattern:
-        """As plans take it; shape : relations, rows and columns."""
-        given = self.row_ptr, self.rows, self.indptr, self.indices
-        row_ptr, rows, indptr, indices = (x.cpu().numpy() for x in given)
-        found = _InOrder(row_ptr, rows, indptr, indices, shape, np.empty(0, np.int64))
-        found.device = self.rows.device
-        return found
+        """The pattern for plans; shape : relations, rows and columns."""
+        arrays = self.row_ptr, self.rows, self.indptr, self.indices
+        row_ptr, rows, indptr, indices = (x.cpu().numpy() for x in arrays)
+        pattern = _InOrder(row_ptr, rows, indptr, indices, shape, np.empty(0, np.int64))
+        pattern.device = self.rows.device
+        return pattern
 
     @staticmethod
     def of(row_ptr: Tensor, rows: Tensor, indptr: Tensor, indices: Tensor) -> RelationRows:
-        """By its arrays; edges are in the order of the elements, sums come first."""
-        made = object.__new__(RelationRows)
-        Deriving.__init__(made)
-        made.row_ptr, made.rows, made.indptr, made.indices = row_ptr, rows, indptr, indices
-        made.order, made.is_whole = None, False
-        return made
+        """Make rows from arrays, with edges in the order of the elements; sums come first."""
+        part = object.__new__(RelationRows)
+        Deriving.__init__(part)
+        part.row_ptr, part.rows, part.indptr, part.indices = row_ptr, rows, indptr, indices
+        part.order, part.is_whole = None, False
+        return part
 
     @cached_property
     def chunks(self) -> Chunks:
@@ -124,7 +124,7 @@ class RelationRows(Deriving):
 
     @lasting
     def shares(self, dtype: torch.dtype) -> Tensor:
-        """(E,) one in as many elements as the row of an element has."""
+        """For each element, one over the number of elements in its row, (E,)."""
         counts = self.indptr[1:] - self.indptr[:-1]
         share = 1 / counts.to(dtype)
         if self.rows.device.type != "cpu":
@@ -133,19 +133,19 @@ class RelationRows(Deriving):
 
     @lasting
     def arranged(self, values: Tensor) -> Tensor:
-        """Values in the order of the elements, of values in the order of the edges."""
+        """Permute values from the order of edges into that of elements."""
         return values if self.order is None else values.index_select(0, self.order)
 
     @lasting
     def restored(self, values: Tensor) -> Tensor:
-        """Values in the order of the edges, of values in the order of the elements."""
+        """Permute values from the order of elements into that of edges."""
         if self.order is None:
             return values
         return torch.empty_like(values).index_copy_(0, self.order.long(), values)
 
 
 class _InOrder(RelationPattern):
-    """Whose values come in the order of the elements, as tensors on a device."""
+    """A pattern whose values come in the order of the elements, as tensors on a device."""
 
     device: torch.device
 
@@ -158,9 +158,9 @@ class _InOrder(RelationPattern):
 
 
 class _Gathered:
-    """A format on a device, that values on it are gathered for."""
+    """A format whose values are gathered on a device."""
 
-    keeps_order = True  # which is seen to here
+    keeps_order = True  # values() itself permutes
 
     @lasting
     def __init__(self, converted: ConvertedFormat, device: torch.device) -> None:
@@ -171,7 +171,7 @@ class _Gathered:
         }
 
     def values(self, /, A: Tensor) -> dict[str, Tensor]:
-        """Arrays of values by parameter, of (E,) elements; zeros where padded."""
+        """Arrays of values by parameter, from (E,) elements; zeros where padded."""
         more = torch.nn.functional.pad(A, (0, 1))
         return {
             name: more.index_select(0, elements).view(shape)
@@ -182,7 +182,7 @@ class _Gathered:
 class Relations(Deriving):
     """Edges of `count` relations from n nodes to m nodes; get one with :func:`relations_of`.
 
-    Index arrays are int32 where that suffices. May be used from several threads at once.
+    Index arrays are int32 where that suffices. Safe to use from several threads.
     """
 
     n: int
@@ -195,7 +195,7 @@ class Relations(Deriving):
     def __init__(
         self, by_target: RelationRows, by_source: Callable[[], RelationRows], n: int, m: int
     ) -> None:
-        """Of rows of targets, and of what makes rows of sources of the same edges."""
+        """Take rows of targets, and a function that makes rows of sources of the same edges."""
         super().__init__()
         self.n, self.m, self.count = n, m, len(by_target.row_ptr) - 1
         self.edges, self.device = len(by_target.indices), by_target.indices.device
@@ -203,7 +203,7 @@ class Relations(Deriving):
 
     @staticmethod
     def of(edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> Relations:
-        """Of edges in any order, as :func:`relations_of` takes them."""
+        """Make relations from edges in any order; arguments as for :func:`relations_of`."""
         source, target, relation = (x.cpu().numpy() for x in (*edge_index, edge_type))
         pattern, device = (
             RelationPattern.of(relation, target, source, (count, m, n)),
@@ -215,7 +215,7 @@ class Relations(Deriving):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Sources, targets and relations."""
+        """The numbers of sources, targets and relations."""
         return self.n, self.m, self.count
 
     @cached_property
@@ -224,35 +224,35 @@ class Relations(Deriving):
         return self._by_source()
 
     def rows(self, transposed: bool) -> RelationRows:
-        """Rows of sources, or of targets."""
+        """Rows of sources if `transposed`, else of targets."""
         return self.by_source if transposed else self.by_target
 
     def shares(self, dtype: torch.dtype, transposed: bool) -> Tensor:
-        """One in as many edges as the target of an edge has in its relation: (E,) elements."""
+        """For each element, one over its target's edges in the same relation, (E,)."""
 
-        def made(of: Relations) -> Tensor:
-            found = of.by_target.shares(dtype)
-            return of.by_source.arranged(of.by_target.restored(found)) if transposed else found
+        def make(of: Relations) -> Tensor:
+            shares = of.by_target.shares(dtype)
+            return of.by_source.arranged(of.by_target.restored(shares)) if transposed else shares
 
-        return self.derived((dtype, transposed), made)
+        return self.derived((dtype, transposed), make)
 
     def lasts(self, values: Tensor) -> bool:
-        """Whether they are shares, which stay the same."""
+        """Whether values are cached shares, which do not change."""
         return any(values is kept for kept in self.made.values())
 
 
 def relations_of(
     edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int, who: str = "relations_of"
 ) -> Relations:
-    """Edges with relations, in the form of kernels: made when first seen, kept in a bounded cache.
+    """The :class:`Relations` of a graph, made when first seen and kept in a bounded cache.
 
     edge_index : (2, E) int32 or int64 sources, then targets, in any order
     edge_type : (E,) int32 or int64 relation of each edge, from 0 to count - 1
-    n, m : sources and targets
-    who : is named in errors
+    n, m : numbers of sources and targets
+    who : the caller's name, for errors
 
-    They are found as by :func:`structure_of`. Raises TypeError, ValueError and StructureError for
-    what is no such graph.
+    They are looked up as by :func:`structure_of`. Raises TypeError, ValueError and StructureError
+    for invalid edges or relations.
     """
     carried = handed_out(edge_type)
     if carried is not None:
@@ -260,18 +260,18 @@ def relations_of(
         if relations.sizes == (n, m, count) and edge_index.is_set_to(own) and is_private(own):
             return relations
     key = "relations", n, m, count
-    found = kept.find(key, edge_index, edge_type, count=True)
-    if found is None:
+    relations_found = kept.find(key, edge_index, edge_type, count=True)
+    if relations_found is None:
         n, m, count = check_relations(who, edge_index, edge_type, n, m, count)
         make = partial(Relations.of, n=n, m=m, count=count)
-        found = kept.keep(key, make, edge_index, edge_type)
-    return found
+        relations_found = kept.keep(key, make, edge_index, edge_type)
+    return relations_found
 
 
 def seen_edges(edge_index: Tensor, edge_type: Tensor) -> tuple[Tensor, Tensor]:
-    """Private copies of edges and relations: the same ones as long as these are what they were.
+    """Private copies of edges and relations, the same ones as long as these are unchanged.
 
-    What is made for the copies needs no comparing, and gradients are those of what was computed.
+    Lookups by the copies need no comparison, and later writes do not change gradients.
     """
     if torch.compiler.is_compiling() or not holds_data(edge_index, edge_type):
         return edge_index, edge_type
@@ -302,49 +302,49 @@ def _check_types(who: str, edge_index: Tensor, edge_type: Tensor, count: int) ->
     check_range(who, "edge_type", "relation", edge_type, count)
 
 
-# -- relations whose rows of X are multiplied before they are summed up ---------------------------
+# -- relations with products before sums ----------------------------------------------------------
 
 
 def where_products_first(
     rows: RelationRows, m: int, n: int, feat_in: int, feat: int, blocks: int
 ) -> ProductsFirst | None:
-    """The graph in parts as :func:`products_first` chooses; None where sums come first in all.
+    """The graph divided as :func:`products_first` chooses; None where all sums come first.
 
     m, n : rows and columns
-    feat_in, feat, blocks : features of X and Y, and of how many blocks they are
+    feat_in, feat, blocks : features of X and Y, and the number of their blocks
     """
     if not rows.is_whole:
         return None
     sizes = (feat_in, feat, blocks)
 
-    def made(rows: RelationRows) -> ProductsFirst | None:
+    def make(rows: RelationRows) -> ProductsFirst | None:
         counts = rows.derived(RelationSizes, lambda of: sizes_of(of, n))
         first = products_first(counts, m, n, *sizes)
         if first is None:
             return None
         return rows.derived(first.tobytes(), lambda of: ProductsFirst(of, first, m, n))
 
-    return rows.derived(sizes, made)
+    return rows.derived(sizes, make)
 
 
 @lasting
 def sizes_of(rows: RelationRows, columns: int) -> RelationSizes:
-    """Numbers of edges, rows and different columns of each relation.
+    """Numbers of edges, rows and distinct columns of each relation.
 
-    columns : that there are
+    columns : the number of columns
     """
     starts, indices = _starts(rows), rows.indices.numpy()
     last = np.empty(columns, indices.dtype)  # the last element of each column
-    found = np.zeros(len(starts) - 1, "int64")
+    distinct = np.zeros(len(starts) - 1, "int64")
     for relation, (begin, end) in enumerate(pairwise(starts)):
-        mine, place = indices[begin:end], np.arange(end - begin, dtype=indices.dtype)
-        last[mine] = place
-        found[relation] = np.count_nonzero(last[mine] == place)
-    return RelationSizes(np.diff(starts), np.diff(rows.row_ptr.numpy()), found)
+        cols, place = indices[begin:end], np.arange(end - begin, dtype=indices.dtype)
+        last[cols] = place
+        distinct[relation] = np.count_nonzero(last[cols] == place)
+    return RelationSizes(np.diff(starts), np.diff(rows.row_ptr.numpy()), distinct)
 
 
 def _starts(rows: RelationRows) -> np.ndarray:
-    """(relations + 1,) where the elements of each begin."""
+    """Offsets of each relation's elements, (relations + 1,)."""
     return rows.indptr.numpy()[rows.row_ptr.numpy()]
 
 
@@ -352,13 +352,13 @@ class ProductsFirst:
     """A graph in two parts: relations whose products come first, and the others.
 
     products : rows of products by relation, each of which has one element, the column of X
-    sums : (m, products) of which products each row is the sum
+    sums : (m, products) pattern of the products that each row sums
     others : the rows of the other relations; None without any
     """
 
     @lasting
     def __init__(self, rows: RelationRows, first: np.ndarray, m: int, n: int) -> None:
-        """Of `first`, (relations,) whether products come first, and numbers of rows and columns."""
+        """Divide rows by `first`, (relations,) whether products come first; m, n : matrix sizes."""
         starts, dtype = _starts(rows), rows.indices.dtype
         counts = (rows.indptr[1:] - rows.indptr[:-1]).long()
         of_rows = torch.from_numpy(np.repeat(first, np.diff(rows.row_ptr.numpy())))
@@ -371,9 +371,9 @@ class ProductsFirst:
         ptr = torch.from_numpy(ptr).to(dtype)
         self.products = RelationRows.of(ptr, one_each[:-1], one_each, indices)
         target = torch.repeat_interleave(rows.rows[of_rows], counts[of_rows])
-        found = compress(torch.stack([torch.from_numpy(numbers), target]), m, count)
-        assert found is not None
-        rowptr, col, order = found
+        compressed = compress(torch.stack([torch.from_numpy(numbers), target]), m, count)
+        assert compressed is not None
+        rowptr, col, order = compressed
         self.sums = Structure(rowptr, col, (m, count))
         chosen = of_elements.nonzero()[:, 0]
         self._of_sums = chosen if order is None else chosen[order]
@@ -382,9 +382,9 @@ class ProductsFirst:
         self._kept: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def values(self, values: Tensor, lasting: bool) -> tuple[Tensor, Tensor]:
-        """Those of the elements of `sums` and of `others`, of those of all (E,).
+        """Divide values of all elements, (E,), into those of `sums` and of `others`.
 
-        lasting : the same numbers come again, as the same tensor, so that parts are kept
+        lasting : whether the same tensor with the same values comes again, so that parts are kept
         """
         if lasting and self._kept is not None and self._kept[0] is values:
             return self._kept[1]
@@ -397,21 +397,21 @@ class ProductsFirst:
 def _numbered(
     indices: np.ndarray, starts: np.ndarray, first: np.ndarray, n: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """The columns of each relation, in order, none where `first` does not hold; and (E',) which of
-    all these the column of each element is."""
+    """The sorted columns of each relation, none where `first` does not hold; and (E',) the number
+    of each element's column among all of them."""
     place, numbers = np.empty(n, indices.dtype), []
     columns, total = [indices[:0]] * len(first), 0
     for relation in np.flatnonzero(first):
-        mine = indices[starts[relation] : starts[relation + 1]]
-        columns[relation] = np.unique(mine)
+        cols = indices[starts[relation] : starts[relation + 1]]
+        columns[relation] = np.unique(cols)
         place[columns[relation]] = np.arange(total, total + len(columns[relation]))
-        numbers.append(place[mine])
+        numbers.append(place[cols])
         total += len(columns[relation])
     return columns, np.concatenate(numbers)
 
 
 def _others(rows: RelationRows, of_rows: Tensor, of_elements: Tensor) -> RelationRows:
-    """The rows of relations, less those and the elements given."""
+    """The rows of relations without the masked rows and elements."""
 
     def before(mask: Tensor) -> Tensor:
         kept = torch.zeros(len(mask) + 1, dtype=rows.rows.dtype)

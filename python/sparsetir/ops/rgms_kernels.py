@@ -1,13 +1,13 @@
 """Runs the kernels of relational gather-matmul-scatter on torch tensors, without gradients.
 
-Kernels are those of plans: of sums at nodes, which gradients of features are too, and on GPUs of
-gradients for weights. On CPUs gradients for weights are called here, since relations come in pieces
-whose results are added up: what there is of a result depends on the graph. Elements are the edges
-in the order of the rows of relations. Results are rounded once.
+Plans provide the kernels of sums at nodes, which include gradients of features, and on GPUs those
+of gradients for weights. On CPUs this module calls the kernels of gradients for weights itself,
+since relations come in pieces whose number depends on the graph and whose results are added up.
+Elements are the edges in the order of the rows of relations. Results are rounded once.
 
-Kernels take types of 16 bits as they are: CPUs in float32, GPUs on tensor cores where there are
-any, which round sums of what a row gathers. Where products come first, operands become float32
-beforehand.
+Kernels read 16-bit types directly: CPUs compute in float32, GPUs on tensor cores where they have
+any, which round the sums that a row gathers. Where products come first, operands are converted to
+float32 beforehand.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def of_nodes(
 
     x : (n, feat_in)
     weight : (relations, feat_in, feat), or (relations, blocks, feat_in / blocks, feat / blocks) of
-        what is on the diagonal
+        the diagonal blocks
     values : (E,) of the elements; by default ones
-    transposed : of the edges in the other direction: x is (m, feat_in), the result (n, feat)
+    transposed : whether edges are reversed: x is (m, feat_in), the result (n, feat)
     """
     rows = relations.rows(transposed)
     m, n = (relations.n, relations.m) if transposed else (relations.m, relations.n)
@@ -86,22 +86,22 @@ def _sums(
     values: Tensor | None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`of_nodes`, by the plan of these sizes, which sums up first.
+    """:func:`of_nodes` by the plan of these sizes, which sums before it multiplies.
 
-    x, weight : with a dimension for blocks of features, if there are any
-    out : is added to, where it is given
+    x, weight : with a dimension for blocks of features, if any
+    out : if given, the array that the sums are added to
     """
     count, *blocks, feat_in, feat = weight.shape
     shape, sizes, added = (count, m, len(x)), (feat_in, feat), out is not None
 
-    def made(rows: RelationRows) -> Plan:
+    def make(rows: RelationRows) -> Plan:
         types, wide, weighted = _types(rows, x), _wider(x.dtype), values is not None
         of_values = wide if weighted else None
         problem = Rgms(*types, weighted, wide, of_values, added=added, in_blocks=bool(blocks))
         return _plan(rows, problem, shape, sizes, prod(blocks) if blocks else None)
 
     kind = "sums", x.dtype, values is None, added, *weight.shape[1:], default_threads()
-    run = rows.derived(kind, made)
+    run = rows.derived(kind, make)
     return _called(run, (x, weight), values, out)
 
 
@@ -112,7 +112,7 @@ def _plan(
     sizes: tuple[int, int],
     blocks: int | None = None,
 ) -> Plan:
-    """The plan for a problem on these rows, of relations, rows and columns."""
+    """The plan for a problem on these rows; shape : relations, rows and columns."""
     target, threads = target_of(rows.rows.device), default_threads()
     return plan_of(of_relations(rows.pattern(shape), problem, sizes, threads, target, blocks))
 
@@ -120,12 +120,12 @@ def _plan(
 def _called(
     run: Plan, operands: Sequence[Tensor], values: Tensor | None, out: Tensor | None = None
 ) -> Tensor:
-    """What a plan gives, or what it adds to."""
-    given = [x.detach() for x in operands]
+    """Run a plan; out : if given, the array that it adds to."""
+    detached = [x.detach() for x in operands]
     values = None if values is None else wide_tensor(values)
     if out is None:
-        return call_plan(run, given, values)
-    return run(*given, values=values, out=out)
+        return call_plan(run, detached, values)
+    return run(*detached, values=values, out=out)
 
 
 def _types(rows: RelationRows, x: Tensor) -> tuple[str, str]:
@@ -133,7 +133,7 @@ def _types(rows: RelationRows, x: Tensor) -> tuple[str, str]:
 
 
 def _wider(dtype: torch.dtype) -> str | None:
-    """The type of the sums of a type of 16 bits."""
+    """The accumulator's type for a 16-bit type; None for wider types."""
     return None if _widened(dtype) == dtype else DTYPES[_widened(dtype)]
 
 
@@ -144,14 +144,14 @@ def of_weights(
 
     x, grad : (n, feat_in) and (m, feat)
     values : (E,) of the elements; by default ones
-    blocks : of features, of which what is on the diagonal is wanted, (relations, blocks,
+    blocks : blocks of features, of which the diagonal ones are computed, (relations, blocks,
         feat_in / blocks, feat / blocks); 0 for none
     """
     dims, dtype = ([blocks] if blocks else []), x.dtype
     feat_in, feat = (size // max(blocks, 1) for size in (x.shape[1], grad.shape[1]))
-    found = x.new_zeros(relations.count, *dims, feat_in, feat)
-    if not found.numel() or not relations.edges:
-        return found
+    zeros = x.new_zeros(relations.count, *dims, feat_in, feat)
+    if not zeros.numel() or not relations.edges:
+        return zeros
     if _is_gpu(x):
         if blocks:
             of_blocks = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), strict=True)
@@ -174,7 +174,7 @@ def of_weights(
 def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
     """(E,) x[source] @ weight[relation] . grad[target] of each element, in the type of sums.
 
-    weight : as of :func:`of_nodes`
+    weight : as for :func:`of_nodes`
     """
     out = x.new_zeros(relations.edges, dtype=_widened(x.dtype))
     if not x.shape[1] or not grad.shape[1] or not relations.edges:
@@ -195,22 +195,22 @@ def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> T
 def _gradient(
     relations: Relations, operands: Sequence[Tensor], values: Tensor | None, sizes: tuple[int, int]
 ) -> Tensor:
-    """One of the gradients on a GPU, by its plan: with W that for the weights of edges."""
+    """A gradient on a GPU by its plan: that for edge weights if operands include W, else for W."""
     rows, x = relations.by_target, operands[0]
     edges, shape = len(operands) == 3, (relations.count, relations.m, relations.n)
 
-    def made(rows: RelationRows) -> Plan:
+    def make(rows: RelationRows) -> Plan:
         wide = None if values is None else _wider(x.dtype)
         problem = RgmsGradient(*_types(rows, x), values is not None, wide, edges)
         return _plan(rows, problem, shape, sizes)
 
     kind = "gradient", x.dtype, values is None, edges, *sizes, default_threads()
-    run = rows.derived(kind, made)
+    run = rows.derived(kind, make)
     return _called(run, operands, values)
 
 
 def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:
-    """Run the kernel for one of the gradients."""
+    """Run the kernel of gradients on a CPU: for edge weights if `edges`, else for W."""
     rows, chunks = relations.by_target, relations.by_target.chunks
     (blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
     types, threads = (DTYPES[arrays["x"].dtype], dtype_name(rows.rows)), default_threads()
@@ -227,7 +227,7 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
 
 
 def _tiles(problem: RgmsBackward, target: Target, parts: int) -> ChunkTiles:
-    # All but whole vectors are powers of two.
+    # Sizes below a vector are powers of two.
     lanes = min(lanes_of(Rgms(problem.dtype), target), problem.feat_in, problem.feat)
     vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
     return ChunkTiles(lanes, vectors=vectors, blocks=parts)
@@ -238,12 +238,12 @@ def _is_gpu(x: Tensor) -> bool:
 
 
 def _widened(dtype: torch.dtype) -> torch.dtype:
-    """The type of the sums."""
+    """The accumulator's type."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _padded(x: Tensor, rows: int | None = None) -> Tensor:
-    """As kernels take it, with zeros for features that fill vectors, and for as many rows."""
+    """Pad x with zeros to whole vectors of features and to `rows` rows; contiguous."""
     x = x.detach().resolve_neg().contiguous()
     size = whole_vectors(Rgms(DTYPES[x.dtype]), x.shape[-1], target_of(x.device))
     below = 0 if rows is None else rows - x.shape[-2]

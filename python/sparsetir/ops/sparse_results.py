@@ -37,10 +37,10 @@ def spgemm(A: object, B: object, semiring: str = "plus_times", mask: object = No
         Of any kind that :func:`resolve` takes, on the CPU; each element once. Without values they
         have ones.
     semiring : str
-        As of :meth:`sparsetir.SparseMatrix.matmul`.
+        A semiring of :meth:`sparsetir.SparseMatrix.matmul`.
     mask : sparse (m, n) matrix, optional
-        The result has its pattern, and is computed there alone; what the product does not store is
-        the semiring's zero there.
+        The pattern of the result, which is computed there alone; where the product stores nothing,
+        it is the semiring's zero.
 
     Returns
     -------
@@ -69,16 +69,16 @@ def inner(A: object, B: object, semiring: str = "plus_times", mask: object = Non
     Parameters
     ----------
     A, B : sparse (m, n) and (p, n) matrices
-        As of :func:`spgemm`.
+        Matrices as in :func:`spgemm`.
     semiring : str
-        As of :meth:`sparsetir.SparseMatrix.matmul`.
+        A semiring of :meth:`sparsetir.SparseMatrix.matmul`.
     mask : sparse (m, p) matrix, optional
-        Of which pairs of rows, as of :func:`spgemm`.
+        The pairs of rows to compute, as in :func:`spgemm`.
 
     Returns
     -------
     (m, p) Tensor
-        As of :func:`spgemm`, with its gradients.
+        In CSR, with gradients, as in :func:`spgemm`.
 
     Raises
     ------
@@ -96,12 +96,12 @@ def vecdot(A: object, B: object) -> Tensor:
     Parameters
     ----------
     A, B : sparse (m, n) matrices
-        As of :func:`spgemm`.
+        Matrices as in :func:`spgemm`.
 
     Returns
     -------
     (m,) Tensor
-        Dense, as of `torch.linalg.vecdot`. Differentiable with respect to values of A and B, once.
+        Dense, like `torch.linalg.vecdot`. Differentiable with respect to values of A and B, once.
 
     Raises
     ------
@@ -117,12 +117,12 @@ def kron(A: object, B: object) -> Tensor:
     Parameters
     ----------
     A, B : sparse (m, n) and (p, q) matrices
-        As of :func:`spgemm`.
+        Matrices as in :func:`spgemm`.
 
     Returns
     -------
     (m * p, n * q) Tensor
-        As of :func:`spgemm`. Differentiable with respect to values of A and B, once.
+        In CSR, as in :func:`spgemm`. Differentiable with respect to values of A and B, once.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def add(*matrices: object) -> Tensor:
     Parameters
     ----------
     *matrices : sparse (m, n) matrices
-        As of :func:`spgemm`.
+        Matrices as in :func:`spgemm`.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def sub(A: object, B: object) -> Tensor:
     Parameters
     ----------
     A, B : sparse (m, n) matrices
-        As of :func:`spgemm`.
+        Matrices as in :func:`spgemm`.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def mul(*matrices: object) -> Tensor:
     Parameters
     ----------
     *matrices : sparse (m, n) matrices
-        As of :func:`spgemm`.
+        Matrices as in :func:`spgemm`.
 
     Returns
     -------
@@ -189,7 +189,7 @@ def maximum(*matrices: object) -> Tensor:
     Parameters
     ----------
     *matrices : sparse (m, n) matrices
-        As of :func:`spgemm`.
+        Matrices as in :func:`spgemm`.
 
     Returns
     -------
@@ -204,7 +204,7 @@ def minimum(*matrices: object) -> Tensor:
     Parameters
     ----------
     *matrices : sparse (m, n) matrices
-        As of :func:`spgemm`.
+        Matrices as in :func:`spgemm`.
 
     Returns
     -------
@@ -223,25 +223,25 @@ OF_VALUES = {
 }  # fmt: skip
 
 
-# Of operators, where those of kernels differ.
+# Names of operators, where they differ from those of kernels.
 NAMES = {"matmul": "spgemm", "subtract": "sub", "multiply": "mul"}
 
 
 class _Matrix:
-    """A matrix with its columns in order; `structure` has no order of its own."""
+    """A matrix with sorted columns; `structure` and `values` are in the same order."""
 
     def __init__(self, who: str, name: str, A: object, undisturbed: bool) -> None:
-        found, values = _structure_of(who, name, A, undisturbed)
-        if found.device.type != "cpu":
-            device = found.device
+        structure, values = _structure_of(who, name, A, undisturbed)
+        if structure.device.type != "cpu":
+            device = structure.device
             raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {device}")
-        self.structure, order, twice = found.derived("in order", _in_order)
+        self.structure, order, twice = structure.derived("in order", _in_order)
         if twice is not None:
             raise ValueError(
                 f"{who}: argument '{name}': expected each element once, got {twice} more than "
                 "once; coalesce it"
             )
-        values = torch.ones(found.nnz) if values is None else values
+        values = torch.ones(structure.nnz) if values is None else values
         if values.dtype not in DTYPES:
             raise TypeError(
                 f"{who}: argument '{name}': expected values of {', '.join(map(str, DTYPES))}, got "
@@ -271,19 +271,19 @@ def _structure_of(
 
 
 def _in_order(structure: Structure) -> tuple[Structure, Tensor | None, tuple[int, int] | None]:
-    """The same with columns in order, where its elements come from in the caller's order, and an
-    element that is there more than once."""
-    found = structure if _steps(structure).min(initial=1) >= 0 else structure.with_columns_in_order
-    twice = _steps(found) == 0
+    """The structure with sorted columns, the positions of its elements in the caller's order, and
+    (row, column) of a duplicate element or None."""
+    ready = structure if _steps(structure).min(initial=1) >= 0 else structure.with_columns_in_order
+    twice = _steps(ready) == 0
     place = None
     if twice.any():
         at = int(twice.argmax())
-        place = int(found.rows[at]), int(found.col[at])
-    return Structure(found.rowptr, found.col, found.shape), found.order, place
+        place = int(ready.rows[at]), int(ready.col[at])
+    return Structure(ready.rowptr, ready.col, ready.shape), ready.order, place
 
 
 def _steps(structure: Structure) -> np.ndarray:
-    """From each column to the next one; 1 from row to row."""
+    """Differences of successive columns within rows; 1 between rows."""
     indptr, indices, _ = structure.pattern
     steps = np.diff(indices)
     ends = indptr[1:-1]
@@ -292,12 +292,12 @@ def _steps(structure: Structure) -> np.ndarray:
 
 
 def _transposed(structure: Structure) -> tuple[Structure, Tensor]:
-    """The transposed structure, and where its elements come from."""
+    """The transposed structure, and the positions of its elements in the original."""
 
     def make(known: Structure) -> tuple[Structure, Tensor]:
-        found = known.transposed
-        assert found.order is not None
-        return Structure(found.rowptr, found.col, found.shape), found.order
+        turned = known.transposed
+        assert turned.order is not None
+        return Structure(turned.rowptr, turned.col, turned.shape), turned.order
 
     return structure.derived("transposed in order", make)
 
@@ -312,7 +312,7 @@ def _values(found: Csr, dtype: torch.dtype) -> Tensor:
 
 
 def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return values if values.dtype is dtype else values.to(dtype)  # which takes a microsecond
+    return values if values.dtype is dtype else values.to(dtype)  # `to` takes a microsecond
 
 
 def _elementwise(op: str, *matrices: object) -> Tensor:
@@ -323,7 +323,7 @@ def _elementwise(op: str, *matrices: object) -> Tensor:
 
 
 def _computed(*args: Any) -> Tensor:
-    """What :func:`_run` gives; results have as many elements as they come to have: in no graph."""
+    """:func:`_run` outside graphs of torch.compile, as the result's nnz depends on data."""
     run: Any = torch.compiler.disable(_run) if torch.compiler.is_compiling() else _run
     return run(*args)
 
@@ -331,14 +331,14 @@ def _computed(*args: Any) -> Tensor:
 def _run(
     op: str, named: dict[str, object], semiring: str = "plus_times", mask: object = None
 ) -> Tensor:
-    """One of `PRODUCTS` or `COMBINED`, or a Kronecker product, of matrices by their names."""
+    """Compute one of `PRODUCTS` or `COMBINED`, or a Kronecker product, of named matrices."""
     who = NAMES.get(op, op)
     check_semiring(who, semiring)
     undisturbed = is_undisturbed()
     each = [_Matrix(who, name, x, undisturbed) for name, x in named.items()]
-    at = None if mask is None else _Matrix(who, "mask", mask, undisturbed)
+    where = None if mask is None else _Matrix(who, "mask", mask, undisturbed)
     other = "matrices" if op in OF_VALUES else "B"
-    check_shapes(who, op, [x.shape for x in each], at and at.shape, other)
+    check_shapes(who, op, [x.shape for x in each], where and where.shape, other)
     dtype = reduce(torch.promote_types, {x.values.dtype for x in each})
     how, bools = (semiring if op in PRODUCTS else op), dtype is torch.bool
     sides = [x.structure for x in each]
@@ -346,27 +346,27 @@ def _run(
     wanted = wants_gradient(*values)
     if wanted and semiring != "plus_times":
         raise NotImplementedError(f"{who}: gradients of semiring '{semiring}' are not there")
-    given = None if at is None else _csr(at.structure, values[0].new_empty(0))
+    pattern = None if where is None else _csr(where.structure, values[0].new_empty(0))
     operands = [_csr(x, v) for x, v in zip(sides, values, strict=True)]
-    made = result_of(op, OF_BOOLS.get(how, how) if bools else how, operands, given)
-    if at is None:
-        index = torch.from_numpy(made.indptr), torch.from_numpy(made.indices)
+    csr = result_of(op, OF_BOOLS.get(how, how) if bools else how, operands, pattern)
+    if where is None:
+        index = torch.from_numpy(csr.indptr), torch.from_numpy(csr.indices)
     else:
-        index = at.structure.rowptr, at.structure.col
-    found = _values(made, values[0].dtype)
+        index = where.structure.rowptr, where.structure.col
+    result_values = _values(csr, values[0].dtype)
     if wanted:
-        out = Structure(*index, (made.shape[0], made.shape[1])) if at is None else at.structure
-        found = _differentiable(op, values, sides, out, found)
-    found = _cast(found, dtype)
+        out = Structure(*index, (csr.shape[0], csr.shape[1])) if where is None else where.structure
+        result_values = _differentiable(op, values, sides, out, result_values)
+    result_values = _cast(result_values, dtype)
     if op == "vecdot":
-        return found
-    return torch.sparse_csr_tensor(*index, found, made.shape, check_invariants=False)
+        return result_values
+    return torch.sparse_csr_tensor(*index, result_values, csr.shape, check_invariants=False)
 
 
 def _differentiable(
     op: str, values: list[Tensor], sides: list[Structure], out: Structure, known: Tensor
 ) -> Tensor:
-    """Values that are known, with gradients."""
+    """The computed values `known`, made differentiable."""
     if op in OF_VALUES:
         sampled = (_Sampled.apply(v, x, out) for v, x in zip(values, sides, strict=True))
         return reduce(OF_VALUES[op], sampled)
@@ -380,7 +380,7 @@ def _differentiable(
 
 
 class _MaskedProduct(torch.autograd.Function):
-    """Values of A B at a pattern. `known` is what they are, where it was computed before."""
+    """Values of A B at a pattern; known : these values, if computed before."""
 
     @staticmethod
     def forward(
@@ -401,17 +401,17 @@ class _MaskedProduct(torch.autograd.Function):
         for_a = for_b = None
         if ctx.needs_input_grad[0]:
             turned, order = _transposed(B)
-            there = b.index_select(0, order)
-            for_a = _MaskedProduct.apply(grad, there, (C, turned, A), None)
+            permuted = b.index_select(0, order)
+            for_a = _MaskedProduct.apply(grad, permuted, (C, turned, A), None)
         if ctx.needs_input_grad[1]:
             turned, order = _transposed(A)
-            there = a.index_select(0, order)
-            for_b = _MaskedProduct.apply(there, grad, (turned, C, B), None)
+            permuted = a.index_select(0, order)
+            for_b = _MaskedProduct.apply(permuted, grad, (turned, C, B), None)
         return for_a, for_b, None, None
 
 
 class _Kron(torch.autograd.Function):
-    """Values of a Kronecker product, which are known; its program has derived gradients."""
+    """Computed values of a Kronecker product; its gradients are derived from its program."""
 
     @staticmethod
     def forward(
@@ -427,13 +427,13 @@ class _Kron(torch.autograd.Function):
         wide = torch.promote_types(grads[0].dtype, torch.float32)
         values = (*ctx.saved_tensors, *grads)
         each = [_csr(x, v.to(wide)) for x, v in zip(ctx.others, values, strict=True)]
-        found = [
+        gradients = [
             torch.from_numpy(kron_gradient(name, *each)).to(values[n].dtype)
             if ctx.needs_input_grad[n]
             else None
             for n, name in enumerate("ab")
         ]
-        return *found, None, None
+        return *gradients, None, None
 
 
 class _Sampled(torch.autograd.Function):

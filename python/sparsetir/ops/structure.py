@@ -1,4 +1,4 @@
-"""Sparse patterns of torch tensors: what kernels want of a pattern is made once and kept."""
+"""Sparse patterns of torch tensors, with cached data and plans for kernels."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from sparsetir.planning.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import OPERATORS
 
-# Of one structure, where one that no record has chosen counts twice.
+# Plans of a structure; a plan that no record has chosen counts twice.
 MAX_PLANS = 64
 Orders = tuple[Order | None, Order | None]
 K = TypeVar("K", Plan, Planned)
 
 
 class Structure(Deriving):
-    """Where a sparse (m, n) matrix has elements, and the plans that were made for it.
+    """The pattern of a sparse (m, n) matrix, and the plans made for it.
 
     Get one with :func:`structure_of`. Elements are in row order here; those of a row are in any
     order, and several may have the same column (parallel edges), each with a value of its own. The
     caller may have them in another order, which :meth:`arranged` and :meth:`restored` translate;
-    :meth:`run` does that by itself. May be used from several threads at once.
+    :meth:`run` does so itself. Safe to use from several threads.
 
     Parameters
     ----------
@@ -54,14 +54,14 @@ class Structure(Deriving):
     shape : (int, int)
         (m, n).
     order : (nnz,) Tensor, int64, optional
-        Place, in the caller's order, of each element; None where that is the same.
+        Position of each element in the caller's order; None where the order is the same.
     blocks : Blocks, optional
-        Where the matrix is made of full blocks, and the caller has values block by block.
+        The blocks, for a matrix of dense blocks whose values the caller has block by block.
 
     Notes
     -----
-    Plans are made by the records of tuning, as those of :func:`sparsetir.plan`, where each element
-    is there once. Records for the transposed pattern serve gradients.
+    Plans follow the records of tuning, like those of :func:`sparsetir.plan`, if the pattern has no
+    duplicates. Records for the transposed pattern serve gradients.
     """
 
     rowptr: Tensor
@@ -82,7 +82,7 @@ class Structure(Deriving):
         super().__init__()
         self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
         self.blocks = blocks
-        # Gives the transposed one, where an order by columns is known.
+        # Returns the transposed pattern, where an order by columns is known.
         self.turned: Callable[[], tuple[Tensor, Tensor, Tensor | None] | None] | None = None
         self.m, self.n = shape
         self.nnz: int = len(col)
@@ -93,7 +93,7 @@ class Structure(Deriving):
     @cached_property
     @lasting
     def rows(self) -> Tensor:
-        """(nnz,) row of each element."""
+        """The row of each element, (nnz,)."""
         return torch.repeat_interleave(
             torch.arange(self.m, device=self.device, dtype=self.col.dtype), self.degrees
         )
@@ -101,12 +101,12 @@ class Structure(Deriving):
     @cached_property
     @lasting
     def degrees(self) -> Tensor:
-        """(m,) elements of each row."""
+        """The number of elements of each row, (m,)."""
         return self.rowptr[1:] - self.rowptr[:-1]
 
     @cached_property
     def pattern(self) -> CsrPattern:
-        """The same on the host, with int32 where it suffices."""
+        """The pattern on the host, with int32 where it suffices."""
         small = max(self.m, self.n, self.nnz) < INT32_MAX
         dtype = torch.int32 if small else torch.int64
         rowptr, col = (x.to("cpu", dtype).numpy() for x in (self.rowptr, self.col))
@@ -114,30 +114,30 @@ class Structure(Deriving):
 
     @property
     def transposed(self) -> Structure:
-        """Of the transposed matrix, for a caller that has the same elements in the same order."""
+        """The structure of the transposed matrix, for the same order of the caller's elements."""
         return self.derived("transposed", Structure._transpose)
 
     @lasting
     def _transpose(self) -> Structure:
-        found = None if self.turned is None else self.turned()
-        rowptr, col, order = found or transpose(self.rowptr, self.col, self.n, self.order)
+        arrays = None if self.turned is None else self.turned()
+        rowptr, col, order = arrays or transpose(self.rowptr, self.col, self.n, self.order)
         blocks = self.blocks and self.blocks.transposed(self.n // self.blocks.size[1])
         return Structure(rowptr, col, (self.n, self.m), order, blocks)
 
     @property
     def with_columns_in_order(self) -> Structure:
-        """The same, with the columns of each row in order; made once."""
+        """The structure with sorted columns in each row; made once."""
         return self.transposed.transposed
 
     def arranged(self, values: Tensor, dim: int = -1) -> Tensor:
-        """Values in row order, of values in the caller's order.
+        """Permute values from the caller's order into row order.
 
         Parameters
         ----------
         values : Tensor
-            With nnz elements along `dim`.
+            Values with nnz elements along `dim`.
         dim : int
-            That of the elements.
+            The dimension of the elements.
 
         Returns
         -------
@@ -146,14 +146,14 @@ class Structure(Deriving):
         return values if self.order is None else values.index_select(dim, self.order)
 
     def restored(self, values: Tensor, dim: int = -1) -> Tensor:
-        """Values in the caller's order, of values in row order.
+        """Permute values from row order into the caller's order.
 
         Parameters
         ----------
         values : Tensor
-            With nnz elements along `dim`.
+            Values with nnz elements along `dim`.
         dim : int
-            That of the elements.
+            The dimension of the elements.
 
         Returns
         -------
@@ -171,17 +171,17 @@ class Structure(Deriving):
         reduce: str = "sum",
         feat: int | None = None,
     ) -> Tensor:
-        """An operator of :func:`sparsetir.plan` on this pattern.
+        """Run an operator of :func:`sparsetir.plan` on this pattern.
 
         Parameters
         ----------
         op : str
-            The operator: "spmm", "spmv", "sddmm", or one that is a record alone.
+            The operator: "spmm", "spmv", "sddmm", or one defined by a record.
         operands : sequence of Tensor
-            Of one dtype and this structure's device; (n, feat), (n,), or (m, feat) and (n, feat);
-            with a first dimension for heads, if any. Shapes are not checked.
+            Operands of one dtype on this structure's device; (n, feat), (n,), or (m, feat) and
+            (n, feat); with a first dimension for heads, if any. Shapes are not checked.
         values : (nnz,) or (heads, nnz) Tensor, optional
-            In the caller's order; by default all one.
+            Values in the caller's order; by default ones.
         reduce : {"sum", "mean", "max", "min"}
             Of "spmm" and "spmv".
         feat : int, optional
@@ -190,7 +190,7 @@ class Structure(Deriving):
         Returns
         -------
         Tensor
-            A new one.
+            The result, in new memory.
         """
         operator = OPERATORS[op]
         first = operands[0] if operands else values
@@ -199,8 +199,8 @@ class Structure(Deriving):
         heads = first.shape[0] if batched else None
         if feat is None:
             feat = 1 if operator.vectors else first.shape[-1]
-        known = operator.takes_heads and self.nnz and feat and heads != 0
-        if not known:
+        nonempty = operator.takes_heads and self.nnz and feat and heads != 0
+        if not nonempty:
             shape = operator.shapes(self.shape, self.nnz, feat, heads)["out"]
             if operator.takes_heads or 0 in shape or not feat:
                 return first.new_zeros(shape)  # nothing is added up
@@ -208,7 +208,7 @@ class Structure(Deriving):
         if batched and ones:
             return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
         run, resorted, in_blocks = self.planned(op, feat, first.dtype, reduce, heads, ones)
-        at = self.with_columns_in_order if resorted else self
+        side = self.with_columns_in_order if resorted else self
         quick = operator.takes_heads and run.repeats and not resorted
         if quick and self.device.type == "cpu":
             if len(self._calls) >= MAX_PLANS:
@@ -216,15 +216,15 @@ class Structure(Deriving):
             self._calls[_call_key(op, operands, values, reduce)] = run, in_blocks
         if values is not None:
             blocks = self.blocks if in_blocks else None
-            values = at.arranged(values) if blocks is None else blocks.arranged(values)
+            values = side.arranged(values) if blocks is None else blocks.arranged(values)
         elif ones and run.needs_values:
             values = self.ones(first.dtype)
         if not operator.takes_heads:
             dims = (operator.dims[name] for name in operator.names)
             each = zip(operands, dims, strict=True)
-            operands = [at.arranged(x, 0) if own == "e" else x for x, own in each]
+            operands = [side.arranged(x, 0) if own == "e" else x for x, own in each]
         out = call_plan(run, operands, values)
-        return at.restored(out) if operator.dims["out"] == "e" else out
+        return side.restored(out) if operator.dims["out"] == "e" else out
 
     def again(
         self,
@@ -233,26 +233,26 @@ class Structure(Deriving):
         values: Tensor | None = None,
         reduce: str = "sum",
     ) -> Tensor | None:
-        """What :meth:`run` gives, for tensors as it has had before.
+        """The result of :meth:`run` on a short path, for tensors like those of an earlier call.
 
         Parameters
         ----------
         op, operands, values, reduce
-            As for :meth:`run`; any tensors that hold data, on any device.
+            The same as for :meth:`run`; any tensors that hold data, on any device.
 
         Returns
         -------
         Tensor or None
-            None for other tensors, and for those that must be looked at: :meth:`run` then says what
+            None for other tensors, and for those that need a check: :meth:`run` then reports what
             is wrong with them.
         """
-        found = self._calls.get(_call_key(op, operands, values, reduce))
-        if found is None:
+        call = self._calls.get(_call_key(op, operands, values, reduce))
+        if call is None:
             return None
         for x in operands:
             if x.is_neg():
                 return None
-        run, in_blocks = found
+        run, in_blocks = call
         if values is not None:
             if values.is_neg() or not values.is_cpu:
                 return None
@@ -270,7 +270,7 @@ class Structure(Deriving):
         values: Tensor | None = None,
         reduce: str = "sum",
     ) -> bool:
-        """Whether there was a call with tensors as these.
+        """Whether there was a call with tensors like these.
 
         Parameters
         ----------
@@ -286,7 +286,7 @@ class Structure(Deriving):
     def plan(
         self, op: str, feat: int, dtype: torch.dtype, reduce: str = "sum", heads: int | None = None
     ) -> Plan:
-        """The plan for an operator, chosen by sizes alone: made when it is first wanted, and kept.
+        """The plan for an operator, chosen by sizes alone, made on first use and kept.
 
         Parameters
         ----------
@@ -296,7 +296,7 @@ class Structure(Deriving):
         Returns
         -------
         Plan
-            Takes values, and gives them, in row order.
+            A plan whose values are in row order.
         """
 
         def make() -> Plan:
@@ -313,14 +313,14 @@ class Structure(Deriving):
         heads: int | None = None,
         ones: bool = False,
     ) -> Planned:
-        """The plan that :meth:`run` uses: by what tuning has found, of blocks, else :meth:`plan`.
+        """The plan that :meth:`run` uses: from a record, by blocks, or else :meth:`plan`.
 
         Parameters
         ----------
         op, feat, dtype, reduce, heads
             As for :func:`sparsetir.plan`.
         ones : bool
-            For runs without values.
+            Whether runs have no values.
 
         Returns
         -------
@@ -334,13 +334,13 @@ class Structure(Deriving):
         def make() -> Planned:
             options = self._options(dtype, reduce, heads)
             in_order = lambda: self.with_columns_in_order.pattern  # noqa: E731
-            found = recorded(self.pattern, in_order, op, feat, ones, **options)
+            planned = recorded(self.pattern, in_order, op, feat, ones, **options)
             plain = op == "spmm" and reduce == "sum" and heads is None and not ones
-            if found is None and self.blocks is not None and plain:
+            if planned is None and self.blocks is not None and plain:
                 target = target_of(self.device)
                 by_blocks = self.blocks.plan(self.pattern, feat, DTYPES[dtype], target)
-                found = None if by_blocks is None else Planned(by_blocks, in_blocks=True)
-            return found or Planned(self.plan(op, feat, dtype, reduce, heads))
+                planned = None if by_blocks is None else Planned(by_blocks, in_blocks=True)
+            return planned or Planned(self.plan(op, feat, dtype, reduce, heads))
 
         return self._kept(key, make)
 
@@ -349,7 +349,7 @@ class Structure(Deriving):
         return {"dtype": DTYPES[dtype], "reduce": reduce, "heads": heads, "target": target}
 
     def _kept(self, key: Hashable, make: Callable[[], K]) -> K:
-        """What was made for a key; the oldest goes first."""
+        """The plan kept for a key, made if missing; beyond MAX_PLANS the oldest is dropped."""
         with self._lock:
             if key not in self._plans:
                 self._plans[key] = make()
@@ -359,12 +359,12 @@ class Structure(Deriving):
             return cast(K, self._plans[key])
 
     def ones(self, dtype: torch.dtype) -> Tensor:
-        """(nnz,) ones, made once; not to be written to.
+        """Ones, (nnz,), made once; do not write to them.
 
         Parameters
         ----------
         dtype : torch.dtype
-            Of the ones.
+            The type of the ones.
 
         Returns
         -------
@@ -377,7 +377,7 @@ class Structure(Deriving):
 
 
 def _call_key(op: str, operands: Sequence[Tensor], values: Tensor | None, reduce: str) -> Hashable:
-    """What calls have in common that take the same way."""
+    """The key of calls that can share a plan: operator, shapes, type and threads."""
     shape = None if values is None else values.shape
     first = operands[0]
     last = first if len(operands) == 1 else operands[1]
@@ -389,15 +389,15 @@ def _ones(nnz: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones(nnz, dtype=dtype, device=device)
 
 
-# -- structures that were seen -------------------------------------------------------------------
+# -- cached structures ---------------------------------------------------------------------------
 
 
 class SeenPattern(NamedTuple):
-    """A pattern that was copied when it was first seen.
+    """A pattern copied when it was first seen.
 
-    rowptr : (m + 1,) row pointers that carry the structure: who holds them, holds it
+    rowptr : (m + 1,) row pointers, which keep the structure alive
     col : (nnz,) columns, or (2, nnz) edges in the caller's order
-    structure : what was made of them
+    structure : the structure of both
 
     Operators find the structure by these tensors, which are private, without comparing them.
     """
@@ -408,14 +408,14 @@ class SeenPattern(NamedTuple):
 
     @staticmethod
     def of(structure: Structure, col: Tensor) -> SeenPattern:
-        """Of a structure of private tensors, and what it is of in the caller's order."""
+        """Wrap a structure of private tensors; col : the caller's columns or edges."""
         rowptr = private(structure.rowptr.to(col.dtype))
         hand_out(rowptr, (col, structure))
         return SeenPattern(rowptr, col, structure)
 
     @staticmethod
     def of_csr(who: str, rowptr: Tensor, col: Tensor, n: int) -> SeenPattern:
-        """Of private compressed rows with n columns; StructureError for what are none."""
+        """Check private compressed rows with n columns (StructureError) and wrap them."""
         check_csr(who, rowptr, col, n)
         return SeenPattern.of(Structure(rowptr, col, (len(rowptr) - 1, n)), col)
 
@@ -429,25 +429,25 @@ class SeenPattern(NamedTuple):
         blocks: Blocks | None = None,
         orders: Callable[[], Orders] = lambda: (None, None),
     ) -> SeenPattern:
-        """Of private edges of an (m, n) matrix, as :func:`pattern_of_edges` takes them.
+        """Check private edges of an (m, n) matrix, sort them, and wrap the result.
 
-        blocks : that the edges are of, one after the other
+        blocks : the blocks that the edges belong to, one after the other
         """
         check_pairs(who, edges, name)
         by_rows, by_columns = orders()
-        found = compress(edges, m, n, by_rows)
-        if found is None:
-            check_edges(who, edges, m, n, name)  # which says what is out of range
-        assert found is not None
-        rowptr, col, order = found
-        made = Structure(rowptr, col, (m, n), order, blocks)
+        compressed = compress(edges, m, n, by_rows)
+        if compressed is None:
+            check_edges(who, edges, m, n, name)  # raises, naming what is out of range
+        assert compressed is not None
+        rowptr, col, order = compressed
+        structure = Structure(rowptr, col, (m, n), order, blocks)
         if by_columns is not None:
-            made.turned = lambda: compress(edges.flip(0), n, m, by_columns)
-        return SeenPattern.of(made, edges)
+            structure.turned = lambda: compress(edges.flip(0), n, m, by_columns)
+        return SeenPattern.of(structure, edges)
 
 
 def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of") -> Structure:
-    """The structure of a pattern, made when it is first seen and kept in a bounded cache.
+    """The structure of a pattern, made when first seen and kept in a bounded cache.
 
     Parameters
     ----------
@@ -455,11 +455,11 @@ def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of")
         Non-decreasing from 0 to nnz.
     col : (nnz,) or (2, nnz) Tensor
         Columns in row order; or edges in any order, columns (sources) first, then rows (targets);
-        of `rowptr` then its length alone matters.
+        then only the length of `rowptr` matters.
     n : int
-        Columns.
+        Number of columns.
     who : str
-        Is named in errors.
+        The caller's name, for errors.
 
     Returns
     -------
@@ -468,24 +468,24 @@ def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of")
     Raises
     ------
     TypeError, ValueError, StructureError
-        For what is no pattern.
+        If the tensors are not a pattern.
 
     Notes
     -----
-    A structure is found by the memory of the tensors, and used if they are equal to the copies that
-    it was made of: whoever wrote to them, the result is that of what they hold. What is kept goes
-    when the memory of one of the tensors is freed. To compare costs reading the tensors and the
-    copies once: a small part of a product with many features, a good part of one with few. What
-    :func:`prepare` and :func:`resolve` give is known without comparing.
+    A structure is looked up by the memory of the tensors, and used if they equal the copies that it
+    was made from: after any write to them, the result is that of their contents. It is dropped when
+    the memory of one of the tensors is freed. Comparing reads the tensors and the copies once: a
+    small part of a product with many features, a good part of one with few. Results of
+    :func:`prepare` and :func:`resolve` are recognised without comparison.
     """
     return pattern_of(rowptr, col, n, who).structure
 
 
 def pattern_of(rowptr: Tensor, col: Tensor, n: int, who: str) -> SeenPattern:
-    """As :func:`structure_of`, with the tensors that find the structure again."""
-    found = known_pattern(rowptr, col, n, count=True)
-    if found is not None:
-        return found
+    """The structure of :func:`structure_of` with the private tensors that identify it."""
+    seen = known_pattern(rowptr, col, n, count=True)
+    if seen is not None:
+        return seen
     if col.dim() == 2:
         return pattern_of_edges(col, len(rowptr) - 1, n, who)
     n = check_size(who, "n", n)
@@ -502,14 +502,14 @@ def pattern_of_edges(
     name: str = "edges",
     orders: Callable[[], Orders] = lambda: (None, None),
 ) -> SeenPattern:
-    """As :func:`pattern_of` for (2, nnz) edges, columns first, of an (m, n) matrix.
+    """The pattern of (2, nnz) edges, columns first, of an (m, n) matrix; see :func:`pattern_of`.
 
     who, name : function and argument, as errors name them
-    orders : gives those by rows and by columns that are known, which then need no sorting
+    orders : returns known orders by rows and by columns, which then need no sorting
     """
-    found = known_edges(edges, m, n, count=True)
-    if found is not None:
-        return found
+    seen = known_edges(edges, m, n, count=True)
+    if seen is not None:
+        return seen
     m, n = check_size(who, "m", m), check_size(who, "n", n)
     check_kind(who, name, edges)
     make = partial(SeenPattern.of_edges, who, m=m, n=n, name=name, orders=orders)
@@ -517,7 +517,7 @@ def pattern_of_edges(
 
 
 def known_pattern(rowptr: Tensor, col: Tensor, n: int, count: bool = False) -> SeenPattern | None:
-    """What :func:`pattern_of` has kept for a pattern; None where that is nothing.
+    """The cached result of :func:`pattern_of`, or None.
 
     Raises RuntimeError for tensors that have no memory.
     """
@@ -532,19 +532,19 @@ def known_pattern(rowptr: Tensor, col: Tensor, n: int, count: bool = False) -> S
 
 
 def known_edges(edges: Tensor, m: int, n: int, count: bool = False) -> SeenPattern | None:
-    """As :func:`known_pattern`, of :func:`pattern_of_edges`."""
+    """The cached result of :func:`pattern_of_edges`, or None; as :func:`known_pattern`."""
     return kept.find(("edges", m, n), edges, count=count)
 
 
 def limit_cache(entries: int | None = None, bytes: int | None = None) -> None:
-    """Limits of the cache of patterns, 512 and 4 GiB at first; entries beyond are dropped.
+    """Set limits of the cache of patterns, 512 and 4 GiB at first; entries beyond are dropped.
 
     Parameters
     ----------
     entries : int, optional
-        Patterns and what is derived from them, 1 or more.
+        Maximum number of patterns and objects derived from them, 1 or more.
     bytes : int, optional
-        Of the arrays that are kept, as measured; the last entry always stays.
+        Maximum bytes of their arrays, as measured; the last entry always stays.
     """
     for name, value in (("entries", entries), ("bytes", bytes)):
         if value is not None and check_size("limit_cache", name, value) < 1:
@@ -558,5 +558,5 @@ def clear_cache() -> None:
 
 
 def cache_info() -> dict[str, int]:
-    """Of the cache of patterns: "entries", "bytes" of all arrays, "misses" of patterns so far."""
+    """Statistics of the pattern cache: "entries", "bytes" of all arrays, and "misses" so far."""
     return {"entries": len(kept), "bytes": kept.measure(), "misses": kept.misses}

@@ -1,5 +1,5 @@
-"""Tensors of torch as kernels take them: how kernels and plans are run on them, for which types and
-by which records, and what is refused."""
+"""Torch tensors as operands of kernels: launching kernels and plans, supported types, records, and
+checks."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ SIZES = (int, torch.SymInt, np.integer)
 
 
 def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
-    """Run a kernel on tensors and numbers that fit, by the names of its parameters."""
-    given = [named.get(name) for name in kernel.signature.names]
-    args = [plain_tensor(x) if isinstance(x, Tensor) else x for x in given]
+    """Run a kernel on matching tensors and numbers, by the names of its parameters."""
+    arguments = [named.get(name) for name in kernel.signature.names]
+    args = [plain_tensor(x) if isinstance(x, Tensor) else x for x in arguments]
     device = next(x.device for x in args if isinstance(x, Tensor))
     with nullcontext() if device.type == "cpu" else _on(device):
         kernel.run(args)
 
 
 def kernel_by(
-    choose: Callable[..., Compiled], problem: Problem, target: Target, *given: Hashable
+    choose: Callable[..., Compiled], problem: Problem, target: Target, *options: Hashable
 ) -> Kernel:
-    """The kernel of the config that is chosen of a problem, a target and what else is given."""
-    return _finder(choose, problem, target, *given)()
+    """The kernel of the config that `choose` returns for a problem, a target and options."""
+    return _finder(choose, problem, target, *options)()
 
 
 @lru_cache(512)
 def _finder(
-    choose: Callable[..., Compiled], problem: Problem, target: Target, *given: Hashable
+    choose: Callable[..., Compiled], problem: Problem, target: Target, *options: Hashable
 ) -> Callable[[], Kernel]:
-    return finder(choose(problem, target, *given), problem, target)
+    return finder(choose(problem, target, *options), problem, target)
 
 
 def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:
-    """A plan on operands that fit it."""
+    """Run a plan on operands that fit it."""
     plain = [plain_tensor(x) for x in operands]
     values = None if values is None else plain_tensor(values)
     with nullcontext() if plain[0].is_cpu else _on(plain[0].device):
@@ -72,7 +72,7 @@ def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> T
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Where kernels run: there, on torch's current stream."""
+    """The device, on torch's current stream."""
     both = ExitStack()
     both.enter_context(torch.cuda.device(device))
     both.enter_context(tvm_ffi.use_torch_stream())
@@ -80,7 +80,7 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
 
 
 def plain_tensor(x: Tensor) -> Tensor:
-    """As kernels take it, which read memory as it is, and know nothing of gradients."""
+    """Detach x and make it contiguous, without lazy negation or zeros, as kernels read it."""
     if x.requires_grad:
         x = x.detach()
     if x.is_neg():
@@ -93,23 +93,23 @@ def plain_tensor(x: Tensor) -> Tensor:
 
 
 def wide_tensor(x: Tensor) -> Tensor:
-    """As kernels take it that compute in the type of the sums alone: float32 at least."""
+    """Convert x to the accumulator's type, float32 at least; contiguous."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.detach().resolve_neg().to(wide).contiguous()
 
 
 @cache
 def target_of(device: torch.device) -> Target:
-    """What kernels are compiled for."""
+    """The target of kernels on a device."""
     return resolve_target("cuda" if device.type == "cuda" else "llvm")
 
 
 class Planned(NamedTuple):
-    """A plan, and how it takes values, and gives them.
+    """A plan, and the order of its values.
 
-    columns_in_order : with the columns of each row in order, that of
-        :attr:`Structure.with_columns_in_order`. Which is not kept here: what a structure keeps must
-        not refer to it, or nothing would be freed when its cache drops it
+    columns_in_order : the order of :attr:`Structure.with_columns_in_order`. That structure is not
+        kept here: objects that a structure keeps must not refer to it, or dropping it from the
+        cache would free nothing
     in_blocks : block by block, as `Structure.blocks` arranges them
     """
 
@@ -128,36 +128,36 @@ def recorded(
 ) -> Planned | None:
     """The plan with the config that is recorded for a pattern; None where none applies.
 
-    pattern : may have the columns of a row in any order, but each once, as what is tuned has
-    in_order : gives it with the columns of each row in order, where they are not
-    ones : for runs without values: they are arranged as the config wants them once. Values of a
-        run would be arranged in each, which takes longer than what most configs save, and was not
-        timed when they were tuned: no config that needs it applies
-    options : dtype, reduce, heads and target, as :func:`sparsetir.plan` takes them
+    pattern : without duplicates, like the tuned ones; columns of a row may be in any order
+    in_order : returns the pattern with sorted columns, where they are not
+    ones : for runs without values, whose ones are arranged for the config once. Values would be
+        arranged in each run, which costs more than most configs save, and was not timed in tuning:
+        configs that need it do not apply to them
+    options : dtype, reduce, heads and target, as for :func:`sparsetir.plan`
     """
     if not there_are_records():
         return None
     task = _task(op, pattern.shape, pattern.nnz, feat, **options)
 
-    def made(config: Config) -> Planned | None:
+    def planned(config: Config) -> Planned | None:
         resorted = not pattern.increases
         matrix: Any = in_order() if resorted else pattern
         if ones:
             matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
         else:
             config = getattr(config, "unpacked", config)
-        found = plan_of(requested(op, matrix, feat, **task.options), config)
-        found.chosen_by = "record"
-        arranged = found.needs_values and found.arranges_values
-        return None if arranged else Planned(found, resorted)
+        plan = plan_of(requested(op, matrix, feat, **task.options), config)
+        plan.chosen_by = "record"
+        arranged = plan.needs_values and plan.arranges_values
+        return None if arranged else Planned(plan, resorted)
 
-    return by_record(task, made, pattern=lambda: pattern.in_order)
+    return by_record(task, planned, pattern=lambda: pattern.in_order)
 
 
 def may_be_recorded(
     op: str, shape: tuple[int, int], nnz: int, feat: int, **options: object
 ) -> bool:
-    """Whether there are records for patterns of about these sizes; options as of `recorded`."""
+    """Whether there are records for patterns of about these sizes; options : see `recorded`."""
     return there_are_records() and bool(recorded_configs(_task(op, shape, nnz, feat, **options)))
 
 
@@ -177,7 +177,7 @@ def check_tensor(
 ) -> Tensor:
     """x; raises unless it is a dense tensor of a dtype there are kernels for.
 
-    like : an operand checked before, whose dtype it is to have but where autocast sees to that
+    like : an operand checked before, whose dtype x must have unless autocast casts both
     other : that operand, in words
     """
     if not isinstance(x, Tensor):
@@ -201,7 +201,7 @@ def check_rows(
     rows: int,
     said: str = "to fit the sparse matrix",
 ) -> None:
-    """Raise unless x is where a sparse matrix is, and has as many rows; said : why, in words."""
+    """Raise unless x is on `device` and has so many rows; said : the reason, for the error."""
     if x.device != device:
         raise wrong(who, name, f"to be on {device} as the sparse matrix", x.device)
     if x.shape[0] != rows:
@@ -247,7 +247,7 @@ def check_values(who: str, values: Tensor, dense: Tensor, structure: Structure) 
 
 
 def scale_of(who: str, scale: object, feat: int) -> float:
-    """What scores of attention are multiplied with; TypeError for what is no number."""
+    """The factor of attention scores; TypeError for a scale that is not a number."""
     if scale is None:
         return 1 / math.sqrt(max(1, feat))
     if not isinstance(scale, numbers.Real):
@@ -256,8 +256,8 @@ def scale_of(who: str, scale: object, feat: int) -> float:
 
 
 def check_size(who: str, name: str, size: object) -> int:
-    """A number of rows or columns; TypeError and ValueError for what is none."""
-    if type(size) is int and 0 <= size < 2**63:  # the short way
+    """Check a number of rows or columns (TypeError, ValueError) and return it."""
+    if type(size) is int and 0 <= size < 2**63:  # the fast path
         return size
     if isinstance(size, bool) or not isinstance(size, SIZES):
         raise TypeError(f"{who}: argument '{name}': expected integers as sizes, got {size!r}")
@@ -337,7 +337,7 @@ def _check_together(who: str, rowptr: Tensor, col: Tensor, names: tuple[str, ...
 
 
 def check_range(who: str, name: str, what: str, x: Tensor, size: int) -> None:
-    """Raise unless each of x is from 0 to size - 1; what : they are, in words."""
+    """Raise unless 0 <= x < size everywhere; what : a noun for its elements, for the error."""
     if not len(x):
         return
     low, high = (int(v) for v in torch.aminmax(x))

@@ -1,1 +1,1 @@
-"""An operator on a pattern: what is asked for, checked; the plan that runs it."""
+"""Planning: checked requests for operators on patterns, and the plans that run them."""

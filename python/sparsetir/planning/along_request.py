@@ -1,5 +1,5 @@
-"""What plans of operators along edges are asked for, checked: of messages, softmax and attention,
-and of relational gather-matmul-scatter."""
+"""Requests for plans of operators along edges: messages, softmax and attention, and relational
+gather-matmul-scatter."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 
 
 class AlongEdges(OneByOne):
-    """Whose configs are those of programs alone."""
+    """A request whose configs are those of programs in general."""
 
     @property
     def _asked(self) -> tuple[Any, Mapping[str, Any], Target, int]:
@@ -84,7 +84,7 @@ def of_edges(
     sizes: Mapping[str, int | float],
     target: Target,
 ) -> Request:
-    """The request for a kernel whose caller has arrays of its own, which are known to fit.
+    """The request for a kernel on the caller's own arrays, which are known to fit.
 
     features, sizes : see :class:`Request`
     """
@@ -96,7 +96,7 @@ def edge_request(
     op: str, matrix: Any, feat: Any = None, *, common: Common, **options: Any
 ) -> Request:
     """See :func:`sparsetir.planning.plan.requested`."""
-    operator, given = ALONG.get(op, ALONG["messages"]), feat
+    operator, operand = ALONG.get(op, ALONG["messages"]), feat
     if op in SOFTMAX and not (feat is None or is_array(feat) and len(feat.shape) in (1, 2)):
         got = tuple(feat.shape) if is_array(feat) else repr(feat)
         expected = f"None for '{op}', or its operand of 1 dimension, or 2 with heads"
@@ -109,11 +109,11 @@ def edge_request(
         raise TypeError(f"plan: argument 'scale': expected a number, got {scale!r}")
     one, fit = heads or 1, operator.fit
     assert fit is not None
-    by_sizes = fit("float32", "int32", one, feat, **options)  # the types follow
+    by_sizes = fit("float32", "int32", one, feat, **options)  # types are replaced below
     each = any("e" in operator.dims[name] for name in by_sizes.there if name != "a")
     matrix = adopted_matrix(op, matrix, each_once=True, in_order=each)
     if op in SOFTMAX:
-        refuse_heads_first(op, given, 2, (matrix.nnz,))
+        refuse_heads_first(op, operand, 2, (matrix.nnz,))
     dtype = dtype or (str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32")
     if dtype not in operator.dtypes:
         raise wrong("plan", "dtype", f"{' or '.join(operator.dtypes)} for '{op}'", f"{dtype!r}")
@@ -121,8 +121,8 @@ def edge_request(
     problem: Any = by_sizes.problem
     problem = replace(problem, dtype=dtype, idtype=idtype)
     callers = {"heads": heads, "feat": feat, **by_sizes.sizes}
-    given = problem, by_sizes.features, by_sizes.numbers, callers, by_sizes.there
-    return AlongEdges(operator, op, matrix, *given, common.threads, common.target)
+    fields = problem, by_sizes.features, by_sizes.numbers, callers, by_sizes.there
+    return AlongEdges(operator, op, matrix, *fields, common.threads, common.target)
 
 
 def _of_messages(
@@ -144,7 +144,7 @@ def _of_messages(
 
 
 class OfRelations(OneByOne):
-    """Whose configs are chosen by the rows of relations."""
+    """A request whose configs are chosen by the rows of relations."""
 
     @cached_property
     def pattern(self) -> Any:
@@ -183,9 +183,9 @@ class OfRelations(OneByOne):
         )  # fmt: skip
 
     def on_gpu(self) -> list[Config]:
-        asked = self.problem, self.pattern, self, self.target
-        found = (t.configs(*asked) for t in templates_for(self.problem, True) if t.configs)
-        return [config for each in found for config in each]
+        request = self.problem, self.pattern, self, self.target
+        lists = (t.configs(*request) for t in templates_for(self.problem, True) if t.configs)
+        return [config for each in lists for config in each]
 
 
 def of_relations(
@@ -196,11 +196,11 @@ def of_relations(
     target: Target,
     blocks: int | None = None,
 ) -> Request:
-    """The request for what is known to fit.
+    """The request for a relational problem whose sizes are known to fit.
 
-    matrix : by (relation, row, column); a RelationPattern where there are no values
-    features : of X and of Y, of each block
-    blocks : of features, where the problem has them in blocks
+    matrix : by (relation, row, column); a RelationPattern without values
+    features : those of X and of Y, of each block
+    blocks : number of blocks of features, if the problem has any
     """
     operator = RGMS
     if isinstance(problem, RgmsGradient):
@@ -213,7 +213,7 @@ def of_relations(
 
 
 def _sized(feat_in: int, feat: int, blocks: int | None) -> dict[str, Any]:
-    """Fields of a request that say sizes."""
+    """The fields of a request that hold sizes."""
     sizes = {"feat_in": feat_in, "feat": feat, **({"blocks": blocks} if blocks else {})}
     callers = {"heads": None, "feat": feat, "i": feat_in, "b": blocks}
     return {"features": (feat_in, feat), "sizes": sizes, "callers": callers}
@@ -243,9 +243,9 @@ def relational_request(
         raise wrong("plan", "matrix", expected, f"shape {matrix.shape}")
     features = feat_in or feat, feat
     if isinstance(matrix, SparseTensor):
-        own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, *features)
+        default_dtype, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, *features)
     else:
-        own, idtype = "float32", str(matrix.rows.dtype)
-    dtype = common.dtype or (own if weighted else "float32")
+        default_dtype, idtype = "float32", str(matrix.rows.dtype)
+    dtype = common.dtype or (default_dtype if weighted else "float32")
     problem = Rgms(dtype, idtype, weighted, out_dtype)
     return of_relations(matrix, problem, features, common.threads, common.target)

@@ -1,4 +1,4 @@
-"""Plans whose kernels take arrays in another shape: with more features, or with heads first."""
+"""Plans whose kernels need arrays of another shape: with more features, or with heads first."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sparsetir.runtime.refusals import wrong
 
 
 class _Copying(Plan):
-    """A plan whose kernel takes arrays in another shape than callers have: copied in each run."""
+    """A plan that copies the caller's arrays into the shape of its kernel in each run."""
 
-    _given: Mapping[str, tuple[int, ...]]  # shapes of callers, as of a request
-    _said = ""  # behind the shape that is expected
+    _given: Mapping[str, tuple[int, ...]]  # the caller's shapes, like those of a request
+    _said = ""  # suffix of the expected shape in errors
 
     def __call__(self, *operands: object, out: object = None, values: object = None) -> object:
-        """As of :class:`Plan`."""
+        """See :class:`Plan`."""
         if len(operands) != self._count or (values is not None and "a" not in self._given):
-            return super().__call__(*operands, values=values)  # which says what is wrong
+            return super().__call__(*operands, values=values)  # which raises
         arrays = dict(zip(self._operands, operands, strict=True), out=out, values=values)
         for name, array in arrays.items():
             if array is None and name in ("out", "values"):
@@ -33,31 +33,31 @@ class _Copying(Plan):
                 instead = hidden(array) or "a dense array, got a sparse one"
                 raise TypeError(f"{self.op}: argument '{name}': expected {instead}")
         self._check_memory(operands, values, out)
-        own = None
+        padded = None
         if out is not None:
             self._refuse_overlap(out, operands, values)
-            own = empty_like(out, self._shapes["out"], f"{self.op}: argument 'out'")
-        taken = [self._taken(n, x) for n, x in zip(self._operands, operands, strict=True)]
+            padded = empty_like(out, self._shapes["out"], f"{self.op}: argument 'out'")
+        converted = [self._taken(n, x) for n, x in zip(self._operands, operands, strict=True)]
         values = None if values is None else self._taken("a", values)
-        return self._gave(super().__call__(*taken, out=own, values=values), out)
+        return self._gave(super().__call__(*converted, out=padded, values=values), out)
 
     def repeat(self, operands: Sequence[object], values: object = None) -> object:
-        """As of :class:`Plan`."""
-        taken = [self._taken(n, x) for n, x in zip(self._operands, operands, strict=True)]
-        found = super().repeat(taken, None if values is None else self._taken("a", values))
-        return None if found is None else self._gave(found, None)
+        """See :class:`Plan`."""
+        converted = [self._taken(n, x) for n, x in zip(self._operands, operands, strict=True)]
+        result = super().repeat(converted, None if values is None else self._taken("a", values))
+        return None if result is None else self._gave(result, None)
 
     def _taken(self, name: str, array: object) -> object:
-        """An array as the kernel takes it."""
+        """Convert an array to the kernel's shape."""
         raise NotImplementedError
 
-    def _gave(self, found: object, out: object) -> object:
-        """The kernel's result as callers have it, in `out` if that is there."""
+    def _gave(self, result: object, out: object) -> object:
+        """Convert the kernel's result to the caller's shape, in `out` unless that is None."""
         raise NotImplementedError
 
 
 class PaddedPlan(_Copying):
-    """A plan whose kernel has more features than are given: zeros are put behind these."""
+    """A plan whose kernel has more features than the caller, which are padded with zeros."""
 
     def __init__(self, wanted: Request, whole: Request, config: Config, chosen_by: str) -> None:
         super().__init__(whole, config, chosen_by)
@@ -66,33 +66,32 @@ class PaddedPlan(_Copying):
     def _taken(self, name: str, array: object) -> object:
         return with_zeros(array, self._shapes[name])
 
-    def _gave(self, found: object, out: object) -> object:
+    def _gave(self, result: object, out: object) -> object:
         part = tuple(slice(size) for size in self._given["out"])
-        return changed(found, lambda x: x[part], out)
+        return changed(result, lambda x: x[part], out)
 
 
 class HeadsPlan(_Copying):
-    """A plan whose callers have heads second: (nodes, heads, features), (elements, heads).
+    """A plan for callers with heads second: (nodes, heads, features), (elements, heads).
 
-    Kernels have them first. Operators for torch have arrays as kernels take them: they make no such
-    plan.
+    Kernels have them first, and so have operators for torch, which do not use such plans.
     """
 
     _said = ", with heads as the second dimension"
 
     @classmethod
     def of(cls, made: Plan) -> HeadsPlan:
-        """A plan for these callers."""
-        found = cls.__new__(cls)
-        found.__dict__.update(made.__dict__)
-        found._given = {name: (s[1], s[0], *s[2:]) for name, s in made._shapes.items()}
-        return found
+        """Wrap a plan with heads first."""
+        plan = cls.__new__(cls)
+        plan.__dict__.update(made.__dict__)
+        plan._given = {name: (s[1], s[0], *s[2:]) for name, s in made._shapes.items()}
+        return plan
 
     def _taken(self, name: str, array: object) -> object:
         return changed(array, _swapped)
 
-    def _gave(self, found: object, out: object) -> object:
-        return changed(found, _swapped, out)
+    def _gave(self, result: object, out: object) -> object:
+        return changed(result, _swapped, out)
 
 
 def _swapped(array: Any) -> object:

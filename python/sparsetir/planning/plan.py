@@ -1,4 +1,4 @@
-"""Operators on a pattern: planned once, run for any values and features.
+"""Plans: operators compiled for a pattern, and run on any values and features.
 
 >>> import numpy as np, scipy.sparse as sp, sparsetir
 >>> a = sp.random_array((1000, 800), density=0.01, format="csr", dtype="float32", rng=0)
@@ -56,16 +56,16 @@ MAKERS = {
     "relations": relational_request,
     "matrices": sparse_request,
 }
-# All options of operators; each has some.
+# All options of operators; each operator has some of them.
 OPTIONS = {
     name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options
 }
-COUNTS = ("heads", "threads", "feat_in", "edge_feat")  # of options
-# That the config of a padded plan is for; None where it serves any.
+COUNTS = ("heads", "threads", "feat_in", "edge_feat")  # options that are counts
+# Sizes that the config of a padded plan is for; None where it supports any.
 SIZES = ("feat_in", "feat")
 MOST_LIKES = 256
 T = TypeVar("T")
-EIGHTHS = 4  # bits of sizes that are about the same
+EIGHTHS = 4  # leading bits that similar sizes share
 
 
 @overload
@@ -118,13 +118,13 @@ def plan(
     mask: object = None,
     **operands: object,
 ) -> Any:
-    """Compile an operator and arrange a pattern for it.
+    """Compile an operator and prepare a pattern for it.
 
     Parameters
     ----------
     op : str
         "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
-        vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
+        vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored elements (the
         values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and over
         k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes.
         Messages and their reduction, OUT[i] = reduce over the stored j of message(u[j], e[(i, j)]),
@@ -133,25 +133,25 @@ def plan(
         "u_dot_v" is "sddmm". "softmax" (or "sparse_softmax") and "edge_softmax" over the elements
         of each row; "attention", OUT[i] = sum over the stored j of softmax(scale * q[i] . k[j]) *
         v[j].
-        Of sparse matrices, with a sparse result: "spgemm", "inner", "kron", and "add", "sub",
+        On sparse matrices, with a sparse result: "spgemm", "inner", "kron", and "add", "sub",
         "mul", "maximum" and "minimum" by element, see :meth:`sparsetir.SparseMatrix.add`.
         Or an expression, such as "C[i, k] = A[i, j] * X[j, k]": the other arguments are then
         those of :func:`sparsetir.einsum`.
-    matrix : SparseMatrix, or what that takes (an edge_index, a file, ...)
+    matrix : SparseMatrix, or anything it can be made from (an edge_index, a file, ...)
         Its values are the default of a run. Or a
         :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
-        row may come in any order and more than once, as edges of a graph do. It has no values, so
-        that each run is given its own. Of "rgms" a SparseTensor by (relation, row, column), or a
+        row may be in any order and repeat, like edges of a graph. It has no values, so that each
+        run needs its own. For "rgms" a SparseTensor by (relation, row, column), or a
         :class:`sparsetir.schedules.operators.relations.RelationPattern`, without values.
     feat : int or array
         Features of the dense operands; or the dense operand itself, B or X, whose features, dtype
-        and heads are taken. Required, but for "spmv", which has none. Of operators of sparse
-        matrices the second one.
+        and heads are used. Required, except for "spmv", which has none. For operators on sparse
+        matrices the second matrix.
     *more : sparse matrices
-        To the eighth, of "add", "mul", "maximum" and "minimum" of sparse matrices.
+        The third to eighth matrix, for "add", "mul", "maximum" and "minimum".
     dtype : {"float32", "float16", "bfloat16", "float64"}, optional
-        Of values, dense operands and result; by default that of the matrix. Sums are in float32,
-        for float64 in float64.
+        The type of values, dense operands and result; by default that of the matrix. Sums are in
+        float32, for float64 in float64.
     reduce : str
         "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
         :class:`sparsetir.schedules.operators.problems.Spmm`).
@@ -159,73 +159,73 @@ def plan(
         The second dimension of operands, values and result, as in `sparsetir.ops`: (n, heads,
         feat), (nnz, heads).
     target : str, dict or tvm.target.Target
-        As for :func:`sparsetir.build`.
+        The same as for :func:`sparsetir.build`.
     threads : int, optional
-        Of the CPU, that the rows are divided among; by default all.
+        Threads of the CPU to divide the rows among; by default all.
     format : Format, optional
-        That stores the matrix, such as `sparsetir.formats.BSR(32, 32)` for pruned weights; for sums
-        of one matrix. By default one is chosen: on a CPU blocks where the matrix is made of full
-        ones, as block-pruned weights are, else CSR.
+        The format that stores the matrix, such as `sparsetir.formats.BSR(32, 32)` for pruned
+        weights; for sums with one matrix. By default it is chosen: on a CPU blocks if the matrix
+        consists of dense ones, like block-pruned weights, else CSR.
     config : optional
-        Of a template, which names the format; by default the one that tuning has recorded for this
-        very problem on this machine (see :mod:`sparsetir.records.records`), else one chosen by the
-        sizes of the pattern and the target. For a CsrPattern, by its sizes alone: `sparsetir.ops`,
-        which has such patterns, looks for records itself.
+        The config of a template, which names the format; by default the one that tuning has
+        recorded for the same problem on this machine (see :mod:`sparsetir.records.records`), else
+        one chosen by the sizes of the pattern and the target. For a CsrPattern by its sizes alone:
+        `sparsetir.ops`, which has such patterns, looks up records itself.
     out_dtype : str, optional
-        Of the result of "spmm" and "spmv": float32 for operands of 16 bits, int32 for "int8", whose
-        sums are in int32 (on a GPU with a format that tensor cores take); by default `dtype`.
-        Records of tuning are for the default.
+        The type of the result of "spmm" and "spmv": float32 for 16-bit operands, int32 for "int8",
+        whose sums are in int32 (on a GPU with a format that tensor cores support); by default
+        `dtype`. Records of tuning are for the default.
     feat_in : int, optional
         Features of x in "rgms", and of q and k in "attention"; by default `feat`, that of the
         result.
     weighted : bool
-        Of "rgms": whether values play a part, without which they are all 1. It takes no reduce,
-        heads and format. Feature sizes that are not a multiple of the vector width are zero-padded,
-        which copies the operands.
+        For "rgms": whether it has values; otherwise they are all 1. It takes no reduce, heads or
+        format. Feature sizes that are not a multiple of the vector width are zero-padded, which
+        copies the operands.
     edge_feat : int, optional
-        Of messages: features of e, 1 or `feat`, which is then an operand behind u; by default e is
-        the values of the matrix, one number for each element.
+        For messages: features of e, 1 or `feat`, which is then an operand after u; by default e is
+        the values of the matrix, one number per element.
     scale : float, optional
-        Of "attention", by default 1 / sqrt(feat_in).
+        The factor of scores in "attention", by default 1 / sqrt(feat_in).
     semiring : str
-        Of "spgemm" and "inner", see :meth:`sparsetir.SparseMatrix.matmul`.
+        The semiring of "spgemm" and "inner", see :meth:`sparsetir.SparseMatrix.matmul`.
     mask : sparse matrix, optional
-        Of operators of sparse matrices: the result has its pattern.
+        The pattern of the result, for operators on sparse matrices.
     **operands
-        Of an expression.
+        The operands of an expression.
 
     Returns
     -------
     Plan
-        Of an expression an :class:`ExpressionPlan`.
+        For an expression an :class:`ExpressionPlan`.
         With a sparse result a :class:`SparsePlan`, which is called with values and keeps the
         result's pattern, or a :class:`ValuesPlan` or :class:`RowTablesPlan` on a GPU.
 
     Raises
     ------
     ValueError, TypeError
-        For other arguments.
+        For invalid arguments.
     ScheduleError
-        Where the config does not serve the problem.
+        If the config does not support the problem.
     RuntimeError
-        Where there is no such device.
+        If there is no such device.
 
     Notes
     -----
     A plan copies the values and indices of the matrix, or stores them in its format: in CSR once 8
     bytes per element of float32 with int32 indices. So later writes to the matrix change no result,
     whatever the config; pass other values with each run, and make another plan for another pattern.
-    Index arrays of a CsrPattern or a RelationPattern are used as they are, unchecked: they must not
-    change while there is a plan.
+    Index arrays of a CsrPattern or a RelationPattern are used without copies or checks: they must
+    not change while the plan exists.
 
-    Per-edge operands (e, and values of a softmax) are in the order of the pattern, as values are;
-    use :meth:`SparseMatrix.arrange` to reorder them. A matrix in another order is refused there,
-    unless it is a SparseMatrix, and so are duplicate elements. A softmax takes no `feat`. Kernels
-    of "spmm", "spmv" and "sddmm" have heads first: with heads, their plans copy operands and
-    results.
+    Per-edge operands (e, and values of a softmax) are in the order of the pattern, like values; use
+    :meth:`SparseMatrix.arrange` to reorder them. For these operators a matrix in another order is
+    refused, unless it is a SparseMatrix, and so are duplicate elements. A softmax takes no `feat`.
+    Kernels of "spmm", "spmv" and "sddmm" have heads first: with heads, their plans copy operands
+    and results.
     """
     if isinstance(op, str) and ("=" in op or "->" in op):
-        given = [x for x in (matrix, feat, *more) if x is not None]
+        arguments = [x for x in (matrix, feat, *more) if x is not None]
         # Options of other operators may be names of operands here.
         options = {
             "dtype": dtype, "heads": heads, "threads": threads, "config": config,
@@ -233,12 +233,12 @@ def plan(
             "mask": mask, "target": None if target == "llvm" else target,
             "weighted": None if weighted is True else weighted,
         }  # fmt: skip
-        said = {name: x for name, x in options.items() if x is not None}
-        for name in said.keys() - re.findall(r"\w+", op):
+        set_options = {name: x for name, x in options.items() if x is not None}
+        for name in set_options.keys() - re.findall(r"\w+", op):
             raise TypeError(f"plan: argument '{name}': expected none for an expression")
-        operands |= said
+        operands |= set_options
         operands |= {"reduce": reduce, "semiring": semiring, "format": format}
-        return hooks.expression(op, *given, **operands)
+        return hooks.expression(op, *arguments, **operands)
     if operands:
         raise TypeError(f"plan: argument '{next(iter(operands))}': expected none of this name")
     if matrix is None:
@@ -252,14 +252,14 @@ def plan(
         if config is not None:
             raise wrong("plan", "format", "None beside a config", f"{format!r}")
         config = wanted.of_format(format)
-    made = plan_of(wanted, config)
-    return HeadsPlan.of(made) if getattr(wanted.problem, "batched", False) else made
+    planned = plan_of(wanted, config)
+    return HeadsPlan.of(planned) if getattr(wanted.problem, "batched", False) else planned
 
 
 def plan_of(wanted: Request, config: Config | None = None) -> Plan:
     """The plan of a request.
 
-    config : None for what is recorded for this very problem, else for the one that sizes choose
+    config : by default the recorded one for this problem, or else the one chosen by sizes
     """
     if config is not None:
         return plan_with(wanted, config)
@@ -269,7 +269,7 @@ def plan_of(wanted: Request, config: Config | None = None) -> Plan:
 
 
 def plan_with(wanted: Request, config: Config, chosen_by: str = "user") -> Plan:
-    """The plan of a request with a config, for the sizes that this is for."""
+    """The plan of a request with a config, padded to the config's sizes where needed."""
     if wanted.operator.on == "matrices":
         on_gpu = RowTablesPlan if isinstance(config, RowTables) else ValuesPlan
         return (on_gpu if wanted.gpu else SparsePlan)(wanted, config, chosen_by)
@@ -285,31 +285,31 @@ def made_for(
     make: Callable[[Config, str], T],
     pattern: Callable[[], CsrPattern] | None = None,
 ) -> T:
-    """What is made of the config recorded for a request, else of the one that sizes choose.
+    """Call `make` with the config recorded for a request, or else with the one chosen by sizes.
 
-    make : gives it, of a config and "record" or "default"
-    pattern : gives that of a matrix without values, with columns in order, which no record is
-        looked for by without it
+    make : function of a config and "record" or "default"
+    pattern : returns the pattern, with sorted columns, of a matrix without values; records are not
+        looked up for such a matrix without it
     """
     default = wanted.whole.chosen()
-    found = None
+    result = None
 
     def recorded(config: Config) -> T:
         if isinstance(config, Choices):
             wanted.check(config)
         return make(config, "record")
 
-    if wanted.is_recorded or pattern is not None:  # what is wrong beside shows with the default
-        found = by_record(wanted.task(), recorded, pattern)
-    return found or make(default, "default")
+    if wanted.is_recorded or pattern is not None:  # other errors appear with the default
+        result = by_record(wanted.task(), recorded, pattern)
+    return result or make(default, "default")
 
 
 def requested(
     op: object, matrix: object, feat: object = None, *more: object, **options: Any
 ) -> Request:
-    """The arguments of :func:`plan` but `config`, checked; raises as it does.
+    """Check the arguments of :func:`plan`, without `config`, and make a request; raises likewise.
 
-    Whatever plans, searches or lowers an operator by its name begins here.
+    All plans, searches and lowerings of an operator by its name begin here.
     """
     record = record_of(op, feat, options.get("heads"), options.get("edge_feat"))
     if more and record.on != "matrices":
@@ -322,15 +322,15 @@ def requested(
     target = resolve_target(options.get("target", "llvm"))
     threads = options.get("threads") or default_threads()
     common = Common(options.get("dtype"), options.get("heads"), target, threads)
-    taken = {"format", *Common._fields, *OPTIONS.difference(record.options)}
-    own = {name: x for name, x in options.items() if name not in taken}
-    return MAKERS[record.on](op, matrix, feat, *more, common=common, **own)
+    handled = {"format", *Common._fields, *OPTIONS.difference(record.options)}
+    operator_options = {name: x for name, x in options.items() if name not in handled}
+    return MAKERS[record.on](op, matrix, feat, *more, common=common, **operator_options)
 
 
 def record_of(
     op: object, feat: Any = None, heads: object = None, edge_feat: object = None
 ) -> Operator:
-    """The record that says which options a name has, with these arguments of :func:`plan`."""
+    """The operator's record, which defines the options of :func:`plan` for these arguments."""
     if not isinstance(op, str):
         return OPERATORS["spmm"]  # whose request refuses it
     if op == "rgms":
@@ -346,47 +346,47 @@ def record_of(
     return OPERATORS.get(op, OPERATORS["spmm"])
 
 
-# Patterns that are new in each step are of about the same sizes, and have the same kernels.
+# Patterns that are new in each step have similar sizes, and the same kernels.
 _by_size = lru_cache(1024)(choose)
 _likes: dict[Hashable, tuple[Request, Plan]] = {}
 NO_PATTERN = CsrPattern(np.zeros(1, np.int32), np.zeros(0, np.int32), (0, 0))
 
 
 def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object) -> Plan:
-    """:func:`plan` of a trusted pattern, for operands that are known to fit.
+    """:func:`plan` for a trusted pattern and operands that are known to fit.
 
-    Quick where one of about these sizes was planned before, and where each row of B is expected to
-    be: what depends on the pattern alone is left to do.
+    Fast where a pattern of similar sizes was planned before, and locality does not matter: then
+    only work that depends on the pattern itself is left.
 
     options : dtype, reduce, heads and target
     """
     sizes = (*pattern.shape, pattern.nnz)
     about = (x >> max(0, x.bit_length() - EIGHTHS) for x in sizes)
     key = op, feat, *options.values(), *about, *map(int.bit_length, sizes), pool.count()
-    found = _likes.get(key)
-    if found is not None:
-        like, settled = found
+    cached = _likes.get(key)
+    if cached is not None:
+        like, settled = cached
         return settled.on(replace(like, matrix=pattern))
     wanted = requested(op, pattern, feat, **options)
-    settled, given = _settled(wanted, pattern), wanted.given
+    settled, statistics = _settled(wanted, pattern), wanted.given
     in_panels = getattr(settled.config, "in_panels", False)
-    if not in_panels and not given.asks_for_locality and max(sizes) < 1 << 30:
+    if not in_panels and not statistics.asks_for_locality and max(sizes) < 1 << 30:
         if len(_likes) >= MOST_LIKES:
             _likes.clear()
         _likes[key] = replace(wanted, matrix=NO_PATTERN), settled
-    made = settled.on(wanted)
-    settled.compile_seconds = 0.0  # of those that follow
-    return made
+    result = settled.on(wanted)
+    settled.compile_seconds = 0.0  # for later plans
+    return result
 
 
 def _settled(wanted: Request, pattern: CsrPattern) -> Plan:
-    """The default plan of a CsrPattern, for no pattern yet."""
+    """The default plan of a CsrPattern, not yet bound to a pattern."""
     default = _by_size(wanted.problem, wanted.given.rounded, wanted.target)
     return Plan.settled(wanted, _of_each_run(default, pattern), "default")
 
 
 def _of_each_run(config: Config, pattern: CsrPattern) -> Config:
-    """The config for values of each run, and columns in any order."""
+    """The config adapted to values passed in each run, and to unsorted columns."""
     config = getattr(config, "unpacked", config)
     in_panels = getattr(config, "in_panels", False)
     return getattr(config, "by_rows", config) if in_panels and not pattern.increases else config
@@ -405,19 +405,19 @@ def plan_candidates(
     Returns
     -------
     list
-        Each to be `config` of :func:`plan`.
+        Values for `config` of :func:`plan`.
     """
     return requested(op, matrix, feat, *more, **options).whole.candidates()
 
 
-MOST_PLANS = 16  # of one matrix
+MOST_PLANS = 16  # per matrix
 
 
 def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) -> Any:
     """See :meth:`sparsetir.SparseMatrix.__matmul__`.
 
-    plans : those of this matrix, by their kind
-    ops : gives `sparsetir.ops`, which multiplies tensors of torch
+    plans : plans of this matrix, by operator, shape and dtype
+    ops : returns `sparsetir.ops`, which multiplies torch tensors
     """
     if not is_array(x):
         return NotImplemented

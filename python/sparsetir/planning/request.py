@@ -1,6 +1,6 @@
-"""What plans, searches and devices elsewhere are asked for, checked, and how configs are chosen.
+"""Checked requests for plans, searches and remote devices, and the choice of configs.
 
-Of all operators, and of those on a matrix.
+The base class of all operators' requests, and the request of operators on a matrix.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from sparsetir.schedules.templates.registry import template_of
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
-# Of options that are not None by default.
+# Defaults of options, where they are not None.
 DEFAULTS = {"reduce": "sum", "weighted": True, "semiring": "plus_times"}
-# Nonzeros of a column from which on a copy of B that begins at a cache line pays.
+# Nonzeros per column from which a copy of B that begins at a cache line pays.
 ALIGNED_DEGREE = 24
-# Fields of problems that others than by default have no records: not what was tuned.
+# Fields of problems for which tuning makes no records unless they have their defaults.
 UNUSUAL = ("out", "values", "added", "in_blocks")
 
 
 class Common(NamedTuple):
-    """Checked arguments that plans of all operators have.
+    """Checked arguments common to plans of all operators.
 
-    dtype, heads : None where they are not given
-    threads : of the CPU
+    dtype, heads : None if not passed
+    threads : threads of the CPU
     """
 
     dtype: str | None
@@ -73,19 +73,19 @@ class About(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """Checked arguments of a plan, of any operator, and what follows from them.
+    """Checked arguments of a plan of any operator, and values derived from them.
 
-    Operators on different things have classes of their own, which choose configs.
+    A subclass for each kind of operand chooses configs.
 
-    name : of the operator, as it was asked for
-    matrix : a SparseTensor, several matrices, or a pattern where there are no values
-    problem : what kernels are compiled for
-    features : that configs are chosen for, those of the result last
-    sizes : numbers beside those of the pattern, by the names of the program's parameters
-    callers : "feat" and "heads" as the caller has them, and sizes of the record's other letters
-    there : operands that there are, "a" for values and "out" for the result
-    threads : of the CPU
-    statistics : what configs for matrices are chosen by
+    name : the operator's name, as the caller wrote it
+    matrix : a SparseTensor, several matrices, or a pattern without values
+    problem : the problem that kernels are compiled for
+    features : sizes that configs are chosen for, those of the result last
+    sizes : further sizes besides the pattern's, by the names of the program's parameters
+    callers : "feat" and "heads" of the caller, and sizes of the record's other letters
+    there : names of the present operands, "a" for values and "out" for the result
+    threads : threads of the CPU
+    statistics : statistics of a matrix, which its configs are chosen by
     """
 
     operator: Operator
@@ -102,75 +102,75 @@ class Request:
 
     @property
     def feat(self) -> int:
-        """Features of the result; of softmax the values of an element that lie side by side."""
+        """Features of the result; for softmax the number of contiguous values of an element."""
         return self.features[-1]
 
     @property
     def feat_in(self) -> int:
-        """Features that are multiplied first."""
+        """Features of the first operand."""
         return self.features[0]
 
     @property
     def matrices(self) -> Matrices:
-        """Of an operator on several."""
+        """The matrices of an operator on several."""
         assert isinstance(self.matrix, Matrices)
         return self.matrix
 
     @property
     def given(self) -> Statistics:
-        """Of a matrix."""
+        """The statistics of a matrix."""
         assert self.statistics is not None
         return self.statistics
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of operands, of values "a" if any are read, and of the result "out"."""
+        """Shapes of the operands, of values "a" if any are read, and of the result "out"."""
         matrix: Any = self.matrix
-        found = self.operator.shapes
-        return found(matrix.shape, matrix.nnz, there=self.there, **self.callers)
+        shapes = self.operator.shapes
+        return shapes(matrix.shape, matrix.nnz, there=self.there, **self.callers)
 
     @property
     def scratch(self) -> Mapping[str, tuple[int, str]]:
-        """Elements and type of the arrays that a kernel has for its own use, by parameter."""
+        """Size and type of the kernel's scratch arrays, by parameter."""
         sizes = {"e": self.matrix.nnz, "h": int(self.sizes.get("heads", 1))}
         acc = self.problem.accumulator
         return {n: (prod(sizes[d] for d in own), acc) for n, own in self.operator.scratch.items()}
 
     @property
     def function(self) -> str:
-        """Of `sparsetir.ops`, that does the same with gradients."""
+        """The name of the function in `sparsetir.ops` that does the same with gradients."""
         return self.operator.function or self.name
 
     @cached_property
     def pattern(self) -> Any:
-        """Where the matrix has elements, as templates take it, in the type of the problem."""
+        """The matrix's pattern for templates, in the index type of the problem."""
         assert isinstance(self.matrix, SparseMatrix | CsrPattern)
         return csr_pattern(self.matrix, self.problem.idtype)
 
     @property
     def values(self) -> np.ndarray | None:
-        """Of the matrix; None where each run is given its own."""
+        """The values of the matrix; None if each run has its own."""
         return getattr(self.matrix, "values", None) if self.has_values else None
 
     @property
     def has_values(self) -> bool:
-        """Whether the matrix has values, and is not a pattern that is trusted."""
+        """Whether the matrix has values, rather than being a trusted pattern."""
         return isinstance(self.matrix, SparseTensor)
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it is a matrix without values, whose configs are for those of each run."""
+        """Whether the matrix is a trusted pattern, whose configs are for values of each run."""
         return self.operator.on == "matrix" and isinstance(self.matrix, CsrPattern)
 
     @property
     def is_recorded(self) -> bool:
-        """Whether tuning may have recorded a config for it."""
+        """Whether tuning may have recorded a config for this request."""
         on, plain = self.operator.on, not any(getattr(self.problem, x, None) for x in UNUSUAL)
         tuned = on == "matrix" or not self.gpu
         return plain and tuned and (self.has_values or on in ("relations", "matrices"))
 
     def task(self) -> Task:
-        """What records of tuning are looked up by."""
+        """The task by which records of tuning are looked up."""
         matrix: Any = self.pattern if self.operator.on == "relations" else self.matrix
         op, reduce, heads = self.about()
         dtype, target, threads = self.problem.dtype, self.target, self.threads
@@ -178,29 +178,29 @@ class Request:
 
     @property
     def whole(self) -> Request:
-        """The same for features that fill vectors, with zeros behind those that are given."""
+        """The request with features padded by zeros to whole vectors."""
         return self
 
     def gathers_often(self, config: Config) -> bool:
-        """Whether rows of B are gathered as they are, so often that to align them pays first.
+        """Whether rows of B are gathered unpacked, so often that aligning them first pays.
 
         Rows of whole cache lines that begin within one take 1.1 to 1.7 times as long to gather (Zen
         3, one thread, 13 to 85 nonzeros a column); a copy as long as 1 to 4 of them.
         """
-        given = self.statistics
-        if given is None or not isinstance(self.problem, Spmm):
+        stats = self.statistics
+        if stats is None or not isinstance(self.problem, Spmm):
             return False
-        row = given.feat * given.bytes
-        often = given.nnz >= ALIGNED_DEGREE * given.n and given.n * row >= LEAST_ALIGNED
+        row = stats.feat * stats.bytes
+        often = stats.nnz >= ALIGNED_DEGREE * stats.n and stats.n * row >= LEAST_ALIGNED
         return often and not getattr(config, "pack", False) and row % CACHE_LINE == 0
 
     @property
     def gpu(self) -> bool:
-        """Whether it is for a GPU."""
+        """Whether the target is a GPU."""
         return is_gpu(self.target)
 
     def about(self) -> About:
-        """What records of tuning are looked up by."""
+        """The operator, kind and heads by which records of tuning are looked up."""
         raise NotImplementedError
 
     def candidates(self) -> list[Config]:
@@ -208,57 +208,57 @@ class Request:
         raise NotImplementedError
 
     def space(self) -> Space:
-        """The configs that a search goes through, on a CPU."""
+        """The search space of configs, on a CPU."""
         raise NotImplementedError
 
     def chosen(self) -> Config:
-        """The config of a plan whose user names none."""
+        """The default config."""
         return self.candidates()[0]
 
     def of_format(self, format: Format) -> Config:
-        """The config for a format; raises ValueError where none is chosen by one."""
+        """The config for a format; raises ValueError if the operator has no choice of formats."""
         raise wrong("plan", "format", f"None for '{self.name}'", f"{format!r}")
 
     def check(self, config: Config) -> None:
-        """Raise for a config, of a template that serves the problem, that does not serve sizes."""
+        """Raise for a config of a suitable template that does not support the sizes."""
         if isinstance(config, Choices):
             check_choices(config, self.problem, self.sizes)
 
     def template(self, config: Config) -> Template:
-        """The template of a config; raises TypeError for what is no config for this, and
-        ScheduleError where it does not serve the sizes."""
-        found = template_of(config, self.problem, self.gpu)
+        """The template of a config; raises TypeError if it is no config for this problem, and
+        ScheduleError if it does not support the sizes."""
+        template = template_of(config, self.problem, self.gpu)
         self.check(config)
-        return found
+        return template
 
     def stages(self, config: Config) -> Stages:
         """All stages of the kernel for a config."""
         return lower_template(self.template(config), self.problem, config, self.target)
 
     def arguments(self) -> dict[str, Any]:
-        """Of the plain program, with random values and operands, but what it writes."""
+        """Arguments of the plain program, except outputs, with random values and operands."""
         rng, dtype = np.random.default_rng(0), self.problem.dtype
         program = self.template(self.chosen()).program(self.problem)
         signature = Signature(lower_sparse_iter(program).attrs[SIGNATURE])
         pattern = self.pattern.arguments()
         known = {**pattern, **self.sizes}
-        found = {name: known[name] for name in signature.names if name in known}
-        given = [found.get(name) for name in signature.names]
+        arguments = {name: known[name] for name in signature.names if name in known}
+        numbers = [arguments.get(name) for name in signature.names]
         for i in signature.arrays:
             name = signature.names[i]
             if name not in pattern and i not in signature.outputs:
-                shape = signature.expected_shape(i, given)
+                shape = signature.expected_shape(i, numbers)
                 # Far enough from zero to divide by.
                 drawn = rng.uniform(0.5, 1, shape) * rng.choice([-1, 1], shape)
-                found[name] = rounded(drawn, dtype).astype(dtype)
-        return found
+                arguments[name] = rounded(drawn, dtype).astype(dtype)
+        return arguments
 
 
 class OneByOne(Request):
-    """Whose configs are what a search on a CPU tries, the first values being the default's."""
+    """A request whose configs are the branch searched on a CPU, the first values by default."""
 
     def tried(self) -> Branch:
-        """What a search on a CPU tries."""
+        """The branch that a search on a CPU tries."""
         raise NotImplementedError
 
     def on_gpu(self) -> list[Config]:
@@ -269,9 +269,9 @@ class OneByOne(Request):
         if self.gpu:
             return self.on_gpu()[0]
         branch = self.tried()
-        found = branch.make(**{name: values[0] for name, values in branch.choices.items()})
-        assert found is not None
-        return found
+        config = branch.make(**{name: values[0] for name, values in branch.choices.items()})
+        assert config is not None
+        return config
 
     def candidates(self) -> list[Config]:
         return self.on_gpu() if self.gpu else self.tried().one_by_one()
@@ -283,25 +283,24 @@ class OneByOne(Request):
 def adopted_matrix(
     op: str, matrix: object, each_once: bool = False, in_order: bool = False
 ) -> SparseMatrix | CsrPattern:
-    """What a plan takes for a matrix, as one of these.
+    """Convert a plan's matrix to a SparseMatrix or a CsrPattern.
 
-    each_once : whether elements that are alike must not be one, as they become in a SparseMatrix
-    in_order : whether an operand or the result has numbers for each element, in the order of a
-        SparseMatrix: edges that come in another would get those of others
+    each_once : refuse duplicate elements, which a SparseMatrix would add up
+    in_order : refuse unsorted elements, because an operand or the result has numbers per element in
+        the order of a SparseMatrix, which would go to the wrong edges
 
-    A SparseMatrix and a CsrPattern are as their maker wants them. Raises ValueError for others that
-    are not so.
+    A SparseMatrix and a CsrPattern are returned unchanged. Raises ValueError as described.
     """
     if isinstance(matrix, SparseMatrix | CsrPattern):
         return matrix
-    found = SparseMatrix.adopt("plan", "matrix", matrix)
-    places = found.places
+    adopted = SparseMatrix.adopt("plan", "matrix", matrix)
+    places = adopted.places
     if places is None:
-        return found
-    if each_once and len(places) > found.nnz:
+        return adopted
+    if each_once and len(places) > adopted.nnz:
         raise ValueError(
             f"plan: argument 'matrix': expected each element once for '{op}', got {len(places)} of "
-            f"which {len(places) - found.nnz} repeat others; sparsetir.ops takes them apart"
+            f"which {len(places) - adopted.nnz} repeat others; sparsetir.ops takes them apart"
         )
     if in_order:
         raise ValueError(
@@ -309,15 +308,15 @@ def adopted_matrix(
             f"'{op}', which has numbers for each; give A = sparsetir.SparseMatrix(...), whose "
             "A.arrange(numbers) brings them into its order"
         )
-    return found
+    return adopted
 
 
 def features_of(
     op: str, feat: Any, common: Common, vectors: bool = False
 ) -> tuple[int, str | None, int | None]:
-    """The number of features, dtype and heads, of the dense operand where it is given for that.
+    """The number of features, dtype and heads, read from the dense operand if it is passed.
 
-    feat : a number; or the operand, whose dtype and heads are taken where none are given
+    feat : a number; or the operand, whose dtype and heads are the defaults
     vectors : whether operands have no dimension of features, and need no number
     """
     dtype, heads, _, _ = common
@@ -339,7 +338,7 @@ def features_of(
 
 
 def refuse_heads_first(op: str, given: Any, dims: int, rows: Container[int]) -> None:
-    """Raise for an operand of so many dimensions whose second one has the rows, not the first."""
+    """Raise for an operand of `dims` dimensions whose rows are in the second, not the first."""
     if not is_array(given) or len(given.shape) != dims:
         return
     if given.shape[0] not in rows and given.shape[1] in rows:
@@ -348,14 +347,14 @@ def refuse_heads_first(op: str, given: Any, dims: int, rows: Container[int]) -> 
 
 
 def check_dtypes(**dtypes: object) -> None:
-    """Raise for names of dtypes that are no texts; None is fine."""
-    for name, given in dtypes.items():
-        if given is not None and not isinstance(given, str):
-            raise TypeError(f"plan: argument '{name}': expected a name as 'float32', got {given!r}")
+    """Raise for names of dtypes that are not strings; None is accepted."""
+    for name, dtype in dtypes.items():
+        if dtype is not None and not isinstance(dtype, str):
+            raise TypeError(f"plan: argument '{name}': expected a name as 'float32', got {dtype!r}")
 
 
 def check_counts(**counts: object) -> None:
-    """Raise for what is no number from 1 on; None is fine for all but 'feat'."""
+    """Raise unless values are integers of 1 or more; None is accepted except for 'feat'."""
     for name, value in counts.items():
         if value is None and name != "feat":
             continue
@@ -364,27 +363,27 @@ def check_counts(**counts: object) -> None:
 
 
 def default_threads() -> int:
-    """Threads of the CPU that plans divide rows among: those of the pool that kernels run on."""
+    """The number of threads that plans divide rows among: those of the kernels' pool."""
     return pool.count()
 
 
 def csr_pattern(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:
-    """Where a matrix has elements, with indices of a type.
+    """The pattern of a matrix, with indices of a type.
 
-    Of a SparseMatrix a copy, as kernels trust indices and the user may write to those of the
-    matrix; it takes, and adds to, the conversions that the matrix keeps, which are copies too. A
-    CsrPattern is trusted as it is.
+    For a SparseMatrix a copy, as kernels trust indices and the user may write to those of the
+    matrix; it shares the conversions that the matrix caches, which are copies, too. The arrays of a
+    CsrPattern are trusted.
     """
     if isinstance(matrix, CsrPattern):
         indptr, indices = (x.astype(idtype, copy=False) for x in matrix[:2])
         return type(matrix)(indptr, indices, matrix.shape)
     pattern, (m, n) = matrix.pattern, matrix.shape
     indptr, indices = (np.array(x, idtype) for x in (pattern.indptr, pattern.columns))
-    found = _OfMatrix(indptr, indices, (m, n))
-    if pattern.idtype != idtype:  # one that it has no conversions for
-        return CsrPattern(*found)
-    found.matrix = matrix
-    return found
+    copied = _OfMatrix(indptr, indices, (m, n))
+    if pattern.idtype != idtype:  # the matrix caches no conversions of this type
+        return CsrPattern(*copied)
+    copied.matrix = matrix
+    return copied
 
 
 class _OfMatrix(CsrPattern):
@@ -401,9 +400,9 @@ class _OfMatrix(CsrPattern):
 
 
 def refuse_options(op: object, given: Mapping[str, object], takes: Iterable[str]) -> None:
-    """Raise where an operator is asked for with what others take, and is given for it.
+    """Raise for options that the operator does not have, unless they have their defaults.
 
-    takes : names of options that this one has
+    takes : names of options that the operator has
     """
     for name, value in given.items():
         default = DEFAULTS.get(name)
@@ -413,7 +412,7 @@ def refuse_options(op: object, given: Mapping[str, object], takes: Iterable[str]
 
 
 def idtype_for(*sizes: int) -> str:
-    """int32 where it holds all that is counted; offsets into values are 64-bit either way."""
+    """int32 where it holds all counts; offsets into values are 64-bit in any case."""
     return "int32" if max(sizes) < 2**31 - 1 else "int64"
 
 
@@ -455,15 +454,15 @@ def message(
 
 
 class OnMatrix(Request):
-    """Whose configs are chosen by the statistics of the matrix."""
+    """A request whose configs are chosen by the statistics of the matrix."""
 
     def engine(self, format: Format | None = None) -> list[Config]:
-        """Configs for the CPU's matrix engine, where there is one that suits the pattern.
+        """Configs for the CPU's matrix engine, if it has one that suits the pattern.
 
-        format : the one that stores the matrix; by default blocks that fill tiles
+        format : the format of the matrix; by default blocks that fill tiles
 
-        Of a SparseMatrix alone: a CsrPattern has no values, and to bring them into blocks in each
-        run would take longer than is won.
+        Only for a SparseMatrix: a CsrPattern has no values, and converting them to blocks in each
+        run would take longer than the engine saves.
         """
         problem, target = self.problem, self.target
         spmm = isinstance(problem, Spmm) and isinstance(self.matrix, SparseMatrix)
@@ -480,10 +479,10 @@ class OnMatrix(Request):
             raise wrong("plan", "format", expected, f"{format!r}", TypeError)
         if not isinstance(self.problem, Spmm):
             return super().of_format(format)
-        found, asked = self.engine(format), (self.given, self.target)
-        if found:
-            return found[0]
-        return by_format(format, self.problem, self.pattern.coordinates, *asked)
+        on_engine, rest = self.engine(format), (self.given, self.target)
+        if on_engine:
+            return on_engine[0]
+        return by_format(format, self.problem, self.pattern.coordinates, *rest)
 
     def about(self) -> About:
         reduce = getattr(self.problem, "reduce", "sum")
@@ -537,16 +536,16 @@ def matrix_request(
         found = found.with_values(values)
     matrix = found
     refuse_heads_first(op, operand, 2 if operator.vectors else 3, matrix.shape)
-    own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
+    default = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
     m, n = matrix.shape
     idtype = idtype_for(m, n, matrix.nnz, feat)
-    results = dict.fromkeys((dtype or own, accumulator(dtype or own)))
+    results = dict.fromkeys((dtype or default, accumulator(dtype or default)))
     if out_dtype not in (None, *results):
         expected = f"None, {' or '.join(map(repr, results))}"
         raise wrong("plan", "out_dtype", expected, f"{out_dtype!r}")
-    problem = operator.compiled_for(dtype or own, reduce, heads is not None, idtype, out_dtype)
+    problem = operator.compiled_for(dtype or default, reduce, heads is not None, idtype, out_dtype)
     threads, target = common.threads, common.target
-    longest = 0  # as if no row stood out: hyb is for coordinates in order, each once
+    longest = 0  # as if rows were even: hyb needs sorted coordinates without duplicates
     if is_gpu(target) and isinstance(matrix, SparseMatrix):
         longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
     block = 1

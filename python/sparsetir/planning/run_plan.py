@@ -1,6 +1,6 @@
-"""A plan: an operator on a pattern whose kernel is compiled, and what it keeps for its calls.
+"""Plans: operators on a pattern with their compiled kernel and prepared arguments.
 
-Kernels are compiled once in a process, for plans and operators alike.
+Kernels are compiled once per process, and shared by plans and operators.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.templates.registry import template_of
 
-GPU_ALIGNMENT = 16  # of arrays, whose vector loads want whole vectors
+GPU_ALIGNMENT = 16  # bytes, for vector loads
 NO_GRADIENT = (
     "it requires a gradient, which results of plans do not have; use sparsetir.ops.{}, or call "
     "under torch.no_grad()"
@@ -64,23 +64,22 @@ class Plan:
     wanted : request
         The operator, pattern and sizes.
     config
-        Of the template.
+        The config of the template.
     chosen_by : {"user", "record", "default"}
-        Who chose the config; "record" is tuning.
+        The origin of the config; "record" is tuning.
 
     Attributes
     ----------
     kernel : Kernel
-        Which other plans may share.
+        The kernel, which other plans may share.
     convert_seconds, compile_seconds : float
-        What the plan took; no compilation where the kernel was there already.
+        The times of making the plan; no compilation if the kernel existed already.
     arranges_values : bool
-        Whether values are brought into another order, on the host, before the kernel takes them:
-        for those of a run in each run.
+        Whether values are reordered on the host for the kernel: in each run, if passed to it.
     launches : int
-        Kernels started by a call.
+        Kernels launched by a call.
     needs_values : bool
-        Whether each run is to be given values.
+        Whether each run needs values.
     """
 
     op: str
@@ -95,47 +94,47 @@ class Plan:
 
     @classmethod
     def settled(cls, wanted: Request, config: Config, chosen_by: str) -> Plan:
-        """A plan without a pattern; :meth:`on` makes plans of patterns.
+        """Make a plan without a pattern; :meth:`on` binds it to patterns.
 
         Parameters
         ----------
         wanted, config, chosen_by
-            Of the first such plan; what follows of the pattern plays no part.
+            Those of the first such plan; values that depend on the pattern are ignored.
 
         Returns
         -------
         Plan
         """
-        found = cls.__new__(cls)
-        found._settle(wanted, config, chosen_by)
-        return found
+        plan = cls.__new__(cls)
+        plan._settle(wanted, config, chosen_by)
+        return plan
 
     def on(self, wanted: Request) -> Plan:
-        """The plan for a pattern, with this one's kernel.
+        """Bind this plan's kernel to a pattern, in a new plan.
 
         Parameters
         ----------
         wanted : request
-            What this one was settled for, but for the pattern.
+            The request that this plan was settled for, with another pattern.
 
         Returns
         -------
         Plan
         """
-        found = type(self).__new__(type(self))
-        found.__dict__.update(self.__dict__)
-        found._bind(wanted)
-        return found
+        bound = type(self).__new__(type(self))
+        bound.__dict__.update(self.__dict__)
+        bound._bind(wanted)
+        return bound
 
     def _set_device(self, wanted: Request) -> None:
-        """Where kernels run."""
+        """Set the device that kernels run on."""
         kind, self._gpu = wanted.target.kind.name, wanted.gpu
         self._device = tvm.runtime.device(kind if self._gpu else "cpu", 0)
         if not self._device.exist:
             raise RuntimeError(f"plan: argument 'target': there is no {kind} device")
 
     def _settle(self, wanted: Request, config: Config, chosen_by: str) -> None:
-        """What follows of the problem, the config and the numbers of features and heads."""
+        """Set up everything that depends on the problem, the config, features and heads."""
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
         problem, target, gpu = wanted.problem, wanted.target, wanted.gpu
@@ -151,19 +150,19 @@ class Plan:
         self._values_dtype = getattr(problem, "values", None) or problem.dtype
         self._out_dtype = getattr(problem, "out", None)
         self._out_bytes = itemsize(self._out_dtype or problem.dtype)
-        self._place = {name: at for at, name in enumerate(self.kernel.signature.passed)}
+        self._place = {name: i for i, name in enumerate(self.kernel.signature.passed)}
         self._checked = {
-            given: _checked(wanted.function, self._operands, *given)
-            for given in product((False, True), repeat=2)
+            passed: _checked(wanted.function, self._operands, *passed)
+            for passed in product((False, True), repeat=2)
         }
         self._first = f"{self.op}: argument '{self._operands[0]}'"
         self._run, self._out_at = self.kernel.entry, self._place["out"]
         self._count = len(self._operands)
-        # Values of a run's own may take another kernel.
+        # Values passed to a run may need another kernel.
         self._unpacked = getattr(config, "unpacked", config)
 
     def _bind(self, wanted: Request) -> None:
-        """What follows of the pattern."""
+        """Set up everything that depends on the pattern."""
         values, config, signature = wanted.values, self.config, self.kernel.signature
         start = time.perf_counter()
         arranged = self._template.arrange(wanted.pattern, self.problem, config)
@@ -178,21 +177,21 @@ class Plan:
         self._gathered = self._place["b"] if often else -1
         self._args: list[object] = [None] * len(signature.passed)
         self._for_values: Callable[[], Plan] | None = None
-        if self._unpacked != config:  # made when it is first wanted
+        if self._unpacked != config:  # made on first use
             self._for_values = cache(lambda: Plan(wanted, self._unpacked, self.chosen_by))
         self.needs_values: bool = "a" in self._shapes and values is None
         sizes = {**wanted.sizes, "tiles": self._tiles}
         computed = arranged.computed(signature.func, sizes)
         self._computed = computed if signature.of_values else {}
-        given = {**sizes, **arranged.arguments, **computed}
-        # Of what kernels take in another shape than the caller gives it.
-        numbers = [given.get(name) for name in signature.names]
+        arguments = {**sizes, **arranged.arguments, **computed}
+        # Shapes of arrays that the kernel takes in another shape than the caller's.
+        numbers = [arguments.get(name) for name in signature.names]
         # Values that are arranged have other names.
         own = [name for name in self._shapes if name in self._place]
         taken = {name: signature.expected_shape(self._place[name], numbers) for name in own}
         self._kernel_shapes = {n: tuple(s) for n, s in taken.items() if s != [*self._shapes[n]]}
-        self._put({name: value for name, value in given.items() if name in self._place})
-        # Where arrays go that the kernel takes as they are given.
+        self._put({name: value for name, value in arguments.items() if name in self._place})
+        # Positions of arrays that are passed to the kernel unchanged.
         self._scratch = {
             name: (tuple(signature.expected_shape(self._place[name], numbers)), dtype)
             for name, (_, dtype) in wanted.scratch.items()
@@ -202,7 +201,7 @@ class Plan:
         self._direct = [self._place[n] for n in self._operands] if direct else []
         self._values_at = self._place_of_values() if direct else -1
         fixed = "a" not in self._shapes or self._values_at >= 0
-        # Values that are arranged have no place.
+        # Values that are arranged have no position.
         self.repeats: bool = direct and not self._nothing and fixed and self._for_values is None
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
@@ -217,7 +216,7 @@ class Plan:
         return self._stored.padding
 
     def _put(self, arguments: Mapping[str, object]) -> None:
-        """Keep arguments for all runs, arrays where the kernel runs."""
+        """Keep arguments for all runs, with arrays on the kernel's device."""
         for name, value in arguments.items():
             array = self._on_device(value) if is_array(value) else value
             self._args[self._place[name]] = self._view(name, array)
@@ -240,10 +239,10 @@ class Plan:
             both for messages, x (nnz,) for "softmax"; q (m, feat_in), k (n, feat_in) and v
             (n, feat) for "attention". Heads come second.
         out : array, optional
-            Written and returned. From some MiB on a new one costs about as much as the product,
-            since the system gives its memory page by page: give one that is there where you can.
+            The array to write to and return. A new one of several MiB costs about as much as the
+            product, since the system maps its memory page by page: reuse one where you can.
         values : (nnz,) array, optional
-            Of the matrix, in the order of its pattern; by default those planned with.
+            Values of the matrix, in the order of its pattern; by default those planned with.
 
         Returns
         -------
@@ -257,10 +256,10 @@ class Plan:
 
         Notes
         -----
-        A plan has copies of the matrix's values and indices: what is written to the matrix later
-        changes no result, whatever the config; `values` gives other values. Results have no
-        gradients, so what requires one is refused but under
-        torch.no_grad(); :mod:`sparsetir.ops` has them.
+        A plan has copies of the matrix's values and indices: later writes to the matrix change no
+        result, whatever the config; pass `values` for other values. Results have no gradients, so
+        tensors that require one are refused except under torch.no_grad(); :mod:`sparsetir.ops` has
+        gradients.
         """
         if values is not None and self._for_values is not None:
             return self._for_values()(*operands, out=out, values=values)
@@ -297,7 +296,7 @@ class Plan:
             names, arrays = (*self._operands, "out"), (*operands, out)
             check_alignment(self.op, names, arrays, self._bytes, GPU_ALIGNMENT)
             if self._nothing:
-                return out  # a grid of no blocks is an error there
+                return out  # CUDA refuses an empty grid
         if self._gathered >= 0:
             args[self._gathered] = at_cache_line(args[self._gathered])
         try:
@@ -317,16 +316,16 @@ class Plan:
     def _fill(
         self, args: list[object], operands: tuple[object, ...], values: object, out: object
     ) -> None:
-        """Put arrays where the kernel takes them, as it takes them."""
+        """Put arrays at the kernel's positions, in its shapes."""
         for name, array in zip(self._operands, operands, strict=True):
             args[self._place[name]] = self._view(name, array)
         if values is not None:
             for name, array in self._values(values).items():
                 args[self._place[name]] = array
         args[self._out_at] = self._view("out", out)
-        for name, (shape, dtype) in self._scratch.items():  # new ones for each call
-            made = tvm.runtime.empty(shape, dtype, self._device) if self._gpu else None
-            args[self._place[name]] = np.empty(shape, dtype) if made is None else made
+        for name, (shape, dtype) in self._scratch.items():  # new in each call
+            scratch = tvm.runtime.empty(shape, dtype, self._device) if self._gpu else None
+            args[self._place[name]] = np.empty(shape, dtype) if scratch is None else scratch
 
     def _run_refused(
         self,
@@ -336,26 +335,26 @@ class Plan:
         out: object,
         error: Exception,
     ) -> None:
-        """Say what is wrong with arguments that TVM refused, or run with other views of them.
+        """Raise for arguments that TVM refused, or run with other views of them.
 
-        out : None where it is a new array
-        error : is raised where the arguments were not the reason
+        out : None for a new array
+        error : raised again if the arguments were not the reason
         """
-        if values is not None and self._direct:  # they went there unseen
+        if values is not None and self._direct:  # they were passed unchecked
             self._values(values)
         if out is not None:
             self._refuse_overlap(out, operands, values)
         self.kernel.run_refused(args, error)
 
     def _new_result(self, operand: object) -> object:
-        """An array like an operand that is none of NumPy's."""
+        """A result of the operand's kind, other than NumPy's."""
         out = empty_like(operand, self._out_shape, self._first, self._out_dtype)
         if self._large and is_torch(out):
             in_large_pages(out)
         return out
 
     def repeat(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """Run unchecked on torch tensors that fit, into a new result.
+        """Run on torch tensors that fit, without checks, into a new result.
 
         Parameters
         ----------
@@ -365,8 +364,7 @@ class Plan:
         Returns
         -------
         Tensor or None
-            None where TVM refuses the tensors, or they must be arranged; a kernel that fails
-            raises.
+            None if TVM refuses the tensors, or they must be arranged; a kernel that fails raises.
         """
         args, first = self._args.copy(), operands[0]
         if self._out_dtype is None and not self._large:
@@ -395,15 +393,15 @@ class Plan:
     def _view_all(
         self, args: list[object], operands: Sequence[Any], values: Any, out: object
     ) -> bool:
-        """Put tensors that fit where the kernel takes them; False where that takes more."""
+        """Put tensors that fit at the kernel's positions; return False if that needs more steps."""
         arranged = self.arranges_values or self._for_values is not None
         if self._nothing or self._scratch or (values is not None and arranged):
             return False
-        given = dict(zip(self._operands, operands, strict=True), out=out)
+        named = dict(zip(self._operands, operands, strict=True), out=out)
         if values is not None:
-            given |= self._stored.values(A=values)
+            named |= self._stored.values(A=values)
         shapes = self._kernel_shapes
-        for name, array in given.items():
+        for name, array in named.items():
             args[self._place[name]] = array.view(shapes[name]) if name in shapes else array
         return True
 
@@ -424,7 +422,7 @@ class Plan:
         return {name: self._view(name, self._on_device(x)) for name, x in arrays.items()}
 
     def _place_of_values(self) -> int:
-        """Where the kernel takes a run's values as they are given; -1 where it does not."""
+        """The position of a run's values if the kernel takes them unchanged, else -1."""
         signature = self.kernel.signature
         if signature.of_values or not self._stored.keeps_order or "a" not in self._place:
             return -1
@@ -433,12 +431,12 @@ class Plan:
         return self._place["a"] if set(stored) == {"a"} and stored["a"] is probe else -1
 
     def _arranged(self, values: object) -> dict[str, object]:
-        """The kernel's arrays of values, those that its schedule makes of them too."""
+        """The kernel's arrays of values, including those that its schedule derives from them."""
         stored = self._stored.values(A=values if self._stored.keeps_order else to_numpy(values))
         return {**stored, **self.kernel.of_values(stored, self._computed)}
 
     def _view(self, name: str, array: Any) -> Any:
-        """An array as the kernel takes it: it has no heads of its own, and no vectors."""
+        """View an array in the kernel's shape, which has neither heads nor vectors."""
         shape = self._kernel_shapes.get(name)
         if shape is None or not is_array(array):
             return array
@@ -447,11 +445,11 @@ class Plan:
                 f"{self.op}: argument '{name}': expected a contiguous array of shape "
                 f"{self._shapes[name]}, got shape {tuple(array.shape)}, strides {strides(array)}"
             )
-        view: Any = getattr(array, "_create_view", None)  # of TVM's tensors
+        view: Any = getattr(array, "_create_view", None)  # TVM's tensors have it
         return array.reshape(shape) if view is None else view(shape, array.dtype)
 
     def _refuse_overlap(self, out: object, operands: tuple[object, ...], values: object) -> None:
-        """Raise where the result shares memory with what is read."""
+        """Raise if the result shares memory with an input."""
         arrays = {f"'{name}'": x for name, x in zip(self._operands, operands, strict=True)}
         for said, array in {**arrays, "the values": values}.items():
             if array is not None and overlap(out, array, self._out_bytes, self._bytes):
@@ -475,33 +473,33 @@ def _checked(
     return names, gradients
 
 
-# -- kernels that are compiled once in a process, and serve all patterns --------------------------
+# -- the cache of kernels, which serve all patterns -----------------------------------------------
 
 
-# Kernels that are kept, with all of their stages; those of plans that are in use live on without.
+# Kernels in the cache, with all of their stages; plans keep their kernels beyond it.
 MOST_KERNELS = 512
 _kernels: OrderedDict[Hashable, Kernel] = OrderedDict()
 _count = 0
 _access = threading.Lock()
-# One kernel at a time: LLVM's options in TVM are the process's.
+# One kernel at a time: TVM sets LLVM's options for the whole process.
 _compiling = threading.Lock()
 
 
 def compilations() -> int:
-    """How many kernels plans and operators have compiled in this process."""
+    """The number of kernels that plans and operators have compiled in this process."""
     return _count
 
 
 def compiled_by(config: Compiled, problem: Problem, target: Target) -> Kernel:
-    """The kernel that the template of a config makes for a problem, of plans and operators alike.
+    """The kernel of a config's template for a problem, shared by plans and operators.
 
-    Raises TypeError for what is no config for this.
+    Raises TypeError if `config` is no config for the problem.
     """
     return finder(config, problem, target)()
 
 
 def finder(config: Compiled, problem: Problem, target: Target) -> Callable[[], Kernel]:
-    """A function that gives :func:`compiled_by` of this, and keeps no kernel itself."""
+    """A function that returns :func:`compiled_by`, and keeps no kernel alive itself."""
 
     def stages() -> Stages:
         template = template_of(config, problem, is_gpu(target))
@@ -512,7 +510,7 @@ def finder(config: Compiled, problem: Problem, target: Target) -> Callable[[], K
 
 
 class _Key(tuple[Problem, Hashable]):
-    """What a kernel is kept by, whose hash takes longer to find than a small kernel to run."""
+    """The key of a kernel with a cached hash, which takes longer than a small kernel."""
 
     def __init__(self, _: object) -> None:
         self.number = super().__hash__()
@@ -521,7 +519,7 @@ class _Key(tuple[Problem, Hashable]):
         return self.number
 
 
-# Both take longer to say than to look up: of a target, and of a config, at each new pattern.
+# Cached, as computing the text of a target, or a config's part, takes longer than a look-up.
 _text = lru_cache(64)(str)
 
 
@@ -531,33 +529,33 @@ def _compiled_part(config: Compiled) -> Hashable:
 
 
 def compiled(key: Hashable, target: Target, stages: Callable[[], Stages]) -> Kernel:
-    """The kernel for a key and a `tvm.target.Target`, compiled when it is first wanted.
+    """The kernel for a key and a `tvm.target.Target`, compiled on first use.
 
-    The one that was not asked for longest goes where there are more than `MOST_KERNELS`. A thread
-    that wants what is there does not wait for others that compile.
+    Evicts the least recently used kernel beyond `MOST_KERNELS`. A thread that looks up a compiled
+    kernel does not wait for others that compile.
 
-    stages : gives what is compiled; the kernel trusts its index arrays
+    stages : returns the stages to compile; the kernel trusts its index arrays
     """
     global _count
     key = (key, _text(target))
-    found = _kept(key)
-    if found is not None:
-        return found
+    kernel = _kept(key)
+    if kernel is not None:
+        return kernel
     with _compiling:
-        found = _kept(key)  # another thread may have wanted it too
-        if found is None:
-            found = kernel_of(stages(), target, check=False)
+        kernel = _kept(key)  # another thread may have compiled it meanwhile
+        if kernel is None:
+            kernel = kernel_of(stages(), target, check=False)
             with _access:
                 _count += 1
-                _kernels[key] = found
+                _kernels[key] = kernel
                 while len(_kernels) > MOST_KERNELS:
                     _kernels.popitem(last=False)
-        return found
+        return kernel
 
 
 def _kept(key: Hashable) -> Kernel | None:
     with _access:
-        found = _kernels.get(key)
-        if found is not None:
+        kernel = _kernels.get(key)
+        if kernel is not None:
             _kernels.move_to_end(key)
-        return found
+        return kernel

@@ -1,4 +1,4 @@
-"""Plans whose result is sparse: they keep the pattern that their first call, or a GPU, finds."""
+"""Plans with a sparse result, whose pattern the first call, or a GPU, computes and keeps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.index_arrays import row_numbers
 from sparsetir.sparse_ir.schedule import Schedule
 
-FEW = 6  # terms of an element, below which they take less time in the order of visits
+FEW = 6  # terms per element, below which the order of visits is faster
 
 
 class SparsePlan(Plan):
@@ -59,23 +59,23 @@ class SparsePlan(Plan):
     wanted : request
         The operator and its matrices.
     config : Assembled
-        How results are made.
+        The way to compute results.
     chosen_by : {"user", "record", "default"}
-        As of :class:`Plan`.
+        The same as for :class:`Plan`.
 
     Attributes
     ----------
     kernel : Kernel
-        What a call after the first one runs, which other plans may share.
+        The kernel of calls after the first one, which other plans may share.
     convert_seconds, compile_seconds : float
-        As of :class:`Plan`.
+        The same as for :class:`Plan`.
     """
 
     problem: SparseResult
     config: Assembled
 
     def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
-        wanted.template(config)  # which refuses others
+        wanted.template(config)  # raises for other configs
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
         self.launches, self.needs_values, self.arranges_values = 1, False, False
@@ -89,12 +89,12 @@ class SparsePlan(Plan):
         mask = None if matrices.mask is None else _copy(csr(matrices.mask), problem.idtype)
         m, n = self._shape = matrices.result_shape(wanted.name)
         self._columns: np.ndarray | None = None
-        self._places: np.ndarray | None = None  # of the second one's values, in its other order
+        self._places: np.ndarray | None = None  # permutation of the second matrix's values
         self._names = [f"a{q}" for q in range(len(each))]
         sizes = {"m": m, "n": n}
         if problem.is_product:
-            found = factors(wanted.name, each, mask, config.dotted)
-            (*each, mask), self._columns, self._places = found
+            kernel_factors = factors(wanted.name, each, mask, config.dotted)
+            (*each, mask), self._columns, self._places = kernel_factors
             self._names = ["a", "b"]
             sizes = {"m": m, "l": each[0].shape[1], "n": each[1].shape[1]}
         elif problem.how == KRON:
@@ -105,7 +105,7 @@ class SparsePlan(Plan):
         self._pattern = None if matrices.mask is None else matrices.mask.pattern
         self._threads = wanted.threads if config.parallel else 1
         self._repeat: Numeric | None = None
-        # The values of a Kronecker product take as long as the product.
+        # The values of a Kronecker product alone take as long as the product.
         self._repeated = (config.kept and problem.how != KRON) or mask is not None
         self._each = each
         if mask is not None and (config.listed or config.dotted):
@@ -133,8 +133,8 @@ class SparsePlan(Plan):
             self.compile_seconds += time.perf_counter() - start
 
     def _of_terms(self, mask: Csr) -> Numeric:
-        """What computes values of terms that are known: of few for an element in the order of the
-        product's visits, else element by element."""
+        """The numeric phase from known terms: in the order of the product's visits if elements have
+        few terms, else element by element."""
         problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
         start, each = time.perf_counter(), self._each
         lists = term_visits(each[0], each[1], mask)
@@ -149,7 +149,7 @@ class SparsePlan(Plan):
         def schedule(sch: Schedule) -> None:
             if visited and parallel:
                 parts, _ = sch.get_sp_iters(sch.get_sparse_iteration("visits"))
-                sch.parallelize(parts, race="ignore")  # their elements differ
+                sch.parallelize(parts, race="ignore")  # parts write different elements
             elif not parallel:
                 sch.lower()
 
@@ -157,31 +157,31 @@ class SparsePlan(Plan):
             return lower(problem.terms_program(idtype, visited), schedule, target=target)
 
         kernel = compiled((problem, idtype, parallel, visited, "terms"), target, stages)
-        given = _listed(each, *lists) | {"nnz": len(mask.indices)}
+        named = _listed(each, *lists) | {"nnz": len(mask.indices)}
         self._names = _numbered(each)
         self._given = {name: x.values for name, x in zip(self._names, each, strict=True)}
-        return Numeric(kernel, {**given, **self._given}, "out")
+        return Numeric(kernel, {**named, **self._given}, "out")
 
-    def _of_factors(self, found: Csr) -> Numeric:
-        """What computes the product by element of each element's factors, whose places are kept."""
+    def _of_factors(self, result: Csr) -> Numeric:
+        """The numeric phase of an elementwise product, from the positions of each factor."""
         problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
         start, self._names = time.perf_counter(), _numbered(self._each)
         self._given = {n: x.values for n, x in zip(self._names, self._each, strict=True)}
-        elements = _numbers(found)
-        given: dict[str, Any] = {**self._given, "nnz": len(elements)}
+        elements = _numbers(result)
+        named: dict[str, Any] = {**self._given, "nnz": len(elements)}
         for name, x in zip(self._names, self._each, strict=True):
             places = np.searchsorted(_numbers(x), elements).astype(problem.idtype)
-            given |= {f"{name}_places": places, f"{name}_nnz": len(x.indices)}
+            named |= {f"{name}_places": places, f"{name}_nnz": len(x.indices)}
         self.convert_seconds += time.perf_counter() - start
 
         def stages() -> Stages:
             schedule = None if parallel else Schedule.lower
             return lower(problem.factors_program(), schedule, target=target)
 
-        return Numeric(compiled((problem, parallel, "factors"), target, stages), given, "out")
+        return Numeric(compiled((problem, parallel, "factors"), target, stages), named, "out")
 
     def _of_elements(self, each: Sequence[Csr], mask: Csr) -> Numeric:
-        """What computes values of elements one by one."""
+        """The numeric phase element by element."""
         problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
         ratio = ratio_of(each[0], each[1], mask)
 
@@ -195,9 +195,9 @@ class SparsePlan(Plan):
 
         kernel = compiled((problem, parallel, ratio, "elements"), target, stages)
         self._names = _numbered(each)
-        given = of_elements(each[0], each[1], mask, problem.idtype)
-        self._given = {name: given[name] for name in self._names}
-        return Numeric(kernel, given, "out")
+        named = of_elements(each[0], each[1], mask, problem.idtype)
+        self._given = {name: named[name] for name in self._names}
+        return Numeric(kernel, named, "out")
 
     def _kernel_of(self, gathered: bool) -> AssembledKernel:
         problem, target = self.problem, self._wanted.target
@@ -212,32 +212,32 @@ class SparsePlan(Plan):
 
     @property
     def padding(self) -> float:
-        """None: matrices are in CSR."""
+        """Always 0, as matrices are in CSR."""
         return 0.0
 
     @property
     def pattern(self) -> Pattern:
-        """Of the result, or the mask's; assembled when it is first wanted."""
+        """The pattern of the result, or of the mask; computed on first use."""
         if self._pattern is None:
             self()
         assert self._pattern is not None
         return self._pattern
 
     def __call__(self, *values: Any, out: Any = None) -> SparseMatrix:
-        """The result for the matrices' values, or other ones.
+        """Compute the result for the matrices' values, or other ones.
 
         Parameters
         ----------
         *values : (nnz,) arrays or None, optional
-            Of each matrix, of NumPy and the plan's dtype, in the order of its pattern; by default,
-            and for None, those planned with.
+            NumPy arrays of each matrix's values, of the plan's dtype, in the order of its pattern;
+            by default, and for None, those planned with.
         out : (nnz,) array, optional
-            Where the result's values are written: of NumPy, contiguous and of the result's dtype.
+            A contiguous NumPy array of the result's dtype, for the result's values.
 
         Returns
         -------
         SparseMatrix
-            In CSR. Those of all calls share their pattern, where the config keeps it.
+            The result in CSR. All calls share its pattern, if the config keeps it.
 
         Raises
         ------
@@ -246,35 +246,35 @@ class SparsePlan(Plan):
 
         Notes
         -----
-        The first call finds the pattern, later ones compute its values alone; a plan with a mask,
-        whose pattern the result has, does from the first one on.
+        The first call computes the pattern, later ones the values alone; with a mask, which is the
+        result's pattern, so does the first one.
         """
-        given, found = self._checked(values), None
+        passed, computed = self._checked(values), None
         if self._known is None or not self._repeated:
-            found = self._assembled({**self._given, **given})
-            if found is None:  # with int64 indices it goes
+            computed = self._assembled({**self._given, **passed})
+            if computed is None:  # the plan now has int64 indices
                 return self(*values, out=out)
         assert self._known is not None and self._pattern is not None
         nnz = len(self._known.indices)
         if out is not None:
             self._check_out(out, nnz, values)
-        if found is None:
+        if computed is None:
             if self._repeat is None:
                 known = self._known.indptr, self._known.indices, self._given, self._bounds
                 self._repeat = self._numeric.at(*known, self._threads)
             direct = out if self._result == np.dtype(self.problem.sums) else None
-            found = self._repeat(given, direct)
-        if out is not None and found is not out:
-            out[...] = found
-        made = found.astype(self._result, copy=False) if out is None else out
-        return SparseMatrix.of_stored(Stored(self._pattern, made))
+            computed = self._repeat(passed, direct)
+        if out is not None and computed is not out:
+            out[...] = computed
+        stored = computed.astype(self._result, copy=False) if out is None else out
+        return SparseMatrix.of_stored(Stored(self._pattern, stored))
 
     def _assembled(self, given: Mapping[str, object]) -> np.ndarray | None:
-        """Values of a result that is assembled, whose pattern is kept; None for one that int32 does
-        not number, of a plan that is then for int64."""
+        """Assemble the result, keep its pattern, and return its values; None if it has too many
+        elements for int32, after switching the plan to int64."""
         kernel, bounds, config = self._assembling, self._bounds, self.config
         try:
-            made = kernel.assembled(given, bounds, config.levels, self._threads)
+            result = kernel.assembled(given, bounds, config.levels, self._threads)
         except OverflowError:
             if self.problem.idtype == "int64":
                 raise
@@ -282,22 +282,22 @@ class SparsePlan(Plan):
             self._bind(replace(self._wanted, problem=wide))
             return None
         if self._known is not None and config.kept:
-            return made.values
-        columns = made.indices if self._columns is None else self._columns[made.indices]
-        self._pattern = Pattern.from_csr(made.indptr, columns, self._shape, check=False)
-        if self._repeated:  # trusted from here on, while the user may write to the pattern
-            self._known = CsrArrays(made.indptr.copy(), made.indices.copy(), None)
+            return result.values
+        columns = result.indices if self._columns is None else self._columns[result.indices]
+        self._pattern = Pattern.from_csr(result.indptr, columns, self._shape, check=False)
+        if self._repeated:  # a copy, as it is trusted, and the user may write to the pattern
+            self._known = CsrArrays(result.indptr.copy(), result.indices.copy(), None)
         else:
-            self._known = made._replace(values=None)
+            self._known = result._replace(values=None)
         factors = self.problem.lists == "factors"
-        if config.listed and (factors or term_ends(*self._each)[-1] < FEW * len(made.indices)):
+        if config.listed and (factors or term_ends(*self._each)[-1] < FEW * len(result.indices)):
             start, before = time.perf_counter(), self.convert_seconds
             known = self._known.indptr, self._known.indices, None
             of = self._of_factors if factors else self._of_terms
             self._repeat = of(Csr(*known, (bounds.rows, bounds.columns)))
             self.kernel, listed = self._repeat.kernel, self.convert_seconds - before
             self.compile_seconds += time.perf_counter() - start - listed
-        return made.values
+        return result.values
 
     def _checked(self, values: Sequence[Any]) -> dict[str, np.ndarray]:
         """Values of a call, by parameter."""
@@ -305,25 +305,25 @@ class SparsePlan(Plan):
             raise TypeError(
                 f"{self.op}: expected values of {len(self._names)} matrices, got {len(values)}"
             )
-        found: dict[str, np.ndarray] = {}
-        for at, array in enumerate(values):
+        checked: dict[str, np.ndarray] = {}
+        for i, array in enumerate(values):
             if array is None:
                 continue
-            name = self._names[at]
-            who = f"{self.op}: argument 'values[{at}]'"
+            name = self._names[i]
+            who = f"{self.op}: argument 'values[{i}]'"
             _check_array(who, array, self._given[name].shape, self._result)
-            array = array if at == 0 or self._places is None else array[self._places]
-            found[name] = np.ascontiguousarray(array).astype(self._dtype, copy=False)
-        return found
+            array = array if i == 0 or self._places is None else array[self._places]
+            checked[name] = np.ascontiguousarray(array).astype(self._dtype, copy=False)
+        return checked
 
     def _check_out(self, out: Any, nnz: int, values: Sequence[Any]) -> None:
         who = f"{self.op}: argument 'out'"
         _check_array(who, out, (nnz,), self._result)
         if not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(f"{who}: expected a contiguous array that can be written to")
-        for at, array in enumerate(values):
+        for i, array in enumerate(values):
             if array is not None and np.may_share_memory(out, array):
-                raise ValueError(f"{who} shares memory with 'values[{at}]'")
+                raise ValueError(f"{who} shares memory with 'values[{i}]'")
 
     def __repr__(self) -> str:
         return f"<sparsetir.SparsePlan {self.op} {self._shape} {self.config}>"
@@ -332,40 +332,40 @@ class SparsePlan(Plan):
 class ValuesPlan(Plan):
     """A plan of a product or sum of sparse matrices for a GPU.
 
-    The pattern is found on the CPU, once. Calls take values of all matrices, and give the result's.
+    The pattern is computed on the CPU, once. Calls map values of all matrices to the result's.
 
     Parameters
     ----------
     wanted : request
         The operator and its matrices.
     config : ElementThreads or TermLanes
-        Of the kernel.
+        The config of the kernel.
     chosen_by : {"user", "default"}
-        As of :class:`Plan`.
+        The same as for :class:`Plan`.
 
     Attributes
     ----------
     pattern : Pattern
-        Of the result.
+        The pattern of the result.
     """
 
     def __init__(self, wanted: Request, config: Any, chosen_by: str = "user") -> None:
         start, mask = time.perf_counter(), wanted.matrices.mask
         if mask is None:
-            there = replace(wanted, target=host_target())
-            self.pattern = SparsePlan(there, Assembled(kept=False)).pattern
+            on_host = replace(wanted, target=host_target())
+            self.pattern = SparsePlan(on_host, Assembled(kept=False)).pattern
         else:
             self.pattern = mask.pattern
-        at = _at_pattern(wanted, self.pattern, isinstance(config, TermLanes))
-        found = time.perf_counter() - start
-        super().__init__(at, config, chosen_by)
-        self.convert_seconds += found
+        request = _at_pattern(wanted, self.pattern, isinstance(config, TermLanes))
+        pattern_seconds = time.perf_counter() - start
+        super().__init__(request, config, chosen_by)
+        self.convert_seconds += pattern_seconds
 
 
 def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
-    """The request of a result's values, which operands named x0, x1, ... are of.
+    """The request for a result's values from operands named x0, x1, ...
 
-    listed : whether the terms of a product are
+    listed : whether a product's terms are listed
     """
     problem, each = wanted.problem, wanted.matrices.each
     if pattern.nnz > INT32:
@@ -391,14 +391,14 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
         sizes = dict(zip(("x0_m", "x0_n", "p", "q"), (*each[0].shape, *each[1].shape), strict=True))
     for name, x in zip(_numbered(each), matrices, strict=True):
         arrays = {"indptr": x.indptr, "indices": x.indices, "nnz": len(x.indices)}
-        sizes |= {f"{name}_{what}": given for what, given in arrays.items()}
+        sizes |= {f"{name}_{what}": array for what, array in arrays.items()}
     out = _copy(out, problem.idtype)
     dims = {name: str(q) for q, name in enumerate(_numbered(each))}  # each has a letter of its own
     callers = {"feat": None, "heads": None, **{str(q): x.nnz for q, x in enumerate(each)}}
     operator = replace(wanted.operator, dims={**dims, "out": "e"}, reads_values=False)
-    there = CsrPattern(out.indptr, out.indices, (m, out.shape[1]))
+    stored = CsrPattern(out.indptr, out.indices, (m, out.shape[1]))
     return replace(
-        wanted, problem=problem, matrix=there, sizes=sizes, operator=operator, callers=callers,
+        wanted, problem=problem, matrix=stored, sizes=sizes, operator=operator, callers=callers,
         there=(*dims, "out"),
     )  # fmt: skip
 
@@ -407,20 +407,20 @@ def _listed(
     each: Sequence[Csr], begins: np.ndarray, a: np.ndarray, b: np.ndarray,
     places: np.ndarray | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What kernels of listed terms are given, but values."""
-    found = {f"{name}_nnz": len(x.indices) for name, x in zip(_numbered(each), each, strict=True)}
+    """The arguments of kernels of listed terms, except values."""
+    named = {f"{name}_nnz": len(x.indices) for name, x in zip(_numbered(each), each, strict=True)}
     sizes = {"nnz" if places is None else "parts": len(begins) - 1, "terms": len(a)}
-    found |= {**sizes, "begins": begins, "x0_places": a, "x1_places": b}
-    return found if places is None else {**found, "places": places}
+    named |= {**sizes, "begins": begins, "x0_places": a, "x1_places": b}
+    return named if places is None else {**named, "places": places}
 
 
 def _in_parts(
     element: np.ndarray, a: np.ndarray, b: np.ndarray, indptr: np.ndarray, threads: int
 ) -> tuple[np.ndarray, ...]:
-    """Terms in as many parts as there are threads, of whole rows: where parts begin, the places of
+    """Divide terms into one part of whole rows per thread: the starts of parts, the positions of
     terms in A and B, and their elements.
 
-    indptr : of the result, whose elements increase from row to row
+    indptr : that of the result, whose elements increase from row to row
     """
     cuts = len(a) * np.arange(1, threads) // threads
     rows = np.searchsorted(indptr, element[cuts], side="right") - 1 if len(a) else cuts
@@ -430,17 +430,17 @@ def _in_parts(
 
 
 def _numbers(matrix: Csr) -> np.ndarray:
-    """(nnz,) the number of each element among all that a dense matrix has."""
+    """The position of each element in a dense matrix, (nnz,)."""
     return row_numbers(matrix.indptr) * matrix.shape[1] + matrix.indices
 
 
 def _numbered(each: Sequence[object]) -> list[str]:
-    """Names of operands."""
+    """The names of operands."""
     return [f"x{q}" for q in range(len(each))]
 
 
 def _copy(matrix: Csr, idtype: str, dtype: Any = None) -> Csr:
-    """With arrays of its own; values of another type, or none."""
+    """A copy of a matrix with values of another type, or none."""
     indptr, indices = (np.array(x, idtype) for x in matrix[:2])
     values = None if dtype is None else np.array(matrix.values, dtype)
     return matrix._replace(indptr=indptr, indices=indices, values=values)
@@ -455,32 +455,32 @@ def _check_array(who: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) 
         raise ValueError(f"{who}: expected shape {shape}, got {array.shape}")
 
 
-# -- products by hash tables, whose pattern a GPU finds -------------------------------------------
+# -- products by hash tables on a GPU -------------------------------------------------------------
 
 
 class RowTablesPlan(Plan):
-    """What :func:`plan` makes of a product of sparse matrices for a GPU with `RowTables`.
+    """A plan of a product of sparse matrices on a GPU with `RowTables`.
 
-    The GPU counts, and fills: once for the pattern, and again for the values of each call. With a
-    mask there is nothing to count.
+    The GPU counts elements and fills rows: once for the pattern, and again for the values of each
+    call. With a mask there is nothing to count.
 
     Parameters
     ----------
     wanted : request
         The operator and its matrices.
     config : RowTables
-        Of the kernels.
+        The config of the kernels.
     chosen_by : {"user"}
-        As of :class:`Plan`.
+        The same as for :class:`Plan`.
 
     Attributes
     ----------
     pattern : Pattern
-        Of the result.
+        The pattern of the result.
     """
 
     def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
-        wanted.template(config)  # which refuses others
+        wanted.template(config)  # raises for other configs
         self._set_device(wanted)
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
@@ -490,16 +490,16 @@ class RowTablesPlan(Plan):
     def _bind(self, wanted: Request) -> None:
         start, each = time.perf_counter(), [csr(x) for x in wanted.matrices.each]
         m, n = wanted.matrices.result_shape(wanted.name)
-        asked = wanted.matrices.mask
-        known = None if asked is None else csr(asked)
+        wanted_mask = wanted.matrices.mask
+        known = None if wanted_mask is None else csr(wanted_mask)
         (left, right, mask), columns, _ = factors(wanted.name, each, known, False)
         self._target, self._dtype = wanted.target, wanted.problem.dtype
         self._check_sizes(left, right)
         sizes = {"m": m, "l": left.shape[1]}
-        given = arguments({"a": left, "b": right}, sizes, "int32")
-        values = [given.pop(x) for x in "ab"]
+        named = arguments({"a": left, "b": right}, sizes, "int32")
+        values = [named.pop(x) for x in "ab"]
         self._shapes = {"values[0]": values[0].shape, "values[1]": values[1].shape}
-        self._given = {k: self._there(x) for k, x in given.items()}
+        self._given = {k: self._there(x) for k, x in named.items()}
         ends = term_ends(left, right)[left.indptr] if mask is None else mask.indptr
         self._bins = [
             (size, {"rows": self._there(rows), "count": len(rows), "ranges": r, "width": w})
@@ -520,20 +520,20 @@ class RowTablesPlan(Plan):
             "c_indptr": self._on_device(indptr.astype(numbers)), "c_nnz": nnz,
             "c_indices": self._there(inside),
         }  # fmt: skip
-        if asked is None:
+        if wanted_mask is None:
             a, b, c = (self._there(x.astype(self._dtype)) for x in (*values, np.zeros(nnz)))
             self._launch(self._dtype, {**self._found, "a": a, "b": b, "c": c}, self._how)
-            found = to_numpy(self._found["c_indices"])
-            found = found if columns is None else columns[found]
-            self.pattern = Pattern.from_csr(indptr, found, (m, n), check=False)
+            indices = to_numpy(self._found["c_indices"])
+            indices = indices if columns is None else columns[indices]
+            self.pattern = Pattern.from_csr(indptr, indices, (m, n), check=False)
         else:
-            self.pattern = asked.pattern
+            self.pattern = wanted_mask.pattern
             for size, _ in self._bins:
                 self.kernel = self._kernel(size, self._dtype, *self._how)
         self.convert_seconds = time.perf_counter() - start - self.compile_seconds
 
     def _check_sizes(self, left: Csr, right: Csr) -> None:
-        """Refuse operands that int32 does not number; the result may have more elements."""
+        """Raise for operands whose sizes exceed int32; the result may have more elements."""
         most = max(*left.shape, right.shape[1], len(left.indices), len(right.indices))
         if most > INT32:
             raise OverflowError(
@@ -542,7 +542,7 @@ class RowTablesPlan(Plan):
             )
 
     def _there(self, array: Any) -> Any:
-        """An argument where the kernels run."""
+        """Move an argument to the kernels' device."""
         if not isinstance(array, np.ndarray):
             return array
         whole = array.astype(np.int32, copy=False) if array.dtype.kind == "i" else array
@@ -551,37 +551,37 @@ class RowTablesPlan(Plan):
     def _launch(
         self, dtype: str | None, more: Mapping[str, object], how: tuple[object, ...]
     ) -> None:
-        """Launch a kernel for each bin: of values, or what counts."""
+        """Launch a kernel for each bin, to fill values, or to count if `dtype` is None."""
         for size, rows in self._bins:
             self.kernel = self._kernel(size, dtype, *how)
             self.kernel(**rows, **self._given, **more)
 
     def _kernel(self, size: Bin, *how: object) -> Kernel:
         start = time.perf_counter()
-        made = lambda: lower(rows_program(size, *how), target=self._target)  # noqa: E731
-        found = compiled((RowTables, size, *how), self._target, made)
+        stages = lambda: lower(rows_program(size, *how), target=self._target)  # noqa: E731
+        kernel = compiled((RowTables, size, *how), self._target, stages)
         self.compile_seconds += time.perf_counter() - start
-        return found
+        return kernel
 
     @property
     def padding(self) -> float:
-        """None: matrices are in CSR."""
+        """Always 0, as matrices are in CSR."""
         return 0.0
 
     def __call__(self, *values: Any, out: Any = None) -> Any:
-        """The result's values, for those of both matrices.
+        """Compute the result's values from those of both matrices.
 
         Parameters
         ----------
         *values : (nnz,) arrays
-            Of each matrix, on the GPU, in the order of its pattern.
+            Values of each matrix, on the GPU, in the order of its pattern.
         out : (nnz,) array, optional
-            Where they are written.
+            The array to write to.
 
         Returns
         -------
         (nnz,) array
-            In the order of `pattern`. Sums are added up in any order.
+            The values in the order of `pattern`. Terms are added in any order.
 
         Raises
         ------
@@ -590,9 +590,9 @@ class RowTablesPlan(Plan):
         """
         if len(values) != 2:
             raise TypeError(f"{self.op}: expected values of 2 matrices, got {len(values)}")
-        made = empty_like(values[0], (self._nnz,), self.op) if out is None else out
+        result = empty_like(values[0], (self._nnz,), self.op) if out is None else out
         shapes = {**self._shapes, "out": (self._nnz,)}
-        for (name, shape), x in zip(shapes.items(), (*values, made), strict=True):
+        for (name, shape), x in zip(shapes.items(), (*values, result), strict=True):
             got = tuple(getattr(x, "shape", ())), dtype_name(x)
             if got != (shape, self._dtype):
                 raise ValueError(
@@ -600,23 +600,23 @@ class RowTablesPlan(Plan):
                     f"{got[1]} of {got[0]}"
                 )
         a, b = values
-        self._launch(self._dtype, {**self._found, "a": a, "b": b, "c": made}, self._how)
-        return made
+        self._launch(self._dtype, {**self._found, "a": a, "b": b, "c": result}, self._how)
+        return result
 
     def __repr__(self) -> str:
         return f"<sparsetir.RowTablesPlan {self.op} {self.config}>"
 
 
 def binned(terms: np.ndarray, columns: int) -> list[tuple[Bin, np.ndarray, int, int]]:
-    """Of each bin that has rows: these, how many ranges they go through, and columns of a range.
+    """For each nonempty bin its rows, the number of column ranges they take, and a range's columns.
 
-    terms : (rows,) of each row, or elements of a mask
-    columns : of the result
+    terms : (rows,) terms of each row, or elements of a mask
+    columns : columns of the result
     """
-    found, least = [], 0  # rows without terms are as they were: empty
+    bins, least = [], 0  # rows without terms stay empty
     for size in BINS:
-        found.append((size, (terms > least) & (terms <= size.terms), 1, max(columns, 1)))
+        bins.append((size, (terms > least) & (terms <= size.terms), 1, max(columns, 1)))
         least = size.terms
     long = -(-columns // size.slots)
-    found.append((size, terms > least, long, size.slots))
-    return [(s, np.flatnonzero(rows), r, w) for s, rows, r, w in found if rows.any()]
+    bins.append((size, terms > least, long, size.slots))
+    return [(s, np.flatnonzero(rows), r, w) for s, rows, r, w in bins if rows.any()]

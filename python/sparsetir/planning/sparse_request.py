@@ -1,4 +1,4 @@
-"""What plans of products and sums of sparse matrices are asked for, checked."""
+"""Requests for plans of products and sums of sparse matrices."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.sparse_results import Assembled, branch
 
-GPU_DTYPES = ("float32", "float64", "int32", "int64")  # sums in memory are in no other type
+GPU_DTYPES = ("float32", "float64", "int32", "int64")  # types of atomic additions
 
 
 class OnMatrices(OneByOne):
-    """Whose configs are chosen by how much there is to do."""
+    """A request whose configs are chosen by the amount of work."""
 
     def check(self, config: Config) -> None:
         expected, product = "", self.problem.is_product
@@ -51,7 +51,7 @@ class OnMatrices(OneByOne):
             )
 
     def _without_tables(self) -> str:
-        """What it is to have if hash tables do not serve it; "" for others."""
+        """The config to expect if hash tables do not support the problem; else ""."""
         problem = self.problem
         if self.name != "spgemm":
             return "ElementThreads" + " or TermLanes" * problem.is_product
@@ -65,8 +65,8 @@ class OnMatrices(OneByOne):
         return About(self.operator.name, f"{self.problem.how}{masked}", None)
 
     def on_gpu(self) -> list[Config]:
-        found: list[Config] = [ElementThreads(), ElementThreads(64), ElementThreads(256)]
-        return [*found, *map(TermLanes, (1, 4, 8, 32))] if self.problem.is_product else found
+        configs: list[Config] = [ElementThreads(), ElementThreads(64), ElementThreads(256)]
+        return [*configs, *map(TermLanes, (1, 4, 8, 32))] if self.problem.is_product else configs
 
     def tried(self) -> Branch:
         (each, mask), how, dotted = self.matrices, self.problem.how, False
@@ -103,14 +103,14 @@ def sparse_request(
     check_shapes("plan", sums, shapes, None if known is None else known.shape, "feat")
     if dtype not in (None, *VALUE_DTYPES):
         raise wrong("plan", "dtype", f"one of {', '.join(VALUE_DTYPES)}", f"{dtype!r}")
-    own = np.result_type(*(x.dtype for x in each)) if dtype is None else np.dtype(dtype)
-    how, computed = how_computed("plan", sums, semiring, own)
+    result_dtype = np.result_type(*(x.dtype for x in each)) if dtype is None else np.dtype(dtype)
+    how, computed = how_computed("plan", sums, semiring, result_dtype)
     name = str(computed)
     if is_gpu(target):
-        if name not in GPU_DTYPES or own != computed:
+        if name not in GPU_DTYPES or result_dtype != computed:
             raise ValueError(
                 f"plan: argument 'dtype': expected one of {', '.join(GPU_DTYPES)} for '{op}' on a "
-                f"GPU, got {own}"
+                f"GPU, got {result_dtype}"
             )
         if how == "multiply" and known is not None:
             raise ValueError("plan: argument 'mask': expected None for 'mul' on a GPU")
@@ -118,7 +118,7 @@ def sparse_request(
     matrices = Matrices(each, known)
     wide = wide or (op == KRON and max(matrices.result_shape(op)) > INT32)
     problem = SparseResult(
-        how, name, WIDER.get(name, name), str(own), "int64" if wide else "int32", len(each)
+        how, name, WIDER.get(name, name), str(result_dtype), "int64" if wide else "int32", len(each)
     )
     fixed = (len(each),), {}, {"feat": None}, ("out",)
     return OnMatrices(operator, op, matrices, problem, *fixed, threads, target)

@@ -1,4 +1,4 @@
-"""Operators on sparse matrices whose result is sparse: what kernels take and give."""
+"""Operators on sparse matrices with a sparse result: arguments and results of their kernels."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.gallop import RATIO
 
-WIDER = {"float16": "float32", "bfloat16": "float32"}  # what sums are in
-# What arithmetic of bools is, as scipy has it.
+WIDER = {"float16": "float32", "bfloat16": "float32"}  # types of accumulators
+# Arithmetic on bools, as in scipy.
 OF_BOOLS = {"plus_times": "or_and", "add": "maximum", "multiply": "minimum"}
 Shape = tuple[int, ...]
-# Above so many columns for each element the workspace of a row would be more than the matrix.
+# Above so many columns per element the workspace of a row would be larger than the matrix.
 NARROW, NARROW_COLUMNS = 4, 1 << 20
-# Sums of so many operands are gathered, where there are so many of their elements for each group of
-# columns that a row looks at.
+# Sums of GATHERED operands or more are gathered, if they have an element or more per WORTH groups
+# of columns that a row scans.
 GATHERED, WORTH, GROUP = 3, 3, WORD**2
-SEARCHED = 3  # as many times the steps make searches worth their code
+SEARCHED = 3  # ratio of steps from which searches are worth their code
 INT32 = int(np.iinfo(np.int32).max)
 MEMBERS = [f"a{q}" for q in range(MOST)]  # parameters of `combined_program`
-STEP = 4  # terms that take as long as a step through a row and a column
+STEP = 4  # terms that take as long as a step of intersecting a row and a column
 
 
 class Csr(NamedTuple):
@@ -58,57 +58,57 @@ class Csr(NamedTuple):
 
 
 def product(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = None) -> Csr:
-    """A B over a semiring; with a mask the result has its pattern, and is computed there alone.
+    """A B over a semiring; a mask is the result's pattern, and restricts the computation to it.
 
-    Values are of one dtype, not bool, those of the result of NumPy; sums of 16-bit ones are, and
-    stay, in float32.
+    Values are of one dtype, not bool, and the result's are a NumPy array; sums of 16-bit values are
+    returned in float32.
     """
     if is_wide(B):
         narrow, mask, columns = without_empty_columns(B, mask)
-        found = product(A, narrow, semiring, mask)
-        return found._replace(indices=columns[found.indices], shape=(A.shape[0], B.shape[1]))
+        result = product(A, narrow, semiring, mask)
+        return result._replace(indices=columns[result.indices], shape=(A.shape[0], B.shape[1]))
     (m, between), n = A.shape, B.shape[1]
     how, sizes = (product_program, semiring), {"m": m, "l": between, "n": n}
     return _run(how, {"a": A, "b": B}, sizes, (m, n), mask)
 
 
 def inner(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = None) -> Csr:
-    """A times the transposed B: inner products of their rows; as :func:`product`."""
+    """A times the transposed B: inner products of their rows; see :func:`product`."""
     dotted = mask is not None and elements_pay(A, B, mask, by_rows=True)
     (a, b, given), columns, _ = factors("inner", (A, B), mask, dotted)
     if given is not None and mask is not None:
         how = _by_elements if dotted else product
         return mask._replace(values=how(a, b, semiring, given).values)
-    found = product(a, b, semiring)
-    there = found.indices if columns is None else columns[found.indices]
-    return found._replace(indices=there, shape=(A.shape[0], B.shape[0]))
+    result = product(a, b, semiring)
+    indices = result.indices if columns is None else columns[result.indices]
+    return result._replace(indices=indices, shape=(A.shape[0], B.shape[0]))
 
 
 def vecdot(A: Csr, B: Csr, semiring: str = "plus_times", mask: None = None) -> Csr:
-    """Inner products of rows of the same number, as a diagonal matrix."""
+    """Inner products of corresponding rows, as a diagonal matrix."""
     del mask
-    m, at = A.shape[0], np.arange(A.shape[0] + 1, dtype=idtype_of(A, B))
-    return _by_elements(A, B, semiring, Csr(at, at[:-1], None, (m, m)))
+    m, numbers = A.shape[0], np.arange(A.shape[0] + 1, dtype=idtype_of(A, B))
+    return _by_elements(A, B, semiring, Csr(numbers, numbers[:-1], None, (m, m)))
 
 
 def kron(A: Csr, B: Csr) -> Csr:
-    """The Kronecker product; as :func:`product`."""
+    """The Kronecker product; see :func:`product`."""
     shape = A.shape[0] * B.shape[0], A.shape[1] * B.shape[1]
-    given = {"a": A, "b": B}, dict(zip("mnpq", (*A.shape, *B.shape), strict=True)), shape
-    return _run((kron_program,), *given, None, max(shape) > INT32)
+    args = {"a": A, "b": B}, dict(zip("mnpq", (*A.shape, *B.shape), strict=True)), shape
+    return _run((kron_program,), *args, None, max(shape) > INT32)
 
 
 def kron_gradient(wrt: str, A: Csr, B: Csr, C: Csr) -> Any:
-    """The gradient of a Kronecker product for the values of A or B, of which the other has some;
-    those of C are the result's gradient. float32 or float64."""
+    """The gradient of a Kronecker product for the values of A or B, from those of the other; C
+    holds the result's gradient. float32 or float64."""
     ours, other = (A, B) if wrt == "a" else (B, A)
     idtype, dtype = idtype_of(A, B, C), dtype_name(C.values)
     sizes = dict(zip("mnpq", (*A.shape, *B.shape), strict=True))
-    given = arguments({"a": A, "b": B, "c": C}, sizes, idtype)
+    named = arguments({"a": A, "b": B, "c": C}, sizes, idtype)
     kernel = _kron_gradient(wrt, dtype, idtype)
-    given |= {"grad_c": C.values, "a" if ours is B else "b": other.values}
-    known = {x: given[x] for x in kernel.signature.names if x in given}
-    return Numeric(kernel, known, f"grad_{wrt}")()
+    named |= {"grad_c": C.values, "a" if ours is B else "b": other.values}
+    passed = {x: named[x] for x in kernel.signature.names if x in named}
+    return Numeric(kernel, passed, f"grad_{wrt}")()
 
 
 @cache
@@ -131,19 +131,19 @@ def _elements_kernel(problem: SparseResult, ratio: int) -> Kernel:
 
 
 def of_elements(A: Csr, B: Csr, mask: Csr, idtype: str) -> dict[str, Any]:
-    """What kernels of `elements_program` are given but `out`; B by columns."""
-    given = arguments(
+    """The arguments of kernels of `elements_program`, except `out`; B is stored by columns."""
+    named = arguments(
         {"x0": A, "x1": B}, dict(zip("mln", (*A.shape, B.shape[0]), strict=True)), idtype
     )
-    return given | {
+    return named | {
         "indptr": mask.indptr.astype(idtype, copy=False), "nnz": len(mask.indices),
         "indices": mask.indices.astype(idtype, copy=False),
     }  # fmt: skip
 
 
 def elements_pay(A: Csr, B: Csr, mask: Csr, by_rows: bool = False) -> bool:
-    """Whether to go through a row of A and a column of B for each element of the mask takes less
-    time than through all terms.
+    """Whether intersecting a row of A and a column of B for each element of the mask takes less
+    time than computing all terms.
 
     by_rows : whether the columns are the rows of B
     """
@@ -160,8 +160,8 @@ def elements_pay(A: Csr, B: Csr, mask: Csr, by_rows: bool = False) -> bool:
 
 
 def _steps(A: Csr, columns: np.ndarray, mask: Csr) -> tuple[float, float]:
-    """Of all elements of a mask through rows of A and columns of these lengths: one by one, and
-    where long ones are searched."""
+    """Steps of intersecting rows of A with columns of these lengths for all elements of a mask: by
+    merging, and with searches in long ones."""
     a, b = np.repeat(np.diff(A.indptr), np.diff(mask.indptr)), columns[mask.indices]
     short, long = np.minimum(a, b), np.maximum(a, b)
     searched = 2 * short * np.log2(np.maximum(long, 1) / np.maximum(short, 1) + 1)
@@ -169,28 +169,28 @@ def _steps(A: Csr, columns: np.ndarray, mask: Csr) -> tuple[float, float]:
 
 
 def ratio_of(A: Csr, B: Csr, mask: Csr) -> int:
-    """From which ratio of lengths on rows are searched, 0 for none; B by columns.
+    """The ratio of lengths from which rows are searched, 0 for never; B is stored by columns.
 
-    Code that may search takes longer for a step, too.
+    Code that may search also takes longer for a step.
     """
     steps, searched = _steps(A, np.diff(B.indptr), mask)
     return RATIO if searched * SEARCHED < steps else 0
 
 
 def in_ratio(sch: Schedule, ratio: int) -> None:
-    """Schedule `elements_program` so."""
+    """Schedule `elements_program` to search from this ratio of lengths."""
     sch.gallop(sch.get_sp_iters(sch.get_sparse_iteration("elements"))[-1], ratio)
 
 
 def factors(
     op: str, each: Sequence[Csr], mask: Csr | None, dotted: bool
 ) -> tuple[tuple[Csr, Csr, Csr | None], np.ndarray | None, np.ndarray | None]:
-    """The operands of "spgemm" or "inner", and the mask, as kernels take them.
+    """The operands of "spgemm" or "inner", and the mask, in the form of kernels.
 
-    dotted : whether B is to be by columns
+    dotted : whether to store B by columns
 
-    Without columns that nothing is in, where rows of all would be long. And the result's columns,
-    None for all; where the values of B were, None where they are.
+    Empty columns are dropped, where dense rows would be long. Also returns the result's columns,
+    None for all, and the permutation of B's values, None for the same order.
     """
     (A, B), columns, places = each, None, None
     if op == "inner" and is_wide(B):
@@ -207,7 +207,7 @@ def factors(
 
 
 def by_columns(matrix: Csr) -> tuple[Csr, np.ndarray]:
-    """The transposed pattern, and for its elements where they are in the matrix."""
+    """The transposed pattern, and the positions of its elements in the matrix."""
     m, n = matrix.shape
     idtype = matrix.indices.dtype
     rows = np.repeat(np.arange(m, dtype=idtype), np.diff(matrix.indptr))
@@ -218,12 +218,12 @@ def by_columns(matrix: Csr) -> tuple[Csr, np.ndarray]:
 
 
 def idtype_of(*matrices: Csr) -> str:
-    """The type of indices that holds those of all."""
+    """The index type that holds the indices of all matrices."""
     return "int64" if max([x.indices.itemsize for x in matrices]) == 8 else "int32"
 
 
 def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
-    """The sum of matrices, or another of `COMBINED`, element by element; as :func:`product`."""
+    """Combine matrices element by element, by one of `COMBINED`; see :func:`product`."""
     (m, n), count = matrices[0].shape, len(matrices)
     how = combined_program, op, count, is_gathered(op, matrices, mask is not None)
     named = dict(zip(MEMBERS[:count], matrices, strict=True))
@@ -231,8 +231,8 @@ def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
 
 
 def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
-    """Whether a sum goes through one operand after the other: of many, in rows that are worth the
-    bitmap of a workspace; at a pattern that is known, which needs none, always."""
+    """Whether a sum adds one operand after the other to a workspace: for many operands whose rows
+    are worth its bitmap, and always at a known pattern, which needs none."""
     if op not in ("add", "subtract") or known or len(matrices) < GATHERED:
         return known and op in ("add", "subtract")
     rows, columns = matrices[0].shape
@@ -242,9 +242,9 @@ def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
 def of_matrices(
     op: str, *matrices: object, semiring: str = "plus_times", mask: object = None
 ) -> Any:
-    """What :class:`SparseMatrix` does with others: one of `PRODUCTS` or `COMBINED`.
+    """Compute one of `PRODUCTS` or `COMBINED` of a :class:`SparseMatrix` and others.
 
-    The pattern and values of the result; NotImplemented where one is no sparse matrix.
+    Returns the pattern and values of the result; NotImplemented if one is not a sparse matrix.
     """
     who = f"SparseMatrix.{op}"
     operands: list[Csr] = []
@@ -252,24 +252,24 @@ def of_matrices(
         if not isinstance(x, SparseMatrix) and not is_sparse(x):
             return NotImplemented
         operands.append(csr(SparseMatrix.adopt(who, "other", x)))
-    given = None if mask is None else SparseMatrix.adopt(who, "mask", mask)
-    check_shapes(who, op, [x.shape for x in operands], None if given is None else given.shape)
+    kept = None if mask is None else SparseMatrix.adopt(who, "mask", mask)
+    check_shapes(who, op, [x.shape for x in operands], None if kept is None else kept.shape)
     types = {x.values.dtype for x in operands}
     dtype = np.result_type(*types) if len(types) > 1 else types.pop()
     how, computed = how_computed(who, op, semiring, dtype)
     if types or computed != dtype:
         operands = [x._replace(values=x.values.astype(computed, copy=False)) for x in operands]
-    found = result_of(op, how, operands, None if given is None else csr(given))
-    values = found.values.astype(dtype, copy=False)
-    if given is not None:
-        return Stored(given.pattern, values)
-    pattern = Pattern.from_csr(found.indptr, found.indices, found.shape, check=False)
+    result = result_of(op, how, operands, None if kept is None else csr(kept))
+    values = result.values.astype(dtype, copy=False)
+    if kept is not None:
+        return Stored(kept.pattern, values)
+    pattern = Pattern.from_csr(result.indptr, result.indices, result.shape, check=False)
     pattern.checked = True
     return Stored(pattern, values)
 
 
 def result_of(op: str, how: str, operands: Sequence[Csr], mask: Csr | None) -> Csr:
-    """One of `PRODUCTS` over a semiring, a Kronecker product, or one of `COMBINED`."""
+    """Compute one of `PRODUCTS` over a semiring, a Kronecker product, or one of `COMBINED`."""
     if op == KRON:
         return kron(*operands)
     return PRODUCTS[op](*operands, how, mask) if op in PRODUCTS else combined(how, operands, mask)
@@ -286,7 +286,7 @@ def how_computed(who: str, op: str, semiring: str, dtype: np.dtype) -> tuple[str
 
 
 def check_semiring(who: str, semiring: object) -> None:
-    """Refuse what is none."""
+    """Raise ValueError unless `semiring` is one of `SEMIRINGS`."""
     if not isinstance(semiring, str) or semiring not in SEMIRINGS:
         raise ValueError(
             f"{who}: argument 'semiring': expected one of {[*SEMIRINGS]}, got {semiring!r}"
@@ -296,7 +296,7 @@ def check_semiring(who: str, semiring: object) -> None:
 def check_shapes(
     who: str, op: str, shapes: Sequence[Shape], mask: Shape | None = None, name: str = "other"
 ) -> None:
-    """Refuse operands, and a mask, that do not fit together; `name` is what others are given as."""
+    """Raise unless operands and mask fit together; name : the argument of the other operands."""
     first, *others = shapes
     if op == KRON:
         m, n = (math.prod(sizes) for sizes in zip(*shapes, strict=True))
@@ -330,12 +330,12 @@ def check_shapes(
 
 
 def is_wide(B: Csr) -> bool:
-    """Whether a row of its columns would be more than the matrix."""
+    """Whether a dense row would be larger than the matrix."""
     return B.shape[1] > NARROW * len(B.indices) + NARROW_COLUMNS
 
 
 def csr(matrix: SparseMatrix) -> Csr:
-    """A matrix as it is, not copied."""
+    """A matrix's own arrays, not copied."""
     if matrix.as_operand is None:
         pattern, idtype = matrix.pattern, matrix.pattern.columns.dtype
         pattern.check_once()
@@ -345,15 +345,15 @@ def csr(matrix: SparseMatrix) -> Csr:
 
 
 def without_empty_columns(B: Csr, mask: Csr | None) -> tuple[Csr, Csr | None, np.ndarray]:
-    """Both with the columns alone that something is in, and which these are."""
-    there = [B.indices] if mask is None else [B.indices, mask.indices]
-    columns, numbers = np.unique(np.concatenate(there), return_inverse=True)
-    own, of_mask = np.split(numbers.astype(B.indices.dtype), [len(B.indices)])
-    B = B._replace(indices=own, shape=(B.shape[0], len(columns)))
+    """B and the mask without columns that are empty in both, and the remaining columns."""
+    indices = [B.indices] if mask is None else [B.indices, mask.indices]
+    columns, numbers = np.unique(np.concatenate(indices), return_inverse=True)
+    of_b, of_mask = np.split(numbers.astype(B.indices.dtype), [len(B.indices)])
+    B = B._replace(indices=of_b, shape=(B.shape[0], len(columns)))
     return B, mask and mask._replace(indices=of_mask, shape=(mask.shape[0], len(columns))), columns
 
 
-# Two operands, over a semiring.
+# Products of two operands over a semiring.
 PRODUCTS = {"matmul": product, "inner": inner, "vecdot": vecdot}
 _kernels: dict[object, AssembledKernel] = {}
 
@@ -361,7 +361,7 @@ _kernels: dict[object, AssembledKernel] = {}
 def kernel_of(
     program: Callable[..., SparseFunc], *how: Hashable, target: Target | None = None
 ) -> AssembledKernel:
-    """Of a program, by its options, the types of its values and its idtype.
+    """The kernel of a program, by its options, the types of its values and its idtype.
 
     target : a `tvm.target.Target`; None for this machine
     """
@@ -373,7 +373,7 @@ def kernel_of(
 
 
 def arguments(named: Mapping[str, Csr], sizes: Mapping[str, int], idtype: str) -> dict[str, Any]:
-    """What kernels are given, but the result's."""
+    """The arguments of kernels, except the result's."""
     given: dict[str, Any] = dict(sizes)
     for name, (indptr, indices, values, _) in named.items():
         if indices.dtype != idtype or indptr.dtype != idtype:
@@ -385,7 +385,7 @@ def arguments(named: Mapping[str, Csr], sizes: Mapping[str, int], idtype: str) -
 
 @cache
 def _parameters_of(name: str) -> tuple[str, str, str]:
-    """Of a matrix, besides that of its values."""
+    """The names of a matrix's parameters, besides that of its values."""
     return f"{name}_nnz", f"{name}_indptr", f"{name}_indices"
 
 
@@ -393,10 +393,10 @@ def _run(
     how: tuple[Any, ...], named: Mapping[str, Csr], sizes: Mapping[str, int], shape: Shape,
     mask: Csr | None, wide: bool = False,
 ) -> Csr:  # fmt: skip
-    """The result, in the type that values are summed in.
+    """Run a program's kernel; return the result in the accumulator's type.
 
-    how : a program's function and its options but for types
-    wide : whether int32 does not number its rows and columns
+    how : a program's function and its options, except types
+    wide : whether its rows and columns exceed int32
     """
     operands = [*named.values()]
     dtype = dtype_name(operands[0].values)
@@ -404,65 +404,65 @@ def _run(
         operands.append(mask)
     idtype = "int64" if wide else idtype_of(*operands)
     kernel = kernel_of(*how, dtype, WIDER.get(dtype, dtype), idtype)
-    given = arguments(named, sizes, idtype)
-    bounds = kernel.bounds(given)
+    named_arguments = arguments(named, sizes, idtype)
+    bounds = kernel.bounds(named_arguments)
     if mask is not None:
         indptr, indices = (x.astype(idtype, copy=False) for x in mask[:2])
-        return mask._replace(values=kernel.at(indptr, indices, given, bounds)())
+        return mask._replace(values=kernel.at(indptr, indices, named_arguments, bounds)())
     try:
-        return Csr(*kernel.assembled(given, bounds), shape)
+        return Csr(*kernel.assembled(named_arguments, bounds), shape)
     except OverflowError:
         if idtype == "int64":
             raise
     return _run(how, named, sizes, shape, mask, wide=True)
 
 
-# -- terms of a product that a mask keeps, found once for a pattern -------------------------------
+# -- terms of a masked product, listed once for a pattern -----------------------------------------
 
 
-TERMS = 1 << 22  # that are looked at together, at least those of a row
+TERMS = 1 << 22  # terms that are searched at a time, at least those of a row
 
 
 def term_pairs(A: Csr, B: Csr, mask: Csr) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each element of the mask the places in A and in B of what its terms are made of.
+    """For each element of the mask, the positions of its terms' factors in A and in B.
 
     A, B : (m, l) and (l, n), columns increasing in each row
-    mask : (m, n), alike
+    mask : (m, n), likewise
 
-    Gives (nnz + 1,), where the terms of each element begin, and (terms,) twice, in the order of
-    the inner axis. int32, or int64 where there are more terms than that numbers.
+    Returns the offsets of each element's terms, (nnz + 1,), and the positions, (terms,) each, in
+    the order of the inner axis; int32, or int64 if there are too many terms for it.
     """
-    found = [(mask.indices[:0],) * 3]
+    parts = [(mask.indices[:0],) * 3]
     for element, a, b in _visits(A, B, mask):
         order = np.argsort(element, kind="stable")
-        found.append((element[order], a[order], b[order]))
-    element, a, b = _joined(found, mask)
+        parts.append((element[order], a[order], b[order]))
+    element, a, b = _joined(parts, mask)
     begins = np.zeros(len(mask.indices) + 1, np.int64)
     np.cumsum(np.bincount(element, minlength=len(mask.indices)), out=begins[1:])
     return begins.astype(a.dtype), a, b
 
 
 def term_visits(A: Csr, B: Csr, mask: Csr) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same in the order of A's elements; in place of where they begin the mask's elements."""
+    """:func:`term_pairs` in the order of A's elements, with the mask's elements for offsets."""
     return _joined([(mask.indices[:0],) * 3, *_visits(A, B, mask)], mask)
 
 
 def term_ends(A: Csr, B: Csr) -> np.ndarray:
-    """Where the terms of each element of A end, all of a product A B counted, from 0 on."""
+    """The ends of the terms of each element of A among all terms of A B, after a 0."""
     return np.concatenate([[0], np.cumsum(np.diff(B.indptr)[A.indices], dtype=np.int64)])
 
 
 def _joined(
     parts: list[tuple[np.ndarray, ...]], mask: Csr
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lists one after the other, in a type that numbers them."""
+    """Concatenate lists, in the smallest index type that holds them."""
     element, a, b = (np.concatenate(x) for x in zip(*parts, strict=True))
     idtype = np.int32 if max(len(a), len(mask.indices)) <= INT32 else np.int64
     return element.astype(idtype), a.astype(idtype), b.astype(idtype)
 
 
 def _visits(A: Csr, B: Csr, mask: Csr) -> Iterator[tuple[np.ndarray, ...]]:
-    """The terms of some rows: elements of the mask, of A and of B, in A's order."""
+    """Yield the masked terms of a few rows at a time: elements of mask, A and B, in A's order."""
     m, n = mask.shape
     ends = term_ends(A, B)
     terms, of_rows = np.diff(ends), ends[A.indptr]

@@ -1,1 +1,1 @@
-"""What runs: arrays, kernels, the pipeline that builds them, threads, files of kernels."""
+"""The runtime: arrays, kernels, the pipeline that builds them, threads, kernel files."""

@@ -1,7 +1,7 @@
-"""What a kernel asks of an array, whether torch's, NumPy's or TVM's.
+"""Properties of arrays of torch, NumPy and TVM that kernels depend on.
 
-Also whether its memory holds its numbers, and what torch is to know of a call: kernels read and
-write memory as it is. All entrances ask here: kernels, plans, sparse matrices.
+Kernels read and write raw memory. So this module also checks that an array's memory holds its
+numbers, and tells torch about writes. Kernels, plans and sparse matrices all use it.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CACHE_LINE = 64
-LEAST_ALIGNED = 1 << 16  # bytes; below, to align takes a good part of a product's time
+LEAST_ALIGNED = 1 << 16  # bytes; for smaller arrays aligning takes a good part of a product's time
 
 
 def is_array(value: object) -> bool:
-    """Whether it has a shape and a dtype and can hand out its memory."""
-    if is_torch(value) and value.is_nested:  # which raises where it is asked for its shape
+    """Whether a value has a shape and a dtype and exposes its memory."""
+    if is_torch(value) and value.is_nested:  # whose shape raises
         return False
     return all(hasattr(value, name) for name in ("shape", "dtype", "__dlpack__"))
 
 
 def is_torch(array: object) -> TypeGuard[Tensor]:
-    """Whether it is torch's; does not import torch."""
+    """Whether an array is a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
 
 def shape_of(value: Any) -> object:
-    """The shape of an array, or the type of what is none."""
+    """The shape of an array, or the type name of another value."""
     return tuple(value.shape) if is_array(value) else type(value).__name__
 
 
 def is_strided(array: object) -> bool:
-    """Whether it is no sparse tensor of torch."""
+    """Whether an array is not a sparse tensor of torch."""
     return not is_torch(array) or "strided" in str(array.layout)
 
 
 def type_name(value: object) -> str:
-    """Such as "torch.Tensor"."""
+    """The name of a value's type with its package, such as "torch.Tensor"."""
     return f"{type(value).__module__.split('.')[0]}.{type(value).__name__}"
 
 
 def dtype_name(array: Any) -> str:
-    """Such as "float32"."""
+    """The name of an array's dtype, such as "float32"."""
     return _name_of(array.dtype)
 
 
 @cache
 def _name_of(dtype: object) -> str:
-    """To ask NumPy takes microseconds."""
+    """The name of a dtype, cached because NumPy takes microseconds."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -75,13 +75,13 @@ def itemsize(dtype: str) -> int:
 
 
 def device_name(array: object) -> str:
-    """Such as "cpu", "cuda" or "meta"."""
+    """The kind of an array's device, such as "cpu", "cuda" or "meta"."""
     device = getattr(array, "device", None)
     return getattr(device, "type", None) or str(device or "cpu").split(":")[0].split("(")[0]
 
 
 def is_contiguous(array: object) -> bool:
-    """In C order, without gaps."""
+    """Whether an array is in C order without gaps."""
     if isinstance(array, np.ndarray):
         return array.flags.c_contiguous
     check = getattr(array, "is_contiguous", None)
@@ -89,29 +89,29 @@ def is_contiguous(array: object) -> bool:
 
 
 def strides(array: Any) -> tuple[int, ...]:
-    """In elements."""
+    """The strides of an array in elements."""
     if isinstance(array, np.ndarray):
         return tuple(s // array.itemsize for s in array.strides)
-    found = array.strides if hasattr(array, "strides") else array.stride()
-    return tuple(int(s) for s in found)
+    steps = array.strides if hasattr(array, "strides") else array.stride()
+    return tuple(int(s) for s in steps)
 
 
 def is_read_only(array: object) -> bool:
-    """Whether writing is forbidden."""
+    """Whether an array is read-only."""
     return isinstance(array, np.ndarray) and not array.flags.writeable
 
 
 def memory(array: object, itemsize: int) -> tuple[int, int]:
-    """Address and bytes of a contiguous array; no bytes where that is not known.
+    """Address and bytes of a contiguous array; (0, 0) where unknown.
 
-    itemsize : of the dtype, which takes long to ask a TVM tensor for
+    itemsize : bytes of an element, as asking a TVM tensor for them is slow
     """
     if isinstance(array, np.ndarray):
         return array.__array_interface__["data"][0], array.nbytes
     if is_torch(array):
         try:
             return array.data_ptr(), array.nbytes
-        except RuntimeError:  # one that stands for others
+        except RuntimeError:  # a tensor that wraps others
             return 0, 0
     if isinstance(array, tvm_ffi.Tensor):
         return array.data_ptr(), array.numel() * itemsize
@@ -121,7 +121,7 @@ def memory(array: object, itemsize: int) -> tuple[int, int]:
 def check_alignment(
     who: str, names: Sequence[str], arrays: Sequence[object], itemsize: int, alignment: int
 ) -> None:
-    """Raise where vector loads of a GPU would fail, such as for a part of a tensor."""
+    """Raise if vector loads of a GPU would fail, as on a slice of a tensor."""
     for name, array in zip(names, arrays, strict=True):
         if memory(array, itemsize)[0] % alignment:
             raise ValueError(
@@ -131,9 +131,9 @@ def check_alignment(
 
 
 def overlap(a: object, b: object, itemsize: int, other: int | None = None) -> bool:
-    """Whether two contiguous arrays have memory in common, as far as that is known.
+    """Whether two contiguous arrays share memory, as far as that is known.
 
-    itemsize : of their dtype; other : of that of b, where it has another
+    itemsize : bytes of an element; other : bytes of an element of b, if different
     """
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return np.may_share_memory(a, b)
@@ -142,36 +142,36 @@ def overlap(a: object, b: object, itemsize: int, other: int | None = None) -> bo
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """A new array of NumPy's that begins at a cache line, as torch's do, unless it is small.
+    """A new NumPy array that begins at a cache line, like torch's, unless it is small.
 
-    Those of `np.empty` begin 16 bytes behind one where they are large, so that every other vector
-    of 32 bytes, and each of 64, is loaded from two lines.
+    Large arrays of `np.empty` begin 16 bytes behind a line, so that every other vector of 32 bytes,
+    and each of 64, is loaded from two lines.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST_ALIGNED:
         return np.empty(shape, dtype)
-    # One allocation alone: of two, freed together, the C library gives the memory back each time.
+    # A single allocation: two freed together make the C library return the memory each time.
     memory = np.empty(size + CACHE_LINE, np.uint8)
     begin = -memory.__array_interface__["data"][0] % CACHE_LINE
     return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def at_cache_line(array: Any) -> Any:
-    """The same array of NumPy's or torch's on the CPU; a copy where it begins within a line."""
+    """A NumPy or torch array on the CPU, copied if it does not begin at a cache line."""
     if is_torch(array):
         return array.clone() if array.data_ptr() % CACHE_LINE else array
     if not isinstance(array, np.ndarray) or not memory(array, 1)[0] % CACHE_LINE:
         return array
-    found = empty(array.shape, array.dtype)
-    found[...] = array
-    return found
+    copy = empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
 
 
 def empty_like(array: Any, shape: tuple[int, ...], who: str, dtype: str | None = None) -> Any:
-    """A new array of the same kind and device.
+    """A new array of the same kind and device as `array`.
 
-    who : begins the TypeError for what is no array
+    who : beginning of the TypeError for a value that is not an array
     dtype : its name; by default that of the array
     """
     if isinstance(array, np.ndarray):
@@ -191,7 +191,7 @@ def empty_like(array: Any, shape: tuple[int, ...], who: str, dtype: str | None =
 
 
 def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
-    """An array of a larger shape with zeros behind what there is; of TVM's through the host."""
+    """An array padded with zeros to a larger shape; TVM's go through the host."""
     if tuple(array.shape) == shape:
         return array
     if isinstance(array, tvm_ffi.Tensor):
@@ -207,26 +207,26 @@ def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def changed(array: Any, change: Callable[[Any], Any], out: Any = None) -> object:
-    """A contiguous array of what is made of one; of TVM's through the host.
+    """Apply a function to an array and make the result contiguous; TVM's go through the host.
 
-    change : gives it of an array of NumPy's or torch's, such as a part
-    out : of the same kind, where it is written
+    change : function of a NumPy or torch array, such as slicing
+    out : array of the same kind to write the result to
     """
     if isinstance(array, tvm_ffi.Tensor):
-        found = np.ascontiguousarray(change(to_numpy(array)))
-        return tvm.runtime.tensor(found, array.device) if out is None else out.copyfrom(found)
-    found = change(array)
+        result = np.ascontiguousarray(change(to_numpy(array)))
+        return tvm.runtime.tensor(result, array.device) if out is None else out.copyfrom(result)
+    result = change(array)
     if out is not None:
-        out[...] = found
+        out[...] = result
         return out
-    return found.contiguous() if is_torch(found) else np.ascontiguousarray(found)
+    return result.contiguous() if is_torch(result) else np.ascontiguousarray(result)
 
 
 def placed(array: Any, kind: str, beside: Iterable[object]) -> object:
-    """A TVM tensor of these numbers on a device; on the CPU without a copy.
+    """Move an array to a device as a TVM tensor; on the CPU without a copy.
 
     kind : such as "cpu" or "cuda"
-    beside : arrays on devices of that kind; the first one's is taken
+    beside : arrays on devices of that kind; the first one's device is used
     """
     if kind == "cpu":
         return tvm_ffi.from_dlpack(plain_view(array))
@@ -236,9 +236,9 @@ def placed(array: Any, kind: str, beside: Iterable[object]) -> object:
 
 
 def reference(array: object, callback: Callable[[object], None] | None = None) -> Callable[[], Any]:
-    """A weak reference; a strong one to TVM's tensors, which take no other.
+    """A weak reference to an array; a strong one to TVM's tensors, which do not support others.
 
-    callback : is called when the array is gone
+    callback : called when the array is freed
     """
     try:
         return weakref.ref(array, callback)
@@ -247,12 +247,12 @@ def reference(array: object, callback: Callable[[object], None] | None = None) -
 
 
 def to_numpy(array: Any) -> np.ndarray:
-    """The same numbers on the CPU; no copy if they are there already."""
+    """An array as a NumPy array; shares memory if it is on the CPU."""
     if isinstance(array, np.ndarray):
         return array
     if is_torch(array):
         array = array.detach().resolve_neg().cpu()
-    if dtype_name(array) == "bfloat16" and device_name(array) == "cpu":  # none of DLPack's to NumPy
+    if dtype_name(array) == "bfloat16" and device_name(array) == "cpu":  # NumPy's DLPack lacks it
         solid = array.contiguous() if is_torch(array) else array
         plain: Any = tvm_ffi.from_dlpack(plain_view(solid))
         bits = np.from_dlpack(plain._create_view(plain.shape, "uint16"))
@@ -261,7 +261,7 @@ def to_numpy(array: Any) -> np.ndarray:
 
 
 def to_host(who: str, argument: str, array: Any) -> np.ndarray:
-    """An array of NumPy, torch, TVM or a list, as a NumPy array on the CPU; shared if it is one."""
+    """Convert a NumPy, torch or TVM array or a list to NumPy, sharing memory on the CPU."""
     instead = hidden(array)
     if instead:
         raise TypeError(f"{who}: argument '{argument}': expected {instead}")
@@ -269,7 +269,7 @@ def to_host(who: str, argument: str, array: Any) -> np.ndarray:
         raise wrong(who, argument, "a dense array", "a sparse one", TypeError)
     if is_array(array):
         try:
-            return np.asarray(to_numpy(array))  # no np.matrix
+            return np.asarray(to_numpy(array))  # turns np.matrix into an array
         except (NotImplementedError, RuntimeError, TypeError) as err:  # on meta, quantized
             raise TypeError(
                 f"{who}: argument '{argument}': expected a tensor of plain numbers, got one of "
@@ -282,15 +282,15 @@ def to_host(who: str, argument: str, array: Any) -> np.ndarray:
 
 
 def plain_view(value: object) -> object:
-    """A view that DLPack and TVM take of a contiguous array which they refuse as it is.
+    """A view of a contiguous array in a form that DLPack and TVM accept.
 
-    They refuse read-only NumPy arrays (do not give ones that are written), NumPy arrays of
-    bfloat16, and strides that are unusual along dimensions of size 0 or 1. What is fine as it is,
-    or not contiguous, or no array, comes back as it is.
+    They refuse read-only NumPy arrays (do not pass ones that are written), NumPy arrays of
+    bfloat16, and unusual strides along dimensions of size 0 or 1. Arrays that need no view, or are
+    not contiguous, and other values are returned unchanged.
     """
     if isinstance(value, np.ndarray):
         return _plain_numpy(value) if value.flags.c_contiguous else value
-    if is_torch(value) and value.is_nested:  # which has no shape
+    if is_torch(value) and value.is_nested:  # nested tensors have no shape
         return value
     if is_torch(value) and is_strided(value) and value.is_contiguous():
         steps = _plain_strides(value.shape)
@@ -316,7 +316,7 @@ def _plain_tvm(tensor: Any) -> object:
 
 
 class _Memory:
-    """What `np.asarray` makes an array of; keeps the owner of the memory alive."""
+    """An object for `np.asarray` that keeps the owner of the memory alive."""
 
     def __init__(self, owner: np.ndarray, interface: dict[str, object]) -> None:
         self.owner = owner
@@ -325,7 +325,7 @@ class _Memory:
 
 def _plain_numpy(array: np.ndarray) -> object:
     steps = tuple(s * array.itemsize for s in _plain_strides(array.shape))
-    foreign = array.dtype.kind == "V"  # what NumPy calls the dtypes of ml_dtypes
+    foreign = array.dtype.kind == "V"  # NumPy's kind of the dtypes of ml_dtypes
     if array.flags.writeable and array.strides == steps and not foreign:
         return array
     interface = {**array.__array_interface__, "strides": steps}
@@ -341,7 +341,7 @@ def _plain_numpy(array: np.ndarray) -> object:
 
 
 def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """In elements, as TVM expects them: 0 before a dimension of size 0."""
+    """Contiguous strides of a shape in elements, as in TVM: 0 before a dimension of size 0."""
     steps, step = [], 1
     for size in reversed(shape):
         steps.insert(0, step)
@@ -349,29 +349,29 @@ def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(steps)
 
 
-LEAST_BYTES = 1 << 22  # from which on NumPy asks
+LEAST_BYTES = 1 << 22  # from which NumPy asks for large pages
 PAGE = 1 << 21
 ADVICE = 14  # MADV_HUGEPAGE
 
 
 @cache
 def _madvise() -> Callable[[int, int, int], int] | None:
-    """The function of libc; None where there is none."""
+    """The function of libc, or None."""
     if sys.platform != "linux":
         return None
-    found: Any = getattr(ctypes.CDLL(None), "madvise", None)
-    if found is not None:
-        found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return found
+    madvise: Any = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is not None:
+        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise
 
 
 def in_large_pages(tensor: Tensor) -> None:
     """Ask for large pages for a new tensor of torch on the CPU that has not been written yet.
 
-    The system gives memory page by page when it is first written, and fills each with zeros: of 4
-    KiB each that takes as long as a product does, of 2 MiB half of it.
+    The system maps memory page by page on the first write, and fills each page with zeros: with
+    pages of 4 KiB that takes as long as a product, with 2 MiB half as long.
 
-    Does nothing where the system has none: it is advice.
+    Does nothing on systems without large pages.
     """
     advise, begin = _madvise(), tensor.data_ptr()
     first = -(-begin // PAGE) * PAGE
@@ -382,15 +382,15 @@ def in_large_pages(tensor: Tensor) -> None:
 
 # -- whether memory holds the numbers of an array --------------------------------------------------
 
-# Of torch's dispatch keys those of tensors that stand for others.
+# The dispatch keys of torch's tensors that wrap others.
 STANDING = ("Python", "FuncTorchGradWrapper", "FuncTorchBatched", "Functionalize")
 NONE: Mapping[int, str] = {}
-# Whose memory holds their numbers. To ask whether something is torch's takes half a microsecond.
+# Types whose memory holds their numbers. An isinstance check for torch takes half a microsecond.
 PLAIN = frozenset((np.ndarray, tvm.runtime.Tensor, tvm_ffi.Tensor))
 
 
 class _Torch:
-    """What calls need of torch, looked up once: a call takes a few microseconds."""
+    """Attributes of torch that calls need, looked up once, as a call takes a few microseconds."""
 
     def __init__(self, torch: Any) -> None:
         self.tensor = torch.Tensor
@@ -403,7 +403,7 @@ _torch: _Torch | None = None
 
 
 def _loaded_torch() -> _Torch | None:
-    """None where nothing has imported torch, so that no array is its."""
+    """The attributes of torch; None where torch is not imported, so that no array is torch's."""
     global _torch
     if _torch is None:
         module = sys.modules.get("torch")
@@ -419,14 +419,14 @@ def check_memory(
     arrays: Sequence[Any],
     without_gradient: Mapping[int, str] = NONE,
 ) -> bool:
-    """Raise TypeError for an array whose memory does not hold its numbers, as far as it is seen.
+    """Raise TypeError for arrays whose memory does not hold their numbers, by quick checks.
 
-    Others of these have no memory at all, which fails later; :func:`hidden` tells all of them.
+    Arrays without memory pass here and fail later; :func:`hidden` recognises all kinds.
 
     without_gradient : by position, why an argument may not require a gradient while torch records
         them (ValueError)
 
-    Gives True where all of them are seen to be plain tensors of torch.
+    Returns True where all are known to be plain tensors of torch.
     """
     torch = _torch or _loaded_torch()
     if torch is not None:  # plain tensors in a fraction of a microsecond
@@ -435,8 +435,8 @@ def check_memory(
             if type(array) is not tensor or array.is_neg():
                 break
         else:
-            for at in without_gradient:
-                if arrays[at].requires_grad:
+            for i in without_gradient:
+                if arrays[i].requires_grad:
                     break
             else:
                 if torch.forward._current_level < 0:
@@ -452,7 +452,7 @@ def _check_each(
     arrays: Sequence[Any],
     without_gradient: Mapping[int, str],
 ) -> None:
-    for at, (name, array) in enumerate(zip(names, arrays, strict=True)):
+    for i, (name, array) in enumerate(zip(names, arrays, strict=True)):
         if type(array) in PLAIN:
             continue
         if isinstance(array, np.ma.MaskedArray):
@@ -461,19 +461,19 @@ def _check_each(
             continue
         if array.is_neg():
             raise TypeError(f"{who}: argument '{name}': expected {hidden(array)}")
-        if at in without_gradient and _has_gradient(torch, array):
-            raise ValueError(f"{who}: argument '{name}': {without_gradient[at]}")
+        if i in without_gradient and _has_gradient(torch, array):
+            raise ValueError(f"{who}: argument '{name}': {without_gradient[i]}")
 
 
 def _has_gradient(torch: _Torch, tensor: Tensor) -> bool:
-    """Whether derivatives of what is made of a tensor are recorded, backward or forward."""
+    """Whether torch records derivatives of operations on a tensor, backward or forward."""
     if tensor.requires_grad and torch.recording():
         return True
     return torch.forward._current_level >= 0 and torch.forward.unpack_dual(tensor)[1] is not None
 
 
 def hidden(array: Any) -> str:
-    """What is expected instead of an array whose memory does not hold its numbers; "" for others.
+    """The expectation, for an error, that an array fails whose memory lacks its numbers; else "".
 
     Such as "an array without a mask, got a masked one; give `array.filled(...)`".
     """
@@ -504,9 +504,9 @@ def hidden(array: Any) -> str:
 
 
 def count_writes(arrays: Iterable[object]) -> None:
-    """Let torch know that tensors were written, as its own operators do.
+    """Tell torch that tensors were written, as its own operators do.
 
-    A backward pass that needs what was there before then fails, instead of using what is there now.
+    A backward pass that needs the old values then fails, instead of using the new ones.
     """
     torch = _loaded_torch()
     if torch is None:

@@ -1,4 +1,4 @@
-"""Kernels whose result is a sparse matrix that nobody knows beforehand."""
+"""Kernels whose result is a sparse matrix of unknown pattern."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from sparsetir.sparse_ir.assemble import SHORT, WORD, assemble
 from sparsetir.sparse_ir.nodes import SparseFunc, flat_axes, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
-# Elements that a call has room for at once: memory that nothing is written to is not taken, but a
-# system does not promise any amount of it.
+# Elements that a call reserves at once: memory is not committed before it is written, but systems
+# limit reservations.
 ROOM = 1 << 30
-COPIED = 1 << 20  # bytes of a result that does not keep a room for itself
-MOSTLY = 2 / 3  # rows, that are short
-FEW = 4  # groups of a row for each element, from which on these have a level of their own
-LONGER = 32  # times as many elements as the other row, from which on one is searched
-WORK_OF_A_PART = 1 << 15  # elements, at most, that are not worth another thread
+COPIED = 1 << 20  # bytes of a result that is copied rather than keep its larger buffer
+MOSTLY = 2 / 3  # share of short rows
+FEW = 4  # groups of a row per element, from which groups get a level of their own
+LONGER = 32  # ratio of two rows' elements, from which the longer one is searched
+WORK_OF_A_PART = 1 << 15  # elements up to which another thread does not pay
 
 
 class CsrArrays(NamedTuple):
@@ -41,17 +41,17 @@ class CsrArrays(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """How many elements a result has at most.
+    """Upper bounds on the number of a result's elements.
 
     Parameters
     ----------
     ends : ndarray
-        (rows + 1,) of int64, where rows begin if all have as many as they can have; or (2,) of all
-        rows together, where these are so few that they are one part.
+        (rows + 1,) of int64, the starts of rows if all reach their bounds; or (2,) for all rows
+        together, if these are so few that they are one part.
     rows, columns : int
-        How many there are.
+        The shape of the result.
     step : int
-        So many rows follow each other in one part.
+        Number of consecutive rows that stay in one part.
     """
 
     ends: np.ndarray
@@ -61,8 +61,8 @@ class Bounds(NamedTuple):
 
     @property
     def levels(self) -> int:
-        """Of a bitmap of a row: with many elements all of its words are looked at, with few none of
-        its groups that has nothing; 0 where most rows are so short that they need none."""
+        """Levels of a row's bitmap: with many elements all words are scanned, with few elements
+        empty groups are skipped; 0 where most rows are so short that they need no bitmap."""
         words = self.columns * self.rows / WORD
         if len(self.ends) <= self.rows or self.ends[-1] >= words:
             return 1
@@ -72,18 +72,18 @@ class Bounds(NamedTuple):
 
 
 class Numeric:
-    """The values of a result at one pattern; called as often as there are other operands.
+    """The numeric phase: computes the values of a result at one pattern, for any operands.
 
     Parameters
     ----------
     kernel : Kernel
-        Which computes them.
+        The kernel that computes them.
     given : mapping
-        All of its arguments by name, but the result's values; they are trusted.
+        All of its arguments by name, except the result's values; they are trusted.
     values : str
-        Its parameter for these.
+        The name of its parameter for the values.
     first : int or float, optional
-        What values begin with, where the kernel does not write all of them.
+        The initial value, where the kernel does not write all values.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class Numeric:
     def __call__(
         self, given: Mapping[str, object] = {}, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """The values.
+        """Compute the values.
 
         Parameters
         ----------
         given : mapping
-            Arguments in place of those that there are, by name.
+            Arguments by name that replace the initial ones.
         out : ndarray, optional
-            Where they are written; by default in a new array.
+            The array to write to; by default a new one.
 
         Returns
         -------
@@ -125,23 +125,23 @@ class Numeric:
 
 
 class AssembledKernel:
-    """A kernel with a sparse result, called with all parameters but that.
+    """A kernel with a sparse result, called with all parameters but the result.
 
     Parameters
     ----------
     func : SparseFunc
-        Of stage I.
+        A program of stage I.
     result : str, optional
         Its result, see :func:`sparsetir.sparse_ir.assemble.assemble`.
     target : optional
-        A CPU, as of :func:`sparsetir.build`.
+        A CPU, as for :func:`sparsetir.build`.
 
     Notes
     -----
-    `bound`, :meth:`fill`, :attr:`masked_bound` and :attr:`numeric` are its kernels, `params` what
-    callers give. A call bounds the number of elements of each row, has room for as many, fills it
-    on all threads, and gives back what was not needed: memory that was not written to was never
-    taken.
+    `bound`, :meth:`fill`, :attr:`masked_bound` and :attr:`numeric` are its kernels, `params` the
+    names of the caller's parameters. A call bounds the number of elements of each row, reserves
+    memory for as many, fills it on all threads, and returns the rest: memory that was not written
+    to was never committed.
     """
 
     def __init__(
@@ -151,24 +151,24 @@ class AssembledKernel:
         self.programs = assemble(func, result)
         self.name = func.name
         params = [str(p.name) for p in func.params]
-        made = self.programs
-        self.params = [n for n in params if n not in (made.values, made.indptr, made.indices)]
-        # Of rows that are appended to, which have none, there is one program.
-        self.has_levels = made.fill is not made.wide_fill
+        parts = self.programs
+        self.params = [n for n in params if n not in (parts.values, parts.indptr, parts.indices)]
+        # Rows that are only appended to need no bitmap: there is one program.
+        self.has_levels = parts.fill is not parts.wide_fill
         self.bound = build(self.programs.bound, self.target)
         self._fills: dict[int, _Fill] = {}
-        self._idtype, self._dtype = np.dtype(made.idtype), np.dtype(made.dtype)
+        self._idtype, self._dtype = np.dtype(parts.idtype), np.dtype(parts.dtype)
         self.most = int(np.iinfo(self._idtype).max)  # elements
 
     def fill(self, levels: int) -> Kernel:
-        """What goes through the visits. What `bound` has checked is not checked once more.
+        """The kernel that visits the elements. It does not repeat the checks of `bound`.
 
         Parameters
         ----------
         levels : int
-            Of the bitmap: 1 for rows with an element in each 64 columns or so, 3 for those with one
-            in each 16,384 or less, else 2; 0 keeps rows of up to 16 visits in order as they come,
-            and has three for others.
+            Levels of the bitmap: 1 for rows with an element in each 64 columns or so, 3 for those
+            with one in each 16,384 or less, else 2; 0 inserts the visits of rows with up to 16 in
+            order, and uses three levels for others.
 
         Returns
         -------
@@ -178,24 +178,24 @@ class AssembledKernel:
 
     def _fill(self, levels: int) -> _Fill:
         if levels not in self._fills:
-            made = self.programs
-            programs = made.short_fill, made.narrow_fill, made.fill, made.wide_fill
-            first = programs.index(programs[levels])  # of those that are the same program
+            programs = self.programs
+            kernels = programs.short_fill, programs.narrow_fill, programs.fill, programs.wide_fill
+            first = kernels.index(kernels[levels])  # of those that are the same program
             if first < levels:
                 self._fills[levels] = self._fill(first)
             else:
-                kernel = self._built(programs[levels])
+                kernel = self._built(kernels[levels])
                 signature = kernel.signature
-                at = signature.position[made.values]
+                position = signature.position[programs.values]
                 plain, bounded = (
-                    len(signature.shapes[at] or ()) == 1,
-                    made.bounds in signature.names,
+                    len(signature.shapes[position] or ()) == 1,
+                    programs.bounds in signature.names,
                 )
-                self._fills[levels] = _Fill(kernel, signature.names, at, plain, bounded)
+                self._fills[levels] = _Fill(kernel, signature.names, position, plain, bounded)
         return self._fills[levels]
 
     def _built(self, program: SparseFunc) -> Kernel:
-        """A kernel that searches the longer one of two rows that intersect."""
+        """Build a kernel that searches the longer one of two rows that intersect."""
         sch = Schedule(program)
         kinds = {a.name: [x.kind for x in flat_axes(a.of)] for a in program.axes
                  if a.kind == "intersect"}  # fmt: skip
@@ -208,21 +208,21 @@ class AssembledKernel:
 
     @cached_property
     def masked_bound(self) -> Kernel:
-        """What bounds the visits and checks a given pattern."""
+        """The kernel that bounds the visits and checks a given pattern."""
         return build(self.programs.masked_bound, self.target)
 
     @cached_property
     def numeric(self) -> Kernel:
-        """What computes the values of a given pattern."""
+        """The kernel that computes the values at a given pattern."""
         if self.programs.numeric is None:
             raise ValueError(
-                f"{self.name}: expected a result whose rows one loop goes through for values of a "
+                f"{self.name}: expected a result whose rows one loop iterates over for values of a "
                 "given pattern; its rows are those of several loops"
             )
         return self._built(self.programs.numeric)
 
     def __call__(self, *args: object, **kwargs: object) -> CsrArrays:
-        """The result, of the kind of arrays that the operands are.
+        """Compute the result, in the operands' kind of arrays.
 
         Parameters
         ----------
@@ -237,29 +237,29 @@ class AssembledKernel:
         Raises
         ------
         TypeError, ValueError
-            As of :class:`sparsetir.Kernel`.
+            As in a call of :class:`sparsetir.Kernel`.
         OverflowError
             For more elements than the type of the indices can number.
         """
-        given = self._given(args, kwargs)
-        found = self.assembled(given, self.bounds(given, self.bound))
-        return CsrArrays(*(like(given.values(), x) for x in found))
+        named = self._given(args, kwargs)
+        arrays = self.assembled(named, self.bounds(named, self.bound))
+        return CsrArrays(*(like(named.values(), x) for x in arrays))
 
     def values_of(self, indptr: object, indices: Any, *args: object, **kwargs: object) -> Any:
-        """The values at a pattern that is known, or asked for: the numeric phase alone.
+        """Compute the values at a known or wanted pattern: the numeric phase alone.
 
         Parameters
         ----------
         indptr, indices
-            Of the pattern, (rows + 1,) and (nnz,), with increasing columns in each row.
+            The pattern, (rows + 1,) and (nnz,), with increasing columns in each row.
         *args, **kwargs
             As in a call.
 
         Returns
         -------
         array
-            (nnz,) and the elements' dimensions: at what the pattern has and the program does not
-            visit its first value, or 0; what the program visits elsewhere is left out.
+            (nnz,) and the elements' dimensions: the initial value, or 0, at elements that the
+            program does not visit; visits outside the pattern are left out.
 
         Raises
         ------
@@ -273,14 +273,14 @@ class AssembledKernel:
         return like(given.values(), self.at(indptr, indices, given, self.bounds(given, bound))())
 
     def bounds(self, given: Mapping[str, Any], checked: Kernel | None = None) -> Bounds:
-        """How many elements rows have at most.
+        """Bound the number of elements of each row.
 
         Parameters
         ----------
         given : mapping
             All parameters but the result's, by name.
         checked : Kernel, optional
-            `bound`, or :attr:`masked_bound` for what has a pattern besides, to check them;
+            `bound`, or :attr:`masked_bound` if `given` includes a pattern, to check the arguments;
             by default they are trusted.
 
         Returns
@@ -308,16 +308,16 @@ class AssembledKernel:
         self, given: Mapping[str, object], bounds: Bounds, levels: int | None = None,
         threads: int | None = None,
     ) -> CsrArrays:  # fmt: skip
-        """The result; arguments are trusted.
+        """Compute the result from trusted arguments.
 
         Parameters
         ----------
         given, bounds
-            All parameters but the result's, by name; what :meth:`bounds` says of them.
+            All parameters but the result's, by name, and their :meth:`bounds`.
         levels : int, optional
-            See :meth:`fill`; by default by how many elements rows have.
+            See :meth:`fill`; by default chosen by the rows' numbers of elements.
         threads : int, optional
-            That rows are divided among; by default all.
+            Threads to divide the rows among; by default all.
 
         Returns
         -------
@@ -327,14 +327,14 @@ class AssembledKernel:
         if levels is None:
             levels = bounds.levels if self.has_levels else 0
         fill, indptr = self._fill(levels), np.zeros(rows + 1, np.int64)
-        if len(ends) == 2:  # the short way, which takes as long as a hundred elements
+        if len(ends) == 2:  # the fast path, which takes as long as a hundred elements
             part = _one_part(rows, int(ends[1]), self._idtype)
             indices, values = self._filled(fill, given, part, indptr, ends)
             nnz = int(indptr[-1])
             indices, values = _shrunk(indices, nnz), _shrunk(values, nnz)
             return CsrArrays(indptr.astype(self._idtype), indices, values)
-        made, first = [], 0
-        while first < rows or not made:
+        pieces, first = [], 0
+        while first < rows or not pieces:
             last = rows
             if self.programs.parted:
                 last = int(np.searchsorted(ends, ends[first] + ROOM, side="right")) - 1
@@ -342,44 +342,44 @@ class AssembledKernel:
             rows_ptr = self._parts(bounds, first, last, threads)
             begins = ends[rows_ptr] - ends[first]
             parts = _Parts(rows_ptr // step, begins, len(begins) - 1, int(begins[-1]))
-            found = self._filled(fill, given, parts, indptr, ends)
+            arrays = self._filled(fill, given, parts, indptr, ends)
             sizes = _sizes(indptr, rows_ptr.tolist())
-            made.append([_closed(x, begins, sizes) for x in found])
+            pieces.append([_closed(x, begins, sizes) for x in arrays])
             first = last
         if indptr[-1] > self.most:
             raise OverflowError(
                 f"{self.name}: the result has {indptr[-1]} elements, more than {self._idtype} "
                 "numbers; expected int64 indices"
             )
-        (indices, values), *others = made
+        (indices, values), *others = pieces
         if others:
-            indices, values = map(np.concatenate, zip(*made, strict=True))
+            indices, values = map(np.concatenate, zip(*pieces, strict=True))
         return CsrArrays(indptr.astype(self._idtype), indices, values)
 
     def at(
         self, indptr: object, indices: Any, given: Mapping[str, object], bounds: Bounds,
         threads: int | None = None,
     ) -> Numeric:  # fmt: skip
-        """The numeric phase at a pattern; arguments are trusted.
+        """The numeric phase at a pattern, for trusted arguments.
 
         Parameters
         ----------
         indptr, indices
-            As of :meth:`values_of`.
+            The same as for :meth:`values_of`.
         given, bounds, threads
-            As of :meth:`assembled`.
+            The same as for :meth:`assembled`.
 
         Returns
         -------
         Numeric
         """
         names, rows_ptr = self.programs, self._parts(bounds, 0, bounds.rows, threads)
-        known = {
+        arguments = {
             **given, names.indptr: indptr, names.indices: indices, names.nnz: len(indices),
             names.parts: len(rows_ptr) - 1, names.rows_ptr: rows_ptr,
         }  # fmt: skip
         first = None if names.parted else names.first  # rows that are not stored are not visited
-        return Numeric(self.numeric, known, names.values, first)
+        return Numeric(self.numeric, arguments, names.values, first)
 
     def __repr__(self) -> str:
         return f"AssembledKernel({self.name!r})"
@@ -389,7 +389,7 @@ class AssembledKernel:
         return self.bound.completed(given, self.programs.bounds, self.programs.width)
 
     def _parts(self, bounds: Bounds, first: int, last: int, threads: int | None) -> np.ndarray:
-        """Where the parts of some rows begin, and the last one ends."""
+        """The starts of the parts of rows from `first` to `last`, and the last part's end."""
         ends, _, _, step = bounds
         if not self.programs.parted or ends[-1] < WORK_OF_A_PART:
             return np.array([first, last], self._idtype)
@@ -403,32 +403,32 @@ class AssembledKernel:
         self, fill: _Fill, given: Mapping[str, object], parts: _Parts, indptr: np.ndarray,
         ends: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Indices and values of some rows, in the rooms of their parts.
+        """Indices and values of some rows, each part in its slice of a buffer.
 
-        indptr : of the result; for these rows, elements of their part are counted
-        ends : of the bounds
+        indptr : that of the result; for these rows it receives counts within their part
+        ends : that of the bounds
         """
         names, room = self.programs, parts.room
         indices = rooms.room((room,), self._idtype)
-        made = {
+        named = {
             **given, names.parts: parts.count, names.rows_ptr: parts.rows_ptr, names.room: room,
             names.rooms: parts.begins, names.ends: indptr[1:], names.indices: indices,
         }  # fmt: skip
         if fill.bounded:
-            made[names.bounds] = np.diff(ends)
-        args, at = [*map(made.get, fill.names)], fill.values
+            named[names.bounds] = np.diff(ends)
+        args, position = [*map(named.get, fill.names)], fill.values
         signature = fill.kernel.signature
-        shape = (room,) if fill.numbers else (*signature.expected_shape(at, args),)
-        args[at] = values = rooms.room(shape, self._dtype)
+        shape = (room,) if fill.numbers else (*signature.expected_shape(position, args),)
+        args[position] = values = rooms.room(shape, self._dtype)
         if room:
             fill.kernel.run(args)
-        if not names.parted:  # rows that are not stored end where the one before does
+        if not names.parted:  # rows without elements end where their predecessor does
             np.maximum.accumulate(indptr, out=indptr)
         return indices, values
 
 
 class _Fill(NamedTuple):
-    """A kernel that goes through the visits, its parameters, and the place of values among them.
+    """A kernel that visits the elements, its parameters, and the position of values among them.
 
     numbers : whether elements have no dimensions of their own
     bounded : whether it takes the bounds of rows
@@ -442,7 +442,7 @@ class _Fill(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Where parts of rows and their rooms begin, each (count + 1,), and how much room they have."""
+    """Starts of parts of rows and of their slices, each (count + 1,), and the buffer's size."""
 
     rows_ptr: object
     begins: Any
@@ -452,21 +452,21 @@ class _Parts(NamedTuple):
 
 @lru_cache(512)
 def _one_part(rows: int, room: int, idtype: np.dtype) -> _Parts:
-    """All rows; arrays as TVM has them, which takes as long as to run the kernel of a few."""
+    """All rows as one part; cached, as converting its arrays for TVM takes as long as a kernel."""
     rows_ptr, begins = np.array([0, rows], idtype), np.array([0, room])
     return _Parts(tvm_ffi.from_dlpack(rows_ptr), tvm_ffi.from_dlpack(begins), 1, room)
 
 
 @lru_cache(512)
 def _of_few(rows: int, columns: int, most: int) -> Bounds:
-    """Of all rows together."""
+    """Bounds of all rows together."""
     ends = np.array([0, most])
-    ends.flags.writeable = False  # others have it, too
+    ends.flags.writeable = False  # it is shared by all calls
     return Bounds(ends, rows, columns)
 
 
 def cpu_of(target: TargetLike) -> Target:
-    """The target; raises ValueError where it is no CPU."""
+    """The resolved target; raises ValueError if it is not a CPU."""
     machine = resolve_target(target)
     if "cpu" not in machine.keys:
         raise ValueError(
@@ -476,11 +476,11 @@ def cpu_of(target: TargetLike) -> Target:
 
 
 def _sizes(indptr: np.ndarray, rows: list[int]) -> list[int]:
-    """How many elements each part of some rows has.
+    """The number of elements of each part; completes `indptr` for these rows.
 
-    indptr : of the result, where it is known up to these rows; for them it counts from the first
-        element of their part, which is changed
-    rows : where the parts begin, and the last one ends
+    indptr : that of the result, complete up to these rows; for them it counts from the first
+        element of their part, and is updated
+    rows : the starts of the parts, and the last one's end
     """
     sizes, nnz = [], int(indptr[rows[0]])
     for begin, end in pairwise(rows):
@@ -492,7 +492,7 @@ def _sizes(indptr: np.ndarray, rows: list[int]) -> list[int]:
 
 
 def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarray:
-    """What is in the rooms of an array, moved together; the rest is given back, if it is owned."""
+    """Compact the slices of an array; free the rest if the array owns its memory."""
     at, step, data = sizes[0], array.strides[0], array.ctypes.data
     for begin, size in zip(begins.tolist()[1:-1], sizes[1:], strict=True):
         ctypes.memmove(data + at * step, data + begin * step, size * step)
@@ -501,17 +501,17 @@ def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarr
 
 
 def _shrunk(array: np.ndarray, size: int) -> np.ndarray:
-    """What an array begins with; the rest is given back, if it is owned."""
+    """The first elements of an array; the rest is freed if the array owns its memory."""
     if array.base is None:
         if size < len(array):
             array.resize((size, *array.shape[1:]), refcheck=False)
         return array
-    found = array[:size]
-    return found.copy() if found.nbytes < COPIED else found
+    start = array[:size]
+    return start.copy() if start.nbytes < COPIED else start
 
 
 def like(given: Iterable[object], array: np.ndarray) -> Any:
-    """The array, as torch's where arguments are; numpy's own types do not have all of torch's."""
+    """A torch tensor of the array if any argument is one; by bits, as NumPy lacks some dtypes."""
     if not any(map(is_torch, given)):
         return array
     import torch

@@ -1,4 +1,4 @@
-"""Kernels whose result is sparse, of any levels, and written in any order."""
+"""Kernels whose result is sparse, with any number of levels, and written in any order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsetir.sparse_ir.assemble_levels import assemble_levels
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.open_axes import open_result
 
-ROOM = 1 << 16  # coordinates that a first call has room for
+ROOM = 1 << 16  # coordinates that a first call reserves memory for
 
 
 class CsfArrays(NamedTuple):
@@ -35,35 +35,35 @@ class CsfArrays(NamedTuple):
 
 
 class LevelsKernel:
-    """A kernel with a sparse result of any levels, called with all parameters but that.
+    """A kernel with a sparse result of any levels, called with all parameters but the result.
 
     Parameters
     ----------
     func : SparseFunc
-        Of stage I, see :func:`sparsetir.sparse_ir.assemble_levels.assemble_levels`.
+        A program of stage I, see :func:`sparsetir.sparse_ir.assemble_levels.assemble_levels`.
     target : optional
-        A CPU, as of :func:`sparsetir.build`.
+        A CPU, as for :func:`sparsetir.build`.
 
     Notes
     -----
-    On one thread. A call counts what the program writes to each row of a matrix of numbers, and
-    lists it there in a second pass; where columns are not in order, or repeat, it combines them.
-    Of other results it lists the coordinates, sorts them, and computes the values of this pattern.
+    Runs on one thread. For a matrix of numbers, a call counts the program's writes to each row, and
+    lists them in a second pass; where columns are unsorted or repeat, it combines them. For other
+    results it lists the coordinates, sorts them, and computes the values at this pattern.
     """
 
     def __init__(self, func: SparseFunc, target: TargetLike = "llvm") -> None:
         self._target = cpu_of(target)
-        made = self.programs = assemble_levels(func)
+        programs = self.programs = assemble_levels(func)
         self.name = func.name
-        gone = {made.result, *(x for level in made.levels for x in level)}
-        self.params = [str(p.name) for p in func.params if str(p.name) not in gone]
-        self.most = int(np.iinfo(made.idtypes[-1]).max)  # elements
+        absent = {programs.result, *(x for level in programs.levels for x in level)}
+        self.params = [str(p.name) for p in func.params if str(p.name) not in absent]
+        self.most = int(np.iinfo(programs.idtypes[-1]).max)  # elements
         self._room = ROOM
-        self._by_rows = made.rows is not None
+        self._by_rows = programs.rows is not None
 
     @cached_property
     def rows(self) -> tuple[Kernel, Kernel, AssembledKernel | None]:
-        """What counts and fills rows, and combines what is listed of the same element."""
+        """The kernels that count and fill rows, and that combine entries of the same element."""
         rows = self.programs.rows
         assert rows is not None
         count, fill = build(rows.count, self._target), build(rows.fill, self._target, check=False)
@@ -72,16 +72,16 @@ class LevelsKernel:
 
     @cached_property
     def entries(self) -> Kernel:
-        """What lists coordinates, and checks what it is called with."""
+        """The kernel that lists coordinates, and checks the arguments."""
         return build(self.programs.entries, self._target)
 
     @cached_property
     def values(self) -> Kernel:
-        """What computes the values of a pattern."""
+        """The kernel that computes the values at a pattern."""
         return build(self.programs.values, self._target, check=False)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """The result, of the kind of arrays that the operands are.
+        """Compute the result, in the operands' kind of arrays.
 
         Parameters
         ----------
@@ -92,42 +92,42 @@ class LevelsKernel:
         Returns
         -------
         CsrArrays or CsfArrays
-            The former of one level.
+            The former for one level.
 
         Raises
         ------
         TypeError, ValueError
-            As of :class:`sparsetir.Kernel`.
+            As in a call of :class:`sparsetir.Kernel`.
         OverflowError
             For more elements than the type of the indices can number.
         """
         given = bound_by_name(self.name, self.params, args, kwargs)
-        made = self.programs
+        parts = self.programs
         if self._by_rows and (matrix := self._filled(given)):
             return CsrArrays(*(like(given.values(), x) for x in matrix))
         coordinates, roots = self._coordinates(given)
-        found = _levels(coordinates, roots)
-        count = len(found[-1][1])
+        sorted_levels = _levels(coordinates, roots)
+        count = len(sorted_levels[-1][1])
         if count > self.most:
             raise OverflowError(
                 f"{self.name}: the result has {count} elements, more than "
-                f"{made.idtypes[-1]} numbers; expected int64 indices"
+                f"{parts.idtypes[-1]} numbers; expected int64 indices"
             )
         levels = [
             (ptr.astype(idtype), idx.astype(idtype))
-            for (ptr, idx), idtype in zip(found, made.idtypes[1:], strict=True)
+            for (ptr, idx), idtype in zip(sorted_levels, parts.idtypes[1:], strict=True)
         ]
-        for names, arrays in zip(made.levels, levels, strict=True):
+        for names, arrays in zip(parts.levels, levels, strict=True):
             given |= dict(zip(names, (*arrays, len(arrays[1])), strict=True))
-        values = np.full(self.values.shape_of(made.result, given), made.first, made.dtype)
+        values = np.full(self.values.shape_of(parts.result, given), parts.first, parts.dtype)
         values = like(given.values(), values)
-        self.values(**given, **{made.result: values})
+        self.values(**given, **{parts.result: values})
         levels = [(like([values], ptr), like([values], idx)) for ptr, idx in levels]
         return CsfArrays(levels, values) if len(levels) > 1 else CsrArrays(*levels[0], values)
 
     def _filled(self, given: Mapping[str, object]) -> CsrArrays | None:
-        """The result filled by rows, or None: where it is too large, or where elements are written
-        several times and that is no combination."""
+        """The result filled by rows; None where it is too large, or where elements are written
+        several times without a reduction."""
         names, (count, fill, combine) = self.programs.rows, self.rows
         assert names is not None
         rows = count.shape_of(names.ends, given)[0]
@@ -139,8 +139,8 @@ class LevelsKernel:
         idtype, total = np.dtype(self.programs.idtypes[-1]), int(ptr[-1])
         indices, values = np.empty(total, idtype), np.empty(total, self.programs.dtype)
         indptr, ordered = ptr.astype(idtype), np.ones(total + 1, bool)
-        made = {names.ends: indptr[:-1].copy(), names.room: total}
-        fill(**given, **made, **{names.at: indices, names.found: values})
+        outputs = {names.ends: indptr[:-1].copy(), names.room: total}
+        fill(**given, **outputs, **{names.at: indices, names.found: values})
         np.greater(indices[1:], indices[:-1], out=ordered[1:-1])
         ordered[indptr] = True
         if ordered.all():
@@ -153,23 +153,23 @@ class LevelsKernel:
         return combine.assembled(listed, combine.bounds(listed))
 
     def _coordinates(self, given: Mapping[str, object]) -> tuple[Sequence[np.ndarray], int]:
-        """Coordinates of what is written, of each level, sorted; and the length of the root."""
-        made = self.programs
-        said = np.zeros(len(made.coordinates) + 1, np.int64)
+        """The sorted coordinates of all writes, by level; and the length of the root."""
+        programs = self.programs
+        counts = np.zeros(len(programs.coordinates) + 1, np.int64)
         while True:
-            room = [np.empty(self._room, idtype) for idtype in made.idtypes]
-            own = {made.room: self._room, made.said: said}
-            self.entries(**given, **own, **dict(zip(made.coordinates, room, strict=True)))
-            count, *lengths = said.tolist()
+            room = [np.empty(self._room, idtype) for idtype in programs.idtypes]
+            sizes = {programs.room: self._room, programs.said: counts}
+            self.entries(**given, **sizes, **dict(zip(programs.coordinates, room, strict=True)))
+            count, *lengths = counts.tolist()
             if count <= self._room:
                 break
             self._room = count
-        found = [x[:count] for x in room]
+        coords = [x[:count] for x in room]
         if prod(lengths) >= 1 << 63:
-            order = np.lexsort(found[::-1])
-            return [x[order] for x in found], lengths[0]
+            order = np.lexsort(coords[::-1])
+            return [x[order] for x in coords], lengths[0]
         shape = [max(n, 1) for n in lengths]
-        return np.unravel_index(np.sort(np.ravel_multi_index(found, shape)), shape), lengths[0]
+        return np.unravel_index(np.sort(np.ravel_multi_index(coords, shape)), shape), lengths[0]
 
     def __repr__(self) -> str:
         return f"LevelsKernel({self.name!r})"
@@ -183,25 +183,26 @@ def build_assembled(
     Parameters
     ----------
     func : SparseFunc
-        Of stage I. Its result is over axes whose nnz is None, each under the one before it, the
-        first under a dense one. Iterations write it in any order, where they do not depend on what
-        it holds; it begins with zero, or with the constant in the `init` of the first one. Or it is
-        over dense axes of rows and columns, see :func:`sparsetir.sparse_ir.assemble.assemble`.
+        A program of stage I. Its result is over axes whose nnz is None, each under the one before
+        it, the first under a dense one. Iterations write it in any order, if they do not depend on
+        its contents; it begins with zero, or with the constant in the `init` of the first one. Or
+        it is over dense axes of rows and columns, see
+        :func:`sparsetir.sparse_ir.assemble.assemble`.
     result : str, optional
         The name of the result, or of its parameter; by default the only one.
     target : optional
-        A CPU, as of :func:`sparsetir.build`.
+        A CPU, as for :func:`sparsetir.build`.
 
     Returns
     -------
     AssembledKernel or LevelsKernel
-        Called without the result, it gives its arrays. The former for matrices in CSR that the
-        program goes through row by row, on all threads; the latter for all others.
+        Called without the result, it returns the result's arrays. The former for matrices in CSR
+        that the program visits row by row, on all threads; the latter for all others.
 
     Raises
     ------
     ValueError
-        For a program of another kind, and for a target that is no CPU.
+        For a program of another kind, and for a target that is not a CPU.
     """
     try:
         return AssembledKernel(func, result, target)
@@ -214,14 +215,14 @@ def build_assembled(
 
 def _levels(coordinates: Sequence[np.ndarray], roots: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return `indptr` and `indices` of each level below the root, of sorted coordinates."""
-    (parents, *rest), count, found = coordinates, roots, []
-    begins = np.zeros(len(parents), bool)  # where an element of the level does
+    (parents, *rest), count, arrays = coordinates, roots, []
+    begins = np.zeros(len(parents), bool)  # whether a new element of the level begins
     begins[:1] = True
     begins[1:] = parents[1:] != parents[:-1]
     for level in rest:
         begins[1:] |= level[1:] != level[:-1]
-        at = np.flatnonzero(begins)
-        counts = np.bincount(parents[at], minlength=count)
-        found.append((np.concatenate([[0], np.cumsum(counts)]), level[at]))
-        parents, count = np.cumsum(begins) - 1, len(at)
-    return found
+        firsts = np.flatnonzero(begins)
+        counts = np.bincount(parents[firsts], minlength=count)
+        arrays.append((np.concatenate([[0], np.cumsum(counts)]), level[firsts]))
+        parents, count = np.cumsum(begins) - 1, len(firsts)
+    return arrays

@@ -1,4 +1,4 @@
-"""Arguments of a program by name: checked, those that can be inferred or filled added."""
+"""Check a program's arguments by name, and add those that can be inferred or filled."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def bound_arguments(
     who: str = "tune: argument 'arguments'",
     rng: np.random.Generator | None = None,
 ) -> dict[str, Any]:
-    """All arguments of a function in the order of its parameters.
+    """Complete the arguments of a function, in the order of its parameters.
 
-    Sizes that the shapes of arrays imply may be missing; outputs that are missing are zeros.
+    Sizes that the shapes of arrays imply may be missing; missing outputs become zeros.
 
-    who : how errors begin
+    who : beginning of errors
     rng : fills missing arrays of floating-point numbers; None refuses them
 
     Raises TypeError or ValueError naming the argument.
@@ -48,8 +48,8 @@ def bound_arguments(
         if values[i] is None
         and (i in signature.outputs or rng is not None and signature.dtypes[i] in FILLED)
     ]
-    given = [i for i in signature.arrays if i not in missing]
-    for i in given:
+    present = [i for i in signature.arrays if i not in missing]
+    for i in present:
         values[i] = _array(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
     signature.infer(values)
     for i in signature.scalars:
@@ -60,8 +60,8 @@ def bound_arguments(
             raise ValueError(f"{who}: '{names[i]}': expected lengths of 0 or more, got {expected}")
         if i in missing:
             random = None if i in signature.outputs else rng
-            made = np.zeros(expected) if random is None else random.standard_normal(expected)
-            values[i] = made.astype(signature.dtypes[i])
+            filled = np.zeros(expected) if random is None else random.standard_normal(expected)
+            values[i] = filled.astype(signature.dtypes[i])
             continue
         values[i] = signature.view(i, values)
         if list(values[i].shape) != expected:
@@ -74,10 +74,10 @@ def _array(who: str, value: object, dtype: str) -> np.ndarray:
     if not is_array(value):
         got = "nothing" if value is None else type(value).__name__
         raise TypeError(f"{who}: expected an array, got {got}")
-    found = np.asarray(to_numpy(value))
-    if str(found.dtype) != dtype:
-        raise TypeError(f"{who}: expected dtype {dtype}, got {found.dtype}")
-    return found
+    array = np.asarray(to_numpy(value))
+    if str(array.dtype) != dtype:
+        raise TypeError(f"{who}: expected dtype {dtype}, got {array.dtype}")
+    return array
 
 
 def _number(who: str, value: object, dtype: str) -> Any:

@@ -1,4 +1,4 @@
-"""From a function of any stage to a kernel."""
+"""Build kernels from functions of any stage."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def build(
     ----------
     obj : SparseFunc, Schedule, PrimFunc, tvm.s_tir.Schedule or IRModule
         A stage-I function, or a :class:`Schedule` of one, gets the default schedule for the target.
-        A stage-II function, or a `tvm.s_tir.Schedule` of one, is built as it is.
+        A stage-II function, or a `tvm.s_tir.Schedule` of one, is built unchanged.
     target : str, dict or tvm.target.Target
         "cpu" or "llvm" (this machine's CPU with its vector width), "cuda" (this machine's GPU, or
         sm_80 where there is none), or anything `tvm.target.Target` takes, such as `{"kind": "cuda",
         "arch": "sm_90"}`.
     schedule, config : optional
-        As for :func:`sparsetir.lower`; with a single function only.
+        The same as for :func:`sparsetir.lower`; with a single function only.
     check : bool
-        Whether the kernel checks index arrays that it has not seen (see :class:`Kernel`).
+        Whether the kernel checks index arrays that it has not seen before (see :class:`Kernel`).
 
     Returns
     -------

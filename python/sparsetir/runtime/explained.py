@@ -59,18 +59,18 @@ class ProgramExplanation:
     Parameters
     ----------
     title : str
-        The program, its sizes, and who scheduled it.
+        The program, its sizes, and the origin of its schedule.
     facts : dict
-        What the text shows, for programs, and as `sparsetir explain --json` prints it. "loops" has
-        a dict for each loop: "iteration", "loop", "axis", "kind", "parallel", "why"; "order" says
-        by iteration whether its loops may be reordered; "innermost" says by block what became of
-        its innermost loop; "scheduled" is the text of the kernel's loops; "roofline" is empty
-        without arguments, and has no times where nothing was run; further "target", "sizes" and
-        "schedule".
+        The contents of the text as data, as `sparsetir explain --json` prints them. "loops" has a
+        dict for each loop: "iteration", "loop", "axis", "kind", "parallel", "why"; "order" says by
+        iteration whether its loops may be reordered; "innermost" describes by block how its
+        innermost loop was lowered; "scheduled" is the text of the kernel's loops; "roofline" is
+        empty without arguments, and has no times where nothing was run; further "target", "sizes"
+        and "schedule".
     kernel : Kernel
-        The kernel; its `stages` are those that are shown.
+        The kernel, whose `stages` are shown.
     program : SparseFunc
-        The program as it was written, or as far as it was scheduled.
+        The program as written, or as scheduled so far.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ def _of_kernel(kernel: Kernel, schedule: object, target: object) -> SparseFunc:
 
 
 def _arguments(program: SparseFunc, arguments: object) -> Facts:
-    """All arguments by name; {} where none are given."""
+    """All arguments by name; {} if none are passed."""
     if arguments is None or (isinstance(arguments, Mapping) and not arguments):
         return {}
     who = "explain: argument 'arguments'"
@@ -220,13 +220,13 @@ def _sections(facts: Facts, kernel: Kernel, program: SparseFunc) -> list[Section
 
 
 def loops_of(func: SparseFunc) -> list[dict[str, str]]:
-    """The loops of a stage-I function's iterations: whether visits may run at once, and why."""
+    """The loops of a stage-I function's iterations: whether each may be parallel, and why."""
     out: list[dict[str, str]] = []
     for it in sparse_iterations(func):
         facts = legal.parallelizable(func, it)
-        for place, (node, at, end) in enumerate(it.entries()):
-            coords = ", ".join(v.name for v in it.vars[at:end])
-            kinds = set(it.kinds[at:end])
+        for place, (node, begin, end) in enumerate(it.entries()):
+            coords = ", ".join(v.name for v in it.vars[begin:end])
+            kinds = set(it.kinds[begin:end])
             out.append(
                 {
                     "iteration": it.name,
@@ -241,13 +241,13 @@ def loops_of(func: SparseFunc) -> list[dict[str, str]]:
 
 
 def _why(func: SparseFunc, it: SparseIteration, place: int, fact: str, coords: str) -> str:
-    found = legal.evidence(func, it, place)
+    pairs = legal.evidence(func, it, place)
     if fact == FREE:
-        kept = "; ".join(", ".join(_access(buffer, a) for a in every) for buffer, every in found)
-        return f"visits that differ in {coords} access other elements: {kept}"
-    if not found:
+        shown = "; ".join(", ".join(_access(buffer, a) for a in every) for buffer, every in pairs)
+        return f"visits that differ in {coords} access other elements: {shown}"
+    if not pairs:
         return f"a race: {coords} may be the same under another parent"
-    buffer, (one, other) = found[0]
+    buffer, (one, other) = pairs[0]
     pair = " and ".join(dict.fromkeys((_access(buffer, one), _access(buffer, other))))
     if fact.startswith("reduction"):
         return f"a reduction: visits that differ in {coords} update the same {pair}"
@@ -267,7 +267,7 @@ def orders_of(func: SparseFunc) -> dict[str, str]:
 
 
 def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, object]) -> tirx.PrimFunc:
-    """A function of stage II with the branches alone that sizes take."""
+    """A function of stage II without the branches that these sizes do not take."""
     known = _constants(func, sizes)
     analyzer = Analyzer()
 
@@ -281,9 +281,9 @@ def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, object]) -> tirx.PrimFun
 
 
 def scheduled_loops(func: tirx.PrimFunc, sizes: Mapping[str, object]) -> str:
-    """Loops, branches and stores of a function of stage II, without what blocks say of themselves.
+    """Loops, branches and stores of a function of stage II, without the blocks' declarations.
 
-    sizes : numbers by parameter; of branches that they decide only the one taken is shown
+    sizes : numbers by parameter; if they decide a branch, only the one taken is shown
     """
 
     def inlined(realize: s_tir.SBlockRealize) -> tirx.Stmt:
@@ -309,20 +309,20 @@ def _constants(
     func: tirx.PrimFunc | SparseFunc, values: Mapping[str, object]
 ) -> dict[object, object]:
     """The integers among arguments, by parameter."""
-    found = {p: values.get(p.name) for p in func.params}
-    return {p: as_dtype(x, dtype_of(p)) for p, x in found.items() if isinstance(x, int)}
+    numbers = {p: values.get(p.name) for p in func.params}
+    return {p: as_dtype(x, dtype_of(p)) for p, x in numbers.items() if isinstance(x, int)}
 
 
 def work_of(
     func: SparseFunc, arguments: Mapping[str, object], computed: Mapping[str, object] | None = None
 ) -> Facts:
-    """Floating-point operations of a stage-I function as it is written, visits and bytes.
+    """Floating-point operations, visits and bytes of a stage-I function as written.
 
-    computed : computed parameters by name, which have no share in the bytes
+    computed : computed parameters by name, which do not count as bytes
 
-    A branch counts as taken. "flops" and "visits" are None where they are not known from sizes and
-    index arrays: of merged axes, and loops of TIR. "bytes" has each array once: the least that
-    memory has to move.
+    A branch counts as taken. "flops" and "visits" are None where sizes and index arrays do not
+    determine them: for merged axes, and loops of TIR. "bytes" counts each array once: the least
+    memory traffic.
     """
     known = {**arguments, **(computed or {})}
     counts = [
@@ -353,7 +353,7 @@ def _operations(stores: list[tirx.Stmt]) -> int:
 def _visits(
     func: SparseFunc, its: list[SparseIteration], arguments: Mapping[str, Any]
 ) -> int | None:
-    """Visits of the innermost of nested iterations; None where they are not known."""
+    """Visits of the innermost of nested iterations; None where unknown."""
     nodes = [node for it in its for node in it.axes]
     axes = {a.name: a for a in flat_axes(nodes)}
     attached = {a.axis.name: a.to.name for a in attached_axes(nodes)}
@@ -382,10 +382,10 @@ def _visits(
             out[np.ravel(arguments[axis.indices.name]) < 0] = 0  # padding
         for name, parent in above.items():
             if parent == axis.name:
-                found = sums(axes[name])
+                visits = sums(axes[name])
                 if name in attached and axis.is_sparse:
-                    found = found[np.ravel(arguments[axis.indices.name])]
-                out *= found
+                    visits = visits[np.ravel(arguments[axis.indices.name])]
+                out *= visits
         return out
 
     def sums(axis: Axis) -> np.ndarray:
@@ -405,7 +405,7 @@ def _visits(
 
 
 def measured(kernel: Kernel, arguments: Mapping[str, object], threads: int) -> Facts:
-    """Seconds of a kernel's calls, and what the machine reaches: rates of copies and products."""
+    """Seconds of a kernel's calls, and the machine's rates of copies and dense products."""
     times: list[float] = []
     size = sum(int(x.nbytes) for x in arguments.values() if isinstance(x, np.ndarray))
     end = time.perf_counter() + SECONDS
@@ -425,7 +425,7 @@ def measured(kernel: Kernel, arguments: Mapping[str, object], threads: int) -> F
 
 
 def roofline(work: Facts, run: Facts | None) -> Facts:
-    """Bytes, operations and, where it ran, the bound and how much of it was reached."""
+    """Bytes, operations and, if the kernel ran, the bound and the fraction of it reached."""
     out = {**work, **(run or {})}
     if run is None:
         return out
@@ -442,31 +442,31 @@ def roofline(work: Facts, run: Facts | None) -> Facts:
     }
 
 
-def roofline_rows(found: Facts) -> list[tuple[str, str]]:
-    """The roofline for people."""
-    flops, size = found["flops"], found["bytes"]
+def roofline_rows(facts: Facts) -> list[tuple[str, str]]:
+    """The roofline as rows of a table."""
+    flops, size = facts["flops"], facts["bytes"]
     out = [("bytes", f"{size:,}, each array once: the least that memory moves")]
     if flops is None:
         out.append(("flops", "not known: merged axes, or loops of TIR"))
     else:
-        out.append(("flops", f"{flops:,} in {many(found['visits'], 'visit')} of the program"))
+        out.append(("flops", f"{flops:,} in {many(facts['visits'], 'visit')} of the program"))
         out.append(("intensity", f"{flops / max(1, size):.2f} flops a byte"))
-    if "seconds" not in found:
+    if "seconds" not in facts:
         return [*out, ("measured", "not run")]
-    copy, dense = found["copy_bytes_per_second"] / 1e9, found["dense_flops_per_second"] / 1e9
-    rate = "" if not flops else f", {flops / found['seconds'] / 1e9:.1f} GFLOP/s"
-    by_memory, by_flops = micros(found["memory_seconds"]), micros(found["compute_seconds"])
+    copy, dense = facts["copy_bytes_per_second"] / 1e9, facts["dense_flops_per_second"] / 1e9
+    rate = "" if not flops else f", {flops / facts['seconds'] / 1e9:.1f} GFLOP/s"
+    by_memory, by_flops = micros(facts["memory_seconds"]), micros(facts["compute_seconds"])
     bound = f"{by_memory} by memory, flops not known"
     if flops is not None:
-        bound = f"{found['bound']}: {micros(found['bound_seconds'])} "
+        bound = f"{facts['bound']}: {micros(facts['bound_seconds'])} "
         bound += f"(memory {by_memory}, compute {by_flops})"
-    machine = f"{copy:.1f} GB/s (copy of as many bytes, {many(found['threads'], 'thread')}), "
+    machine = f"{copy:.1f} GB/s (copy of as many bytes, {many(facts['threads'], 'thread')}), "
     machine += f"{dense:.0f} GFLOP/s (dense float32 product, NumPy's threads)"
-    times = f"{micros(found['seconds'])}, median {micros(found['median'])}"
+    times = f"{micros(facts['seconds'])}, median {micros(facts['median'])}"
     return [
         *out,
         ("machine", machine),
         ("bound", bound),
-        ("measured", f"{times} of {many(found['calls'], 'call')}{rate}"),
-        ("reached", f"{100 * found['reached']:.0f} % of the bound"),
+        ("measured", f"{times} of {many(facts['calls'], 'call')}{rate}"),
+        ("reached", f"{100 * facts['reached']:.0f} % of the bound"),
     ]

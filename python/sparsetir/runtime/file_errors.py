@@ -1,4 +1,4 @@
-"""What goes wrong while a file is read, in words for people; what a file may ask for."""
+"""Readable errors while reading files, and limits on the memory that a file may demand."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# What readers raise for files that are damaged or cut off.
+# Exceptions of readers for files that are damaged or cut off.
 DAMAGE = (
     EOFError, RuntimeError, AttributeError, LookupError, ArithmeticError, struct.error, zlib.error,
     lzma.LZMAError, zipfile.BadZipFile, gzip.BadGzipFile,
 )  # fmt: skip
-# Memory that any file may ask for, and what larger ones may for each of their bytes: compressed
-# ones unpack to a thousand times their size, and a large id is short.
+# Memory that any file may demand, and memory per byte for larger files: compressed files unpack to
+# a thousand times their size, and a large id takes few characters.
 FEW_BYTES, BYTES_PER_BYTE = 2**28, 256
 # The least bytes of memory for an element, a row, and a character of text.
 ELEMENT_BYTES, ROW_BYTES, TEXT_BYTES = 24, 8, 8
@@ -28,30 +28,30 @@ MOST_WORDS = 300  # characters of an error
 
 
 class GraphError(ValueError):
-    """A file that is not the graph that was expected; the text names it and says why."""
+    """Raised for a file that is not the expected graph; the text names the file and the reason."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
 
 
 def as_path(who: str, argument: str, value: object) -> Path:
-    """A path that a user gave, with "~" resolved.
+    """Convert a user's path, with "~" expanded.
 
-    Raises TypeError for what is none, ValueError for an empty one.
+    Raises TypeError for another type, ValueError for an empty path.
     """
-    found = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(found, str):
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
         raise TypeError(
             f"{who}: argument '{argument}': expected a path, got {type(value).__name__}"
         )
-    if not found:
+    if not path:
         raise ValueError(f"{who}: argument '{argument}': expected a path, got an empty text")
-    return Path(os.path.expanduser(found))
+    return Path(os.path.expanduser(path))
 
 
 @contextmanager
 def reading(what: str, kind: type[Exception]) -> Iterator[None]:
-    """Whatever libraries raise while a file is read is an error of a kind, which says of what."""
+    """Turn any exception of a library while reading a file into `kind`, prefixed by `what`."""
     try:
         yield
     except kind:
@@ -80,10 +80,9 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    r"""A text in which what is no character for people is written out, as "\x1b" and "\n".
+    r"""Escape the unprintable characters of a text, as "\x1b" and "\n".
 
-    Names of files may have codes in them that a terminal obeys, and halves of pairs, which nothing
-    can be made of that is printed.
+    File names may contain terminal control codes, and unpaired surrogates, which cannot be encoded.
     """
     if text.isprintable():
         return text
@@ -93,7 +92,7 @@ def printable(text: str) -> str:
 
 
 def need_room(path: Path, size: int, what: str) -> None:
-    """Raise ValueError where so many bytes are more than suits the file."""
+    """Raise ValueError if so many bytes are out of proportion to the file's size."""
     if size <= FEW_BYTES:
         return
     of_file = path.stat().st_size
@@ -106,20 +105,20 @@ def need_room(path: Path, size: int, what: str) -> None:
 
 
 def check_matrix(path: Path, shape: tuple[int, ...], count: int) -> None:
-    """Raise ValueError for more rows, columns and elements than suit the file."""
+    """Raise ValueError if rows, columns and elements are out of proportion to the file's size."""
     size = ELEMENT_BYTES * count + ROW_BYTES * max(shape)
     said = f"a matrix of {' x '.join(f'{n:,}' for n in shape)} with {count:,} elements"
     need_room(path, size, f"{said} (are nodes numbered from 0, without gaps?)")
 
 
 def check_npz(path: Path) -> None:
-    """Raise where a file is no zip file, or unpacks to more than suits it."""
+    """Raise if a file is not a zip file, or unpacks to more than its size permits."""
     with zipfile.ZipFile(path) as archive:
         need_room(path, sum(entry.file_size for entry in archive.infolist()), "its arrays")
 
 
 def pieces(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, unpacked if its name ends in .gz, as far as that suits its size."""
+    """The bytes of a file, unpacked if its name ends in .gz, up to the limit for its size."""
     packed, size = path.name.lower().endswith(".gz"), 0
     with gzip.open(path) if packed else path.open("rb") as file:
         while piece := file.read(PIECE):
@@ -129,7 +128,7 @@ def pieces(path: Path) -> Iterator[bytes]:
 
 
 def check_unpacked(path: Path) -> None:
-    """Raise ValueError where a file whose name ends in .gz unpacks to more than suits it."""
+    """Raise ValueError if a file whose name ends in .gz unpacks to more than its size permits."""
     if path.suffix.lower() == ".gz":
         for _ in pieces(path):
             pass
@@ -137,27 +136,27 @@ def check_unpacked(path: Path) -> None:
 
 @contextmanager
 def whole(path: Path, overwrite: bool = True) -> Iterator[Path]:
-    """Where to write a file that appears, or replaces one, when it is complete.
+    """Yield a path to write to; the file appears, or replaces another, once it is complete.
 
-    Raises OSError, such as FileExistsError unless `overwrite`, and leaves what was there as it was.
+    Raises OSError, such as FileExistsError unless `overwrite`, and then changes nothing.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".sparsetir-") as folder:
-        made = Path(folder) / path.name
-        yield made
+        temporary = Path(folder) / path.name
+        yield temporary
         if not overwrite:
             try:
-                os.link(made, path)  # of several processes one writes
+                os.link(temporary, path)  # atomic: one of several processes succeeds
                 return
             except FileExistsError:
                 raise
             except OSError:
                 pass  # a file system without links
-        os.replace(made, path)
+        os.replace(temporary, path)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text as UTF-8 to a file that appears when it is complete; see :func:`whole`."""
-    with whole(path) as made, open(made, "x", encoding="utf-8") as file:
+    with whole(path) as temporary, open(temporary, "x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

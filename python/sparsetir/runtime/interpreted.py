@@ -1,4 +1,4 @@
-"""The interpreter with arguments as kernels take them: sizes follow from the shapes of arrays."""
+"""The interpreter with the calling convention of kernels: sizes follow from shapes of arrays."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) ->
             arguments = dict(zip(signature.names, arguments, strict=False))
         values = [arguments.get(name) for name in signature.names]
         signature.infer(values)
-        found = {signature.names[i]: values[i] for i in signature.scalars if values[i] is not None}
+        sizes = {signature.names[i]: values[i] for i in signature.scalars if values[i] is not None}
         arrays = (i for i in signature.index_arrays if values[i] is not None)
         flat = {signature.names[i]: signature.flat(i, values) for i in arrays}
-        arguments = {**found, **arguments, **flat}
+        arguments = {**sizes, **arguments, **flat}
     core.interpret(func, arguments)

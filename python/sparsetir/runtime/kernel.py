@@ -29,10 +29,10 @@ from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
 from sparsetir.sparse_ir.promises import promised_range
 from sparsetir.sparse_ir.structure import check_structure
 
-# How many sets of index arrays a kernel knows to be valid, with what it computed of them.
+# Sets of index arrays that a kernel remembers as valid, with the parameters computed from them.
 REMEMBERED = 8
-# Places of index arrays with references to them, what was computed of them, and in what order
-# values are taken, by parameter.
+# Positions of index arrays with references to them, the parameters computed from them, and the
+# orders of parameters that follow values.
 Seen = tuple[tuple[tuple[int, Callable[[], object]], ...], list[object], dict[str, np.ndarray]]
 WRITTEN = (
     "it is written, and requires a gradient, which would not be that of what is written; give "
@@ -41,56 +41,56 @@ WRITTEN = (
 
 
 class Kernel:
-    """A compiled function, as :func:`sparsetir.build` and :func:`sparsetir.load` make it.
+    """A compiled function, made by :func:`sparsetir.build` and :func:`sparsetir.load`.
 
     Call it with the function's parameters in order or by name. Arrays are torch, NumPy or TVM
     arrays in their natural shape (see :mod:`sparsetir.runtime.signature`), contiguous, of any
-    alignment, on the kernel's device; nothing is copied, outputs are written in place. What torch
-    has not written to memory, such as a negative bit, is refused, and so are outputs that require a
-    gradient, but under torch.no_grad(); outputs count as written in place. Scalars are Python
-    integers and may be left out (or None) where the shapes of arrays imply them.
+    alignment, on the kernel's device; nothing is copied, outputs are written in place. Lazy states
+    of torch that are not in memory, such as a negative bit, are refused, and so are outputs that
+    require a gradient, except under torch.no_grad(); torch counts outputs as written in place.
+    Scalars are Python integers and may be left out (or None) where the shapes of arrays imply them.
 
     Parameters
     ----------
     module : tvm.runtime.Module
-        What TVM compiled.
+        The module that TVM compiled.
     name : str
-        Of the function.
+        The name of the function.
     signature : Signature
         Names, shapes and types of its parameters.
     stages : mapping of str to function
         The function at stage "I", "II" (as lowered), "II scheduled" and "III".
     target : tvm.target.Target
-        What it was compiled for.
+        The target it was compiled for.
     check : bool
         Check index arrays that are not among the last eight sets that the kernel saw
-        (:func:`check_structure`). This goes by object: an array changed in place is not looked at
-        again. False turns it off: the kernel then trusts them.
+        (:func:`check_structure`). They are identified as objects: an array changed in place is not
+        checked again. False turns it off: the kernel then trusts them.
     assumes : mapping of str to int, optional
-        What :attr:`assumes` gives; by default of this machine.
+        The value of :attr:`assumes`; by default that of this machine.
     needs : sequence of str, optional
-        Features of the CPU that its schedule asked for by name. Where they, or the system's leave
-        to use them, are not there, a call raises RuntimeError.
+        Features of the CPU that its schedule requires by name. Where they are missing, or the
+        system does not permit their use, a call raises RuntimeError.
 
     Attributes
     ----------
     computed : mapping
         Recipe and keywords of each computed parameter, by name.
     entry : tvm.runtime.PackedFunc
-        TVM's function, which takes what `signature.passed` names, in order; only TVM checks it.
+        TVM's function, which takes the arguments `signature.passed` in order; only TVM checks them.
 
     Raises
     ------
     TypeError, ValueError
         In a call, naming function and argument.
     StructureError
-        And its subclasses, in a call, for invalid structure.
+        Or a subclass, in a call, for invalid structure.
 
     Notes
     -----
-    Parameters that its schedule computes (see :mod:`sparsetir.sparse_ir.computed`) are none of the
-    caller's: they are made when a set of index arrays is first seen, checked or not, and kept as
-    long; those that are made of values, in every call. What a schedule promises about scalars is
+    Parameters that its schedule computes (see :mod:`sparsetir.sparse_ir.computed`) are not the
+    caller's: they are computed when a set of index arrays is first seen, checked or not, and kept
+    with it; those that depend on values, in every call. A schedule's promises about scalars are
     checked in every call. A kernel may be called from several threads at once.
     """
 
@@ -125,7 +125,7 @@ class Kernel:
         self._given = given = Arguments(name, signature, target)
         self._count, self._limits = given.count, given.limits
         self._arrays, self._scalars, self._outputs = given.arrays, given.scalars, given.outputs
-        self._other_shapes: tuple[int, ...] = ()  # places where arrays of other shapes were seen
+        self._other_shapes: tuple[int, ...] = ()  # positions where arrays of other shapes were seen
         self._array_names = [signature.names[i] for i in self._arrays]
         self._without_gradient = {self._arrays.index(i): WRITTEN for i in self._outputs}
         places = [(signature.position[p["param"]], p) for p in signature.promises]
@@ -135,7 +135,7 @@ class Kernel:
         self.computed = signature.computed
         self._made = signature.passed[self._count :]
         self._steady = [name for name in self._made if name not in signature.of_values]
-        # By ids of index arrays that passed, and the sizes they were checked for.
+        # By ids of checked index arrays, and the sizes that they were checked for.
         self._passed: dict[tuple[object, ...], Seen] = {}
 
     def __call__(self, *args: object, **kwargs: object) -> None:
@@ -185,12 +185,12 @@ class Kernel:
             count_writes([values[i] for i in self._outputs])
 
     def shape_of(self, name: str, given: Mapping[str, object]) -> tuple[int, ...]:
-        """The shape that an array has to have beside the other arguments.
+        """The shape that an array must have, given the other arguments.
 
         Parameters
         ----------
         name : str
-            Of the array.
+            The array's parameter.
         given : mapping
             The other arguments by name; scalars that their shapes imply may be left out.
 
@@ -208,14 +208,14 @@ class Kernel:
         return tuple(self.signature.expected_shape(self.signature.position[name], values))
 
     def completed(self, given: Mapping[str, object], *others: str) -> dict[str, object]:
-        """Arguments with the scalars that the shapes of arrays imply.
+        """Add the scalars that the shapes of arrays imply to arguments.
 
         Parameters
         ----------
         given : mapping
-            By name.
+            Arguments by name.
         *others : str
-            Arrays that are yet to be made, which are left out.
+            Arrays that do not exist yet, which are left out.
 
         Returns
         -------
@@ -224,7 +224,7 @@ class Kernel:
         Raises
         ------
         TypeError, ValueError
-            For arguments that are missing, and scalars that are none.
+            For arguments that are missing, and scalars that are not numbers.
         """
         values = self._given.bind((), {**given, **dict.fromkeys(others, PENDING)})
         self._given.complete(values)
@@ -233,15 +233,15 @@ class Kernel:
 
     @property
     def assumes(self) -> Mapping[str, int]:
-        """The "l2_bytes" of a core and "threads" of the CPU that the schedule was made on.
+        """The "l2_bytes" of a core and "threads" of the CPU that the schedule was made for.
 
-        Elsewhere results are the same, and it may be slower. Empty for GPUs, and where a file does
-        not say.
+        On other CPUs results are the same, but the kernel may be slower. Empty for GPUs, and where
+        a file does not record it.
         """
         return assumed_machine(self.target) if self._assumes is None else self._assumes
 
     def run_unchecked(self, values: Sequence[object]) -> None:
-        """Run on the arguments that `signature.passed` names; only TVM checks them.
+        """Run on the arguments `signature.passed`; only TVM checks them.
 
         Parameters
         ----------
@@ -258,7 +258,7 @@ class Kernel:
         values : sequence
             The parameters, in order.
         """
-        if self.computed:  # of index arrays, for which it is kept
+        if self.computed:  # which a full call keeps by index arrays
             self(*values)
             return
         try:
@@ -267,15 +267,15 @@ class Kernel:
             self.run_refused(values, error)
 
     def run_refused(self, values: Sequence[Any], error: Exception) -> None:
-        """Run with other descriptions of arrays that TVM refused, or raise.
+        """Run again with views of the arrays that TVM refused, or raise.
 
         Parameters
         ----------
         values : sequence
-            The arguments, as :meth:`run_unchecked` was given them.
+            The arguments of :meth:`run_unchecked`.
         error : Exception
-            What it raised. It is raised again where the arguments were not the reason: what failed
-            when it ran is not run again.
+            The exception. It is raised again if the arguments were not the reason: a kernel that
+            failed while it ran is not run again.
 
         Raises
         ------
@@ -298,12 +298,12 @@ class Kernel:
                 self._other_shapes = (*self._other_shapes, i)
 
     def takes(self, values: Sequence[object]) -> bool:
-        """Whether arguments fit; an error is then the kernel's own.
+        """Whether arguments fit, so that an error is the kernel's own.
 
         Parameters
         ----------
         values : sequence
-            The arguments, as :meth:`run_unchecked` takes them.
+            The arguments, as for :meth:`run_unchecked`.
 
         Returns
         -------
@@ -311,25 +311,25 @@ class Kernel:
         """
         try:
             self._given.refuse(list(values))
-        except (TypeError, ValueError, RuntimeError):  # the last of tensors without memory
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: tensors without memory
             return False
         return self._plain_views(values) is None
 
     def compute(
         self, arguments: Mapping[str, object], overrides: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
-        """The computed parameters, by name.
+        """Evaluate the computed parameters, by name.
 
-        :meth:`run_unchecked` takes those of them that `signature.passed` names.
+        :meth:`run_unchecked` takes those in `signature.passed`.
 
         Parameters
         ----------
         arguments : mapping
-            By name, at least what the recipes read; without indices a reuse distance is 2**62,
-            which is right for any.
+            By name, at least those that the recipes read; without indices a reuse distance is
+            2**62, which is valid for any.
         overrides : mapping, optional
-            Values for numbers that their recipes leave open, such as how many blocks there are;
-            what is made of them follows.
+            Values for numbers that their recipes leave open, such as the number of blocks;
+            parameters that depend on them follow.
 
         Returns
         -------
@@ -338,7 +338,7 @@ class Kernel:
         Raises
         ------
         ValueError
-            As :func:`sparsetir.sparse_ir.computed.compute`.
+            As from :func:`sparsetir.sparse_ir.computed.compute`.
         """
         read = {name for how in self.computed.values() for name in reads(how)}
         numbers = {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items() if n in read}
@@ -347,14 +347,14 @@ class Kernel:
     def of_values(
         self, arguments: Mapping[str, object], computed: Mapping[str, object]
     ) -> dict[str, object]:
-        """The computed arguments that follow from values, by name.
+        """The computed arguments that depend on values, by name.
 
         Parameters
         ----------
         arguments : mapping
             By name, at least the arrays that recipes read and that are not computed.
         computed : mapping
-            The other ones, as :meth:`compute` gives them.
+            The other computed parameters, from :meth:`compute`.
 
         Returns
         -------
@@ -364,11 +364,11 @@ class Kernel:
         if not names:
             return {}
         read = {n for name in names for n in reads(self.computed[name])} - computed.keys()
-        given = {name: to_numpy(arguments[name]) for name in read}
-        return compute_of_values(self.signature.func, names, {**given, **computed})
+        arrays = {name: to_numpy(arguments[name]) for name in read}
+        return compute_of_values(self.signature.func, names, {**arrays, **computed})
 
     def source(self, kind: str | None = None) -> str:
-        """The generated code.
+        """Return the generated code.
 
         Parameters
         ----------
@@ -399,20 +399,20 @@ class Kernel:
         Parameters
         ----------
         path : str or Path
-            Ends in ".so".
+            A path that ends in ".so".
         overwrite : bool
-            Replace an existing file; kernels loaded from it before go on as they were.
+            Replace an existing file; kernels loaded from it earlier are not affected.
 
         Raises
         ------
         ValueError
             For another ending.
         FileExistsError
-            For a file that is there, without `overwrite=True`.
+            If the file exists, without `overwrite=True`.
         FileNotFoundError
             For a folder that does not exist.
         OSError
-            Where it cannot be written; no part of a file is left then.
+            If it cannot be written; then no partial file is left.
         """
         who = f"{self.name}: export: argument 'path'"
         path = as_path(f"{self.name}: export", "path", path)
@@ -446,24 +446,24 @@ class Kernel:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
 
     def _in_natural_shape(self, values: Sequence[Any], places: Sequence[int] = ()) -> list[Any]:
-        """The arguments with arrays in natural shape, by default those that once had another."""
+        """Convert arrays to natural shape, by default at positions that once had another shape."""
         views = list(values)
         for i in places or self._other_shapes:
             views[i] = self.signature.view(i, values)
         return views
 
     def _plain_views(self, values: Sequence[object]) -> list[Any] | None:
-        """The arguments with arrays as TVM wants them described; None where they are so."""
+        """The arguments with views that TVM accepts; None where none is needed."""
         views = self._in_natural_shape(values, self._arrays)
         for i in self._arrays:
             views[i] = plain_view(views[i])
         changed = any(view is not value for view, value in zip(views, values, strict=True))
         return views if changed else None
 
-    # -- index arrays, and what is computed of them --------------------------------------------
+    # -- index arrays, and parameters computed from them ---------------------------------------
 
     def _meet(self, values: list[object], key: tuple[object, ...]) -> Seen:
-        """Check index arrays that were not seen together with these sizes, and compute of them."""
+        """Check index arrays that are new with these sizes, and compute parameters from them."""
         self._given.refuse(values)
         names = self.signature.names
         numbers = [to_numpy(v) if i in self._index else v for i, v in enumerate(values)]
@@ -476,7 +476,7 @@ class Kernel:
         references = tuple((i, reference(values[i], forget)) for i in self._index)
         orders: dict[str, np.ndarray] = {}
         if self.signature.of_values:
-            # Once with all checks; then NumPy's own integers, which it takes in half the time.
+            # Once with all checks; later calls use orders in NumPy's own integers, twice as fast.
             natural = {names[i]: self.signature.view(i, values) for i in self._arrays}
             self.of_values(natural, made)
             how = {n: str(self.computed[n]["order"])[1:] for n in self.signature.of_values}
@@ -486,36 +486,36 @@ class Kernel:
         self._passed = {**dict(list(self._passed.items())[1 - REMEMBERED :]), key: seen}
         return seen
 
-    def _placed(self, values: list[Any], made: Iterable[object]) -> list[object]:
-        """What was computed, where the arguments are."""
+    def _placed(self, values: list[Any], computed: Iterable[object]) -> list[object]:
+        """Move computed parameters to the arguments' device."""
         arrays = [values[i] for i in self._arrays]
         kind = "cpu" if "cpu" in self.target.keys else self.target.kind.name
-        return [placed(v, kind, arrays) if is_array(v) else v for v in made]
+        return [placed(v, kind, arrays) if is_array(v) else v for v in computed]
 
     def _with_values(
         self, values: list[Any], steady: list[object], orders: dict[str, np.ndarray]
     ) -> list[object]:
-        """All computed arguments, in order: the steady ones, and those made of these values."""
-        found: list[np.ndarray] = []
+        """All computed arguments, in order: the steady ones, and those that depend on `values`."""
+        packed: list[np.ndarray] = []
         for name, order in orders.items():
-            at = self.signature.position[str(self.computed[name]["values"])[1:]]
+            i = self.signature.position[str(self.computed[name]["values"])[1:]]
             try:
-                found.append(to_numpy(values[at]).take(order))
+                packed.append(to_numpy(values[i]).take(order))
             except Exception as error:
                 self._given.refuse(values)
                 if not isinstance(error, IndexError):
                     raise
                 raise ValueError(
-                    f"{self._given.named(at)}: expected {order.max() + 1} elements or more, which "
-                    f"it is packed of, got {len(values[at])}"
+                    f"{self._given.named(i)}: expected {order.max() + 1} elements or more, which "
+                    f"it is packed from, got {len(values[i])}"
                 ) from None
-        made = dict(zip(orders, self._placed(values, found), strict=True))
+        by_name = dict(zip(orders, self._placed(values, packed), strict=True))
         rest = iter(steady)
-        return [made[name] if name in made else next(rest) for name in self._made]
+        return [by_name[name] if name in by_name else next(rest) for name in self._made]
 
 
 def _forgetting(kernel: Kernel, key: tuple[object, ...]) -> Callable[[object], None]:
-    """What frees a kernel's computed arguments when an array that they are made of is gone."""
+    """The callback that drops computed arguments when an array they depend on is freed."""
     referred = weakref.ref(kernel)
 
     def forget(_: object) -> None:

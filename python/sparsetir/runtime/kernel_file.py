@@ -1,11 +1,11 @@
-"""Kernels in files: a shared library with what describes it behind.
+"""Kernels in files: a shared library followed by its description.
 
     library | description, as JSON | bytes of both, 16 digits each | their SHA-256 | mark
 
-Loaders of shared libraries ignore what follows the last section. The hash shows damage, before a
-loader maps a file that is cut off, which ends the process; it is no proof of who wrote the file.
-What is loaded is a copy of the bytes that were checked: whoever writes into the file later, instead
-of replacing it, changes no kernel that runs.
+Loaders of shared libraries ignore bytes after the last section. The hash reveals damage before a
+loader maps a truncated file, which would end the process; it does not authenticate the file. The
+bytes that were checked are copied and loaded from the copy: later writes into the file, rather than
+replacing it, do not change running kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIGITS = 16
 TRAILER = 2 * DIGITS + hashlib.sha256().digest_size + len(MARK)
 
 
-# Bytes that there has to be room for: LLVM ends the process where it cannot write an object.
+# Bytes that must be free on disk: LLVM ends the process if it cannot write an object file.
 ROOM = 2**22
 ELF, MACHINE = b"\x7fELF", slice(18, 20)
 
@@ -40,35 +40,35 @@ def write_library(
 ) -> None:
     """Write a compiled module and its description; the file appears when it is complete.
 
-    Raises OSError, such as FileExistsError unless `overwrite`, and leaves what was there as it was.
+    Raises OSError, such as FileExistsError unless `overwrite`, and then changes nothing.
     """
     text = json.dumps(description).encode()
-    with whole(path, overwrite) as made:
-        _export(module, made)
-        with made.open("ab") as file:
+    with whole(path, overwrite) as temporary:
+        _export(module, temporary)
+        with temporary.open("ab") as file:
             library = file.tell()
             file.write(text)
-        digest = hashlib.sha256(made.read_bytes()).digest()
-        with made.open("ab") as file:
+        digest = hashlib.sha256(temporary.read_bytes()).digest()
+        with temporary.open("ab") as file:
             file.write(b"%016d%016d" % (library, len(text)) + digest + MARK)
 
 
 def write_module(module: Module, path: Path, overwrite: bool) -> None:
-    """Write a compiled module as a shared library alone; as :func:`write_library`."""
-    with whole(path, overwrite) as made:
-        _export(module, made)
+    """Write a compiled module as a shared library alone; see :func:`write_library`."""
+    with whole(path, overwrite) as temporary:
+        _export(module, temporary)
 
 
-def _export(module: Module, made: Path) -> None:
-    made.write_bytes(bytes(ROOM))
-    made.unlink()
-    module.export_library(str(made), workspace_dir=str(made.parent))
+def _export(module: Module, path: Path) -> None:
+    path.write_bytes(bytes(ROOM))
+    path.unlink()
+    module.export_library(str(path), workspace_dir=str(path.parent))
 
 
 def read_library(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """The library and the description that :func:`write_library` put behind it, of a whole file.
+    """Read a library and its description from a file of :func:`write_library`, and check it.
 
-    Raises OSError, and ValueError that says in what the file differs from what was written.
+    Raises OSError, and ValueError that describes how the file is damaged.
     """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -92,19 +92,19 @@ def read_library(path: Path) -> tuple[bytes, dict[str, Any]]:
         body = file.read(library + text)
     if hashlib.sha256(body).digest() != trailer[2 * DIGITS : -len(MARK)]:
         raise ValueError("its bytes have changed since it was written")
-    found = json.loads(body[library:])
-    if not isinstance(found, dict):
-        raise ValueError(f"expected a description of it, got {type(found).__name__}")
-    return body[:library], found
+    description = json.loads(body[library:])
+    if not isinstance(description, dict):
+        raise ValueError(f"expected a description of it, got {type(description).__name__}")
+    return body[:library], description
 
 
 def open_library(library: bytes) -> object:
-    """Load a shared library under a name that no other had, from bytes that nobody else writes.
+    """Load a shared library from its bytes under a unique name.
 
-    The loader takes a library that it has open under the same name for the same one. The copy is in
-    memory where the system has such files: nothing may be run from some folders of temporary files.
+    The loader identifies libraries by name, and would return one that is open already. The copy is
+    in memory where the system supports it, as some temporary folders are mounted noexec.
 
-    Raises RuntimeError and OSError for what cannot be loaded here.
+    Raises RuntimeError and OSError if it cannot be loaded here.
     """
     if _is_foreign(library):
         raise RuntimeError("it is for another kind of processor than this one")
@@ -121,17 +121,17 @@ def open_library(library: bytes) -> object:
 
 
 def _loaded(name: Path) -> object:
-    """TVM's module of a file; its own way to load one would resolve the link."""
+    """TVM's module of a file; TVM's usual loader would resolve the link."""
     with pool.serving():
         return tvm_ffi.load_module(str(name))
 
 
 def _is_foreign(library: bytes) -> bool:
-    """Whether a library is of another architecture than Python, as far as their files tell."""
+    """Whether a library is for another architecture than Python, by their ELF headers."""
     try:
         with open(sys.executable, "rb") as file:
-            own = file.read(MACHINE.stop)
+            python = file.read(MACHINE.stop)
     except OSError:
         return False
-    elf = library.startswith(ELF) and own.startswith(ELF)
-    return elf and library[MACHINE] != own[MACHINE]
+    elf = library.startswith(ELF) and python.startswith(ELF)
+    return elf and library[MACHINE] != python[MACHINE]

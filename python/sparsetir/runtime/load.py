@@ -1,4 +1,4 @@
-"""Exported kernels, loaded where nothing can be compiled."""
+"""Loading of exported kernels, without a compiler."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from sparsetir.sparse_ir.recipes.registry import RECIPES
 def load(path: str | Path, *, check: bool = True) -> Kernel:
     """Load a kernel that :meth:`Kernel.export` wrote; needs no compiler.
 
-    This runs code of the file, as importing a module does: load only files that you trust. Whether
-    a file is whole is checked before, not who wrote it.
+    This runs code from the file, as importing a module does: load only files that you trust. That a
+    file is intact is checked, its author is not.
 
     Parameters
     ----------
     path : str or Path
         The shared library.
     check : bool
-        As in :func:`sparsetir.build`.
+        The same as for :func:`sparsetir.build`.
 
     Returns
     -------
     Kernel
-        Of a copy of the file as it is now, which may then be changed or deleted.
+        The kernel, from a copy: the file may then be changed or deleted.
 
     Raises
     ------
     FileNotFoundError
-        Where there is no such file.
+        If there is no such file.
     ValueError
-        For a file that is no exported kernel, is cut off or was changed, or whose computed
-        parameters take recipes that are not registered.
+        For a file that is not an exported kernel, is truncated or was changed, or whose computed
+        parameters use recipes that are not registered.
     RuntimeError
-        For one that cannot run here, such as a GPU's where there is no driver, or one that uses
-        instructions which this CPU has not.
+        For a kernel that cannot run here, such as a GPU's without a driver, or one that uses
+        instructions which this CPU lacks.
     """
     path = as_path("load", "path", path)
     who = f"load: argument 'path': '{path}'"
@@ -88,7 +88,7 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
 
 
 def _described(meta: dict[str, Any]) -> tuple[str, Signature, tvm.target.Target]:
-    """Name, signature and target of a description; raises for what is none."""
+    """Name, signature and target from a description; raises if it is invalid."""
     for field in ("name", "signature", "target"):
         if not isinstance(meta.get(field), str):
             raise ValueError(f"its description has no text '{field}'")
@@ -97,7 +97,7 @@ def _described(meta: dict[str, Any]) -> tuple[str, Signature, tvm.target.Target]
         isinstance(needs, list) and all(isinstance(name, str) for name in needs)
     ):
         raise ValueError("its description has no list of texts 'needs'")
-    assumes = meta.get("assumes", {})  # of no file from before
+    assumes = meta.get("assumes", {})  # missing in older files
     if not isinstance(assumes, dict) or not all(type(n) is int for n in assumes.values()):
         raise ValueError("its description has no numbers by name in 'assumes'")
     source = tvm.ir.load_json(meta["signature"])

@@ -1,15 +1,15 @@
-"""The stages of the compiler, in their order: the one way to kernels.
+"""The stages of the compiler, in their order: all kernels are built here.
 
 - I: a program over coordinates; a schedule's primitives transform it.
 - II: `lower_sparse_iter` makes loops over positions.
-- II scheduled: by TVM's primitives and passes where the schedule goes on to them; else by
-  `multiversion` for CPUs and `default_schedule` for GPUs. Then `materialize_loop_kinds` makes loop
-  kinds of annotations.
-- III: `lower_sparse_buffer` makes buffers flat; then come the passes of :data:`LAST`, and
-  `without_unread`. TVM compiles what they give.
+- II scheduled: by TVM's primitives and passes if the schedule uses them; else by `multiversion` for
+  CPUs and `default_schedule` for GPUs. Then `materialize_loop_kinds` turns annotations into loop
+  kinds.
+- III: `lower_sparse_buffer` flattens buffers; then come the passes of :data:`LAST`, and
+  `without_unread`. TVM compiles the result.
 
-`build`, plans, the operators for torch, the tuner, the command line and the bench all come through
-here, so that what one of them shows is what the others compile. TVM compiles stage III.
+`build`, plans, the operators for torch, the tuner, the command line and the benchmarks all use this
+module, so that one of them shows the same stages that the others compile.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.tir import block_with
 from sparsetir.sparse_ir.workers import units_of
 
-# The last passes by whether the target is a GPU; each takes the function, and the one of stage II
-# that it was made of.
+# The last passes by whether the target is a GPU; each takes the function, and the stage-II function
+# that it was lowered from.
 LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
     False: (
         lambda func, _: equal_work(func, pool()),
@@ -98,12 +98,12 @@ LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
     ),
 }
 
-# Of libc: the absolute value of a 64-bit integer, which for an address is itself. TVM's own ways to
-# make an integer of a pointer fail in its passes for types of few bits.
+# libc's absolute value of a 64-bit integer, which leaves an address unchanged. TVM's own casts from
+# a pointer to an integer fail in its passes for types of few bits.
 ADDRESS = "labs"
 
-# The function at "I", "II" (as lowered), "II scheduled" and "III" (what is compiled), in this
-# order. There are no stages before that of the function which was given.
+# The function at "I", "II" (as lowered), "II scheduled" and "III" (as compiled), in this order.
+# Stages before that of the original function are missing.
 Stages = dict[str, Any]
 
 
@@ -118,32 +118,32 @@ def lower(
     Parameters
     ----------
     func : SparseFunc, Schedule, PrimFunc or tvm.s_tir.Schedule
-        Of stage I; a :class:`Schedule`, whose function is taken as it was scheduled; of stage II,
-        or a plain PrimFunc, or a `tvm.s_tir.Schedule` of one of them, taken as it is. It is left as
-        it is.
+        A function of stage I; a :class:`Schedule`, whose function is used as scheduled so far; a
+        function of stage II, a plain PrimFunc, or a `tvm.s_tir.Schedule` of one of them, used
+        unchanged. It is not modified.
     schedule : callable, optional
         `schedule(sch, config)`, called with a new :class:`Schedule` of the stage-I function;
-        without a config `schedule(sch)`. What it gives back is not looked at. By default, and where
-        it does not go on to stage II itself, the default schedule for the target follows.
+        without a config `schedule(sch)`. Its result is ignored. By default, and if it does not
+        continue to stage II itself, the default schedule for the target follows.
     config : optional
-        For `schedule`.
+        The config for `schedule`.
     target : str, dict or tvm.target.Target
-        As for :func:`sparsetir.build`.
+        The same as for :func:`sparsetir.build`.
 
     Returns
     -------
     Stages
-        "III" has been through the last passes of the target (locals on the stack for CPUs,
-        constants that print exactly for GPUs), and has only the computed parameters that it needs.
+        "III" is the result of the target's last passes (locals on the stack for CPUs, constants
+        that print exactly for GPUs), and has only the computed parameters that it needs.
 
     Raises
     ------
     LoweringError, ScheduleError
-        For what cannot be lowered or scheduled.
+        If it cannot be lowered or scheduled.
     TypeError
-        For what is none of these functions.
+        For an object of another kind.
     ValueError
-        For a schedule beside what is scheduled, and a config without a schedule.
+        For a schedule beside a function that is scheduled, and a config without a schedule.
     """
     target = resolve_target(target)
     _check(func, schedule, config)
@@ -160,12 +160,12 @@ def lower(
 def lower_template(
     template: Template, problem: Any, config: Any, target: TargetLike = "llvm"
 ) -> Stages:
-    """All stages of the kernel that a template makes of a problem and a config.
+    """Lower the program of a template for a problem, scheduled with a config, through all stages.
 
     template : a :class:`sparsetir.schedules.template.Template`
-    config : what of it kernels do not depend on is left out here (its `compiled`)
+    config : reduced here to the part that kernels depend on (its `compiled`)
 
-    Raises ScheduleError for a config that does not serve the problem or the target.
+    Raises ScheduleError for a config that does not support the problem or the target.
     """
     config = getattr(config, "compiled", config)
     return lower(template.program(problem, config), template.apply, config, target)
@@ -177,23 +177,22 @@ def _binds_in_stage_one(func: SparseFunc) -> bool:
 
 
 def name_of(func: SparseFunc | tirx.PrimFunc) -> str:
-    """The name that a function has by itself."""
+    """The name of a function outside a module."""
     return str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "main"
 
 
 def _of_schedule(sch: Schedule, target: Target) -> Stages:
-    """The stages of what a schedule has come to."""
+    """The stages of a schedule's function; the default one follows unless it is in stage II."""
     atomic = [it.name for it in sparse_iterations(sch.func) if ATOMIC in it.annotations]
     if atomic and not is_gpu(target):
         raise ScheduleError(
             f"lower: iteration '{atomic[0]}' adds atomically, which target {target.kind.name} does "
             "not; legal is a GPU, or a format that stores each row in one piece"
         )
-    # The one place that knows of schedules which have gone on to stage II: they hold a
-    # `tvm.s_tir.Schedule` from then on.
+    # The only place that distinguishes schedules in stage II: they hold a `tvm.s_tir.Schedule`.
     second = getattr(sch, "stage_two", None)
     if second is None and not is_gpu(target):
-        # Orders of loops that a schedule asks for stay.
+        # Loop orders that a schedule asked for are kept.
         func = sch.func if sch.trace.instructions else normal_form(sch.func)
         stages = multiversion(func, target, work_of_threads())
     else:
@@ -206,7 +205,7 @@ def _of_schedule(sch: Schedule, target: Target) -> Stages:
 
 
 def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stages:
-    """With stage III, through the passes that come last."""
+    """Check the scheduled function, run the last passes, and add stage III."""
     gpu, marked = is_gpu(target), materialize_loop_kinds(scheduled)
     threads = binds_threads(marked.body)
     if threads and not gpu:
@@ -256,11 +255,11 @@ def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stage
 
 
 def without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Stage III without the computed parameters that it does not need.
+    """Drop the computed parameters that stage III does not need.
 
-    Arrays that nothing reads, which are there for recipes or were made needless by a later step of
-    the schedule, and numbers that nothing reads or that are the length of an array which stays: TVM
-    takes them from there. Each would take time in every call. Before::
+    These are arrays that nothing reads, which only recipes use or a later step of the schedule made
+    unused, and numbers that nothing reads or that are the length of a remaining array, from which
+    TVM reads it. Each would take time in every call. Before::
 
         def scatter(C: Buffer((m,)), m: int32, order: Buffer((m,)), count: int32,
                     rows: Buffer((count,))):
@@ -272,11 +271,11 @@ def without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFu
         def scatter(C: Buffer((m,)), m: int32, rows: Buffer((count,))):
             ...
 
-    What callers give stays.
+    The caller's parameters stay.
     """
-    given = scheduled.attrs[SIGNATURE]
-    computed = computed_parameters(given)
-    argument = {v.name: str(p.name) for v, p in zip(scheduled.params, given.params, strict=True)}
+    source = scheduled.attrs[SIGNATURE]
+    computed = computed_parameters(source)
+    argument = {v.name: str(p.name) for v, p in zip(scheduled.params, source.params, strict=True)}
     made = {p for p in func.params if argument[p.name] in computed}
     needed, shapes = set(variables_of(func.body)), natural_shapes(scheduled)
     lengths = set[tirx.Var]()
@@ -326,13 +325,13 @@ def _only(sch: s_tir.Schedule) -> object:
 
 
 def kernel_of(stages: Stages, target: Target, *, check: bool = True) -> Kernel:
-    """The kernel of what :func:`sparsetir.lower` gave for a target."""
+    """Compile the stages from :func:`sparsetir.lower` to a kernel."""
     name = name_of(stages["III"])
     return kernels_of({name: stages}, target, check)[name]
 
 
 def kernels_of(stages: Mapping[str, Stages], target: Target, check: bool) -> dict[str, Kernel]:
-    """Kernels of functions by the name that each is to have in one module."""
+    """Compile functions, by the names that they get in one module, to kernels."""
     module = compile_stages(stages, target)
     return {
         name: Kernel(module, name, signature_of(s), s, target, check=check)
@@ -341,9 +340,9 @@ def kernels_of(stages: Mapping[str, Stages], target: Target, check: bool) -> dic
 
 
 def compile_stages(stages: Mapping[str, Stages], target: Target) -> object:
-    """TVM's executable of functions by the name that each is to have in it.
+    """Compile functions to TVM's executable, by the names that they get in it.
 
-    Their parameters are named, ordered and shaped as the author's are, whatever stage III has.
+    Parameters have the names, order and shapes of the author's program, whatever stage III has.
     """
     functions = {name: with_natural_shapes(name, s) for name, s in stages.items()}
     whole = any(WHOLE in f.attrs for f in functions.values())
@@ -356,9 +355,9 @@ def compile_stages(stages: Mapping[str, Stages], target: Target) -> object:
 
 
 def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.PrimFunc:
-    """Stage III behind parameters that are named, ordered and shaped as the author's are.
+    """Give stage III parameters with the names, order and shapes of the author's program.
 
-    check : that no array which is written shares memory with another one
+    check : assert that no written array shares memory with another one
     """
     func = stages["III"].with_attr("global_symbol", name)
     if "II scheduled" not in stages:
@@ -383,7 +382,7 @@ def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.P
 
 
 def _of_any_alignment(name: str, func: tirx.PrimFunc, stages: Stages) -> tirx.PrimFunc:
-    """A plain PrimFunc whose arrays need no more alignment than their elements."""
+    """Relax the alignment of a plain PrimFunc's arrays to that of their elements."""
     relaxed = {
         v: buffer_var(v.ty.shape, v.ty.dtype, v.name, v.ty.storage_scope, itemsize(str(v.ty.dtype)))
         for v in func.params
@@ -401,19 +400,19 @@ def _of_any_alignment(name: str, func: tirx.PrimFunc, stages: Stages) -> tirx.Pr
 
 
 def _disjoint(who: str, params: list[tirx.Var], signature: Signature) -> list[tirx.Stmt]:
-    """Assertions that no array which is written has bytes in common with another one.
+    """Assertions that no written array shares memory with another one.
 
-    Here they take a nanosecond each; to ask NumPy and torch for the memory of two arrays takes half
-    a microsecond.
+    In the kernel they take a nanosecond each; asking NumPy and torch for the memory of two arrays
+    takes half a microsecond.
     """
     arrays = {p.name: p for p in params if tirx.is_buffer_var(p)}
     written = [signature.names[i] for i in signature.outputs]
-    found: list[tirx.Stmt] = []
+    checks: list[tirx.Stmt] = []
     spans = {}
     for name, array in arrays.items() if written else ():
         begin = tirx.Var(f"{name}_begin", "int64")
         first = tirx.address_of(array[(0,) * len(array.ty.shape)])
-        found.append(tirx.Bind(begin, tirx.call_pure_extern("int64", ADDRESS, first)))
+        checks.append(tirx.Bind(begin, tirx.call_pure_extern("int64", ADDRESS, first)))
         spans[name] = begin, _bytes(array)
     names = list(arrays)
     for name in written:
@@ -424,13 +423,13 @@ def _disjoint(who: str, params: list[tirx.Var], signature: Signature) -> list[ti
             start, length = spans[other]
             ends = begin + size <= start, start + length <= begin
             apart = tirx.any(size == 0, length == 0, *ends)
-            said = f"{who}: argument '{name}' is written and shares memory with '{other}'"
-            found.append(tirx.AssertStmt(apart, ir.StringImm("ValueError"), [ir.StringImm(said)]))
-    return found
+            text = f"{who}: argument '{name}' is written and shares memory with '{other}'"
+            checks.append(tirx.AssertStmt(apart, ir.StringImm("ValueError"), [ir.StringImm(text)]))
+    return checks
 
 
 def _bytes(array: tirx.Var) -> ir.Expr:
-    """That a contiguous array takes."""
+    """Bytes that a contiguous array occupies."""
     size = tirx.IntImm("int64", itemsize(str(array.ty.dtype)))
     for extent in array.ty.shape:
         size = size * tirx.Cast("int64", extent)

@@ -16,8 +16,8 @@ PEAK_SIZE = 1536
 def copy_bandwidth(size: int, threads: int, seconds: float) -> float:
     """Bytes per second, read plus written, of copies whose two sides are `size` bytes together.
 
-    Each thread copies a part of its own again and again: what is small stays in caches here as it
-    does in the measured call. The best of five, and at least what one thread reaches.
+    Each thread copies its own part repeatedly, so that small parts stay in caches, as in the
+    measured call. Returns the best of five, and at least the rate of one thread.
     """
     part = max(64, size // (2 * threads))
     pairs = [(np.ones(part, np.uint8), np.zeros(part, np.uint8)) for _ in range(threads)]
@@ -27,8 +27,8 @@ def copy_bandwidth(size: int, threads: int, seconds: float) -> float:
             for _ in range(turns):
                 np.copyto(pair[1], pair[0])
             return
-        # One call for all turns, or threads waited for each other to get the interpreter's lock:
-        # arrays whose elements are the whole part, all of them at the same place.
+        # A single call for all turns, as threads would wait for each other's interpreter lock:
+        # arrays whose elements are the whole part, all at the same address.
         source, target = (as_strided(x.view(f"V{part}"), (turns,), (0,)) for x in pair)
         np.copyto(target, source)
 

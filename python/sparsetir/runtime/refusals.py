@@ -1,4 +1,4 @@
-"""What is said of an argument that is refused: by whom, which, what was expected, what came."""
+"""Error messages for refused arguments: function, argument, expectation, and actual value."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ E = TypeVar("E", bound=Exception)
 
 
 def wrong(who: str, argument: str, expected: str, got: object, kind: type[E] = ValueError) -> E:
-    """The error to raise for an argument of a function.
+    """Make the error to raise for an argument of a function.
 
-    got : text for what came, or a value whose text that is
+    got : the actual value, or a text that describes it
     """
     return kind(f"{who}: argument '{argument}': expected {expected}, got {got}")

@@ -1,12 +1,12 @@
-"""Memory that sparse results are made in, used again when nobody has what was made in it.
+"""A pool of buffers for sparse results, reused once their results are freed.
 
-How many elements a result has is not known before it is there: it is made in rooms that could hold
-more. The system gives such memory page by page and clears each, which several threads at once wait
-for. So large rooms whose results are gone are kept, and the next results made in them. A result
-has its room to itself as long as any array, tensor or view of it is there.
+The number of a result's elements is not known in advance, so it is written to a buffer that could
+hold more. The system maps such memory page by page and clears each page, which several threads at
+once contend for. So large buffers whose results were freed are kept for the next results. A result
+owns its buffer as long as any array, tensor or view of it exists.
 
-Rooms below `LEAST` are left to the C library, which keeps them by itself; above `MOST` they go
-back to the system, and the result has no more than it needs.
+Buffers below `LEAST` are left to the C library, which reuses them itself; those above `MOST` are
+returned to the system, and the result is shrunk to its size.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from math import prod
 
 import numpy as np
 
-LEAST = 1 << 25  # bytes, up to which malloc keeps memory that is freed
-MOST = 1 << 28  # bytes of rooms that nothing is in, in all
+LEAST = 1 << 25  # bytes up to which malloc itself keeps freed memory
+MOST = 1 << 28  # total bytes of free buffers
 
 _free: list[_Memory] = []
 
@@ -27,7 +27,7 @@ class _Memory:
 
 
 class _Lease:
-    """What all arrays in a room hold on to: the room is free when it goes."""
+    """The owner of a buffer, referenced by all arrays in it; its end frees the buffer."""
 
     def __init__(self, memory: _Memory) -> None:
         self._memory = memory
@@ -40,19 +40,19 @@ class _Lease:
 
 
 def room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array of any contents, whose memory may have been another result's.
+    """An uninitialised array, whose memory may be reused.
 
     Parameters
     ----------
     shape : tuple of int
         Its shape.
     dtype : dtype
-        Of its elements.
+        The type of its elements.
 
     Returns
     -------
     ndarray
-        Of memory that is its own and of its views; one that owns it where it is not to be kept.
+        An array that owns its memory if its buffer is not to be reused.
     """
     size = prod(shape) * dtype.itemsize
     if not LEAST <= size <= MOST:
@@ -62,20 +62,20 @@ def room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _taken(size: int) -> _Memory | None:
-    """The least memory that is free and large enough, which then is free no more."""
+    """Take the smallest free buffer that is large enough; None if there is none."""
     for memory in sorted([*_free], key=lambda x: x.array.nbytes):
         if memory.array.nbytes >= size:
             try:
                 _free.remove(memory)
-            except ValueError:  # another thread has it
+            except ValueError:  # another thread took it
                 continue
             return memory
     return None
 
 
 def release() -> None:
-    """Give the memory back to the system that is kept for results to come.
+    """Return memory that is kept for later results to the system.
 
-    What results are in is not touched. At most 256 MiB are kept in a process.
+    Existing results are not affected. A process keeps at most 256 MiB.
     """
     _free.clear()

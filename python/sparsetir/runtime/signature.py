@@ -1,10 +1,10 @@
-"""What a kernel's callers see: its parameters, and their arguments.
+"""The calling convention of kernels: parameters, their shapes, and checks of arguments.
 
 The natural shape of a buffer over dense axes is their lengths. A sparse axis and the axes above it
 are one dimension, that of their elements, and a ragged one with all axes before it: (nnz,) for CSR,
-(blocks, b, b) for BSR, (heads, nnz) for CSR with heads. Contiguous arrays of such buffers are taken
-in more shapes, under any schedule: flat, with one dimension for these and those before,
-(heads * blocks, b, b), and with slots of constant numbers as a dimension, (rows, slots).
+(blocks, b, b) for BSR, (heads, nnz) for CSR with heads. Contiguous arrays of such buffers are also
+accepted in other shapes, under any schedule: flat, with one dimension for these and those before,
+(heads * blocks, b, b), and with a constant number of slots as a dimension, (rows, slots).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.storage import Storage, elements_of, product
 from sparsetir.sparse_ir.tir import BINARY, dtype_of, is_one, size_text
 
-# Attribute of a signature's function: computed parameters that the compiled function does not have.
+# Attribute of a signature's function: computed parameters that the compiled function lacks.
 NOT_PASSED = "not_passed"
-REMEMBERED = 64  # shapes that arrays were seen in
-PENDING = object()  # stands for an array that is yet to be made
+REMEMBERED = 64  # cached conversions of shapes
+PENDING = object()  # a placeholder for an array that does not exist yet
 
 
 @dataclass(frozen=True)
 class Inference:
-    """How a scalar follows from an array of a rank: shape[dim] - minus, divided by known scalars.
+    """A rule for a scalar from an array of some rank: (shape[dim] - minus) / known scalars.
 
-    divide : places of these, or ~number
+    divide : positions of the known scalars, or ~number for constants
     """
 
     scalar: int
@@ -58,27 +58,26 @@ class Inference:
 
 
 class Signature:
-    """Parameters of a kernel: first those that callers give, then the computed ones.
+    """Parameters of a kernel: first the caller's, then the computed ones.
 
-    source : a stage-I function, whose body is not looked at, or a PrimFunc, without structure
-    func : the stage-I function (its axes say how index arrays are checked)
-    names : the parameters that callers give, in order
-    computed : recipe and keywords of each computed parameter, by name, in the order in which they
-        are made
-    passed : what the compiled function takes, in order: `names`, then the computed parameters that
-        it needs (the others are there for recipes alone, or are lengths of these)
-    of_values : the passed ones that follow values, and are made in every call
-    promises : what the schedule takes for granted about scalars
-    position : place of each parameter by name, computed ones too
+    source : a stage-I function, whose body is ignored, or a PrimFunc, without structure
+    func : the stage-I function, whose axes determine the checks of index arrays
+    names : the caller's parameters, in order
+    computed : recipe and keywords of each computed parameter, by name, in the order of evaluation
+    passed : parameters of the compiled function, in order: `names`, then the computed parameters
+        that it needs (the others serve recipes only, or are lengths of these)
+    of_values : the passed parameters that depend on values, and are computed in every call
+    promises : assumptions of the schedule about scalars
+    position : position of each parameter by name, including computed ones
     shapes : natural shape of each array parameter, None for scalars
     forms : all shapes that contiguous arrays may have, by their number of dimensions
     dtypes : dtype of each parameter
     outputs : positions of the arrays that the kernel writes
-    arrays, scalars : positions of what callers give
-    index_arrays : positions of given indptr and indices, and of other arrays that recipes read
-    index_sizes : positions of the given scalars that say what index arrays may hold, or that
-        recipes read
-    inferences : how given scalars follow from shapes
+    arrays, scalars : positions of the caller's arrays and scalars
+    index_arrays : positions of the caller's indptr and indices, and of other arrays that recipes
+        read
+    index_sizes : positions of the caller's scalars that bound index arrays, or that recipes read
+    inferences : rules for the caller's scalars from shapes
     constants : by position, scalars that no shape implies, and whose only value is promised
     """
 
@@ -118,8 +117,8 @@ class Signature:
         self._infer()
 
     def _name_sizes(self) -> None:
-        """Notes which sizes are a given scalar or a number, as most are: its position, or ~number;
-        None of others."""
+        """Record which sizes are a caller's scalar (its position) or a number (~number), as most
+        are; None for others."""
         place = {self.params[i]: i for i in self.scalars}
 
         def named(size: ir.Expr) -> int | None:
@@ -130,7 +129,7 @@ class Signature:
         self._named = [[named(size) for size in shape or []] for shape in self.shapes]
 
     def _find_structure(self, follow_values: set[str]) -> None:
-        """Notes which of what callers give says what is stored."""
+        """Find the caller's parameters that define the structure."""
         structure = [
             {**how, "values": None} if name in follow_values else how
             for name, how in self.computed.items()
@@ -148,27 +147,27 @@ class Signature:
                 sizes.add(name)
             else:
                 arrays.append(name)
-        given = [str(name) for name in arrays if name not in self.computed]
-        self.index_arrays: list[int] = [self.position[name] for name in dict.fromkeys(given)]
+        names = [str(name) for name in arrays if name not in self.computed]
+        self.index_arrays: list[int] = [self.position[name] for name in dict.fromkeys(names)]
         self.index_sizes: list[int] = sorted(self.position[n] for n in sizes - self.computed.keys())
 
     def _infer(self) -> None:
-        """How scalars that callers leave out follow from shapes, and from promises."""
+        """Find rules for omitted scalars, from shapes and promises."""
         steps = self.inferences_from(self.arrays)
         implied = {step.scalar for step in steps}
         exact = {self.position[p["param"]]: p["value"] for p in self.promises if _is_exact(p)}
         self.constants = {i: n for i, n in exact.items() if i in self.scalars and i not in implied}
         self.inferences = self.inferences_from(self.arrays, self.constants)
         self._by_ranks: dict[tuple[int, ...], list[Inference]] = {}
-        # By place, shape and given scalars, the natural shape of an array that has another one.
+        # The natural shape of an array in another shape, by position, shape and scalars.
         self._natural: dict[tuple[Any, ...], tuple[int, ...] | None] = {}
 
     def inferences_from(
         self, arrays: Sequence[int], given: Iterable[int] = (), ranks: Sequence[int] = ()
     ) -> list[Inference]:
-        """Steps, in order, that give every scalar that shapes of arrays and given scalars imply.
+        """Rules, in order, for all scalars that shapes of arrays and known scalars imply.
 
-        ranks : how many dimensions each array has; those of natural shapes by default
+        ranks : number of dimensions of each array; by default those of natural shapes
         """
         shapes = [self.shapes[array] or [] for array in arrays]
         if ranks:
@@ -204,7 +203,7 @@ class Signature:
         return Inference(unknown[0], array, *where, minus, divide)
 
     def infer(self, values: list[Any]) -> None:
-        """Fill in scalars that are None, where the shapes of arrays imply them."""
+        """Fill in scalars that are None and implied by the shapes of arrays."""
         for i, value in self.constants.items():
             if values[i] is None:
                 values[i] = value
@@ -233,8 +232,8 @@ class Signature:
             if len(shape) != step.rank:
                 continue
             size = int(shape[step.dim]) - step.minus
-            for at in step.divide:
-                by = values[at] if at >= 0 else ~at
+            for i in step.divide:
+                by = values[i] if i >= 0 else ~i
                 if by is None:
                     break
                 size //= by or 1
@@ -244,9 +243,9 @@ class Signature:
     def shape_of(
         self, at: int, values: Sequence[Any], *, any_form: bool = False
     ) -> Sequence[int] | None:
-        """The shape of an array; None where it has not as many dimensions as are expected.
+        """The shape of an array; None if it has an unexpected number of dimensions.
 
-        any_form : whether those of other shapes than the natural one are expected, too
+        any_form : whether shapes other than the natural one are expected, too
         """
         try:
             shape = values[at].shape
@@ -256,13 +255,13 @@ class Signature:
         return shape if len(shape) in expected else None
 
     def flat(self, at: int, values: Sequence[Any]) -> Any:
-        """An array of indices in one dimension, as recipes and checks take it."""
+        """Flatten an index array for recipes and checks."""
         array = self.view(at, values)
         fits = 1 in self.forms[at] and isinstance(array, np.ndarray) and is_contiguous(array)
         return array.reshape(-1) if fits else array
 
     def view(self, at: int, values: Sequence[Any]) -> Any:
-        """A contiguous array of another legal shape in its natural shape; others as they are."""
+        """View a contiguous array of any legal shape in its natural shape; others are unchanged."""
         shape, array = self.shape_of(at, values, any_form=True), values[at]
         if shape is None or len(shape) == len(self.shapes[at] or []) or not is_contiguous(array):
             return array
@@ -275,25 +274,25 @@ class Signature:
         return array if natural is None else reshaped(array, natural)
 
     def why_so_long(self, array: int, expected: list[Any], values: Sequence[Any]) -> str:
-        """Which other arrays have the sizes that one has not; "" for none."""
-        shape, said = values[array].shape, []
-        for dim, at in enumerate(self._named[array]):
-            if at is None or at < 0 or len(shape) != len(expected) or shape[dim] == expected[dim]:
+        """A text that names the arrays which imply the expected sizes; "" for none."""
+        shape, reasons = values[array].shape, []
+        for dim, i in enumerate(self._named[array]):
+            if i is None or i < 0 or len(shape) != len(expected) or shape[dim] == expected[dim]:
                 continue
             for step in self.inferences:
-                there = self.shape_of(step.array, values) if step.scalar == at else None
-                if there is not None and step.array != array and not step.divide:
-                    if int(there[step.dim]) - step.minus == values[at]:
-                        names = self.names[at], values[at], self.names[step.array]
-                        said.append("'{}' is {} by argument '{}'".format(*names))
-        return f"; {', '.join(said)}" if said else ""
+                other = self.shape_of(step.array, values) if step.scalar == i else None
+                if other is not None and step.array != array and not step.divide:
+                    if int(other[step.dim]) - step.minus == values[i]:
+                        names = self.names[i], values[i], self.names[step.array]
+                        reasons.append("'{}' is {} by argument '{}'".format(*names))
+        return f"; {', '.join(reasons)}" if reasons else ""
 
     def expected_shape(
         self, array: int, values: Sequence[Any], rank: int | None = None
     ) -> list[Any]:
-        """Shape of an array argument with the scalars filled in, as ints or text.
+        """The shape expected of an array with the scalars filled in, as ints or text.
 
-        rank : the number of dimensions of another shape than the natural one
+        rank : the number of dimensions, for a shape other than the natural one
         """
 
         def known(size: ir.Expr, at: int | None) -> int | str:
@@ -306,8 +305,8 @@ class Signature:
                 for i in self.scalars
                 if values[i] is not None and self.dtypes[i].startswith(("int", "uint"))
             }
-            found = Analyzer().simplify(substitute(size, numbers))
-            return int(found) if isinstance(found, tirx.IntImm) else size_text(found)
+            simplified = Analyzer().simplify(substitute(size, numbers))
+            return int(simplified) if isinstance(simplified, tirx.IntImm) else size_text(simplified)
 
         sizes = self.forms[array].get(-1 if rank is None else rank)
         if sizes is not None and len(sizes) != len(self.shapes[array] or []):
@@ -316,16 +315,16 @@ class Signature:
         return [known(size, at) for size, at in zip(sizes, self._named[array], strict=True)]
 
     def expected_text(self, array: int, values: Sequence[Any]) -> str:
-        """All shapes that an argument may have, for people."""
+        """A text with all shapes that an argument may have."""
         shapes = [self.expected_shape(array, values, rank) for rank in self.forms[array]]
         return " or ".join(f"({', '.join(map(str, s))}{',' * (len(s) == 1)})" for s in shapes)
 
     def why_exactly(self, expected: list[object], got: list[int]) -> str:
-        """Which promises ask for the lengths of a shape that it has not; "" for none."""
+        """A text with the promises that a shape does not meet; "" for none."""
         exact = {p["value"]: p["param"] for p in self.promises if _is_exact(p)}
         other = [e for e, g in zip(expected, got, strict=False) if e != g and e in exact]
-        said = " and ".join(f"'{exact[n]}' is {n}" for n in dict.fromkeys(other))
-        return f", as its schedule promises that {said}" if said else ""
+        terms = " and ".join(f"'{exact[n]}' is {n}" for n in dict.fromkeys(other))
+        return f", as its schedule promises that {terms}" if terms else ""
 
 
 def _is_exact(promise: dict[str, object]) -> bool:
@@ -333,14 +332,14 @@ def _is_exact(promise: dict[str, object]) -> bool:
 
 
 def _variables(expr: ir.Expr | None) -> list[ir.Var]:
-    found: list[ir.Var] = []
+    variables: list[ir.Var] = []
     if expr is not None:
-        walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) else None)
-    return found
+        walk(expr, lambda n: variables.append(n) if isinstance(n, ir.Var) else None)
+    return variables
 
 
 def _factors(expr: ir.Expr) -> list[str | int] | None:
-    """Names and numbers of a product; None when there is anything else in it."""
+    """Names and numbers of a product; None if it contains anything else."""
     if isinstance(expr, tirx.Cast):
         return _factors(expr.value)
     if isinstance(expr, ir.Var):
@@ -368,7 +367,7 @@ def _shape(
 
 
 def _stored(func: SparseFunc, computed: Container[str]) -> list[list[ir.Expr]]:
-    """Of axes whose elements callers give, the dimensions of these by slots of constant numbers."""
+    """For each axis with the caller's index arrays, its elements as dimensions, by slots."""
     return [
         _slots(axis)
         for axis in func.axes
@@ -384,7 +383,7 @@ def _slots(axis: Axis) -> list[ir.Expr]:
 
 
 def _key(size: ir.Expr) -> object:
-    """What two sizes have in common that are the same but for casts."""
+    """A key that is equal for sizes that differ only in casts."""
     if isinstance(size, tirx.Cast):
         return _key(size.value)
     if isinstance(size, ir.Var):
@@ -410,8 +409,8 @@ def _forms(
 
     trees : elements of each tree of axes
 
-    Dimensions that are those of stored elements may be by slots, or one with all before them, or
-    flat, whatever axes they are of by now, such as that of a loop over positions.
+    Dimensions of stored elements may be by slots, or merged with all before them, or flat, whatever
+    axes they belong to after scheduling, such as that of a loop over positions.
     """
 
     by_slots = {_key(product(sizes)): sizes for sizes in stored}
@@ -426,7 +425,7 @@ def _forms(
 
 
 def _without_structure(prim: tirx.PrimFunc) -> SparseFunc:
-    """What is known of a PrimFunc that never was a stage-I function: what it writes."""
+    """A function without axes for a PrimFunc that never was of stage I; it records the outputs."""
     name = str(prim.attrs["global_symbol"]) if "global_symbol" in prim.attrs else "main"
     written = set[str]()
     stores = tirx.BufferStore
@@ -440,9 +439,9 @@ def signature_of(stages: Mapping[str, tirx.PrimFunc]) -> Signature:
     if scheduled is None:
         return Signature(stages["III"])
     func = scheduled.attrs[SIGNATURE]
-    there = {p.name for p in stages["III"].params}
+    passed = {p.name for p in stages["III"].params}
     pairs = zip(scheduled.params, func.params, strict=True)
-    absent = [str(argument.name) for param, argument in pairs if param.name not in there]
+    absent = [str(argument.name) for param, argument in pairs if param.name not in passed]
     return Signature(func.with_attr(NOT_PASSED, absent))
 
 
@@ -456,7 +455,7 @@ def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[ir.Expr]]]:
 
 
 def changed_layout(func: tirx.PrimFunc) -> str:
-    """What a schedule made of a parameter that callers have otherwise; "" for nothing."""
+    """A text about a parameter whose layout a schedule changed; "" for none."""
     signature, rename = func.attrs[SIGNATURE], _renaming(func)
     declared = PositionSpace(signature).params
     for was, now, argument in zip(declared, func.params, signature.params, strict=True):
@@ -475,7 +474,7 @@ def changed_layout(func: tirx.PrimFunc) -> str:
 
 
 def _renaming(func: tirx.PrimFunc) -> Callable[[ir.Expr], ir.Expr]:
-    """Puts the parameters of a stage-II function for those that attributes know by their names."""
+    """A substitution of a stage-II function's parameters for those of its attributes, by name."""
     by_name = {p.name: p for p in func.params}
 
     def rename(expr: ir.Expr) -> ir.Expr:
@@ -487,36 +486,36 @@ def _renaming(func: tirx.PrimFunc) -> Callable[[ir.Expr], ir.Expr]:
 def bound(
     who: str, place: Mapping[str, int], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Any]:
-    """Arguments in the order of their names' places; None for those that were left out."""
+    """Arguments in the order of `place`, the position by name; None for omitted ones."""
     if len(args) > len(place):
         raise TypeError(
             f"{who}: expected at most {len(place)} arguments ({', '.join(place)}), got {len(args)}"
         )
     values = [*args, *([None] * (len(place) - len(args)))]
     for key, value in kwargs.items():
-        at = place.get(key)
-        if at is None:
+        position = place.get(key)
+        if position is None:
             raise TypeError(f"{who}: no argument '{key}'; there are {', '.join(place)}")
-        if at < len(args):
+        if position < len(args):
             raise TypeError(f"{who}: argument '{key}' is given twice")
-        values[at] = value
+        values[position] = value
     return values
 
 
 def bound_by_name(
     who: str, params: Sequence[str], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Arguments by the names of parameters, without those that were left out."""
+    """Arguments by the names of parameters, without omitted ones."""
     values = bound(who, {name: i for i, name in enumerate(params)}, args, kwargs)
     return {name: x for name, x in zip(params, values, strict=True) if x is not None}
 
 
 class Arguments:
-    """The parameters of a kernel that its caller gives.
+    """The caller's parameters of a kernel, with checks.
 
-    count : how many
-    arrays, scalars : their places; outputs : of arrays that are written
-    limits : of scalars that are handed over as they are: place, type, minimum and maximum
+    count : their number
+    arrays, scalars : their positions; outputs : positions of arrays that are written
+    limits : for scalars that are passed on unchanged: position, type, minimum and maximum
 
     Messages name the function and the argument. Values are a list, in the parameters' order.
     """
@@ -534,7 +533,7 @@ class Arguments:
         self.limits = tuple((i, *limit) for i, limit in limits if limit is not None)
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
-        """Values in order, None for scalars that were left out."""
+        """Values in order, None for omitted scalars."""
         values = bound(self.name, self._place, args, kwargs)
         for i in self.arrays:
             if values[i] is None:
@@ -542,7 +541,7 @@ class Arguments:
         return values
 
     def complete(self, values: list[Any]) -> None:
-        """Fill in the scalars that the shapes of arrays imply; make the others Python numbers."""
+        """Convert scalars to Python numbers; fill in those that the shapes of arrays imply."""
         for i in self.scalars:
             if values[i] is not None:
                 values[i] = self._number(i, values[i])
@@ -566,12 +565,12 @@ class Arguments:
         )
 
     def refuse_broken_promise(self, values: list[object]) -> None:
-        """Raise for a scalar that is not what the schedule promised of it."""
+        """Raise for a scalar that breaks a promise of the schedule."""
         named = {self.signature.names[i]: values[i] for i in self.scalars}
         check_promises(self.name, self.signature.promises, named)
 
     def refuse(self, values: list[Any]) -> None:
-        """Raise for what is wrong with the arguments, if anything is."""
+        """Raise if the arguments are invalid."""
         for i in self.scalars:
             values[i] = self._number(i, values[i])
         for i in self.arrays:
@@ -593,11 +592,11 @@ class Arguments:
                 raise ValueError(f"{who}: it is written, but the array is read-only")
 
     def named(self, at: int) -> str:
-        """How messages begin."""
+        """The beginning of a message about an argument."""
         return f"{self.name}: argument '{self.signature.names[at]}'"
 
     def _number(self, at: int, value: object) -> object:
-        """A scalar argument as a Python number; raises for what is none or does not fit."""
+        """Convert a scalar argument to a Python number; raise if it is not one or does not fit."""
         dtype = self.signature.dtypes[at]
         if dtype == "bool":
             if not isinstance(value, bool | np.bool_):
@@ -617,7 +616,7 @@ class Arguments:
         return int(value)
 
     def _refuse_kind(self, at: int, array: object) -> None:
-        """Raise for what is no array, or one of another dtype or on another device."""
+        """Raise unless the value is an array of the expected dtype and device."""
         who, dtype = self.named(at), self.signature.dtypes[at]
         instead = hidden(array)
         if instead:
@@ -644,7 +643,7 @@ def _describe(value: object) -> str:
 
 
 def _limits(dtype: str) -> tuple[type, float, float] | None:
-    """Type, minimum and maximum of a scalar argument that is handed over as it is."""
+    """Type, minimum and maximum of a scalar argument that is passed on unchanged."""
     if dtype == "bool":
         return bool, False, True
     if dtype.startswith("float"):

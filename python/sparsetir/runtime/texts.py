@@ -1,4 +1,4 @@
-"""Texts for people: amounts, tables, programs, and pages as text, Markdown and HTML."""
+"""Formatting of amounts, tables and programs, and of pages as text, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ summary{cursor:pointer}
 
 
 def many(count: int, one: str, several: str = "") -> str:
-    """ "1 record", "2 records"; several : where that is not made by an s."""
+    """A count with its noun, as "2 records"; several : an irregular plural."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 def memory(size: float | None) -> str:
-    """Bytes in three digits or so."""
+    """Format bytes to about three digits."""
     if size is None:
         return "-"
     for unit in ("B", "KiB", "MiB"):
@@ -48,7 +48,7 @@ def memory(size: float | None) -> str:
 
 
 def micros(seconds: float | None) -> str:
-    """A time of a call in three digits: µs below 10 ms, then ms, then s."""
+    """Format the time of a call to three digits: µs below 10 ms, then ms, then s."""
     if not seconds:
         return "-"
     value, unit = seconds, "s"
@@ -60,7 +60,7 @@ def micros(seconds: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A span of time, in s, min or h."""
+    """Format a span of time in s, min or h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 100 * 60:
@@ -69,16 +69,16 @@ def duration(seconds: float) -> str:
 
 
 def fitted(line: str, indent: int) -> str:
-    """A line of a table, gone on in the next ones where it is too long."""
+    """Wrap a line of a table that is too long."""
     return textwrap.fill(
         line, WIDTH, drop_whitespace=True, subsequent_indent=" " * indent, break_long_words=False
     )
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
-    """Lines of a table, whose last column goes on below itself where it is too long.
+    """Lines of a table, whose last column is wrapped where it is too long.
 
-    right : columns between the first and the last are set to the right
+    right : align columns between the first and the last to the right
     """
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     lines = []
@@ -96,9 +96,9 @@ def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with paragraphs, a table, code and a picture, each where there is some.
+    """A heading with optional paragraphs, table, code and picture.
 
-    rows : of the table, its heads first where `heads`
+    rows : those of the table, without `heads`
     folded : (title, code) that an HTML page shows on demand, and a terminal only if asked
     picture : an element of HTML
     """
@@ -113,15 +113,15 @@ class Section:
 
     @property
     def table(self) -> list[list[str]]:
-        """The rows as texts, with their heads."""
+        """The rows as texts, heads first."""
         return [[str(x) for x in row] for row in ([self.heads] * bool(self.heads) + [*self.rows])]
 
 
 def readable(func: tirx.PrimFunc | SparseFunc) -> str:
     """The text of a function of any stage.
 
-    A PrimFunc is shown without the attributes that only our passes read, with a parameter to a line
-    where they do not fit one, and without the quotes of sizes that TVM's printer adds.
+    A PrimFunc is shown without the attributes that only our passes read, with one parameter per
+    line where they do not fit one line, and without the quotes that TVM's printer adds to sizes.
     """
     from tvm import tirx  # after `import sparsetir`, as this module serves without TVM, too
 
@@ -134,11 +134,11 @@ def readable(func: tirx.PrimFunc | SparseFunc) -> str:
 
 
 def _signature(line: str) -> str:
-    """A line of a `def`; a long one with its parameters below each other."""
-    found = re.fullmatch(r"(\s*def \w+\()(.*)(\).*:)", line)
-    if found is None:
+    """Format the line of a `def`; a long one with one parameter per line."""
+    match = re.fullmatch(r"(\s*def \w+\()(.*)(\).*:)", line)
+    if match is None:
         return line
-    begin, inside, end = found.groups()
+    begin, inside, end = match.groups()
     inside = re.sub(r"T\.Buffer\(\([^)]*\)", lambda shape: shape[0].replace('"', ""), inside)
     if len(begin + inside + end) <= WIDTH:
         return begin + inside + end
@@ -156,8 +156,8 @@ def as_text(
 ) -> str:
     """Sections as lines of text.
 
-    folded : whether what a page shows on demand is there
-    coloured : gives code the colours of a terminal
+    folded : whether to include what a page shows on demand
+    coloured : adds a terminal's colours to code
     """
     out = [title]
     for section in sections:
@@ -175,7 +175,7 @@ def as_text(
 
 
 def as_markdown(title: str, sections: Sequence[Section]) -> str:
-    """A page with tables of pipes and fenced code."""
+    """A Markdown page, with pipe tables and fenced code."""
     out = [f"# {title}", ""]
     for section in sections:
         out += [f"## {section.title}", ""]
@@ -192,7 +192,7 @@ def as_markdown(title: str, sections: Sequence[Section]) -> str:
 
 
 def as_html(title: str, sections: Sequence[Section]) -> str:
-    """A page in one file that needs no other."""
+    """A self-contained HTML page."""
     out = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',

@@ -1,1 +1,1 @@
-"""Search over formats and schedules for an operator on a matrix."""
+"""The tuner: searches of formats and schedules for operators and programs."""

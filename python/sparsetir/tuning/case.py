@@ -1,4 +1,4 @@
-"""The operators that are measured: their operands, exact results, and configs made ready.
+"""Measured operators: their operands, exact results, and prepared configs.
 
 spmm : C = A B, B (n, d), C (m, d); also the mean or maximum of what a sum would add up
 sddmm : OUT[i, j] = X[i] . Y[j] where A has an element, X (m, d), Y (n, d), OUT (nnz,); values of A
@@ -38,8 +38,8 @@ class Case:
     """One operator on one matrix.
 
     matrix : CSR, float32 values (float64 for the dtype float64), int32 indices
-    operands : (B,), (X, Y) or (x,), of the type of the values, holding only values that the dtype
-        has
+    operands : (B,), (X, Y) or (x,), of the type of the values, with numbers that are exact in the
+        dtype
     reduce, heads : as for `sparsetir.plan`
     """
 
@@ -65,7 +65,7 @@ def make(
     reduce: str = "sum",
     heads: int | None = None,
 ) -> Case:
-    """Random operands; the matrix with its values rounded to the dtype."""
+    """Make a case with random operands, and the matrix's values rounded to the dtype."""
     feat = 1 if OPERATORS[op].vectors else feat
     case = Case(op, matrix, feat, dtype, (), reduce, heads)
     rng = np.random.default_rng(1)
@@ -77,7 +77,7 @@ def make(
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that begins at a cache line, as memory of torch's does; NumPy's begins anywhere."""
+    """A copy that begins at a cache line, like torch's memory, unlike NumPy's."""
     buffer = np.empty(array.nbytes + CACHE_LINE, "uint8")
     start = -buffer.ctypes.data % CACHE_LINE
     out = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -86,21 +86,21 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 
 def array(values: np.ndarray, dtype: str, device: object = None) -> Array:
-    """Values in a dtype on a device: an array of NumPy's on this CPU (None), else one of TVM's."""
-    if device is None and dtype != "bfloat16":  # which NumPy's arrays cannot hand over
+    """Convert values to a dtype on a device: a NumPy array on this CPU (None), else TVM's."""
+    if device is None and dtype != "bfloat16":  # NumPy cannot pass it by DLPack
         return aligned(values.astype(dtype))
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     return tvm.runtime.tensor(np.ascontiguousarray(values.astype(kind)), device)
 
 
 def numbers(result: Array) -> np.ndarray:
-    """An array as :func:`array` makes it, in float32 or float64 of NumPy."""
-    found = result if isinstance(result, np.ndarray) else result.numpy()
-    return found if found.dtype == np.float64 else found.astype("float32")
+    """Convert a result of :func:`array` to float32 or float64 of NumPy."""
+    values = result if isinstance(result, np.ndarray) else result.numpy()
+    return values if values.dtype == np.float64 else values.astype("float32")
 
 
 class Reference(Check):
-    """The exact result of a case in float64, and how far a result may be from it."""
+    """The exact result of a case in float64, and its tolerance."""
 
     def __init__(self, case: Case, most_exact: int = MOST_EXACT) -> None:
         a = case.matrix
@@ -110,20 +110,20 @@ class Reference(Check):
 
 
 def first_wrong(right: np.ndarray, got: np.ndarray, want: np.ndarray) -> str | None:
-    """How many elements of a result are wrong, and the first of them; None where all are right."""
+    """A text with the number of wrong elements and the first of them; None if all are right."""
     if right.all():
         return None
-    at = tuple(int(n) for n in np.unravel_index(int(right.argmin()), right.shape))
-    text = f"{got[at]:.6g}, not {want[at]:.6g}"
-    return f"{(~right).sum()} of {right.size} wrong, the first at {list(at)}: {text}"
+    place = tuple(int(n) for n in np.unravel_index(int(right.argmin()), right.shape))
+    text = f"{got[place]:.6g}, not {want[place]:.6g}"
+    return f"{(~right).sum()} of {right.size} wrong, the first at {list(place)}: {text}"
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A config ready to be measured.
 
-    call : one call of it; wrong : what is wrong with what the first call gave, or None
-    kernel : what is called in the end; about : fields of its Outcome
+    call : runs it once; wrong : returns an error in the first call's result, or None
+    kernel : its kernel; about : fields of its Outcome
     """
 
     call: Callable[[], None]
@@ -133,8 +133,8 @@ class Prepared:
 
 
 def case_of(task: Task) -> Case:
-    """A task with random operands and values: ones, as many graphs have, would hide a wrong order
-    of them.
+    """Make a case from a task, with random operands and values; ones, as many graphs have, would
+    hide a wrong order.
     """
     pattern, rng = task.matrix.pattern, np.random.default_rng(SEED)
     kind = "float64" if task.dtype == "float64" else "float32"
@@ -144,10 +144,10 @@ def case_of(task: Task) -> Case:
 
 
 class OperatorCase:
-    """A task as a case, and what is known of the result.
+    """A task as a case, with a check of results.
 
     matrix : the pattern of the task's, with the values of the case
-    request : that all plans are made of
+    request : the request that all plans are made from
     """
 
     def __init__(self, task: Task) -> None:
@@ -158,38 +158,38 @@ class OperatorCase:
         self.check = Reference(self.case)
 
     def prepared(self, config: Config, device: object = None) -> Prepared:
-        """A config as a plan, with the operands on a device (None: this CPU)."""
-        made = plan_of(self.request, config)
-        about = {**costs(made), "bytes": stored_bytes(made)}
+        """Prepare a config as a plan, with the operands on a device (None: this CPU)."""
+        plan = plan_of(self.request, config)
+        about = {**costs(plan), "bytes": stored_bytes(plan)}
         operands = self._on(device)
         out = array(np.full(self.check.shape, np.nan), self.task.dtype, device)
 
         def call() -> None:
-            made(*operands, out=out)
+            plan(*operands, out=out)
 
-        return Prepared(call, lambda: self.check.error(numbers(out)), made.kernel, about)
+        return Prepared(call, lambda: self.check.error(numbers(out)), plan.kernel, about)
 
     def _on(self, device: object) -> list[Array]:
-        """The operands on a device, once for all configs."""
+        """The operands on a device, moved once for all configs."""
         if self._placed is None:
             self._placed = [array(x, self.task.dtype, device) for x in self.case.operands]
         return self._placed
 
     def release(self) -> None:
-        """Forget what the pattern was converted to."""
+        """Drop the conversions of the pattern."""
         self.matrix.clear_cache()
 
 
-def costs(made: Any) -> dict[str, Any]:
-    """Fields of an Outcome that a plan, or a :class:`sparsetir.tuning.remote.Compiled`, tells."""
+def costs(compiled: Any) -> dict[str, Any]:
+    """Fields of an Outcome from a plan or a :class:`sparsetir.tuning.remote.Compiled`."""
     names = ("compile_seconds", "convert_seconds", "padding", "launches")
-    return {name: getattr(made, name) for name in names}
+    return {name: getattr(compiled, name) for name in names}
 
 
-def stored_bytes(made: Plan) -> int:
-    """Bytes of the arrays that hold the matrix of a plan, each memory once."""
-    signature = made.kernel.signature
+def stored_bytes(plan: Plan) -> int:
+    """Bytes of the arrays that store the matrix of a plan, each piece of memory once."""
+    signature = plan.kernel.signature
     dtypes = [signature.dtypes[signature.position[name]] for name in signature.passed]
-    pairs = zip(made._args, dtypes, strict=True)
+    pairs = zip(plan._args, dtypes, strict=True)
     places = (memory(x, itemsize(d)) for x, d in pairs if is_array(x))
-    return sum({at: size for at, size in places if size}.values())  # empty ones may share theirs
+    return sum({at: size for at, size in places if size}.values())  # empty ones may share addresses

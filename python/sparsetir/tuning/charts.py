@@ -1,4 +1,4 @@
-"""Charts and pictures of a report, as images that stand in HTML."""
+"""Charts and pictures of a report, as images embedded in HTML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours by Okabe and Ito, which stay apart for the colour-blind.
+# Colours by Okabe and Ito, which the colour-blind can distinguish.
 MEASURED, BEST, DEFAULT, FAILED = "#56b4e9", "#0072b2", "#e69f00", "#d55e00"
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -27,19 +27,19 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "image.interpolation": "none",  # images stay as small as they are
+    "image.interpolation": "none",  # keeps images small
 }
 WIDTH = 10.5  # inches
 PIXELS = 96  # per inch, on a page
 DPI = 130  # of an image that consists of pixels
-MOST_TEXT = 150_000  # characters of an SVG; what takes more becomes pixels
+MOST_TEXT = 150_000  # characters of an SVG; longer ones become pixels
 MOST_BARS = 15
 
 
 def history(tuned: Search) -> str:
-    """Time of each trial by its number, the best so far as a line, failures at the upper edge.
+    """Draw the time of each trial by number, the best so far as a line, failures at the top.
 
-    The default's time, where it was tried, is a line across.
+    The default's time, if it was tried, is a horizontal line.
     """
     first = next((t for t in tuned.trials if t.config == tuned.default), None)
     default = None if first is None else first.outcome.seconds
@@ -68,9 +68,9 @@ def history(tuned: Search) -> str:
     return _image("Time of each trial", draw)
 
 
-def importances(found: Mapping[str, float]) -> str:
-    """How much each parameter decided, the most important ones."""
-    shown = dict(sorted(found.items(), key=lambda item: -item[1])[:MOST_BARS])
+def importances(shares: Mapping[str, float]) -> str:
+    """Draw the importance of the most important parameters."""
+    shown = dict(sorted(shares.items(), key=lambda item: -item[1])[:MOST_BARS])
 
     def draw() -> Figure:
         figure, ax = _axes(0.9 + 0.3 * len(shown))
@@ -85,17 +85,17 @@ def importances(found: Mapping[str, float]) -> str:
 
 
 def picture_of_pattern(matrix: SparseMatrix, name: str) -> str:
-    """Where elements are stored; the title names the matrix, where it has a name."""
+    """Draw the pattern of a matrix; name : for the title, if any."""
     return _image("Stored elements", lambda: plot_pattern(matrix, name=name or None))
 
 
 def picture_of_format(matrix: SparseMatrix, fmt: Format, name: str) -> str:
-    """The matrix in a format; the title names it, where it has a name."""
+    """Draw the matrix in a format; name : for the title, if any."""
     return _image(f"Storage in {fmt}", lambda: plot_format(matrix.to(fmt), name=name or None))
 
 
 def _points(trials: Sequence[Trial]) -> tuple[list[int], list[float]]:
-    """Numbers of trials, and µs."""
+    """The numbers of trials, and their times in µs."""
     return [t.number for t in trials], [1e6 * seconds(t) for t in trials]
 
 
@@ -108,7 +108,7 @@ def _axes(height: float) -> tuple[Figure, Axes]:
 
 
 def _image(title: str, make: Callable[[], Figure]) -> str:
-    """A figure as an image that needs nothing beside the page: SVG, or PNG where that is long."""
+    """A figure as an embedded image: SVG, or PNG if that is long."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):

@@ -1,4 +1,4 @@
-"""Measuring candidates in a process of its own, which may crash or hang."""
+"""Measurement of candidates in a separate process, which may crash or hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparsetir.schedules.targets import is_gpu, resolve_target, usable_cpus
 from sparsetir.tuning.process import THREADS, Ended, Process
 from sparsetir.tuning.remote import Remote
 
-START_LIMIT = 600.0  # seconds until a worker has loaded everything and knows the exact result
+START_LIMIT = 600.0  # seconds for a worker to load everything and compute the exact result
 TASK = "task.pickle"
 LAUNCH = "from sparsetir.tuning.worker import serve_tuner as s; s(answers, parent, *sys.argv[1:])"
 
@@ -26,21 +26,21 @@ LAUNCH = "from sparsetir.tuning.worker import serve_tuner as s; s(answers, paren
 class Measurer:
     """A worker process in which configs of a task are compiled, checked and timed.
 
-    It is started when it is first needed, and again after a crash or a hang; it ends with the
-    thread that started it. This is a context manager, to be used from one thread at a time. Several
-    of them are independent of each other.
+    It is started on first use, and again after a crash or a hang; it ends with the thread that
+    started it. This is a context manager, for use by one thread at a time. Several measurers are
+    independent of each other.
 
     time_limit : seconds for a candidate: compiling, converting, checking and timing it
-    memory_limit : bytes that a candidate may take beside what the worker holds when it begins
-        (RLIMIT_DATA of the process: not a GPU's memory, nor files that are mapped)
+    memory_limit : bytes that a candidate may allocate beyond the worker's own
+        (RLIMIT_DATA of the process: not a GPU's memory, nor mapped files)
     cores : the processors that the worker may run on (see :func:`cores_for`); by default those of
         this process
-    environment : of the worker, beside this process's, such as CUDA_VISIBLE_DEVICES
-    remote : a device elsewhere, for which this machine compiles
+    environment : variables of the worker beyond this process's, such as CUDA_VISIBLE_DEVICES
+    remote : a remote device, for which this machine compiles
     modules : plug-ins that the worker imports when it starts, by name or as paths of files
 
-    What the worker prints goes to a file, of which messages quote the last line. Its arrays and
-    other files are in a temporary folder that `close` removes.
+    The worker's output goes to a file, whose last line messages quote. Its arrays and other files
+    are in a temporary folder that `close` removes.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class Measurer:
     ) -> Outcome:
         """Compile, check and time a config; see :class:`Outcome`.
 
-        best : seconds of the best config so far; "pruned" is one whose first calls take more than
-            three times as long
-        reference : a config that works, whose calls take turns with this one's: what happens to
-            the machine meanwhile then happens to both
+        best : seconds of the best config so far; a config whose first calls take more than three
+            times as long is "pruned"
+        reference : a working config, whose calls take turns with this one's, so that disturbances
+            of the machine affect both
 
         A result is compared with one in float64 (`sparsetir.schedules.operators.operands`) before
-        it is timed. "out of memory" is a MemoryError, an error or an end of the process whose last
-        words are of memory, and an end by the system for want of memory; a null pointer that was
-        not looked at is "crashed".
+        it is timed. "out of memory" is a MemoryError, an error or an exit of the process whose last
+        line is about memory, and a kill by the system's OOM killer; an unchecked null pointer is
+        "crashed".
 
-        Raises RuntimeError where the worker cannot start or the remote device is not there,
-        ValueError for what is no config.
+        Raises RuntimeError if the worker cannot start or the remote device is missing, ValueError
+        for an invalid config.
         """
         beside, data = None, configs.to_data(config)
         if reference is not None:
@@ -101,19 +101,19 @@ class Measurer:
             if self._interrupted:
                 return Outcome("crashed", message="interrupted")
             return Outcome(error.state, message=str(error))
-        except BaseException:  # such as Ctrl-C: its answer would be taken for that of the next
+        except BaseException:  # such as Ctrl-C: the next request would receive this one's answer
             self._end()
             raise
         raise RuntimeError(f"Measurer: {failed}")
 
     def interrupt(self) -> None:
-        """Let a `measure` in another thread return a "crashed" at once."""
+        """Make a `measure` in another thread return "crashed" at once."""
         self._interrupted = True
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """End the worker and remove its folder; `measure` begins anew."""
+        """End the worker and remove its folder; a later `measure` starts anew."""
         self._end()
         if self._folder is not None:
             self._folder.cleanup()
@@ -150,7 +150,7 @@ class Measurer:
         return self._process
 
     def _saved(self) -> Path:
-        """The folder, with the task in it."""
+        """The folder, with the saved task."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="sparsetir-tuning-")
             task = pickle.dumps((self.task, self.remote))
@@ -160,8 +160,8 @@ class Measurer:
     def _environment(self, folder: Path) -> dict[str, str]:
         path = os.pathsep.join(os.path.abspath(p) for p in sys.path)
         threads = {name: str(self.task.threads) for name in THREADS}
-        own = {"PYTHONPATH": path, "TMPDIR": str(folder)}
-        return {**os.environ, **threads, **own, **self.environment}
+        folders = {"PYTHONPATH": path, "TMPDIR": str(folder)}
+        return {**os.environ, **threads, **folders, **self.environment}
 
     def _end(self) -> None:
         if self._process is not None:
@@ -170,21 +170,21 @@ class Measurer:
 
 
 def cores_for(workers: int, threads: int) -> list[tuple[int, ...]]:
-    """Processors for each of several workers, none of them for two.
+    """Disjoint sets of processors for several workers.
 
-    threads : of each worker
+    threads : threads of each worker
 
-    Raises ValueError where this process may not run on so many, or the system binds none to them.
+    Raises ValueError if this process may not run on so many, or the system cannot bind processes.
     """
     for name, value in (("workers", workers), ("threads", threads)):
         if value < 1:
             raise ValueError(f"cores_for: argument '{name}': expected 1 or more, got {value!r}")
-    there = usable_cpus()
+    cpus = usable_cpus()
     if workers > 1 and not hasattr(os, "sched_setaffinity"):
         raise wrong("cores_for", "workers", "1 on a system that binds no process to cores", workers)
-    if workers * threads > len(there):
+    if workers * threads > len(cpus):
         raise ValueError(
             f"cores_for: argument 'workers': {workers} workers of {threads} threads need "
-            f"{workers * threads} processors, there are {len(there)}"
+            f"{workers * threads} processors, there are {len(cpus)}"
         )
-    return [tuple(there[i * threads : (i + 1) * threads]) for i in range(workers)]
+    return [tuple(cpus[i * threads : (i + 1) * threads]) for i in range(workers)]

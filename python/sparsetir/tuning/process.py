@@ -1,4 +1,4 @@
-"""The asking side of a process that answers requests; `serving` is the other side."""
+"""The client of a process that answers requests; `serving` is the server."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Every library that is measured reads one of these when it is loaded.
+# Each measured library reads one of these when it is loaded.
 THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PRIORITY = -15
-# What errors and last words say, in small letters, where there was no memory.
+# Lower-case fragments of errors and last lines that mean a lack of memory.
 OUT_OF_MEMORY = ("bad_alloc", "out of memory", "memoryerror", "out_of_memory", "cannot allocate")
-LAST = 4096  # bytes at the end of what a process printed that its last line is looked for in
-# Before all else: what is printed from then on goes to stderr. Looking for garbage among what is
-# imported takes a fifth of the start; `serve` allows it again.
+LAST = 4096  # bytes at the end of a process's output to search for its last line
+# The first statements: later output goes to stderr. Garbage collection during imports would take a
+# fifth of the start; `serve` enables it again.
 START = "import gc, os, sys; gc.disable(); answers = os.dup(1); os.dup2(2, 1); parent = {parent}; "
 
 
 class Ended(Exception):
-    """A process that gives no answer.
+    """Raised for a process that does not answer.
 
     state : "hung", "crashed" or "out of memory"
     """
@@ -37,20 +37,20 @@ class Ended(Exception):
 
 
 class Process:
-    """A process with this Python: requests are lines of JSON on its stdin, as are answers.
+    """A process of this Python that exchanges requests and answers as lines of JSON.
 
-    code : of the process; it has `answers`, the file descriptor they go to, and `parent`, the
-        number of this process, for :func:`sparsetir.tuning.serving.serve`
+    code : its code, with the variables `answers`, a file descriptor to write to, and `parent`, the
+        pid of this process, for :func:`sparsetir.tuning.serving.serve`
     arguments : its `sys.argv[1:]`
-    environment : all of it
-    folder : that it runs in; by default this process's
-    printed : file for what it prints, of which messages quote the last line; by default it goes to
+    environment : all environment variables
+    folder : its working directory; by default this process's
+    printed : a file for its output, whose last line messages quote; by default output goes to
         stderr
     cores : the processors that it may run on; by default those of this process
-    ahead : whether it goes before other processes of the machine, where the user may say so (root)
+    ahead : whether to raise its priority, where the user may (root)
 
-    It has a session of its own: Ctrl-C in the terminal is for the parent. Raises RuntimeError where
-    the system has no such processes.
+    It has its own session: Ctrl-C in the terminal is for the parent. Raises RuntimeError on systems
+    without such processes.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Process:
         command = [sys.executable, "-c", START.format(parent=os.getpid()) + code, *arguments]
         errors = None
         if printed is not None:
-            printed.write_bytes(b"")  # of another process
-            errors = printed.open("ab")  # which it may be cut short under
+            printed.write_bytes(b"")  # another process's output
+            errors = printed.open("ab")  # append mode, as `ask` truncates the file
         try:
             self._popen = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=folder,
@@ -96,56 +96,56 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process's pid."""
         return self._popen.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process is running."""
         return self._popen.poll() is None
 
     def ask(self, op: str, seconds: float | None = None, /, **request: object) -> dict[str, Any]:
-        """Ask for the method `op` of its server; raises as `answer`."""
-        if self._printed is not None:  # what it printed before is not of this
+        """Call the method `op` of its server; raises as :meth:`answer`."""
+        if self._printed is not None:  # earlier output does not belong to this request
             os.truncate(self._printed, 0)
-        with suppress(BrokenPipeError):  # told by the missing answer
+        with suppress(BrokenPipeError):  # the missing answer reports it
             self._requests.write(json.dumps({"op": op, **request}).encode() + b"\n")
         return self.answer(seconds)
 
     def answer(self, seconds: float | None = None) -> dict[str, object]:
-        """The next answer, the first of which is of its start; None: however long it takes.
+        """Wait for the next answer, the first of which confirms the start; seconds : None for ever.
 
-        Raises Ended where there is none in time; the process is of no use then.
+        Raises Ended if there is none in time; then the process is unusable.
         """
         end, line = None if seconds is None else time.monotonic() + seconds, b""
         while not line.endswith(b"\n"):
             left = None if end is None else max(0.0, end - time.monotonic())
             if not select.select([self._answers], [], [], left)[0]:
                 raise Ended("hung", f"took longer than {seconds:g} s{self._last_words()}")
-            some = self._answers.read(1 << 16)  # of one answer: each has a request before it
+            some = self._answers.read(1 << 16)  # belongs to one answer, as requests wait for theirs
             if not some:
                 raise self._ended()
             line += some
         return json.loads(line)
 
     def stop(self) -> None:
-        """Return when no thread of it runs any more, until `resume`."""
+        """Suspend the process until `resume`; return when no thread of it runs any more."""
         self._popen.send_signal(signal.SIGSTOP)
         if hasattr(os, "waitid"):
-            # What ended is left for `Popen.wait`.
+            # WNOWAIT leaves an exit status for `Popen.wait`.
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Let it run again."""
+        """Resume the process."""
         self._popen.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it and what it has started, and keep what is known of it."""
+        """Kill the process and its children, but keep its status."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """End it and forget it."""
+        """Kill the process and release its resources."""
         self.kill()
         self._popen.wait()
         for pipe in (self._requests, self._answers):
@@ -153,7 +153,7 @@ class Process:
                 pipe.close()
 
     def _ended(self) -> Ended:
-        """How the process ended by itself."""
+        """The exception for a process that ended by itself."""
         status, words = self._popen.wait(), self._last_words()
         how = f"the process ended with status {status}"
         state = "crashed"
@@ -166,7 +166,7 @@ class Process:
         return Ended(state, how + words)
 
     def _last_words(self) -> str:
-        """The last line that it printed, to follow a message."""
+        """The last line of its output, to append to a message."""
         if self._printed is None:
             return ""
         with self._printed.open("rb") as file:
@@ -177,25 +177,25 @@ class Process:
 
 
 def go_ahead(pid: int = 0) -> None:
-    """Let a process (0: this one) go before others, where the user may say so."""
+    """Raise the priority of a process (0: this one), where the user may."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, PRIORITY)
 
 
 def is_of_memory(words: str) -> bool:
-    """Whether the words of an error or a process are of memory that there was not."""
+    """Whether a text of an error or a process indicates a lack of memory."""
     return any(text in words.lower() for text in OUT_OF_MEMORY)
 
 
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # of real time
+    except ValueError:  # a real-time signal
         return f"signal {number}"
 
 
 def _oom_kills() -> int:
-    """Processes that the system has ended for want of memory; 0 where that is not told."""
+    """The number of processes killed by the OOM killer; 0 where unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A user's function with its arguments, as what is tuned."""
+"""Tasks of the tuner for a user's function with its arguments."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ MADE = "sparsetir.program_space"  # stands for the schedule that is made from a 
 class ProgramTask:
     """A stage-I function with arguments; one of :class:`sparsetir.records.task.Tunable`.
 
-    arguments : all of them by name: NumPy arrays in their natural shape, numbers for sizes. What
-        outputs hold is where each check begins
-    schedule : `schedule(sch, config)`; None for the one that is made from the program
-    target, threads : as of :class:`sparsetir.records.task.Task`
+    arguments : all arguments by name: NumPy arrays in their natural shape, numbers for sizes. Each
+        check starts from the contents of outputs
+    schedule : `schedule(sch, config)`; None for the one that is derived from the program
+    target, threads : those of :class:`sparsetir.records.task.Task`
     """
 
     program: SparseFunc
@@ -50,17 +50,16 @@ class ProgramTask:
         return program_space.apply if self.schedule is None else self.schedule.load()
 
     def build(self, config: Config) -> Kernel:
-        """The kernel for a config; without choices that of the default schedule."""
+        """Build the kernel for a config; without choices by the default schedule."""
         if not config:
             return build(self.program, self.target)
-        given = dict(config) if isinstance(config, Choices) else config
-        return build(self.program, self.target, schedule=self.apply(), config=given)
+        choices = dict(config) if isinstance(config, Choices) else config
+        return build(self.program, self.target, schedule=self.apply(), config=choices)
 
     def identity(self) -> dict[str, Any]:
         """See :class:`sparsetir.records.task.Tunable`.
 
-        Values of floating point play no part; arrays of integers do, as they say where elements
-        are.
+        Floating-point values do not matter; arrays of integers do, as they hold the structure.
         """
         signature = self.signature()
         outputs = {signature.names[i] for i in signature.outputs}
@@ -86,12 +85,12 @@ class ProgramTask:
         }
 
     def shape_class(self) -> str:
-        """Sizes to the nearest power of two."""
+        """The sizes rounded to powers of two."""
         sizes = self.statistics().items()
         return "-".join(f"{name}{round(log2(max(1.0, abs(x))))}" for name, x in sizes)
 
     def statistics(self) -> dict[str, float]:
-        """Its numbers, in the order of the parameters."""
+        """The numbers among the arguments, in the order of the parameters."""
         return {n: float(x) for n, x in self.arguments.items() if not is_array(x)}
 
     def title(self, name: str = "") -> str:

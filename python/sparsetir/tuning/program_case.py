@@ -1,4 +1,4 @@
-"""A user's function with arguments to run on, and what its results must be."""
+"""Measured programs: a user's function with arguments and expected results."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from sparsetir.sparse_ir.interpret import interpret
 from sparsetir.tuning.case import Array, Prepared, array, first_wrong, numbers
 from sparsetir.tuning.program import ProgramTask
 
-# Elements of all arguments up to which the interpreter says what is right: it takes microseconds
-# for each visit.
+# Elements of all arguments up to which the interpreter is the oracle: it takes microseconds per
+# visit.
 INTERPRETED = 4096
-# A result is made of terms that nobody knows here; their sizes are taken to be the largest result.
+# The terms of a result are unknown; their size is estimated by the largest result.
 SLACK = 10.0
 
 
 class ProgramCase:
-    """Arguments for a task, and what is known of its results.
+    """Arguments for a task, and the expected results.
 
-    What the outputs must be is what the interpreter gives where that is quick, else what the kernel
-    of the default schedule gives, which the property tests hold to the interpreter. Where they do
-    not depend on what the outputs held before, each check begins with NaN in them.
+    Expected outputs come from the interpreter where it is fast enough, or else from the kernel of
+    the default schedule, which property tests compare with the interpreter. If they do not depend
+    on the previous contents of outputs, each check fills these with NaN first.
 
     expected : outputs by name
     """
@@ -41,21 +41,21 @@ class ProgramCase:
         self.dtypes = dict(zip(signature.names, signature.dtypes, strict=False))
         self.outputs = [signature.names[i] for i in signature.outputs]
         self._placed: dict[str, Any] = {}
-        given = {name: np.asarray(task.arguments[name]) for name in self.outputs}
+        start = {name: np.asarray(task.arguments[name]) for name in self.outputs}
         self._reference = None if self._is_small() else build(task.program)
-        zeros, ones = (self._run({n: np.full_like(x, v) for n, x in given.items()}) for v in (0, 1))
-        self.start, self.expected = given, zeros
-        if all(np.array_equal(zeros[n], ones[n], equal_nan=True) for n in given):
-            self.start = {name: _garbage(x) for name, x in given.items()}
+        zeros, ones = (self._run({n: np.full_like(x, v) for n, x in start.items()}) for v in (0, 1))
+        self.start, self.expected = start, zeros
+        if all(np.array_equal(zeros[n], ones[n], equal_nan=True) for n in start):
+            self.start = {name: _garbage(x) for name, x in start.items()}
         else:
-            self.expected = self._run(given)
+            self.expected = self._run(start)
 
     def prepared(self, config: Config, device: object = None) -> Prepared:
-        """A config as a kernel, with the arguments on a device (None: this CPU)."""
+        """Prepare a config as a kernel, with the arguments on a device (None: this CPU)."""
         if config not in self._kernels:
             begin = time.perf_counter()
-            made = self.task.build(config)
-            self._kernels[config] = made, time.perf_counter() - begin
+            built = self.task.build(config)
+            self._kernels[config] = built, time.perf_counter() - begin
         kernel, compile_seconds = self._kernels[config]
         begin = time.perf_counter()
         computed = kernel.compute(self.task.arguments) if kernel.computed else {}
@@ -79,7 +79,7 @@ class ProgramCase:
         return Prepared(call, wrong, kernel, about)
 
     def error(self, results: Mapping[str, np.ndarray]) -> str | None:
-        """The first fault of results, or None."""
+        """The first error in results, or None."""
         for name, result in results.items():
             expected = self.expected[name]
             wrong = first_wrong(_right(result, expected, self.dtypes[name]), result, expected)
@@ -88,10 +88,10 @@ class ProgramCase:
         return None
 
     def release(self) -> None:
-        """Nothing is kept for a candidate alone."""
+        """Do nothing, as no data is kept for single candidates."""
 
     def _on(self, device: object) -> dict[str, Any]:
-        """The arguments but the outputs on a device, once for all configs."""
+        """The arguments except outputs on a device, moved once for all configs."""
         if not self._placed:
             for name, value in self.task.arguments.items():
                 if name not in self.outputs:
@@ -107,33 +107,33 @@ class ProgramCase:
         return sum(sizes) <= INTERPRETED and "bfloat16" not in self.dtypes.values()
 
     def _run(self, start: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs after a call on a CPU that begins with these."""
+        """Run the reference on a CPU and return its outputs; start : their initial contents."""
         if self._reference is None:
             results = {name: np.array(x) for name, x in start.items()}
             interpret(self.task.program, {**self.task.arguments, **results})
         else:
             results = {name: array(x, self.dtypes[name]) for name, x in start.items()}
-            given = {n: x for n, x in self.task.arguments.items() if n not in self.outputs}
-            arrays = {n: array(x, self.dtypes[n]) for n, x in given.items() if is_array(x)}
-            self._reference(**{**given, **arrays, **results})
+            inputs = {n: x for n, x in self.task.arguments.items() if n not in self.outputs}
+            arrays = {n: array(x, self.dtypes[n]) for n, x in inputs.items() if is_array(x)}
+            self._reference(**{**inputs, **arrays, **results})
         return {name: _numbers(x) for name, x in results.items()}
 
 
 def _numbers(result: Array) -> np.ndarray:
-    """An output on this CPU, of integers or in float32 or float64."""
-    found = result if isinstance(result, np.ndarray) else result.numpy()
-    return found if found.dtype.kind in "iub" else numbers(found)
+    """Convert an output to this CPU, keeping integers, else in float32 or float64."""
+    values = result if isinstance(result, np.ndarray) else result.numpy()
+    return values if values.dtype.kind in "iub" else numbers(values)
 
 
 def _garbage(output: np.ndarray) -> np.ndarray:
-    """An output of numbers that no result has."""
+    """An output filled with numbers that no result has."""
     if output.dtype.kind in "iu":
         return np.full_like(output, np.iinfo(output.dtype).max)
     return np.full_like(output, True if output.dtype.kind == "b" else np.nan)
 
 
 def _right(result: np.ndarray, expected: np.ndarray, dtype: str) -> np.ndarray:
-    """Which elements are as expected, up to sums in another order; NaN and infinities as well."""
+    """A mask of the correct elements, up to the order of sums, including NaN and infinities."""
     if dtype not in TOLERANCES:
         return result == expected
     same = (result == expected) | (np.isnan(result) & np.isnan(expected))

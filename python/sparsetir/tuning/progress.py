@@ -1,4 +1,4 @@
-"""How far a search is: one line that changes on a terminal, a line now and then elsewhere."""
+"""Progress of a search: a changing line on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sparsetir.tuning.tuned import Trial
 from sparsetir.tuning.tuned import seconds as seconds_of
 
 EVERY = 10.0  # seconds between lines where there is no terminal
-SHARE = 0.1  # of all trials, likewise
+SHARE = 0.1  # share of all trials, likewise
 SHAPE = "{desc}|{bar:20}| {n_fmt}/{total_fmt}{postfix}"
 
 
 class Bar:
     """The progress of :func:`sparsetir.tune`: trials, the best so far, failures and time left.
 
-    label : of the run, in front of each line
+    label : the run's name, in front of each line
     seconds : the time limit of the run, if it has one
-    stream : stderr by default, of the moment when the run begins
+    stream : by default stderr at the start of the run
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Bar:
         self._bar: Any = None
 
     def begin(self, total: int, done: int = 0) -> None:
-        """Start; total : trials, of which so many were `done` by earlier runs."""
+        """Start; total : number of trials; done : those of earlier runs."""
         self._stream = self._stream or sys.stderr
         self._total, self._done, self._before, self._text = total, done, done, ""
         self._start = time.monotonic()
@@ -45,7 +45,7 @@ class Bar:
             self._say(f"{many(done, 'trial')} of earlier runs")
 
     def step(self, trial: Trial, best: Trial | None, failures: int, default: float | None) -> None:
-        """A trial is over.
+        """Report a finished trial.
 
         best : the best trial up to now, or None
         default : seconds with the default config, where it runs
@@ -61,7 +61,7 @@ class Bar:
             self._say_where()
 
     def end(self) -> None:
-        """The run is over, or was interrupted; nothing stays on a terminal."""
+        """Report the end of a run, complete or interrupted; clears the line on a terminal."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

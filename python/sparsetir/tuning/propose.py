@@ -1,4 +1,4 @@
-"""Which config to try next: Optuna's samplers over the points of a space."""
+"""The choice of the next config, by Optuna's samplers over the points of a space."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sparsetir.records.task import Config, Outcome
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.template import BRANCH, Point
 
-# Proposals of known configs in a row, after which one is drawn from those not yet tried.
+# Consecutive proposals of known configs, after which an untried one is drawn.
 REPEATS = 12
-# Trials of the sampler's own that are random; what it is given first counts as well.
+# Random trials before the sampler's model; the initial configs count as well.
 STARTUP_TRIALS = 10
 
 # A config and its outcome; None while it is being measured.
@@ -26,10 +26,10 @@ Tried = tuple[Config, Outcome | None]
 
 
 class Proposer:
-    """Gives configs to try.
+    """A generator of configs to try.
 
-    What comes next depends on the seed and on what was tried alone, so that a search which goes on
-    after an interruption tries what it would have tried without.
+    The next config depends only on the seed and the tried ones, so that a search which continues
+    after an interruption tries the same configs as without.
 
     sampler : "tpe", "random" or "exhaustive"
     first : configs to try before any other, in this order
@@ -39,15 +39,15 @@ class Proposer:
         self._space, self._sampler, self._seed, self._first = space, sampler, seed, first
 
     def next(self, tried: Sequence[Tried]) -> Config | None:
-        """A config that is not among the tried; None where there is none left."""
+        """The next untried config, or None if none is left."""
         taken = {config for config, _ in tried}
         exhaustive = self._sampler == "exhaustive"
         for config in self._first:
             if config not in taken:
                 return config
-        found = None if exhaustive else self._sampled(tried, taken)
-        if found is not None:
-            return found
+        sampled = None if exhaustive else self._sampled(tried, taken)
+        if sampled is not None:
+            return sampled
         left = [config for _, config in self._space.points() if config not in taken]
         if not left:
             return None
@@ -57,7 +57,7 @@ class Proposer:
         return (self._seed * 100_003 + len(tried)) % 2**32
 
     def _sampled(self, tried: Sequence[Tried], taken: Collection[Config]) -> Config | None:
-        """A config from a study made for this question alone: vain questions leave no trace."""
+        """A config from a temporary study, so that repeated proposals leave no trace."""
         with quiet():
             study = _study(self._optuna_sampler(self._seed_after(tried)))
             study.add_trials(_trials(self._space, tried))
@@ -68,8 +68,8 @@ class Proposer:
                     study.tell(trial, inf)
                 elif config not in taken:
                     return config
-                # A known config stays a running trial, which the sampler keeps away from. Told
-                # once more what it takes, the sampler would hold on to it.
+                # A known config stays a running trial, which the sampler avoids. If it were told
+                # the result once more, the sampler would favour it.
         return None
 
     def _optuna_sampler(self, seed: int) -> optuna.samplers.BaseSampler:
@@ -92,15 +92,15 @@ class Proposer:
 
 
 def _choices(space: Space, point: Point) -> Mapping[str, Sequence[CategoricalChoiceType]]:
-    """The values of the parameters that the branch of a point has."""
+    """The values of the parameters of a point's branch."""
     branch = next(b for b in space.branches if b.name == point[BRANCH])
     return {f"{branch.name}.{name}": values for name, values in branch.choices.items()}
 
 
 def _trials(space: Space, tried: Sequence[Tried]) -> Iterator[FrozenTrial]:
-    """Trials of a study that minimises seconds, of the configs that a space has.
+    """Convert tried configs within a space to trials of a study that minimises seconds.
 
-    Failures are worse than all others. Of the points that give a config it is the first.
+    Failures are worse than all others. Each config is at the first of its points.
     """
     names = [branch.name for branch in space.branches]
     for config, outcome in tried:
@@ -116,17 +116,17 @@ def _trials(space: Space, tried: Sequence[Tried]) -> Iterator[FrozenTrial]:
 
 
 def importances(space: Space, tried: Sequence[Tried]) -> dict[str, float]:
-    """How much each parameter decided among the configs that ran, all together 1; largest first."""
+    """The importance of each parameter among the configs that ran; they sum to 1, largest first."""
     ran = [config for config in tried if config[1] is not None and config[1].seconds is not None]
     trials = list(_trials(space, ran))
     if len(trials) < 2:
         return {}
     with quiet():
-        warnings.simplefilter("ignore")  # that few trials make it inaccurate
+        warnings.simplefilter("ignore")  # about few trials
         study = _study(None)
         study.add_trials(trials)
-        found = optuna.importance.get_param_importances(study)
-    return {name: float(value) for name, value in found.items()}
+        shares = optuna.importance.get_param_importances(study)
+    return {name: float(value) for name, value in shares.items()}
 
 
 def _study(sampler: optuna.samplers.BaseSampler | None) -> optuna.Study:
@@ -136,7 +136,7 @@ def _study(sampler: optuna.samplers.BaseSampler | None) -> optuna.Study:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without Optuna's messages and its warnings of experimental features."""
+    """Suppress Optuna's messages and its warnings about experimental features."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Measuring on another machine, through TVM's RPC tracker.
+"""Measurement on another machine, through TVM's RPC tracker.
 
 The tracker runs anywhere, and a server on each machine with a device; both need
 `pip install apache-tvm tornado cloudpickle psutil`:
@@ -8,7 +8,7 @@ The tracker runs anywhere, and a server on each machine with a device; both need
 
 This machine compiles for the task's target, such as
 `{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}`. A candidate that crashes
-on the device ends TVM's server there, which has to be started again.
+on the device ends TVM's server there, which must then be restarted.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hope
 
 KERNEL = "kernel"  # the name of the function in the library
 REACH = 5.0  # seconds for the tracker to answer a connection
-# Of what TVM says where the other side of a session is gone.
+# Fragments of TVM's errors when the other side of a session is gone.
 LOST = ("kshutdown", "connection reset", "broken pipe", "socket")
 
-# (number, repeat) -> mean seconds of so many calls, so many times.
+# (number, repeat) -> mean seconds of `number` calls, `repeat` times.
 Timer = Callable[[int, int], list[float]]
 
 
@@ -60,15 +60,15 @@ class Remote:
 
 
 class RemoteError(RuntimeError):
-    """The tracker cannot be reached, or has no such device."""
+    """Raised if the tracker cannot be reached, or lacks the device."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A config compiled for a device that need not be here.
+    """A config compiled for a device that may be remote.
 
-    arguments : of the kernel by name: NumPy arrays and numbers; not the operands and the result
-    bytes : of the arrays among them
+    arguments : the kernel's by name: NumPy arrays and numbers, without operands and result
+    bytes : bytes of these arrays
     """
 
     executable: tvm.runtime.Executable
@@ -82,10 +82,10 @@ class Compiled:
 
 
 class RemoteDevice:
-    """The device that a worker measures candidates on.
+    """A remote device on which a worker measures candidates.
 
-    Each has a session of its own, which the server ends after the time limit. Times are those of
-    TVM's time_evaluator on the device: of the kernel alone, not of a Python call.
+    Each candidate has its own session, which the server ends after the time limit. Times are those
+    of TVM's time_evaluator on the device: of the kernel alone, without a Python call.
     """
 
     def __init__(self, remote: Remote, case: OperatorCase) -> None:
@@ -93,13 +93,13 @@ class RemoteDevice:
         self._session: Any = None
         self._uploads = 0
         self._tracker()
-        # The reference that was measured with last.
+        # The reference of the last measurement.
         self._beside: tuple[Config, Compiled] | None = None
 
     def begin(self, time_limit: float, reference: Reference | None = None) -> None:
-        """Compile the reference and wait for the device to be free.
+        """Compile the reference and wait for the device.
 
-        Raises RemoteError where there is none.
+        Raises RemoteError if it is missing.
         """
         if reference is not None and (self._beside is None or self._beside[0] != reference.config):
             self._beside = reference.config, compiled(self.case, reference.config)
@@ -116,7 +116,7 @@ class RemoteDevice:
     def measure(
         self, config: Config, best: float | None, reference: Reference | None = None
     ) -> Outcome:
-        """Check and time a config; reference : as `begin` was given."""
+        """Check and time a config; reference : the same as for :meth:`begin`."""
         case, made = self.case, compiled(self.case, config)
         about = {**costs(made), "bytes": made.bytes}
         try:
@@ -138,7 +138,7 @@ class RemoteDevice:
             raise
 
     def release(self) -> None:
-        """End the session, so that another may have the device."""
+        """End the session, so that others can use the device."""
         if self._session is not None:
             with suppress(Exception):  # it may have ended already
                 self._session.get_function("CloseRPCConnection")()
@@ -149,12 +149,12 @@ class RemoteDevice:
         return f"Remote '{self.remote.key}' of the tracker {self.remote.host}:{self.remote.port}"
 
     def _tracker(self) -> tvm.rpc.TrackerSession:
-        """A connection to the tracker, which has such a device."""
+        """Connect to the tracker, and check that it has the device."""
         from tvm import rpc
 
         where = self.remote.host, self.remote.port
         try:
-            # TVM would try again for a minute.
+            # TVM itself would retry for a minute.
             socket.create_connection(where, timeout=REACH).close()
             tracker = rpc.connect_tracker(*where)
         except (OSError, RuntimeError) as error:
@@ -162,9 +162,9 @@ class RemoteDevice:
         keys = [info["key"].removeprefix("server:") for info in tracker.summary()["server_info"]]
         if self.remote.key not in keys:
             tracker.close()
-            there = ", ".join(sorted(set(keys))) or "none"
+            names = ", ".join(sorted(set(keys))) or "none"
             raise RemoteError(
-                f"{self._who()}: the tracker has no such device; those it has: {there} (a crash "
+                f"{self._who()}: the tracker has no such device; those it has: {names} (a crash "
                 "ends TVM's server of a device, which is to be started again then)"
             )
         return tracker
@@ -177,7 +177,7 @@ class RemoteDevice:
         from tvm.support import cc
 
         self._uploads += 1
-        name = f"kernel{self._uploads}.so"  # another library of the same name would be taken for it
+        name = f"kernel{self._uploads}.so"  # loaders identify libraries by name
         options = {} if self.remote.cc is None else {"fcompile": cc.cross_compiler(self.remote.cc)}
         with tempfile.TemporaryDirectory(prefix="sparsetir-") as folder:
             library = Path(folder) / name
@@ -186,16 +186,16 @@ class RemoteDevice:
         return self._session.load_module(name)
 
     def _arguments(self, made: Compiled) -> tuple[list[object], Array]:
-        """The kernel's arguments, arrays being on the device; and the array that it writes."""
+        """The kernel's arguments, with arrays on the device; and its output array."""
         signature, device = made.signature, self._device()
         names = self.case.request.operator.names
         operands = dict(zip(names, self.case.case.operands, strict=True))
-        given = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
-        values = [given[name] for name in signature.passed]
+        named = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
+        values = [named[name] for name in signature.passed]
         for i, (name, value) in enumerate(zip(signature.passed, values, strict=True)):
             if is_array(value):
                 value = np.asarray(value)
-                if i < len(signature.names):  # the others come as kernels take them
+                if i < len(signature.names):  # computed ones have the kernel's shape
                     value = value.reshape(signature.expected_shape(i, values))
                 values[i] = array(value, signature.dtypes[signature.position[name]], device)
         return values, values[signature.names.index("out")]
@@ -211,10 +211,10 @@ class RemoteDevice:
 
 
 def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> Outcome:
-    """State and seconds of the calls of the first timer.
+    """The state and seconds of the first timer's calls.
 
-    timers : the second is that of the reference, if there is one
-    seconds : that its calls count as
+    timers : the candidate's, and the reference's, if there is one
+    seconds : the nominal seconds of the reference's calls
     """
 
     def turn(number: int, repeat: int) -> Turn:
@@ -232,9 +232,9 @@ def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> Ou
 
 
 def compiled(case: OperatorCase, config: Config) -> Compiled:
-    """A config compiled, and the pattern arranged for it, as :class:`sparsetir.Plan` does.
+    """Compile a config, and arrange the pattern for it, like :class:`sparsetir.Plan`.
 
-    A plan also loads the kernel, which works only where it is to run.
+    A plan also loads the kernel, which works only on the target machine.
     """
     wanted = case.request
     template, shapes = wanted.template(config), wanted.shapes

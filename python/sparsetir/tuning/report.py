@@ -1,4 +1,4 @@
-"""The results of a search for people: a table of the best configs, and a page in one file."""
+"""Reports of a search: a table of the best configs, and a self-contained page."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram, TunedSparse, seconds
 
-COUNT = 5  # of the best that are shown
-MOST_FAILURES = 50  # that are shown in full
+COUNT = 5  # best configs shown
+MOST_FAILURES = 50  # failures shown in full
 HEADS = ("", "time", "x default", "padding", "memory", "convert", "compile", "config")
 ONE_CONFIG = "There is one config for this problem, the default: nothing to choose."
 MEMORY = "Memory is that of the arranged matrix, padding the share of slots that hold no nonzero."
 
 
 def ranked(tuned: Search) -> list[Trial]:
-    """The trials of a search that worked, each config once: the best, then by their times.
+    """The successful trials of a search, one per config: the best one, then by time.
 
-    Those that were measured again at its end come first, by these times.
+    Finalists, measured again at the end, come first, by these times.
     """
-    found: dict[Config, Trial] = {}
+    trials_by_config: dict[Config, Trial] = {}
     best = [tuned.best] if OK in tuned.counts else []
     for trials in (best, tuned.finals, tuned.trials):
         worked = [t for t in trials if t.outcome.state == OK]
         for trial in sorted(worked, key=lambda t: (seconds(t), t.number)):
-            found.setdefault(trial.config, trial)
-    return list(found.values())
+            trials_by_config.setdefault(trial.config, trial)
+    return list(trials_by_config.values())
 
 
 def short(config: Config) -> str:
-    """A config in a few words: its class, and the fields that are not as they are by default.
+    """A short text for a config: its class, and the fields that differ from their defaults.
 
-    Of a user's function the choices.
+    For a user's function, its choices.
 
     >>> from sparsetir.schedules.templates.row_tile import RowTile
     >>> short(RowTile(tile=64, pack=True))
@@ -68,9 +68,9 @@ def short(config: Config) -> str:
 
 
 def table(tuned: Search, *, graph: str = "", records: object = None) -> str:
-    """The best five configs and the default; counts of trials; troubles.
+    """A table of the best five configs and the default, with counts of trials and warnings.
 
-    graph : its name; records : where the record is kept, for the last line
+    graph : the data's name; records : the file of the record, for the last line
     """
     best = ranked(tuned)
     lines = [tuned.task.title(graph), _headline(tuned, best), ""]
@@ -87,10 +87,10 @@ def table(tuned: Search, *, graph: str = "", records: object = None) -> str:
 def write_report(tuned: Search, path: Path | str, *, graph: str = "") -> Path:
     """Write a page about a search; needs matplotlib.
 
-    path : replaced by the whole page or, where that fails, left as it was
-    graph : the name of what was tuned for
+    path : replaced by the complete page, or left unchanged on failure
+    graph : the name of the data
 
-    Raises ImportError without it, OSError where the file cannot be written.
+    Raises ImportError without matplotlib, OSError if the file cannot be written.
     """
     need("write_report", "matplotlib", "tune")
     path = Path(path)
@@ -113,13 +113,13 @@ def _headline(tuned: Search, best: list[Trial]) -> str:
 
 
 def _times(tuned: Search, trial: Trial) -> str:
-    """How many times as fast as the default, where that ran."""
+    """The speedup over the default, or "-" if that did not run."""
     default = tuned.default_seconds
     return "-" if default is None else f"{default / seconds(trial):.2f}"
 
 
 def _rows(tuned: Search, best: list[Trial]) -> list[tuple[str, ...]]:
-    """Under HEADS: the best configs, the one that the search kept first, and the default."""
+    """The rows under HEADS: the best configs, and the default."""
     named = [(str(n), trial) for n, trial in enumerate(best[:COUNT], 1)]
     named += [("default", trial) for trial in best if trial.config == tuned.default]
     return [
@@ -137,17 +137,17 @@ def _padding(trial: Trial) -> str:
 
 
 def _notes(tuned: Search) -> list[str]:
-    """Remarks for a reader of the rows."""
+    """Remarks on the rows."""
     return [ONE_CONFIG] if tuned.configs == 1 and tuned.trials else []
 
 
 def _counts(tuned: Search) -> str:
-    """How many trials there were and what became of them."""
-    found = {s: tuned.counts[s] for s in STATES if s in tuned.counts}
-    failures = {s: n for s, n in found.items() if s not in (OK, PRUNED)}
-    text = f"{many(len(tuned.trials), 'trial')}: {found.get(OK, 0)} measured"
-    if found.get(PRUNED):
-        text += f", {found[PRUNED]} given up as slow"
+    """A text with the numbers of trials by outcome."""
+    counts = {s: tuned.counts[s] for s in STATES if s in tuned.counts}
+    failures = {s: n for s, n in counts.items() if s not in (OK, PRUNED)}
+    text = f"{many(len(tuned.trials), 'trial')}: {counts.get(OK, 0)} measured"
+    if counts.get(PRUNED):
+        text += f", {counts[PRUNED]} given up as slow"
     if failures:
         each = ", ".join(f"{n} {state}" for state, n in failures.items())
         text += f", {sum(failures.values())} failed ({each})"
@@ -191,13 +191,13 @@ def _sections(tuned: Search, graph: str) -> list[Section]:
 
 
 def _subject(tuned: Search, best: Trial | None, graph: str) -> list[Section]:
-    """Sections on the function and its schedule, or the matrix and its storage."""
+    """Sections about the function and its schedule, or the matrix and its storage."""
     from sparsetir.tuning import charts
 
     if isinstance(tuned, TunedProgram):
         found = [Section("The function", code=tuned.task.program.script())]
         config = None if best is None else best.config
-        if config:  # what it makes of the function, over coordinates
+        if config:  # show the scheduled function, over coordinates
             sch = Schedule(tuned.task.program)
             tuned.task.apply()(sch, dict(config) if isinstance(config, Choices) else config)
             found.append(Section("Its best schedule", code=sch.func.script()))

@@ -1,4 +1,4 @@
-"""The course of a search: claim a config, measure it, store what became of it, until the end."""
+"""The main loop of a search: claim a config, measure it, and store its outcome."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from sparsetir.tuning.trial_store import TrialStore
 from sparsetir.tuning.tuned import Trial
 from sparsetir.tuning.tuned import seconds as seconds_of
 
-FINALISTS = 3  # beside the default
+FINALISTS = 3  # besides the default
 ROUNDS = 3
-# Of the time allowed, for trials; the rest is for the finalists.
+# Share of the time limit for trials; the rest is for the finalists.
 SEARCH_SHARE = 0.9
-WAIT = 0.05  # seconds, for what another worker does
+WAIT = 0.05  # seconds to wait for another worker
 
 
 class Run:
     """A search by one process; a context manager.
 
-    name : of what is tuned: searches of the same name in the same database share their trials
+    name : name of the study: searches of the same name in the same database share their trials
     storage, patience : see :class:`sparsetir.tuning.trial_store.TrialStore`
     sampler, seed, first : see :class:`sparsetir.tuning.propose.Proposer`; the first of `first` is
         the default config
-    trials : finished ones to have in the end, those of earlier runs and other processes included;
-        None: as many as there are configs
-    seconds : after which no trial begins but the very first, None for no limit
+    trials : number of finished trials to reach, including those of earlier runs and other
+        processes; None for all configs
+    seconds : time limit after which no further trial starts, None for no limit
     progress : see :func:`sparsetir.tune`
     """
 
@@ -75,11 +75,11 @@ class Run:
         return list(self._store.warnings)
 
     def importances(self) -> dict[str, float]:
-        """How much each parameter decided, largest first."""
+        """The importance of each parameter, largest first."""
         return importances(self._space, self._store.tried())
 
     def search(self, measurers: Sequence[Measurer]) -> None:
-        """Measure until there is enough; each measurer has a thread, a single one has this."""
+        """Run all trials, with a thread for each measurer, or this thread for a single one."""
         if len(measurers) == 1:
             self._work(measurers[0])
             return
@@ -101,15 +101,15 @@ class Run:
             raise self._error
 
     def finals(self, measurer: Measurer) -> list[Trial]:
-        """The best few measured again, so that none wins by luck, and the default; by seconds."""
+        """Measure the best few again, against luck; return them with the default, by time."""
         reference, default = self._reference(), self._store.of_default()
         # Other processes may have measured a config, too.
         best: dict[Config, Trial] = {}
         for trial in sorted(self._ran(), key=seconds_of):
             best.setdefault(trial.config, trial)
         others = [t for config, t in best.items() if config != self._default][:FINALISTS]
-        found = [default] if default is not None and default.outcome.state == OK else []
-        if len(found) + len(others) < 2:
+        ranked = [default] if default is not None and default.outcome.state == OK else []
+        if len(ranked) + len(others) < 2:
             return []
         measured: dict[int, list[Outcome]] = {trial.number: [] for trial in others}
         for turn in range(ROUNDS):
@@ -117,14 +117,14 @@ class Run:
                 if turn and self._late(1.0):
                     break
                 measured[trial.number].append(measurer.measure(trial.config, None, reference))
-        for trial in others:  # the default takes what it took: the others are measured by it
+        for trial in others:  # the default keeps its time, as the others are relative to it
             outcome = _together(measured[trial.number], min if reference is None else median)
             if outcome is not None:
-                found.append(replace(trial, outcome=outcome))
-        return sorted(found, key=lambda trial: (trial.outcome.seconds, trial.number))
+                ranked.append(replace(trial, outcome=outcome))
+        return sorted(ranked, key=lambda trial: (trial.outcome.seconds, trial.number))
 
     def trials(self) -> list[Trial]:
-        """All that are finished."""
+        """All finished trials."""
         return self._store.done()
 
     def _guarded(self, measurer: Measurer) -> None:
@@ -142,16 +142,16 @@ class Run:
             if claimed is None:
                 return
             number, config = claimed
-            # The default is measured to the end: the others are compared with it.
+            # The default is never pruned, as the others are compared with it.
             limit = None if best is None or config == self._default else best.outcome.seconds
             outcome = measurer.measure(config, limit, reference)
             with self._lock:
                 if self._stop.is_set() and outcome.state not in (OK, PRUNED):
-                    return  # ended in mid-measurement: `TrialStore.close` frees the config
+                    return  # interrupted measurement: `TrialStore.close` frees the config
                 self._finish(number, outcome)
 
     def _next(self) -> tuple[int, Config] | None:
-        """A config claimed, with the number of its trial; None at the end."""
+        """Claim the next config; return the number of its trial and it, or None at the end."""
         while not self._stop.is_set():
             self._store.refresh()
             tried = self._store.tried()
@@ -160,7 +160,7 @@ class Run:
             if self._trials is not None and len(tried) >= self._trials:
                 return None
             if self._store.measures(self._default):
-                # Another worker measures what all the others are measured in turns with.
+                # Another worker measures the default, the reference of all other trials.
                 self._lock.wait(WAIT)
                 continue
             config = self._proposer.next(tried)
@@ -178,7 +178,7 @@ class Run:
         self._progress.step(trial, self._best(), failures, seconds)
 
     def _reference(self) -> Reference | None:
-        """The default, once it is known to run."""
+        """The default as a reference, once it has run."""
         ran = self._store.of_default()
         if ran is None or ran.outcome.seconds is None:
             return None
@@ -196,7 +196,7 @@ class Run:
 
 
 def _together(outcomes: list[Outcome], of: Callable[[list[float]], float]) -> Outcome | None:
-    """One outcome of several of a config, with the seconds `of` theirs; None where one failed."""
+    """Merge outcomes of a config, with the seconds reduced by `of`; None if one failed."""
     seconds = [o.seconds for o in outcomes if o.state == OK and o.seconds is not None]
     if not seconds or len(seconds) < len(outcomes):
         return None

@@ -1,4 +1,4 @@
-"""Schedules and plug-ins that other processes can import: where they are, and their texts."""
+"""References to schedules and plug-ins that other processes can import."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from types import ModuleType
 from typing import Any
 
 EXPECTED = "expected a function (sch, config) at the top level of a file, which workers can import"
-PREFIX = "sparsetir_file_"  # of the names that modules of such files have
-# Modules that are being run for what they define, by their names or files.
+PREFIX = "sparsetir_file_"  # prefix of modules loaded from such files
+# Names or files of modules that are being imported for their definitions.
 _loading: list[str] = []
 
 
 @dataclass(frozen=True)
 class ScheduleRef:
-    """A function at the top level of a file.
+    """A reference to a function at the top level of a file.
 
-    module : to be imported by name; "" for a file that is no module of the path, or is a script
+    module : the module to import; "" for a script, or a file outside the path
     file : its path; name : of the function in it
     """
 
@@ -33,7 +33,7 @@ class ScheduleRef:
 
     @staticmethod
     def of(schedule: Callable[..., object]) -> ScheduleRef:
-        """Where a function is; ValueError, TypeError where workers could not import it."""
+        """Make the reference to a function; ValueError, TypeError if workers cannot import it."""
         who = "tune: argument 'schedule'"
         if not callable(schedule):
             raise TypeError(f"{who}: {EXPECTED}, got {type(schedule).__name__}")
@@ -54,27 +54,27 @@ class ScheduleRef:
         )
 
     def load(self) -> Callable[..., Any]:
-        """The function."""
+        """Import and return the function."""
         module = importlib.import_module(self.module) if self.module else load_file(self.file)
         return getattr(module, self.name)
 
     def digest(self) -> str:
-        """Hash of its name and the text of its file: another text is another schedule."""
+        """A hash of the function's name and its file's text, which identifies the schedule."""
         text = Path(self.file).read_bytes()
         return hashlib.blake2b(f"{self.name}\n".encode() + text, digest_size=16).hexdigest()
 
     def data(self) -> dict[str, str]:
-        """For JSON."""
+        """The fields as a dict for JSON."""
         return {"module": self.module, "file": self.file, "name": self.name}
 
 
 def module_ref(what: str, module: ModuleType) -> str:
-    """The name of a module, or the path of its file, by which :func:`load_module` gets it.
+    """The name of a module, or the path of its file, for :func:`load_module`.
 
-    what : what it registers, for the error: ValueError where other processes could not import it
+    what : the name that it registers, for the ValueError if other processes cannot import it
     """
     spec, file = module.__spec__, getattr(module, "__file__", None)
-    name = module.__name__ if spec is None else spec.name  # of `python -m` that of the module
+    name = module.__name__ if spec is None else spec.name  # under `python -m` the real name
     if file is None or not Path(file).is_file():
         if name != "__main__":
             return name
@@ -86,7 +86,7 @@ def module_ref(what: str, module: ModuleType) -> str:
 
 
 def load_module(ref: str) -> ModuleType:
-    """A module by what :func:`module_ref` gave, or by its name."""
+    """Import a module by a result of :func:`module_ref`, or by its name."""
     _loading.append(ref)
     try:
         return load_file(ref) if os.path.isabs(ref) else importlib.import_module(ref)
@@ -95,12 +95,12 @@ def load_module(ref: str) -> ModuleType:
 
 
 def importing() -> bool:
-    """Whether a file is being run for what it defines, so that it is not to begin any work."""
+    """Whether a file is being imported for its definitions, and must not start any work."""
     return bool(_loading)
 
 
 def load_file(file: Path | str) -> ModuleType:
-    """A Python file, run as a module of its own; errors are those of its code."""
+    """Run a Python file as a module; raises its errors."""
     file = Path(file)
     digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()
     name = f"{PREFIX}{file.stem}_{digest}"
@@ -122,7 +122,7 @@ def _is_importable(module: str, file: Path) -> bool:
     if module == "__main__" or module.startswith(PREFIX):
         return False
     parent = sys.modules.get(module.rpartition(".")[0])
-    # Not `importlib.util.find_spec`, which knows what is loaded, however that was done.
+    # Not `importlib.util.find_spec`, which returns loaded modules, however they were loaded.
     path = getattr(parent, "__path__", None)
     specs = (finder.find_spec(module, path) for finder in sys.meta_path)
     origin = next((spec.origin for spec in specs if spec is not None), None)

@@ -1,4 +1,4 @@
-"""The tuner: a search over formats and schedules for an operator, or schedules of a function."""
+"""The function `tune`: searches of formats and schedules for operators, programs and models."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NEIGHBOURS = 3
 
 
 class SearchOptions(TypedDict, total=False):
-    """Arguments of :func:`tune` by name, whatever is tuned."""
+    """Keyword arguments of :func:`tune` for all tasks."""
 
     target: TargetLike
     threads: int | None
@@ -63,7 +63,7 @@ class SearchOptions(TypedDict, total=False):
 
 
 class OperatorOptions(SearchOptions, total=False):
-    """Arguments for an operator."""
+    """Keyword arguments for an operator."""
 
     dtype: str | None
     reduce: str
@@ -79,7 +79,7 @@ class OperatorOptions(SearchOptions, total=False):
 
 
 class ProgramOptions(SearchOptions, total=False):
-    """Arguments for a function."""
+    """Keyword arguments for a function."""
 
     schedule: Callable[..., object] | None
     space: Mapping[str, Sequence[object]] | None
@@ -154,68 +154,68 @@ def tune(
 ) -> Any:
     """Search formats and schedules for an operator on a matrix, or schedules for a function.
 
-    `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of one's own, `tune(function,
-    {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})` gives a
-    :class:`TunedProgram`. So does `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, whose program
-    is one of ours: a :class:`sparsetir.tuning.tuned.TunedPlan`, with its `plan()`; messages,
-    softmax and attention, too; products and sums of sparse matrices, as `tune("spgemm", A, B)`, a
+    `tune("spmm", matrix, 64)` returns a :class:`Tuned`; for your own function, `tune(function,
+    {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})` returns a
+    :class:`TunedProgram`. `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, and messages, softmax
+    and attention return a :class:`sparsetir.tuning.tuned.TunedPlan`, with its `plan()`; products
+    and sums of sparse matrices, such as `tune("spgemm", A, B)`, a
     :class:`sparsetir.tuning.tuned.TunedSparse`. `tune(model, *inputs)` searches each region that
-    takes 2 % of a model's time and more: a :class:`sparsetir.graph.tune_model.TunedModel`.
+    takes at least 2 % of a model's time: a :class:`sparsetir.graph.tune_model.TunedModel`.
 
     Parameters
     ----------
     op : str, SparseFunc or torch.nn.Module
-        An operator's name, as :func:`sparsetir.plan` takes it, a stage-I function, or a model,
-        whose arguments follow.
-    matrix : SparseMatrix, what that takes, or dict
-        Of the operator; of a function its arguments by name, arrays and sizes. Sizes that shapes
-        imply may be left out. Arrays are left as they are.
+        An operator's name, as for :func:`sparsetir.plan`, a stage-I function, or a model, followed
+        by its arguments.
+    matrix : SparseMatrix, anything it can be made from, or dict
+        The operator's matrix; for a function its arguments by name, arrays and sizes. Sizes that
+        shapes imply may be omitted. Arrays are not changed.
     feat, dtype, reduce, heads, target, threads
-        As for :func:`sparsetir.plan`; a function takes target and threads.
+        The same as for :func:`sparsetir.plan`; a function takes target and threads.
     *more : sparse matrices
-        As for :func:`sparsetir.plan`.
+        The same as for :func:`sparsetir.plan`.
     schedule : callable, optional
-        Of a function: `schedule(sch, config)` at the top level of a file, called in other
-        processes, which import it; config is a dict with one of each of the space's choices. None
-        for what :mod:`sparsetir.schedules.search.program_space` makes of the function.
+        For a function: `schedule(sch, config)` at the top level of a file, called in other
+        processes, which import it; config is a dict with a choice from each entry of the space. By
+        default :mod:`sparsetir.schedules.search.program_space` derives one from the function.
     space : mapping of str to sequence, optional
-        Of a function: choices by name, numbers, texts, booleans or None; with no schedule, instead
-        of some of those that there are.
+        For a function: choices by name, numbers, texts, booleans or None; without a schedule, they
+        replace some of the derived choices.
     feat_in, weighted, edge_feat, scale, semiring, mask
-        As for :func:`sparsetir.plan`.
+        The same as for :func:`sparsetir.plan`.
     trials : int
-        Configs to have measured in the end. Those of earlier runs of the same search count, and
-        those of other processes that are at it. No config is measured twice by one.
+        Number of configs to measure in all, including those of earlier runs of the same search and
+        of other processes. No config is measured twice by one process.
     seconds : float, optional
-        After which the search ends.
+        Time limit of the search.
     sampler : {"auto", "tpe", "random", "exhaustive"}
-        "exhaustive": every config there is, whatever `trials` says; "auto": exhaustive where there
-        are no more configs than trials, else tpe.
+        "exhaustive": all configs, regardless of `trials`; "auto": exhaustive if there are no more
+        configs than trials, else tpe.
     seed : int
-        With one worker, and equal measurements, the same gives the same trials.
+        With one worker and equal measurements, the same seed gives the same trials.
     workers : int
-        That measure side by side: on a CPU each on cores of its own, else each on a GPU.
+        Number of parallel measurements: on a CPU each on its own cores, else each on its own GPU.
     records : str or Path, optional
-        The file that results are kept in, with trials in another one beside it, "" for none; see
+        The file for results, with trials in another one beside it, "" for none; see
         :func:`sparsetir.records.records.default_path` for the default.
     storage : str, optional
-        URL of a database for the trials in place of the file, as Optuna takes it, such as
+        URL of a database for the trials in place of the file, in Optuna's form, such as
         "postgresql+psycopg://user@host/name" (`pip install 'sparsetir[postgresql]'`): all machines
-        that tune the same through it share the work.
+        that tune the same task through it share the work.
     time_limit, memory_limit
         Seconds and bytes of a config, see :class:`sparsetir.tuning.measure.Measurer`.
     transfer : bool
-        Begin with what was best for similar matrices, or for a function with other arguments.
+        Start with the best configs for similar matrices, or for a function with other arguments.
     progress : optional
-        Has `begin(total, done)`, `step(trial, best, failures, default_seconds)` and `end()`
-        (:class:`sparsetir.tuning.progress.Bar`); None for silence.
+        An object with `begin(total, done)`, `step(trial, best, failures, default_seconds)` and
+        `end()` (:class:`sparsetir.tuning.progress.Bar`); None for silence.
     graph : str
-        A name of the matrix, or of the arguments, for people.
+        A display name of the matrix, or of the arguments.
     remote : Remote, optional
-        A device elsewhere; for operators.
+        A remote device; for operators.
     modules : sequence of str
-        Names of plug-ins, modules that register operators, formats or templates, to be imported
-        before all else. Those that are imported already need no mention.
+        Names of plug-ins, modules that register operators, formats or templates, to import first.
+        Modules that are imported already need not be listed.
 
     Returns
     -------
@@ -224,20 +224,20 @@ def tune(
     Raises
     ------
     ValueError, TypeError
-        For other arguments.
+        For invalid arguments.
     ImportError
         Without Optuna.
     sparsetir.records.records.RecordError
-        For a file that holds no records.
+        For a file without records.
     RuntimeError
-        Where nothing can be measured.
+        If nothing can be measured.
 
     Notes
     -----
     The default config comes first. A config that crashes, hangs, runs out of memory or computes
-    wrongly is a trial that failed. A function's results are compared with those of the interpreter
-    where the arguments are small, else with those of the default schedule's kernel. Ctrl-C ends the
-    search; what was found is returned and kept. (SparseTIR, section 2.)
+    wrong results is a failed trial. A function's results are compared with the interpreter's if the
+    arguments are small, else with those of the default schedule's kernel. Ctrl-C ends the search;
+    the results so far are returned and recorded. (SparseTIR, section 2.)
     """
     if importing():
         raise RuntimeError(
@@ -269,7 +269,7 @@ def tune(
         elsewhere = {"target": None if target == "llvm" else target, **plugged_in}
         refuse_options("a model", {"schedule": schedule, "space": space, **own, **elsewhere})
         inputs = [matrix, *([feat] if feat is not None or more else []), *more]
-        # It makes a search of each region, and is above this package.
+        # It searches each region, and belongs to a higher package.
         return import_module("sparsetir.graph.tune_model").tune_model(
             op, inputs, threads=threads, trials=trials, seconds=seconds, sampler=sampler, seed=seed,
             workers=workers, records=records, storage=storage, time_limit=time_limit,
@@ -291,7 +291,7 @@ def tune(
         first[1:1] = _from_neighbours(kept, tuned, found)
     every = found.points()
     tuned.configs = len(every)
-    # Whoever wrote a template wants to know about it.
+    # Configs of plug-in templates are tried early.
     first[1:1] = [c for _, c in every if _is_plugged_in(c)]
     if sampler == "auto":
         sampler = "exhaustive" if len(every) <= trials else "tpe"
@@ -325,7 +325,7 @@ def tune(
 
 
 def _plug_ins(task: Tunable) -> list[str]:
-    """Modules of users that register what a search for an operator may try, for its workers."""
+    """The users' modules that register an operator's formats and templates, for the workers."""
     if not isinstance(task, Task):
         return []
     problem = OPERATORS[task.op].compiled_for(task.dtype, task.reduce, task.heads is not None)
@@ -340,7 +340,7 @@ def _is_plugged_in(config: Config) -> bool:
 
 
 def _run_class() -> type[Run]:
-    """`Run`, which needs Optuna, no requirement of the package and slow to import."""
+    """The class `Run`, imported late, as it needs Optuna, which is optional and slow to import."""
     need("tune", "optuna", "tune", title="Optuna")
     need("tune", "psutil", "tune")
     from sparsetir.tuning.run import Run
@@ -349,24 +349,24 @@ def _run_class() -> type[Run]:
 
 
 def _records(path: Path | str | None) -> Records | None:
-    """The file of records; None where there is to be none."""
+    """The file of records, or None if there should be none."""
     if path == "":
         return None
-    found = Records(None if path is None else as_path("tune", "records", path))
-    if found.path is None:
+    store = Records(None if path is None else as_path("tune", "records", path))
+    if store.path is None:
         return None
-    if found.path.is_dir():
-        raise ValueError(f"tune: argument 'records': expected a file, got the folder {found.path}")
-    return found
+    if store.path.is_dir():
+        raise ValueError(f"tune: argument 'records': expected a file, got the folder {store.path}")
+    return store
 
 
 def study_name(key: Key) -> str:
-    """Under which the trials of a key are kept; those of another version measured other kernels."""
+    """The name of the study of a key, with versions, as other versions have other kernels."""
     return f"{key.text()}-{metadata.version('sparsetir')}-tvm{metadata.version('apache-tvm')}"
 
 
 def forget_trials(records: Records, key: Key) -> None:
-    """Delete the trials of a key, where a search would go on with them.
+    """Delete the trials of a key, which a search would otherwise continue.
 
     Raises ImportError without Optuna.
     """
@@ -379,14 +379,14 @@ def forget_trials(records: Records, key: Key) -> None:
 
 
 def _trials_file(records: Records | None) -> Path | None:
-    """Where the trials of searches are kept, beside their records."""
+    """The file of trials, beside the records."""
     if records is None or records.path is None:
         return None
     return records.path.with_name(f"{records.path.stem}-trials.sqlite")
 
 
-def _from_neighbours(records: Records, tuned: Search, found: Space) -> list[Config]:
-    """The best configs for similar data, as far as they serve this."""
+def _from_neighbours(records: Records, tuned: Search, space: Space) -> list[Config]:
+    """The best configs for similar data that are in this space."""
     configs = []
     for record in records.neighbours(tuned.key, tuned.task.statistics(), NEIGHBOURS):
         try:
@@ -394,13 +394,13 @@ def _from_neighbours(records: Records, tuned: Search, found: Space) -> list[Conf
         except ValueError as error:  # of another version
             tuned.warnings.append(f"record {record.id} is left out: {error}")
             continue
-        if found.point(config) is not None:
+        if space.point(config) is not None:
             configs.append(config)
     return configs
 
 
 def _places(workers: int, task: Tunable) -> list[dict[str, Any]]:
-    """Where each measurer works: on other cores, or another GPU."""
+    """The options of each measurer that place it on its own cores, or its own GPU."""
     target = resolve_target(task.target)
     if workers == 1:
         return [{}]
@@ -408,17 +408,17 @@ def _places(workers: int, task: Tunable) -> list[dict[str, Any]]:
         return [{"cores": cores} for cores in cores_for(workers, task.threads)]
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        there = [name for name in named.split(",") if name]
+        devices = [name for name in named.split(",") if name]
     else:
         kind = target.kind.name
-        there = [str(i) for i in range(workers) if tvm.runtime.device(kind, i).exist]
-    if len(there) < workers:
-        raise wrong("tune", "workers", "at most one for each GPU", f"{workers} for {len(there)}")
-    return [{"environment": {"CUDA_VISIBLE_DEVICES": name}} for name in there[:workers]]
+        devices = [str(i) for i in range(workers) if tvm.runtime.device(kind, i).exist]
+    if len(devices) < workers:
+        raise wrong("tune", "workers", "at most one for each GPU", f"{workers} for {len(devices)}")
+    return [{"environment": {"CUDA_VISIBLE_DEVICES": name}} for name in devices[:workers]]
 
 
 def _keep(records: Records, tuned: Search, graph: str) -> None:
-    """Add a record of what was best, if anything ran."""
+    """Add a record of the best config, if any ran."""
     try:
         best = tuned.best
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The answering side of a process; `process` is the other side."""
+"""The server in a process that answers requests; `process` is the client."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import Any
 from sparsetir.runtime.file_errors import first_line
 
 KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see that its parent is gone
-EVERY = 1.0  # seconds between looks for the parent, where the system does not end orphans
+EVERY = 1.0  # seconds between checks for the parent, where the system does not end orphans
 
 
 class Missing(Exception):
-    """The thing asked for does not exist here, which is no fault."""
+    """Raised if the requested object does not exist here, which is not an error."""
 
 
 def serve(answers: int, parent: int, make: Callable[[], object]) -> None:
-    """Answer until stdin ends: one line when `make` has made what is asked, then one a request.
+    """Answer requests until stdin ends: a line when `make` has made the server, then one each.
 
-    A request is {"op": the name of a method, ...its arguments}, an answer the dict it gives:
+    A request is {"op": the name of a method, ...its arguments}, an answer the dict it returns:
     {"missing": text} for :class:`Missing`, {"failed": text} for another error.
 
     answers : file descriptor
-    parent : number of the process that asks, with which this one dies
+    parent : pid of the client, with which this process dies
     """
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
@@ -56,18 +56,18 @@ def _answer(action: Callable[[], dict[str, object] | None]) -> dict[str, object]
         return action() or {}
     except (Missing, NotImplementedError) as error:
         return {"missing": first_line(error)}
-    except Exception as error:  # told by the parent
+    except Exception as error:  # the parent reports it
         return {"failed": one_line(error)}
 
 
 def _die_with(parent: int) -> None:
-    """End when the process that started this one does."""
+    """Make this process end with the one that started it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent:
-        os._exit(1)  # it ended before it would have taken this process along
+        os._exit(1)  # the parent ended before the call above took effect
 
 
 def _watch(parent: int) -> None:

@@ -29,14 +29,14 @@ from sparsetir.tuning.schedule_ref import ScheduleRef
 from sparsetir.tuning.sparse_case import SparseTask
 from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
 
-MOST_CONFIGS = 100_000  # of a space that is gone through as a whole
+MOST_CONFIGS = 100_000  # of a space that is enumerated
 
 
 @dataclass(frozen=True)
 class Sought:
     """A search before its first trial.
 
-    candidates : configs to begin with, the default first
+    candidates : configs to start with, the default first
     """
 
     tuned: Search
@@ -47,12 +47,12 @@ class Sought:
 def of_operator(
     op: str, *matrices: object, target: TargetLike, device: str | None, **options: object
 ) -> Sought:
-    """An operator on a matrix, over the configs of the templates that serve it.
+    """The search for an operator on a matrix, over the configs of its templates.
 
-    matrices, options : of :func:`sparsetir.planning.plan.requested`
+    matrices, options : arguments of :func:`sparsetir.planning.plan.requested`
     """
-    asked = requested(op, *matrices, target=target, **options)
-    wanted, plain = asked.whole, _plain_target(target)
+    request = requested(op, *matrices, target=target, **options)
+    wanted, plain = request.whole, _plain_target(target)
     if wanted.statistics is not None:
         task = replace(wanted.task(), target=plain)
         configs = candidates(wanted.problem, wanted.given, wanted.target)
@@ -60,18 +60,18 @@ def of_operator(
     if wanted.gpu:
         raise wrong("tune", "target", f"a CPU for '{op}'", wanted.target.kind.name)
     if isinstance(wanted.matrix, Matrices):
-        task, default = SparseTask(asked, plain), wanted.chosen()
+        task, default = SparseTask(request, plain), wanted.chosen()
         return Sought(TunedSparse(task, Key.of(task), [], default), wanted.space(), [default])
     # Its plain program with arguments; plans look records up by the operator's own key.
-    default, found = wanted.chosen(), wanted.space()
+    default, space = wanted.chosen(), wanted.space()
     template = wanted.template(default)
     program = template.program(wanted.problem), wanted.arguments(), template.apply
     task = of_program(
-        *program, found.branches[0].choices, target=target, threads=asked.threads
+        *program, space.branches[0].choices, target=target, threads=request.threads
     ).tuned.task
     assert isinstance(task, ProgramTask)
-    tuned = TunedPlan(task, Key.of(asked.task()), [], default, request=asked)
-    return Sought(tuned, found, [default])
+    tuned = TunedPlan(task, Key.of(request.task()), [], default, request=request)
+    return Sought(tuned, space, [default])
 
 
 def of_program(
@@ -83,24 +83,24 @@ def of_program(
     target: TargetLike,
     threads: int | None,
 ) -> Sought:
-    """A function with arguments, over the choices of a schedule."""
+    """The search for a function with arguments, over the choices of a schedule."""
     if not isinstance(program, SparseFunc):
         expected = "the name of an operator or a stage-I function"
         raise wrong("tune", "op", expected, type(program).__name__, TypeError)
     if threads is not None and not (is_integer(threads) and threads >= 1):
         raise ValueError(f"tune: argument 'threads': expected 1 or more, got {threads!r}")
     threads = int(threads or default_threads())
-    given = bound_arguments(program, arguments)
+    bound = bound_arguments(program, arguments)
     if schedule is not None and choices is None:
         raise ValueError("tune: argument 'space': expected a dict of choices beside a schedule")
     ref = None if schedule is None else ScheduleRef.of(schedule)
     wanted = {} if choices is None else _checked(choices)
     if schedule is None:
-        wanted = _made(program, given, wanted, target, threads)
+        wanted = _made(program, bound, wanted, target, threads)
     count = math.prod(len(values) for values in wanted.values())
     if count > MOST_CONFIGS:
         raise wrong("tune", "space", f"at most {MOST_CONFIGS:,} configs", f"{count:,}")
-    task = ProgramTask(program, given, ref, _plain_target(target), threads)
+    task = ProgramTask(program, bound, ref, _plain_target(target), threads)
     make = together if schedule is None else lambda **chosen: Choices(chosen)
     branch = Branch("schedule", wanted, make)
     default = Choices()
@@ -108,7 +108,7 @@ def of_program(
 
 
 def _checked(choices: object) -> dict[str, tuple[object, ...]]:
-    """A space that a user gave."""
+    """Check a user's space."""
     who = "tune: argument 'space'"
     if not isinstance(choices, Mapping) or not choices:
         raise ValueError(f"{who}: expected a dict of choices by name, got {choices!r}")
@@ -132,9 +132,9 @@ def _checked(choices: object) -> dict[str, tuple[object, ...]]:
 def choices_of(
     program: SparseFunc, given: Mapping[str, object], target: Target, threads: int
 ) -> dict[str, tuple[object, ...]]:
-    """The space that is made from a function for a CPU; none where there is nothing to choose.
+    """The space derived from a function for a CPU; empty if there is nothing to choose.
 
-    given : its arguments
+    given : the function's arguments
     """
     sizes = {name: x for name, x in given.items() if isinstance(x, int)}
     return space_of(program, sizes, vector_bits(target), threads)
@@ -147,33 +147,33 @@ def _made(
     target: TargetLike,
     threads: int,
 ) -> dict[str, tuple[object, ...]]:
-    """The space that is made from a function, with some of its choices replaced."""
+    """The space derived from a function, with some of its choices replaced."""
     resolved = resolve_target(target)
     if is_gpu(resolved):
         raise ValueError(
             "tune: argument 'schedule': expected one for a GPU, for which none is made from a "
             "function; give schedule and space"
         )
-    made = choices_of(program, given, resolved, threads)
-    if not made:
+    derived = choices_of(program, given, resolved, threads)
+    if not derived:
         raise ValueError(
             f"tune: argument 'schedule': expected one for '{program.name}', of which none is made: "
             "no innermost loop is over a dense axis whose length is an argument; give schedule and "
             "space"
         )
     for name in wanted:
-        if name not in made:
+        if name not in derived:
             raise ValueError(
                 f"tune: argument 'space': there is no '{name}' without a schedule; there are "
-                f"{', '.join(made)}"
+                f"{', '.join(derived)}"
             )
-    return {**made, **wanted}
+    return {**derived, **wanted}
 
 
 def check_numbers(
     trials: Any, seed: Any, workers: Any, memory_limit: Any, seconds: Mapping[str, Any]
 ) -> None:
-    """Raise for numbers of a search that are none, or too small."""
+    """Raise for options of a search that are not numbers, or too small."""
     whole = (("trials", trials, 1), ("seed", seed, 0), ("workers", workers, 1))
     for name, value, least in (*whole, ("memory_limit", memory_limit, 1)):
         if not (is_integer(value) and value >= least) and (name, value) != ("memory_limit", None):
@@ -185,14 +185,14 @@ def check_numbers(
 
 
 def refuse_options(what: str, given: Mapping[str, object]) -> None:
-    """Raise for an option that is not for what is tuned, and is not as it is by default."""
+    """Raise for options that do not apply to the task, unless they have their defaults."""
     for name, value in given.items():
         if value is not None and not (name in DEFAULTS and value == DEFAULTS[name]):
             raise ValueError(f"tune: argument '{name}': expected none for {what}, got {value!r}")
 
 
 def _plain_target(target: TargetLike) -> str | Mapping[str, object]:
-    """A target as other processes take it."""
+    """A target in a form that can be sent to other processes."""
     if isinstance(target, str | dict):
         return target
     return {str(k): v for k, v in resolve_target(target).export().items()}

@@ -1,4 +1,4 @@
-"""Products and sums of sparse matrices, whose result is sparse, as what is tuned."""
+"""Tasks and measurements of products and sums of sparse matrices."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ BY_ELEMENT = {
 
 @dataclass(frozen=True, eq=False)
 class SparseTask:
-    """An operator of sparse matrices; one of :class:`sparsetir.records.task.Tunable`.
+    """An operator on sparse matrices; one of :class:`sparsetir.records.task.Tunable`.
 
-    request : what a plan is asked for
-    target : as of :class:`sparsetir.records.task.Task`
+    request : the request for a plan
+    target : that of :class:`sparsetir.records.task.Task`
     """
 
     request: Request
@@ -49,60 +49,60 @@ class SparseTask:
         return statistics(self.request.matrices.each[0])
 
     def title(self, name: str = "") -> str:
-        asked, on = self.request, f" on {name}" if name else ""
+        request, on = self.request, f" on {name}" if name else ""
         sizes = [
-            f"{x.shape[0]:,} x {x.shape[1]:,}, {x.nnz:,} elements" for x in asked.matrices.each
+            f"{x.shape[0]:,} x {x.shape[1]:,}, {x.nnz:,} elements" for x in request.matrices.each
         ]
-        words = [asked.problem.how, *["masked"] * (asked.matrices.mask is not None)]
-        words += [asked.problem.result, *of_threads(self)]
-        return f"{asked.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
+        words = [request.problem.how, *["masked"] * (request.matrices.mask is not None)]
+        words += [request.problem.result, *of_threads(self)]
+        return f"{request.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
 
 
 class SparseCase:
-    """A task with random values, and what its result must be: in float64, by scipy."""
+    """A task with random values, and its expected result, in float64 by scipy."""
 
     def __init__(self, task: SparseTask) -> None:
-        asked, rng = task.request, np.random.default_rng(SEED)
-        dtype = np.dtype(asked.problem.result)
+        request, rng = task.request, np.random.default_rng(SEED)
+        dtype = np.dtype(request.problem.result)
         least, most = (-1.0, 1.0) if dtype.kind in "fcV" else (-2 * (dtype.kind == "i"), 3)
         each = [
             x.with_values(rng.uniform(least, most, x.nnz).astype(dtype))
-            for x in asked.matrices.each
+            for x in request.matrices.each
         ]
-        given = Matrices(tuple(each), asked.matrices.mask)
-        self.task = SparseTask(replace(asked, matrix=given), task.target)
+        matrices = Matrices(tuple(each), request.matrices.mask)
+        self.task = SparseTask(replace(request, matrix=matrices), task.target)
         self.expected, self.scale = exact_result(self.task.request)
 
     def prepared(self, config: Config, device: object = None) -> Prepared:
-        """A config as a plan, whose first call was made."""
+        """Prepare a config as a plan, and make its first call."""
         del device
-        made = plan_of(self.task.request, config)
-        found = [made()]
+        plan = plan_of(self.task.request, config)
+        results = [plan()]
 
         def call() -> None:
-            found[0] = made()
+            results[0] = plan()
 
         size = sum(x.nnz * (x.values.itemsize + 4) for x in self.task.request.matrices.each)
-        about = {**costs(made), "bytes": size}
-        return Prepared(call, lambda: self.error(found[0]), made.kernel, about)
+        about = {**costs(plan), "bytes": size}
+        return Prepared(call, lambda: self.error(results[0]), plan.kernel, about)
 
-    def error(self, found: SparseMatrix) -> str | None:
-        """The first fault of a result, or None."""
+    def error(self, result: SparseMatrix) -> str | None:
+        """The first error in a result, or None."""
         expected = self.expected
         for name in ("indptr", "columns"):
-            if not np.array_equal(getattr(found.pattern, name), getattr(expected.pattern, name)):
-                return f"other elements are stored: {found.nnz}, not {expected.nnz}"
-        got = np.asarray(found.values, "float64")
-        want = _as_held(np.asarray(expected.values, "float64"), found.dtype)
-        tolerance = TOLERANCES.get(str(found.dtype), 0.0) * self.scale
+            if not np.array_equal(getattr(result.pattern, name), getattr(expected.pattern, name)):
+                return f"other elements are stored: {result.nnz}, not {expected.nnz}"
+        got = np.asarray(result.values, "float64")
+        want = _as_held(np.asarray(expected.values, "float64"), result.dtype)
+        tolerance = TOLERANCES.get(str(result.dtype), 0.0) * self.scale
         return first_wrong(np.isclose(got, want, 0, tolerance, equal_nan=True), got, want)
 
     def release(self) -> None:
-        """Nothing is kept for a candidate alone."""
+        """Do nothing, as no data is kept for single candidates."""
 
 
 def _as_held(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Numbers as results of a type hold them: those of integers wrap, and know no infinity."""
+    """Convert numbers as a result type holds them: integers wrap, and have no infinity."""
     if dtype.kind not in "iub":
         return values
     if dtype.kind == "b":
@@ -113,43 +113,43 @@ def _as_held(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
-    """The result with values in float64; and the largest sum of absolute values of its terms."""
+    """The exact result in float64, and the largest sum of absolute values of its terms."""
     each, how = [_plain(x) for x in wanted.matrices.each], wanted.problem.how
     if wanted.name == "inner":
         each[1] = each[1].T.tocsr()
     if how == KRON:
-        found = sp.kron(*each, format="csr")  # by itself it would store whole blocks
-        found.sort_indices()
-        return SparseMatrix(found), float(np.abs(found.data).max(initial=1.0))
+        result = sp.kron(*each, format="csr")  # the default format would store whole blocks
+        result.sort_indices()
+        return SparseMatrix(result), float(np.abs(result.data).max(initial=1.0))
     marks = [_with(x, np.ones(x.nnz)) for x in each]
     product = wanted.problem.is_product
     if wanted.matrices.mask is not None:
-        there = _plain(wanted.matrices.mask)
+        pattern = _plain(wanted.matrices.mask)
     elif product:
-        there = marks[0] @ marks[1]
+        pattern = marks[0] @ marks[1]
     else:
         meet = sp.csr_array.multiply if how == "multiply" else lambda a, b: a + b
-        there = reduce(meet, marks).tocsr()
-    there.sort_indices()
+        pattern = reduce(meet, marks).tocsr()
+    pattern.sort_indices()
     if not product:
-        stored = [_at(x, there) for x in each]
+        stored = [_at(x, pattern) for x in each]
         values = reduce(BY_ELEMENT[how], stored)
         scale = np.abs(stored).sum(axis=0)
     elif how == "plus_times":
-        values, scale = (_at(f(each[0]) @ f(each[1]), there) for f in (lambda x: x, abs))
+        values, scale = (_at(f(each[0]) @ f(each[1]), pattern) for f in (lambda x: x, abs))
     else:
-        values = _of_terms(each, there, how)
+        values = _of_terms(each, pattern, how)
         scale = np.abs(values[np.isfinite(values)])
-    return SparseMatrix(_with(there, values)), float(scale.max(initial=1.0))
+    return SparseMatrix(_with(pattern, values)), float(scale.max(initial=1.0))
 
 
-def _of_terms(each: list[sp.csr_array], there: sp.csr_array, semiring: str) -> np.ndarray:
-    """Values of a product at a pattern, of all of its terms."""
+def _of_terms(each: list[sp.csr_array], pattern: sp.csr_array, semiring: str) -> np.ndarray:
+    """The values of a product at a pattern, from all of its terms."""
     how, times = SEMIRINGS[semiring]
-    a, b, mask = (csr(SparseMatrix(x)) for x in (*each, there))
+    a, b, mask = (csr(SparseMatrix(x)) for x in (*each, pattern))
     begins, of_a, of_b = term_pairs(a, b, mask)
     terms = TIMES[times](a.values[of_a], b.values[of_b]).astype("float64")
-    values = np.full(there.nnz, float(first_value(semiring, "float64")))
+    values = np.full(pattern.nnz, float(first_value(semiring, "float64")))
     full = np.diff(begins) > 0
     if full.any():
         values[full] = HOW[how].reduceat(terms, begins[:-1][full])
@@ -157,19 +157,19 @@ def _of_terms(each: list[sp.csr_array], there: sp.csr_array, semiring: str) -> n
 
 
 def _plain(matrix: SparseMatrix) -> sp.csr_array:
-    """In float64, by scipy."""
-    found = csr(matrix)
-    given = found.values.astype("float64"), found.indices, found.indptr
-    return sp.csr_array(given, shape=found.shape)
+    """Convert to scipy in float64."""
+    arrays = csr(matrix)
+    parts = arrays.values.astype("float64"), arrays.indices, arrays.indptr
+    return sp.csr_array(parts, shape=arrays.shape)
 
 
 def _with(matrix: sp.csr_array, values: np.ndarray) -> sp.csr_array:
     return sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
 
 
-def _at(matrix: sp.csr_array, there: sp.csr_array) -> np.ndarray:
-    """Values at a pattern, 0 where a matrix stores nothing."""
-    rows, columns = there.tocoo().coords
-    if not len(rows):  # of none SciPy gives a matrix
+def _at(matrix: sp.csr_array, pattern: sp.csr_array) -> np.ndarray:
+    """The values of a matrix at a pattern, 0 where it stores nothing."""
+    rows, columns = pattern.tocoo().coords
+    if not len(rows):  # SciPy would return a matrix
         return np.zeros(0)
     return np.asarray(sp.csr_matrix(matrix)[rows, columns]).ravel()

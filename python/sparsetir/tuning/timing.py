@@ -1,7 +1,7 @@
-"""How long calls take: in several turns, less for what is slow or hopeless.
+"""Timing of calls in several turns, fewer for slow or hopeless ones.
 
-A machine may be slower for seconds at a time, by other programs or by its own heat. So calls take
-turns with those of a yardstick, and count by how many times as long they last.
+A machine may slow down for seconds, because of other programs or heat. So calls take turns with
+those of a yardstick, and are measured relative to them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from statistics import median
 
 from sparsetir.records.task import OK, PRUNED, Outcome
 
-HOPELESS = 3.0  # times the best: not measured to the end
-PROBES, PROBE = 3, 0.005  # calls and seconds after which it is seen, when seen twice
-LONG = 0.3  # seconds of calls after which fewer are enough
-SLOW = 0.02  # seconds of a call for which turns are single calls
-TURNS, TURN = 5, 0.02  # their seconds
-PAUSE = 0.005  # between turns, for what disturbs one to be over in the next
-GROUP = 0.001  # seconds of calls that are waited for together
+HOPELESS = 3.0  # ratio to the best from which a config is given up
+PROBES, PROBE = 3, 0.005  # calls and seconds of a probe, which is repeated before giving up
+LONG = 0.3  # seconds after which a probe ends early
+SLOW = 0.02  # seconds of a call from which turns are single calls
+TURNS, TURN = 5, 0.02  # number of turns, and seconds of each
+PAUSE = 0.005  # seconds between turns, for a disturbance to pass
+GROUP = 0.001  # seconds of calls that are synchronised together
 
 # Seconds of calls, and of the yardstick's in between, if there is one.
 Turn = tuple[Sequence[float], Sequence[float]]
@@ -29,7 +29,7 @@ Turn = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True)
 class Yardstick:
-    """Calls, and how many seconds one of them is taken to last."""
+    """A reference call, and its nominal seconds."""
 
     call: Callable[[], None]
     seconds: float
@@ -41,12 +41,12 @@ def timed(
     best: float | None,
     yardstick: Yardstick | None = None,
 ) -> Outcome:
-    """State, least and median seconds of calls.
+    """Time calls: state, minimum and median seconds.
 
-    finish : waits for what calls have begun, as on a GPU: short calls are then timed some together,
-        as those of a program that looks at no result in between
-    best : seconds; calls that take HOPELESS times as long are not measured to the end
-    yardstick : what seconds are counted in; None for those of the clock
+    finish : synchronises with asynchronous calls, as on a GPU: short calls are then timed in
+        groups, like those of a program that reads no result in between
+    best : seconds; calls that take HOPELESS times as long are given up
+    yardstick : the reference of relative times; None for absolute ones
     """
     seconds = None if yardstick is None else yardstick.seconds
     calls = [call] if yardstick is None else [call, yardstick.call]
@@ -93,7 +93,7 @@ def _each(
     times: Callable[[Callable[[], None]], list[float]],
     number: int = 0,
 ) -> Turn:
-    """A turn of the calls and the yardstick's, by turns the ones and the other first."""
+    """A turn of the calls and the yardstick's, in alternating order."""
     if len(calls) == 1:
         return times(calls[0]), []
     if number % 2:
@@ -103,14 +103,14 @@ def _each(
 
 
 def _passed(turns: Sequence[Turn]) -> float:
-    """Seconds of all the calls, the yardstick's not counted."""
+    """The total seconds of all calls, without the yardstick's."""
     return sum(sum(times) for times, _ in turns)
 
 
 def hopeless(turn: Turn, best: float | None, seconds: float | None = None) -> bool:
-    """Whether the first calls are so slow that the others need not be seen.
+    """Whether the first calls are so slow that the config can be given up.
 
-    seconds : of the yardstick
+    seconds : nominal seconds of the yardstick
     """
     return best is not None and _least([turn], seconds) > HOPELESS * best
 
@@ -118,8 +118,8 @@ def hopeless(turn: Turn, best: float | None, seconds: float | None = None) -> bo
 def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> Outcome:
     """The outcome of turns.
 
-    seconds : of the yardstick; the median over the turns is what counts then, since each turn may
-        have seen another machine
+    seconds : nominal seconds of the yardstick; then the median over turns counts, since the
+        machine's speed may differ between turns
     """
     every = [x for times, _ in turns for x in times]
     extra: dict[str, object] = {"times": len(every), "measured": min(every)}
@@ -133,7 +133,7 @@ def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> 
 
 
 def _least(turns: Sequence[Turn], seconds: float | None) -> float:
-    """Seconds of the fastest calls."""
+    """The seconds of the fastest calls."""
     if seconds is None:
         return min(x for times, _ in turns for x in times)
     return seconds * median(min(times) / min(others) for times, others in turns)
@@ -141,7 +141,7 @@ def _least(turns: Sequence[Turn], seconds: float | None) -> float:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Without Python's collector of cycles, which would run in some calls and not in others."""
+    """Disable Python's garbage collector, which would run in some calls and not in others."""
     gc.collect()
     gc.disable()
     try:
@@ -151,7 +151,7 @@ def alone() -> Iterator[None]:
 
 
 def warm_up(once: Callable[[], float], seconds: float = 0.0) -> None:
-    """Calls that do not count, for so many seconds, at least one; `once` as for :func:`turn`."""
+    """Run untimed calls for some seconds, at least one; once : see :func:`turn`."""
     end = time.perf_counter() + seconds
     once()
     while time.perf_counter() < end:
@@ -159,10 +159,10 @@ def warm_up(once: Callable[[], float], seconds: float = 0.0) -> None:
 
 
 def turn(once: Callable[[], float], seconds: float, least: int = 1) -> list[float]:
-    """Seconds of each of some calls in a row.
+    """Time consecutive calls; return the seconds of each.
 
-    once : makes a call, or some of them together, and gives the seconds of one
-    seconds : of the turn; least : calls
+    once : makes a call, or a group of them, and returns the seconds of one
+    seconds : duration of the turn; least : minimum number of calls
     """
     times: list[float] = []
     end = time.perf_counter() + seconds

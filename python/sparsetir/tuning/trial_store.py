@@ -1,8 +1,8 @@
-"""The trials of a search in an Optuna study, where later runs and other processes find them.
+"""Storage of the trials of a search in an Optuna study, shared with later runs and processes.
 
-A config is a trial of the study while it is measured, with its data as a user attribute, and with
-its outcome as another one afterwards. What a killed process was measuring stays a running trial,
-and is tried again when it is older than a measurement may take; no other trial is lost or repeated.
+A config is a running trial of the study while it is measured, with its data as a user attribute,
+and its outcome as another one afterwards. The trial of a killed process stays running, and is tried
+again when it is older than a measurement may take; no other trial is lost or repeated.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from sparsetir.tuning.propose import Tried, quiet
 from sparsetir.tuning.tuned import Trial
 
 T = TypeVar("T")
-MAX_NAME = 500  # characters of a study's name, less than Optuna's limit; the last ones tell apart
+MAX_NAME = 500  # last characters of a study's name that are used, within Optuna's limit
 CONFIG, OUTCOME = "config", "outcome"  # user attributes
-STATES = {OK: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}  # of others FAIL
+STATES = {OK: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}  # others are FAIL
 
 
 class TrialStore:
-    """Trials by number; not for several threads at once.
+    """Trials by number; not thread-safe.
 
-    name : of the study: what is tuned
-    storage : a file of SQLite; the URL of a database as Optuna takes it; None for memory alone
-    default : the config that all others are measured beside: each process has its own
+    name : name of the study
+    storage : an SQLite file; the URL of a database in Optuna's form; None for memory only
+    default : the reference config of all others, which each process measures itself
     patience : seconds in which any measurement ends
 
-    Where the database fails, trials are kept in memory from then on, and `warnings` says so; one
-    that was given as a URL and cannot be opened is a ValueError.
+    If the database fails, trials are kept in memory from then on, with an entry in `warnings`; a
+    URL that cannot be opened is a ValueError.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TrialStore:
         self.warnings: list[str] = []
         self._default, self._patience = default, timedelta(seconds=patience)
         self._done: dict[int, Trial] = {}
-        # What this process measures: the config, and Optuna's handle of its trial, if there is one.
+        # Trials of this process: the config, and Optuna's trial, if there is one.
         self._mine: dict[int, tuple[Config, optuna.Trial | None]] = {}
         self._others: list[Config] = []
         self._study: optuna.Study | None = None
@@ -61,7 +61,7 @@ class TrialStore:
                 expected = "the URL of a database that can be opened"
                 raise wrong("tune", "storage", expected, first_line(error)) from error
             try:
-                time.sleep(1.0)  # another search may have made the tables of the file meanwhile
+                time.sleep(1.0)  # another search may just have created the tables of the file
                 self._study = _opened(name, storage)
             except Exception as error:
                 self._lose(error)
@@ -85,7 +85,7 @@ class TrialStore:
         return any(own == config for own, _ in self._mine.values())
 
     def refresh(self) -> None:
-        """Read what other processes did."""
+        """Read the trials of other processes."""
         self._others = []
         trials = self._asked(lambda study: study.get_trials(deepcopy=False))
         for trial in trials or ():
@@ -94,8 +94,8 @@ class TrialStore:
             try:
                 config = from_data(trial.user_attrs[CONFIG])
                 if OUTCOME in trial.user_attrs:
-                    found = dict(trial.user_attrs[OUTCOME])
-                    when, outcome = found.pop("when"), Outcome(**found)
+                    fields = dict(trial.user_attrs[OUTCOME])
+                    when, outcome = fields.pop("when"), Outcome(**fields)
                     self._done[trial.number] = Trial(trial.number, config, outcome, when)
                     continue
             except (KeyError, TypeError, ValueError):  # of another version
@@ -106,7 +106,7 @@ class TrialStore:
                     self._others.append(config)
 
     def claim(self, config: Config) -> int:
-        """The number of a new trial for a config."""
+        """Start a trial for a config and return its number."""
 
         def ask(study: optuna.Study) -> optuna.Trial:
             trial = study.ask()
@@ -121,9 +121,9 @@ class TrialStore:
         return number
 
     def finish(self, number: int, outcome: Outcome, when: float) -> Trial:
-        """Store what became of a trial, after so many seconds of the search."""
+        """Store the outcome of a trial; when : seconds since the start of the search."""
         config, stored = self._mine.pop(number)
-        found = self._done[number] = Trial(number, config, outcome, when)
+        trial = self._done[number] = Trial(number, config, outcome, when)
         if stored is not None:
 
             def tell(study: optuna.Study) -> None:
@@ -132,21 +132,21 @@ class TrialStore:
                 study.tell(stored, seconds, STATES.get(outcome.state, TrialState.FAIL))
 
             self._asked(tell)
-        return found
+        return trial
 
     def close(self) -> None:
-        """Free what this run has claimed and not measured to the end."""
+        """Free the configs that this run has claimed but not finished."""
         for _, stored in self._mine.values():
             if stored is not None:
                 self._asked(lambda study, own=stored: study.tell(own, state=TrialState.FAIL))
         self._mine = {}
 
     def _asked(self, action: Callable[[optuna.Study], T]) -> T | None:
-        """The result of `action` on the study; None where there is none, or its database fails."""
+        """The result of `action` on the study; None without one, or if its database fails."""
         try:
             with quiet():
                 return None if self._study is None else action(self._study)
-        except Exception as error:  # of whichever database: what was measured must not go
+        except Exception as error:  # of any database: measurements must not be lost
             self._lose(error)
             return None
 
@@ -171,7 +171,7 @@ def _opened(name: str, storage: Path | str) -> optuna.Study:
             storage=_url(storage),
             study_name=name[-MAX_NAME:],
             direction="minimize",
-            sampler=optuna.samplers.RandomSampler(),  # asked for nothing: `Proposer` proposes
+            sampler=optuna.samplers.RandomSampler(),  # unused: `Proposer` proposes
             load_if_exists=True,
         )
 

@@ -1,4 +1,4 @@
-"""The results of searches."""
+"""Results of searches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparsetir.schedules.template import Choices
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.sparse_case import SparseTask
 
-# Of the time, that a config must save to be preferred to the default: as little is luck.
+# Share of the time that a config must save to beat the default; less may be luck.
 MARGIN = 0.02
 
 
@@ -28,13 +28,13 @@ class Trial:
     Parameters
     ----------
     number : int
-        In the study, from 0.
+        Number in the study, from 0.
     config
-        Of a template, or of the user's space.
+        A config of a template, or of the user's space.
     outcome : Outcome
-        What the measurement gave.
+        The outcome of the measurement.
     when : float
-        Seconds from the start of the search to the end of the trial, earlier runs included.
+        Seconds from the start of the search to the end of the trial, including earlier runs.
     """
 
     number: int
@@ -50,25 +50,25 @@ class Search:
     Parameters
     ----------
     task : Tunable
-        What was tuned.
+        The tuned task.
     key : Key
-        What records keep it by.
+        The key of its records.
     trials : list of Trial
-        Of the whole study, also of earlier runs, in the order of their numbers.
+        All trials of the study, including earlier runs, in the order of their numbers.
     default
-        The config of a plan that nobody tuned.
+        The config of an untuned plan.
     finals : list of Trial
-        The default and the best configs once more, measured in turns: what `best` and `speedup` go
-        by; empty where the search was interrupted. Seconds of all trials are by how many times as
-        long as the default's their calls lasted, in the same moments.
+        The default and the best configs, measured once more in turns, which determine `best` and
+        `speedup`; empty if the search was interrupted. Seconds of all trials are relative to
+        simultaneous calls of the default.
     interrupted : bool
         Whether Ctrl-C ended it.
     warnings : list of str
-        What went wrong beside the measurements, such as a full disk.
+        Failures besides those of measurements, such as a full disk.
     importances : dict of str to float
-        How much each parameter of the space decided (PED-ANOVA), all together 1.
+        The importance of each parameter of the space (PED-ANOVA); they sum to 1.
     configs : int, optional
-        How many the space has; None where that is not known.
+        Number of configs in the space, or None if unknown.
     """
 
     task: Tunable
@@ -83,9 +83,9 @@ class Search:
 
     @property
     def best(self) -> Trial:
-        """The fastest config; the default where none is faster by MARGIN.
+        """The fastest trial, or the default's if none is faster by MARGIN.
 
-        Raises RuntimeError where none ran.
+        Raises RuntimeError if none ran.
         """
         ran = _ran(self.finals) or _ran(self.trials)
         if not ran:
@@ -109,29 +109,29 @@ class Search:
 
     @property
     def speedup(self) -> float | None:
-        """Default's seconds over the best's; None where the default did not run."""
+        """The default's seconds over the best's; None if the default did not run."""
         default = self.default_seconds
         return None if default is None else default / seconds(self.best)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Trials by state."""
+        """Numbers of trials by state."""
         return dict(Counter(trial.outcome.state for trial in self.trials))
 
     @property
     def failures(self) -> list[Trial]:
-        """Trials that are neither right nor pruned."""
+        """Trials that are neither successful nor pruned."""
         return [trial for trial in self.trials if trial.outcome.state not in (OK, PRUNED)]
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.counts.items())
-        found = ""
+        text = ""
         if _ran(self.trials):
-            found = f": {seconds(self.best) * 1e6:.1f} us, {self.config}"
+            text = f": {seconds(self.best) * 1e6:.1f} us, {self.config}"
             if self.speedup is not None:
-                found += f", {self.speedup:.2f} times the default's speed"
+                text += f", {self.speedup:.2f} times the default's speed"
         stopped = ", interrupted" if self.interrupted else ""
-        return f"<sparsetir.{type(self).__name__} {self.key.op} ({counts}{stopped}){found}>"
+        return f"<sparsetir.{type(self).__name__} {self.key.op} ({counts}{stopped}){text}>"
 
 
 @dataclass(repr=False)
@@ -141,13 +141,13 @@ class Tuned(Search):
     Parameters
     ----------
     task, key, trials, default, finals, interrupted, warnings, importances, configs
-        As for :class:`Search`.
+        The same as for :class:`Search`.
     """
 
     task: Task
 
     def plan(self) -> Plan:
-        """The operator with the best config."""
+        """Plan the operator with the best config."""
         task = self.task
         return plan(task.op, task.matrix, task.feat, **task.options, config=self.config)
 
@@ -161,24 +161,24 @@ class TunedProgram(Search):
     Parameters
     ----------
     task, key, trials, default, finals, interrupted, warnings, importances, configs
-        As for :class:`Search`.
+        The same as for :class:`Search`.
     """
 
     task: ProgramTask
 
     @property
     def config(self) -> Any:
-        """The best choices, a dict; None where nothing is better than the default schedule."""
-        found = self.best.config
-        return dict(found) or None if isinstance(found, Choices) else found
+        """The best choices as a dict; None if nothing is better than the default schedule."""
+        config = self.best.config
+        return dict(config) or None if isinstance(config, Choices) else config
 
     @property
     def schedule(self) -> Callable[..., object] | None:
-        """The schedule of the config; None where nothing is better than the default schedule."""
+        """The schedule of the config; None if nothing is better than the default schedule."""
         return None if self.config is None else self.task.apply()
 
     def kernel(self) -> Kernel:
-        """The function built with the best config."""
+        """Build the function with the best config."""
         return self.task.build(self.best.config)
 
 
@@ -186,14 +186,14 @@ class TunedProgram(Search):
 class TunedPlan(TunedProgram):
     """Result of :func:`sparsetir.tune` for an operator along edges or of relations.
 
-    Their plain programs are tuned as a user's are.
+    Its plain program is tuned like a user's.
 
     Parameters
     ----------
     task, key, trials, finals, interrupted, warnings, importances, configs
-        As for :class:`Search`.
+        The same as for :class:`Search`.
     default
-        What a plan takes that nobody tuned.
+        The config of an untuned plan.
     request : Request
         The operator and its sizes.
     """
@@ -201,7 +201,7 @@ class TunedPlan(TunedProgram):
     request: Request = field(kw_only=True)
 
     def plan(self) -> Plan:
-        """The operator with the best config."""
+        """Plan the operator with the best config."""
         return plan_of(self.request, self.best.config)
 
 
@@ -212,20 +212,20 @@ class TunedSparse(Search):
     Parameters
     ----------
     task, key, trials, default, finals, interrupted, warnings, importances, configs
-        As for :class:`Search`.
+        The same as for :class:`Search`.
     """
 
     task: SparseTask
 
     def plan(self) -> Plan:
-        """The operator with the best config."""
+        """Plan the operator with the best config."""
         return plan_of(self.task.request, self.config)
 
 
 def seconds(trial: Trial) -> float:
     """Seconds of a call; infinite if the config did not run."""
-    found = trial.outcome.seconds
-    return float("inf") if found is None else found
+    time = trial.outcome.seconds
+    return float("inf") if time is None else time
 
 
 def _ran(trials: list[Trial]) -> list[Trial]:

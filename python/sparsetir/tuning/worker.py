@@ -1,7 +1,7 @@
 """The process that runs candidates; :class:`sparsetir.tuning.measure.Measurer` asks it.
 
-For each candidate to begin, which has the reference ready, and to measure, which its time limit is
-of. What is printed here goes to a file of the parent's.
+Each candidate takes a request to begin, which prepares the reference, and one to measure, which the
+time limit applies to. Output goes to a file of the parent's.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ CASES = {Task: OperatorCase, ProgramTask: ProgramCase, SparseTask: SparseCase}
 
 
 class Local:
-    """This machine's CPU or GPU as the device that candidates are measured on.
+    """This machine's CPU or GPU as the device for measurements.
 
-    case : prepares what is to be called
+    case : prepares the calls
     """
 
     def __init__(self, case: OperatorCase | ProgramCase | SparseCase) -> None:
@@ -48,65 +48,65 @@ class Local:
         target = resolve_target(case.task.target)
         self.device = tvm.runtime.device(target.kind.name, 0) if is_gpu(target) else None
         self._compile_seconds: dict[int, float] = {}
-        # The reference that was measured with last, and its calls.
+        # The reference of the last measurement, and its calls.
         self._beside: tuple[Config, Callable[[], None]] | None = None
 
     def begin(self, time_limit: float, reference: Reference | None = None) -> None:
-        """Have the reference ready."""
+        """Prepare the reference."""
         if reference is not None and (self._beside is None or self._beside[0] != reference.config):
             self._beside = None
-            made = self.case.prepared(reference.config, self.device)
-            self._beside = reference.config, made.call
+            prepared = self.case.prepared(reference.config, self.device)
+            self._beside = reference.config, prepared.call
             self.release()
 
     def measure(
         self, config: Config, best: float | None, reference: Reference | None = None
     ) -> Outcome:
-        """Check and time a config; reference : as `begin` was given."""
-        made = self.case.prepared(config, self.device)
-        about = made.about
-        # A kernel that an earlier config had compiled took then what it would take alone.
-        kernel, seconds = id(made.kernel), about["compile_seconds"]
+        """Check and time a config; reference : the same as for :meth:`begin`."""
+        prepared = self.case.prepared(config, self.device)
+        about = prepared.about
+        # For a kernel shared with an earlier config, report the original compile time.
+        kernel, seconds = id(prepared.kernel), about["compile_seconds"]
         about["compile_seconds"] = self._compile_seconds.setdefault(kernel, seconds)
         finish = None if self.device is None else self.device.sync
-        made.call()
+        prepared.call()
         if finish is not None:
             finish()
-        limit_memory(None)  # what the comparison takes is not the candidate's
-        wrong = made.wrong()
+        limit_memory(None)  # the comparison's memory does not count as the candidate's
+        wrong = prepared.wrong()
         if wrong:
             return Outcome("wrong", message=wrong, **about)
         yardstick = None
         if reference is not None and self._beside is not None:
             yardstick = Yardstick(self._beside[1], reference.seconds)
-        return replace(timed(made.call, finish, best, yardstick), **about)
+        return replace(timed(prepared.call, finish, best, yardstick), **about)
 
     def release(self) -> None:
-        """Forget what a candidate alone needs."""
+        """Free the data of a candidate."""
         self.case.release()
         gc.collect()
 
 
 class Tuner:
-    """The requests that the process answers; it has the device, and the exact result.
+    """The server of the process's requests, with the device and the exact result.
 
-    task : a file in a folder of the parent's alone
+    task : a file in a private folder of the parent's
     """
 
     def __init__(self, task: str, modules: Sequence[str]) -> None:
         allow_torch()
         for module in modules:
             load_module(module)
-        found, remote = pickle.loads(Path(task).read_bytes())
-        if isinstance(found, Task) and found.op not in OPERATORS:
-            expected = f"modules that register '{found.op}' when they are imported"
+        loaded, remote = pickle.loads(Path(task).read_bytes())
+        if isinstance(loaded, Task) and loaded.op not in OPERATORS:
+            expected = f"modules that register '{loaded.op}' when they are imported"
             raise wrong("tune", "modules", expected, ", ".join(modules) or "none")
-        case = CASES[type(found)](found)
+        case = CASES[type(loaded)](loaded)
         self._device = Local(case) if remote is None else RemoteDevice(remote, case)
         self._reference: Reference | None = None
 
     def begin(self, time_limit: float, reference: dict[str, Any] | None) -> dict[str, object]:
-        """Have the reference and the device ready for a candidate."""
+        """Prepare the reference and the device for a candidate."""
         self._reference = None
         if reference is not None:
             config = configs.from_data(reference["config"])
@@ -115,19 +115,19 @@ class Tuner:
             self._device.begin(time_limit, self._reference)
         except RemoteError as error:
             return {"failed": str(error)}
-        except Exception as error:  # it worked before
+        except Exception as error:  # though the reference worked before
             return {"failed": f"the reference cannot be measured: {one_line(error)}"}
         return {}
 
     def measure(
         self, config: dict[str, object], best: float | None, memory_limit: int | None
     ) -> dict[str, object]:
-        """The fields of the Outcome of a config."""
+        """Measure a config and return the fields of its Outcome."""
         try:
             limit_memory(memory_limit)
-            found = self._device.measure(configs.from_data(config), best, self._reference)
-            return asdict(found)
-        except Exception as error:  # whatever a candidate does is its outcome
+            outcome = self._device.measure(configs.from_data(config), best, self._reference)
+            return asdict(outcome)
+        except Exception as error:  # any error of a candidate is its outcome
             state = "out of memory" if is_of_memory(repr(error)) else "failed"
             return {"state": state, "message": one_line(error)}
         finally:
@@ -136,10 +136,10 @@ class Tuner:
 
 
 def limit_memory(more: int | None) -> None:
-    """Let this process have so many bytes more than it has now; None for no limit.
+    """Limit this process to `more` bytes beyond its present ones; None for no limit.
 
-    It is private memory that can be written to which counts (RLIMIT_DATA), not what is reserved:
-    CUDA reserves more addresses than there is memory.
+    Private writable memory counts (RLIMIT_DATA), not reserved addresses, of which CUDA reserves
+    more than there is memory.
     """
     most = resource.RLIM_INFINITY
     if more is not None:
