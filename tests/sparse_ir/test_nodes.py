@@ -5,10 +5,12 @@ import re
 import pytest
 import tvm
 import tvm_ffi
+from tvm import ir, tirx
 from tvm.script import tirx as TIR
 
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.script import from_source
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
 SPMM = """@T.prim_func
@@ -128,3 +130,24 @@ def test_module():
     back = tvm.ir.load_json(tvm.ir.save_json(mod))
     assert tvm_ffi.structural_equal(mod, back)
     assert isinstance(back["spmm"], SparseFunc)
+
+
+def test_errors_of_functions_that_map_a_tree():
+    """They are raised when the walk is over, and no function is called after the first."""
+    body = from_source(SPMM).body.body
+    seen, wrong = [], ValueError("refused")
+
+    def refuse(store):
+        seen.append(store)
+        raise wrong
+
+    rules = [
+        (tirx.BufferStore, refuse),
+        (ir.TensorLoad, lambda x: tirx.BufferLoad(x.source, x.indices)),
+    ]
+    for _ in range(1000):
+        with pytest.raises(ValueError, match="refused") as raised:
+            map_expr(tirx.SeqStmt([body, body]), rules)
+        assert raised.value is wrong
+        _ = [bytearray(20 + n) for n in range(100)]
+    assert len(seen) == 1000

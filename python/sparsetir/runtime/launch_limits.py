@@ -31,6 +31,7 @@ from tvm import ir, tirx
 from sparsetir.schedules.targets import is_gpu
 from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.tir import BINARY, as_dtype, as_one, dtype_of
+from sparsetir.sparse_ir.traversal import map_expr
 
 # The name of :func:`launched_within_limits` among TVM's pipelines.
 PIPELINE = "sparsetir"
@@ -128,7 +129,7 @@ def _guarded(body: Any, devices: Mapping[str, tirx.PrimFunc]) -> Any:
         steps = as_one([*checks, tirx.Evaluate(call)])
         return tirx.IfThenElse(tirx.all(*some), steps, None) if some else steps
 
-    return tvm_ffi.structural_map(body, (tirx.Evaluate, guard))
+    return map_expr(body, [(tirx.Evaluate, guard)])
 
 
 def _checks(
