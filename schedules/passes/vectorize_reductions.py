@@ -47,6 +47,7 @@ from typing import Any, NamedTuple
 
 import tvm
 from tvm import ir, s_tir, tirx
+from tvm_ffi import structural_equal
 
 from sparsetir.schedules.passes.add_lanes import add_up
 from sparsetir.schedules.passes.nests import is_along, renewed, wide_indices
@@ -369,6 +370,26 @@ def _flag(seen: Any, place: Any, value: Any, first: bool) -> tirx.Stmt:
     return tirx.BufferStore(seen, tirx.Select(number, before, tirx.const(1, kind)), [place])
 
 
+def _in_one_loop(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
+    """Statements with neighbouring vectorised loops of equal extents joined into one loop.
+
+    The vectors are the same, one statement after the other. (TVM 0.27: the time of `FlattenBuffer`
+    grows with the square of the number of loops.)
+    """
+    joined: list[Any] = []
+    for stmt in stmts:
+        for part in stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt]:
+            loops = [x for x in (*joined[-1:], part) if isinstance(x, tirx.For)]
+            vectors = [x for x in loops if x.kind == tirx.ForKind.VECTORIZED]
+            if len(vectors) == 2 and structural_equal(*(x.extent for x in vectors)):
+                first, second = vectors
+                body = substitute(second.body, {second.loop_var: first.loop_var})
+                joined[-1] = loop_with(first, body=as_one([first.body, body]))
+            else:
+                joined.append(part)
+    return joined
+
+
 def _asking(loop: Any, asks: list[Any]) -> tirx.Stmt:
     """A loop that first asks for what later visits gather."""
     return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body])) if asks else loop
@@ -421,7 +442,8 @@ def _grouped(
     # Many short ones follow each other, few long ones take turns, whose loads overlap.
     turns = [{n: each} for n, each in terms.items()] if group > GROUP // 2 else [terms]
     body = [ask for n in range(group) for ask in asks(visit(n, loop.loop_var))]
-    body += [s for each in turns for s in _partial_results(parts, each, inner, tiles, reduction)]
+    steps = [s for each in turns for s in _partial_results(parts, each, inner, tiles, reduction)]
+    body += _in_one_loop(steps)
     rows = [tirx.BufferLoad(parts, [tirx.Ramp(n * lanes, 1, lanes)]) for n in range(group)]
     total = add_up(rows, lanes, dtype, reduction.combine)
     body.append(tirx.BufferStore(sums, total, [tirx.Ramp(0, 1, group)]))

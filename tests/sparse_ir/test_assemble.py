@@ -237,7 +237,7 @@ def test_rows_of_several_loops(monkeypatch: Any) -> None:
     }
     assert kernel(**nothing).indptr.tolist() == [0]
     with pytest.raises(
-        ValueError, match="kron: expected a result whose rows one loop goes through"
+        ValueError, match="kron: expected a result whose rows one loop iterates over"
     ):
         kernel.values_of(np.zeros(21, "int32"), np.zeros(0, "int32"), **given)
 
