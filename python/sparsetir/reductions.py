@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -84,4 +85,11 @@ EXTREMA = tuple(name for name, r in REDUCERS.items() if r.is_extremum)
 LINEAR = tuple(name for name, r in REDUCERS.items() if r.is_linear)
 # The reduction that each name means.
 REDUCTION_NAMES = {alias: name for name, r in REDUCERS.items() for alias in (name, *r.aliases)}
-LINEAR_NAMES = tuple(alias for alias, name in REDUCTION_NAMES.items() if name in LINEAR)
+
+
+def names_of(reductions: Iterable[str]) -> tuple[str, ...]:
+    """All names of some reductions."""
+    return tuple(alias for alias, name in REDUCTION_NAMES.items() if name in reductions)
+
+
+LINEAR_NAMES = names_of(LINEAR)

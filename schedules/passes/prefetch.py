@@ -272,15 +272,16 @@ def prefetch(load: Any) -> tirx.Stmt:
 def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any:
     """The position `distance` further, or the last one that there is."""
     layout = {str(k): v for k, v in func.attrs[LAYOUTS].items()}[index.source.name]
-    left = as_dtype(_from_here(func, layout, list(index.indices)), dtype_of(position))
-    one, further = (as_dtype(n, dtype_of(position)) for n in (1, distance))
-    return tirx.min(position + further, left - one)
+    left = _from_here(func, layout, list(index.indices))  # of 64 bits where they could overflow 32
+    one, further = (as_dtype(n, dtype_of(left)) for n in (1, distance))
+    ahead = tirx.min(as_dtype(position, dtype_of(left)) + further, left - one)
+    return as_dtype(ahead, dtype_of(position))
 
 
 def _from_here(func: tirx.PrimFunc, layout: Any, positions: list[Any]) -> Any:
-    """Elements of the last axis of a layout from the first of this parent on, to the end of all.
+    """The number of an axis's elements from the first one under this parent to the very last.
 
-    positions : of its ancestors and itself
+    positions : of the axis's ancestors and its own; as many axes of the layout are meant
     """
     *above, axis = layout.axes[: len(positions)]
     # Attributes keep the variables of the function they came from.

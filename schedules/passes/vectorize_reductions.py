@@ -371,23 +371,25 @@ def _flag(seen: Any, place: Any, value: Any, first: bool) -> tirx.Stmt:
 
 
 def _in_one_loop(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
-    """Statements with neighbouring vectorised loops of equal extents joined into one loop.
+    """Join neighbouring vectorised loops of equal extents, one body after the other.
 
-    The vectors are the same, one statement after the other. (TVM 0.27: the time of `FlattenBuffer`
-    grows with the square of the number of loops.)
+    The vectors are the same. (TVM 0.27: the time of `FlattenBuffer` grows with the square of the
+    number of loops.)
     """
     joined: list[Any] = []
-    for stmt in stmts:
-        for part in stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt]:
-            loops = [x for x in (*joined[-1:], part) if isinstance(x, tirx.For)]
-            vectors = [x for x in loops if x.kind == tirx.ForKind.VECTORIZED]
-            if len(vectors) == 2 and structural_equal(*(x.extent for x in vectors)):
-                first, second = vectors
-                body = substitute(second.body, {second.loop_var: first.loop_var})
-                joined[-1] = loop_with(first, body=as_one([first.body, body]))
-            else:
-                joined.append(part)
+    for stmt in (x for s in stmts for x in (s.seq if isinstance(s, tirx.SeqStmt) else [s])):
+        before: Any = joined[-1] if joined else None
+        both = _is_vector(before) and _is_vector(stmt)
+        if both and structural_equal(before.extent, stmt.extent):
+            body = substitute(stmt.body, {stmt.loop_var: before.loop_var})
+            joined[-1] = loop_with(before, body=as_one([before.body, body]))
+        else:
+            joined.append(stmt)
     return joined
+
+
+def _is_vector(stmt: Any) -> bool:
+    return isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.VECTORIZED
 
 
 def _asking(loop: Any, asks: list[Any]) -> tirx.Stmt:

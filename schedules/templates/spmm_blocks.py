@@ -120,7 +120,7 @@ def _blocks(sch: Schedule) -> RowSums:
 
 
 def _stored(config: BlockRows) -> Decomposed:
-    """The same format, by the default schedule."""
+    """The config of the format alone, for the program and its arguments."""
     return Decomposed(config.format, config.filled)
 
 

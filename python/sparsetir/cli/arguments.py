@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS
+from sparsetir.reductions import REDUCTIONS, names_of
 from sparsetir.schedules.operators.names import DTYPES
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def add_operator(out: argparse._ActionsContainer, graph: str, **feat: Any) -> No
     text = "feature sizes" if "nargs" in feat else "features"
     number(out, "--feat", 1, f"{text} (default: 32)", **feat)
     out.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, float32")
-    names = [name for name, kind in REDUCTION_NAMES.items() if kind in REDUCTIONS]
-    out.add_argument("--reduce", choices=names, help="default: sum")
+    out.add_argument("--reduce", choices=names_of(REDUCTIONS), help="default: sum")
 
 
 def refuse(given: Mapping[str, object], what: str) -> None:

@@ -139,10 +139,10 @@ def in_steps(
             terms = gsddmm(rowptr, col, u, e, n, kind, "u", "e")
         terms = getattr(torch, reducer.each)(gsddmm(rowptr, col, terms, by, n, "sub", "e", "v"))
         total = gspmm(rowptr, col, None, terms, n, "copy_e", reducer.combine, False)
-        # Rows without terms, or of terms that are all nothing beside the shift, have no gradient.
-        gone = total == 0
-        found = getattr(torch, reducer.finish)(total.masked_fill(gone, 1)) + by
-        return torch.where(gone, shift, found).to(dtype)
+        # Rows without terms, or whose terms all vanish beside the shift, have no gradient.
+        vanished = total == 0
+        out = getattr(torch, reducer.finish)(total.masked_fill(vanished, 1)) + by
+        return torch.where(vanished, shift, out).to(dtype)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.records.task import Config, Matrices, Task
-from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS
+from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS, names_of
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
 from sparsetir.runtime.pipeline import Stages, lower_template
@@ -417,18 +417,17 @@ def idtype_for(*sizes: int) -> str:
 
 
 def reduction(who: str, name: object, among: Iterable[str] = REDUCTIONS) -> str:
-    """The one of `REDUCTIONS` that a name means.
+    """The reduction that a name means.
 
     who : the function, as errors name it
-    among : those that it has
+    among : the reductions that it accepts
 
     Raises ValueError for other names.
     """
-    found = REDUCTION_NAMES.get(name) if isinstance(name, str) else None
-    if found is None or found not in among:
-        known = ", ".join(name for name, kind in REDUCTION_NAMES.items() if kind in among)
-        raise wrong(who, "reduce", known, f"{name!r}")
-    return found
+    reduce = REDUCTION_NAMES.get(name) if isinstance(name, str) else None
+    if reduce is None or reduce not in among:
+        raise wrong(who, "reduce", ", ".join(names_of(among)), f"{name!r}")
+    return reduce
 
 
 def message(

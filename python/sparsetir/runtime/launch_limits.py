@@ -117,13 +117,14 @@ def _guarded(body: Any, devices: Mapping[str, tirx.PrimFunc]) -> Any:
         if str(getattr(getattr(call, "op", None), "name", "")) != "tirx.call_ffi_kernel":
             return stmt
         name, tags = str(call.args[0].value), [str(tag) for tag in call.attrs.launch_params]
-        before, given = list(call.args)[: -len(tags)], list(call.args)[-len(tags) :]
-        narrow = [tag for tag, extent in zip(tags, given, strict=True) if _is_narrow(extent)]
-        extents = {t: _in_64_bits(e, bound) for t, e in zip(tags, given, strict=True)}
+        args = list(call.args)
+        arguments, launch = args[: -len(tags)], dict(zip(tags, args[-len(tags) :], strict=True))
+        narrow = [tag for tag, extent in launch.items() if _is_narrow(extent)]
+        extents = {tag: _in_64_bits(extent, bound) for tag, extent in launch.items()}
         blocks = [extent for tag, extent in extents.items() if tag.startswith("blockIdx")]
         if any(isinstance(n, tirx.IntImm) and int(n) < 1 for n in blocks):
             return tirx.Evaluate(0)
-        call = ir.Call(call.op, [*before, *extents.values()], call.attrs, ret_ty=call.ty)
+        call = ir.Call(call.op, [*arguments, *extents.values()], call.attrs, ret_ty=call.ty)
         checks = _checks(name, extents, narrow, devices[name])
         some = [n > as_dtype(0, "int64") for n in blocks if not isinstance(n, tirx.IntImm)]
         steps = as_one([*checks, tirx.Evaluate(call)])
@@ -145,8 +146,8 @@ def _checks(
     static = _static_shared(kernel)
     threads = [e for tag, e in extents.items() if tag.startswith("threadIdx")]
     if kernel.attrs["target"].kind.name == "cuda" and static > STATIC_SHARED_BYTES:
-        told = _refusal(name, "bytes of static shared memory", static, STATIC_SHARED_BYTES)
-        raise ValueError(f"{told}; legal are more in scope 'shared.dyn'")
+        refusal = _refusal(name, "bytes of static shared memory", static, STATIC_SHARED_BYTES)
+        raise ValueError(f"{refusal}; legal are more in scope 'shared.dyn'")
     compared = dict(extents)
     if all(isinstance(e, tirx.IntImm) for e in threads):
         compared[THREADS] = as_dtype(prod(int(e) for e in threads), "int64")
@@ -158,7 +159,7 @@ def _checks(
             # Blocks of `b` positions each: kernels number all of them in 32 bits.
             compared[f"positions in {tag}"] = extent * extent.b
             limits[f"positions in {tag}"] = MOST_BLOCKS + 1
-    found: list[tirx.Stmt] = []
+    checks: list[tirx.Stmt] = []
     for tag, extent in compared.items():
         most, what = limits.get(tag), WHAT.get(tag, tag)
         if most is None:
@@ -166,10 +167,10 @@ def _checks(
         if not isinstance(extent, tirx.IntImm):
             args = ("sparsetir.refuse_launch", name, what, extent, as_dtype(most, "int64"))
             refused = tirx.Evaluate(tirx.call_packed(*args))
-            found.append(tirx.IfThenElse(extent > as_dtype(most, "int64"), refused, None))
+            checks.append(tirx.IfThenElse(extent > as_dtype(most, "int64"), refused, None))
         elif int(extent) > most:
             raise ValueError(_refusal(name, what, int(extent), most))
-    return found
+    return checks
 
 
 def _static_shared(kernel: tirx.PrimFunc) -> int:
