@@ -330,6 +330,36 @@ def test_sums_from_the_left():
     check(a / torch.full((61, 1), 2.0), s.toarray() / np.float32(2))
 
 
+def test_functions_of_numpy():
+    s, r = ZOO["random"], csr_zoo.random(61, 47, 0.3)
+    a, b, x = SparseMatrix(s), SparseMatrix(r), s.toarray()
+    for name in ("sin", "sqrt", "abs", "floor", "square", "isnan", "cbrt"):
+        check(getattr(np, name)(a), getattr(np, name)(x))
+    for name in ("add", "subtract", "multiply", "maximum", "minimum", "not_equal", "less"):
+        check(getattr(np, name)(a, b), getattr(np, name)(x, r.toarray()))
+    check(np.multiply(x, a), x * x)
+    check(np.multiply(np.float64(2), a), np.float64(2) * x)
+    check(np.divide(a, 2), x / np.float32(2))
+    check(np.power(a, 2), x**2)
+    check(np.less(0.5, b), r.toarray() > 0.5)
+    assert np.allclose(np.matmul(x.T, a), x.T @ x, rtol=1e-5)
+    for name in ("sum", "mean"):
+        check(getattr(np, name)(a, axis=0), getattr(x, name)(axis=0), 1e-5)
+        assert getattr(np, name)(a, dtype="float64").dtype == "float64"
+    check(np.max(a, axis=1), x.max(1))
+
+
+@pytest.mark.parametrize("dtypes", [("int64", "int32"), ("bool", "bool"), ("uint8", "bool")])
+def test_products_of_integers(dtypes):
+    s = ZOO["random"]
+    a = sp.csr_array((np.ceil(s.data * 3).astype(dtypes[0]), s.indices, s.indptr), shape=s.shape)
+    x = np.arange(s.shape[1] * 3).reshape(-1, 3).astype(dtypes[1])
+    for operand in (x, x[:, 1]):
+        got, want = SparseMatrix(a) @ operand, a.toarray() @ operand
+        assert got.dtype == want.dtype
+        assert np.array_equal(got, want)
+
+
 @pytest.fixture(scope="module")
 def tensor():
     return dense((5, 4, 6), "float64", 3) - dense((5, 4, 6), "float64", 4)
@@ -424,7 +454,12 @@ test_refusals = refusals(
     SPARSE - A        # TypeError: SparseMatrix.__rsub__: expected a tensor without a gradient
     SparseMatrix.vstack([A, SPARSE])  # TypeError: expected a tensor without a gradient
     A != SPARSE       # TypeError: SparseMatrix.__ne__: expected a tensor without a gradient
-    A + np.ones((61, 47))  # TypeError: does not support ufuncs
+    A + np.ones((61, 47))  # TypeError: numpy.add: expected a function with a sparse result
+    np.exp(A)         # TypeError: numpy.exp: expected a function with a sparse result
+    np.power(2.0, A)  # TypeError: numpy.power: expected .. got it for builtins.float and sparse
+    np.add.reduce(A)  # TypeError: numpy.add.reduce: expected a function with a sparse result
+    np.sqrt(A, out=np.ones((61, 47)))  # TypeError: numpy.sqrt: expected .. without out=
+    A.sum(out=np.ones(3))  # ValueError: SparseMatrix.sum: argument 'out': expected None
     A ** 0            # ValueError: SparseMatrix.__pow__: expected a positive exponent .. got 0
     A ** -1.0         # ValueError: SparseMatrix.__pow__: expected a positive exponent .. got -1.0
     A ** A            # TypeError: unsupported operand

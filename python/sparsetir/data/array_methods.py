@@ -20,6 +20,22 @@ from sparsetir.runtime.arrays import is_array, is_torch, to_host, type_name
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.index_arrays import starts
 
+# Methods for NumPy's functions of two arrays, where a tensor is the first, and the second alone.
+OPERATORS = {
+    name: (f"__{short}__", f"__r{short}__")
+    for name, short in {
+        "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "power": "pow",
+        "matmul": "matmul",
+    }.items()
+}  # fmt: skip
+OPERATORS |= {
+    name: (f"__{of_first}__", f"__{of_second}__")
+    for name, of_first, of_second in (
+        ("equal", "eq", "eq"), ("not_equal", "ne", "ne"), ("less", "lt", "gt"),
+        ("greater", "gt", "lt"), ("less_equal", "le", "ge"), ("greater_equal", "ge", "le"),
+    )
+}  # fmt: skip
+OPERATORS |= {name: (name, name) for name in ("maximum", "minimum")}
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -41,9 +57,13 @@ def _reduction(name: str, result: str) -> Callable[..., Any]:
     """Make a method that reduces axes like scipy's of this name."""
 
     def method(
-        self: ArrayMethods, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
-    ) -> Any:
-        return self._reduced(name, axis, keepdims)
+        self: ArrayMethods, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, *,
+        dtype: Any = None, out: None = None,
+    ) -> Any:  # fmt: skip
+        if out is not None:
+            who = f"{type(self).__name__}.{name}"
+            raise wrong(who, "out", "None, as a tensor is not changed in place", type_name(out))
+        return self._reduced(name, axis, keepdims, dtype)
 
     method.__name__ = name
     method.__doc__ = f"""The {name} over axes, with zeros where nothing is stored.
@@ -54,6 +74,10 @@ def _reduction(name: str, result: str) -> Callable[..., Any]:
             The axes to reduce; by default all.
         keepdims : bool
             Whether to keep reduced axes, with length 1.
+        dtype : type, optional
+            The result's type.
+        out : None
+            Taken for NumPy, whose functions of this name call the method.
 
         Returns
         -------
@@ -133,8 +157,33 @@ class ArrayMethods:
     vstack = _stacking("vstack", "one below the other")
     hstack = _stacking("hstack", "one beside the other")
 
-    __array_ufunc__ = None  # NumPy leaves `x * A` and `x @ A` to us
     __hash__ = object.__hash__
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """NumPy's functions of elements: those that are 0 at 0, and those that have operators."""
+        name = ufunc.__name__
+        if method == "__call__" and not options and name in OPERATORS:
+            of_first, of_second = OPERATORS[name]
+            # NumPy hands in its scalars as arrays.
+            first, second = (x[()] if isinstance(x, np.ndarray) else x for x in inputs)
+            left = isinstance(first, ArrayMethods)
+            operate = getattr(*((first, of_first) if left else (second, of_second)), None)
+            result = NotImplemented if operate is None else operate(second if left else first)
+            if result is not NotImplemented:
+                return result
+        elif method == "__call__" and not options and (ufunc.nin, ufunc.nout) == (1, 1):
+            with np.errstate(all="ignore"):
+                if ufunc(self.dtype.type(0)) == 0:
+                    return self.with_values(ufunc(self.values))
+        if not all(isinstance(x, ArrayMethods | np.ndarray) or _is_number(x) for x in inputs):
+            return NotImplemented  # which another library's array may know
+        who = f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"
+        kinds = " and ".join(type_name(x) for x in inputs)
+        raise TypeError(
+            f"{who}: expected a function with a sparse result, 0 where nothing is stored, without "
+            f"out= and other options, got it for {kinds}; toarray() has all elements, "
+            "with_values(...) replaces those that are stored"
+        )
 
     @property
     def ndim(self) -> int:
@@ -230,11 +279,12 @@ class ArrayMethods:
         wide = np.float64 if _is_narrow(self.dtype) else self.dtype
         return self._as_scipy(self.values.astype(wide, copy=False))
 
-    def _narrowed(self, wide: Any) -> Any:
+    def _narrowed(self, wide: Any, dtype: Any = None) -> Any:
+        kind = dtype or (self.dtype if _is_narrow(self.dtype) else wide.dtype)
         with np.errstate(over="ignore"):
-            return wide.astype(self.dtype) if _is_narrow(self.dtype) else wide
+            return wide.astype(kind)
 
-    def _reduced(self, name: str, axis: Any, keepdims: bool) -> Any:
+    def _reduced(self, name: str, axis: Any, keepdims: bool, dtype: Any) -> Any:
         who = f"{type(self).__name__}.{name}"
         with _named(who):
             reduced = getattr(self._wide(), name)(axis=axis)
@@ -243,9 +293,9 @@ class ArrayMethods:
             shape = tuple(1 if n in axes else length for n, length in enumerate(self.shape))
             reduced = reduced.reshape(shape)
         if not scipy.sparse.issparse(reduced):
-            return self._narrowed(reduced)
+            return self._narrowed(reduced, dtype)
         kept: Any = reduced.tocoo()
-        return self._derived([*kept.coords], self._narrowed(kept.data), kept.shape)
+        return self._derived([*kept.coords], self._narrowed(kept.data, dtype), kept.shape)
 
     @classmethod
     def _stacked(cls, name: str, tensors: Iterable[Any]) -> Any:

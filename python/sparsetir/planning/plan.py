@@ -433,6 +433,9 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
     dtype = x.dtype if x.dtype == matrix.dtype else np.result_type(x.dtype, matrix.dtype)
     x = np.ascontiguousarray(x, dtype)
     op = "spmv" if x.ndim == 1 else "spmm"
+    if dtype.kind in "biu":  # operators are of floating point; expressions of any numbers
+        text = "ij,j->i" if op == "spmv" else "ij,jk->ik"
+        return hooks.expression(text, matrix, x)().astype(dtype, copy=False)
     key = op, x.shape[1:], dtype
     if key not in plans:
         while len(plans) >= MOST_PLANS:

@@ -24,7 +24,7 @@ from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_a
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import Signature
-from sparsetir.schedules.operators.names import MESSAGES, NAMED, message_parts
+from sparsetir.schedules.operators.names import DTYPES, MESSAGES, NAMED, message_parts
 from sparsetir.schedules.operators.operands import Operator, rounded
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, accumulator
 from sparsetir.schedules.operators.registry import OPERATORS
@@ -539,6 +539,9 @@ def matrix_request(
     m, n = matrix.shape
     idtype = idtype_for(m, n, matrix.nnz, feat)
     results = dict.fromkeys((dtype or default, accumulator(dtype or default)))
+    if (dtype or default) not in DTYPES and out_dtype is None:
+        expected = f"one of {', '.join(DTYPES)} (expressions take others: see sparsetir.einsum)"
+        raise wrong("plan", "dtype", expected, f"{dtype or default!r}")
     if out_dtype not in (None, *results):
         expected = f"None, {' or '.join(map(repr, results))}"
         raise wrong("plan", "out_dtype", expected, f"{out_dtype!r}")
