@@ -147,7 +147,7 @@ def size_of_tiles(func: tirx.PrimFunc, bits: int) -> tuple[Any, int] | None:
     """
     if any(_has_steps(part) for part in top_level(func)):
         return None
-    nests = [n for n in _nests_of(func, func.body).values() if n.reduces and not n.updates]
+    nests = [n for n in _nests_of(func, func.body).values() if n.reduces]
     sizes = [n.along.extent for n in nests if isinstance(n.along.extent, ir.Var)]
     if not sizes or len(nests) > MOST_NESTS or any(x not in func.params for x in sizes):
         return None
@@ -353,12 +353,12 @@ class _Nest:
         self.held = self._held_rows(vectors)
         of_row = 1 << (vectors // self.held).bit_length() - 1  # tiles halve to one element
         width = of_row * lanes * (2 if self._streams() else 1)
-        if self.updates:
+        if high is not None and high <= width:
+            return self._few(high, lanes, cache)
+        if self.updates:  # tiles that overlap would add some of their terms twice
             return self._tiles(self._at_most_extent(width), self.along.extent, lanes, cache)
         if high is None and low < width:
             return self._by_size([*tile_sizes(width), None], width, lanes, cache)
-        if high is not None and high <= width:
-            return self._few(high, lanes, cache)
         return self._many(width, lanes, cache)
 
     def _widened(self) -> str | None:

@@ -100,7 +100,7 @@ sparsetir.plan("sddmm", HALF, 8, dtype="float16", out_dtype="float32")
 sparsetir.plan("spmm", HALF, 8, out_dtype=4)  # TypeError: 'out_dtype': expected a .. got 4
 sparsetir.plan("spmm", HALF, 8, dtype="float16", out_dtype="float64")
     # ValueError: plan: argument 'out_dtype': expected None, 'float16' or 'float32', got 'float64'
-sparsetir.plan("spmm", HALF, 8, dtype="int8")  # ValueError: Spmm: argument 'dtype': expected
+sparsetir.plan("spmm", HALF, 8, dtype="int8")  # ValueError: plan: argument 'dtype': expected
 sparsetir.plan("spmm", HALF, 8, dtype="int8", out_dtype="int32", target=GPU)
     # ValueError: argument 'format': expected one that tensor cores take, for 'int8' on a GPU
 """,
