@@ -34,7 +34,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.affine import linear_sum, takes_all
+from sparsetir.sparse_ir.affine import affine, takes_all
 from sparsetir.sparse_ir.annotations import RESTORE
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
@@ -234,7 +234,7 @@ def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | No
     extents = {v: axis_of[v].length for v in used}
     if not used or any(axis_of[v].kind != "dense_fixed" for v in used):
         return None
-    weights = linear_sum(index, used)
+    weights = affine(index).weights(used)
     if weights is None or len(weights) < len(used):
         return None
     if not takes_all(weights, extents, axis.length, Analyzer()):

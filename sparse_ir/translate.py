@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.exact import SIZES, Integer, exact, is_signed, most_of, type_bounds
 from sparsetir.sparse_ir.names import numbered
@@ -505,8 +506,10 @@ def _settled(index: Any) -> Any:
     """An index, as a number where it is one whatever its variables are: TVM divides by `j - j`."""
     if not isinstance(index, tirx.Add | tirx.Sub | tirx.Mul) or not is_signed(index):
         return index
-    found = Analyzer().simplify(index)
-    return found if isinstance(found, tirx.IntImm) else index
+    terms, (low, high) = affine(index).terms, type_bounds(dtype_of(index))
+    number = terms.get((), 0)
+    known = not terms.keys() - {()} and low <= number <= high
+    return as_dtype(number, dtype_of(index)) if known else index
 
 
 def _range_guards(coord: Any, length: Any, proven: tuple[bool, bool]) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.sparse_ir.affine import tells_apart
+from sparsetir.sparse_ir.affine import affine, expr_of, tells_apart
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES, facts_of
@@ -266,28 +266,13 @@ def _tells_visits_apart(value: Any, extents: dict[Any, Any]) -> bool:
 
     A term is a loop's variable, or a quotient or remainder of a fused one.
     """
-    terms = _terms(value)
-    if terms is None:
+    terms = affine(value).terms
+    atoms = {t: expr_of(*t) for t in terms if len(t) == 1}
+    known = (ir.Var, tirx.FloorDiv, tirx.FloorMod)
+    if not all(t == () or isinstance(atoms.get(t), known) for t in terms):
         return False
-    sized = [(n, c, _extent(atom, extents)) for n, (c, atom) in enumerate(terms)]
+    sized = [(t, terms[t], _extent(atom, extents)) for t, atom in atoms.items()]
     return tells_apart([term for term in sized if term[2] != 1])
-
-
-def _terms(value: Any) -> list[tuple[int, Any]] | None:
-    """(coefficient, variable, quotient or remainder) for each term of a sum."""
-    if isinstance(value, tirx.IntImm):
-        return []
-    if isinstance(value, ir.Var | tirx.FloorDiv | tirx.FloorMod):
-        return [(1, value)]
-    if isinstance(value, tirx.Cast):
-        return _terms(value.value)
-    if isinstance(value, tirx.Mul) and isinstance(value.b, tirx.IntImm):
-        inner = _terms(value.a)
-        return None if inner is None else [(c * int(value.b.value), atom) for c, atom in inner]
-    if isinstance(value, tirx.Add):
-        a, b = _terms(value.a), _terms(value.b)
-        return None if a is None or b is None else [*a, *b]
-    return None
 
 
 def _extent(atom: Any, extents: dict[Any, Any]) -> int | None:

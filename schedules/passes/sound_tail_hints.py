@@ -22,7 +22,7 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
-from sparsetir.sparse_ir.affine import linear_sum
+from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.tir import free_vars, values_of, with_body
@@ -69,7 +69,7 @@ def _is_sound(test: Any, extents: dict[Any, Any]) -> bool:
         return moving[0] if len(moving) == 1 else node
 
     plain = map_expr(test.a, [(tirx.Cast, lambda node: node.value), (tirx.Min, least)])
-    weights = linear_sum(plain, list(sizes))
+    weights = affine(plain).weights(sizes)
     if weights is None:
         return False
     inside = sum(abs(weights.get(v, 0)) * (size - 1) for v, size in sizes.items() if size)
