@@ -39,12 +39,12 @@ from sparsetir.sparse_ir.nodes import (
     declared,
     flat_axes,
     nodes_of,
+    stores_of,
     substitute,
     variables_of,
     visited_node,
-    walk,
 )
-from sparsetir.sparse_ir.tile_marks import limits_of
+from sparsetir.sparse_ir.tile_marks import limits_of, with_conditions
 
 # The coefficient of each coordinate of a sum: what stands still, as a product, times a number.
 Coefficients = dict[Any, tuple[tuple[Any, ...], int]]
@@ -84,32 +84,33 @@ def parallel_units(
     return out
 
 
+class Access(NamedTuple):
+    """The indices of a load or store, and the conditions that it is under."""
+
+    indices: list[Any]
+    conditions: list[Any]
+
+
 @functools.lru_cache(maxsize=4)
-def written_accesses(it: SparseIteration) -> dict[Any, list[list[Any]]]:
-    """The indices of all loads and stores of each buffer that the iteration writes.
+def written_accesses(it: SparseIteration) -> dict[Any, list[Access]]:
+    """All loads and stores of each buffer that the iteration writes.
 
     Buffers that are allocated inside the iteration are left out: each visit has its own.
     """
-    accesses: dict[Any, list[list[Any]]] = {}
-    written: set[Any] = set()
-    private: set[Any] = set()
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.BufferStore):
-            accesses.setdefault(node.buffer, []).append(list(node.indices))
-            written.add(node.buffer)
-        elif isinstance(node, ir.TensorLoad):
-            accesses.setdefault(node.source, []).append(list(node.indices))
-        elif isinstance(node, tirx.AllocBuffer):
-            private.add(node.buffer)
-
-    for part in (it.body, it.init):
-        if part is not None:
-            walk(part, visit, tirx.BufferStore, ir.TensorLoad, tirx.AllocBuffer)
-    return {b: found for b, found in accesses.items() if b in written and b not in private}
+    accesses: dict[Any, list[Access]] = {}
+    skipped: set[Any] = set()
+    for stmt, conditions in (*with_conditions(it.body), *with_conditions(it.init)):
+        for node in nodes_of((tirx.BufferStore, ir.TensorLoad, tirx.AllocBuffer), stmt):
+            buffer = node.source if isinstance(node, ir.TensorLoad) else node.buffer
+            if isinstance(node, tirx.AllocBuffer):
+                skipped.add(buffer)
+            else:
+                accesses.setdefault(buffer, []).append(Access(list(node.indices), conditions))
+    written = {s.buffer for s in stores_of(it.body, it.init)} - skipped
+    return {b: found for b, found in accesses.items() if b in written}
 
 
-def has_own_place(it: SparseIteration, coord: Any, accesses: list[list[Any]]) -> bool:
+def has_own_place(it: SparseIteration, coord: Any, accesses: list[Access]) -> bool:
     """Whether accesses of one buffer can only meet where `coord` is the same.
 
     coord : a coordinate of the iteration, or of one nested in it
@@ -128,7 +129,7 @@ def has_own_place(it: SparseIteration, coord: Any, accesses: list[list[Any]]) ->
 
 
 def has_own_positions(
-    it: SparseIteration, axis: Axis, accesses: dict[Any, list[list[Any]]], func: SparseFunc
+    it: SparseIteration, axis: Axis, accesses: dict[Any, list[Access]], func: SparseFunc
 ) -> bool:
     """Whether each access of these buffers is at the position where the visit stands on `axis`.
 
@@ -136,16 +137,18 @@ def has_own_positions(
     at the iteration's coordinates of it and of its ancestors.
     """
     coords = {a.name: v for a, v, _ in it.axis_of()}
-    chain = {a.name for a in axis.ancestors()}
-    for buffer, found in accesses.items():
-        sparse = declared(func).buffer_of(buffer)
-        axes = () if sparse is None else sparse.axes or ()
-        places = [(n, a.name) for n, a in enumerate(axes) if a.name in chain]
-        if {name for _, name in places} != chain or not chain <= coords.keys():
-            return False
-        if not all(access[n].same_as(coords[name]) for access in found for n, name in places):
-            return False
-    return True
+    return all(
+        a.name in coords and is_at(func, buffer, a, coords[a.name], found)
+        for buffer, found in accesses.items()
+        for a in axis.ancestors()
+    )
+
+
+def is_at(func: SparseFunc, buffer: Any, axis: Axis, coord: Any, accesses: list[Access]) -> bool:
+    """Whether all accesses of a buffer are at a coordinate of one of its axes."""
+    found = declared(func).buffer_of(buffer)
+    places = [n for n, a in enumerate((found and found.axes) or ()) if a.name == axis.name]
+    return bool(places) and all(access.indices[places[0]].same_as(coord) for access in accesses)
 
 
 def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
@@ -164,18 +167,18 @@ def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
     return found
 
 
-def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[list[Any]]) -> bool:
+def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[Access]) -> bool:
     """Whether an index of all accesses is a sum that `coord` can be told from."""
     axis_of, same, moving = _bindings(it)
     coord = same.get(coord, coord)
     limits: list[Any] | None = None
-    for dimension in zip(*accesses, strict=True):
+    for dimension in zip(*(access.indices for access in accesses), strict=True):
         first, *others = (affine(substitute(index, same)) for index in dimension)
         weights = _coefficients(first.terms, axis_of, moving)
         if weights is None or coord not in weights or any(s != first for s in others):
             continue
         if limits is None:
-            known = limits_of(it, accesses)
+            known = limits_of([access.conditions for access in accesses])
             sums = [(affine(substitute(x, same)).weights(axis_of), n) for x, n in known]
             limits = [(x, n) for x, n in sums if x]
         if _tells_apart(weights, axis_of, limits):

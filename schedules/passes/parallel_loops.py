@@ -14,7 +14,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.sparse_ir.affine import affine, expr_of, tells_apart
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of
-from sparsetir.sparse_ir.races import FREE, RACES, facts_of
+from sparsetir.sparse_ir.races import FREE, RACES, Fact, facts_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.tir import free_vars, is_one, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
@@ -211,7 +211,7 @@ def _changes_hands(sch: Any, loop: Any) -> str:
     As `j` of `C[i] += A[j, i]` with i stored under j, where threads over the positions of i would
     add to what others add to for another j.
     """
-    facts: dict[Any, str] = {}
+    facts: dict[Any, Fact] = {}
     ref = sch.get_sref(loop)
     while ref is not None:
         block = ref.stmt
@@ -251,11 +251,14 @@ def _race_in(realize: Any, loop: Any, kind: str, extents: dict[Any, Any]) -> str
             continue
         if fact == FREE:
             return f"visits may share '{name}' = {value}; {LEGAL}"
-        what, _, buffers = fact.partition(": ")
-        how = "add to" if what == "reduction" else "may write"
-        where = f"the same elements of '{buffers}'" if buffers else "the same elements"
-        choose = "choose a loop over spatial axes" if what == "reduction" else LEGAL
-        return f"'{name}' is no free variable ({what}): visits {how} {where}; {choose}"
+        of = f" of '{', '.join(fact.buffers)}'" if fact.buffers else ""
+        summed = fact.kind == "reduction"
+        how = "add to" if summed else "may write"
+        choose = "choose a loop over spatial axes" if summed else LEGAL
+        return (
+            f"'{name}' is no free variable ({fact.kind}): visits {how} the same elements{of}; "
+            f"{choose}"
+        )
     return ""
 
 

@@ -15,7 +15,7 @@ import sparsetir
 from schedule_common import opened
 from small import text_of
 from sparsetir import IllFormedError, ScheduleError, from_source
-from sparsetir.sparse_ir.legal import parallelizable, raced, races, reorderable, writes_disjoint
+from sparsetir.sparse_ir.legal import parallelizable, races, reorderable, writes_disjoint
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -25,6 +25,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
 )
 from sparsetir.sparse_ir.parallel import parallel_units
+from sparsetir.sparse_ir.races import Fact
 from sparsetir.sparse_ir.schedule.group_columns_by_pattern import group_columns_by_pattern
 from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter, find_iteration
 from sparsetir.sparse_ir.schedule.peel import peel
@@ -133,7 +134,7 @@ def test_programs_that_need_no_order_are_taken(body: str) -> None:
 def test_questions() -> None:
     func = from_source(source(IJ + "    C[i] = C[i] + A[i, j]"))
     (it,) = sparse_iterations(func)
-    assert parallelizable(func, it) == ["free", "reduction: C"]
+    assert parallelizable(func, it) == [Fact("free"), Fact("reduction", ("C",))]
     assert [writes_disjoint(func, it, place) for place in (0, 1)] == [True, False]
 
 
@@ -174,10 +175,10 @@ def test_a_gpu_may_meet_at_what_is_updated_atomically() -> None:
     sch.atomic(ref)
     atomic = find_iteration(sch.func, "it")
     fact = parallelizable(sch.func, atomic)[1]
-    assert raced(fact) == {"C"}
+    assert fact.buffers == ("C",)
     assert not races(atomic, fact, "block") and not races(atomic, fact, "thread")
     assert races(plain, fact, "block") and races(atomic, fact, "cpu")
-    assert races(atomic, f"{fact}, D", "block")
+    assert races(atomic, Fact("reduction", ("C", "D")), "block")
 
 
 def test_what_follows_each_other_is_left_in_order() -> None:
