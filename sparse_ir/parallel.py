@@ -45,6 +45,7 @@ from sparsetir.sparse_ir.nodes import (
     visited_node,
 )
 from sparsetir.sparse_ir.tile_marks import limits_of, with_conditions
+from sparsetir.sparse_ir.tir import constant
 
 # The coefficient of each coordinate of a sum: what stands still, as a product, times a number.
 Coefficients = dict[Any, tuple[tuple[Any, ...], int]]
@@ -278,4 +279,4 @@ def is_one_visit(axis: Axis) -> bool:
 
 def constant_length(axis: Axis) -> int | None:
     """How many coordinates an axis has, if that is a constant."""
-    return int(axis.length.value) if isinstance(axis.length, tirx.IntImm) else None
+    return constant(axis.length)

@@ -16,7 +16,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES, Fact, facts_of
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.tir import free_vars, is_one, loop_with
+from sparsetir.sparse_ir.tir import constant, free_vars, is_one, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import KIND
 
@@ -280,8 +280,7 @@ def _tells_visits_apart(value: Any, extents: dict[Any, Any]) -> bool:
 
 def _extent(atom: Any, extents: dict[Any, Any]) -> int | None:
     """How many values a term takes, if that is a constant."""
-    size: Any = atom.b if isinstance(atom, tirx.FloorMod) else extents.get(atom)
-    return int(size.value) if isinstance(size, tirx.IntImm) else None
+    return constant(atom.b if isinstance(atom, tirx.FloorMod) else extents.get(atom))
 
 
 def _is_fused_whole(values: list[Any], loop_var: Any) -> bool:
