@@ -22,7 +22,7 @@ from tvm import ir, tirx
 from tvm.ir import _ffi_api
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
+from sparsetir.sparse_ir.nodes import SparseIteration, is_among, nodes_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 TAIL, BOUND = "sparsetir.tail", "sparsetir.at_most"
@@ -137,14 +137,14 @@ def with_starts(stmt: Any, starts: list[Any]) -> Any:
     """A statement in which these starts, or coordinates, of tiles have no bounds."""
 
     def smaller(node: Any) -> Any:
-        return node.args[0] if is_bound(node) and contains(starts, [node.args[0]]) else node
+        return node.args[0] if is_bound(node) and is_among(node.args[0], starts) else node
 
     return map_expr(stmt, [(ir.Call, smaller)]) if starts else stmt
 
 
 def contains(many: list[Any], few: list[Any]) -> bool:
     """Whether each of a few expressions is among many."""
-    return all(any(tvm_ffi.structural_equal(f, m) for m in many) for f in few)
+    return all(is_among(f, many) for f in few)
 
 
 def limits_of(accesses: list[list[Any]]) -> list[tuple[Any, int]]:
@@ -153,7 +153,7 @@ def limits_of(accesses: list[list[Any]]) -> list[tuple[Any, int]]:
     accesses : the conditions that each is under
     """
     first, *others = ([*filter(_limit, conditions)] for conditions in accesses)
-    every = [c for c in first if all(contains(other, [c]) for other in others)]
+    every = [c for c in first if all(is_among(c, other) for other in others)]
     return [(c.args[0].a, int(c.args[0].b)) for c in every]
 
 

@@ -88,7 +88,7 @@ def without_init(
     renamed = dict(zip(own, mine, strict=True))
     have = [substitute(e, renamed) for e in [*first.indices, *others]]
     want = [*store.indices, *conditions]
-    if len(have) != len(want) or not all(map(tvm_ffi.structural_equal, have, want)):
+    if not same_indices(have, want):
         return None
     return func.replace(body=without_iteration(func.body, init.name)), substitute(
         first.value, renamed
