@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.affine import affine, expr_of
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 
 
@@ -237,20 +238,12 @@ def _int64(value: Any) -> Any:
 
 
 def _is_affine(expr: Any, variables: Sequence[Any]) -> bool:
+    terms = affine(expr).terms
+    return all(len(t) < 2 and all(_is_term(expr_of(x), variables) for x in t) for t in terms)
+
+
+def _is_term(expr: Any, variables: Sequence[Any]) -> bool:
     if isinstance(expr, ir.Var):
         return any(expr.same_as(v) for v in variables)
-    if isinstance(expr, tirx.IntImm):
-        return True
-    if isinstance(expr, tirx.Cast):
-        return str(expr.ty.dtype).startswith("int") and _is_affine(expr.value, variables)
-    if not isinstance(expr, tirx.Add | tirx.Sub | tirx.Mul | tirx.FloorDiv | tirx.FloorMod):
-        return False
-    if isinstance(expr, tirx.Mul) and not (_constant(expr.a) or _constant(expr.b)):
-        return False
-    if isinstance(expr, tirx.FloorDiv | tirx.FloorMod):
-        return _constant(expr.b) and int(expr.b) > 0 and _is_affine(expr.a, variables)
-    return _is_affine(expr.a, variables) and _is_affine(expr.b, variables)
-
-
-def _constant(expr: Any) -> bool:
-    return isinstance(expr, tirx.IntImm)
+    divides = isinstance(expr, tirx.FloorDiv | tirx.FloorMod) and isinstance(expr.b, tirx.IntImm)
+    return divides and int(expr.b) > 0 and _is_affine(expr.a, variables)

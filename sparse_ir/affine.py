@@ -1,22 +1,63 @@
-"""Sums of multiples of coordinates: which values they take, and whether each of them once."""
+"""The affine form of index expressions, and which values sums of coordinates take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from tvm import tirx
-from tvm.sym import detect_linear_equation
+from tvm import ir, tirx
+from tvm_ffi import StructuralKey
+
+from sparsetir.sparse_ir.exact import is_signed
+from sparsetir.sparse_ir.nodes import variables_of
 
 
-def linear_sum(index: Any, coords: Sequence[Any]) -> dict[Any, int] | None:
-    """The coefficients of the coordinates in a sum of nothing else."""
-    *weights, rest = [*detect_linear_equation(index, list(coords))] or [None]
-    numbers = [int(c) for c in weights if isinstance(c, tirx.IntImm)]
-    zero = isinstance(rest, tirx.IntImm) and not int(rest)
-    if not zero or len(numbers) < len(coords):
-        return None
-    return {v: c for v, c in zip(coords, numbers, strict=True) if c}
+class Affine(NamedTuple):
+    """A sum of products, each times a number; equal sums have the same terms.
+
+    terms : the number of each product, none of them 0. A product is a tuple of factors, variables
+        and keys of expressions of another form; `()` is the constant
+    """
+
+    terms: dict[tuple[Any, ...], int]
+
+    def step(self, var: Any) -> int | None:
+        """How much further the sum is for each step of a variable; None where that varies."""
+        uses = [t for t in self.terms if any(var in variables_of(expr_of(x)) for x in t)]
+        return self.terms.get((var,), 0) if uses in ([], [(var,)]) else None
+
+    def weights(self, coords: Collection[Any]) -> dict[Any, int] | None:
+        """The coefficients of coordinates in a sum of nothing else; None for another sum."""
+        only = all(len(t) == 1 and t[0] in coords for t in self.terms)
+        return {var: number for (var,), number in self.terms.items()} if only else None
+
+
+def affine(index: Any) -> Affine:
+    """The affine form of an index, as the integer that it is (:mod:`sparsetir.sparse_ir.exact`)."""
+    if isinstance(index, tirx.IntImm):
+        return Affine({(): int(index)} if int(index) else {})
+    if isinstance(index, ir.Var):
+        return Affine({(index,): 1})
+    if isinstance(index, tirx.Cast) and is_signed(index) and is_signed(index.value):
+        return affine(index.value)
+    if not isinstance(index, tirx.Add | tirx.Sub | tirx.Mul):
+        return Affine({(StructuralKey(index),): 1})
+    a, b = affine(index.a).terms, affine(index.b).terms
+    if isinstance(index, tirx.Mul):
+        pairs = [((*s, *t), m * n) for s, m in a.items() for t, n in b.items()]
+        more = [(tuple(sorted(t, key=hash)), n) for t, n in pairs]
+        total: dict[tuple[Any, ...], int] = {}
+    else:
+        sign = 1 if isinstance(index, tirx.Add) else -1
+        total, more = dict(a), [(t, sign * n) for t, n in b.items()]
+    for term, number in more:
+        total[term] = total.get(term, 0) + number
+    return Affine({term: number for term, number in total.items() if number})
+
+
+def expr_of(factor: Any) -> Any:
+    """The expression that a factor of a product stands for."""
+    return factor.key if isinstance(factor, StructuralKey) else factor
 
 
 def takes_all(

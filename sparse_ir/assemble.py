@@ -54,6 +54,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.annotations import ORDERED
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -882,8 +883,8 @@ def _counts_up(index: Any, loops: Sequence[Loop], axis: Axis) -> bool:
     for loop in loops:
         (one,) = flat_axes([loop.node])
         place, size = place * one.length + loop.var, size * one.length
-    equal = Analyzer().can_prove_equal
-    return bool(loops) and equal(place, index) and equal(size, axis.length)
+    pairs = ((place, index), (size, axis.length))
+    return bool(loops) and all(affine(a) == affine(b) for a, b in pairs)
 
 
 def _counted(nodes: list[Any]) -> Iterable[Sequence[Any]]:

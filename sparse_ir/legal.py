@@ -28,7 +28,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     accesses_of,
-    declared,
     loads_of,
     nodes_of,
     same_indices,
@@ -36,10 +35,16 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
     variables_of,
 )
-from sparsetir.sparse_ir.parallel import constant_length, has_own_place, written_accesses
-from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
+from sparsetir.sparse_ir.parallel import (
+    Access,
+    constant_length,
+    has_own_place,
+    is_at,
+    written_accesses,
+)
+from sparsetir.sparse_ir.races import FREE, Fact, private_buffers, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
-from sparsetir.sparse_ir.tile_marks import with_conditions, without_tail_shifts
+from sparsetir.sparse_ir.tile_marks import contains, with_conditions, without_tail_shifts
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 
@@ -50,7 +55,7 @@ def for_dependences(it: SparseIteration, func: SparseFunc) -> Any:
     return without_permutations(without_tail_shifts(it), permutations(func))
 
 
-def parallelizable(func: SparseFunc, it: SparseIteration) -> list[str]:
+def parallelizable(func: SparseFunc, it: SparseIteration) -> list[Fact]:
     """The race fact of each loop of an iteration, :data:`FREE` for those that may run at once."""
     return races_of(for_dependences(it, func), private_buffers(func, it), func=func)
 
@@ -68,12 +73,17 @@ def evidence(func: SparseFunc, it: SparseIteration, place: int) -> list[tuple[An
     out: list[tuple[Any, list[Any]]] = []
     for buffer, every in written_accesses(plain).items():
         accesses = [
-            a for n, a in enumerate(every) if not any(same_indices(a, b) for b in every[:n])
+            a
+            for n, a in enumerate(every)
+            if not any(
+                same_indices(a.indices, b.indices) and contains(a.conditions, b.conditions)
+                for b in every[:n]
+            )
         ]
         pairs = ([a, b] for n, a in enumerate(accesses) for b in accesses[n:])
         met = (p for p in pairs if not all(has_own_place(plain, v, p) for v in plain.vars[at:end]))
         if buffer not in private and (shown := accesses if free else next(met, None)):
-            out.append((buffer, shown))
+            out.append((buffer, [access.indices for access in shown]))
     return out
 
 
@@ -88,12 +98,7 @@ def own_stores(it: SparseIteration) -> list[Any]:
     return stores_of(map_expr(it.body, [(SparseIteration, lambda _: none)]))
 
 
-def raced(fact: str) -> set[str]:
-    """The buffers that a race fact names; "?" where it names none."""
-    return {b.strip() or "?" for b in fact.partition(": ")[2].split(",")}
-
-
-def races(it: SparseIteration, fact: str, unit: str) -> bool:
+def races(it: SparseIteration, fact: Fact, unit: str) -> bool:
     """Whether visits of a loop on workers of a unit race, by its fact.
 
     They do not where they are free, or on a GPU meet at buffers that are updated atomically alone.
@@ -103,7 +108,7 @@ def races(it: SparseIteration, fact: str, unit: str) -> bool:
     each = [it, *nodes_of(SparseIteration, it.body)]
     stores = [(s.buffer.name, ATOMIC in n.annotations) for n in each for s in own_stores(n)]
     met = {b for b, _ in stores} - {b for b, atomic in stores if not atomic}
-    return not raced(fact) <= met
+    return not fact.buffers or not met.issuperset(fact.buffers)
 
 
 IN_ORDER = 'T.sp_iter_attr({"ordered": 1}) where visits must follow each other as they are stored'
@@ -148,7 +153,7 @@ def order_problem(func: SparseFunc, it: SparseIteration) -> str:
 
 
 def _dependence(
-    func: SparseFunc, it: SparseIteration, buffer: Any, accesses: list[list[Any]]
+    func: SparseFunc, it: SparseIteration, buffer: Any, accesses: list[Access]
 ) -> Dependence | None:
     """What of the accesses of one buffer makes the order of visits matter."""
     stores = [
@@ -167,7 +172,7 @@ def _dependence(
         for axis, v, kind in it.axis_of()
         if constant_length(axis) != 1
         and not (axis.unique and has_own_place(it, v, accesses))
-        and not _at_own_position(func, buffer, axis, v, accesses)
+        and not is_at(func, buffer, axis, v, accesses)
     ]
     if not shared:
         return None
@@ -193,18 +198,6 @@ def _dependence(
                 f"(or *, max, min), a value that is the same in all of them, or {IN_ORDER}",
             )
     return None
-
-
-def _at_own_position(
-    func: SparseFunc, buffer: Any, axis: Axis, coord: Any, accesses: list[list[Any]]
-) -> bool:
-    """Whether all accesses are where the iteration stands on an axis of the buffer."""
-    found = declared(func).buffer_of(buffer)
-    axes = (found and found.axes) or ()
-    at = [n for n, a in enumerate(axes) if a.name == axis.name]
-    return bool(at) and all(
-        isinstance(index[at[0]], ir.Var) and index[at[0]].same_as(coord) for index in accesses
-    )
 
 
 def _bound_under(it: SparseIteration, coords: set[Any]) -> set[Any]:

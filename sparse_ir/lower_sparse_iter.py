@@ -52,7 +52,7 @@ from sparsetir.sparse_ir.position_loop import PositionLoop
 from sparsetir.sparse_ir.position_loops import PositionLoops
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
 from sparsetir.sparse_ir.promises import ASSUMED, PROMISES
-from sparsetir.sparse_ir.races import FREE, RACES, private_buffers, races_of
+from sparsetir.sparse_ir.races import FREE, RACES, Fact, private_buffers, races_of
 from sparsetir.sparse_ir.row_search import RowSearch
 from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.search import load_one, store_one
@@ -381,13 +381,13 @@ class _Lowering:
                     f"{it.name}{number}", [], stmt, None, [*merge.locals, *allocs], annotations
                 )
                 continue
-            annotations[RACES] = {str(u.var.name): fact_of[id(u)] for u in level.units}
+            annotations[RACES] = {str(u.var.name): str(fact_of[id(u)]) for u in level.units}
             stmt = self._block(f"{it.name}{number}", level.units, stmt, here, allocs, annotations)
             stmt = loops_around(stmt, level.units, workers)
         return stmt
 
     def _refuse_races(
-        self, it: SparseIteration, units: list[PositionLoop], facts: list[str]
+        self, it: SparseIteration, units: list[PositionLoop], facts: list[Fact]
     ) -> None:
         """Refuse loops that are said to be free of races, but are not proven so here.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tvm
@@ -617,8 +617,18 @@ def accesses_of(tree: Any, buffer: Any) -> list[Any]:
 def same_indices(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two lists of indices are the same expressions."""
     return len(a) == len(b) and all(
-        tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True)
+        x is y or tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True)
     )
+
+
+def is_among(expr: Any, others: Iterable[Any]) -> bool:
+    """Whether one of several expressions is the same as this one."""
+    return any(tvm_ffi.structural_equal(expr, other) for other in others)
+
+
+def distinct(exprs: Iterable[Any]) -> list[Any]:
+    """Expressions without those that are the same as one before."""
+    return [key.key for key in dict.fromkeys(map(tvm_ffi.StructuralKey, exprs))]
 
 
 @functools.lru_cache(maxsize=4)

@@ -25,10 +25,9 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.affine import tells_apart
+from sparsetir.sparse_ir.affine import affine, expr_of, tells_apart
 from sparsetir.sparse_ir.annotations import RANGES
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -40,16 +39,16 @@ from sparsetir.sparse_ir.nodes import (
     declared,
     flat_axes,
     nodes_of,
+    stores_of,
     substitute,
     variables_of,
     visited_node,
-    walk,
 )
-from sparsetir.sparse_ir.tile_marks import limits_of
+from sparsetir.sparse_ir.tile_marks import limits_of, with_conditions
+from sparsetir.sparse_ir.tir import constant
 
-# An index as a sum: the coefficient of each coordinate, and a constant. A coefficient is a number,
-# or a variable that stands still. What else stands still has a coefficient too.
-Sum = tuple[dict[Any, Any], int]
+# The coefficient of each coordinate of a sum: what stands still, as a product, times a number.
+Coefficients = dict[Any, tuple[tuple[Any, ...], int]]
 
 
 def parallel_units(
@@ -86,32 +85,33 @@ def parallel_units(
     return out
 
 
+class Access(NamedTuple):
+    """The indices of a load or store, and the conditions that it is under."""
+
+    indices: list[Any]
+    conditions: list[Any]
+
+
 @functools.lru_cache(maxsize=4)
-def written_accesses(it: SparseIteration) -> dict[Any, list[list[Any]]]:
-    """The indices of all loads and stores of each buffer that the iteration writes.
+def written_accesses(it: SparseIteration) -> dict[Any, list[Access]]:
+    """All loads and stores of each buffer that the iteration writes.
 
     Buffers that are allocated inside the iteration are left out: each visit has its own.
     """
-    accesses: dict[Any, list[list[Any]]] = {}
-    written: set[Any] = set()
-    private: set[Any] = set()
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.BufferStore):
-            accesses.setdefault(node.buffer, []).append(list(node.indices))
-            written.add(node.buffer)
-        elif isinstance(node, ir.TensorLoad):
-            accesses.setdefault(node.source, []).append(list(node.indices))
-        elif isinstance(node, tirx.AllocBuffer):
-            private.add(node.buffer)
-
-    for part in (it.body, it.init):
-        if part is not None:
-            walk(part, visit, tirx.BufferStore, ir.TensorLoad, tirx.AllocBuffer)
-    return {b: found for b, found in accesses.items() if b in written and b not in private}
+    accesses: dict[Any, list[Access]] = {}
+    skipped: set[Any] = set()
+    for stmt, conditions in (*with_conditions(it.body), *with_conditions(it.init)):
+        for node in nodes_of((tirx.BufferStore, ir.TensorLoad, tirx.AllocBuffer), stmt):
+            buffer = node.source if isinstance(node, ir.TensorLoad) else node.buffer
+            if isinstance(node, tirx.AllocBuffer):
+                skipped.add(buffer)
+            else:
+                accesses.setdefault(buffer, []).append(Access(list(node.indices), conditions))
+    written = {s.buffer for s in stores_of(it.body, it.init)} - skipped
+    return {b: found for b, found in accesses.items() if b in written}
 
 
-def has_own_place(it: SparseIteration, coord: Any, accesses: list[list[Any]]) -> bool:
+def has_own_place(it: SparseIteration, coord: Any, accesses: list[Access]) -> bool:
     """Whether accesses of one buffer can only meet where `coord` is the same.
 
     coord : a coordinate of the iteration, or of one nested in it
@@ -130,7 +130,7 @@ def has_own_place(it: SparseIteration, coord: Any, accesses: list[list[Any]]) ->
 
 
 def has_own_positions(
-    it: SparseIteration, axis: Axis, accesses: dict[Any, list[list[Any]]], func: SparseFunc
+    it: SparseIteration, axis: Axis, accesses: dict[Any, list[Access]], func: SparseFunc
 ) -> bool:
     """Whether each access of these buffers is at the position where the visit stands on `axis`.
 
@@ -138,16 +138,18 @@ def has_own_positions(
     at the iteration's coordinates of it and of its ancestors.
     """
     coords = {a.name: v for a, v, _ in it.axis_of()}
-    chain = {a.name for a in axis.ancestors()}
-    for buffer, found in accesses.items():
-        sparse = declared(func).buffer_of(buffer)
-        axes = () if sparse is None else sparse.axes or ()
-        places = [(n, a.name) for n, a in enumerate(axes) if a.name in chain]
-        if {name for _, name in places} != chain or not chain <= coords.keys():
-            return False
-        if not all(access[n].same_as(coords[name]) for access in found for n, name in places):
-            return False
-    return True
+    return all(
+        a.name in coords and is_at(func, buffer, a, coords[a.name], found)
+        for buffer, found in accesses.items()
+        for a in axis.ancestors()
+    )
+
+
+def is_at(func: SparseFunc, buffer: Any, axis: Axis, coord: Any, accesses: list[Access]) -> bool:
+    """Whether all accesses of a buffer are at a coordinate of one of its axes."""
+    found = declared(func).buffer_of(buffer)
+    places = [n for n, a in enumerate((found and found.axes) or ()) if a.name == axis.name]
+    return bool(places) and all(access.indices[places[0]].same_as(coord) for access in accesses)
 
 
 def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
@@ -166,21 +168,21 @@ def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
     return found
 
 
-def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[list[Any]]) -> bool:
+def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[Access]) -> bool:
     """Whether an index of all accesses is a sum that `coord` can be told from."""
     axis_of, same, moving = _bindings(it)
     coord = same.get(coord, coord)
     limits: list[Any] | None = None
-    for dimension in zip(*accesses, strict=True):
-        sums = [_as_sum(substitute(index, same), axis_of, moving) for index in dimension]
-        first = sums[0]
-        if first is None or coord not in first[0] or any(s != first for s in sums):
+    for dimension in zip(*(access.indices for access in accesses), strict=True):
+        first, *others = (affine(substitute(index, same)) for index in dimension)
+        weights = _coefficients(first.terms, axis_of, moving)
+        if weights is None or coord not in weights or any(s != first for s in others):
             continue
         if limits is None:
-            known = limits_of(it, accesses)
-            found = [(_as_sum(substitute(x, same), axis_of, moving), n) for x, n in known]
-            limits = [(x[0], n) for x, n in found if x and not x[1]]
-        if _tells_apart(first[0], axis_of, limits):
+            known = limits_of([access.conditions for access in accesses])
+            sums = [(affine(substitute(x, same)).weights(axis_of), n) for x, n in known]
+            limits = [(x, n) for x, n in sums if x]
+        if _tells_apart(weights, axis_of, limits):
             return True
     return False
 
@@ -230,101 +232,44 @@ def _bindings(it: SparseIteration) -> _Bindings:
     return _Bindings(axis_of, same, moving)
 
 
-def _as_sum(index: Any, axis_of: dict[Any, Any], moving: set[Any]) -> Sum | None:
-    """An index as a sum of multiples of variables, None if it is none.
+def _coefficients(
+    terms: dict[Any, int], axis_of: dict[Any, Any], moving: set[Any]
+) -> Coefficients | None:
+    """The coefficients of the coordinates in a sum, None if they or other terms of it move.
 
     axis_of : the coordinates of the iteration
     moving : other variables that take several values meanwhile
     """
-    if isinstance(index, ir.Var):
-        return None if index in moving and index not in axis_of else ({index: 1}, 0)
-    if isinstance(index, tirx.IntImm):
-        return {}, int(index.value)
-    if isinstance(index, tirx.Cast):
-        widens = _bits(index) >= _bits(index.value) > 0
-        return _as_sum(index.value, axis_of, moving) if widens else None
-    if not isinstance(index, tirx.Add | tirx.Sub | tirx.Mul):
-        return None if _moves(index, axis_of, moving) else ({_Still(index): 1}, 0)
-    a, b = (_as_sum(x, axis_of, moving) for x in (index.a, index.b))
-    if a is None or b is None:
-        return None
-    if isinstance(index, tirx.Mul):
-        if a[0] and b[0]:
-            return _symbolic_multiple(a, b, axis_of) or _symbolic_multiple(b, a, axis_of)
-        (terms, constant), factor = (b, a[1]) if not a[0] else (a, b[1])
-        if any(isinstance(c, ir.Var) for c in terms.values()):
+    out: Coefficients = {}
+    for term, number in terms.items():
+        coords = [x for x in term if x in axis_of]
+        still = tuple(x for x in term if x not in axis_of)
+        used = [v for x in still for v in variables_of(expr_of(x))]
+        moves = any(v in axis_of or v in moving or tirx.is_buffer_var(v) for v in used)
+        if moves or len(coords) > 1 or coords and coords[0] in out:
             return None
-        return _without_zeros({v: c * factor for v, c in terms.items()}), constant * factor
-    sign = 1 if isinstance(index, tirx.Add) else -1
-    total = dict(a[0])
-    if any(isinstance(c, ir.Var) for c in b[0].values()) and (sign < 0 or set(b[0]) & set(total)):
-        return None
-    if any(isinstance(total.get(var), ir.Var) for var in b[0]):
-        return None
-    for var, coefficient in b[0].items():
-        total[var] = total.get(var, 0) + sign * coefficient
-    return _without_zeros(total), a[1] + sign * b[1]
-
-
-class _Still:
-    """An expression that stands still, such as `nnz // 8`; equal to those of the same text."""
-
-    def __init__(self, expr: Any) -> None:
-        self.expr = expr
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Still) and tvm_ffi.structural_equal(self.expr, other.expr)
-
-    def __hash__(self) -> int:
-        return tvm_ffi.structural_hash(self.expr)
-
-
-def _moves(index: Any, axis_of: dict[Any, Any], moving: set[Any]) -> bool:
-    """Whether an index may change with what the iteration visits, or computes."""
-    found = variables_of(index)
-    return any(v in axis_of or v in moving or tirx.is_buffer_var(v) for v in found)
-
-
-def _symbolic_multiple(a: Sum, b: Sum, axis_of: dict[Any, Any]) -> Sum | None:
-    """A coordinate times a variable that stands still, None for another product."""
-    if a[1] or b[1] or list(a[0].values()) != [1] or list(b[0].values()) != [1]:
-        return None
-    (coord,), (factor,) = a[0], b[0]
-    still = isinstance(factor, ir.Var) and factor not in axis_of
-    return ({coord: factor}, 0) if coord in axis_of and still else None
-
-
-def _without_zeros(terms: dict[Any, Any]) -> dict[Any, Any]:
-    return {v: c for v, c in terms.items() if isinstance(c, ir.Var) or c != 0}
-
-
-def _bits(expr: Any) -> int:
-    """Width of a signed integer expression, 0 for another type."""
-    dtype = str(expr.ty.dtype)
-    return int(dtype[3:]) if dtype.startswith("int") and dtype[3:].isdigit() else 0
+        out |= dict.fromkeys(coords, (still, number))
+    return out
 
 
 def _tells_apart(
-    terms: dict[Any, Any], axis_of: dict[Any, Any], limits: list[tuple[dict[Any, Any], int]]
+    weights: Coefficients, axis_of: dict[Any, Any], limits: list[tuple[dict[Any, Any], int]]
 ) -> bool:
     """Whether a sum of spatial coordinates takes each value for one choice of them only.
 
-    Terms that stand still do not count.
-
     limits : as of :func:`tells_apart`
     """
-    terms = {v: c for v, c in terms.items() if v in axis_of}
-    symbolic = [v for v, c in terms.items() if isinstance(c, ir.Var)]
-    if symbolic:  # only as in io * b + ii, where b is the length of ii's axis
-        small = [(v, c) for v, c in terms.items() if v not in symbolic]
-        if len(symbolic) > 1 or len(small) != 1 or small[0][1] not in (1, -1):
-            return False
-        length = axis_of[small[0][0]][0].length
-        whole = isinstance(length, ir.Var) and length.same_as(terms[symbolic[0]])
-        return whole and all(axis_of[v][1] == "S" for v in terms)
-    if any(axis_of[v][1] != "S" for v in terms):
+    if any(axis_of[v][1] != "S" for v in weights):
         return False
-    return tells_apart([(v, c, constant_length(axis_of[v][0])) for v, c in terms.items()], limits)
+    symbolic = {v: c for v, c in weights.items() if c[0]}
+    if symbolic:  # only as in io * b + ii, where b is the length of ii's axis
+        small = [v for v, c in weights.items() if c in (((), 1), ((), -1))]
+        if len(symbolic) > 1 or len(small) != 1 or len(weights) > 2:
+            return False
+        (tile,) = symbolic.values()
+        return affine(axis_of[small[0]][0].length).terms == dict([tile])
+    terms = [(v, c, constant_length(axis_of[v][0])) for v, (_, c) in weights.items()]
+    return tells_apart(terms, limits)
 
 
 def is_one_visit(axis: Axis) -> bool:
@@ -334,4 +279,4 @@ def is_one_visit(axis: Axis) -> bool:
 
 def constant_length(axis: Axis) -> int | None:
     """How many coordinates an axis has, if that is a constant."""
-    return int(axis.length.value) if isinstance(axis.length, tirx.IntImm) else None
+    return constant(axis.length)

@@ -26,15 +26,16 @@ uses it and each visit writes what it reads of it before. It is then allocated i
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.affine import linear_sum, takes_all
+from sparsetir.sparse_ir.affine import affine, takes_all
 from sparsetir.sparse_ir.annotations import RESTORE
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
@@ -54,7 +55,23 @@ from sparsetir.sparse_ir.parallel import (
 )
 
 RACES = "sparsetir.races"
-FREE = "free"
+
+
+class Fact(NamedTuple):
+    """Whether two visits that differ in a variable may run at once; as text on blocks.
+
+    kind : "free", "reduction" or "scatter"
+    buffers : those in whose elements visits may meet, by name; none where that is not known
+    """
+
+    kind: str
+    buffers: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {', '.join(self.buffers)}" if self.buffers else self.kind
+
+
+FREE = Fact("free")
 
 
 def races_of(
@@ -62,7 +79,7 @@ def races_of(
     private: set[Any],
     in_turn: Collection[Any] = (),
     func: SparseFunc | None = None,
-) -> list[str]:
+) -> list[Fact]:
     """The fact of each of the iteration's loops, in their order.
 
     func : the function of the iteration
@@ -71,7 +88,7 @@ def races_of(
     """
     free = set(parallel_units(it, private, func))
     accesses = {b: found for b, found in written_accesses(it).items() if b not in private}
-    out: list[str] = []
+    out: list[Fact] = []
     at = 0
     for number, node in enumerate(it.axes):
         count = len(flat_axes([node]))
@@ -87,12 +104,11 @@ def races_of(
             if not all(has_own_place(it, v, found) for v in coords)
         ]
         what = "scatter" if set(kinds) == {"S"} else "reduction"
-        names = ", ".join(sorted(shared or [b.name for b in accesses]))
-        out.append(f"{what}: {names}" if names else what)
+        out.append(Fact(what, tuple(sorted(shared or [b.name for b in accesses]))))
     return out
 
 
-def facts_of(block: Any) -> dict[Any, str]:
+def facts_of(block: Any) -> dict[Any, Fact]:
     """The fact of each of a block's iteration variables; "scatter" of what nothing is known of.
 
     A variable of a reduction is never free, whatever a primitive of TVM called it; of a block that
@@ -100,14 +116,16 @@ def facts_of(block: Any) -> dict[Any, str]:
     """
     known = block.annotations.get(RACES)
     names = Counter(str(v.var.name) for v in block.iter_vars)
-    out: dict[Any, str] = {}
+    out: dict[Any, Fact] = {}
     for v in block.iter_vars:
         spatial, name = v.iter_type == tirx.IterVar.DataPar, str(v.var.name)
         if known is None:
-            fact = FREE if spatial else "reduction"
+            fact = FREE if spatial else Fact("reduction")
         else:
-            fact = str(known.get(name, "scatter")) if names[name] == 1 else "scatter"
-        out[v.var] = "reduction" if fact == FREE and not spatial else fact
+            said = str(known.get(name, "scatter")) if names[name] == 1 else "scatter"
+            kind, *buffers = re.split(": |, ", said)
+            fact = Fact(kind, tuple(buffers))
+        out[v.var] = Fact("reduction") if fact == FREE and not spatial else fact
     return out
 
 
@@ -234,7 +252,7 @@ def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | No
     extents = {v: axis_of[v].length for v in used}
     if not used or any(axis_of[v].kind != "dense_fixed" for v in used):
         return None
-    weights = linear_sum(index, used)
+    weights = affine(index).weights(used)
     if weights is None or len(weights) < len(used):
         return None
     if not takes_all(weights, extents, axis.length, Analyzer()):

@@ -26,11 +26,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.nodes import substitute
+from sparsetir.sparse_ir.nodes import distinct, substitute
 from sparsetir.sparse_ir.position_space import Layout, in_one_row
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, map_expr, visit_nodes
@@ -75,9 +74,8 @@ def _missing(realize: Any, layouts: dict[Any, Layout], indptr: dict[str, Any]) -
             with analyzer.constraint_scope(realize.predicate):
                 if analyzer.can_prove(bound):
                     continue
-            if not any(tvm_ffi.structural_equal(bound, other) for other in out):
-                out.append(bound)
-    return out
+            out.append(bound)
+    return distinct(out)
 
 
 def _unconditional(body: tirx.Stmt, layouts: dict[Any, Layout]) -> list[tuple[Any, list[Any]]]:

@@ -24,13 +24,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tvm import tirx
-from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, declared, substitute, variables_of
+from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, declared, variables_of
 from sparsetir.sparse_ir.recipes.registry import RECIPES, facts_of
 from sparsetir.sparse_ir.tile_marks import is_bound
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 ROWS = "rows"
@@ -124,7 +123,4 @@ def unbounded(position: Any, var: Any) -> Any:
 
 def step_of(position: Any, var: Any) -> int | None:
     """How much further each visit of a loop goes, bounds aside; None where that is no number."""
-    position = unbounded(position, var)
-    following = substitute(position, {var: var + as_dtype(1, dtype_of(var))})
-    step = Analyzer().simplify(following - position)
-    return int(step) if isinstance(step, tirx.IntImm) else None
+    return affine(unbounded(position, var)).step(var)

@@ -22,7 +22,7 @@ from tvm import ir, tirx
 from tvm.ir import _ffi_api
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
+from sparsetir.sparse_ir.nodes import SparseIteration, is_among, nodes_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 TAIL, BOUND = "sparsetir.tail", "sparsetir.at_most"
@@ -137,37 +137,23 @@ def with_starts(stmt: Any, starts: list[Any]) -> Any:
     """A statement in which these starts, or coordinates, of tiles have no bounds."""
 
     def smaller(node: Any) -> Any:
-        return node.args[0] if is_bound(node) and contains(starts, [node.args[0]]) else node
+        return node.args[0] if is_bound(node) and is_among(node.args[0], starts) else node
 
     return map_expr(stmt, [(ir.Call, smaller)]) if starts else stmt
 
 
 def contains(many: list[Any], few: list[Any]) -> bool:
     """Whether each of a few expressions is among many."""
-    return all(any(tvm_ffi.structural_equal(f, m) for m in many) for f in few)
+    return all(is_among(f, many) for f in few)
 
 
-def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
-    """(sum of coordinates, number that it is less than) wherever all of these accesses are made.
+def limits_of(accesses: list[list[Any]]) -> list[tuple[Any, int]]:
+    """(sum of coordinates, number that it is less than) wherever all of some accesses are made.
 
-    accesses : lists of indices of loads and stores in `tree`
+    accesses : the conditions that each is under
     """
-    parts = [(part, [*filter(_limit, conditions)]) for part, conditions in with_conditions(tree)]
-    if not any(limits for _, limits in parts):
-        return []
-    found = [
-        (list(access.indices), limits)
-        for part, limits in parts
-        for access in [*nodes_of(tirx.BufferStore, part), *nodes_of(ir.TensorLoad, part)]
-    ]
-    under = [limits for index in accesses for at, limits in found if _same_nodes(at, index)]
-    if len(under) < len(accesses):
-        return []
-    every = [
-        c
-        for c in under[0]
-        if all(any(tvm_ffi.structural_equal(c, o) for o in other) for other in under)
-    ]
+    first, *others = ([*filter(_limit, conditions)] for conditions in accesses)
+    every = [c for c in first if all(is_among(c, other) for other in others)]
     return [(c.args[0].a, int(c.args[0].b)) for c in every]
 
 
@@ -188,6 +174,9 @@ def with_conditions(tree: Any) -> list[tuple[Any, list[Any]]]:
             for part in node.seq:
                 visit(part, conditions)
         elif isinstance(node, tirx.For | tirx.While):
+            loop = isinstance(node, tirx.For)
+            heads = [node.min, node.extent, node.step] if loop else [node.condition]
+            out.extend((head, conditions) for head in heads if head is not None)
             visit(node.body, conditions)
         elif node is not None:
             out.append((node, conditions))
@@ -205,7 +194,3 @@ def _limit(condition: Any) -> bool:
     if not is_tail(condition) or not isinstance(condition.args[0], tirx.LT):
         return False
     return isinstance(condition.args[0].b, tirx.IntImm)
-
-
-def _same_nodes(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(x.same_as(y) for x, y in zip(a, b, strict=True))

@@ -65,6 +65,11 @@ def slots_of(axes: Sequence[Any], dtype: str) -> Any:
     return reduce(lambda a, b: b if is_one(a) else a * b, sizes)
 
 
+def constant(expr: Any) -> int | None:
+    """The number that an expression is; None where it is not a constant."""
+    return int(expr) if isinstance(expr, tirx.IntImm) else None
+
+
 def is_one(expr: Any) -> bool:
     """Whether an expression is the constant 1."""
     return isinstance(expr, tirx.IntImm) and int(expr) == 1

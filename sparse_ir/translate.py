@@ -17,10 +17,20 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.exact import SIZES, Integer, exact, is_signed, most_of, type_bounds
 from sparsetir.sparse_ir.names import numbered
-from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, declared, substitute, walk
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    declared,
+    distinct,
+    nodes_of,
+    same_indices,
+    substitute,
+    walk,
+)
 from sparsetir.sparse_ir.position_space import PositionSpace
 from sparsetir.sparse_ir.promises import accessed_inside, promises_of
 from sparsetir.sparse_ir.rows import found_rows
@@ -98,7 +108,7 @@ class Scope:
         scopes = [self, *(x.scope for x in self.around)]
         for scope in scopes:
             for (other, given), found in scope.rows:
-                if name == other and _all_equal(asked, given):
+                if name == other and same_indices(asked, given):
                     return found
         return None
 
@@ -282,7 +292,7 @@ class Translator:
         for one in () if visited is None else (visited, *visited.members):
             if self._same_storage(one, axis):
                 visit = scope.visits[one.name]
-                if _all_equal(visit.parents, [self._coordinates(p, scope) for p in parents]):
+                if same_indices(visit.parents, [self._coordinates(p, scope) for p in parents]):
                     return visit.pos, visit.present
         if axis.kind == "dense_fixed":
             if inside:
@@ -454,7 +464,7 @@ class Translator:
         guards = [self._coordinates(g, scope) for g in guards]
         key = [target, *parents, *guards]
         for (name, other), search in scope.searches:
-            if name == axis.name and _all_equal(other, key):
+            if name == axis.name and same_indices(other, key):
                 return search.result
         result = self.local(f"{axis.name}_pos", axis.idtype)
         # It may come before the loops and conditions around what asks for it.
@@ -485,28 +495,23 @@ class Translator:
 
     def reads_of(self, exprs: list[Any]) -> list[Any]:
         """The regions (single elements) that expressions load."""
-        out: list[Any] = []
-
-        def visit(node: Any) -> None:
-            if isinstance(node, ir.TensorLoad):
-                ranges = [
-                    ir.Range.from_min_extent(i, as_dtype(1, dtype_of(i))) for i in node.indices
-                ]
-                region = tirx.BufferRegion(node.source, ranges)
-                if not any(tvm_ffi.structural_equal(region, r) for r in out):
-                    out.append(region)
-
-        for expr in exprs:
-            walk(expr, visit, ir.TensorLoad)
-        return out
+        return distinct(
+            tirx.BufferRegion(
+                load.source,
+                [ir.Range.from_min_extent(i, as_dtype(1, dtype_of(i))) for i in load.indices],
+            )
+            for load in nodes_of(ir.TensorLoad, *exprs)
+        )
 
 
 def _settled(index: Any) -> Any:
     """An index, as a number where it is one whatever its variables are: TVM divides by `j - j`."""
     if not isinstance(index, tirx.Add | tirx.Sub | tirx.Mul) or not is_signed(index):
         return index
-    found = Analyzer().simplify(index)
-    return found if isinstance(found, tirx.IntImm) else index
+    terms, (low, high) = affine(index).terms, type_bounds(dtype_of(index))
+    number = terms.get((), 0)
+    known = not terms.keys() - {()} and low <= number <= high
+    return as_dtype(number, dtype_of(index)) if known else index
 
 
 def _range_guards(coord: Any, length: Any, proven: tuple[bool, bool]) -> list[Any]:
@@ -527,9 +532,3 @@ def _counted(length: Any) -> Any:
         numbers = isinstance(more, tirx.IntImm) and isinstance(tile, tirx.IntImm)
         length = length.a.a if numbers and int(more) < int(tile) else None
     return length if isinstance(length, ir.Var) else None
-
-
-def _all_equal(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(
-        x is y or tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True)
-    )

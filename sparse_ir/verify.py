@@ -28,6 +28,7 @@ from sparsetir.sparse_ir.nodes import (
     declared,
     flat_axes,
     merged_parent,
+    same_indices,
     sparse_iterations,
     stores_of,
 )
@@ -480,7 +481,7 @@ def _buffer_shape(new: Declarations) -> Found:
 
 def _has_shape(buffer: SparseBuffer, shape: list[Any]) -> bool:
     lengths = [a.length for a in buffer.axes or ()]
-    return len(lengths) == len(shape) and all(map(tvm_ffi.structural_equal, lengths, shape))
+    return same_indices(lengths, shape)
 
 
 def same_axis(a: Axis, b: Axis) -> bool:

@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.annotations import RACE, gallop_problems, range_problems
-from sparsetir.sparse_ir.legal import parallelizable, raced
+from sparsetir.sparse_ir.legal import parallelizable
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -26,7 +26,6 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.operations import operation_problems
 from sparsetir.sparse_ir.parallel import constant_length
-from sparsetir.sparse_ir.races import FREE
 from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 from sparsetir.sparse_ir.verify_parts import parts_problems
@@ -251,7 +250,7 @@ def _races(site: Site) -> Found:
         annotations={}, span=loop.span,
     )  # fmt: skip
     fact = parallelizable(site.func, visits)[0]
-    if raced(fact) != {"?"} and fact != FREE and constant_length(axis) != 1:
+    if fact.buffers and constant_length(axis) != 1:
         yield Broken(
             loop.span,
             f"loop '{axis.name}' is not proven free of races ({fact}): expected visits that each "

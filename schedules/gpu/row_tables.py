@@ -227,7 +227,7 @@ $find
 if seen[0] == column[0]:
     $added
 """
-COUNTED = _filled("""
+LISTED = _filled("""
 $clear
 if lane < 2:
     found[group, lane] = 0
@@ -235,13 +235,15 @@ T.tvm_storage_sync("shared")
 $terms
 T.tvm_storage_sync("shared")
 last[0] = found[group, 0]
-if lane == 0 and begin[0] < end[0]:
-    COUNTS[row[0]] = done[0] + last[0]
+$told
 done[0] = done[0] + last[0]
 """, terms=_filled(TERMS, each=INSERT))  # fmt: skip
-WRITTEN = COUNTED.replace("""if lane == 0 and begin[0] < end[0]:
+COUNTED = _filled(LISTED, told="""
+if lane == 0 and begin[0] < end[0]:
     COUNTS[row[0]] = done[0] + last[0]
-""", """for s in T.serial(0, SLOTS // LANES):
+""")  # fmt: skip
+WRITTEN = _filled(LISTED, told="""
+for s in T.serial(0, SLOTS // LANES):
     seen[0] = keys[group, s * LANES + lane]
     if seen[0] != -1:
         slot[0] = T.call_extern("int32", "atomicAdd", T.address_of(found[group, 1]), 1)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import ir, s_tir, tirx
-from tvm.sym import detect_linear_equation
 from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.amx_tiles import TILE, TileShape, load_config, release, store
+from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, loads_of, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import taken_apart
@@ -261,20 +261,15 @@ def _grows(condition: Any, realize: Any, at: dict[Any, Any], loops: list[Any]) -
     if not isinstance(condition, tirx.LT):
         return False
     smaller, limit = (substitute(x, at) for x in (condition.a, condition.b))
-    found = [*detect_linear_equation(smaller, mine)]
-    return (
-        bool(found)
-        and not free_vars(limit) & set(mine)
-        and all(isinstance(c, tirx.IntImm) and int(c) >= 0 for c in found[:-1])
-    )
+    steps = [affine(smaller).step(v) for v in mine]
+    return not free_vars(limit) & set(mine) and all(n is not None and n >= 0 for n in steps)
 
 
 def _side_by_side(written: Any, at: dict[Any, Any], loops: list[Any]) -> bool:
     """Whether two loops go through rows, and elements of a row, one after the other."""
     mine = [x.loop_var for x in loops]
-    found = [[*detect_linear_equation(substitute(i, at), mine)][:-1] for i in written.indices]
-    steps = [[int(c) if isinstance(c, tirx.IntImm) else None for c in row] for row in found]
-    return steps == [[1, 0], [0, 1]]
+    sums = [affine(substitute(i, at)) for i in written.indices]
+    return [[each.step(v) for v in mine] for each in sums] == [[1, 0], [0, 1]]
 
 
 def _reading(stmt: Any, workspace: Any, memory: Any) -> Any:

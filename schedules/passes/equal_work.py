@@ -26,9 +26,8 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, s_tir, tirx
-from tvm.sym import Analyzer
-from tvm_ffi import structural_equal
 
+from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.search import load_one, lower_bound, scalar_buffer
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_over, loop_with, uncast, values_of
@@ -82,7 +81,7 @@ def _offsets(loop: Any) -> list[Any]:
             continue
         at = substitute(before.indices[0], values)
         ends = substitute(after.indices[0], values)
-        if not _same(at, place) or not _same(ends, at + 1):
+        if affine(at) != affine(place) or affine(ends) != affine(at + 1):
             continue
         start = levels[-1] if levels else loop.loop_var
         levels.append(tirx.BufferLoad(before.source, [as_dtype(start, dtype_of(at))]))
@@ -90,10 +89,6 @@ def _offsets(loop: Any) -> list[Any]:
             inner.loop_var, dtype_of(at)
         )
     return levels
-
-
-def _same(a: Any, b: Any) -> bool:
-    return structural_equal(Analyzer().simplify(a - b), as_dtype(0, dtype_of(a)))
 
 
 def _in_parts(loop: Any, offsets: list[Any], parts: int) -> Any:

@@ -11,12 +11,12 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.sparse_ir.affine import tells_apart
+from sparsetir.sparse_ir.affine import affine, expr_of, tells_apart
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of
-from sparsetir.sparse_ir.races import FREE, RACES, facts_of
+from sparsetir.sparse_ir.races import FREE, RACES, Fact, facts_of
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.tir import free_vars, is_one, loop_with
+from sparsetir.sparse_ir.tir import constant, free_vars, is_one, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import KIND
 
@@ -211,7 +211,7 @@ def _changes_hands(sch: Any, loop: Any) -> str:
     As `j` of `C[i] += A[j, i]` with i stored under j, where threads over the positions of i would
     add to what others add to for another j.
     """
-    facts: dict[Any, str] = {}
+    facts: dict[Any, Fact] = {}
     ref = sch.get_sref(loop)
     while ref is not None:
         block = ref.stmt
@@ -251,11 +251,14 @@ def _race_in(realize: Any, loop: Any, kind: str, extents: dict[Any, Any]) -> str
             continue
         if fact == FREE:
             return f"visits may share '{name}' = {value}; {LEGAL}"
-        what, _, buffers = fact.partition(": ")
-        how = "add to" if what == "reduction" else "may write"
-        where = f"the same elements of '{buffers}'" if buffers else "the same elements"
-        choose = "choose a loop over spatial axes" if what == "reduction" else LEGAL
-        return f"'{name}' is no free variable ({what}): visits {how} {where}; {choose}"
+        of = f" of '{', '.join(fact.buffers)}'" if fact.buffers else ""
+        summed = fact.kind == "reduction"
+        how = "add to" if summed else "may write"
+        choose = "choose a loop over spatial axes" if summed else LEGAL
+        return (
+            f"'{name}' is no free variable ({fact.kind}): visits {how} the same elements{of}; "
+            f"{choose}"
+        )
     return ""
 
 
@@ -266,34 +269,18 @@ def _tells_visits_apart(value: Any, extents: dict[Any, Any]) -> bool:
 
     A term is a loop's variable, or a quotient or remainder of a fused one.
     """
-    terms = _terms(value)
-    if terms is None:
+    terms = affine(value).terms
+    atoms = {t: expr_of(*t) for t in terms if len(t) == 1}
+    known = (ir.Var, tirx.FloorDiv, tirx.FloorMod)
+    if not all(t == () or isinstance(atoms.get(t), known) for t in terms):
         return False
-    sized = [(n, c, _extent(atom, extents)) for n, (c, atom) in enumerate(terms)]
+    sized = [(t, terms[t], _extent(atom, extents)) for t, atom in atoms.items()]
     return tells_apart([term for term in sized if term[2] != 1])
-
-
-def _terms(value: Any) -> list[tuple[int, Any]] | None:
-    """(coefficient, variable, quotient or remainder) for each term of a sum."""
-    if isinstance(value, tirx.IntImm):
-        return []
-    if isinstance(value, ir.Var | tirx.FloorDiv | tirx.FloorMod):
-        return [(1, value)]
-    if isinstance(value, tirx.Cast):
-        return _terms(value.value)
-    if isinstance(value, tirx.Mul) and isinstance(value.b, tirx.IntImm):
-        inner = _terms(value.a)
-        return None if inner is None else [(c * int(value.b.value), atom) for c, atom in inner]
-    if isinstance(value, tirx.Add):
-        a, b = _terms(value.a), _terms(value.b)
-        return None if a is None or b is None else [*a, *b]
-    return None
 
 
 def _extent(atom: Any, extents: dict[Any, Any]) -> int | None:
     """How many values a term takes, if that is a constant."""
-    size: Any = atom.b if isinstance(atom, tirx.FloorMod) else extents.get(atom)
-    return int(size.value) if isinstance(size, tirx.IntImm) else None
+    return constant(atom.b if isinstance(atom, tirx.FloorMod) else extents.get(atom))
 
 
 def _is_fused_whole(values: list[Any], loop_var: Any) -> bool:

@@ -22,10 +22,10 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
-from sparsetir.sparse_ir.affine import linear_sum
+from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.tile_marks import is_likely
-from sparsetir.sparse_ir.tir import free_vars, values_of, with_body
+from sparsetir.sparse_ir.tir import constant, free_vars, values_of, with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -59,7 +59,7 @@ def sound_tail_hints(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _is_sound(test: Any, extents: dict[Any, Any]) -> bool:
     if not isinstance(test, tirx.LT | tirx.LE):
         return True
-    sizes = {v: _extent(extents[v]) for v in free_vars(test.a) if v in extents}
+    sizes = {v: constant(extents[v]) for v in free_vars(test.a) if v in extents}
     open_ended = [v for v, size in sizes.items() if size is None]
     if not open_ended:
         return True  # TVM leaves loops of constant extents whole
@@ -69,12 +69,8 @@ def _is_sound(test: Any, extents: dict[Any, Any]) -> bool:
         return moving[0] if len(moving) == 1 else node
 
     plain = map_expr(test.a, [(tirx.Cast, lambda node: node.value), (tirx.Min, least)])
-    weights = linear_sum(plain, list(sizes))
+    weights = affine(plain).weights(sizes)
     if weights is None:
         return False
     inside = sum(abs(weights.get(v, 0)) * (size - 1) for v, size in sizes.items() if size)
     return len(open_ended) == 1 and inside < abs(weights.get(open_ended[0], 0))
-
-
-def _extent(extent: Any) -> int | None:
-    return int(extent.value) if isinstance(extent, tirx.IntImm) else None

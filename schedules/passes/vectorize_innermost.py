@@ -42,6 +42,7 @@ from sparsetir.sparse_ir.exact import is_choice
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
     fresh_definitions,
+    is_among,
     loads_of,
     nodes_of,
     same_indices,
@@ -215,7 +216,7 @@ class _Nest:
         self.init: Any = first
         summed = {lp.loop_var for lp in self.others}
         differ = [
-            self._differs(x, summed) if self.updates else not _among(self.of_init, x)
+            self._differs(x, summed) if self.updates else not is_among(x, self.of_init)
             for x in self.conditions
         ]
         self.of_terms = [*compress(self.conditions, differ)]
@@ -682,10 +683,6 @@ def _contiguous_in(var: Any, body: Any, gathers: bool) -> bool:
         and (not index or is_along(index[-1], var) or not _uses(index[-1], var))
         for index in [*loads, *stores]
     )
-
-
-def _among(conditions: list[Any], condition: Any) -> bool:
-    return any(structural_equal(x, condition) for x in conditions)
 
 
 def _first_choices(value: Any) -> list[Any]:

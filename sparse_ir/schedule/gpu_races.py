@@ -42,10 +42,10 @@ from sparsetir.sparse_ir.annotations import ATOMIC, GROUP
 from sparsetir.sparse_ir.atomics import ATOMIC_KINDS, has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.groups import GROUP_DTYPES
-from sparsetir.sparse_ir.legal import own_stores, parallelizable, raced
+from sparsetir.sparse_ir.legal import own_stores, parallelizable
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, declared
-from sparsetir.sparse_ir.races import FREE, private_buffers
+from sparsetir.sparse_ir.races import private_buffers
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
 from sparsetir.sparse_ir.schedule.combine_row_pieces import combine_row_pieces
 from sparsetir.sparse_ir.schedule.init_elimination import set_before, with_plain_init
@@ -223,8 +223,8 @@ class _Meeting:
         shared = {
             b
             for x, fact in zip(loops_of(self.it), facts, strict=True)
-            if x.name in names and fact != FREE
-            for b in raced(fact)
+            if x.name in names
+            for b in fact.buffers
         }
         found = [
             n.name

@@ -27,13 +27,14 @@ After, where IO has (m + 3) // 4 coordinates, so that all rows are visited::
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.affine import linear_sum, takes_all
+from sparsetir.sparse_ir.affine import affine, takes_all
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -87,7 +88,7 @@ def without_init(
     renamed = dict(zip(own, mine, strict=True))
     have = [substitute(e, renamed) for e in [*first.indices, *others]]
     want = [*store.indices, *conditions]
-    if len(have) != len(want) or not all(map(tvm_ffi.structural_equal, have, want)):
+    if not same_indices(have, want):
         return None
     return func.replace(body=without_iteration(func.body, init.name)), substitute(
         first.value, renamed
@@ -212,7 +213,7 @@ def _is_whole(func: SparseFunc, var: Any, lengths: list[Any]) -> bool:
 def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
     """Whether a store, run for all coordinates, writes to all of a box of these lengths."""
     conditions, store = taken_apart(without_tail_shifts(init))
-    limits = [_limit(c.args[0], list(spatial)) for c in conditions]
+    limits = [_limit(c.args[0], spatial) for c in conditions]
     with contextlib.ExitStack() as known:
         analyzer = Analyzer()
         params = declared(func).params
@@ -222,7 +223,7 @@ def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: lis
                 known.enter_context(analyzer.constraint_scope(rest == 0))
         used: list[Any] = []
         for index, length in zip(store.indices, lengths, strict=True):
-            here = linear_sum(index, list(spatial))
+            here = affine(index).weights(spatial)
             extents = {v: spatial[v].length for v in here or {}}
             mine = [x for x in limits if x is not None and set(x[0]) <= set(extents)]
             if here is None or not takes_all(here, extents, length, analyzer, mine):
@@ -232,11 +233,11 @@ def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: lis
     return not limits and len(used) == len(spatial) and set(used) == set(spatial)
 
 
-def _limit(condition: Any, coords: list[Any]) -> tuple[dict[Any, int], Any] | None:
+def _limit(condition: Any, coords: Collection[Any]) -> tuple[dict[Any, int], Any] | None:
     """(sum, number) of a condition that the sum is less than the number."""
     if not isinstance(condition, tirx.LT):
         return None
-    found = linear_sum(condition.a, coords)
+    found = affine(condition.a).weights(coords)
     return None if found is None else (found, condition.b)
 
 

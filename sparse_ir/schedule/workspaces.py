@@ -20,6 +20,7 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     flat_axes,
     fresh_definitions,
+    is_among,
     iterations_around,
     loads_of,
     same_indices,
@@ -79,7 +80,7 @@ class _Result:
         changing = {v for loop in inner if loop not in held for v in loop.vars}
         still = [c for c in conditions if not free_vars(c) & changing]
         self.begun = [] if it.init is None else taken_apart(it.init)[0]
-        self.steady = [c for c in still if is_tail(c) or _is_among(c, self.begun)]
+        self.steady = [c for c in still if is_tail(c) or is_among(c, self.begun)]
         self.still = [c for c in still if is_tail(c) or not loads_of(c, target.var)]
 
     def run(self, hoist: bool) -> tuple[SparseFunc, list[SparseIterationRef]]:
@@ -236,7 +237,7 @@ class _Result:
 
     def _all_terms_inside(self) -> bool:
         _, first = taken_apart(self.it.init)
-        begun = all(is_tail(c) or _is_among(c, self.steady) for c in self.begun)
+        begun = all(is_tail(c) or is_among(c, self.steady) for c in self.begun)
         return begun and same_indices(first.indices, self.store.indices)
 
     def _factors(self, term: Any) -> tuple[list[Any], Any]:
@@ -355,10 +356,6 @@ class _Result:
 
     def _refuse(self, message: str) -> None:
         raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
-
-
-def _is_among(condition: Any, others: list[Any]) -> bool:
-    return any(structural_equal(condition, other) for other in others)
 
 
 def workspace(

@@ -36,7 +36,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     substitute,
 )
-from sparsetir.sparse_ir.races import FREE
+from sparsetir.sparse_ir.races import FREE, Fact
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, values_of
 from sparsetir.sparse_ir.traversal import map_expr
@@ -240,7 +240,7 @@ def loops_of(func: SparseFunc) -> list[dict[str, str]]:
     return out
 
 
-def _why(func: SparseFunc, it: SparseIteration, place: int, fact: str, coords: str) -> str:
+def _why(func: SparseFunc, it: SparseIteration, place: int, fact: Fact, coords: str) -> str:
     pairs = legal.evidence(func, it, place)
     if fact == FREE:
         shown = "; ".join(", ".join(_access(buffer, a) for a in every) for buffer, every in pairs)
@@ -249,7 +249,7 @@ def _why(func: SparseFunc, it: SparseIteration, place: int, fact: str, coords: s
         return f"a race: {coords} may be the same under another parent"
     buffer, (one, other) = pairs[0]
     pair = " and ".join(dict.fromkeys((_access(buffer, one), _access(buffer, other))))
-    if fact.startswith("reduction"):
+    if fact.kind == "reduction":
         return f"a reduction: visits that differ in {coords} update the same {pair}"
     return f"a race: visits that differ in {coords} may meet at {pair}"
 

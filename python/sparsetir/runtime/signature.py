@@ -29,6 +29,7 @@ from sparsetir.runtime.arrays import (
     reshaped,
     strides,
 )
+from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, make_func, same_indices, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
@@ -189,13 +190,15 @@ class Signature:
     def _solve(
         self, size: ir.Expr, array: int, where: tuple[int, int], known: set[int]
     ) -> Inference | None:
-        minus = 0
-        if isinstance(size, tirx.Add) and isinstance(size.b, tirx.IntImm):
-            size, minus = size.a, int(size.b)
-        factors = _factors(size)
-        if factors is None or any(isinstance(f, str) and f not in self.position for f in factors):
+        terms = dict(affine(size).terms)
+        minus = terms.pop((), 0)
+        if len(terms) != 1:
             return None
-        places = [self.position[f] if isinstance(f, str) else ~f for f in factors]
+        ((factors, number),) = terms.items()
+        names = [str(f.name) for f in factors if isinstance(f, ir.Var)]
+        if number < 1 or len(names) < len(factors) or not self.position.keys() >= {*names}:
+            return None
+        places = [*(self.position[name] for name in names), *([~number] if number > 1 else [])]
         unknown = [p for p in places if p >= 0 and p not in known]
         if len(unknown) != 1 or unknown[0] not in self.scalars:
             return None
@@ -336,20 +339,6 @@ def _variables(expr: ir.Expr | None) -> list[ir.Var]:
     if expr is not None:
         walk(expr, lambda n: variables.append(n) if isinstance(n, ir.Var) else None)
     return variables
-
-
-def _factors(expr: ir.Expr) -> list[str | int] | None:
-    """Names and numbers of a product; None if it contains anything else."""
-    if isinstance(expr, tirx.Cast):
-        return _factors(expr.value)
-    if isinstance(expr, ir.Var):
-        return [str(expr.name)]
-    if isinstance(expr, tirx.IntImm):
-        return [int(expr)]
-    if isinstance(expr, tirx.Mul):
-        a, b = _factors(expr.a), _factors(expr.b)
-        return None if a is None or b is None else a + b
-    return None
 
 
 def _dtype(param: tirx.Var) -> str:

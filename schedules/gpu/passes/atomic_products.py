@@ -63,12 +63,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, guarded, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, distinct, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart, under
 from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.tir import (
@@ -119,7 +118,7 @@ def atomic_product(body: Any) -> AtomicProduct | None:
         plain, more = _without_choice(factor)
         factors.append(plain)
         found += more
-    return AtomicProduct(call.args[1].args[0], factors, _different(found))
+    return AtomicProduct(call.args[1].args[0], factors, distinct(found))
 
 
 def _each(condition: Any) -> list[Any]:
@@ -128,14 +127,6 @@ def _each(condition: Any) -> list[Any]:
     if is_likely(condition):
         return _each(condition.args[0])
     return [condition]
-
-
-def _different(conditions: list[Any]) -> list[Any]:
-    out: list[Any] = []
-    for condition in conditions:
-        if not any(tvm_ffi.structural_equal(condition, other) for other in out):
-            out.append(condition)
-    return out
 
 
 def _without_choice(factor: Any) -> tuple[Any, list[Any]]:
