@@ -211,9 +211,9 @@ def _arrays_of(structure: Structure) -> _Arrays:
 
 def features_of(*operands: Tensor | None) -> tuple[Tensor, tuple[int, int]]:
     """An operand, and (heads, feat) of all together."""
-    given = [x for x in operands if x is not None]
-    heads, feat = broadcast(*(x.shape[1:] for x in given))
-    return given[0], (heads, feat)
+    present = [x for x in operands if x is not None]
+    heads, feat = broadcast(*(x.shape[1:] for x in present))
+    return present[0], (heads, feat)
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:

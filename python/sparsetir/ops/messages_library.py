@@ -63,18 +63,18 @@ class Gspmm(Operation[Tensor]):
         def for_u() -> Tensor:
             assert u is not None
             back, by = (op, e) if with_e else ("copy_u", None)
-            found = gspmm(rowptr, col, grad, by, n, back, "sum", not self.transposed)
-            return _summed_to(found, u)
+            out = gspmm(rowptr, col, grad, by, n, back, "sum", not self.transposed)
+            return _summed_to(out, u)
 
         def for_e() -> Tensor:
             assert e is not None
             if not with_e:
-                found = _summed_to(grad, e)
-                found = gsddmm(rowptr, col, found, None, n, "copy_lhs", target, "e")
-                return -found if op == "sub" else found
+                out = _summed_to(grad, e)
+                out = gsddmm(rowptr, col, out, None, n, "copy_lhs", target, "e")
+                return -out if op == "sub" else out
             step = "dot" if e.shape[2] == 1 and grad.shape[2] != 1 else "mul"
-            found = _summed_to(gsddmm(rowptr, col, u, grad, n, step, source, target), e)
-            return -found / (e * e) if op == "div" else found
+            out = _summed_to(gsddmm(rowptr, col, u, grad, n, step, source, target), e)
+            return -out / (e * e) if op == "div" else out
 
         return {"u": for_u, "e": for_e}
 
@@ -180,8 +180,8 @@ class Gsddmm(Operation[Tensor]):
             assert rhs is not None
             if op not in ("mul", "div", "dot"):
                 return self._collected(-grad if op == "sub" else grad, rhs, self.rhs_target)
-            found = self._collected(grad, rhs, self.rhs_target, lhs, self.lhs_target)
-            return -found / (rhs * rhs) if op == "div" else found
+            out = self._collected(grad, rhs, self.rhs_target, lhs, self.lhs_target)
+            return -out / (rhs * rhs) if op == "div" else out
 
         return {"lhs": for_lhs, "rhs": for_rhs}
 
@@ -197,8 +197,8 @@ class Gsddmm(Operation[Tensor]):
         assert operand is not None
         rowptr, col, n = self.rowptr, self.col, self.n
         if target != "e" and other is not None and other_target not in ("e", target):
-            found = gspmm(rowptr, col, other, grad, n, "mul", "sum", target == "u")
-            return _summed_to(found, operand).expand_as(operand)
+            sums = gspmm(rowptr, col, other, grad, n, "mul", "sum", target == "u")
+            return _summed_to(sums, operand).expand_as(operand)
         if other is not None and other_target == "e":
             grad = grad * other
         elif other is not None:
@@ -310,8 +310,8 @@ def attention_gradients(
     @cache
     def of_scores() -> Tensor:
         of_weights = gsddmm(rowptr, col, v, grad, n, "dot", "u", "v").permute(2, 0, 1)
-        found = segment_softmax_backward(rowptr, col, weights, of_weights, n)
-        return found.permute(1, 2, 0) * scale
+        scores = segment_softmax_backward(rowptr, col, weights, of_weights, n)
+        return scores.permute(1, 2, 0) * scale
 
     def summed(x: Tensor, by_edge: Callable[[], Tensor], back: bool) -> Callable[[], Tensor]:
         return lambda: gspmm(rowptr, col, x, by_edge(), n, "mul", "sum", back).to(dtype)
@@ -363,10 +363,10 @@ def gradients_of_product(
     place, grad : heads first, as b
     """
     u, e, op = as_messages(values, b)
-    found = gradients_of_messages(col, u, e, nodes_first(place), op, nodes_first(grad))
+    of_messages = gradients_of_messages(col, u, e, nodes_first(place), op, nodes_first(grad))
     return {
-        "values": lambda: heads_first(found["e"](), b)[..., 0],
-        "b": lambda: heads_first(found["u"](), b),
+        "values": lambda: heads_first(of_messages["e"](), b)[..., 0],
+        "b": lambda: heads_first(of_messages["u"](), b),
     }
 
 
@@ -382,7 +382,7 @@ def gradients_of_messages(
     """
     columns = col[0] if col.dim() == 2 else col
     nothing = not columns.shape[0]
-    found, edge = arg >= 0, arg.clamp(min=0)
+    has_edge, edge = arg >= 0, arg.clamp(min=0)
     column = edge if nothing else columns.long()[edge]
     with_both = op in ("mul", "div")
 
@@ -403,7 +403,7 @@ def gradients_of_messages(
         wide = torch.promote_types(terms.dtype, torch.float32)
         zeros = terms.new_zeros(operand.shape, dtype=wide)
         if not nothing:
-            terms = torch.where(found, terms, 0).to(wide)
+            terms = torch.where(has_edge, terms, 0).to(wide)
             if operand.shape[1:] == place.shape[1:]:
                 zeros = zeros.scatter_add(0, place, terms)
             else:
