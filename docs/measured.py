@@ -149,7 +149,7 @@ def comparisons() -> list[Comparison]:
 
 
 def mkl_code(name: str = "operators") -> str:
-    """Which code MKL ran, in words."""
+    """The code that MKL ran, in words."""
     said = (c["peers"]["mkl"]["about"].get("code") for c in cells(name) if "mkl" in c["peers"])
     return CODES.get(next(said, None) or "", "own choice of code")
 

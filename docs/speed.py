@@ -122,7 +122,7 @@ def _cpu(about: dict[str, Any]) -> str:
 
 
 def machine() -> str:
-    """On what all was measured: CPU, commit, versions, threads and how they wait."""
+    """The machine and versions of the measurements: CPU, commit, threads and how they wait."""
     about = record()
     libraries = ("torch", "torch_geometric", "scipy", "numpy", "apache-tvm")
     versions = ", ".join(f"{n} {v}" for n in libraries if (v := about["versions"].get(n)))

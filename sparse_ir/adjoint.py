@@ -75,7 +75,7 @@ def is_float(expr: Any) -> bool:
 
 
 def _product(factors: Sequence[Any], g: Any, operand: Any) -> list[Term]:
-    """Of a product, in which the adjoint takes the place of the factor; equal ones are counted."""
+    """The adjoint of a product, in the factor's place; equal factors are counted."""
     found: list[Term] = []
     for n, factor in enumerate(factors):
         same = [k for k, other in enumerate(factors) if tvm_ffi.structural_equal(factor, other)]
@@ -87,7 +87,7 @@ def _product(factors: Sequence[Any], g: Any, operand: Any) -> list[Term]:
 
 
 def _choice(choose: Any, test: Any, yes: Any, no: Any, g: Any, operand: Any) -> list[Term]:
-    """Of a choice: the case that is not taken has none, even where its derivative is no number."""
+    """The adjoint of a choice: a case not taken has none, even where its derivative is NaN."""
 
     def none(term: Any) -> Any:
         return zero(dtype_of(term))
@@ -121,7 +121,7 @@ def _call(expr: Any, g: Any, operand: Any) -> list[Term]:
 
 
 def _power(g: Any, x: Any, exponent: Any) -> Any:
-    """Of x to a power; of small whole powers by products."""
+    """The adjoint of x to a power; small whole powers are products."""
     constant = float(exponent.value) if isinstance(exponent, tirx.FloatImm) else None
     if constant in (1.0, 2.0, 3.0):
         return reduce(mul, [exponent, g, *[x] * (int(constant) - 1)])

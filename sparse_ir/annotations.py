@@ -1,4 +1,4 @@
-"""What primitives alone write into a function: a program of one's own has none of it.
+"""Annotations that primitives alone write into a function: a user's program has none of them.
 
 Lowering takes these for facts: the annotations of an iteration that say how its loops are divided
 and how visits meet, and the marks of tiles (:mod:`sparsetir.sparse_ir.tile_marks`). A decorated
@@ -120,7 +120,7 @@ def is_scheduled(func: SparseFunc) -> bool:
 
 
 def written_by_hand_problems(func: SparseFunc) -> Found:
-    """What a function has that a program of one's own cannot have."""
+    """Annotations of a function that a user's program cannot have."""
     for it in sparse_iterations(func):
         for key in it.annotations:
             problem = reserved_problem(str(key))

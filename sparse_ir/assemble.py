@@ -870,7 +870,7 @@ def _each_bit(bits: Any, found: Any, word: Any, body: list[Any]) -> Any:
 
 
 def _length(loop: Loop) -> int | None:
-    """How many coordinates the axis of a loop has, attached ones too, if that is a constant."""
+    """The number of coordinates of a loop's axis, attached ones too, if that is a constant."""
     (axis,) = flat_axes([loop.node])
     return constant_length(axis)
 

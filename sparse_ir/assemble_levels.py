@@ -157,7 +157,7 @@ class _Levels:
         return [s for s in stores_of(*trees) if s.buffer.same_as(self.out.var)]
 
     def _first(self) -> int | float:
-        """What elements begin with."""
+        """The initial value of elements."""
         writers = [it for it in sparse_iterations(self.func) if self._stores(it.init, it.body)]
         begun = [it for it in writers if self._stores(it.init)]
         if not begun:

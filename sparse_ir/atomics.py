@@ -1,4 +1,4 @@
-"""What visits on a GPU add to atomically, since several of them may add to one element.
+"""Atomic additions on a GPU, where several visits may add to one element.
 
 An iteration with the annotation "atomic" stores `X[..] = X[..] + term`, or max or min of the two,
 which the interpreter, and any order of visits, may do as it stands. Before::
@@ -141,7 +141,7 @@ def _name(value: Any) -> str:
 
 
 def atomic_reduction(it: SparseIteration) -> Reduction | None:
-    """What an iteration adds, where that has atomics and is all it does; else None."""
+    """The reduction of an iteration that does nothing else and has atomics; else None."""
     found = reduction_of(it.body)
     dtype = "" if found is None else str(found.store.value.ty.dtype)
     fits = found is not None and it.init is None and has_atomics(found.operator, dtype)

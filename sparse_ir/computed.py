@@ -204,7 +204,7 @@ def _evaluate(
 
 
 def _recipe_problem(how: Mapping[str, Any]) -> str | None:
-    """What is wrong with a recipe's name and keywords, if anything is."""
+    """Return what is wrong with a recipe's name and keywords, or None."""
     name = how.get("recipe")
     if name not in RECIPES:
         return (
@@ -218,7 +218,7 @@ def _recipe_problem(how: Mapping[str, Any]) -> str | None:
 def _keyword_problem(
     name: str, recipe: Callable[..., Any], keywords: tuple[str, ...]
 ) -> str | None:
-    """What is wrong with the keywords that a recipe is given."""
+    """Return what is wrong with the keywords of a recipe."""
     signature = inspect.signature(recipe)
     try:
         signature.bind(**dict.fromkeys(keywords))
@@ -296,7 +296,7 @@ def computed_problems(func: SparseFunc) -> Found:
 def _problems_of(
     name: str, how: Mapping[str, Any], dtypes: Mapping[str, tuple[bool, str]], before: list[str]
 ) -> list[str]:
-    """What is wrong with one computed parameter, given those before it."""
+    """Return what is wrong with one computed parameter, after those before it."""
     if name not in dtypes:
         return ["expected it to be bound to an axis or a buffer, or an integer"]
     is_array, dtype = dtypes[name]

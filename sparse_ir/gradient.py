@@ -162,7 +162,7 @@ def transposed_axes(func: SparseFunc) -> list[list[str]]:
 
 
 class _Part(NamedTuple):
-    """What one iteration of the gradient adds: kinds are those of the axes of `it`."""
+    """The part of the gradient that one iteration adds: kinds are those of the axes of `it`."""
 
     it: SparseIteration
     kinds: str
@@ -205,7 +205,7 @@ def _graded(func: SparseFunc, buffer: SparseBuffer) -> SparseBuffer:
 def _parts(
     func: SparseFunc, update: Update, operand: SparseBuffer, given: SparseBuffer
 ) -> list[_Part]:
-    """What one iteration means for the gradient: a part for each place it reads the operand at."""
+    """Parts of the gradient from one iteration: one for each place where it reads the operand."""
     it, store, value = update.it, update.store, update.value
     acc = dtype_of(value) if dtype_of(value) == "float64" else "float32"
     adjoint = cast(tirx.BufferLoad(given.var, store.indices), acc)

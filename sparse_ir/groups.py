@@ -1,4 +1,4 @@
-"""What neighbouring threads of a GPU sum up together before one of them writes (Sgap, section 5).
+"""Sums of neighbouring threads of a GPU, one of which writes (Sgap, section 5).
 
 An iteration with the annotation "group" stores `X[..] = X[..] + term` for each visit of a loop over
 threads, its lanes. The interpreter, and any order of visits, may do that as it stands. Before::
@@ -195,7 +195,7 @@ class _Group:
         return steps
 
     def _over_warps(self, held: Any, mask: Any) -> list[Any]:
-        """What the first lane of each warp holds, added up; in each warp, so that none waits."""
+        """Add up what the first lane of each warp holds; in each warp, so that none waits."""
         count, zero = self.size // WARP, [tirx.const(0, "int32")]
         warps = buffer_var([count], self.dtype, "warps", "shared")
         warp, lane = (
@@ -273,7 +273,7 @@ class _Group:
         return rows
 
     def _shuffled(self, way: str, mask: Any, value: Any, distance: int, lanes: int) -> Any:
-        """What the lane so far up or down has, of so many lanes."""
+        """The value of the lane so far up or down, among so many lanes."""
         by, size = tirx.const(distance, "uint32"), tirx.const(lanes, "int32")
         return tirx.call_extern(dtype_of(value), f"__shfl_{way}_sync", mask, value, by, size)
 

@@ -53,7 +53,7 @@ from sparsetir.sparse_ir.updates import refused
 
 
 def wanted_orders(it: SparseIteration, kinds: str) -> dict[str, tuple[str, ...]]:
-    """In which order an iteration is to have the levels of its patterns, for other kinds.
+    """The order that an iteration needs of the levels of its patterns, for other kinds.
 
     Spatial levels come before reductions. Those that reduce around spatial ones already, as the
     relations of a sum over relations do, stay where they are, and those of one coordinate. A
@@ -213,7 +213,7 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
 
 
 def _problem(func: SparseFunc, levels: Sequence[Axis]) -> str:
-    """What stands against another order of levels; "" where nothing does."""
+    """Return what stands against another order of levels, or ""."""
     names = {a.name for a in levels}
     if not _is_chain(levels) or levels[0].kind != "dense_fixed":
         return "they are no chain"

@@ -232,7 +232,7 @@ class _Flattening:
         return tirx.BufferStore(self.flat[node.buffer], node.value, [offset], span=node.span)
 
     def _offset(self, var: Any, indices: list[Any]) -> Any:
-        """Of an element of a buffer."""
+        """The offset of an element of a buffer."""
         offset = self.storage[var].offset(indices)
         if var not in self.threads:
             return offset
@@ -240,7 +240,7 @@ class _Flattening:
         return self.threads[var].number * size + as_dtype(offset, "int64")
 
     def _size(self, var: Any) -> Any:
-        """Of a buffer, in elements."""
+        """The size of a buffer, in elements."""
         size = self.storage[var].size()
         if var not in self.threads:
             return size
@@ -296,7 +296,7 @@ class _Flattening:
         return block_with(block, body=body, init=init, match_buffers=rest)
 
     def _matched(self, match: Any) -> tuple[dict[Any, Any], list[Any]]:
-        """What to put for the variables of a matched buffer, and the rules for its accesses."""
+        """Values for the variables of a matched buffer, and the rules for its accesses."""
         source, target = match.source.source, match.buffer
         storage, ty = self.storage[source], target.ty
         stride_of = {a.name: s for a, s in zip(storage.leaves, storage.strides, strict=True)}

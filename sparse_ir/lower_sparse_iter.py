@@ -463,7 +463,7 @@ def _guarded(conditions: list[Any], stmt: tirx.Stmt) -> tirx.Stmt:
 
 
 def _steps(extent: Any, step: Any) -> Any:
-    """How many visits a loop makes over an extent by steps, which have its sign; none by 0."""
+    """The number of visits of a loop over an extent by steps, which have its sign; none by 0."""
     zero, one, less = (as_dtype(n, dtype_of(step)) for n in (0, 1, -1))
     up = tirx.floordiv(tirx.max(extent, zero) - one, tirx.max(step, one)) + one
     down = tirx.floordiv(less - tirx.min(extent, zero), zero - tirx.min(step, less)) + one

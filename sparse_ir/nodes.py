@@ -106,7 +106,7 @@ class Axis(Object):
 
     @property
     def merged(self) -> list[Any]:
-        """What a merged axis co-iterates, and what merged axes in it do, each once."""
+        """The axes that a merged axis co-iterates, and merged axes in it do, each once."""
         inside = [x for a in self.of or () for x in (a, *(a.merged if isinstance(a, Axis) else ()))]
         return list({x.name: x for x in inside}.values())
 
@@ -410,7 +410,7 @@ class SparseFunc(BaseFunc):
 
 
 class Names(NamedTuple):
-    """What a function declares, by name; and the handles of its parameters and buffers."""
+    """Declarations of a function, by name; and the handles of its parameters and buffers."""
 
     params: dict[str, Any]
     axes: dict[str, Axis]
@@ -437,7 +437,7 @@ _DECLARED: dict[Any, Names] = {}  # of the last functions that were asked for
 
 
 def declared(func: SparseFunc) -> Names:
-    """What a function declares, read once: TVM's lists take long to go through."""
+    """Declarations of a function, read once: iterating over TVM's lists is slow."""
     found = _DECLARED.get(func)
     if found is not None:
         return found
@@ -510,7 +510,7 @@ def flat_axes(axes: Any) -> list[Axis]:
 
 
 def merged_parent(axes: Sequence[Any], known: Sequence[Axis]) -> Axis | None:
-    """What a merged axis of these hangs under: their parent, or the merged axis of their parents.
+    """The parent of a merged axis of these: their parent, or the merged axis of their parents.
 
     axes : those that are attached elsewhere do not count
     known : merged axes declared so far
@@ -530,14 +530,14 @@ def standing_axes(axes: Any) -> list[Axis]:
 
 
 def attached_axes(axes: Any) -> list[AttachedAxis]:
-    """What of an iteration's list is attached: entries, and what merged axes co-iterate."""
+    """The attached axes in an iteration's list: entries, and what merged axes co-iterate."""
     nodes = [visited_node(a) for a in axes]
     inside = [x for a in nodes if isinstance(a, Axis) for x in a.merged]
     return [a for a in [*nodes, *inside] if isinstance(a, AttachedAxis)]
 
 
 def visited_node(node: Any) -> Any:
-    """What an entry of an iteration's list visits: the axis that is cut, where it is a part."""
+    """The axis that an entry of an iteration's list visits: that which is cut, of a part."""
     return node.axis if not isinstance(node, Axis) and isinstance(node, PartAxis) else node
 
 

@@ -86,7 +86,7 @@ def closed(func: SparseFunc) -> SparseFunc:
 
 
 def _with(func: SparseFunc, made: Callable[[Axis, Axis | None], Axis]) -> SparseFunc:
-    """With other axes in place of those that are open, and parameters for their arrays, if any.
+    """Put other axes in place of those that are open, with parameters for their arrays, if any.
 
     made : of an axis and its parent, the axis in its place
     """
@@ -119,7 +119,7 @@ def _names(buffer: SparseBuffer) -> list[str]:
 
 
 def open_axis_problems(func: SparseFunc, new: list[Axis]) -> Found:
-    """What stands against axes that are to be assembled, for the verifier."""
+    """Return what stands against axes that are to be assembled, for the verifier."""
     chain = [a.name for a in open_axes(func)]
     for axis in filter(is_open, new):
         label = f"axis '{axis.name}': nnz None says that the program assembles it; expected"

@@ -28,7 +28,7 @@ STAGE_TWO_ATTRS = (LAYOUTS, SIGNATURE)
 
 @py_class("sparsetir.Layout", frozen=True, structural_eq="tree")
 class Layout(Object):
-    """How a stage-II buffer is stored.
+    """The storage of a stage-II buffer.
 
     axes : one axis per dimension
     ends : 1 for an indptr, whose last dimension has one element more; else 0

@@ -167,7 +167,7 @@ class ExprPrinter:
         return repr(node.value) if is_int32(node) else self.expr(node)
 
     def indices(self, nodes: Sequence[Any]) -> str:
-        """What stands between the brackets of a load or store."""
+        """The text between the brackets of a load or store."""
         return ", ".join(self.index(n) for n in nodes) or "()"
 
     def sizes(self, nodes: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a schedule takes for granted: promises about numbers, assumptions about arrays.
+"""Facts that a schedule takes for granted: promises about numbers, assumptions about arrays.
 
 Function attribute "promises", a list of `{"param": name, "kind": kind, "value": number}`:
 

@@ -40,7 +40,7 @@ STARTS = {"from", "starts", "loop", "per_block"}
 
 
 class Recipe(NamedTuple):
-    """How the values of a buffer are found.
+    """The search that gives the values of a buffer.
 
     searches : whether by a search in `array`, or as its elements
     array : the buffer of offsets or of coordinates
@@ -53,7 +53,7 @@ class Recipe(NamedTuple):
 
 
 def found_rows(func: SparseFunc) -> dict[str, dict[str, Any]]:
-    """What is said of each buffer whose values kernels find, by its name, as plain Python."""
+    """Searches of the buffers whose values kernels find, by name, as plain Python."""
     said = func.attrs.get(ROWS, {})
     return {
         str(name): {str(k): v if isinstance(v, int) else str(v) for k, v in how.items()}
@@ -62,7 +62,7 @@ def found_rows(func: SparseFunc) -> dict[str, dict[str, Any]]:
 
 
 def recipe_of_rows(func: SparseFunc, buffer: SparseBuffer) -> Recipe | None:
-    """How the values of a buffer can be found; None for one that is given or made otherwise."""
+    """The search for a buffer's values; None for one that is an argument or made otherwise."""
     if buffer.handle is None:
         return None
     how = computed_parameters(func).get(str(buffer.handle.name), {})
@@ -123,7 +123,7 @@ def unbounded(position: Any, var: Any) -> Any:
 
 
 def step_of(position: Any, var: Any) -> int | None:
-    """How much further each visit of a loop goes, bounds aside; None where that is no number."""
+    """The step of each visit of a loop, bounds aside; None where that is no number."""
     position = unbounded(position, var)
     following = substitute(position, {var: var + as_dtype(1, dtype_of(var))})
     step = Analyzer().simplify(following - position)

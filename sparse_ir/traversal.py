@@ -126,5 +126,5 @@ def _replacer() -> tuple[Any, dict[int, Any]]:
 
 @functools.cache
 def _number(kind: Any) -> int:
-    """What the FFI calls a class of nodes."""
+    """The number by which the FFI knows a class of nodes."""
     return TypeSchema.from_annotation(kind).origin_type_index

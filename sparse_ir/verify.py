@@ -69,7 +69,7 @@ class Problem(NamedTuple):
 
 
 class Declarations(NamedTuple):
-    """What a rule looks at.
+    """The declarations that a rule checks.
 
     func : the function, of which a rule on one with another needs all
     axes, buffers : its last ones, which are not known to be right
@@ -243,7 +243,7 @@ def _axis_merged(new: Declarations) -> Found:
 
 
 def _inside(axis: Axis) -> list[Any]:
-    """What a merged axis holds, in each of its places."""
+    """The axes that a merged axis holds, in each of its places."""
     of = [] if axis.of is None else axis.of
     return [x for a in of for x in (a, *(_inside(a) if isinstance(a, Axis) else ()))]
 

@@ -29,7 +29,7 @@ NESTED = ("init", "body", "then_case", "else_case")
 
 
 class Broken(NamedTuple):
-    """What a rule found: where (an axis or a span) and what is wrong."""
+    """A breach of a rule: where (an axis or a span) and what is wrong."""
 
     where: Any
     message: str

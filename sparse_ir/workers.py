@@ -43,7 +43,7 @@ class Workers(NamedTuple):
 
 
 def entries_of(it: SparseIteration) -> list[dict[str, Any]]:
-    """What the annotation of an iteration says."""
+    """The entries of an iteration's annotation."""
     return [dict(entry.items()) for entry in it.annotations.get(WORKERS, [])]
 
 
@@ -53,7 +53,7 @@ def divided(it: SparseIteration) -> list[list[str]]:
 
 
 def units_of(it: SparseIteration) -> set[str]:
-    """What the loops of an iteration are divided among."""
+    """The units among which the loops of an iteration are divided."""
     return {str(entry["unit"]) for entry in entries_of(it)}
 
 
@@ -132,7 +132,7 @@ def _tag(
 
 
 def _threads_of(it: SparseIteration, entry: dict[str, Any]) -> int:
-    """How many threads of a block an entry takes."""
+    """The number of threads of a block that an entry takes."""
     per_block = int(entry.get("per_block", 0) or 0)
     lengths = {axis.name: axis.length for axis, _, _ in it.axis_of()}
     return per_block or int(lengths[str(entry["loops"][0])])

@@ -36,7 +36,7 @@ class NonzerosOf(NamedTuple):
     run: str | None = None
 
     def most(self, given: Mapping[str, Any]) -> int:
-        """As :meth:`RowsOf.most`."""
+        """A number below which all are, as :meth:`RowsOf.most`."""
         nnz = given[self.indptr][-1] if self.indptr else len(given[self.indices or ""])
         return max(1, int(nnz) - (given[self.run] - 1 if self.run else 0))
 
@@ -47,7 +47,7 @@ class LengthOf(NamedTuple):
     length: str
 
     def most(self, given: Mapping[str, Any]) -> int:
-        """As :meth:`RowsOf.most`."""
+        """A number below which all are, as :meth:`RowsOf.most`."""
         return given[self.length]
 
 
@@ -57,7 +57,7 @@ class Below(NamedTuple):
     bound: str
 
     def most(self, given: Mapping[str, Any]) -> int:
-        """As :meth:`RowsOf.most`."""
+        """A number below which all are, as :meth:`RowsOf.most`."""
         return given[self.bound]
 
 
@@ -93,7 +93,7 @@ class FoundIn(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a recipe's results.
+    """Facts about a recipe's results.
 
     open : a number that whoever makes a plan may choose otherwise (:func:`compute`)
     unknown : an open number that is right for any arguments, where none are there to compute it of
@@ -141,5 +141,5 @@ def recipe(function: Callable[..., Any] | None = None, /, **facts: Any) -> Calla
 
 
 def facts_of(name: Any) -> Facts:
-    """What is known of what a recipe makes: nothing of one that is not registered."""
+    """Facts about a recipe's results: none of one that is not registered."""
     return _FACTS.get(str(name), Facts())

@@ -145,7 +145,7 @@ class _Aggregate(VisitOrder):
         )
 
     def _divide(self, inner: list[Loop]) -> None:
-        """Which factors are summed up before, and which loops sums, products and both have."""
+        """Divide factors (summed up before?) and loops (those of sums, of products, of both)."""
         over = {v for x in self.columns for v in x.vars}
         factors = factors_of(self.term)
         first = [f for f in factors if free_vars(f) & over]

@@ -89,7 +89,7 @@ class _BlockStarts(VisitOrder):
         return self.replaced(it, **{ROWS: said})
 
     def _size(self, position: Any, per_block: int) -> int:
-        """How many positions in a row a block has."""
+        """The number of positions in a row that a block has."""
         (var,) = self.loop.vars
         plain = unbounded(position, var)
         analyzer, step = Analyzer(), step_of(plain, var)

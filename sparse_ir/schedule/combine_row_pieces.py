@@ -1,4 +1,4 @@
-"""How pieces of a row meet, where a format stores rows in several (thesis, chapter 7, "atomics").
+"""Sums of a row's pieces, where a format stores rows in several (thesis, chapter 7, "atomics").
 
 Iterations over rows that are stored in pieces add to what an iteration before them has set. Most
 rows have one piece. Before::
@@ -168,7 +168,7 @@ def _refuse(it: SparseIteration, message: str) -> NoReturn:
 
 
 def _update(it: SparseIteration) -> Reduction:
-    """What an iteration adds."""
+    """The update that an iteration makes."""
     found = reduction_of(it.body)
     if found is None or it.init is not None or "R" in it.kinds:
         _refuse(

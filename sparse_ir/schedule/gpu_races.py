@@ -1,4 +1,4 @@
-"""How visits of a GPU's loop that add to the same elements meet; see `parallelize`.
+"""Ways for visits of a GPU's loop to add to the same elements; see `parallelize`.
 
 "atomics" : each update, of a sum, maximum or minimum, is atomic. Of a loop over chunks of the
     elements of all rows, rows in one chunk are written plainly
@@ -236,7 +236,7 @@ class _Meeting:
         return found
 
     def _update(self, it: SparseIteration) -> Reduction:
-        """What an iteration adds."""
+        """The update that an iteration makes."""
         found = reduction_of(it.body)
         if found is None or it.init is not None:
             self.refuse(

@@ -75,7 +75,7 @@ LARGEST = 8  # rows of a panel: 255 patterns
 def group_columns_by_pattern(
     func: SparseFunc, rows: SpIter, columns: SpIter, size: int, *, by: str = "pattern"
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Go through panels of rows, in each the columns that hold the same of its rows together.
+    """Visit panels of rows, in each the columns that hold the same of its rows together.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, li
 
 
 def _rows_of(size: int, q: Any, r: Any, idtype: str) -> tuple[Any, Any, Any, Any]:
-    """Of row r and pattern q: rows of the pattern, those before r, whether r is one, the row."""
+    """For row r and pattern q: rows of the pattern, those before r, whether r is one, the row."""
     zero, one, two = (as_dtype(number, idtype) for number in range(3))
     mask = q + one
     bits = [tirx.floormod(tirx.floordiv(mask, as_dtype(1 << b, idtype)), two) for b in range(size)]

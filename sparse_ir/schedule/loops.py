@@ -146,7 +146,7 @@ def iteration_of(who: str, func: SparseFunc, handle: Any) -> SparseIteration:
 
 
 def place_of(who: str, func: SparseFunc, it: SparseIteration, handle: Any) -> int:
-    """Which loop of the iteration a handle stands for.
+    """The place of the loop that a handle stands for.
 
     Raises ScheduleError where it has none such, with those of the function that have, as
     primitives move loops from one to another.

@@ -1,4 +1,4 @@
-"""Go through the stored elements of fused axes by their positions (Senanayake's thesis, chapter 5).
+"""Visit the stored elements of fused axes by their positions (Senanayake's thesis, chapter 5).
 
 Before, where the row of each non-zero is searched for::
 
@@ -107,7 +107,7 @@ def positions(
     default: int | dict[str, Any] = 16,
     rows: str = "table",
 ) -> tuple[SparseFunc, SpIter]:
-    """Go through the elements of fused axes by position.
+    """Visit the elements of fused axes by position.
 
     Parameters
     ----------

@@ -152,7 +152,7 @@ def _where_reorderable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _documented(function: Callable[..., Any]) -> str | None:
-    """What a function says, with the module that shows a program before and after."""
+    """The documentation of a primitive, with its module's program before and after."""
     said = inspect.getdoc(function)
     if said is None:
         return None
@@ -161,14 +161,14 @@ def _documented(function: Callable[..., Any]) -> str | None:
 
 
 def _output_of(annotation: Any) -> Any:
-    """Of `tuple[SparseFunc, output]`, as text, the output."""
+    """The output in `tuple[SparseFunc, output]`, as text."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     begin = "tuple[SparseFunc, "
     return text[len(begin) : -1] if text.startswith(begin) else inspect.Signature.empty
 
 
 def stub() -> str:
-    """What type checkers and editors are told of the methods: the text of `primitives.pyi`."""
+    """The text of `primitives.pyi`, which tells type checkers and editors of the methods."""
 
     def text(parameter: inspect.Parameter) -> str:
         kind = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
@@ -230,7 +230,7 @@ def _is_sequence(hint: Any) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """What can be gone through as a list; anything else, text and a handle, as it is."""
+    """A sequence as a list; anything else, text and a handle, as it is."""
     if isinstance(value, str | bytes | Mapping | SpIter | SparseIterationRef):
         return value
     try:
@@ -242,7 +242,7 @@ def _listed(value: Any) -> Any:
 def wrong_argument(
     function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
 ) -> str:
-    """What an error is to say of the first argument of another type; "" where there is none.
+    """The text of an error about the first argument of another type; "" where there is none.
 
     function : of a program and these; its annotations are the types, and what has none, or one
         that the primitives here have not, is not looked at

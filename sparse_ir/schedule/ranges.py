@@ -1,4 +1,4 @@
-"""Go through rows under several parents by ranges of rows, in tiles.
+"""Visit rows under several parents by ranges of rows, in tiles.
 
 Before, where each relation stores some rows::
 
@@ -43,7 +43,7 @@ def ranges(
     cost: int = 8,
     default: int | dict[str, Any] = 1,
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Go through rows under several parents by ranges that are the same for all, in tiles.
+    """Visit rows under several parents by ranges that are the same for all, in tiles.
 
     Parameters
     ----------

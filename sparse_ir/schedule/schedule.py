@@ -143,7 +143,7 @@ class Schedule(Primitives):
         return self._lowered
 
     def lower(self) -> Any:
-        """Go on to stage II, once: a `tvm.s_tir.Schedule` of the lowered function.
+        """Lower to stage II, once; gives a `tvm.s_tir.Schedule` of the lowered function.
 
         From here on TVM's primitives schedule it; those of stage I are refused.
         """

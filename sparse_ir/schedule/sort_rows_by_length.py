@@ -45,7 +45,7 @@ WHO = "sort_rows_by_length"
 def sort_rows_by_length(
     func: SparseFunc, rows: SpIter, columns: SpIter, window: int = 4096
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Go through rows in the order of their lengths, as one loop ends like the one before.
+    """Visit rows in the order of their lengths, so that loops in a row end alike.
 
     Parameters
     ----------

@@ -250,7 +250,7 @@ def _refuse_other_than(it: SparseIteration, axis: Axis, visited: int, tail: str)
 
 
 def _count(first: Any, length: Any, tile: int, idtype: str, *, exact: bool) -> Any:
-    """How many tiles there are."""
+    """The number of tiles."""
     if first is not None:
         return as_dtype(int(first), idtype)
     length, size = as_dtype(length, idtype), as_dtype(tile, idtype)
@@ -270,7 +270,7 @@ def _new_loops(func: SparseFunc, old: Loop, extents: list[Any]) -> list[Loop]:
 
 
 def _start(var: Any, tile: int, length: Any, idtype: str, shift: bool) -> tuple[Any, Any]:
-    """Where a tile begins by its number, and where it does if the last one begins earlier."""
+    """The begin of a tile by its number, and its begin if the last one begins earlier."""
     start = var if tile == 1 else var * as_dtype(tile, idtype)
     if not shift:
         return start, start

@@ -1,4 +1,4 @@
-"""Go through what each row stores in steps of a few elements side by side.
+"""Visit what each row stores in steps of a few elements side by side.
 
 Before::
 
@@ -44,7 +44,7 @@ WHO = "strip_mine_rows"
 def strip_mine_rows(
     func: SparseFunc, columns: SpIter, lanes: int
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Go through what each row stores in steps of so many elements side by side.
+    """Visit what each row stores in steps of so many elements side by side.
 
     Parameters
     ----------

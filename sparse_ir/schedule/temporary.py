@@ -161,7 +161,7 @@ class _Temporaries(VisitOrder):
         return writing[0]
 
     def _declared(self) -> tuple[SparseBuffer, SparseBuffer]:
-        """What chunks keep, and of which row."""
+        """Declarations of what chunks keep, and of which row."""
         pieces, name = self.pieces, self.target.name
         part = [a for a in self.func.axes if a.parent is not None and a.parent.name == pieces.name]
         starts = next(a for a in part if a.kind == "dense_variable").indptr
@@ -179,7 +179,7 @@ class _Temporaries(VisitOrder):
     # -- iterations ---------------------------------------------------------------------------
 
     def _write(self) -> tuple[SparseFunc, SparseIteration]:
-        """What an owner does; it overwrites its row if nothing else has set it."""
+        """The write of an owner, which overwrites its row if nothing else has set it."""
         if self.whole is not self.it:
             return self.func, self.update
         axes = {v: a for x in (self.it, self.update) for a, v, _ in x.axis_of()}
@@ -257,7 +257,7 @@ class _Temporaries(VisitOrder):
         )
 
     def _instead(self) -> str:
-        """What is legal for a reduction loop, or instead of it."""
+        """Alternatives for a reduction loop that are legal, for a message."""
         axis = self.chunks
         if isinstance(axis, Axis) and axis.kind == "dense_fixed":
             return (

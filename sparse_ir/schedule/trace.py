@@ -1,4 +1,4 @@
-"""What was done to a function: prints as Python, and can be applied to other functions.
+"""The trace of a schedule: prints as Python, and can be applied to other functions.
 
 One trace goes over both stages. After `lower`, and after each `rewrite`, come the instructions of
 TVM's own trace of the schedule that it gave::

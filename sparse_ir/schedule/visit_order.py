@@ -269,7 +269,7 @@ class VisitOrder:
             self.refuse("expected an iteration without nested ones and annotations")
 
     def reduced(self, besides: str = "") -> Reduction:
-        """What the body reduces; refuses others.
+        """The reduction of the body; refuses others.
 
         besides : what the refusal says in addition
         """
@@ -391,7 +391,7 @@ class ElementOrder(VisitOrder):
         return out
 
     def _moved_buffers(self) -> dict[Any, SparseBuffer]:
-        """By its variable, each buffer over all axes as one over positions."""
+        """Buffers over all axes as ones over positions, by their variables."""
         out: dict[Any, SparseBuffer] = {}
         path = [a.name for a in self.path]
         for b in self.func.buffers:

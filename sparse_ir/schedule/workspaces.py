@@ -216,7 +216,7 @@ class _Result:
         return self._iteration("write", self.held, "S" * len(self.held), body)
 
     def _place(self) -> list[Any]:
-        """Where the workspace holds the element of a visit."""
+        """The place of a visit's element in the workspace."""
         return [loop.var for loop in self.held + self.lanes]
 
     # -- what there is ------------------------------------------------------------------------

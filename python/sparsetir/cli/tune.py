@@ -248,7 +248,7 @@ def _check_device(args: argparse.Namespace) -> None:
 
 
 def report_path(option: Path | None, what: str, feat: int | None = None) -> Path:
-    """Where the report of a search goes.
+    """The path of a search's report.
 
     given : a file, which is replaced, with the number of features in its name where it is one of
         several; or a folder; None for the current one
@@ -293,7 +293,7 @@ def _report(tuned: Search, path: Path, name: str) -> str | None:
 
 
 def _data(tuned: Search) -> dict[str, object]:
-    """For JSON."""
+    """The result of a search as data for JSON."""
     from sparsetir.schedules.search.configs import to_data
     from sparsetir.tuning.report import ranked
 

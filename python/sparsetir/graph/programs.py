@@ -40,7 +40,7 @@ STEPS = {"sum": ("T.float32(0)", "{0} + {1}")} | {
 
 @dataclass(frozen=True)
 class Operand:
-    """How a tensor is read at an edge.
+    """A tensor as it is read at an edge.
 
     at : "row", the node at which the region reduces; "other", a node by another index; "edge"; or
         "all", the same for all edges
@@ -57,7 +57,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Program:
-    """What a kernel is compiled for.
+    """A region's expression and what becomes of it: all that its kernel depends on.
 
     expression : of an edge, in stage I, with {n} for what is read of operand n
     operands : by number
@@ -172,7 +172,7 @@ class Program:
         return ""
 
     def kernel(self, aligned: tuple[bool, ...], config: Config | None = None) -> Kernel:
-        """Of :meth:`text`, compiled when it is first wanted; trusts its index arrays.
+        """The kernel of :meth:`text`, compiled when it is first wanted; trusts its index arrays.
 
         config : choices that a search found, by default those of the default schedule
         """

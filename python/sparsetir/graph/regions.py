@@ -239,7 +239,7 @@ def is_reduction(node: fx.Node) -> bool:
 
 
 def width_of(node: fx.Node) -> int:
-    """How many features an edge has."""
+    """The number of features of an edge."""
     return _width(shape_of(node))
 
 
@@ -389,7 +389,7 @@ class _Finder:
             self.graph.eliminate_dead_code()
 
     def _take_factors_out(self, nodes: list[fx.Node]) -> None:
-        """Where that makes two sums one, or one of fewer features."""
+        """Take factors out of sums where that makes two sums one, or one of fewer features."""
         groups: dict[tuple[fx.Node, str, str], list[fx.Node]] = {}
         place = {node: n for n, node in enumerate(self.graph.nodes)}
         for node in nodes:
@@ -531,11 +531,11 @@ class _Finder:
                 user.replace_input_with(node, back)
 
     def _chosen(self, vectors: list[fx.Node]) -> fx.Node:
-        """Of indices one to sort edges by, at which something is reduced."""
+        """The one of the indices to sort edges by, at which something is reduced."""
         return next((v for v in self.rows if v in vectors), vectors[0])
 
     def _rows_of(self, rows: fx.Node, program: Program, tensors: list[fx.Node]) -> Size | None:
-        """How many nodes there are by the index of rows."""
+        """The number of nodes, by the index of rows."""
         for tensor, operand in zip(tensors, program.operands, strict=True):
             if operand.at == "row":
                 self._counts[rows] = shape_of(tensor)[0]
@@ -618,7 +618,7 @@ class _Finder:
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Who reads a node, through views."""
+    """The nodes that read a node, through views."""
     for user in node.users:
         if user.op == "call_function" and user.target in VIEWS | SAME:
             yield from _readers(user)

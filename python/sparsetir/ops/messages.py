@@ -473,7 +473,7 @@ def _shape_by(
 
 
 class Merged(NamedTuple):
-    """How feature dimensions of operands are joined.
+    """Feature dimensions of operands, joined for a kernel.
 
     out : the feature dimensions of the result, as broadcast by torch
     groups : of each operand, the sizes of the joined dimensions; 1 where it is the same for all

@@ -260,7 +260,7 @@ class SegmentSoftmaxBackward(Operation[Tensor]):
         rowptr, col, y, g, n = self.rowptr, self.col, self.y, self.grad, self.n
 
         def row_sums(x: Tensor) -> Tensor:
-            """Of each element's row, (batch, nnz, heads)."""
+            """Sums over each element's row, (batch, nnz, heads)."""
             sums = gspmm(rowptr, col, None, x.transpose(0, 1), n, "copy_e", "sum", False)
             return gsddmm(rowptr, col, sums, None, n, "copy_lhs", "v", "e").transpose(0, 1)
 
@@ -299,7 +299,7 @@ class EdgeAttention(Operation[Tensor]):
 def attention_gradients(
     rowptr: Tensor, col: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, scale: float
 ) -> Gradients:
-    """What computes those of attention for q, k and v; differentiable."""
+    """Functions that compute the gradients of attention for q, k and v; differentiable."""
     n, dtype = k.shape[0], q.dtype
     # Weights are made again rather than kept, from scores that 16 bits would not do for.
     wide = torch.promote_types(dtype, torch.float32)
@@ -358,7 +358,7 @@ def heads_first(x: Tensor, like: Tensor) -> Tensor:
 def gradients_of_product(
     col: Tensor, values: Tensor | None, b: Tensor, place: Tensor, grad: Tensor
 ) -> Gradients:
-    """What computes those of an extremum with respect to values and b, out of torch's own.
+    """Functions that compute an extremum's gradients for values and b, by torch's operators.
 
     place, grad : heads first, as b
     """
@@ -373,7 +373,7 @@ def gradients_of_product(
 def gradients_of_messages(
     col: Tensor, u: Tensor | None, e: Tensor | None, arg: Tensor, op: str, grad: Tensor
 ) -> Gradients:
-    """What computes those of the greatest or least messages with respect to u and e.
+    """Functions that compute the gradients of the greatest or least messages for u and e.
 
     u, e : (n, heads, feat) and (nnz, heads, feat), whose heads and feat may be 1
     arg : (m, heads, feat) the element whose message each is, -1 without any
@@ -387,7 +387,7 @@ def gradients_of_messages(
     with_both = op in ("mul", "div")
 
     def at(operand: Tensor, place: Tensor) -> Tensor:
-        """Where an operand that is the same for all heads or features has them, (m * .. ,)."""
+        """Places in an operand that is the same for all heads or features, (m * .. ,)."""
         (_, heads, feat), (_, h, k) = operand.shape, place.shape
         place = place * heads
         if heads != 1:

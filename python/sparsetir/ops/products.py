@@ -472,7 +472,7 @@ MOST_MET = 256
 
 
 class _Met:
-    """How often the edges in some memory were met, and their version."""
+    """The number of calls with the edges in some memory, and their version."""
 
     __slots__ = ("count", "storage", "version")
 

@@ -197,7 +197,7 @@ rgms_sum = Operator("rgms", Rgms)
 
 @dataclass
 class RgmsWeight(Operation[Tensor]):
-    """For the weights of relations: see :func:`sparsetir.ops.rgms_kernels.of_weights`."""
+    """Gradients for the weights of relations: see :func:`sparsetir.ops.rgms_kernels.of_weights`."""
 
     x: Tensor
     grad: Tensor
@@ -236,7 +236,7 @@ rgms_weight = Operator("rgms_weight", RgmsWeight)
 
 @dataclass
 class RgmsEdge(Operation[Tensor]):
-    """For the weights of edges: see :func:`sparsetir.ops.rgms_kernels.of_edges`."""
+    """Gradients for the weights of edges: see :func:`sparsetir.ops.rgms_kernels.of_edges`."""
 
     x: Tensor
     grad: Tensor
