@@ -38,14 +38,14 @@ def adjoints(expr: Any, adjoint: Any, operand: Any) -> list[Term]:
 
     Raises NoAdjointError for a node without a rule.
     """
-    found: list[Term] = []
+    terms: list[Term] = []
     for load, term in _terms(expr, adjoint, operand):
-        same = [n for n, (indices, _) in enumerate(found) if same_indices(indices, load.indices)]
+        same = [n for n, (indices, _) in enumerate(terms) if same_indices(indices, load.indices)]
         if same:
-            found[same[0]] = (load.indices, found[same[0]][1] + term)
+            terms[same[0]] = (load.indices, terms[same[0]][1] + term)
         else:
-            found.append((load.indices, term))
-    return found
+            terms.append((load.indices, term))
+    return terms
 
 
 def _terms(expr: Any, g: Any, operand: Any) -> list[Term]:
@@ -76,14 +76,14 @@ def is_float(expr: Any) -> bool:
 
 def _product(factors: Sequence[Any], g: Any, operand: Any) -> list[Term]:
     """The adjoint of a product, in the factor's place; equal factors are counted."""
-    found: list[Term] = []
+    terms: list[Term] = []
     for n, factor in enumerate(factors):
         same = [k for k, other in enumerate(factors) if tvm_ffi.structural_equal(factor, other)]
         if same[0] == n and loads_of(factor, operand):
             count = [tirx.const(float(len(same)), dtype_of(g))] if len(same) > 1 else []
             others = reduce(mul, [*count, *factors[:n], g, *factors[n + 1 :]])
-            found += _terms(factor, others, operand)
-    return found
+            terms += _terms(factor, others, operand)
+    return terms
 
 
 def _choice(choose: Any, test: Any, yes: Any, no: Any, g: Any, operand: Any) -> list[Term]:

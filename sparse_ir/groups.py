@@ -89,19 +89,19 @@ class _Group:
         self.size, self.runs = int(how["size"]), bool(int(how["runs"]))
         self.instead = "" if ATOMIC in it.annotations else str(how.get("instead", ""))
         self.around = [*iterations_around(func, it), it]
-        found = [
+        workers = [
             (x, axis, var)
             for x in self.around
             for axis, var, _ in x.axis_of()
             if axis.name == str(how["lanes"])
         ]
         reduction = reduction_of(it.body)
-        if not found or reduction is None or it.init is not None:
+        if not workers or reduction is None or it.init is not None:
             raise LoweringError(
                 f"sp_iter '{it.name}': annotation '{GROUP}': expected X[..] = X[..] + term (or *, "
                 f"max, min) inside a loop '{how['lanes']}', got another statement"
             )
-        self.owner, self.lanes, self.var = found[-1]
+        self.owner, self.lanes, self.var = workers[-1]
         bound = tags.get((self.owner.name, str(self.lanes.name)), [])
         if bound != ["threadIdx.x"]:
             raise LoweringError(
@@ -146,10 +146,10 @@ class _Group:
         annotations = {k: v for k, v in self.it.annotations.items() if k not in (GROUP, ATOMIC)}
         if self.owner is self.it:
             body, prepared = tirx.SeqStmt([*prepared, *body.seq]), []
-        made = iteration_with(self.it, body=body, annotations=annotations)
-        made = tirx.SeqStmt([*prepared, made]) if prepared else made
+        summed = iteration_with(self.it, body=body, annotations=annotations)
+        summed = tirx.SeqStmt([*prepared, summed]) if prepared else summed
         body = map_expr(
-            self.func.body, [(SparseIteration, lambda n: made if n.name == self.it.name else n)]
+            self.func.body, [(SparseIteration, lambda n: summed if n.name == self.it.name else n)]
         )
         return self.func.replace(body=body)
 

@@ -241,8 +241,8 @@ class MergeLoop(PositionLoop):
                 return nearer(there[0], other if there[0] is first else one)
             moves = [s for p in there for s in p.move(space, as_dtype(1, self.node.idtype))]
             known = {p.name: p in there for p in self.pointers}
-            found = self._known(body, known) if union else body
-            return as_one([store_one(self.var, load_one(there[0].at)), found, *moves])
+            inner = self._known(body, known) if union else body
+            return as_one([store_one(self.var, load_one(there[0].at)), inner, *moves])
 
         alone = tirx.IfThenElse(one < other, at(first), at(second))
         both = tirx.IfThenElse(tirx.EQ(one, other), at(first, second), alone)

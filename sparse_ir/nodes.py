@@ -419,8 +419,8 @@ class Names(NamedTuple):
 
     def has_param(self, var: Any) -> bool:
         """Whether a variable is a parameter."""
-        found = self.params.get(str(var.name))
-        return found is not None and found.same_as(var)
+        param = self.params.get(str(var.name))
+        return param is not None and param.same_as(var)
 
     def declares(self, var: Any) -> bool:
         """Whether a variable is a parameter, or that of a buffer."""
@@ -428,8 +428,8 @@ class Names(NamedTuple):
 
     def buffer_of(self, var: Any) -> SparseBuffer | None:
         """The buffer whose variable this is; None for one of a statement."""
-        found = self.buffers.get(str(var.name))
-        return found if found is not None and found.var.same_as(var) else None
+        buffer = self.buffers.get(str(var.name))
+        return buffer if buffer is not None and buffer.var.same_as(var) else None
 
 
 _LOCK = threading.Lock()
@@ -438,9 +438,9 @@ _DECLARED: dict[Any, Names] = {}  # of the last functions that were asked for
 
 def declared(func: SparseFunc) -> Names:
     """Declarations of a function, read once: iterating over TVM's lists is slow."""
-    found = _DECLARED.get(func)
-    if found is not None:
-        return found
+    names = _DECLARED.get(func)
+    if names is not None:
+        return names
     return _keep(func, _by_name(func.params, func.axes, func.buffers))
 
 
@@ -454,10 +454,10 @@ def declare_more(
 
 
 def _by_name(params: Any, axes: Any, buffers: Any) -> Names:
-    found: list[Any] = [{str(x.name): x for x in each} for each in (params, axes, buffers)]
-    variables = *found[0].values(), *(b.var for b in found[2].values())
-    found.append({v.__chandle__() for v in variables})
-    return Names(*found)
+    tables: list[Any] = [{str(x.name): x for x in each} for each in (params, axes, buffers)]
+    variables = *tables[0].values(), *(b.var for b in tables[2].values())
+    tables.append({v.__chandle__() for v in variables})
+    return Names(*tables)
 
 
 def _keep(func: SparseFunc, names: Names) -> Names:
@@ -518,10 +518,10 @@ def merged_parent(axes: Sequence[Any], known: Sequence[Axis]) -> Axis | None:
     Or else that of the first, and all are visited outside; None where all are roots.
     """
     inside = [x for a in axes for x in ((a.merged if isinstance(a, Axis) else []) or [a])]
-    own = [a.parent for a in inside if isinstance(a, Axis) and not a.is_merged and a.parent]
-    parents = {a.name for a in own}
+    above = [a.parent for a in inside if isinstance(a, Axis) and not a.is_merged and a.parent]
+    parents = {a.name for a in above}
     together = (m for m in known if {a.name for a in m.members} >= parents)
-    return next(together, own[0]) if len(parents) > 1 else next(iter(own), None)
+    return next(together, above[0]) if len(parents) > 1 else next(iter(above), None)
 
 
 def standing_axes(axes: Any) -> list[Axis]:

@@ -85,7 +85,7 @@ def closed(func: SparseFunc) -> SparseFunc:
     return _with(func, given)
 
 
-def _with(func: SparseFunc, made: Callable[[Axis, Axis | None], Axis]) -> SparseFunc:
+def _with(func: SparseFunc, replacement: Callable[[Axis, Axis | None], Axis]) -> SparseFunc:
     """Put other axes in place of those that are open, with parameters for their arrays, if any.
 
     made : of an axis and its parent, the axis in its place
@@ -96,7 +96,7 @@ def _with(func: SparseFunc, made: Callable[[Axis, Axis | None], Axis]) -> Sparse
     others: dict[str, Axis] = {}
     changed: dict[Any, list[Any]] = {}
     for axis in axes:
-        other = others[axis.name] = made(axis, others.get(axis.parent.name, axis.parent))
+        other = others[axis.name] = replacement(axis, others.get(axis.parent.name, axis.parent))
         stored = other.indptr is not None
         changed[axis.indptr] = [axis.indptr] if stored else []
         changed[axis.indices] = [axis.indices, other.nnz] if stored else []

@@ -78,10 +78,10 @@ def reduction_of(body: Any) -> Reduction | None:
             and same_indices(expr.indices, store.indices)
         )
 
-    found = _operation(value, mine)
-    if found is None or loads_of(found[0], store.buffer):
+    operation = _operation(value, mine)
+    if operation is None or loads_of(operation[0], store.buffer):
         return None
-    return Reduction(conditions, store, *found)
+    return Reduction(conditions, store, *operation)
 
 
 def where(reduction: Reduction, test: Any) -> Any:
@@ -169,7 +169,7 @@ def widened(expr: Any, dtype: str, held: Callable[[Any], Any]) -> Any:
         return tirx.const(float(expr.value), dtype)
 
     def load(node: Any) -> Any:
-        found = held(node)
-        return node if found is None else cast(found, dtype_of(node))
+        value = held(node)
+        return node if value is None else cast(value, dtype_of(node))
 
     return cast(map_expr(expr, [(ir.TensorLoad, load)]), dtype)

@@ -66,15 +66,15 @@ def recipe_of_rows(func: SparseFunc, buffer: SparseBuffer) -> Recipe | None:
     if buffer.handle is None:
         return None
     how = computed_parameters(func).get(str(buffer.handle.name), {})
-    found = facts_of(how.get("recipe")).found_in
-    if found is None:
+    search = facts_of(how.get("recipe")).found_in
+    if search is None:
         return None
     by_handle = {str(b.handle.name): b for b in func.buffers if b.handle is not None}
-    array = by_handle.get(str(how[found.array])[1:])
+    array = by_handle.get(str(how[search.array])[1:])
     order = by_handle.get(str(how["order"])[1:]) if "order" in how else None
     if array is None or "order" in how and order is None:
         return None
-    return Recipe(found.by_search, array, order)
+    return Recipe(search.by_search, array, order)
 
 
 def row_problems(func: SparseFunc) -> Found:

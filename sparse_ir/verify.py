@@ -126,14 +126,14 @@ def find_problem(
     """
     axes, buffers = (len(before.axes), len(before.buffers)) if before is not None else (0, 0)
     new = Declarations(func, func.axes[axes:], func.buffers[buffers:], declared(func))
-    found = (rule(new) for rule in DECLARATIONS)
+    problems = (rule(new) for rule in DECLARATIONS)
     rest: list[Found] = [rule(func) for rule in ATTRIBUTES]
     if by_hand:
         rest.append(written_by_hand_problems(func))
     rest.append(body_problems(func, known))
     if before is None:
         rest.append(_order(func))
-    for where, message in chain(*found, *rest):
+    for where, message in chain(*problems, *rest):
         span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
         return Problem(span or func.span, f"in function '{func.name}': {message}")
     return None

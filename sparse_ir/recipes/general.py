@@ -159,8 +159,8 @@ def shared_rows(length: int, **rows: np.ndarray) -> np.ndarray:
     rows : (pieces,) the row of each piece; negative where there is none
     """
     counts = np.zeros(length, "int64")
-    for found in rows.values():
-        counts += np.bincount(found[found >= 0], minlength=length)
+    for places in rows.values():
+        counts += np.bincount(places[places >= 0], minlength=length)
     return (counts > 1).astype("int8")
 
 

@@ -18,9 +18,9 @@ class RowsOf(NamedTuple):
 
     indptr: str
 
-    def most(self, given: Mapping[str, Any]) -> int:
+    def most(self, keywords: Mapping[str, Any]) -> int:
         """A number below which all are, by the values of keywords."""
-        return len(given[self.indptr]) - 1
+        return len(keywords[self.indptr]) - 1
 
 
 class NonzerosOf(NamedTuple):
@@ -35,10 +35,10 @@ class NonzerosOf(NamedTuple):
     indices: str | None = None
     run: str | None = None
 
-    def most(self, given: Mapping[str, Any]) -> int:
+    def most(self, keywords: Mapping[str, Any]) -> int:
         """A number below which all are, as :meth:`RowsOf.most`."""
-        nnz = given[self.indptr][-1] if self.indptr else len(given[self.indices or ""])
-        return max(1, int(nnz) - (given[self.run] - 1 if self.run else 0))
+        nnz = keywords[self.indptr][-1] if self.indptr else len(keywords[self.indices or ""])
+        return max(1, int(nnz) - (keywords[self.run] - 1 if self.run else 0))
 
 
 class LengthOf(NamedTuple):
@@ -46,9 +46,9 @@ class LengthOf(NamedTuple):
 
     length: str
 
-    def most(self, given: Mapping[str, Any]) -> int:
+    def most(self, keywords: Mapping[str, Any]) -> int:
         """A number below which all are, as :meth:`RowsOf.most`."""
-        return given[self.length]
+        return keywords[self.length]
 
 
 class Below(NamedTuple):
@@ -56,9 +56,9 @@ class Below(NamedTuple):
 
     bound: str
 
-    def most(self, given: Mapping[str, Any]) -> int:
+    def most(self, keywords: Mapping[str, Any]) -> int:
         """A number below which all are, as :meth:`RowsOf.most`."""
-        return given[self.bound]
+        return keywords[self.bound]
 
 
 class SameAs(NamedTuple):
@@ -66,7 +66,7 @@ class SameAs(NamedTuple):
 
     array: str
 
-    def most(self, given: Mapping[str, Any]) -> None:
+    def most(self, keywords: Mapping[str, Any]) -> None:
         """No number: they are as far known as the array is."""
 
 

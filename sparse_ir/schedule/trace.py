@@ -113,8 +113,8 @@ def _lines_of(stage_two: Any) -> list[str]:
     """The instructions of TVM's trace."""
     if stage_two is None:
         return []
-    found = [str(line) for line in stage_two.as_python()]
-    return [re.sub(r"^((?:[\w, ]+ = )?)sch\.", rf"\1{STAGE_TWO}.", line) for line in found]
+    lines = [str(line) for line in stage_two.as_python()]
+    return [re.sub(r"^((?:[\w, ]+ = )?)sch\.", rf"\1{STAGE_TWO}.", line) for line in lines]
 
 
 def _import_of(function: Any) -> str:
