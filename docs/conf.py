@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / "_ext")]
+sys.path[:0] = [str(HERE), str(HERE / "_ext")]
 
 import sparsetir  # noqa: E402
 
@@ -18,6 +18,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "plain_docstrings",
+    "package_files",
     "repository_links",
 ]
 source_suffix = {".md": "markdown"}

@@ -30,8 +30,8 @@ class Missing(Exception):
 
 def file() -> Path:
     """The newest of the files, of whatever CPU."""
-    found = RESULTS.glob("readme-*.json")
-    return max(found, key=lambda p: json.loads(p.read_text())["date"])
+    files = RESULTS.glob("readme-*.json")
+    return max(files, key=lambda p: json.loads(p.read_text())["date"])
 
 
 @cache
@@ -120,12 +120,12 @@ class Comparison(NamedTuple):
 def comparisons() -> list[Comparison]:
     """All that is shown, in the order of the table."""
     best, epochs = "the best of scipy, torch and MKL", "epochs by torch.compile"
-    given: list[tuple[str, str, str, Iterable[Cell]]] = []
+    described: list[tuple[str, str, str, Iterable[Cell]]] = []
     for n, words in ((1, "1 thread"), (2, "2 threads")):
         models = ["models 1t", "layers"] if n == 1 else ["models 2t"]
         rgcn, ran = _rgcn(f"relations {n}t"), partial(_runs, "operators", threads=n)
         product, total = (_sparse(f"sparse {n}t", op) for op in ("product", "sum of 2"))
-        given += [
+        described += [
             (f"epochs {n} {INDUCTOR}", f"{epochs}, {words}", INDUCTOR, _epochs(models, INDUCTOR)),
             (f"epochs {n} {PYG}", f"{epochs}, {words}", PYG, _epochs(models, PYG)),
             (f"rgcn {n}", f"RGCN layers, {words}", "PyG's faster layer", rgcn),
@@ -137,19 +137,19 @@ def comparisons() -> list[Comparison]:
         ]
     nests, gather = "the best of 3 loop nests in C++", "torch: gather, mm, scatter"
     forced = f"MKL's {mkl_code(FORCED)}, forced"
-    given += [
+    described += [
         ("forced", "SpMM, 1 thread", forced, _runs(FORCED, "spmm", threads=1)),
         ("pruned", "pruned weights, 1 thread", "a dense product of torch", _pruned()),
         ("attention", "attention with a mask, 2 threads", "FlexAttention", _attention()),
         ("points", "convolutions of points, 1 thread", gather, _convolutions()),
         ("mttkrp", "MTTKRP, tuned, 1 thread", nests, _mttkrp()),
     ]
-    found = [Comparison(key, what, beside, list(of)) for key, what, beside, of in given]
-    return [c for c in found if c.cells]
+    filled = [Comparison(key, what, beside, list(of)) for key, what, beside, of in described]
+    return [c for c in filled if c.cells]
 
 
 def mkl_code(name: str = "operators") -> str:
-    """Which code MKL ran, in words."""
+    """The code that MKL ran, in words."""
     said = (c["peers"]["mkl"]["about"].get("code") for c in cells(name) if "mkl" in c["peers"])
     return CODES.get(next(said, None) or "", "own choice of code")
 

@@ -122,7 +122,7 @@ def _cpu(about: dict[str, Any]) -> str:
 
 
 def machine() -> str:
-    """On what all was measured: CPU, commit, versions, threads and how they wait."""
+    """The machine and versions of the measurements: CPU, commit, threads and how they wait."""
     about = record()
     libraries = ("torch", "torch_geometric", "scipy", "numpy", "apache-tvm")
     versions = ", ".join(f"{n} {v}" for n in libraries if (v := about["versions"].get(n)))
@@ -161,10 +161,10 @@ def losses() -> str:
     return "\n".join([*lost, f"None lose in {', '.join(others) or 'any other'}.", ""])
 
 
-def _in_lines(found: list[Cell]) -> list[str]:
+def _in_lines(measured: list[Cell]) -> list[str]:
     """Cells in columns, those that differ in the number of features in one row."""
     rows: dict[str, dict[int, str]] = {}
-    for cell in found:
+    for cell in measured:
         name, _, feat = cell.name.rpartition(", ")
         if not feat.isdigit():
             name, feat = cell.name, "0"
@@ -192,8 +192,8 @@ def ratio(key: str) -> str:
 def calls() -> str:
     """The table of calls, kernels included, in microseconds."""
     took = step("calls")["seconds"]["now"]
-    found = {"the kernel alone": took["floors"]["kernel, NumPy"], **took["calls"]}
-    rows = [[n, f"{1e6 * t['min']:.2f}", f"{1e6 * t['median']:.2f}"] for n, t in found.items()]
+    times_of = {"the kernel alone": took["floors"]["kernel, NumPy"], **took["calls"]}
+    rows = [[n, f"{1e6 * t['min']:.2f}", f"{1e6 * t['median']:.2f}"] for n, t in times_of.items()]
     return grid(["", "microseconds", "median"], rows, 2)
 
 
@@ -210,15 +210,17 @@ def compiling() -> str:
 
 def layers() -> str:
     """Epochs of all layers, and means."""
-    found = step("layers")["cells"] + cells("models 1t")
-    sizes = {c["graph"]: c["edges"] for c in found}
-    took = {(c["layer"], c["graph"]): {w: t["min"] for w, t in c["epoch"].items()} for c in found}
+    measured = step("layers")["cells"] + cells("models 1t")
+    sizes = {c["graph"]: c["edges"] for c in measured}
+    took = {
+        (c["layer"], c["graph"]): {w: t["min"] for w, t in c["epoch"].items()} for c in measured
+    }
 
     def told(of: dict[str, float]) -> str:
         others = (times(of[p] / of[BACKEND]) if p in of else "-" for p in (INDUCTOR, PYG))
         return f"{ms(of[BACKEND])}; {', '.join(others)}" if BACKEND in of else ""
 
-    names = dict.fromkeys(c["layer"] for c in found)
+    names = dict.fromkeys(c["layer"] for c in measured)
     rows = [[name, *(told(took.get((name, g), {})) for g in sizes)] for name in names]
     text = grid(["layer", *(f"{graph(g)}, {n:,}" for g, n in sizes.items())], rows, len(sizes))
     rows = []
@@ -226,7 +228,7 @@ def layers() -> str:
         for words, small in (("Cora", True), ("graphs above 50,000 edges", False)):
             ratios = [
                 c["epoch"][way]["min"] / c["epoch"][BACKEND]["min"]
-                for c in found
+                for c in measured
                 if way in c["epoch"] and (c["edges"] < 50_000) == small
             ]
             if ratios:
@@ -263,10 +265,10 @@ def new_edges() -> str:
     rows = []
     for group, took in step("new edges")["seconds"]["now, 1 threads"].items():
         for layer, prefix in (("SAGE", ""), ("GAT", "GAT, ")):
-            found = [took.get(prefix + w) for w in (PYG, "accelerate", "sparsetir.nn", BACKEND)]
-            if group.startswith("new: ") and any(found):
+            epochs = [took.get(prefix + w) for w in (PYG, "accelerate", "sparsetir.nn", BACKEND)]
+            if group.startswith("new: ") and any(epochs):
                 edges = f"{int(group.split()[1]):,}"
-                rows.append([f"{edges}, {layer}", *(ms(t["min"]) if t else "" for t in found)])
+                rows.append([f"{edges}, {layer}", *(ms(t["min"]) if t else "" for t in epochs)])
     return grid(["edges, layer", PYG, "`accelerate`", "`sparsetir.nn`", "backend"], rows, 4)
 
 
@@ -302,17 +304,17 @@ SPARSE_ROWS = [
 
 
 def _spread(ratios: Iterable[float]) -> str:
-    found = list(ratios)
-    extremes = f" ({times(min(found))} to {times(max(found))})" if len(found) > 1 else ""
-    return times(geomean(found)) + extremes if found else ""
+    each = list(ratios)
+    extremes = f" ({times(min(each))} to {times(max(each))})" if len(each) > 1 else ""
+    return times(geomean(each)) + extremes if each else ""
 
 
 def primitives() -> str:
     """The effect of each primitive of SpMM's schedule."""
-    found = step("steps")["cells"]
-    first, *names = found[0]["seconds"]
+    graphs = step("steps")["cells"]
+    first, *names = graphs[0]["seconds"]
     rows = []
-    for cell in found:
+    for cell in graphs:
         took = cell["seconds"]
         told = [times(took[first] / took[n]) for n in names]
         rows.append([f"{graph(cell['problem'])}, {cell['feat']}", ms(took[first]), *told])
@@ -362,13 +364,13 @@ TEXTS: dict[str, Callable[..., str]] = {
 def filled(page: str) -> str:
     """A page with all that stands between marks as the file says it."""
 
-    def text(found: re.Match[str]) -> str:
-        name, given, mark, _ = found.groups()
+    def text(match: re.Match[str]) -> str:
+        name, argument, mark, _ = match.groups()
         try:
-            told = TEXTS[name](*filter(None, [given]))
+            told = TEXTS[name](*filter(None, [argument]))
         except Missing:
             told = ABSENT
-        return f"{name}{f' {given}' if given else ''}{mark}{told}"
+        return f"{name}{f' {argument}' if argument else ''}{mark}{told}"
 
     return MARK.sub(text, page)
 
@@ -380,10 +382,10 @@ def draw() -> None:
     """A dot for each cell, on a logarithmic scale; left of the line the other is faster."""
     from matplotlib.figure import Figure
 
-    found = comparisons()
-    figure = Figure(figsize=(9, 0.36 * len(found) + 1.1), layout="constrained")
+    each = comparisons()
+    figure = Figure(figsize=(9, 0.36 * len(each) + 1.1), layout="constrained")
     ax = figure.subplots()
-    for n, comparison in enumerate(found):
+    for n, comparison in enumerate(each):
         ratios = [c.ratio for c in comparison.cells]
         spread = [n + 0.22 * math.sin(2.4 * k) for k in range(len(ratios))]
         colours = ["#D55E00" if r < 1 - EVEN else "#0072B2" for r in ratios]
@@ -392,8 +394,8 @@ def draw() -> None:
     ax.axvline(1, color="0.4", linewidth=1)
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
-    ax.set_yticks(range(len(found)), [f"{c.what}, beside {c.beside}" for c in found], fontsize=8)
-    ax.set_ylim(len(found) - 0.4, -0.6)
+    ax.set_yticks(range(len(each)), [f"{c.what}, beside {c.beside}" for c in each], fontsize=8)
+    ax.set_ylim(len(each) - 0.4, -0.6)
     ax.set_xlabel("times as fast; orange: slower; bars: geometric means", fontsize=9)
     ax.grid(axis="x", color="0.9", zorder=0)
     ax.spines[["top", "right", "left"]].set_visible(False)
@@ -409,10 +411,10 @@ def draw_steps() -> None:
     about = {k: v for k, v in record().items() if k != "results"}
     path = PICTURES / "steps.json"
     try:
-        found = step("steps")
+        results = step("steps")
     except Missing:
         return
-    path.write_text(json.dumps({**about, "threads": 1, "results": found}))
+    path.write_text(json.dumps({**about, "threads": 1, "results": results}))
     try:
         _small(steps.draw(path), path.with_suffix(".png"))
     finally:

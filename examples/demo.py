@@ -75,7 +75,7 @@ def arguments(graph: Any, x: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def median_times(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of a call; ways take turns, so that other work on the machine slows all of them."""
+    """Median seconds of a call; ways take turns, so that other work slows all of them alike."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(TURNS):
         for name, call in ways.items():
@@ -85,7 +85,7 @@ def median_times(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
                 start = time.perf_counter()
                 call()
                 times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def compare(kernels: Mapping[str, tuple[Any, int]], graph: Any, x: np.ndarray) -> list[float]:
@@ -95,11 +95,11 @@ def compare(kernels: Mapping[str, tuple[Any, int]], graph: Any, x: np.ndarray) -
 
     Returns the seconds of the kernels.
     """
-    given, shape = arguments(graph, x), (graph.shape[0], x.shape[1])
+    arrays, shape = arguments(graph, x), (graph.shape[0], x.shape[1])
 
     def run(kernel: Any) -> np.ndarray:
         y = np.empty(shape, "float32")  # in each call, as the other libraries do it
-        kernel(**given, y=y)
+        kernel(**arrays, y=y)
         return y
 
     ways: dict[str, tuple[Callable[[], Any], int]] = {
@@ -110,7 +110,7 @@ def compare(kernels: Mapping[str, tuple[Any, int]], graph: Any, x: np.ndarray) -
         np.testing.assert_allclose(call(), graph @ x, rtol=1e-3)
     ways["scipy"] = (lambda: graph @ x), 1
     if torch is not None:
-        parts = (torch.from_numpy(given[name]) for name in ("A1_ptr", "A1_idx", "a"))
+        parts = (torch.from_numpy(arrays[name]) for name in ("A1_ptr", "A1_idx", "a"))
         a, dense = torch.sparse_csr_tensor(*parts, graph.shape), torch.from_numpy(x)
         ways["torch"] = (lambda: a @ dense), torch.get_num_threads()
     times = median_times({name: call for name, (call, _) in ways.items()})
@@ -156,7 +156,8 @@ def main() -> None:
 
     graph = load_cora()
     nodes, edges, features = graph.shape[0], graph.nnz, options.features
-    print(f"1. A graph: Cora, {nodes:,} papers and {edges:,} links. As a matrix A:\n")
+    print(f"1. A graph: Cora, {nodes:,} papers and {edges:,} links. The matrix A, darker where")
+    print("   more links are, and how many papers have how many neighbours:\n")
     print("\n".join(picture(graph)))
 
     print(f"\n2. One line sums the {features} features of each paper's neighbours:\n")
@@ -178,9 +179,14 @@ def main() -> None:
     print("\n".join(f"  {line}" for line in aligned(table)))
     for shape in facts["innermost"].values():
         print(f"\n  Innermost loop, over features: {shape}.")
+    if "equal_work" in facts["scheduled"]:
+        print("  Loop i on threads: each gets rows with about as many links.")
+    flops, copied = (micros(facts["roofline"][f"{of}_seconds"]) for of in ("compute", "memory"))
+    print(f"  For comparison: a dense product of as many flops takes {flops} on this machine,")
+    print(f"  a copy of as many bytes {copied}.")
 
     threads = pool.count()
-    print(f"\n5. Median times of a call on this machine ({cpu_model()}), float32:\n")
+    print(f"\n5. Median time of a call ({cpu_model()}, float32), and its ratio to sparsetir's:\n")
     compare({"sparsetir": (kernel, threads)}, graph, x)
 
     graph = generated(options.nodes, options.edges)
@@ -197,13 +203,13 @@ def main() -> None:
         compare({"default": (kernel, threads)}, graph, x)
     else:
         print("the fastest:\n")
-        print("\n".join(f"  - {words}" for words in in_words(tuned.config)), end="\n\n")
+        print("\n".join(f"  - {choice}" for choice in in_words(tuned.config)), end="\n\n")
         alone = not all(on for name, on in tuned.config.items() if name.endswith(".parallel"))
         best = tuned.kernel(), 1 if alone else threads
         before, after = compare({"default": (kernel, threads), "tuned": best}, graph, x)
         if after >= before:
             print("  Measured again here, the tuned schedule is no faster than the default.")
-    print("\nNext: docs/tutorial.md; `print(sparsetir.explain(program))` says more of 4.")
+    print("\nNext: docs/tutorial.md; `print(sparsetir.explain(program))` shows all of step 4.")
 
 
 if __name__ == "__main__":

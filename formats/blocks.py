@@ -70,9 +70,9 @@ def find_blocks(pattern: Pattern, rows: int, cols: int) -> Blocks:
     ends = bounds if start is None else np.searchsorted(start, bounds)
     del first
     if high * wide // CELLS * FEW <= len(key):
-        found, place = _by_table(key, ends, wide)
+        blocks, place = _by_table(key, ends, wide)
     else:
-        found, place = _by_sorting(key)
+        blocks, place = _by_sorting(key)
     place *= dtype.type(rows * cols)
     place -= column
     if start is not None:
@@ -80,9 +80,9 @@ def find_blocks(pattern: Pattern, rows: int, cols: int) -> Blocks:
     place += np.repeat(row % rows * dtype.type(cols), lengths)
     place += columns
     begins = np.arange(high + 1, dtype=dtype) * dtype.type(wide)
-    offsets = np.searchsorted(found, begins)
-    found -= np.repeat(begins[:-1], np.diff(offsets))
-    return Blocks((high, wide), bounds, offsets, found, place.astype(np.intp, copy=False))
+    offsets = np.searchsorted(blocks, begins)
+    blocks -= np.repeat(begins[:-1], np.diff(offsets))
+    return Blocks((high, wide), bounds, offsets, blocks, place.astype(np.intp, copy=False))
 
 
 def _by_table(key: np.ndarray, ends: np.ndarray, wide: int) -> tuple[np.ndarray, np.ndarray]:
@@ -94,7 +94,7 @@ def _by_table(key: np.ndarray, ends: np.ndarray, wide: int) -> tuple[np.ndarray,
     high = len(ends) - 1
     step = max(1, CELLS // max(1, wide))
     number = np.empty(min(step, high) * wide, key.dtype)
-    out, found, total = np.empty_like(key), [key[:0]], 0
+    out, parts, total = np.empty_like(key), [key[:0]], 0
     for top in range(0, high, step):
         here = slice(ends[top], ends[min(top + step, high)])
         at = key[here] - key.dtype.type(top * wide)
@@ -107,9 +107,9 @@ def _by_table(key: np.ndarray, ends: np.ndarray, wide: int) -> tuple[np.ndarray,
             blocks = ordered[_first(ordered)]
         number[blocks] = np.arange(total, total + len(blocks), dtype=key.dtype)
         out[here] = number[at]
-        found.append(blocks.astype(key.dtype, copy=False) + key.dtype.type(top * wide))
+        parts.append(blocks.astype(key.dtype, copy=False) + key.dtype.type(top * wide))
         total += len(blocks)
-    return np.concatenate(found), out
+    return np.concatenate(parts), out
 
 
 def _by_sorting(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

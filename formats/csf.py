@@ -38,14 +38,14 @@ class CSF(Format):
     axes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        given = self.axes
-        numbers = isinstance(given, tuple | list) and all(map(is_integer, given))
+        axes = self.axes
+        numbers = isinstance(axes, tuple | list) and all(map(is_integer, axes))
         if numbers:
-            object.__setattr__(self, "axes", tuple(int(a) for a in given))
-        if not numbers or len(given) < 2 or sorted(given) != list(range(len(given))):
+            object.__setattr__(self, "axes", tuple(int(a) for a in axes))
+        if not numbers or len(axes) < 2 or sorted(axes) != list(range(len(axes))):
             raise ValueError(
                 "CSF: argument 'axes': expected a permutation of 0 .. n - 1 with n >= 2, got "
-                f"{given!r}"
+                f"{axes!r}"
             )
 
     @property

@@ -316,11 +316,11 @@ class _Decomposition:
             if name is None:
                 return node
             at = index(list(node.indices))
-            found = tirx.BufferLoad(fmt.buffers[name].var, at)
+            element = tirx.BufferLoad(fmt.buffers[name].var, at)
             stored = fmt.is_stored(at)
             if stored is None or are(node.indices, old_vars):
-                return found
-            return tirx.if_then_else(stored, found, tirx.const(0, str(found.ty.dtype)))
+                return element
+            return tirx.if_then_else(stored, element, tirx.const(0, str(element.ty.dtype)))
 
         def store(node: Any) -> Any:
             name = self._target(node.buffer)
@@ -394,11 +394,11 @@ class _Decomposition:
                     "replaces; rewrite a buffer over both"
                 )
 
-    def _elsewhere(self, it: SparseIteration, own: list[Any]) -> Any:
+    def _elsewhere(self, it: SparseIteration, coordinates: list[Any]) -> Any:
         """Indices of an access to a target other than the iteration's own coordinates, or None."""
         for node in nodes_of((ir.TensorLoad, tirx.BufferStore), it.init, it.body):
             buf = node.source if isinstance(node, ir.TensorLoad) else node.buffer
-            if self._target(buf) is not None and not are(node.indices, own):
+            if self._target(buf) is not None and not are(node.indices, coordinates):
                 return list(node.indices)
         return None
 

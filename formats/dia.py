@@ -62,11 +62,15 @@ class DIA(Format):
         diagonal = pattern.coords[0] - pattern.coords[1] + cols  # from 1 to rows + cols - 1
         number = np.zeros(rows + cols, np.int64)
         number[diagonal] = 1
-        found = np.flatnonzero(number)
-        number[found] = np.arange(len(found))
+        diagonals = np.flatnonzero(number)
+        number[diagonals] = np.arange(len(diagonals))
         places = number[diagonal] * rows + pattern.coords[0]
-        levels = [Level(), Level(np.array([0, len(found)]), found + (OFFSET - cols)), Level()]
-        return [direct(rules[0], pattern, levels, (len(found), rows), places=places)]
+        levels = [
+            Level(),
+            Level(np.array([0, len(diagonals)]), diagonals + (OFFSET - cols)),
+            Level(),
+        ]
+        return [direct(rules[0], pattern, levels, (len(diagonals), rows), places=places)]
 
 
 register(DIA, DIA())

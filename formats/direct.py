@@ -72,7 +72,7 @@ def direct(
         before = dict(zip(rule.axes_before_rewrite, pattern.shape, strict=True))
         length_of = {n: before[b] for b, names in rule.axis_map.items() for n in names}
         lengths = [length_of[n] for n in rule.axes_after_rewrite]
-    found: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for name, length, level in zip(rule.axes_after_rewrite, lengths, levels, strict=True):
         axis = rule.axis(name)
         numbers = [("length", axis.length, length), ("cols", axis.nnz_cols, level.cols)]
@@ -85,10 +85,10 @@ def direct(
             if number is not None:
                 _check_fits(rule, f"{what} of axis '{name}'", number, axis.idtype)
             if isinstance(param, ir.Var):
-                found[rule.renamed(str(param.name))] = number
+                converted[rule.renamed(str(param.name))] = number
         for param, array in arrays:
             if array is not None:
-                found[rule.renamed(str(param.name))] = array.astype(axis.idtype, copy=False)
-    out = FormatPart(rule, found, shape, pattern.nnz, places, elements)
+                converted[rule.renamed(str(param.name))] = array.astype(axis.idtype, copy=False)
+    out = FormatPart(rule, converted, shape, pattern.nnz, places, elements)
     out.stored = pattern.nnz if stored is None else stored
     return out

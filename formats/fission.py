@@ -242,11 +242,11 @@ def _parts(body: Any) -> list[list[Any]]:
 
 def _iteration(it: SparseIteration, **changes: Any) -> SparseIteration:
     """An iteration with some fields changed, without init unless given, on variables of its own."""
-    made = iteration_with(it, **{"init": None, **changes})
-    fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in made.vars}
-    init = None if made.init is None else substitute(made.init, fresh)
-    body = substitute(made.body, fresh)
-    return iteration_with(made, vars=list(fresh.values()), init=init, body=body)
+    changed = iteration_with(it, **{"init": None, **changes})
+    fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in changed.vars}
+    init = None if changed.init is None else substitute(changed.init, fresh)
+    body = substitute(changed.body, fresh)
+    return iteration_with(changed, vars=list(fresh.values()), init=init, body=body)
 
 
 def _by_axis(buf: SparseBuffer, indices: Any) -> dict[str, Any]:
@@ -255,8 +255,8 @@ def _by_axis(buf: SparseBuffer, indices: Any) -> dict[str, Any]:
 
 
 def _holds_iterations(stmt: Any) -> bool:
-    found = nodes_of(SparseIteration, stmt)
-    return bool(found)
+    iterations = nodes_of(SparseIteration, stmt)
+    return bool(iterations)
 
 
 def _variables(expr: Any, known: list[Any]) -> list[Any]:

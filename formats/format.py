@@ -117,11 +117,11 @@ class Format(ABC):
                 f"{len(positions)}"
             )
         check_partition(pattern.coords, positions)
-        found = []
+        parts = []
         for rule, at in zip(rules, positions, strict=True):
             part = infer_format(rule, [c[at] for c in pattern.coords], pattern.shape)
-            found.append(part.within(at, pattern.nnz))
-        return found
+            parts.append(part.within(at, pattern.nnz))
+        return parts
 
     def convert(self, pattern: Pattern, operand: Operand | None = None) -> ConvertedFormat:
         """Index arrays, masks and places of the elements of a pattern.

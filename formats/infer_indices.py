@@ -56,8 +56,8 @@ def infer_format(
         With the first coordinate that the rule does not map to a place of its own and back, or for
         which an axis has no slot.
     """
-    given = [np.asarray(c) for c in coords]
-    return _Inference(rule, given, [operator.index(s) for s in shape], dict(sizes or {})).run()
+    arrays = [np.asarray(c) for c in coords]
+    return _Inference(rule, arrays, [operator.index(s) for s in shape], dict(sizes or {})).run()
 
 
 class _Inference:
@@ -178,9 +178,9 @@ class _Inference:
     def _default_lengths(self) -> None:
         """Set lengths that are missing parameters to fit every coordinate of the shape."""
         source = {n: b for b, ns in self.rule.axis_map.items() for n in ns}
-        given, at = set(self.sizes), self.rule.axes_before_rewrite.index
+        sizes, at = set(self.sizes), self.rule.axes_before_rewrite.index
         for axis in self.axes:
-            if isinstance(axis.length, ir.Var) and axis.length.name not in given:
+            if isinstance(axis.length, ir.Var) and axis.length.name not in sizes:
                 empty = self.shape[at(source[axis.name])] == 0
                 need = 0 if empty else self.bounds[axis.name][1] + 1
                 name = str(axis.length.name)
@@ -299,9 +299,9 @@ class _Inference:
 
 def _parts(expr: Any) -> list[Any]:
     """An integer expression and its parts."""
-    found: list[Any] = []
-    walk(expr, lambda n: found.append(n) if ir.is_prim_expr(n) else None)
-    return found
+    nodes: list[Any] = []
+    walk(expr, lambda n: nodes.append(n) if ir.is_prim_expr(n) else None)
+    return nodes
 
 
 def _is_zero(expr: Any) -> bool:

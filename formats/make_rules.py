@@ -79,16 +79,16 @@ class Operand:
         -------
         Operand
         """
-        found = [func.buffer(n) for n in names]
-        axes = [tuple(a.name for a in b.axes or ()) for b in found]
-        if not found or any(a != axes[0] for a in axes) or not axes[0]:
+        buffers = [func.buffer(n) for n in names]
+        axes = [tuple(a.name for a in b.axes or ()) for b in buffers]
+        if not buffers or any(a != axes[0] for a in axes) or not axes[0]:
             raise ValueError(
                 f"Operand.of: argument 'names': expected sparse buffers of '{func.name}' over the "
                 f"same axes, got {dict(zip(names, axes, strict=True))}"
             )
-        idtypes = {a.idtype for a in found[0].axes or ()}
+        idtypes = {a.idtype for a in buffers[0].axes or ()}
         return cls(
-            {b.name: b.dtype for b in found},
+            {b.name: b.dtype for b in buffers},
             axes[0],
             "int64" if "int64" in idtypes else "int32",
             tag,

@@ -53,27 +53,27 @@ class Pattern:
     checked = False
 
     def __init__(self, coords: Sequence[np.ndarray], shape: Sequence[int]) -> None:
-        given = [np.asarray(c) for c in coords]
+        arrays = [np.asarray(c) for c in coords]
         self.shape: tuple[int, ...] = tuple(int(s) for s in shape)
-        if len(given) != len(self.shape) or not given:
+        if len(arrays) != len(self.shape) or not arrays:
             raise ValueError(
                 f"Pattern: argument 'coords': expected an array for each of the {len(self.shape)} "
-                f"axes, got {len(given)}"
+                f"axes, got {len(arrays)}"
             )
-        if any(c.ndim != 1 or len(c) != len(given[0]) for c in given):
+        if any(c.ndim != 1 or len(c) != len(arrays[0]) for c in arrays):
             raise ValueError(
                 "Pattern: argument 'coords': expected one-dimensional arrays of one length, got "
-                f"shapes {[c.shape for c in given]}"
+                f"shapes {[c.shape for c in arrays]}"
             )
-        if len(given[0]) == 0:
-            given = [c.astype(np.int32) for c in given]
-        for axis, c in enumerate(given):
+        if len(arrays[0]) == 0:
+            arrays = [c.astype(np.int32) for c in arrays]
+        for axis, c in enumerate(arrays):
             if c.dtype.kind not in "iu":
                 raise ValueError(
                     f"Pattern: argument 'coords': expected integers, got {c.dtype} for axis {axis}"
                 )
-        given = [c if c.dtype in (np.int32, np.int64) else c.astype(np.int64) for c in given]
-        self.coords = given
+        arrays = [c if c.dtype in (np.int32, np.int64) else c.astype(np.int64) for c in arrays]
+        self.coords = arrays
         self._check()
 
     @classmethod

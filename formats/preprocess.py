@@ -70,24 +70,24 @@ def is_copy(stmt: Any) -> bool:
 
 def _only_what_is_used(func: SparseFunc, body: list[Any], name: str) -> SparseFunc:
     stmt = as_one(body) if body else tirx.Evaluate(0)
-    found: dict[int, Any] = {}
+    variables: dict[int, Any] = {}
     axes: dict[str, Axis] = {}
 
     def visit(node: Any) -> None:
         if isinstance(node, ir.Var):
-            found[node.__chandle__()] = node
+            variables[node.__chandle__()] = node
         elif isinstance(node, Axis):
             axes[node.name] = node
 
     walk(stmt, visit, ir.Var, Axis)
-    buffers = [b for b in func.buffers if b.var.__chandle__() in found]
+    buffers = [b for b in func.buffers if b.var.__chandle__() in variables]
     for buf in buffers:
         for part in [*(buf.axes or ()), *buf.var.ty.shape]:
             walk(part, visit, ir.Var, Axis)
     kept_axes = [a for a in func.axes if a.name in axes]
     for axis in kept_axes:
         walk(axis, visit, ir.Var, Axis)
-    used = {*found.values(), *(b.handle for b in buffers if b.handle is not None)}
+    used = {*variables.values(), *(b.handle for b in buffers if b.handle is not None)}
     # Parameters that nothing uses stay: a format's lengths, where they follow from others.
     anywhere = set(variables_of(func.body, list(func.axes), list(func.buffers)))
     params = [p for p in func.params if p in used or p not in anywhere]

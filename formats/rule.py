@@ -86,11 +86,11 @@ class FormatRewriteRule:
             self._refuse("buffers_to_rewrite", "at least one buffer", "none")
         after = list(self.axes_after_rewrite)
         for name in self.buffers_to_rewrite:
-            found = next((b for b in desc.buffers if b.name == name), None)
-            if found is None or found.axes is None:
+            buffer = next((b for b in desc.buffers if b.name == name), None)
+            if buffer is None or buffer.axes is None:
                 have = [b.name for b in desc.buffers]
                 self._refuse("buffers_to_rewrite", f"'{name}' in the description", have)
-            have = [a.name for a in found.axes]  # type: ignore[union-attr]
+            have = [a.name for a in buffer.axes]  # type: ignore[union-attr]
             if have != after:
                 self._refuse("axes_after_rewrite", f"the axes {have} of buffer '{name}'", after)
         if set(self.axis_map) != set(self.axes_before_rewrite):
@@ -185,15 +185,15 @@ class FormatRewriteRule:
         these lengths too: so a format of another size does not fit them.
         """
         before, after, _ = self.maps
-        found: dict[str, tuple[str, int]] = {}
+        lengths: dict[str, tuple[str, int]] = {}
         for name, expr in zip(self.axes_after_rewrite, after, strict=True):
             blocks = isinstance(expr, tirx.FloorDiv)
             coordinate = expr.a if blocks else expr
             names = zip(self.axes_before_rewrite, before, strict=True)
             source = [n for n, v in names if v.same_as(coordinate)]
             if self.whole and source and isinstance(self.axis(name).length, ir.Var):
-                found[name] = source[0], int(expr.b) if blocks else 1
-        return found
+                lengths[name] = source[0], int(expr.b) if blocks else 1
+        return lengths
 
     @cached_property
     def maps(self) -> tuple[list[Any], list[Any], list[Any]]:

@@ -76,7 +76,7 @@ def choice(default: Any, *tries: Any) -> Any:
 
 @dataclass(frozen=True)
 class Config:
-    """How a kernel is made: a frozen dataclass whose numbers say what they may be."""
+    """The choices of a kernel: a frozen dataclass whose numbers say what they may be."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where a number is not what it may be."""
@@ -95,7 +95,7 @@ class Config:
         return {f.name: f.metadata["number"] for f in fields(self) if "number" in f.metadata}
 
     def tries(self, **more: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
-        """Of each field the value here, then those that a search tries: the field's, and `more`."""
+        """Each field's value here, then those that a search tries: the field's, and `more`."""
         found = {
             f.name: (*f.metadata.get("tries", ()), *more.get(f.name, ())) for f in fields(self)
         }

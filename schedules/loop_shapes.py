@@ -1,4 +1,4 @@
-"""What the default schedule made of the innermost loops of a program for a CPU, in sentences.
+"""The innermost loops of a CPU's scheduled program, in sentences: vectors, tiles, or why none.
 
 Of each block that computes: its vectors, tiles and prefetches, or the one reason why it has none.
 """
@@ -20,7 +20,7 @@ TILES = re.compile(r"_tile_([\d_]+)$")
 
 
 def loop_shapes(lowered: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> dict[str, str]:
-    """By the name of each innermost block of a stage-II function, what became of its loop.
+    """Sentences about the innermost loops of a stage-II function, by the names of their blocks.
 
     lowered : before the schedule
     scheduled : after it; maybe of the branches alone that some sizes take

@@ -1,4 +1,4 @@
-"""What the default schedule adds for three shapes of programs on CPUs.
+"""Additions of the default schedule for three shapes of programs on CPUs.
 
 Where rows are gathered often, packing some of their features, as much as the L2 cache holds, pays
 (see :mod:`sparsetir.schedules.templates.row_tile`). With few features, starting worker
@@ -89,7 +89,7 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
 
 
 def _inlined(stages: dict[str, Any]) -> dict[str, Any]:
-    """With exponentials as the default schedule has them, in the versions, too."""
+    """Inline exponentials as the default schedule does, in the versions, too."""
     return {**stages, "II scheduled": inline_exponentials(stages["II scheduled"])}
 
 

@@ -1,4 +1,4 @@
-"""How much of a CPU kernel stays in vector registers: the one place that says it.
+"""Sizes of what a CPU kernel keeps in vector registers: the one place that says them.
 
 AVX-512 and NEON have 32 vector registers, other x86 CPUs 16. A kernel's sums leave room for what
 is loaded; a nest whose operands are read once for many sums can give them more of the registers.

@@ -1,4 +1,4 @@
-"""What kernels are compiled for, and what this machine has: targets, features, caches, cores."""
+"""Targets of kernels, and this machine: its features, caches and cores."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def features_needed(func: object) -> list[str]:
 
 
 def missing_of(needed: Sequence[str], target: object) -> list[str]:
-    """Those of some features that a CPU target has not."""
+    """The ones of some features that a CPU target lacks."""
     return [name for name in needed if name not in cpu_features(target)] if needed else []
 
 

@@ -1,4 +1,4 @@
-"""What a template is: a config, and how a kernel for a problem is made of it. And all there are."""
+"""Templates: a config, and a schedule that makes a kernel of it. And all there are."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Branch:
 
 
 class Asked(NamedTuple):
-    """What configs are searched for.
+    """The problem and target that configs are searched for.
 
     pattern : a CsrPattern
     given : its :class:`sparsetir.schedules.search.choose.Statistics`
@@ -70,7 +70,7 @@ class Asked(NamedTuple):
     known: Sequence[Any]
 
     def own(self, kind: type[T]) -> list[T]:
-        """Those that are known of one class."""
+        """The known configs of one class."""
         return [config for config in self.known if isinstance(config, kind)]
 
 
@@ -136,7 +136,7 @@ class Choices(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Template:
-    """How kernels for problems of one kind are made of configs, and their arguments of a pattern.
+    """A schedule with parameters for problems of one kind, and the arguments that a pattern gives.
 
     config : the class of configs: frozen data, whose `compiled` is what of it a kernel depends on.
         For plans `tiles(feat)` is the argument of that name, which raises ScheduleError for feature
@@ -171,7 +171,7 @@ class Template:
         return self.problem is type(problem) and self.gpu in (None, gpu)
 
     def branch(self, asked: Asked) -> Branch | None:
-        """What a search tries; None for nothing."""
+        """The branch that a search tries; None for nothing."""
         if self.choices is not None:
             found = self.choices(asked)
         else:

@@ -38,14 +38,14 @@ def adjoints(expr: Any, adjoint: Any, operand: Any) -> list[Term]:
 
     Raises NoAdjointError for a node without a rule.
     """
-    found: list[Term] = []
+    terms: list[Term] = []
     for load, term in _terms(expr, adjoint, operand):
-        same = [n for n, (indices, _) in enumerate(found) if same_indices(indices, load.indices)]
+        same = [n for n, (indices, _) in enumerate(terms) if same_indices(indices, load.indices)]
         if same:
-            found[same[0]] = (load.indices, found[same[0]][1] + term)
+            terms[same[0]] = (load.indices, terms[same[0]][1] + term)
         else:
-            found.append((load.indices, term))
-    return found
+            terms.append((load.indices, term))
+    return terms
 
 
 def _terms(expr: Any, g: Any, operand: Any) -> list[Term]:
@@ -75,19 +75,19 @@ def is_float(expr: Any) -> bool:
 
 
 def _product(factors: Sequence[Any], g: Any, operand: Any) -> list[Term]:
-    """Of a product, in which the adjoint takes the place of the factor; equal ones are counted."""
-    found: list[Term] = []
+    """The adjoint of a product, in the factor's place; equal factors are counted."""
+    terms: list[Term] = []
     for n, factor in enumerate(factors):
         same = [k for k, other in enumerate(factors) if tvm_ffi.structural_equal(factor, other)]
         if same[0] == n and loads_of(factor, operand):
             count = [tirx.const(float(len(same)), dtype_of(g))] if len(same) > 1 else []
             others = reduce(mul, [*count, *factors[:n], g, *factors[n + 1 :]])
-            found += _terms(factor, others, operand)
-    return found
+            terms += _terms(factor, others, operand)
+    return terms
 
 
 def _choice(choose: Any, test: Any, yes: Any, no: Any, g: Any, operand: Any) -> list[Term]:
-    """Of a choice: the case that is not taken has none, even where its derivative is no number."""
+    """The adjoint of a choice: a case not taken has none, even where its derivative is NaN."""
 
     def none(term: Any) -> Any:
         return zero(dtype_of(term))
@@ -121,7 +121,7 @@ def _call(expr: Any, g: Any, operand: Any) -> list[Term]:
 
 
 def _power(g: Any, x: Any, exponent: Any) -> Any:
-    """Of x to a power; of small whole powers by products."""
+    """The adjoint of x to a power; small whole powers are products."""
     constant = float(exponent.value) if isinstance(exponent, tirx.FloatImm) else None
     if constant in (1.0, 2.0, 3.0):
         return reduce(mul, [exponent, g, *[x] * (int(constant) - 1)])

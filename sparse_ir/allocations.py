@@ -1,4 +1,4 @@
-"""Where the buffers live that a function allocates itself.
+"""Places of the buffers that a function allocates itself.
 
 A buffer that one top-level iteration alone uses, each visit for itself, is allocated in that
 iteration's block. Then the block neither reads nor writes it as far as others can tell, and TVM's
@@ -61,7 +61,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 class Threads(NamedTuple):
-    """How many threads there are, and the number of one: int64."""
+    """The number of threads, and the index of one: int64."""
 
     count: Any
     number: Any
@@ -119,7 +119,7 @@ def allocate_outside_of_threads(body: Any, buffers: Any) -> tuple[Any, dict[Any,
 
 
 def _threads_around(body: Any, block: Any) -> Threads:
-    """Of the loops over blocks and threads that a block is in."""
+    """The threads of the loops over blocks and threads around a block."""
     count, number = as_dtype(1, "int64"), as_dtype(0, "int64")
     for loop in nodes_of(tirx.For, body):
         bound = loop.kind == tirx.ForKind.THREAD_BINDING

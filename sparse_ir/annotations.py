@@ -1,4 +1,4 @@
-"""What primitives alone write into a function: a program of one's own has none of it.
+"""Annotations that primitives alone write into a function: a user's program has none of them.
 
 Lowering takes these for facts: the annotations of an iteration that say how its loops are divided
 and how visits meet, and the marks of tiles (:mod:`sparsetir.sparse_ir.tile_marks`). A decorated
@@ -110,8 +110,8 @@ def _made(func: SparseFunc, parent: str, recipe: Any) -> list[tuple[str, dict[st
     """Names of the axes under one whose offsets a recipe makes, and of what."""
     computed = computed_parameters(func)
     under = [a for a in func.axes if a.parent is not None and a.parent.name == parent]
-    found = [(a.name, dict(computed.get(str(getattr(a.indptr, "name", "")), {}))) for a in under]
-    return [(name, how) for name, how in found if how.pop("recipe", None) == recipe.__name__]
+    of_axes = [(a.name, dict(computed.get(str(getattr(a.indptr, "name", "")), {}))) for a in under]
+    return [(name, how) for name, how in of_axes if how.pop("recipe", None) == recipe.__name__]
 
 
 def is_scheduled(func: SparseFunc) -> bool:
@@ -120,7 +120,7 @@ def is_scheduled(func: SparseFunc) -> bool:
 
 
 def written_by_hand_problems(func: SparseFunc) -> Found:
-    """What a function has that a program of one's own cannot have."""
+    """Annotations of a function that a user's program cannot have."""
     for it in sparse_iterations(func):
         for key in it.annotations:
             problem = reserved_problem(str(key))
@@ -128,7 +128,7 @@ def written_by_hand_problems(func: SparseFunc) -> Found:
                 yield Broken(it.span, f"sp_iter '{it.name}': annotation: {problem}")
     for call in nodes_of(ir.Call, func.body):
         if is_tail(call) or is_bound(call):
-            name, own = ("tail", "likely(p)") if is_tail(call) else ("at_most", "min(a, b)")
+            name, instead = ("tail", "likely(p)") if is_tail(call) else ("at_most", "min(a, b)")
             yield Broken(
-                call.span, f"T.{name} marks what split made; expected T.{own} in a program"
+                call.span, f"T.{name} marks what split made; expected T.{instead} in a program"
             )

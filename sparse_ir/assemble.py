@@ -226,11 +226,11 @@ class _Visits:
 
     def under(self, rows: list[Loop]) -> bool:
         """Be inside of other rows, if they are the same ones."""
-        own, others = (flat_axes([x.node for x in loops]) for loops in (self.rows, rows))
+        inner, others = (flat_axes([x.node for x in loops]) for loops in (self.rows, rows))
         self.known = {x.var: y.var for x, y in zip(self.rows, rows, strict=False)}
         self.index = [substitute(i, self.known) for i in self.index]
-        pairs = zip(own, others, strict=False)
-        return len(own) == len(others) and all(a.same_as(b) for a, b in pairs)
+        pairs = zip(inner, others, strict=False)
+        return len(inner) == len(others) and all(a.same_as(b) for a, b in pairs)
 
     @property
     def rows(self) -> list[Loop]:
@@ -335,13 +335,13 @@ class _Assembler:
     def _result(self, iterations: list[SparseIteration], name: str | None) -> SparseBuffer:
         written = {s.buffer for it in iterations for s in stores_of(it.body, it.init)}
         outputs = [b for b in self.func.buffers if b.var in written and b.handle is not None]
-        found = [b for b in outputs if name in (None, b.name, str(b.handle.name))]
-        if len(outputs) != 1 or not found:
+        named = [b for b in outputs if name in (None, b.name, str(b.handle.name))]
+        if len(outputs) != 1 or not named:
             self.refuse(
                 f"argument 'result': expected the one result of the program, "
                 f"{[b.name for b in outputs]}, got {name!r}"
             )
-        (out,) = found
+        (out,) = named
         axes = list(out.axes or ())
         if len(axes) < 2 or any(a.kind != "dense_fixed" for a in axes):
             kinds = [f"{a.name} ({a.kind})" for a in axes]
@@ -528,8 +528,8 @@ class _Assembler:
                 )
                 element = [store_one(wrote, zero("uint64")), begun, *element]
                 step = [store_one(at, load_one(at) + load_one(wrote))]
-            found = [columns.store(self.index[1], here), *element, *step]
-            visits = [program.iterate("visit", only.to_columns, as_one(found))]
+            statements = [columns.store(self.index[1], here), *element, *step]
+            visits = [program.iterate("visit", only.to_columns, as_one(statements))]
         else:
             space = _Workspace(program, levels)
             begins += space.cleared()
@@ -563,10 +563,10 @@ class _Assembler:
         (row_axis,) = flat_axes([self.rows[-1].node])
         node = stored if row_axis.same_as(self.row_axis) else AttachedAxis(stored, row_axis)
 
-        def each(name: str, made: Callable[[list[Any]], Any]) -> Any:
+        def each(name: str, body_of: Callable[[list[Any]], Any]) -> Any:
             column = tirx.Var("col", self.idtype)
             loop = Loop(node, [column], "S")
-            rest = program.over(self.rest, f"{name}_element", lambda i: made([column, *i]))
+            rest = program.over(self.rest, f"{name}_element", lambda i: body_of([column, *i]))
             return program.iterate(name, [loop], rest)
 
         visits = [
@@ -623,12 +623,12 @@ class _Program:
         column = kind == "sparse_variable"
         length = self.of.column_axis.length if column else size
         handles = {what: self.handle(name) for what, name in arrays.items()}
-        found = Axis(
+        new = Axis(
             name=self.fresh(wish), kind=kind, length=length, parent=parent,
             nnz=size if handles else None, idtype=str(size.ty), **handles,
         )  # fmt: skip
-        self.axes.append(found)
-        return found
+        self.axes.append(new)
+        return new
 
     def output(self, name: str, dtype: str, axes: list[Axis]) -> _Output:
         """A buffer of the result."""
@@ -682,16 +682,16 @@ class _Program:
             body = tirx.IfThenElse(there, body, None)
         loops = [*visits.to_columns, *visits.inside]
         if isinstance(space, _ShortRow):  # beside the same visits in a workspace
-            own = {x.var: _variable_like(x.node) for x in loops}
-            body = substitute(body, own)
-            loops = [Loop(x.node, [own[x.var]], x.kinds) for x in loops]
+            fresh = {x.var: _variable_like(x.node) for x in loops}
+            body = substitute(body, fresh)
+            loops = [Loop(x.node, [fresh[x.var]], x.kinds) for x in loops]
         return self.iterate("visit", loops, body)
 
-    def over(self, axes: Sequence[Axis], name: str, made: Callable[[list[Any]], Any]) -> Any:
+    def over(self, axes: Sequence[Axis], name: str, body_of: Callable[[list[Any]], Any]) -> Any:
         """A statement for all coordinates of dense axes."""
         variables = [tirx.Var(a.name.lower(), a.idtype) for a in axes]
         loops = [Loop(a, [v], "S") for a, v in zip(axes, variables, strict=True)]
-        return self.iterate(name, loops, made([*variables]), ordered=False)
+        return self.iterate(name, loops, body_of([*variables]), ordered=False)
 
     def parts(self) -> tuple[Axis, Any]:
         """The axis of the parts, and its coordinate."""
@@ -721,14 +721,14 @@ class _Program:
         kept = [b for b in old.buffers if b.name != self.of.out.name]
         values = any(b.handle is not None and b.name == self.of.out.name for b in self.buffers)
         params = [p for p in old.params if values or not p.same_as(self.of.out.handle)]
-        made = make_func(
+        func = make_func(
             f"{old.name}_{self.name}", [*params, *self.params], [*old.axes, *self.axes],
             [*kept, *self.buffers], body,
             {k: v for k, v in old.attrs.items() if k != "global_symbol"}, old.span,
         )  # fmt: skip
         for buffer, axis in self.facts:
-            made = with_fact(made, "inside", buffer=buffer, axis=axis)
-        return made
+            func = with_fact(func, "inside", buffer=buffer, axis=axis)
+        return func
 
 
 class _Bits(NamedTuple):
@@ -871,7 +871,7 @@ def _each_bit(bits: Any, found: Any, word: Any, body: list[Any]) -> Any:
 
 
 def _length(loop: Loop) -> int | None:
-    """How many coordinates the axis of a loop has, attached ones too, if that is a constant."""
+    """The number of coordinates of a loop's axis, attached ones too, if that is a constant."""
     (axis,) = flat_axes([loop.node])
     return constant_length(axis)
 

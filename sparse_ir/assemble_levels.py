@@ -157,7 +157,7 @@ class _Levels:
         return [s for s in stores_of(*trees) if s.buffer.same_as(self.out.var)]
 
     def _first(self) -> int | float:
-        """What elements begin with."""
+        """The initial value of elements."""
         writers = [it for it in sparse_iterations(self.func) if self._stores(it.init, it.body)]
         begun = [it for it in writers if self._stores(it.init)]
         if not begun:
@@ -182,10 +182,12 @@ class _Levels:
 
     def _entries(self, body: Any) -> tuple[SparseFunc, str, str, list[str]]:
         """The program that lists coordinates, and the names of its parameters."""
-        made = _Outputs(self.func, self.out)
-        room = made.axis("ROOM", made.scalar("room"))
-        said = made.array("said", made.axis("SAID", as_dtype(1 + len(self.path), "int64")), "int64")
-        at = [made.array("at", room, a.idtype) for a in self.path]
+        outputs = _Outputs(self.func, self.out)
+        room = outputs.axis("ROOM", outputs.scalar("room"))
+        said = outputs.array(
+            "said", outputs.axis("SAID", as_dtype(1 + len(self.path), "int64")), "int64"
+        )
+        at = [outputs.array("at", room, a.idtype) for a in self.path]
         places = [tirx.IntImm("int64", n) for n in range(len(at) + 1)]
         count = tirx.BufferLoad(said, places[:1])
 
@@ -198,8 +200,8 @@ class _Levels:
             tirx.BufferStore(said, as_dtype(x, "int64"), [n])
             for n, x in zip(places, (0, *(a.length for a in self.path)), strict=True)
         ]
-        program = self._visiting("entries", made, body, noted, begins)
-        names = [str(p.name) for p in made.params]
+        program = self._visiting("entries", outputs, body, noted, begins)
+        names = [str(p.name) for p in outputs.params]
         return program, names[1], names[0], names[2:]
 
     def _rows(self, body: Any, first: int | float) -> Rows | None:
@@ -213,11 +215,13 @@ class _Levels:
         )
 
         def program(name: str, types: Sequence[str]) -> tuple[SparseFunc, list[str]]:
-            made = _Outputs(self.func, out)
-            room = made.axis("ROOM", made.scalar("room")) if types else rows
-            arrays = [made.array(w, room, t) for w, t in zip(("at", "found"), types, strict=False)]
+            outputs = _Outputs(self.func, out)
+            room = outputs.axis("ROOM", outputs.scalar("room")) if types else rows
+            arrays = [
+                outputs.array(w, room, t) for w, t in zip(("at", "found"), types, strict=False)
+            ]
             dtype = columns.idtype if types else "int64"
-            ends = made.array("ends", rows, dtype)
+            ends = outputs.array("ends", rows, dtype)
 
             def noted(store: Any) -> list[Any]:
                 row, column = store.indices
@@ -226,8 +230,8 @@ class _Levels:
                 stores = [tirx.BufferStore(to, x, [place]) for to, x in pairs]
                 return [*stores, tirx.BufferStore(ends, place + tirx.IntImm(dtype, 1), [row])]
 
-            func = self._visiting(name, made, at_first, noted)
-            return func, [str(p.name) for p in made.params]
+            func = self._visiting(name, outputs, at_first, noted)
+            return func, [str(p.name) for p in outputs.params]
 
         count, _ = program("count", ())
         fill, names = program("fill", (columns.idtype, out.dtype))
@@ -269,7 +273,7 @@ def combine(
 """)
 
     def _visiting(
-        self, name: str, made: _Outputs, body: Any, noted: Callable[[Any], list[Any]],
+        self, name: str, outputs: _Outputs, body: Any, noted: Callable[[Any], list[Any]],
         begins: Sequence[Any] = (),
     ) -> SparseFunc:  # fmt: skip
         """A program of the same visits, with other statements in place of stores of the result."""
@@ -299,9 +303,9 @@ def combine(
         gone = [out.handle, *(h for a in self.open for h in (a.indptr, a.indices))]
         kept = [p for p in func.params if not any(p.same_as(h) for h in gone)]
         return make_func(
-            f"{func.name}_{name}", [*kept, *made.params],
-            [*(a for a in func.axes if not is_open(a)), *made.axes],
-            [*(b for b in func.buffers if b.name != out.name), *made.buffers],
+            f"{func.name}_{name}", [*kept, *outputs.params],
+            [*(a for a in func.axes if not is_open(a)), *outputs.axes],
+            [*(b for b in func.buffers if b.name != out.name), *outputs.buffers],
             as_one([*begins, listing]),
             {k: v for k, v in func.attrs.items() if k != "global_symbol"}, func.span,
         )  # fmt: skip

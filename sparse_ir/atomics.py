@@ -1,4 +1,4 @@
-"""What visits on a GPU add to atomically, since several of them may add to one element.
+"""Atomic additions on a GPU, where several visits may add to one element.
 
 An iteration with the annotation "atomic" stores `X[..] = X[..] + term`, or max or min of the two,
 which the interpreter, and any order of visits, may do as it stands. Before::
@@ -76,10 +76,10 @@ def with_atomic_calls(func: SparseFunc) -> SparseFunc:
             )
 
     def visit(it: Any) -> Any:
-        found = atomic_reduction(it) if ATOMIC in it.annotations else None
-        if found is None:
+        reduction = atomic_reduction(it) if ATOMIC in it.annotations else None
+        if reduction is None:
             return it
-        body = under(found.conditions, atomic_update(found, found.term))
+        body = under(reduction.conditions, atomic_update(reduction, reduction.term))
         return iteration_with(it, body=body)
 
     return func.replace(body=map_expr(func.body, [(SparseIteration, visit)])) if atomic else func
@@ -108,13 +108,15 @@ def as_call(stmt: Any) -> Any:
 
 def atomic_call(operator: str, place: Any, term: Any, keeps_nan: bool = True) -> Any:
     """The call that takes a term into an element, a load of which is `place`."""
-    dtype, given = str(place.ty.dtype), [tirx.address_of(place), term]
+    dtype, arguments = str(place.ty.dtype), [tirx.address_of(place), term]
     if operator == "sum":
-        return tirx.call_extern(dtype, "atomicAdd", *given)
+        return tirx.call_extern(dtype, "atomicAdd", *arguments)
     if dtype == "int32":
-        return tirx.call_extern(dtype, _on_integers(operator), *given)
+        return tirx.call_extern(dtype, _on_integers(operator), *arguments)
     name = f"{PREFIX}{operator}{NAN if keeps_nan else ''}"
-    return tirx.call_intrin("void", "tirx.cuda.func_call", name, *given, _source(name, operator))
+    return tirx.call_intrin(
+        "void", "tirx.cuda.func_call", name, *arguments, _source(name, operator)
+    )
 
 
 def _on_integers(operator: str) -> str:
@@ -136,13 +138,13 @@ def _source(name: str, operator: str) -> str:
 def _name(value: Any) -> str:
     """The name of what :func:`atomic_update` makes, else an empty one."""
     name: Any = value.args[0] if isinstance(value, ir.Call) and len(value.args) == 2 else None
-    found = str(name.value) if isinstance(name, ir.StringImm) else ""
-    return found if found.startswith(PREFIX) else ""
+    text = str(name.value) if isinstance(name, ir.StringImm) else ""
+    return text if text.startswith(PREFIX) else ""
 
 
 def atomic_reduction(it: SparseIteration) -> Reduction | None:
-    """What an iteration adds, where that has atomics and is all it does; else None."""
-    found = reduction_of(it.body)
-    dtype = "" if found is None else str(found.store.value.ty.dtype)
-    fits = found is not None and it.init is None and has_atomics(found.operator, dtype)
-    return found if fits else None
+    """The reduction of an iteration that does nothing else and has atomics; else None."""
+    reduction = reduction_of(it.body)
+    dtype = "" if reduction is None else str(reduction.store.value.ty.dtype)
+    fits = reduction is not None and it.init is None and has_atomics(reduction.operator, dtype)
+    return reduction if fits else None

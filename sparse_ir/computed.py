@@ -45,21 +45,21 @@ def computed_parameters(func: SparseFunc) -> dict[str, dict[str, Any]]:
 def _computed_parameters(func: SparseFunc) -> list[tuple[str, dict[str, Any]]]:
     if COMPUTED not in func.attrs:
         return []
-    found = {str(name): dict(how) for name, how in func.attrs[COMPUTED].items()}
+    recipes = {str(name): dict(how) for name, how in func.attrs[COMPUTED].items()}
     names = [str(p.name) for p in func.params]  # JSON does not keep the order of a dict
-    return [(name, found[name]) for name in names if name in found]
+    return [(name, recipes[name]) for name in names if name in recipes]
 
 
 def parameters_made_by(func: SparseFunc, recipe: Callable[..., Any]) -> list[str]:
     """The names of the computed parameters that a recipe makes."""
-    made = computed_parameters(func)
-    return [name for name, how in made.items() if how["recipe"] == recipe.__name__]
+    computed = computed_parameters(func)
+    return [name for name, how in computed.items() if how["recipe"] == recipe.__name__]
 
 
 def buffers_made_by(func: SparseFunc, recipe: Callable[..., Any]) -> list[str]:
     """The names of the buffers that hold what a recipe makes."""
-    made = parameters_made_by(func, recipe)
-    return [b.name for b in func.buffers if b.handle is not None and str(b.handle.name) in made]
+    names = parameters_made_by(func, recipe)
+    return [b.name for b in func.buffers if b.handle is not None and str(b.handle.name) in names]
 
 
 def keyword(size: Any) -> int | str | None:
@@ -111,7 +111,7 @@ def compute(
     for name, how in reversed(recipes.items()) if names is not None else ():
         if name in needed:
             needed.update(reads(how))
-    chosen, values, found = dict(overrides or {}), dict(arguments), {}
+    chosen, values, results = dict(overrides or {}), dict(arguments), {}
     for name in chosen:
         if name not in recipes:
             raise TypeError(f"{of_func}: '{name}' is no computed parameter; there are {[*recipes]}")
@@ -129,9 +129,9 @@ def compute(
         if facts.unknown is not None and any(values.get(read) is None for read in reads(how)):
             chosen.setdefault(name, facts.unknown)
         value = chosen[name] if name in chosen else _evaluate(who, how, values, dtypes)
-        found[name] = values[name] = _fitted(who, value, *dtypes[name])
-    check_promises(of_func, promises_of(func), found)
-    return found
+        results[name] = values[name] = _fitted(who, value, *dtypes[name])
+    check_promises(of_func, promises_of(func), results)
+    return results
 
 
 def compute_of_values(
@@ -143,11 +143,11 @@ def compute_of_values(
 
     Raises as :func:`compute`.
     """
-    recipes, dtypes, found = computed_parameters(func), _dtypes(func), dict[str, Any]()
+    recipes, dtypes, results = computed_parameters(func), _dtypes(func), dict[str, Any]()
     for name in names:
         who = f"{func.name}: computed parameter '{name}'"
-        found[name] = _fitted(who, _evaluate(who, recipes[name], values, dtypes), *dtypes[name])
-    return found
+        results[name] = _fitted(who, _evaluate(who, recipes[name], values, dtypes), *dtypes[name])
+    return results
 
 
 @lru_cache(256)  # by identity
@@ -191,20 +191,20 @@ def _evaluate(
         if isinstance(value, str) and value.startswith("$"):
             value = values[value[1:]]
             keywords[key] = value if isinstance(value, np.ndarray) else int(value)
-    made, fact = RECIPES[name](**keywords), facts_of(name).values
+    result, fact = RECIPES[name](**keywords), facts_of(name).values
     most = None if fact is None else fact.most(keywords)
-    if most is None or not isinstance(made, np.ndarray) or not made.size:
-        return made
-    if not 0 <= made.min() <= made.max() < most:
+    if most is None or not isinstance(result, np.ndarray) or not result.size:
+        return result
+    if not 0 <= result.min() <= result.max() < most:
         raise ScheduleError(
             f"{who}: expected recipe '{name}' to make numbers in [0, {most}), which guards are "
-            f"proven from, got {made.min()} to {made.max()}"
+            f"proven from, got {result.min()} to {result.max()}"
         )
-    return made
+    return result
 
 
 def _recipe_problem(how: Mapping[str, Any]) -> str | None:
-    """What is wrong with a recipe's name and keywords, if anything is."""
+    """Return what is wrong with a recipe's name and keywords, or None."""
     name = how.get("recipe")
     if name not in RECIPES:
         return (
@@ -218,7 +218,7 @@ def _recipe_problem(how: Mapping[str, Any]) -> str | None:
 def _keyword_problem(
     name: str, recipe: Callable[..., Any], keywords: tuple[str, ...]
 ) -> str | None:
-    """What is wrong with the keywords that a recipe is given."""
+    """Return what is wrong with the keywords of a recipe."""
     signature = inspect.signature(recipe)
     try:
         signature.bind(**dict.fromkeys(keywords))
@@ -296,19 +296,19 @@ def computed_problems(func: SparseFunc) -> Found:
 def _problems_of(
     name: str, how: Mapping[str, Any], dtypes: Mapping[str, tuple[bool, str]], before: list[str]
 ) -> list[str]:
-    """What is wrong with one computed parameter, given those before it."""
+    """Return what is wrong with one computed parameter, after those before it."""
     if name not in dtypes:
         return ["expected it to be bound to an axis or a buffer, or an integer"]
     is_array, dtype = dtypes[name]
     if not is_array and not dtype.startswith(("int", "uint")):
         return [f"expected an array or an integer, got {dtype}"]
-    found = []
+    problems = []
     problem = _recipe_problem(how)
     if problem is not None:
-        found.append(problem)
+        problems.append(problem)
     for read in reads(how):
         if read not in before:
-            found.append(f"it reads '{read}'; parameters before it are {before}")
+            problems.append(f"it reads '{read}'; parameters before it are {before}")
         elif read not in dtypes:
-            found.append(f"it reads '{read}', which is bound to no axis and no buffer")
-    return found
+            problems.append(f"it reads '{read}', which is bound to no axis and no buffer")
+    return problems

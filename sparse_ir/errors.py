@@ -28,5 +28,5 @@ class StructureTypeError(StructureError, TypeError):
 
 
 def describe(value: object) -> str:
-    """What came, for a message: a string or number as it is, of others the type."""
+    """Describe a value for a message: a string or number as it is, others by their type."""
     return f"{value!r}" if isinstance(value, str | int | float) else type(value).__name__

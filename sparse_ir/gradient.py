@@ -126,12 +126,12 @@ def gradient(func: SparseFunc, wrt: str, *, transpose: bool = True) -> SparseFun
         u for u in updates_of(func, operand)
         if loads_of(u.value, operand.var) and is_float(u.store.value)
     ]  # fmt: skip
-    given = {u.store.buffer: _graded(func, func.buffer(str(u.store.buffer.name))) for u in updates}
+    graded = {u.store.buffer: _graded(func, func.buffer(str(u.store.buffer.name))) for u in updates}
     out = _graded(func, operand)
-    parts = [p for u in updates for p in _parts(func, u, operand, given[u.store.buffer])]
+    parts = [p for u in updates for p in _parts(func, u, operand, graded[u.store.buffer])]
     if not parts:
         raise refused(func, f"its result does not depend on the values of '{operand.name}'")
-    derived = _program(func, f"_grad_{operand.handle.name}", parts, given, out)
+    derived = _program(func, f"_grad_{operand.handle.name}", parts, graded, out)
     if transpose:
         derived = _transposed(func, derived, parts)
     derived = _cleared(derived, derived.buffer(out.name))
@@ -162,7 +162,7 @@ def transposed_axes(func: SparseFunc) -> list[list[str]]:
 
 
 class _Part(NamedTuple):
-    """What one iteration of the gradient adds: kinds are those of the axes of `it`."""
+    """The part of the gradient that one iteration adds: kinds are those of the axes of `it`."""
 
     it: SparseIteration
     kinds: str
@@ -203,20 +203,20 @@ def _graded(func: SparseFunc, buffer: SparseBuffer) -> SparseBuffer:
 
 
 def _parts(
-    func: SparseFunc, update: Update, operand: SparseBuffer, given: SparseBuffer
+    func: SparseFunc, update: Update, operand: SparseBuffer, graded: SparseBuffer
 ) -> list[_Part]:
-    """What one iteration means for the gradient: a part for each place it reads the operand at."""
+    """Parts of the gradient from one iteration: one for each place where it reads the operand."""
     it, store, value = update.it, update.store, update.value
     acc = dtype_of(value) if dtype_of(value) == "float64" else "float32"
-    adjoint = cast(tirx.BufferLoad(given.var, store.indices), acc)
+    adjoint = cast(tirx.BufferLoad(graded.var, store.indices), acc)
     try:
-        found = adjoints(value, adjoint, operand.var)
+        terms = adjoints(value, adjoint, operand.var)
     except NoAdjointError as error:
         raise refused(
             func, f"'{it.name}': expected what the gradient has a rule for, got {error}"
         ) from None
     parts: list[_Part] = []
-    for indices, term in found:
+    for indices, term in terms:
         used = set(variables_of(*indices))
         kinds = "".join("S" if v in used else "R" for v in it.vars)
         parts.append(_Part(it, kinds, update.conditions, list(indices), term))
@@ -224,25 +224,25 @@ def _parts(
 
 
 def _program(
-    func: SparseFunc, suffix: str, parts: list[_Part], given: dict[Any, SparseBuffer],
+    func: SparseFunc, suffix: str, parts: list[_Part], graded: dict[Any, SparseBuffer],
     out: SparseBuffer,
 ) -> SparseFunc:  # fmt: skip
     """The gradient over the pattern as it is, with what it needs of a function."""
     iterations: list[Any] = []
     for part in parts:
-        own = fresh_name(func, f"{part.it.name}{suffix}")
-        own = numbered(own, [it.name for it in iterations])
-        iterations.append(_iteration(part, out, own, alone=len(parts) == 1))
-    replaced = {str(func.buffer(str(v.name)).handle.name): b for v, b in given.items()}
+        name = fresh_name(func, f"{part.it.name}{suffix}")
+        name = numbered(name, [it.name for it in iterations])
+        iterations.append(_iteration(part, out, name, alone=len(parts) == 1))
+    replaced = {str(func.buffer(str(v.name)).handle.name): b for v, b in graded.items()}
     last = [str(p.name) for p in func.params if str(p.name) in replaced][-1]
     params: list[Any] = []
     buffers: list[SparseBuffer] = []
     for param in func.params:
-        found = replaced.get(str(param.name))
-        params += [param if found is None else found.handle]
+        replacement = replaced.get(str(param.name))
+        params += [param if replacement is None else replacement.handle]
         params += [out.handle] if str(param.name) == last else []
     for buffer in func.buffers:
-        buffers.append(given.get(buffer.var, buffer))
+        buffers.append(graded.get(buffer.var, buffer))
     body = as_one(iterations)
     return needed(func, params, [*buffers, out], body)
 
@@ -253,9 +253,9 @@ def _iteration(part: _Part, out: SparseBuffer, name: str, alone: bool) -> Sparse
     term, indices = substitute(part.term, fresh), [substitute(i, fresh) for i in part.indices]
     nodes = [a for n in it.axes for a in (n.axes if isinstance(n, FusedAxis) else [n])]
     at = {axis.name: v for axis, v, _ in it.axis_of()}
-    own = [at.get(a.name) for a in out.axes or ()]
-    sets = len(own) == len(at) and all(isinstance(n, Axis) for n in nodes)
-    sets = sets and all(i.same_as(v) for i, v in zip(part.indices, own, strict=True))
+    places = [at.get(a.name) for a in out.axes or ()]
+    sets = len(places) == len(at) and all(isinstance(n, Axis) for n in nodes)
+    sets = sets and all(i.same_as(v) for i, v in zip(part.indices, places, strict=True))
     init, value = None, term
     if not (alone and sets and not part.conditions):
         held = tirx.BufferLoad(out.var, indices)

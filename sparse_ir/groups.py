@@ -1,4 +1,4 @@
-"""What neighbouring threads of a GPU sum up together before one of them writes (Sgap, section 5).
+"""Sums of neighbouring threads of a GPU, one of which writes (Sgap, section 5).
 
 An iteration with the annotation "group" stores `X[..] = X[..] + term` for each visit of a loop over
 threads, its lanes. The interpreter, and any order of visits, may do that as it stands. Before::
@@ -89,19 +89,19 @@ class _Group:
         self.size, self.runs = int(how["size"]), bool(int(how["runs"]))
         self.instead = "" if ATOMIC in it.annotations else str(how.get("instead", ""))
         self.around = [*iterations_around(func, it), it]
-        found = [
+        workers = [
             (x, axis, var)
             for x in self.around
             for axis, var, _ in x.axis_of()
             if axis.name == str(how["lanes"])
         ]
         reduction = reduction_of(it.body)
-        if not found or reduction is None or it.init is not None:
+        if not workers or reduction is None or it.init is not None:
             raise LoweringError(
                 f"sp_iter '{it.name}': annotation '{GROUP}': expected X[..] = X[..] + term (or *, "
                 f"max, min) inside a loop '{how['lanes']}', got another statement"
             )
-        self.owner, self.lanes, self.var = found[-1]
+        self.owner, self.lanes, self.var = workers[-1]
         bound = tags.get((self.owner.name, str(self.lanes.name)), [])
         if bound != ["threadIdx.x"]:
             raise LoweringError(
@@ -146,10 +146,10 @@ class _Group:
         annotations = {k: v for k, v in self.it.annotations.items() if k not in (GROUP, ATOMIC)}
         if self.owner is self.it:
             body, prepared = tirx.SeqStmt([*prepared, *body.seq]), []
-        made = iteration_with(self.it, body=body, annotations=annotations)
-        made = tirx.SeqStmt([*prepared, made]) if prepared else made
+        summed = iteration_with(self.it, body=body, annotations=annotations)
+        summed = tirx.SeqStmt([*prepared, summed]) if prepared else summed
         body = map_expr(
-            self.func.body, [(SparseIteration, lambda n: made if n.name == self.it.name else n)]
+            self.func.body, [(SparseIteration, lambda n: summed if n.name == self.it.name else n)]
         )
         return self.func.replace(body=body)
 
@@ -195,7 +195,7 @@ class _Group:
         return steps
 
     def _over_warps(self, held: Any, mask: Any) -> list[Any]:
-        """What the first lane of each warp holds, added up; in each warp, so that none waits."""
+        """Add up what the first lane of each warp holds; in each warp, so that none waits."""
         count, zero = self.size // WARP, [tirx.const(0, "int32")]
         warps = buffer_var([count], self.dtype, "warps", "shared")
         warp, lane = (
@@ -273,7 +273,7 @@ class _Group:
         return rows
 
     def _shuffled(self, way: str, mask: Any, value: Any, distance: int, lanes: int) -> Any:
-        """What the lane so far up or down has, of so many lanes."""
+        """The value of the lane so far up or down, among so many lanes."""
         by, size = tirx.const(distance, "uint32"), tirx.const(lanes, "int32")
         return tirx.call_extern(dtype_of(value), f"__shfl_{way}_sync", mask, value, by, size)
 

@@ -150,12 +150,12 @@ def _init_nest(realize: Any, path: list[Any]) -> tuple[Any, tirx.Stmt] | None:
         rename_iter[iter_var.var] = fresh
         if used & reduced:
             # The spatial position shares a loop with the reduction: give it one of its own.
-            own = tirx.Var(iter_var.var.name.removeprefix("v"), dtype_of(fresh))
-            zero = as_dtype(0, dtype_of(own))
+            variable = tirx.Var(iter_var.var.name.removeprefix("v"), dtype_of(fresh))
+            zero = as_dtype(0, dtype_of(variable))
             loops.append(
-                tirx.For(own, zero, iter_var.dom.extent, tirx.ForKind.SERIAL, tirx.Evaluate(0))
+                tirx.For(variable, zero, iter_var.dom.extent, tirx.ForKind.SERIAL, tirx.Evaluate(0))
             )
-            value = own
+            value = variable
         else:
             for loop in inside:
                 if loop.loop_var in used and loop.loop_var not in renamed:

@@ -73,23 +73,23 @@ def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) ->
 def _by_name(func: SparseFunc, arguments: Any) -> dict[str, Any]:
     names = [str(p.name) for p in func.params]
     computed = computed_parameters(func)
-    own = [name for name in names if name not in computed]
+    callers = [name for name in names if name not in computed]
     if not isinstance(arguments, Mapping):
-        if len(arguments) not in (len(own), len(names)):
+        if len(arguments) not in (len(callers), len(names)):
             raise TypeError(
-                f"{func.name}: expected {len(own)} arguments {own}, got {len(arguments)}"
+                f"{func.name}: expected {len(callers)} arguments {callers}, got {len(arguments)}"
             )
         arguments = dict(zip(names, arguments, strict=False))
-    for name in own:
+    for name in callers:
         if name not in arguments:
             raise TypeError(f"{func.name}: argument '{name}' is missing")
     for name in arguments:
         if name not in names:
             raise TypeError(f"{func.name}: unknown argument '{name}'; expected {names}")
-    given = {name: value for name, value in arguments.items() if name in computed}
+    overrides = {name: value for name, value in arguments.items() if name in computed}
     values = dict(arguments)
-    if len(given) < len(computed):
-        values = {**compute(func, arguments, given), **values}
+    if len(overrides) < len(computed):
+        values = {**compute(func, arguments, overrides), **values}
     check_promises(func.name, promises_of(func), values)
     return values
 
@@ -229,7 +229,7 @@ class _Interpreter(Evaluator):
 
         def merge(level: int, stop: int, action: Thunk) -> None:
             """Visit each coordinate of a merged axis once, standing on the axes that store it."""
-            variable, found = variables[level], dict[int, list[tuple[str, int, int]]]()
+            variable, stored = variables[level], dict[int, list[tuple[str, int, int]]]()
             for member in axes[level].merged:
                 axis = member.axis if isinstance(member, AttachedAxis) else member
                 if axis.is_merged:
@@ -242,20 +242,20 @@ class _Interpreter(Evaluator):
                     parent = None  # it is absent
                 if parent is not None:
                     for position, coordinate in self.structure.stored(axis, parent):
-                        found.setdefault(coordinate, []).append((str(axis.name), parent, position))
+                        stored.setdefault(coordinate, []).append((str(axis.name), parent, position))
 
             def visited(coordinate: int) -> bool:
-                there = {name for name, *_ in found[coordinate]}
+                there = {name for name, *_ in stored[coordinate]}
                 every = (lambda *of: any(of)), (lambda *of: all(of)), operator.not_
                 return axes[level].stores(there.__contains__, *every)
 
-            for coordinate in filter(visited, sorted(found)):
+            for coordinate in filter(visited, sorted(stored)):
                 variable.value, variable.axis = indices[level](coordinate), None
                 self.current[names[level]] = variable
-                for name, *place in found[coordinate]:
+                for name, *place in stored[coordinate]:
                     self.current[name] = Variable(variable.value, None, name, *place)
                 visit(level + 1, stop, action)
-                for name, *_ in found[coordinate]:
+                for name, *_ in stored[coordinate]:
                     del self.current[name]
             self.current.pop(names[level], None)
 

@@ -39,7 +39,7 @@ class Evaluator:
         self.storage: dict[int, Storage] = {}
 
     def variable(self, var: Any) -> Variable:
-        """Where the value of a TIR variable is kept."""
+        """The place where the value of a TIR variable is kept."""
         return self.variables.setdefault(hash(var), Variable())
 
     def place(self, var: Any, indices: Any) -> tuple[Storage, Callable[[], int | None]]:

@@ -1,4 +1,4 @@
-"""Where the elements of sparse buffers lie: coordinates, positions, offsets."""
+"""Places of the elements of sparse buffers: coordinates, positions, offsets."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Structure:
 
 
 def garbage(count: int, dtype: str) -> np.ndarray:
-    """What a buffer holds before it is written: NaN, or the largest integer."""
+    """The content of a buffer before it is written: NaN, or the largest integer."""
     kind = np.dtype(dtype)
     if kind.kind in "iu":
         return np.full(count, np.iinfo(kind).max, kind)

@@ -53,7 +53,7 @@ from sparsetir.sparse_ir.updates import refused
 
 
 def wanted_orders(it: SparseIteration, kinds: str) -> dict[str, tuple[str, ...]]:
-    """In which order an iteration is to have the levels of its patterns, for other kinds.
+    """The order that an iteration needs of the levels of its patterns, for other kinds.
 
     Spatial levels come before reductions. Those that reduce around spatial ones already, as the
     relations of a sum over relations do, stay where they are, and those of one coordinate. A
@@ -61,7 +61,7 @@ def wanted_orders(it: SparseIteration, kinds: str) -> dict[str, tuple[str, ...]]
     """
     old = {axis.name: kind for axis, _, kind in it.axis_of()}
     new = dict(zip(old, kinds, strict=True))
-    found: dict[str, tuple[str, ...]] = {}
+    orders: dict[str, tuple[str, ...]] = {}
     for root, levels in _patterns(it.axes).items():
         if len({new[a.name] for a in levels}) < 2:
             continue
@@ -74,8 +74,8 @@ def wanted_orders(it: SparseIteration, kinds: str) -> dict[str, tuple[str, ...]]
         while rest and stays(rest[0], rest):
             stay.append(rest.pop(0))
         rest.sort(key=lambda axis: new[axis.name] == "R")
-        found[root] = tuple(a.name for a in [*stay, *rest])
-    return found
+        orders[root] = tuple(a.name for a in [*stay, *rest])
+    return orders
 
 
 def with_levels(func: SparseFunc, orders: Iterable[tuple[str, ...]]) -> SparseFunc:
@@ -125,9 +125,9 @@ def _spatial_first(nodes: Sequence[Any], kind_of: Mapping[str, str]) -> list[Any
         left = {a.name for node in rest for a in flat_axes([node])}
         spatial = [
             node
-            for node, own in ((n, flat_axes([n])) for n in rest)
-            if kind_of[own[0].name] == "S"
-            and not left & {a.name for a in own[0].ancestors()} - {a.name for a in own}
+            for node, axes in ((n, flat_axes([n])) for n in rest)
+            if kind_of[axes[0].name] == "S"
+            and not left & {a.name for a in axes[0].ancestors()} - {a.name for a in axes}
         ]
         node = (spatial or rest)[0]
         rest.remove(node)
@@ -137,10 +137,10 @@ def _spatial_first(nodes: Sequence[Any], kind_of: Mapping[str, str]) -> list[Any
 
 def _patterns(nodes: Sequence[Any]) -> dict[str, list[Axis]]:
     """The axes that are visited, by the root of their trees."""
-    found: dict[str, list[Axis]] = {}
+    levels: dict[str, list[Axis]] = {}
     for axis in flat_axes(nodes):
-        found.setdefault(axis.root.name, []).append(axis)
-    return found
+        levels.setdefault(axis.root.name, []).append(axis)
+    return levels
 
 
 def _is_chain(levels: Sequence[Axis]) -> bool:
@@ -194,9 +194,9 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
     def visit(it: SparseIteration) -> SparseIteration:
         flat = {axis.name: (var, kind) for axis, var, kind in it.axis_of()}
         nodes = [moved.get(n.name, n) for n in it.axes]
-        own = [flat[a.name] for a in flat_axes(nodes)]
+        pairs = [flat[a.name] for a in flat_axes(nodes)]
         return iteration_with(
-            it, axes=nodes, vars=[v for v, _ in own], kinds="".join(k for _, k in own)
+            it, axes=nodes, vars=[v for v, _ in pairs], kinds="".join(k for _, k in pairs)
         )
 
     body = map_expr(
@@ -213,7 +213,7 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
 
 
 def _problem(func: SparseFunc, levels: Sequence[Axis]) -> str:
-    """What stands against another order of levels; "" where nothing does."""
+    """Return what stands against another order of levels, or ""."""
     names = {a.name for a in levels}
     if not _is_chain(levels) or levels[0].kind != "dense_fixed":
         return "they are no chain"

@@ -97,11 +97,11 @@ class _Flattening:
             if name
         }
         by_name: dict[str, Any] = {}
-        found = self._buffers(layouts)
-        self.layouts = {var: layouts[name] for name, var in found}
-        self.indptr = {name: var for name, var in found if layouts[name].ends}
+        buffers = self._buffers(layouts)
+        self.layouts = {var: layouts[name] for name, var in buffers}
+        self.indptr = {name: var for name, var in buffers if layouts[name].ends}
         steps = promised_steps(func.attrs[SIGNATURE])
-        for name, var in found:
+        for name, var in buffers:
             storage = Storage(layouts[name], by_name, self._rename, steps)
             by_name[name] = buffer_var(
                 [storage.size()], var.ty.dtype, name, var.ty.storage_scope, _element_bytes(var)
@@ -144,7 +144,7 @@ class _Flattening:
 
         Versions of a function have each a workspace of a name.
         """
-        found: dict[str, list[Any]] = {}
+        by_name: dict[str, list[Any]] = {}
         params = [p for p in self.func.params if tirx.is_buffer_var(p)]
         candidates = [*params]
         for block in nodes_of(s_tir.SBlock, self.func.body):
@@ -153,7 +153,7 @@ class _Flattening:
             layout = layouts.get(var.name)
             if layout is None or len(var.ty.shape) != len(layout.axes):
                 continue
-            first, *_ = known = found.setdefault(var.name, [var])
+            first, *_ = known = by_name.setdefault(var.name, [var])
             if any(var.same_as(x) for x in known):
                 continue
             known.append(var)
@@ -167,20 +167,20 @@ class _Flattening:
         order = [n for n in layouts if layouts[n].ends]
         order.sort(key=lambda n: len(layouts[n].axes))
         names = [*order, *(n for n in layouts if n not in order)]
-        return [(n, var) for n in names for var in found.get(n, [])]
+        return [(n, var) for n in names for var in by_name.get(n, [])]
 
     def _bounded_caches(self) -> dict[Any, Any]:
         """Allocations as long as a row, made as long as any row: TVM takes no loads in shapes.
 
         A cache of a ragged buffer is such an allocation; TVM compacts it to what is used of it.
         """
-        found: dict[Any, Any] = {}
+        bounded: dict[Any, Any] = {}
         for block in nodes_of(s_tir.SBlock, self.func.body):
             for var in block.alloc_buffers:
                 shape = [self._longest(d) for d in var.ty.shape]
                 if any(not new.same_as(old) for new, old in zip(shape, var.ty.shape, strict=True)):
-                    found[var] = buffer_var(shape, var.ty.dtype, var.name, var.ty.storage_scope)
-        return found
+                    bounded[var] = buffer_var(shape, var.ty.dtype, var.name, var.ty.storage_scope)
+        return bounded
 
     def _longest(self, extent: Any) -> Any:
         """An extent with the length of each row that occurs in it replaced by a bound for all."""
@@ -232,7 +232,7 @@ class _Flattening:
         return tirx.BufferStore(self.flat[node.buffer], node.value, [offset], span=node.span)
 
     def _offset(self, var: Any, indices: list[Any]) -> Any:
-        """Of an element of a buffer."""
+        """The offset of an element of a buffer."""
         offset = self.storage[var].offset(indices)
         if var not in self.threads:
             return offset
@@ -240,7 +240,7 @@ class _Flattening:
         return self.threads[var].number * size + as_dtype(offset, "int64")
 
     def _size(self, var: Any) -> Any:
-        """Of a buffer, in elements."""
+        """The size of a buffer, in elements."""
         size = self.storage[var].size()
         if var not in self.threads:
             return size
@@ -296,7 +296,7 @@ class _Flattening:
         return block_with(block, body=body, init=init, match_buffers=rest)
 
     def _matched(self, match: Any) -> tuple[dict[Any, Any], list[Any]]:
-        """What to put for the variables of a matched buffer, and the rules for its accesses."""
+        """Values for the variables of a matched buffer, and the rules for its accesses."""
         source, target = match.source.source, match.buffer
         storage, ty = self.storage[source], target.ty
         stride_of = {a.name: s for a, s in zip(storage.leaves, storage.strides, strict=True)}

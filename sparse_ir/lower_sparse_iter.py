@@ -352,9 +352,9 @@ class _Lowering:
                 FREE if set(u.kinds) == {"S"} else f for u, f in zip(units, facts, strict=True)
             ]
         fact_of = dict(zip(map(id, units), facts, strict=True))
-        own = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
-        body_locals = [*body_locals, *(v for v in own if v not in self.placed)]
-        self.placed.update(own)
+        buffers = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
+        body_locals = [*body_locals, *(v for v in buffers if v not in self.placed)]
+        self.placed.update(buffers)
         workers = workers_of(it, [level.units for level in levels], self.tags)
         outward: list[Any] = []
         stmt = body
@@ -432,13 +432,13 @@ class _Lowering:
 
         self.closed.update(allocs)
         visible = [v for v in self.translate.locals if v not in self.closed]
-        own = self.placed & set(allocs)
+        placed = self.placed & set(allocs)
         plain = make([], [])
         there = {v.__chandle__() for v in variables_of(plain)}  # few of all
         known = {
             v: v
             for v in [*self.space.all_buffers(), *visible]
-            if v.__chandle__() in there and v not in own
+            if v.__chandle__() in there and v not in placed
         }
         reads, writes = s_tir.analysis.get_sblock_read_write_region(plain, known)
         reads, writes = ([self._relax(r) for r in regions] for regions in (reads, writes))
@@ -463,7 +463,7 @@ def _guarded(conditions: list[Any], stmt: tirx.Stmt) -> tirx.Stmt:
 
 
 def _steps(extent: Any, step: Any) -> Any:
-    """How many visits a loop makes over an extent by steps, which have its sign; none by 0."""
+    """The number of visits of a loop over an extent by steps, which have its sign; none by 0."""
     zero, one, less = (as_dtype(n, dtype_of(step)) for n in (0, 1, -1))
     up = tirx.floordiv(tirx.max(extent, zero) - one, tirx.max(step, one)) + one
     down = tirx.floordiv(less - tirx.min(extent, zero), zero - tirx.min(step, less)) + one

@@ -73,7 +73,7 @@ BLOCKS = s_tir.SBlockRealize
 
 @dataclass
 class Pointer:
-    """Where the loop stands on one of the merged axes.
+    """The loop's place on one of the merged axes.
 
     place, at : one-element buffers, of its position under the parents and of the coordinate there
     extent : how many positions it has there, 0 under what is absent
@@ -236,13 +236,13 @@ class MergeLoop(PositionLoop):
         (one, first), (other, second) = self._standing()
 
         def at(*there: Pointer) -> Any:
-            """What is done where these have an element, and the others none."""
+            """Do the work of a point where these axes have an element, and the others none."""
             if not union and len(there) < len(self.pointers):
                 return nearer(there[0], other if there[0] is first else one)
             moves = [s for p in there for s in p.move(space, as_dtype(1, self.node.idtype))]
             known = {p.name: p in there for p in self.pointers}
-            found = self._known(body, known) if union else body
-            return as_one([store_one(self.var, load_one(there[0].at)), found, *moves])
+            inner = self._known(body, known) if union else body
+            return as_one([store_one(self.var, load_one(there[0].at)), inner, *moves])
 
         alone = tirx.IfThenElse(one < other, at(first), at(second))
         both = tirx.IfThenElse(tirx.EQ(one, other), at(first, second), alone)

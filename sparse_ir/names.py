@@ -30,7 +30,7 @@ def fresh_name(func: SparseFunc, wish: str, also: Collection[str] = ()) -> str:
 
 @lru_cache(maxsize=1)  # a primitive asks for several names, of one function
 def _names(func: SparseFunc) -> frozenset[str]:
-    """Of all that a function declares, and of its iterations."""
+    """Names of all that a function declares, and of its iterations."""
     params, axes, buffers, _ = declared(func)
     iterations = (str(it.name) for it in sparse_iterations(func))
     return frozenset().union(params, axes, buffers, iterations)

@@ -106,7 +106,7 @@ class Axis(Object):
 
     @property
     def merged(self) -> list[Any]:
-        """What a merged axis co-iterates, and what merged axes in it do, each once."""
+        """The axes that a merged axis co-iterates, and merged axes in it do, each once."""
         inside = [x for a in self.of or () for x in (a, *(a.merged if isinstance(a, Axis) else ()))]
         return list({x.name: x for x in inside}.values())
 
@@ -410,7 +410,7 @@ class SparseFunc(BaseFunc):
 
 
 class Names(NamedTuple):
-    """What a function declares, by name; and the handles of its parameters and buffers."""
+    """Declarations of a function, by name; and the handles of its parameters and buffers."""
 
     params: dict[str, Any]
     axes: dict[str, Axis]
@@ -419,8 +419,8 @@ class Names(NamedTuple):
 
     def has_param(self, var: Any) -> bool:
         """Whether a variable is a parameter."""
-        found = self.params.get(str(var.name))
-        return found is not None and found.same_as(var)
+        param = self.params.get(str(var.name))
+        return param is not None and param.same_as(var)
 
     def declares(self, var: Any) -> bool:
         """Whether a variable is a parameter, or that of a buffer."""
@@ -428,8 +428,8 @@ class Names(NamedTuple):
 
     def buffer_of(self, var: Any) -> SparseBuffer | None:
         """The buffer whose variable this is; None for one of a statement."""
-        found = self.buffers.get(str(var.name))
-        return found if found is not None and found.var.same_as(var) else None
+        buffer = self.buffers.get(str(var.name))
+        return buffer if buffer is not None and buffer.var.same_as(var) else None
 
 
 _LOCK = threading.Lock()
@@ -437,10 +437,10 @@ _DECLARED: dict[Any, Names] = {}  # of the last functions that were asked for
 
 
 def declared(func: SparseFunc) -> Names:
-    """What a function declares, read once: TVM's lists take long to go through."""
-    found = _DECLARED.get(func)
-    if found is not None:
-        return found
+    """Declarations of a function, read once: iterating over TVM's lists is slow."""
+    names = _DECLARED.get(func)
+    if names is not None:
+        return names
     return _keep(func, _by_name(func.params, func.axes, func.buffers))
 
 
@@ -454,10 +454,10 @@ def declare_more(
 
 
 def _by_name(params: Any, axes: Any, buffers: Any) -> Names:
-    found: list[Any] = [{str(x.name): x for x in each} for each in (params, axes, buffers)]
-    variables = *found[0].values(), *(b.var for b in found[2].values())
-    found.append({v.__chandle__() for v in variables})
-    return Names(*found)
+    tables: list[Any] = [{str(x.name): x for x in each} for each in (params, axes, buffers)]
+    variables = *tables[0].values(), *(b.var for b in tables[2].values())
+    tables.append({v.__chandle__() for v in variables})
+    return Names(*tables)
 
 
 def _keep(func: SparseFunc, names: Names) -> Names:
@@ -510,7 +510,7 @@ def flat_axes(axes: Any) -> list[Axis]:
 
 
 def merged_parent(axes: Sequence[Any], known: Sequence[Axis]) -> Axis | None:
-    """What a merged axis of these hangs under: their parent, or the merged axis of their parents.
+    """The parent of a merged axis of these: their parent, or the merged axis of their parents.
 
     axes : those that are attached elsewhere do not count
     known : merged axes declared so far
@@ -518,10 +518,10 @@ def merged_parent(axes: Sequence[Any], known: Sequence[Axis]) -> Axis | None:
     Or else that of the first, and all are visited outside; None where all are roots.
     """
     inside = [x for a in axes for x in ((a.merged if isinstance(a, Axis) else []) or [a])]
-    own = [a.parent for a in inside if isinstance(a, Axis) and not a.is_merged and a.parent]
-    parents = {a.name for a in own}
+    above = [a.parent for a in inside if isinstance(a, Axis) and not a.is_merged and a.parent]
+    parents = {a.name for a in above}
     together = (m for m in known if {a.name for a in m.members} >= parents)
-    return next(together, own[0]) if len(parents) > 1 else next(iter(own), None)
+    return next(together, above[0]) if len(parents) > 1 else next(iter(above), None)
 
 
 def standing_axes(axes: Any) -> list[Axis]:
@@ -530,14 +530,14 @@ def standing_axes(axes: Any) -> list[Axis]:
 
 
 def attached_axes(axes: Any) -> list[AttachedAxis]:
-    """What of an iteration's list is attached: entries, and what merged axes co-iterate."""
+    """The attached axes in an iteration's list: entries, and what merged axes co-iterate."""
     nodes = [visited_node(a) for a in axes]
     inside = [x for a in nodes if isinstance(a, Axis) for x in a.merged]
     return [a for a in [*nodes, *inside] if isinstance(a, AttachedAxis)]
 
 
 def visited_node(node: Any) -> Any:
-    """What an entry of an iteration's list visits: the axis that is cut, where it is a part."""
+    """The axis that an entry of an iteration's list visits: that which is cut, of a part."""
     return node.axis if not isinstance(node, Axis) and isinstance(node, PartAxis) else node
 
 

@@ -85,8 +85,8 @@ def closed(func: SparseFunc) -> SparseFunc:
     return _with(func, given)
 
 
-def _with(func: SparseFunc, made: Callable[[Axis, Axis | None], Axis]) -> SparseFunc:
-    """With other axes in place of those that are open, and parameters for their arrays, if any.
+def _with(func: SparseFunc, replacement: Callable[[Axis, Axis | None], Axis]) -> SparseFunc:
+    """Put other axes in place of those that are open, with parameters for their arrays, if any.
 
     made : of an axis and its parent, the axis in its place
     """
@@ -96,7 +96,7 @@ def _with(func: SparseFunc, made: Callable[[Axis, Axis | None], Axis]) -> Sparse
     others: dict[str, Axis] = {}
     changed: dict[Any, list[Any]] = {}
     for axis in axes:
-        other = others[axis.name] = made(axis, others.get(axis.parent.name, axis.parent))
+        other = others[axis.name] = replacement(axis, others.get(axis.parent.name, axis.parent))
         stored = other.indptr is not None
         changed[axis.indptr] = [axis.indptr] if stored else []
         changed[axis.indices] = [axis.indices, other.nnz] if stored else []
@@ -119,7 +119,7 @@ def _names(buffer: SparseBuffer) -> list[str]:
 
 
 def open_axis_problems(func: SparseFunc, new: list[Axis]) -> Found:
-    """What stands against axes that are to be assembled, for the verifier."""
+    """Return what stands against axes that are to be assembled, for the verifier."""
     chain = [a.name for a in open_axes(func)]
     for axis in filter(is_open, new):
         label = f"axis '{axis.name}': nnz None says that the program assembles it; expected"

@@ -61,7 +61,7 @@ def present_above(node: Any, scope: Scope, space: PositionSpace) -> list[Any]:
 
 
 def extent_under(node: Any, parents: list[Any], scope: Scope, space: PositionSpace) -> Any:
-    """How many positions an axis has under these parents, none where they are absent."""
+    """The number of positions of an axis under these parents, none where they are absent."""
     axis = node.axis if isinstance(node, AttachedAxis) else node
     extent = as_dtype(space.extent(axis, parents), axis.idtype)
     present = present_above(node, scope, space)

@@ -30,7 +30,7 @@ from sparsetir.sparse_ir.translate import Scope, Translator, Visit
 
 
 class PositionLoops:
-    """Makes the loops of the iterations of one function."""
+    """The loops of the iterations of one function."""
 
     def __init__(self, space: PositionSpace, translate: Translator) -> None:
         self.space = space
@@ -84,7 +84,7 @@ class PositionLoops:
         return tirx.Var(name, dtype), tirx.Var("v" + name, dtype)
 
     def _in_part(self, by: Axis, var: Any, scope: Scope) -> tuple[Any, Any]:
-        """How many positions the part has, and the storage position of its element `var`."""
+        """The number of positions of the part, and the storage position of its element `var`."""
         over = parents_of(by, scope)
         first = as_dtype(0, by.idtype) if in_one_row(by) else self.space.start(by, over)
         return self.space.extent(by, over), first + var
@@ -132,7 +132,7 @@ class PositionLoops:
         return as_dtype(end - base if base is not None else end, dtype)
 
     def _run_factors(self, run: list[Axis]) -> list[Any]:
-        """Of a run's size: what the last variable axis stores, and the extents of those below."""
+        """Factors of a run's size: what the last variable axis stores, and extents below it."""
         last = max((n for n, a in enumerate(run) if a.is_variable), default=-1)
         stored = [run[last].nnz] if last >= 0 else []
         return [*stored, *(self.space.extent(a, []) for a in run[last + 1 :])]

@@ -28,7 +28,7 @@ STAGE_TWO_ATTRS = (LAYOUTS, SIGNATURE)
 
 @py_class("sparsetir.Layout", frozen=True, structural_eq="tree")
 class Layout(Object):
-    """How a stage-II buffer is stored.
+    """The storage of a stage-II buffer.
 
     axes : one axis per dimension
     ends : 1 for an indptr, whose last dimension has one element more; else 0
@@ -62,8 +62,10 @@ def positional_size(axis: Axis) -> Any:
 def counted_axes(func: SparseFunc) -> set[str]:
     """Names of the sparse_fixed axes whose coordinates are 0, 1, .. under each parent."""
     computed = computed_parameters(func).items()
-    made = {name for name, how in computed if facts_of(how["recipe"]).counted}
-    return {a.name for a in func.axes if a.kind == "sparse_fixed" and str(a.indices.name) in made}
+    counted = {name for name, how in computed if facts_of(how["recipe"]).counted}
+    return {
+        a.name for a in func.axes if a.kind == "sparse_fixed" and str(a.indices.name) in counted
+    }
 
 
 class PositionSpace:

@@ -259,10 +259,10 @@ class _FunctionPrinter:
         """`stop` or `start, stop`, whichever the loop functions turn into the same range."""
 
         def same(*bounds: Any) -> bool:
-            made = build(*bounds).doms[0]
+            built = build(*bounds).doms[0]
             return all(
                 tvm_ffi.structural_equal(x, y)
-                for x, y in ((made.min, node.min), (made.extent, node.extent))
+                for x, y in ((built.min, node.min), (built.extent, node.extent))
             )
 
         zero = isinstance(node.min, tirx.IntImm) and node.min.value == 0

@@ -159,15 +159,15 @@ class ExprPrinter:
 
     def expr(self, node: Any, precedence: int = 0) -> str:
         """Print for a place that binds as tightly as `precedence`; immediates carry types."""
-        text, own = self._expr(node)
-        return f"({text})" if own < precedence else text
+        text, inner = self._expr(node)
+        return f"({text})" if inner < precedence else text
 
     def index(self, node: Any) -> str:
         """Print for a place where a plain integer is an int32."""
         return repr(node.value) if is_int32(node) else self.expr(node)
 
     def indices(self, nodes: Sequence[Any]) -> str:
-        """What stands between the brackets of a load or store."""
+        """The text between the brackets of a load or store."""
         return ", ".join(self.index(n) for n in nodes) or "()"
 
     def sizes(self, nodes: Sequence[Any]) -> str:
@@ -227,8 +227,8 @@ class ExprPrinter:
             value = bool(value)
         elif isinstance(value, float) and not math.isfinite(value):
             value = "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-        own = (type(node).__name__, (dtype, value))
-        for name, args in ((dtype, (value,)), ("max_value", (dtype,)), own):
+        constructor = (type(node).__name__, (dtype, value))
+        for name, args in ((dtype, (value,)), ("max_value", (dtype,)), constructor):
             if _rebuilds(node, lambda n=name, a=args: getattr(self.dialect, n)(*a)):
                 return f"T.{name}({', '.join(self._argument(a) for a in args)})"
         raise IllFormedError(f"cannot print the number {value} of type {dtype}")

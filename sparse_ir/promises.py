@@ -1,4 +1,4 @@
-"""What a schedule takes for granted: promises about numbers, assumptions about arrays.
+"""Facts that a schedule takes for granted: promises about numbers, assumptions about arrays.
 
 Function attribute "promises", a list of `{"param": name, "kind": kind, "value": number}`:
 
@@ -139,8 +139,8 @@ FACTS = {"coordinates": ("buffer", "axis"), "filled": ("axis",), "inside": ("buf
 
 def assumed_coordinates(func: SparseFunc) -> dict[str, str]:
     """The axis, by name, that a buffer's values are assumed to be coordinates of."""
-    found = _assumed(func, "coordinates")
-    return {str(f["buffer"]): str(f["axis"]) for f in found}
+    facts = _assumed(func, "coordinates")
+    return {str(f["buffer"]): str(f["axis"]) for f in facts}
 
 
 def filled_axes(func: SparseFunc) -> set[str]:

@@ -1,4 +1,4 @@
-"""What an iteration's body does to a buffer: a reduction over terms, and in which operator."""
+"""Reductions of iterations: the terms that a body reduces into a buffer, and by which operator."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Reduction:
     keeps_nan: bool = False
 
     def identity(self, dtype: str) -> Any:
-        """What leaves everything as it is."""
+        """The identity of an operator, which leaves everything as it is."""
         combine = COMBINES[self.operator]
         if not combine.is_extremum or dtype.startswith(("float", "bfloat")):
             return tirx.const(combine.identity, dtype)
         return tirx.min_value(dtype) if combine.identity < 0 else tirx.max_value(dtype)
 
     def added(self, held: Any, value: Any) -> Any:
-        """What is held with a value, computed in the type of that, in the type that is stored."""
+        """Combine what is held with a value, in the value's type, and cast to the stored type."""
         done = self.combine(cast(held, dtype_of(value)), value)
         return cast(done, dtype_of(self.store.value))
 
@@ -78,10 +78,10 @@ def reduction_of(body: Any) -> Reduction | None:
             and same_indices(expr.indices, store.indices)
         )
 
-    found = _operation(value, mine)
-    if found is None or loads_of(found[0], store.buffer):
+    operation = _operation(value, mine)
+    if operation is None or loads_of(operation[0], store.buffer):
         return None
-    return Reduction(conditions, store, *found)
+    return Reduction(conditions, store, *operation)
 
 
 def where(reduction: Reduction, test: Any) -> Any:
@@ -169,7 +169,7 @@ def widened(expr: Any, dtype: str, held: Callable[[Any], Any]) -> Any:
         return tirx.const(float(expr.value), dtype)
 
     def load(node: Any) -> Any:
-        found = held(node)
-        return node if found is None else cast(found, dtype_of(node))
+        value = held(node)
+        return node if value is None else cast(value, dtype_of(node))
 
     return cast(map_expr(expr, [(ir.TensorLoad, load)]), dtype)

@@ -80,7 +80,7 @@ def _missing(realize: Any, layouts: dict[Any, Layout], indptr: dict[str, Any]) -
 
 def _unconditional(body: tirx.Stmt, layouts: dict[Any, Layout]) -> list[tuple[Any, list[Any]]]:
     """The accesses that every instance of a block makes, those of blocks inside it left out."""
-    found: list[tuple[Any, list[Any]]] = []
+    accesses: list[tuple[Any, list[Any]]] = []
 
     def stop(_: Any) -> Any:
         return SKIP
@@ -91,7 +91,7 @@ def _unconditional(body: tirx.Stmt, layouts: dict[Any, Layout]) -> list[tuple[An
 
     def access(buf: Any, index: Any) -> Any:
         if buf in layouts:
-            found.append((buf, list(index)))
+            accesses.append((buf, list(index)))
         return ADVANCE
 
     visit_nodes(
@@ -107,7 +107,7 @@ def _unconditional(body: tirx.Stmt, layouts: dict[Any, Layout]) -> list[tuple[An
             (tirx.BufferStore, lambda n: access(n.buffer, n.indices)),
         ],
     )
-    return found
+    return accesses
 
 
 def _ragged(index: list[Any], layout: Layout, indptr: dict[str, Any]) -> list[tuple[Any, Any]]:

@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 class RowSearch:
-    """Finds the rows of one function.
+    """A search for the rows of one function.
 
     in_turn : stage-I coordinates of the loops that carry rows, whose visits take turns
     """
@@ -63,7 +63,7 @@ class RowSearch:
         self._groups = [names for it in sparse_iterations(func) for names in divided(it)]
 
     def __call__(self, buffer: Any, position: Any, scope: Scope) -> Any:
-        """What a buffer of :func:`found_rows` holds at a position of stage II."""
+        """The value of a buffer of :func:`found_rows` at a position of stage II."""
         around = scope.around
         carried = self._carried(position, around)
         begin = {x.var: as_dtype(0, dtype_of(x.var)) for x in carried}
@@ -98,7 +98,7 @@ class RowSearch:
     # -- steps --------------------------------------------------------------------------------
 
     def _found(self, buffer: Any, place: Place, carried: list[Around], scope: Scope) -> Place:
-        """What the buffer holds there."""
+        """The value of the buffer there."""
         recipe = recipe_of_rows(self.func, buffer)
         assert recipe is not None  # verified
         if recipe.order is not None:
@@ -173,7 +173,7 @@ class RowSearch:
     # -- bounds -------------------------------------------------------------------------------
 
     def _rows(self, buffer: Any, array: Any) -> Any:
-        """How many rows there are: offsets but one."""
+        """The number of rows: offsets but one."""
         (length,) = array.ty.shape
         return as_dtype(Analyzer().simplify(length - as_dtype(1, dtype_of(length))), buffer.dtype)
 

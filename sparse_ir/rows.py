@@ -39,7 +39,7 @@ STARTS = {"from", "starts", "loop", "per_block"}
 
 
 class Recipe(NamedTuple):
-    """How the values of a buffer are found.
+    """The search that gives the values of a buffer.
 
     searches : whether by a search in `array`, or as its elements
     array : the buffer of offsets or of coordinates
@@ -52,7 +52,7 @@ class Recipe(NamedTuple):
 
 
 def found_rows(func: SparseFunc) -> dict[str, dict[str, Any]]:
-    """What is said of each buffer whose values kernels find, by its name, as plain Python."""
+    """Searches of the buffers whose values kernels find, by name, as plain Python."""
     said = func.attrs.get(ROWS, {})
     return {
         str(name): {str(k): v if isinstance(v, int) else str(v) for k, v in how.items()}
@@ -61,19 +61,19 @@ def found_rows(func: SparseFunc) -> dict[str, dict[str, Any]]:
 
 
 def recipe_of_rows(func: SparseFunc, buffer: SparseBuffer) -> Recipe | None:
-    """How the values of a buffer can be found; None for one that is given or made otherwise."""
+    """The search for a buffer's values; None for one that is an argument or made otherwise."""
     if buffer.handle is None:
         return None
     how = computed_parameters(func).get(str(buffer.handle.name), {})
-    found = facts_of(how.get("recipe")).found_in
-    if found is None:
+    search = facts_of(how.get("recipe")).found_in
+    if search is None:
         return None
     by_handle = {str(b.handle.name): b for b in func.buffers if b.handle is not None}
-    array = by_handle.get(str(how[found.array])[1:])
+    array = by_handle.get(str(how[search.array])[1:])
     order = by_handle.get(str(how["order"])[1:]) if "order" in how else None
     if array is None or "order" in how and order is None:
         return None
-    return Recipe(found.by_search, array, order)
+    return Recipe(search.by_search, array, order)
 
 
 def row_problems(func: SparseFunc) -> Found:
@@ -122,5 +122,5 @@ def unbounded(position: Any, var: Any) -> Any:
 
 
 def step_of(position: Any, var: Any) -> int | None:
-    """How much further each visit of a loop goes, bounds aside; None where that is no number."""
+    """The step of each visit of a loop, bounds aside; None where that is no number."""
     return affine(unbounded(position, var)).step(var)

@@ -21,7 +21,7 @@ def scalar_buffer(name: str, dtype: str) -> Any:
 
 
 def load_one(buf: Any) -> Any:
-    """What a one-element buffer holds."""
+    """The value of a one-element buffer."""
     return tirx.BufferLoad(buf, [tirx.IntImm("int32", 0)])
 
 

@@ -1,4 +1,4 @@
-"""Where a reduction's init runs: inside the reduction block, or in loops of its own before it.
+"""The place of a reduction's init: inside the reduction block, or in loops of its own before it.
 
 The init runs for every coordinate of the spatial axes, before all updates. Inside the block it
 only runs for what the loops visit; that is the same when each spatial axis is dense, or is an axis

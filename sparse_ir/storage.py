@@ -1,4 +1,4 @@
-"""Where the elements of a buffer over axes lie in memory (SparseTIR, equations 6 to 8).
+"""Offsets of the elements of a buffer over axes (SparseTIR, equations 6 to 8).
 
 The offset of an element sums, over the axis trees of the buffer, the offset within the tree times
 the sizes of the trees after it; trees are ordered by their roots.
@@ -28,7 +28,7 @@ def elements_of(axis: Axis, rename: Any = lambda size: size) -> Any:
 
 
 def product(sizes: list[Any]) -> Any:
-    """Of sizes, in int64 where there are several."""
+    """The product of sizes, in int64 where there are several."""
     out = sizes[0]
     for size in sizes[1:]:
         if isinstance(out, tirx.IntImm) and isinstance(size, tirx.IntImm):

@@ -154,7 +154,7 @@ class _Checker:
                 self.check_slots(axis, indices, width)
 
     def place(self, axis: Axis, handle: Any) -> str:
-        """How a message starts."""
+        """The beginning of a message."""
         return f"{self.func.name}: argument '{handle.name}': axis '{axis.name}'"
 
     def array(self, axis: Axis, handle: Any, size: int, what: str) -> np.ndarray:
@@ -174,7 +174,7 @@ class _Checker:
         return value
 
     def check_indptr(self, axis: Axis, indptr: np.ndarray, nnz: int, length: int) -> None:
-        """From 0 to nnz, without a step back."""
+        """Check that `indptr` goes from 0 to nnz and never decreases."""
         place = self.place(axis, axis.indptr)
         if indptr[0] != 0:
             raise StructureError(f"{place}: expected it to start at 0, got {indptr[0]}")

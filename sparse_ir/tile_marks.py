@@ -85,7 +85,7 @@ def without_marks(tree: Any) -> Any:
 
 
 def start_of(condition: Any) -> Any:
-    """Where the tile of a condition would begin, or the coordinate of no repetition; or None."""
+    """The begin of a condition's tile, or the coordinate of no repetition; or None."""
     test: Any = condition.args[0] if is_tail(condition) else None
     if isinstance(test, tirx.LE):
         return test.a

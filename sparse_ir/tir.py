@@ -40,7 +40,7 @@ def cast(expr: Any, dtype: str) -> Any:
 
 
 def uncast(expr: Any) -> Any:
-    """What is cast, or the expression itself."""
+    """The operand of a cast, or the expression itself."""
     return expr.value if isinstance(expr, tirx.Cast) else expr
 
 
@@ -57,7 +57,7 @@ def size_text(size: Any) -> str:
 
 
 def slots_of(axes: Sequence[Any], dtype: str) -> Any:
-    """How many slots sparse_fixed axes have, each under the one before; maybe the first is dense.
+    """Numbers of slots of sparse_fixed axes, each under the one before; the first may be dense.
 
     Structure checks refuse more than the type of indices counts.
     """
@@ -156,5 +156,5 @@ def nest_of(stmt: Any) -> tuple[list[Any], Any]:
 
 
 def values_of(realize: Any) -> dict[Any, Any]:
-    """What the variables of a block are."""
+    """Values of the variables of a block."""
     return {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}

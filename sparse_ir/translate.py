@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.value_domains import counted_steps, made_by_recipes, va
 
 @dataclass
 class Visit:
-    """Where an iteration stands on one axis: its position under the parent, its coordinate.
+    """The place of an iteration on one axis: its position under the parent, its coordinate.
 
     present : conditions under which the axis stores the coordinate: of one in a merged axis
     """
@@ -86,7 +86,7 @@ class Around:
 
 @dataclass(eq=False)
 class Scope:
-    """What is known inside an iteration: visited axes, coordinate variables, searches made.
+    """Facts known inside an iteration: visited axes, coordinate variables, searches made.
 
     around : all loops, outer ones first
     rows : rows that were found here, by what is asked for
@@ -103,7 +103,7 @@ class Scope:
     rows: list[tuple[tuple[str, list[Any]], Any]] = field(default_factory=list)
 
     def known(self, key: tuple[str, list[Any]]) -> Any:
-        """What was found by a key, here or around; None for nothing."""
+        """The search with a key, made here or around; None for none."""
         name, asked = key
         scopes = [self, *(x.scope for x in self.around)]
         for scope in scopes:
@@ -244,7 +244,7 @@ class Translator:
         )
 
     def _row(self, buf: SparseBuffer, load: Any, scope: Scope) -> Any:
-        """What a load gives that is found by a search instead; None for others."""
+        """The value of a load that a search gives instead; None for other loads."""
         if buf.name not in self._found:
             return None
         found = self.rows(buf, self._coordinates(load.indices[0], scope), scope)

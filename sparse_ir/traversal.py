@@ -80,29 +80,29 @@ def collect(
     past : classes of nodes that are left out, with what is inside of them
     """
     key = kinds, nested, past
-    rules, found = _COLLECTORS.pop(key, None) or _collector(*key)
+    rules, nodes = _COLLECTORS.pop(key, None) or _collector(*key)
     try:
         for tree in trees:
             if tree is not None:
                 _WALK(tree, rules, _NONE, _PARENTS_FIRST)
-        return [*found]
+        return [*nodes]
     finally:
-        found.clear()
-        _COLLECTORS[key] = rules, found
+        nodes.clear()
+        _COLLECTORS[key] = rules, nodes
 
 
 def _collector(
     kinds: tuple[Any, ...], nested: bool, past: tuple[Any, ...]
 ) -> tuple[Any, list[Any]]:
-    found: list[Any] = []
+    nodes: list[Any] = []
 
     def alone(node: Any) -> Any:
-        found.append(node)
+        nodes.append(node)
         return SKIP
 
     rules = [(_number(kind), lambda _: SKIP) for kind in past]
-    rules += [(_number(kind), found.append if nested else alone) for kind in kinds]
-    return tvm_ffi.convert(rules), found
+    rules += [(_number(kind), nodes.append if nested else alone) for kind in kinds]
+    return tvm_ffi.convert(rules), nodes
 
 
 def replace_variables(tree: Any, values: Mapping[int, Any]) -> Any:
@@ -126,5 +126,5 @@ def _replacer() -> tuple[Any, dict[int, Any]]:
 
 @functools.cache
 def _number(kind: Any) -> int:
-    """What the FFI calls a class of nodes."""
+    """The number by which the FFI knows a class of nodes."""
     return TypeSchema.from_annotation(kind).origin_type_index

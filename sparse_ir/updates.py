@@ -1,4 +1,4 @@
-"""What the iterations of a program add to its results, or set them to."""
+"""Updates: the values that iterations of a program add to its results, or set them to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMS = (
 
 
 class Update(NamedTuple):
-    """What an iteration does to one buffer, and the expression that this adds or sets."""
+    """An update of one buffer by an iteration, and the expression that it adds or sets."""
 
     it: SparseIteration
     conditions: list[Any]
@@ -39,7 +39,7 @@ def refused(func: SparseFunc, why: str) -> ValueError:
 
 
 def updates_of(func: SparseFunc, operand: SparseBuffer) -> list[Update]:
-    """What the iterations of a function do, in their order.
+    """The updates of a function's iterations, in their order.
 
     Raises ValueError where that is of a form that has no derived gradient for the operand.
     """
@@ -75,7 +75,7 @@ def updates_of(func: SparseFunc, operand: SparseBuffer) -> list[Update]:
 
 
 def _update(func: SparseFunc, it: SparseIteration) -> Update:
-    """What an iteration does."""
+    """The update of an iteration."""
 
     def unfit(what: str) -> ValueError:
         return refused(func, f"'{it.name}' {what}; {FORMS}")

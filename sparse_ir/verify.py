@@ -70,7 +70,7 @@ class Problem(NamedTuple):
 
 
 class Declarations(NamedTuple):
-    """What a rule looks at.
+    """The declarations that a rule checks.
 
     func : the function, of which a rule on one with another needs all
     axes, buffers : its last ones, which are not known to be right
@@ -127,14 +127,14 @@ def find_problem(
     """
     axes, buffers = (len(before.axes), len(before.buffers)) if before is not None else (0, 0)
     new = Declarations(func, func.axes[axes:], func.buffers[buffers:], declared(func))
-    found = (rule(new) for rule in DECLARATIONS)
+    problems = (rule(new) for rule in DECLARATIONS)
     rest: list[Found] = [rule(func) for rule in ATTRIBUTES]
     if by_hand:
         rest.append(written_by_hand_problems(func))
     rest.append(body_problems(func, known))
     if before is None:
         rest.append(_order(func))
-    for where, message in chain(*found, *rest):
+    for where, message in chain(*problems, *rest):
         span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
         return Problem(span or func.span, f"in function '{func.name}': {message}")
     return None
@@ -244,7 +244,7 @@ def _axis_merged(new: Declarations) -> Found:
 
 
 def _inside(axis: Axis) -> list[Any]:
-    """What a merged axis holds, in each of its places."""
+    """The axes that a merged axis holds, in each of its places."""
     of = [] if axis.of is None else axis.of
     return [x for a in of for x in (a, *(_inside(a) if isinstance(a, Axis) else ()))]
 

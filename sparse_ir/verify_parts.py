@@ -64,7 +64,7 @@ def _size(item: PartAxis) -> str:
 
 
 def _positions(axis: Axis, above: Any) -> Any:
-    """How many elements an axis stores, under all of its parents."""
+    """The number of elements of an axis, under all of its parents."""
     if axis.kind == "dense_fixed":
         return axis.length
     return axis.nnz if axis.is_variable else above * axis.nnz_cols

@@ -29,7 +29,7 @@ NESTED = ("init", "body", "then_case", "else_case")
 
 
 class Broken(NamedTuple):
-    """What a rule found: where (an axis or a span) and what is wrong."""
+    """A breach of a rule: where (an axis or a span) and what is wrong."""
 
     where: Any
     message: str
@@ -82,14 +82,14 @@ class Site:
     @cached_property
     def expressions(self) -> list[Any]:
         """The statement's own expressions."""
-        found: list[Any] = []
+        values: list[Any] = []
         for name in STATEMENTS.get(type(self.stmt), ()):
             value = getattr(self.stmt, name)
             if isinstance(value, ir.Expr):
-                found.append(value)
+                values.append(value)
             elif value is not None:
-                found.extend(value)
-        return found
+                values.extend(value)
+        return values
 
     @cached_property
     def loads(self) -> list[Any]:
@@ -99,17 +99,17 @@ class Site:
     @cached_property
     def accesses(self) -> list[tuple[Any, list[Any]]]:
         """(buffer, indices) of every load and store of the statement."""
-        found = [(load.source, load.indices[:]) for load in self.loads]
+        pairs = [(load.source, load.indices[:]) for load in self.loads]
         if isinstance(self.stmt, tirx.BufferStore):
-            found.insert(0, (self.stmt.buffer, self.stmt.indices[:]))
-        return found
+            pairs.insert(0, (self.stmt.buffer, self.stmt.indices[:]))
+        return pairs
 
 
 def used_variables(*expressions: Any) -> list[Any]:
     """The distinct variables in some expressions, without the buffers."""
     # A buffer's type mentions variables that the expression does not use.
-    found = {var.__chandle__(): var for var in nodes_of(ir.Var, *expressions, nested=False)}
-    return [var for var in found.values() if not tirx.is_buffer_var(var)]
+    variables = {var.__chandle__(): var for var in nodes_of(ir.Var, *expressions, nested=False)}
+    return [var for var in variables.values() if not tirx.is_buffer_var(var)]
 
 
 def sites(site: Site) -> Iterator[Site]:

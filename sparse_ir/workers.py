@@ -43,7 +43,7 @@ class Workers(NamedTuple):
 
 
 def entries_of(it: SparseIteration) -> list[dict[str, Any]]:
-    """What the annotation of an iteration says."""
+    """The entries of an iteration's annotation."""
     return [dict(entry.items()) for entry in it.annotations.get(WORKERS, [])]
 
 
@@ -53,7 +53,7 @@ def divided(it: SparseIteration) -> list[list[str]]:
 
 
 def units_of(it: SparseIteration) -> set[str]:
-    """What the loops of an iteration are divided among."""
+    """The units among which the loops of an iteration are divided."""
     return {str(entry["unit"]) for entry in entries_of(it)}
 
 
@@ -132,7 +132,7 @@ def _tag(
 
 
 def _threads_of(it: SparseIteration, entry: dict[str, Any]) -> int:
-    """How many threads of a block an entry takes."""
+    """The number of threads of a block that an entry takes."""
     per_block = int(entry.get("per_block", 0) or 0)
     lengths = {axis.name: axis.length for axis, _, _ in it.axis_of()}
     return per_block or int(lengths[str(entry["loops"][0])])
@@ -187,22 +187,22 @@ def loops_around(stmt: Any, units: list[PositionLoop], workers: list[Workers]) -
     """The loops of a level around its block."""
     done: set[int] = set()
     for unit in reversed(units):
-        found = next((w for w in workers if any(u is unit for u in w.units)), None)
-        group = [unit] if found is None else found.units
+        worker = next((w for w in workers if any(u is unit for u in w.units)), None)
+        group = [unit] if worker is None else worker.units
         if id(unit) in done:
             continue
         done |= {id(u) for u in group}
-        if found is None:
+        if worker is None:
             zero = as_dtype(0, dtype_of(unit.loop))
             stmt = tirx.For(unit.loop, zero, unit.extent, tirx.ForKind.SERIAL, stmt)
             continue
         var, extent, stmt = _fused(stmt, group)
-        if found.per_block:
-            stmt = _over_blocks(stmt, var, extent, found)
-        elif found.kinds == ["parallel"]:
+        if worker.per_block:
+            stmt = _over_blocks(stmt, var, extent, worker)
+        elif worker.kinds == ["parallel"]:
             stmt = loop_over(var, extent, stmt, tirx.ForKind.PARALLEL)
         else:
-            stmt = loop_over(var, extent, stmt, annotations={KIND: found.kinds[0]})
+            stmt = loop_over(var, extent, stmt, annotations={KIND: worker.kinds[0]})
     return stmt
 
 

@@ -34,10 +34,10 @@ def relinked(text: str, file: str, page: str) -> str:
     """
     here, shown = str(Path(file).parent), str(Path(page).parent)
 
-    def link(found: re.Match[str]) -> str:
-        words, target, anchor = found[1], found[2], found[3] or ""
+    def link(match: re.Match[str]) -> str:
+        words, target, anchor = match[1], match[2], match[3] or ""
         if "://" in target or target.startswith("mailto:"):
-            return found[0]
+            return match[0]
         path = normpath(f"{here}/{target}")
         if path in PAGES:
             path, anchor = f"docs/{PAGES[path]}", ""

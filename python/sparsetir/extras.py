@@ -12,7 +12,7 @@ WITHOUT_TORCH = "import sparsetir, sys; sys.modules['torch'] = None"
 
 
 def allow_torch() -> None:
-    """In such a process, when TVM is there: modules of the user's may import torch after all."""
+    """Let modules of the user's import torch after all, once TVM is loaded without it."""
     if sys.modules.get("torch", ...) is None:
         del sys.modules["torch"]
 
@@ -45,7 +45,7 @@ def install_hint(extra: str, package: str) -> str:
 
 
 def _requirements(extra: str) -> Iterator[str]:
-    """Of an extra, such as "optuna>=4.2"; none where sparsetir itself is not installed."""
+    """Requirements of an extra, such as "optuna>=4.2"; none where sparsetir is not installed."""
     try:
         every = metadata.requires("sparsetir") or []
     except metadata.PackageNotFoundError:

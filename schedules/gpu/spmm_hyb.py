@@ -225,7 +225,7 @@ def _hide(func: tirx.PrimFunc, blocks: list[str], buffer: str) -> tirx.PrimFunc:
 
 
 def _unroll_slots(loops: Any, block: str, count: int) -> None:
-    """Go through a row's slots some at a time, whose columns and values are loaded as vectors."""
+    """Visit a row's slots some at a time, whose columns and values are loaded as vectors."""
     elements = loops.get_sblock(block)
     steps, straight = loops.split(loops.get_loops(elements)[0], [None, count])
     loops.unroll(straight)

@@ -1,1 +1,1 @@
-"""What operators compute: problems, operands, exact results."""
+"""Operators: their problems, operands and exact results."""

@@ -41,7 +41,7 @@ WORD = 16
 
 @dataclass(frozen=True)
 class BlockAttention(Problem):
-    """What a kernel is compiled for.
+    """The part of attention's arguments that a kernel is compiled for.
 
     block : rows and columns of a block, a multiple of 16
     feat : features of Q and K

@@ -31,7 +31,7 @@ from sparsetir.sparse_ir.schedule.facts import assume
 
 @dataclass(frozen=True)
 class BlockAttentionBackward(BlockAttention):
-    """What a kernel is compiled for, beside what :class:`BlockAttention` says.
+    """The part of its arguments that a kernel is compiled for, beside :class:`BlockAttention`'s.
 
     keys : gradients of K and V, instead of that of Q
     """

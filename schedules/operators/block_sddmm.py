@@ -23,7 +23,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 
 @dataclass(frozen=True)
 class BlockSddmm(Problem):
-    """What a kernel is compiled for.
+    """The part of the operator's arguments that a kernel is compiled for.
 
     rows, cols : of a block
     feat : features of X and Y

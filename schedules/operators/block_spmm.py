@@ -24,7 +24,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 
 @dataclass(frozen=True)
 class BlockSpmm(Problem):
-    """What a kernel is compiled for.
+    """The part of the operator's arguments that a kernel is compiled for.
 
     rows, cols : of a block
     dtype : of A, B and OUT; sums are in float32 (float64 for float64)

@@ -24,7 +24,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 
 @dataclass(frozen=True)
 class EdgeAttention(Problem):
-    """What a kernel is compiled for.
+    """The part of the operator's arguments that a kernel is compiled for.
 
     dtype : of Q, K, V and OUT; scores and sums are in float32 (float64 for float64)
     idtype : of indptr and indices

@@ -27,7 +27,7 @@ OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
 
 @dataclass(frozen=True)
 class EdgeMessages(Problem):
-    """What a kernel is compiled for.
+    """The part of the operator's arguments that a kernel is compiled for.
 
     op : one of OPS
     lhs, rhs : dimensions of the operands, each one of `messages.DIMS`; "" where one is not used

@@ -26,7 +26,7 @@ DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class EdgeSoftmax(Problem):
-    """What a kernel is compiled for.
+    """The part of the operator's arguments that a kernel is compiled for.
 
     dtype : "float32" or "float64"
     idtype : of indptr

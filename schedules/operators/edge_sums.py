@@ -21,7 +21,7 @@ from sparsetir.sparse_ir.schedule.facts import assume
 
 @dataclass(frozen=True)
 class EdgeSums(Problem):
-    """What a kernel is compiled for.
+    """The part of the operator's arguments that a kernel is compiled for.
 
     dtype : of W, B and C, "float32" or "float64"; sums are in it
     idtype : of the edges

@@ -31,7 +31,7 @@ DIMS = ("", "h", "f", "hf")
 
 @dataclass(frozen=True)
 class Messages(Problem):
-    """What a kernel is compiled for.
+    """The part of the operator's arguments that a kernel is compiled for.
 
     op : one of OPS
     reduce : one of REDUCTIONS; a row without elements is zero in all of them, and a maximum or
@@ -80,7 +80,7 @@ def combined(op: str, a: Any, b: Any) -> Any:
 
 
 def dims(kind: str, h: Any, k: Any) -> list[Any]:
-    """Those of a head and a feature that an operand has, by one of DIMS."""
+    """The dimensions of heads and features that an operand has, by one of DIMS."""
     return [*([h] if "h" in kind else []), *([k] if "f" in kind else [])]
 
 

@@ -1,4 +1,4 @@
-"""What an operator is: a program and a record of what it takes, and its exact results.
+"""Operators: a program, a record of its operands, and its exact results.
 
 Operands are float64 arrays for the dtype float64, float32 arrays for all others, which hold only
 numbers that the dtype has. So a result can be checked whatever NumPy knows of the dtype.
@@ -36,7 +36,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class OfProgram(Problem):
-    """What kernels of an operator are compiled for that has a program, and no problem of its own.
+    """The problem of an operator that has a program, and no class of its own.
 
     op : its name
     dtype : of operands, values and result
@@ -123,7 +123,7 @@ class Operator:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the dense operands."""
+        """Names of the dense operands."""
         return tuple(name for name in self.dims if name != "out")
 
     def compiled_for(
@@ -256,7 +256,7 @@ def register(operator: Operator) -> Operator:
 
 
 class Check:
-    """Says what is wrong with results of an operator; the exact one is computed once.
+    """A comparison of an operator's results with the exact one, which is computed once.
 
     most_exact : multiplications above which the features of a sum or mean are checked all together,
         in one random direction: a sum of values with random signs hides no error, and the bound is
@@ -295,7 +295,7 @@ class Check:
         self.shape = (*self.exact.shape, features)
 
     def error(self, result: np.ndarray) -> str | None:
-        """What is wrong with a result (float32 or float64), or None."""
+        """Return what is wrong with a result (float32 or float64), or None."""
         if result.shape != self.shape:
             return f"expected shape {self.shape}, got {result.shape}"
         if self.direction is not None:

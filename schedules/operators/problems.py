@@ -1,4 +1,4 @@
-"""What operators are compiled for: the part of a problem that its kernels depend on."""
+"""Problems: the part of an operator's arguments that its kernels depend on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Csr(NamedTuple):
 
 
 class CsrPattern(_Csr):
-    """Where elements of a matrix are stored.
+    """Places of the stored elements of a matrix, in CSR.
 
     indptr : (m + 1,) int32 or int64, non-decreasing
     indices : (nnz,) of the same dtype, increasing within each row, unless a template says that
@@ -123,7 +123,7 @@ class InOrder:
 
 
 class Arranged(NamedTuple):
-    """What a kernel takes of a matrix.
+    """Arguments of a kernel that come from a matrix.
 
     stored : the matrix in the format of the kernel, which is asked for arrays of values
     arguments : arrays and numbers that depend on the pattern alone, by parameter
@@ -143,13 +143,13 @@ class Arranged(NamedTuple):
 
 
 def in_csr(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
-    """Of a template whose kernels take CSR as it is, and leave no numbers open."""
+    """Arrange a matrix for templates whose kernels take CSR as it is, and leave no numbers open."""
     del problem, config
     return Arranged(matrix, matrix.arguments())
 
 
 class Problem:
-    """What a kernel is compiled for, of values of type `dtype`."""
+    """The part of an operator's arguments that a kernel is compiled for; of type `dtype`."""
 
     dtype: str
 

@@ -1,4 +1,4 @@
-"""Where tensors by (relation, row, column) store elements, as programs over relations take it."""
+"""Patterns of tensors by (relation, row, column), as programs over relations take them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RelationPattern(_Csf):
     def of(
         relation: Any, row: Any, column: Any, shape: tuple[int, int, int], idtype: str | None = None
     ) -> RelationPattern:
-        """From (relation, row, column) triples in any order; those that are alike stay apart.
+        """Make a pattern of (relation, row, column) triples in any order; equal ones stay apart.
 
         relation, row, column : (nnz,) integers
         shape : (relations, m, n)

@@ -27,7 +27,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 
 @dataclass(frozen=True)
 class Rgms(Problem):
-    """What a kernel is compiled for.
+    """The part of the operator's arguments that a kernel is compiled for.
 
     dtype : of A's values, of X, W and Y; sums are in float32 (float64 for float64)
     values : of A's values, `dtype` by default: float32 for 16-bit types too, such as for means

@@ -29,7 +29,7 @@ from sparsetir.sparse_ir.schedule.facts import assume
 
 @dataclass(frozen=True)
 class RgmsBackward(Problem):
-    """What a kernel is compiled for.
+    """The part of the operator's arguments that a kernel is compiled for.
 
     feat_in, feat : of X and of Y, of a block
     chunk : rows of a relation in a chunk, at most

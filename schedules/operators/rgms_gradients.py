@@ -27,7 +27,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 
 @dataclass(frozen=True)
 class RgmsGradient(Problem):
-    """What a kernel is compiled for; sums, and what it gives, are float32 (float64 for float64).
+    """The part of the arguments that a kernel is compiled for; results are float32 (or float64).
 
     dtype : of X, dY and W, and of A's values by default
     values : of A's values: float32 for 16-bit types too

@@ -64,7 +64,7 @@ def program(problem: Sddmm) -> SparseFunc:
 def reference(
     problem: Sddmm, pattern: CsrPattern, values: Any, operands: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of a stored element the inner product of its rows of X and Y."""
+    """The exact result: for each stored element the inner product of its rows of X and Y."""
     del problem, values
     indptr, indices, (m, _) = pattern
     rows = np.repeat(np.arange(m, dtype=indices.dtype), np.diff(indptr))

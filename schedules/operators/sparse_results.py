@@ -104,7 +104,7 @@ class SparseResult(Problem):
 
     @property
     def lists(self) -> str:
-        """Which places a plan can keep of each element: of its "terms", or of its only "factors";
+        """Places that a plan can keep of each element: of its "terms", or of its only "factors";
         "" where it has neither."""
         return "terms" if self.is_product else "factors" * (self.how == "multiply")
 

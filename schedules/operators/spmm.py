@@ -81,7 +81,7 @@ def program(problem: Spmm) -> SparseFunc:
 def reference(
     problem: Spmm, pattern: CsrPattern, values: Any, operands: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row of C what B gives, and the sum of the absolute values it is made of."""
+    """The exact result C, and the sums of the absolute values of its terms."""
     (b,) = operands
     values, b = np.asarray(values, "float64"), np.asarray(b, "float64")
     if problem.reduce in EXTREMA:

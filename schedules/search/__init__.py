@@ -1,1 +1,1 @@
-"""Which config a problem gets, and which are worth a search."""
+"""The choice of a config for a problem, and of those that are worth a search."""

@@ -61,7 +61,7 @@ SERIAL_WORK = 1 << 24
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is chosen by.
+    """Numbers of a matrix by which a config is chosen.
 
     m, n, nnz : sizes of the pattern
     feat : features
@@ -104,7 +104,7 @@ class Statistics:
 
     @property
     def rounded(self) -> Statistics:
-        """As of a pattern of about these sizes, each up to an eighth smaller."""
+        """Statistics of a pattern of about these sizes, each up to an eighth smaller."""
         m, n, nnz = (x >> max(0, x.bit_length() - 4) << max(0, x.bit_length() - 4)
                      for x in (self.m, self.n, self.nnz))  # fmt: skip
         return replace(self, m=m, n=n, nnz=nnz)

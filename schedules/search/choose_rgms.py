@@ -33,7 +33,7 @@ MOST_PRODUCTS = 4
 
 
 class RelationSizes(NamedTuple):
-    """Of each relation, (relations,): edges, rows that have any, different columns of these."""
+    """Sizes of relations, (relations,): edges, rows that have any, different columns of these."""
 
     edges: np.ndarray
     rows: np.ndarray
@@ -77,7 +77,7 @@ def choose_rgms(
 
 
 def tried(problem: Rgms, nnz_rows: int, feat_in: int, feat: int, **options: Any) -> Branch:
-    """What a search tries: values of each field, those of the chosen config first.
+    """The values that a search tries for each field, those of the chosen config first.
 
     Searched are rows, tile, cost, cache, prefetch, ahead, packed and, for several threads, whether
     to use them (`parallel`, which is no choice of its own, follows); the other fields have one

@@ -1,4 +1,4 @@
-"""How near to each other a matrix uses the rows of B: what a cache of so many of them would miss.
+"""Distances between uses of a row of B by a matrix: what a cache of so many rows would miss.
 
 Nonzeros a column say how often a row of B is used, not whether it is still in a cache when it is
 used again: both a mesh and a random graph have tens of them.
@@ -21,7 +21,7 @@ FIRST = 3  # the smallest cache has 2^3 rows
 
 @dataclass(frozen=True)
 class Locality:
-    """Of a pattern.
+    """Distances between uses of the same row of B, of a pattern.
 
     misses : shares of the nonzeros whose row of B is not among the last 8, 16, 32, ... different
         ones
@@ -31,7 +31,7 @@ class Locality:
 
     @staticmethod
     def of(columns: Any) -> Locality:
-        """Of (nnz,) columns, at least one, in the order in which they are visited.
+        """Measure (nnz,) columns, at least one, in the order in which they are visited.
 
         The working set of Denning (1968): of the times between two uses of a column follow the
         misses in windows of any length, and of their sum how many columns are in a window.
@@ -63,7 +63,7 @@ class Locality:
 
 
 def _times(columns: np.ndarray, half: int, bits: int) -> np.ndarray:
-    """How many nonzeros of the second half were last used so long before, in the last entry longer.
+    """Counts of nonzeros of the second half by the time since their row was used, longest last.
 
     bits : that hold a place in the window
     """

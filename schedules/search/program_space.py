@@ -85,7 +85,7 @@ OF_PATTERN = ("m", "n", "nnz")
 
 @dataclass(frozen=True)
 class _Nest:
-    """What can be tiled in an iteration.
+    """The loops of an iteration that can be tiled.
 
     outer : spatial loops but the one along rows; sums : the reductions; along : the loop over
     contiguous elements of the result; result, dtype : the name of its buffer, and the type; rows :
@@ -307,7 +307,7 @@ class RowTileOfAnySize(RowTile):
 
 
 def _tile_of(nest: _Nest, config: Mapping[str, Any]) -> RowTile:
-    """What the choices of an iteration say."""
+    """The tile that the choices of an iteration describe."""
     chosen = {name: config[f"{nest.it.name}.{name}"] for name in CHOICES}
     visit, _, number = config.get(f"{nest.it.name}.visit", ROWS_IN_TURN).partition(" ")
     vectors, lanes, order = chosen["vectors"], chosen["lanes"], chosen["order"]
@@ -376,7 +376,7 @@ def _nests(func: SparseFunc) -> Iterator[_Nest]:
 
 
 def _nest(it: SparseIteration) -> _Nest | None:
-    """What can be tiled in an iteration; None where it has another form."""
+    """The loops of an iteration that can be tiled; None where it has another form."""
     found = reduction_of(it.body)
     if found is None or taken_apart(it.body)[0] or not found.store.indices:
         return None

@@ -1,4 +1,4 @@
-"""When rows of a matrix are to be visited in another order, by what was measured."""
+"""Rules for when rows of a matrix are visited in another order, by what was measured."""
 
 from __future__ import annotations
 

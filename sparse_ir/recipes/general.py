@@ -23,7 +23,7 @@ def constant(value: int) -> int:
 
 @recipe(open=True)
 def cache_parts(m: int, n: int, nnz: int, feat: int, itemsize: int, cache: int) -> int:
-    """How many parts of the columns keep their rows of a gathered operand in a cache.
+    """The number of parts of the columns whose rows of a gathered operand a cache keeps.
 
     m, n, nnz : sizes of the matrix
     feat, itemsize : elements of a gathered row, and bytes of each
@@ -159,8 +159,8 @@ def shared_rows(length: int, **rows: np.ndarray) -> np.ndarray:
     rows : (pieces,) the row of each piece; negative where there is none
     """
     counts = np.zeros(length, "int64")
-    for found in rows.values():
-        counts += np.bincount(found[found >= 0], minlength=length)
+    for places in rows.values():
+        counts += np.bincount(places[places >= 0], minlength=length)
     return (counts > 1).astype("int8")
 
 

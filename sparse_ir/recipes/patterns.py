@@ -20,7 +20,7 @@ TABLE = 24
 
 @recipe(steps="rows")
 def panel_count(m: int, rows: int) -> int:
-    """How many panels m rows are, the last maybe of fewer rows."""
+    """The number of panels of m rows, the last maybe of fewer rows."""
     return -(-m // rows)
 
 

@@ -25,7 +25,7 @@ def last_of(offsets: np.ndarray) -> int:
 
 @recipe(steps="size")
 def tile_count(length: int, size: int) -> int:
-    """How many tiles of `size` it takes, at least one."""
+    """The number of tiles of `size`, at least one."""
     return max(1, -(-length // size))
 
 
@@ -84,7 +84,7 @@ def tile_starts(indptr: np.ndarray, size: int, indices: np.ndarray | None = None
 def tile_ptr(
     indptr: np.ndarray, size: int, within: int = 0, indices: np.ndarray | None = None
 ) -> np.ndarray:
-    """Where the tiles of each row begin, (m + 1,), or those of each tile of the size `within`."""
+    """Begins of each row's tiles, (m + 1,), or of those of each tile of the size `within`."""
     starts = tile_starts(indptr, size, indices)[:-1]
     above = tile_starts(indptr, within, indices) if within else indptr
     return np.searchsorted(starts, above).astype(indptr.dtype)
@@ -128,7 +128,7 @@ def rows_of_positions(indptr: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 class _Cut(NamedTuple):
-    """Where chunks begin.
+    """The places where chunks begin.
 
     first : (chunks + 1,) the first piece of each chunk
     rows : (pieces,) the row of each piece; a row's first piece is its owner

@@ -21,7 +21,7 @@ def row_ranges(
     m: int, rows: int, parents: int, tile: int, row_bytes: int, cache: int, threads: int,
     parent_bytes: int = 0,
 ) -> int:  # fmt: skip
-    """How many ranges suit: each keeps its rows in a cache, and threads have several each.
+    """A fit number of ranges: each keeps its rows in a cache, and threads have several each.
 
     Each range reads what belongs to the parents again. Where that is more than rows that do not
     stay in a cache are read and written, there is one for each thread.

@@ -18,9 +18,9 @@ class RowsOf(NamedTuple):
 
     indptr: str
 
-    def most(self, given: Mapping[str, Any]) -> int:
+    def most(self, keywords: Mapping[str, Any]) -> int:
         """A number below which all are, by the values of keywords."""
-        return len(given[self.indptr]) - 1
+        return len(keywords[self.indptr]) - 1
 
 
 class NonzerosOf(NamedTuple):
@@ -35,10 +35,10 @@ class NonzerosOf(NamedTuple):
     indices: str | None = None
     run: str | None = None
 
-    def most(self, given: Mapping[str, Any]) -> int:
-        """As :meth:`RowsOf.most`."""
-        nnz = given[self.indptr][-1] if self.indptr else len(given[self.indices or ""])
-        return max(1, int(nnz) - (given[self.run] - 1 if self.run else 0))
+    def most(self, keywords: Mapping[str, Any]) -> int:
+        """A number below which all are, as :meth:`RowsOf.most`."""
+        nnz = keywords[self.indptr][-1] if self.indptr else len(keywords[self.indices or ""])
+        return max(1, int(nnz) - (keywords[self.run] - 1 if self.run else 0))
 
 
 class LengthOf(NamedTuple):
@@ -46,9 +46,9 @@ class LengthOf(NamedTuple):
 
     length: str
 
-    def most(self, given: Mapping[str, Any]) -> int:
-        """As :meth:`RowsOf.most`."""
-        return given[self.length]
+    def most(self, keywords: Mapping[str, Any]) -> int:
+        """A number below which all are, as :meth:`RowsOf.most`."""
+        return keywords[self.length]
 
 
 class Below(NamedTuple):
@@ -56,9 +56,9 @@ class Below(NamedTuple):
 
     bound: str
 
-    def most(self, given: Mapping[str, Any]) -> int:
-        """As :meth:`RowsOf.most`."""
-        return given[self.bound]
+    def most(self, keywords: Mapping[str, Any]) -> int:
+        """A number below which all are, as :meth:`RowsOf.most`."""
+        return keywords[self.bound]
 
 
 class SameAs(NamedTuple):
@@ -66,7 +66,7 @@ class SameAs(NamedTuple):
 
     array: str
 
-    def most(self, given: Mapping[str, Any]) -> None:
+    def most(self, keywords: Mapping[str, Any]) -> None:
         """No number: they are as far known as the array is."""
 
 
@@ -93,7 +93,7 @@ class FoundIn(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a recipe's results.
+    """Facts about a recipe's results.
 
     open : a number that whoever makes a plan may choose otherwise (:func:`compute`)
     unknown : an open number that is right for any arguments, where none are there to compute it of
@@ -141,5 +141,5 @@ def recipe(function: Callable[..., Any] | None = None, /, **facts: Any) -> Calla
 
 
 def facts_of(name: Any) -> Facts:
-    """What is known of what a recipe makes: nothing of one that is not registered."""
+    """Facts about a recipe's results: none of one that is not registered."""
     return _FACTS.get(str(name), Facts())

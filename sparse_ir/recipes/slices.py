@@ -53,20 +53,20 @@ def row_order(indptr: np.ndarray, lanes: int, longest: int, window: int, filled:
 
 @recipe(steps="lanes")
 def slice_count(indptr: np.ndarray, lanes: int, longest: int, filled: int) -> int:
-    """How many slices there are; arguments as of :func:`row_order`."""
+    """The number of slices; arguments as of :func:`row_order`."""
     lengths, short, long = _parted(indptr, lanes, longest)
     return len(short) // lanes + int(_even(lengths, long, lanes, filled)[1].sum())
 
 
 @recipe
 def left_count(indptr: np.ndarray, lanes: int, longest: int) -> int:
-    """How many rows fill no slice."""
+    """The number of rows that fill no slice."""
     return len(_parted(indptr, lanes, longest)[1]) % lanes
 
 
 @recipe
 def long_count(indptr: np.ndarray, slices: int, lanes: int, left: int) -> int:
-    """How many rows are long and in no slice."""
+    """The number of long rows, which are in no slice."""
     return len(indptr) - 1 - slices * lanes - left
 
 
@@ -169,7 +169,7 @@ def positions_of_rows(indptr: np.ndarray, rows: np.ndarray, offsets: np.ndarray)
 def _parted(
     indptr: np.ndarray, lanes: int, longest: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How many elements each row has, the rows of fewer than `longest`, and the others."""
+    """Lengths of rows, the rows of fewer elements than `longest`, and the others."""
     if longest < lanes:
         raise ScheduleError(
             f"sell_slices: argument 'longest': expected {lanes} or more, got {longest}"

@@ -145,7 +145,7 @@ class _Aggregate(VisitOrder):
         )
 
     def _divide(self, inner: list[Loop]) -> None:
-        """Which factors are summed up before, and which loops sums, products and both have."""
+        """Divide factors (summed up before?) and loops (those of sums, of products, of both)."""
         over = {v for x in self.columns for v in x.vars}
         factors = factors_of(self.term)
         first = [f for f in factors if free_vars(f) & over]
@@ -188,21 +188,21 @@ class _Aggregate(VisitOrder):
         place = self._places()
         sums = workspace(func, f"{target.name}_sums", [at, *self.shared], total, "local")
         product = workspace(func, f"{target.name}_product", [at, *self.alone], total, "local")
-        own = [load(place, *self._path())]
+        path = [load(place, *self._path())]
         shared, alone = ([x.var for x in xs] for xs in (self.shared, self.alone))
         own_alone = [x for x in self.alone if x not in self.shared]
         zero = tirx.const(0, total)
         to = self._wide(total) if total != target.dtype else target.var
-        made = [
+        steps = [
             self._step("start", [at, *self.shared], "S", sums, [at.var, *shared], zero),
             self._sum("sums", [self.rows, *self.columns, *self.shared], sums.var,
-                      [*own, *shared], widened(self.first, total, _nothing)),
+                      [*path, *shared], widened(self.first, total, _nothing)),
             self._sum("product", [at, *self.shared, *own_alone], product.var,
                       [at.var, *alone],
                       tirx.BufferLoad(sums.var, [at.var, *shared])
                       * widened(self.then, total, _nothing), zero),
             self._sum("write", [self.rows, *self.alone], to, list(self.store.indices),
-                      tirx.BufferLoad(product.var, [*own, *alone])),
+                      tirx.BufferLoad(product.var, [*path, *alone])),
         ]  # fmt: skip
         after: list[Any] = []
         self.buffers += [sums, product]
@@ -212,9 +212,9 @@ class _Aggregate(VisitOrder):
             before, after = self._rounded(before, wide)
         # Visits scatter what they have: a place of a row may be chosen by a coordinate of theirs.
         around = [Loop(x.node, x.vars, "S" * len(x.kinds)) for x in self.outer]
-        main = changed(it, around, init=None, body=tirx.SeqStmt(made))
+        main = changed(it, around, init=None, body=tirx.SeqStmt(steps))
         out = self.replaced(*before, main, *after)
-        return out, [SparseIterationRef(x.name) for x in made]
+        return out, [SparseIterationRef(x.name) for x in steps]
 
     # -- the steps ----------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class _BlockStarts(VisitOrder):
         bounds = self.dense("bounds", count + one)
         number = Analyzer().simplify(count)
         blocks = {"blocks": int(number)} if isinstance(number, tirx.IntImm) else {}
-        said, made = found_rows(func), dict[str, SparseBuffer]()
+        said, new_tables = found_rows(func), dict[str, SparseBuffer]()
         for table in tables:  # each after the one whose positions it is looked for at
             recipe = recipe_of_rows(func, table)
             assert recipe is not None  # verified
@@ -82,14 +82,14 @@ class _BlockStarts(VisitOrder):
             if recipe.order is None:
                 new = self.table(name, [bounds], rows_of_blocks, indptr=indptr, size=size, **blocks)
             else:
-                starts = made[recipe.order.name]
+                starts = new_tables[recipe.order.name]
                 new = self.table(name, [bounds], rows_of_positions, indptr=indptr, positions=starts)
-            made[table.name] = new
+            new_tables[table.name] = new
             said[table.name] |= {"starts": new.name, "loop": loop.name, "per_block": per_block}
         return self.replaced(it, **{ROWS: said})
 
     def _size(self, position: Any, per_block: int) -> int:
-        """How many positions in a row a block has."""
+        """The number of positions in a row that a block has."""
         (var,) = self.loop.vars
         plain = unbounded(position, var)
         analyzer, step = Analyzer(), step_of(plain, var)
@@ -115,5 +115,5 @@ def _searches(func: SparseFunc, table: SparseBuffer) -> bool:
 
 def _position(it: SparseIteration, table: SparseBuffer) -> Any:
     """The position at which an iteration reads a table; None where it does not."""
-    found = accesses_of(it.body, table.var)
-    return found[0].indices[0] if found else None
+    accesses = accesses_of(it.body, table.var)
+    return accesses[0].indices[0] if accesses else None

@@ -1,4 +1,4 @@
-"""How pieces of a row meet, where a format stores rows in several (thesis, chapter 7, "atomics").
+"""Sums of a row's pieces, where a format stores rows in several (thesis, chapter 7, "atomics").
 
 Iterations over rows that are stored in pieces add to what an iteration before them has set. Most
 rows have one piece. Before::
@@ -153,8 +153,8 @@ def _with(
         if it.name not in steps:
             return it
         first, *more = steps[it.name]
-        made = [changed(it, **first), *(over_fresh_vars(changed(it, **m)) for m in more)]
-        return tirx.SeqStmt(made) if more else made[0]
+        copies = [changed(it, **first), *(over_fresh_vars(changed(it, **m)) for m in more)]
+        return tirx.SeqStmt(copies) if more else copies[0]
 
     last = writes[-1]
     body = map_expr(
@@ -168,15 +168,15 @@ def _refuse(it: SparseIteration, message: str) -> NoReturn:
 
 
 def _update(it: SparseIteration) -> Reduction:
-    """What an iteration adds."""
-    found = reduction_of(it.body)
-    if found is None or it.init is not None or "R" in it.kinds:
+    """The update that an iteration makes."""
+    reduction = reduction_of(it.body)
+    if reduction is None or it.init is not None or "R" in it.kinds:
         _refuse(
             it,
             "expected spatial loops around X[..] = X[..] + term (or *, max, min), without an init; "
             "precompute makes such an iteration of a reduction",
         )
-    return found
+    return reduction
 
 
 def _overwriting(update: Reduction) -> Any:
@@ -203,8 +203,8 @@ def _refuse_others(func: SparseFunc, writes: list[SparseIteration], target: Spar
     init = _first(func, target)
     if init is None:
         _refuse(writes[0], f"expected an iteration that sets '{target.name}' before it is added to")
-    own = sum(len(accesses_of(it, target.var)) for it in [init, *writes])
-    if len(accesses_of(func.body, target.var)) != own:
+    inside = sum(len(accesses_of(it, target.var)) for it in [init, *writes])
+    if len(accesses_of(func.body, target.var)) != inside:
         names = [it.name for it in writes]
         _refuse(writes[0], f"'{target.name}' is accessed outside of {names} and '{init.name}'")
 
@@ -242,14 +242,14 @@ def _refuse_atomics(
 def _row(func: SparseFunc, it: SparseIteration, update: Reduction) -> tuple[Any, Axis]:
     """The coordinate that is the row, and its axis."""
     axes = {v: a for x in [*iterations_around(func, it), it] for a, v, _ in x.axis_of()}
-    found = [
+    rows = [
         (i, axes[i])
         for i in update.store.indices
         if isinstance(i, ir.Var) and i in axes and axes[i].is_sparse
     ]
-    if len(found) != 1:
+    if len(rows) != 1:
         _refuse(it, f"expected one coordinate of a sparse axis among {list(update.store.indices)}")
-    return found[0]
+    return rows[0]
 
 
 def _with_flags(

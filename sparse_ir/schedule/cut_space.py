@@ -80,7 +80,7 @@ def _chosen(who: str, func: SparseFunc, handle: SpIter, space: str) -> tuple[Spa
 
 
 def space_of(it: SparseIteration, loop: Loop) -> str:
-    """What a cut of the loop cuts: "positions" or "coordinates"."""
+    """The space that a cut of the loop divides: "positions" or "coordinates"."""
     dense = isinstance(loop.node, Axis) and loop.node.kind == "dense_fixed"
     return _choices(it).get(loop.name, "coordinates" if dense else "positions")
 

@@ -102,10 +102,10 @@ def distribute(
         )
     moved = loops[len(outer) :]
     private = private_buffers(func, it)
-    own = [b for b in func.buffers if b.var in private]
-    _refuse(func, it, places, own)
+    temporaries = [b for b in func.buffers if b.var in private]
+    _refuse(func, it, places, temporaries)
     steps = _Steps(func, it, moved)
-    expanded = {b.var: steps.expanded(b) for b in own}
+    expanded = {b.var: steps.expanded(b) for b in temporaries}
     renamed = {old: new.var for old, new in expanded.items()}
     steps.own = set(renamed.values())
     body = _at_places(it.body, renamed, [x.var for x in moved])
@@ -119,13 +119,13 @@ def distribute(
 
 
 def _refuse(
-    func: SparseFunc, it: SparseIteration, places: list[int], own: list[SparseBuffer]
+    func: SparseFunc, it: SparseIteration, places: list[int], temporaries: list[SparseBuffer]
 ) -> None:
     """Refuse what would not mean the same, or has no place."""
     if it.init is not None:
         raise ScheduleError(f"{WHO}: expected an iteration without an init\n{show(it)}")
     facts = parallelizable(func, it)
-    local = [b.name for b in own if str(b.var.ty.storage_scope) == "local"]
+    local = [b.name for b in temporaries if str(b.var.ty.storage_scope) == "local"]
     for place in places:
         loop = loops_of(it)[place]
         if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
@@ -187,12 +187,12 @@ class _Steps:
 
     def _step(self, step: SparseIteration, body: Any, conditions: list[Any]) -> SparseIteration:
         self.names.append(step.name)
-        own = [Loop(x.node, [tirx.Var(x.var.name, x.var.ty.dtype)], x.kinds) for x in self.moved]
-        fresh = {x.var: o.var for x, o in zip(self.moved, own, strict=True)}
+        moved = [Loop(x.node, [tirx.Var(x.var.name, x.var.ty.dtype)], x.kinds) for x in self.moved]
+        fresh = {x.var: o.var for x, o in zip(self.moved, moved, strict=True)}
         init = None if step.init is None else self._under(conditions, step.init)
         return changed(
             step,
-            [*loops_of(step), *own],
+            [*loops_of(step), *moved],
             init=None if init is None else substitute(init, fresh),
             body=substitute(self._under(conditions, body), fresh),
         )
@@ -211,13 +211,13 @@ def _at_places(stmt: Any, buffers: dict[Any, Any], more: list[Any]) -> Any:
     """A statement with other buffers, whose indices are followed by more."""
 
     def load(node: Any) -> Any:
-        found = buffers.get(node.source)
-        return node if found is None else tirx.BufferLoad(found, [*node.indices, *more])
+        buffer = buffers.get(node.source)
+        return node if buffer is None else tirx.BufferLoad(buffer, [*node.indices, *more])
 
     def store(node: Any) -> Any:
-        found = buffers.get(node.buffer)
-        if found is None:
+        buffer = buffers.get(node.buffer)
+        if buffer is None:
             return node
-        return tirx.BufferStore(found, node.value, [*node.indices, *more], node.span)
+        return tirx.BufferStore(buffer, node.value, [*node.indices, *more], node.span)
 
     return map_expr(stmt, [(ir.TensorLoad, load), (tirx.BufferStore, store)])

@@ -101,26 +101,26 @@ def divide(
         raise ScheduleError(
             f"{WHO}: argument 'by': expected one of {', '.join(BY)}, got {by!r}\n{show(it)}"
         )
-    made = _Division(WHO, func, it, chosen)
+    division = _Division(WHO, func, it, chosen)
     if isinstance(chosen.node, PartAxis):
-        made.refuse(f"'{chosen.name}' is in parts already; divide a part's children, or split")
-    made.check_count("parts", parts, or_name=True)
-    made.check_count("default", default)
-    made.count = made.choice(parts, default)
-    made.check_count("cost", cost, least=0)
+        division.refuse(f"'{chosen.name}' is in parts already; divide a part's children, or split")
+    division.check_count("parts", parts, or_name=True)
+    division.check_count("default", default)
+    division.count = division.choice(parts, default)
+    division.check_count("cost", cost, least=0)
     if ahead is not None and not (isinstance(ahead, str) and ahead.isidentifier()):
-        made.refuse(f"argument 'ahead': expected a name or None, got {ahead!r}")
+        division.refuse(f"argument 'ahead': expected a name or None, got {ahead!r}")
     if ahead is not None and (by != "work" or has_rows_to_carry(chosen)):
-        made.refuse("argument 'ahead': expected None where a root axis is not cut by='work'")
+        division.refuse("argument 'ahead': expected None where a root axis is not cut by='work'")
     if by == "coordinates":
-        loops = made.by_coordinates()
+        loops = division.by_coordinates()
     elif has_rows_to_carry(chosen):
-        loops = chunk_loops(made, made.count, cost if by == "work" else 0)
-    elif by == "positions" and made.is_under_a_root():
-        loops = made.of_each_parent(equal_parts_of_rows, indptr=made.last.indptr)
+        loops = chunk_loops(division, division.count, cost if by == "work" else 0)
+    elif by == "positions" and division.is_under_a_root():
+        loops = division.of_each_parent(equal_parts_of_rows, indptr=division.last.indptr)
     else:
-        loops = made.by_positions(by, cost, ahead)
-    return made.instead(loops, annotations=without_choice(it, chosen))
+        loops = division.by_positions(by, cost, ahead)
+    return division.instead(loops, annotations=without_choice(it, chosen))
 
 
 class _Division(VisitOrder):

@@ -1,4 +1,4 @@
-"""What the author of a schedule says that the program does not: `bound`, `assume`, `annotate`.
+"""Statements of a schedule's author that the program lacks: `bound`, `assume`, `annotate`.
 
 Promises about extents, which kernels check whenever they are called (Senanayake's thesis, section
 5.2, `bound`). Before::

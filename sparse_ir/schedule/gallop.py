@@ -47,8 +47,8 @@ def gallop(func: SparseFunc, loop: SpIter, ratio: int = RATIO) -> tuple[SparseFu
         longer, 0 for none, so that all are gone through element by element.
     """
     it = find_iteration(func, loop.iteration, "gallop")
-    found = loops_of(it)[place_of("gallop", func, it, loop)]
-    if not isinstance(found.node, Axis) or found.node.kind != "intersect":
+    chosen = loops_of(it)[place_of("gallop", func, it, loop)]
+    if not isinstance(chosen.node, Axis) or chosen.node.kind != "intersect":
         raise ScheduleError(
             f"gallop: argument 'loop': expected one over an intersection, got '{loop.name}'\n"
             f"{show(it)}"

@@ -1,4 +1,4 @@
-"""How visits of a GPU's loop that add to the same elements meet; see `parallelize`.
+"""Ways for visits of a GPU's loop to add to the same elements; see `parallelize`.
 
 "atomics" : each update, of a sum, maximum or minimum, is atomic. Of a loop over chunks of the
     elements of all rows, rows in one chunk are written plainly
@@ -69,8 +69,8 @@ GROUPS = re.compile(r"(group|segment)\((1|2|4|8|16|32)\)")
 
 def parsed(race: Any) -> tuple[str, int]:
     """The strategy, and the lanes of its groups, 0 for those without."""
-    found = GROUPS.fullmatch(race) if isinstance(race, str) else None
-    return (found[1], int(found[2])) if found else (str(race), 0)
+    match = GROUPS.fullmatch(race) if isinstance(race, str) else None
+    return (match[1], int(match[2])) if match else (str(race), 0)
 
 
 def meeting(
@@ -196,8 +196,8 @@ class _Meeting:
         it = find_iteration(self.func, name)
         if ATOMIC in notes:
             self._refuse_atomics(name)
-        found = changed(it, annotations={**dict(it.annotations.items()), **notes})
-        self.func = replaced(self.who, self.func, it, found)
+        marked = changed(it, annotations={**dict(it.annotations.items()), **notes})
+        self.func = replaced(self.who, self.func, it, marked)
         self.it = find_iteration(self.func, self.it.name)
 
     def _replace(self, parts: list[Any], axes: list[Axis] | tuple[()] = ()) -> None:
@@ -236,19 +236,19 @@ class _Meeting:
         return found
 
     def _update(self, it: SparseIteration) -> Reduction:
-        """What an iteration adds."""
-        found = reduction_of(it.body)
-        if found is None or it.init is not None:
+        """The update that an iteration makes."""
+        reduction = reduction_of(it.body)
+        if reduction is None or it.init is not None:
             self.refuse(
                 f"expected '{it.name}' to update by X[..] = X[..] + term (or *, max, min), got "
                 "another statement"
             )
-        if dtype_of(found.term) not in GROUP_DTYPES:
+        if dtype_of(reduction.term) not in GROUP_DTYPES:
             self.refuse(
-                f"expected terms of {', '.join(GROUP_DTYPES)}, got {dtype_of(found.term)} in "
+                f"expected terms of {', '.join(GROUP_DTYPES)}, got {dtype_of(reduction.term)} in "
                 f"'{it.name}'; precompute(.., dtype=\"float32\") sums in a wider type"
             )
-        return found
+        return reduction
 
     # -- refusals -----------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ LARGEST = 8  # rows of a panel: 255 patterns
 def group_columns_by_pattern(
     func: SparseFunc, rows: SpIter, columns: SpIter, size: int, *, by: str = "pattern"
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Go through panels of rows, in each the columns that hold the same of its rows together.
+    """Visit panels of rows, in each the columns that hold the same of its rows together.
 
     Parameters
     ----------
@@ -112,8 +112,8 @@ def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, li
     panels = order.dense(
         "panels", order.number("panels_count", recipes.panel_count, m=order.row.length, rows=size)
     )
-    given = {"indptr": column.indptr, "indices": column.indices}
-    held = order.array("held", recipes.pattern_entries, **given, n=n, **patterns)
+    arrays = {"indptr": column.indptr, "indices": column.indices}
+    held = order.array("held", recipes.pattern_entries, **arrays, n=n, **patterns)
     pattern = order.counted("patterns", panels, count)
     entry = order.ragged(
         "entries", pattern, recipes.entry_ptr, entries=held, n=n, panels=panels.length, rows=size
@@ -124,15 +124,15 @@ def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, li
     values = order.table(f"{name}_values", over[:2], recipes.value_ptr, ptr=ptr, **patterns)
     at = order.table(f"{column.name}_at", over, recipes.entry_columns, entries=held, n=n)
     elements = order.table(
-        f"{name}_order", [order.positions], recipes.pattern_order, **given, entries=held, ptr=ptr,
+        f"{name}_order", [order.positions], recipes.pattern_order, **arrays, entries=held, ptr=ptr,
         n=n, **patterns,
     )  # fmt: skip
     order.number("step", constant, value=1)
     row = order.dense("rows", size)
     kind = "R" if by == "pattern" else "S"  # which rows they are of, a table says
-    made = order.loops(panel=(panels, "S"), pattern=(pattern, kind), entry=(entry, "R"),
+    new = order.loops(panel=(panels, "S"), pattern=(pattern, kind), entry=(entry, "R"),
                        row=(row, "S"))  # fmt: skip
-    p, q, e, r = (loop.var for loop in made)
+    p, q, e, r = (loop.var for loop in new)
     if by == "pattern":
         each, below, mine, member = _rows_of(size, q, r, idtype)
     else:
@@ -146,12 +146,12 @@ def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, li
     fields: dict[str, Any] = {"body": under([mine], order.it.body)}
     if by == "count" and order.it.init is not None:  # not all patterns are of a row
         fields |= {"before": order.init_apart(), "init": None}
-    func, handles = order.by_positions(made, [*made, *order.rest], position, here, **fields)
+    func, handles = order.by_positions(new, [*new, *order.rest], position, here, **fields)
     return with_fact(func, "inside", buffer=elements.name, axis=order.positions.name), handles
 
 
 def _rows_of(size: int, q: Any, r: Any, idtype: str) -> tuple[Any, Any, Any, Any]:
-    """Of row r and pattern q: rows of the pattern, those before r, whether r is one, the row."""
+    """For row r and pattern q: rows of the pattern, those before r, whether r is one, the row."""
     zero, one, two = (as_dtype(number, idtype) for number in range(3))
     mask = q + one
     bits = [tirx.floormod(tirx.floordiv(mask, as_dtype(1 << b, idtype)), two) for b in range(size)]

@@ -98,8 +98,8 @@ def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: 
         names = [loop.name for loop in loops]
         entries = it.annotations.get(WORKERS, [])
         kept = [e for e, of in zip(entries, divided(it), strict=True) if _run_of(of, names)]
-        given = fields.get("annotations", it.annotations)
-        notes = {k: v for k, v in given.items() if k != WORKERS}
+        annotations = fields.get("annotations", it.annotations)
+        notes = {k: v for k, v in annotations.items() if k != WORKERS}
         fields |= {
             "annotations": {**notes, **({WORKERS: kept} if kept else {})},
             "axes": [loop.node for loop in loops],
@@ -114,11 +114,11 @@ def find_iteration(func: SparseFunc, name: str, who: str = "") -> SparseIteratio
 
     who : asks for it, for the message; the function by default
     """
-    found = {it.name: it for it in sparse_iterations(func)}
-    if name not in found:
-        there = f"no sparse iteration '{name}'; there are {list(found)}"
+    iterations = {it.name: it for it in sparse_iterations(func)}
+    if name not in iterations:
+        there = f"no sparse iteration '{name}'; there are {list(iterations)}"
         raise ScheduleError(f"{who or func.name}: {there}")
-    return found[name]
+    return iterations[name]
 
 
 def inside(it: SparseIteration) -> list[SparseIteration]:
@@ -146,7 +146,7 @@ def iteration_of(who: str, func: SparseFunc, handle: Any) -> SparseIteration:
 
 
 def place_of(who: str, func: SparseFunc, it: SparseIteration, handle: Any) -> int:
-    """Which loop of the iteration a handle stands for.
+    """The place of the loop that a handle stands for.
 
     Raises ScheduleError where it has none such, with those of the function that have, as
     primitives move loops from one to another.

@@ -77,11 +77,11 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
     def refuse(message: str) -> NoReturn:
         raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
 
-    found = [b for b in func.buffers if b.name == buffer]
-    if not found or found[0].handle is None or len(found[0].axes or ()) != 1:
+    named = [b for b in func.buffers if b.name == buffer]
+    if not named or named[0].handle is None or len(named[0].axes or ()) != 1:
         names = [b.name for b in func.buffers if b.handle is not None and len(b.axes or ()) == 1]
         refuse(f"argument 'buffer': expected a parameter over one axis, {names}, got {buffer!r}")
-    values = found[0]
+    values = named[0]
     loads = loads_of(it, values.var)
     written = any(s.buffer.same_as(values.var) for s in stores_of(func.body))
     if not loads or written:

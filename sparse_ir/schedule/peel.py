@@ -93,12 +93,12 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
             f"{WHO}: argument 'multiple': axis '{axis.name}' of {size_text(axis.length)} "
             f"coordinates is a multiple of {multiple}; there is nothing to peel\n{show(it)}"
         )
-    made = [
+    both = [
         Axis(name=fresh_name(func, f"{axis.name}_{what}"), kind="dense_fixed", length=n,
              idtype=axis.idtype)
         for what, n in (("whole", whole), ("rest", left))
     ]  # fmt: skip
-    first = changed(it, _with_axis(loops, place, made[0], old.vars))
+    first = changed(it, _with_axis(loops, place, both[0], old.vars))
     _refuse_shared(func, it, place)
     for made_axis, var, _ in first.axis_of():
         length = as_dtype(made_axis.length, made_axis.idtype)
@@ -109,11 +109,11 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
     values = {**fresh, old.var: whole + fresh[old.var]}
     init = None if it.init is None or old.kinds == "R" else substitute(it.init, values)
     second = changed(
-        it, _with_axis(renamed, place, made[1], [fresh[old.var]]), init=init,
+        it, _with_axis(renamed, place, both[1], [fresh[old.var]]), init=init,
         name=fresh_name(func, f"{it.name}_rest"),
         body=substitute(it.body, values | fresh_definitions(it.body)),
     )  # fmt: skip
-    out = replaced(WHO, func, it, tirx.SeqStmt([first, second]), axes=made)
+    out = replaced(WHO, func, it, tirx.SeqStmt([first, second]), axes=both)
     handles = [handle_of(x, loops_of(x)[place]) for x in (first, second)]
     return out, (handles[0], handles[1])
 
@@ -156,10 +156,10 @@ def _parents(node: Any) -> list[Axis]:
     if isinstance(node, Axis):
         return node.ancestors()[:-1]
     inner = [getattr(node, "to", None), getattr(node, "by", None)]
-    found = [a for x in inner if x is not None for a in x.ancestors()]
+    parents = [a for x in inner if x is not None for a in x.ancestors()]
     for part in getattr(node, "axes", None) or [getattr(node, "axis", None)]:
-        found += _parents(part) if isinstance(part, Axis) else []
-    return found
+        parents += _parents(part) if isinstance(part, Axis) else []
+    return parents
 
 
 def _with_axis(loops: list[Loop], place: int, axis: Axis, over: Any) -> list[Loop]:

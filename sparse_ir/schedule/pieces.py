@@ -70,16 +70,16 @@ def chunk_loops(order: VisitOrder, count: Any, cost: int, size: int = 0) -> list
     part = order.part(piece, element.nnz, element.nnz, starts)
     var_row, var_element = order.loop.vars
     attached = PartAxis(axis=AttachedAxis(axis=element, to=piece), by=part)
-    made = [Loop(piece, [var_row], "S"), Loop(attached, [var_element], "R")]
-    return [*order.loops(parts=(chunks, "S")), *made]
+    inner = [Loop(piece, [var_row], "S"), Loop(attached, [var_element], "R")]
+    return [*order.loops(parts=(chunks, "S")), *inner]
 
 
 def pieces_under(func: SparseFunc, it: SparseIteration, chunks: Axis) -> Axis | None:
     """The axis of the pieces in the chunks, where the iteration visits one."""
-    made = computed_parameters(func)
+    computed = computed_parameters(func)
     for axis, _, _ in it.axis_of():
         if axis.indptr is None or axis.parent.name != chunks.name:
             continue
-        if facts_of(made.get(str(axis.indptr.name), {}).get("recipe")).pieces:
+        if facts_of(computed.get(str(axis.indptr.name), {}).get("recipe")).pieces:
             return axis
     return None

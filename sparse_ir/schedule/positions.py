@@ -1,4 +1,4 @@
-"""Go through the stored elements of fused axes by their positions (Senanayake's thesis, chapter 5).
+"""Visit the stored elements of fused axes by their positions (Senanayake's thesis, chapter 5).
 
 Before, where the row of each non-zero is searched for::
 
@@ -107,7 +107,7 @@ def positions(
     default: int | dict[str, Any] = 16,
     rows: str = "table",
 ) -> tuple[SparseFunc, SpIter]:
-    """Go through the elements of fused axes by position.
+    """Visit the elements of fused axes by position.
 
     Parameters
     ----------
@@ -192,9 +192,9 @@ class _Positions(ElementOrder):
             fields |= {"before": self.init_apart(), "init": None}
         elif init is not None and stored and old.kinds[0] == "S":
             fields["init"] = tirx.IfThenElse(conjunction(stored), it.init, None)
-        made = [Loop(self.positions, [self.var], old.kinds[0])]
-        loops = [self._moved_loop(loop) for loop in self.around(made, old)]
-        return self.by_positions(made, loops, position, coordinates, **fields)
+        new = [Loop(self.positions, [self.var], old.kinds[0])]
+        loops = [self._moved_loop(loop) for loop in self.around(new, old)]
+        return self.by_positions(new, loops, position, coordinates, **fields)
 
     def _moved_loop(self, loop: Loop) -> Loop:
         """A loop over an axis that hangs under the positions from now on."""
@@ -243,11 +243,11 @@ class _Positions(ElementOrder):
         held: list[SparseBuffer] = []
         for axis in reversed(above):
             what = "position" if axis.is_sparse else "at"
-            made = self._coordinates(axis, what, row_of_position, indptr=below.indptr, **which)
-            which, below = {"order": made}, axis
+            table = self._coordinates(axis, what, row_of_position, indptr=below.indptr, **which)
+            which, below = {"order": table}, axis
             if axis.is_sparse:
-                made = self._coordinates(axis, "at", in_order, values=axis.indices, **which)
-            held.insert(0, made)
+                table = self._coordinates(axis, "at", in_order, values=axis.indices, **which)
+            held.insert(0, table)
         if order is None:
             return [*held, self.bound(f"{last.name}_at", self.places, last.indices)]
         return [*held, self._coordinates(last, "at", in_order, values=last.indices, **visited)]
@@ -296,14 +296,14 @@ class _Positions(ElementOrder):
         if not isinstance(default, dict):
             self.check_count("default", default)
         column, count = self.column, self.choice(parts, default)
-        given = {"indices": column.indices, "n": column.length, "parts": count}
-        return self._coordinates(self.positions, "order", order_by_column_parts, **given)
+        arrays = {"indices": column.indices, "n": column.length, "parts": count}
+        return self._coordinates(self.positions, "order", order_by_column_parts, **arrays)
 
     def _coordinates(self, of: Axis, what: str, recipe: Any, **how: Any) -> SparseBuffer:
         """A computed array over the positions."""
-        made = self.table(f"{of.name}_{what}", self.places, recipe, **how)
-        self.tables.append(made.name)
-        return made
+        table = self.table(f"{of.name}_{what}", self.places, recipe, **how)
+        self.tables.append(table.name)
+        return table
 
 
 def _path(order: VisitOrder) -> list[Axis]:

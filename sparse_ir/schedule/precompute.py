@@ -115,8 +115,8 @@ def precompute(
     else:
         it = iteration_of(WHO, func, at)
         place = place_of(WHO, func, it, at)
-    found = [b for b in func.buffers if b.name == buffer]
-    if not found:
+    named = [b for b in func.buffers if b.name == buffer]
+    if not named:
         raise ScheduleError(
             f"{WHO}: argument 'buffer': expected one of {[b.name for b in func.buffers]}, "
             f"got {buffer!r}\n{show(it)}"
@@ -126,7 +126,7 @@ def precompute(
             f"{WHO}: argument 'scope': expected one of {', '.join(SCOPES)}, got {scope!r}"
             f"\n{show(it)}"
         )
-    target = found[0]
+    target = named[0]
     if isinstance(dtype, str) and ("float" in dtype) != ("float" in target.dtype):
         raise ScheduleError(
             f"{WHO}: argument 'dtype': expected a type of the kind of '{buffer}', {target.dtype}, "

@@ -100,11 +100,11 @@ def primitive(function: Any = None, *, reorders: bool = False, was: str = "") ->
     def method(self: Primitives, *inputs: Any, **options: Any) -> Any:
         return self._apply(function, *inputs, **options)
 
-    given = inspect.signature(function)
-    own = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    method.__signature__ = given.replace(
-        parameters=[*own, *list(given.parameters.values())[1:]],
-        return_annotation=_output_of(given.return_annotation),
+    signature = inspect.signature(function)
+    first = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    method.__signature__ = signature.replace(
+        parameters=[*first, *list(signature.parameters.values())[1:]],
+        return_annotation=_output_of(signature.return_annotation),
     )
     method.__name__, method.__qualname__ = name, f"Schedule.{name}"
     method.__doc__, method.__module__ = _documented(function), function.__module__
@@ -135,16 +135,16 @@ def _where_reorderable(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(func: Any, *inputs: Any, **options: Any) -> Any:
-        given = [*inputs, *options.values()]
-        handle = next((x for x in given if isinstance(x, SpIter | SparseIterationRef)), None)
+        arguments = [*inputs, *options.values()]
+        handle = next((x for x in arguments if isinstance(x, SpIter | SparseIterationRef)), None)
         if handle is not None:
             name = handle.iteration if isinstance(handle, SpIter) else handle.name
             it = find_iteration(func, name, function.__name__)
-            found = reorderable(func, it)
-            if found is not None:
+            problem = reorderable(func, it)
+            if problem is not None:
                 raise ScheduleError(
                     f"{function.__name__}: the order of visits of '{it.name}' matters: "
-                    f"{found}\n{show(it)}"
+                    f"{problem}\n{show(it)}"
                 )
         return function(func, *inputs, **options)
 
@@ -152,7 +152,7 @@ def _where_reorderable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _documented(function: Callable[..., Any]) -> str | None:
-    """What a function says, with the module that shows a program before and after."""
+    """The documentation of a primitive, with its module's program before and after."""
     said = inspect.getdoc(function)
     if said is None:
         return None
@@ -161,14 +161,14 @@ def _documented(function: Callable[..., Any]) -> str | None:
 
 
 def _output_of(annotation: Any) -> Any:
-    """Of `tuple[SparseFunc, output]`, as text, the output."""
+    """The output in `tuple[SparseFunc, output]`, as text."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     begin = "tuple[SparseFunc, "
     return text[len(begin) : -1] if text.startswith(begin) else inspect.Signature.empty
 
 
 def stub() -> str:
-    """What type checkers and editors are told of the methods: the text of `primitives.pyi`."""
+    """The text of `primitives.pyi`, which tells type checkers and editors of the methods."""
 
     def text(parameter: inspect.Parameter) -> str:
         kind = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
@@ -176,12 +176,12 @@ def stub() -> str:
         return f"{parameter.name}{kind}{default}"
 
     lines: list[str] = [*STUB.splitlines()]
-    own = (n for n, f in PRIMITIVES.items() if f.__module__.startswith("sparsetir."))
-    for name in sorted(own):
+    ours = (n for n, f in PRIMITIVES.items() if f.__module__.startswith("sparsetir."))
+    for name in sorted(ours):
         signature = inspect.signature(getattr(Primitives, name))
-        given = list(signature.parameters.values())
-        words = [text(p) for p in given if p.kind is not p.KEYWORD_ONLY]
-        options = [text(p) for p in given if p.kind is p.KEYWORD_ONLY]
+        parameters = list(signature.parameters.values())
+        words = [text(p) for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        options = [text(p) for p in parameters if p.kind is p.KEYWORD_ONLY]
         words += ["*", *options] if options else []
         lines.append(f"    def {name}({', '.join(words)}) -> {signature.return_annotation}: ...")
     return "\n".join(lines) + "\n"
@@ -230,7 +230,7 @@ def _is_sequence(hint: Any) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """What can be gone through as a list; anything else, text and a handle, as it is."""
+    """A sequence as a list; anything else, text and a handle, as it is."""
     if isinstance(value, str | bytes | Mapping | SpIter | SparseIterationRef):
         return value
     try:
@@ -242,7 +242,7 @@ def _listed(value: Any) -> Any:
 def wrong_argument(
     function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
 ) -> str:
-    """What an error is to say of the first argument of another type; "" where there is none.
+    """The text of an error about the first argument of another type; "" where there is none.
 
     function : of a program and these; its annotations are the types, and what has none, or one
         that the primitives here have not, is not looked at

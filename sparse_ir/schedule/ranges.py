@@ -1,4 +1,4 @@
-"""Go through rows under several parents by ranges of rows, in tiles.
+"""Visit rows under several parents by ranges of rows, in tiles.
 
 Before, where each relation stores some rows::
 
@@ -43,7 +43,7 @@ def ranges(
     cost: int = 8,
     default: int | dict[str, Any] = 1,
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Go through rows under several parents by ranges that are the same for all, in tiles.
+    """Visit rows under several parents by ranges that are the same for all, in tiles.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def ranges(
     tiles = order.ragged("tiles", by_range, range_tile_ptr, ptr="tile_ptr", count="count", how=how)
     starts = order.array("starts", range_tile_starts, **how)
     part = order.part(tiles, axis.length, axis.nnz, starts)
-    made = order.loops(range=(by_range, chosen.kinds), tile=(tiles, chosen.kinds))
+    new = order.loops(range=(by_range, chosen.kinds), tile=(tiles, chosen.kinds))
     said = [*it.annotations.get(RANGES, []), by_range.name]
     annotations = {**without_choice(it, chosen), RANGES: said}
-    return order.instead([*made, order.within(part)], annotations=annotations)
+    return order.instead([*new, order.within(part)], annotations=annotations)

@@ -71,13 +71,13 @@ class Schedule(Primitives):
 
     def __init__(self, func: SparseFunc | tvm.IRModule) -> None:
         if isinstance(func, tvm.IRModule):
-            found = [f for f in func.functions.values() if isinstance(f, SparseFunc)]
-            if len(found) != 1:
+            functions = [f for f in func.functions.values() if isinstance(f, SparseFunc)]
+            if len(functions) != 1:
                 raise TypeError(
                     "Schedule: argument 'func': expected a module of one stage-I function, got "
-                    f"{len(found)}"
+                    f"{len(functions)}"
                 )
-            func = found[0]
+            func = functions[0]
         if not isinstance(func, SparseFunc):
             raise TypeError(
                 "Schedule: argument 'func': expected a stage-I function, got "
@@ -143,7 +143,7 @@ class Schedule(Primitives):
         return self._lowered
 
     def lower(self) -> Any:
-        """Go on to stage II, once: a `tvm.s_tir.Schedule` of the lowered function.
+        """Lower to stage II, once; gives a `tvm.s_tir.Schedule` of the lowered function.
 
         From here on TVM's primitives schedule it; those of stage I are refused.
         """
@@ -193,10 +193,10 @@ class Schedule(Primitives):
         if not self._verified:  # primitives look at what they change
             verify_once(self._func)
             self._verified = True
-        given, named = arguments_of(primitive, inputs, options)
-        wrong = wrong_argument(primitive, given, named)
+        positional, named = arguments_of(primitive, inputs, options)
+        wrong = wrong_argument(primitive, positional, named)
         try:
-            func, output = primitive(self._func, *given, **named)
+            func, output = primitive(self._func, *positional, **named)
         except ScheduleError:  # which says more
             raise
         except (AttributeError, TypeError, ValueError) as error:  # as an argument of another type
@@ -213,7 +213,7 @@ class Schedule(Primitives):
         if wrong:
             raise ScheduleError(wrong)
         self._func = func
-        return self._noted(primitive.__name__, given, named, output)
+        return self._noted(primitive.__name__, positional, named, output)
 
     def _noted(
         self, primitive: str, inputs: list[Any], options: dict[str, Any], output: Any

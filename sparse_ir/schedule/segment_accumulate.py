@@ -101,10 +101,10 @@ class _Runs:
         loops = loops_of(it)
         self.outer, self.loop, self.inner = loops[:place], loops[place], loops[place + 1 :]
         self._refuse_loops()
-        found = reduction_of(it.body)
-        if found is None or found.operator != "sum":
+        reduction = reduction_of(it.body)
+        if reduction is None or reduction.operator != "sum":
             self._refuse("expected a body of the form X[..] = X[..] + term, got another")
-        self.reduction: Reduction = found
+        self.reduction: Reduction = reduction
         self.position, self.table = self._row()
         # Without them there is no visit; others leave out what a visit adds, not what it ends.
         self.tails = [c for c in self.reduction.conditions if is_tail(c)]
@@ -149,10 +149,10 @@ class _Runs:
         return func, [SparseIterationRef(s.name) for s in steps]
 
     def _step(self, step: str, conditions: list[Any], store: Any) -> SparseIteration:
-        made = changed(
+        changed_step = changed(
             self.it, self.inner, name=self._name(step), init=None, body=under(conditions, store)
         )
-        return over_fresh_vars(made)
+        return over_fresh_vars(changed_step)
 
     def _name(self, step: str) -> str:
         return fresh_name(self.func, f"{self.it.name}_{step}")
@@ -161,17 +161,17 @@ class _Runs:
 
     def _row(self) -> tuple[Any, SparseBuffer]:
         """The position that a visit is at, and the table that its row is from."""
-        given = [b for b in self.func.buffers if b.handle is not None]
-        tables = {b.var: b for b in given if len(b.axes or ()) == 1}
+        buffers = [b for b in self.func.buffers if b.handle is not None]
+        tables = {b.var: b for b in buffers if len(b.axes or ()) == 1}
         moving = [i for i in self.reduction.store.indices if set(self.loop.vars) & free_vars(i)]
-        found = [i for i in moving if isinstance(i, ir.TensorLoad) and i.source in tables]
-        if len(found) != 1 or len(moving) != 1:
+        loads = [i for i in moving if isinstance(i, ir.TensorLoad) and i.source in tables]
+        if len(loads) != 1 or len(moving) != 1:
             self._refuse(
                 f"expected visits of '{self.loop.name}' to add to the rows that a table gives, got "
                 f"{list(self.reduction.store.indices)}; `positions` makes one, and where all "
                 "visits add to one element, precompute keeps their sum"
             )
-        return found[0].indices[0], tables[found[0].source]
+        return loads[0].indices[0], tables[loads[0].source]
 
     def _last(self) -> Any:
         """Whether a visit has the last element of a run."""

@@ -114,15 +114,15 @@ class _Slices:
         count = order.number("slices_count", recipes.slice_count, **lengths, filled=filled)
         left = order.number("left_count", recipes.left_count, **lengths)
         at = order.bound(f"{order.column.name}_at", [order.positions], order.column.indices)
-        made = [self._slices(count)]
+        iterations = [self._slices(count)]
         long = order.number("long_count", recipes.long_count, **which, slices=count, left=left)
-        made += [self._long(long, left, at), self._left(left)]
+        iterations += [self._long(long, left, at), self._left(left)]
         handles = [
             handle_of(it, loop)
-            for it, number in zip(made, (3, 3, 2), strict=True)
+            for it, number in zip(iterations, (3, 3, 2), strict=True)
             for loop in loops_of(it)[:number]
         ]
-        return order.replaced(*made), handles
+        return order.replaced(*iterations), handles
 
     def _slices(self, count: Any) -> SparseIteration:
         """One element of each row of a slice at a time."""
@@ -132,13 +132,13 @@ class _Slices:
         rows = self._table(
             "rows", places, recipes.rows_of_slices, order=self.sorted, slices=count, lanes=lanes
         )
-        given = {"indptr": self.indptr, "rows": rows}
-        lengths = self._table("lengths", places, recipes.lengths_of_rows, **given)
-        given["lengths"] = lengths
+        arrays = {"indptr": self.indptr, "rows": rows}
+        lengths = self._table("lengths", places, recipes.lengths_of_rows, **arrays)
+        arrays["lengths"] = lengths
         step = order.ragged("steps", slices, recipes.slice_ptr, lengths=lengths, lanes=lanes)
         axes = [slices, step, lane]
         slots = self._table(
-            "slots", axes, recipes.slice_slots, **given, ptr=step.indptr, lanes=lanes
+            "slots", axes, recipes.slice_slots, **arrays, ptr=step.indptr, lanes=lanes
         )
         columns = order.columns_at("slots", axes, slots)
         loops = order.loops(slice=(slices, "S"), step=(step, "R"), lane=(lane, "S"))
@@ -156,10 +156,10 @@ class _Slices:
         rows = self._table(
             "long_rows", [long], recipes.long_rows, order=self.sorted, left=left, longs=count
         )
-        given = {"indptr": self.indptr, "rows": rows}
-        vector = order.ragged("vectors", long, recipes.vector_ptr, **given, lanes=lanes)
-        ends = self._table("ends", [long], recipes.last_vectors, **given, lanes=lanes)
-        starts = self._table("starts", [long], recipes.row_starts, **given)
+        arrays = {"indptr": self.indptr, "rows": rows}
+        vector = order.ragged("vectors", long, recipes.vector_ptr, **arrays, lanes=lanes)
+        ends = self._table("ends", [long], recipes.last_vectors, **arrays, lanes=lanes)
+        starts = self._table("starts", [long], recipes.row_starts, **arrays)
         loops = order.loops(long=(long, "S"), vector=(vector, "R"), lane=(lane, "R"))
         p, u, v = (loop.var for loop in loops)
         begin = load(starts, p) + u * lane.length
@@ -174,11 +174,11 @@ class _Slices:
         order = self.order
         left = order.dense("left", count)
         rows = self._table("left_rows", [left], recipes.left_rows, order=self.sorted, left=count)
-        given = {"indptr": self.indptr, "rows": rows}
-        element = order.ragged("left_elements", left, recipes.offsets_of_rows, **given)
+        arrays = {"indptr": self.indptr, "rows": rows}
+        element = order.ragged("left_elements", left, recipes.offsets_of_rows, **arrays)
         axes = [left, element]
         slots = self._table(
-            "left_slots", axes, recipes.positions_of_rows, **given, offsets=element.indptr
+            "left_slots", axes, recipes.positions_of_rows, **arrays, offsets=element.indptr
         )
         columns = order.columns_at("left_slots", axes, slots)
         loops = order.loops(left=(left, "S"), element=(element, "R"))

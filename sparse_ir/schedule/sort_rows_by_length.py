@@ -45,7 +45,7 @@ WHO = "sort_rows_by_length"
 def sort_rows_by_length(
     func: SparseFunc, rows: SpIter, columns: SpIter, window: int = 4096
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Go through rows in the order of their lengths, as one loop ends like the one before.
+    """Visit rows in the order of their lengths, so that loops in a row end alike.
 
     Parameters
     ----------
@@ -63,16 +63,16 @@ def sort_rows_by_length(
     """
     it, (row, column) = chosen_loops(WHO, func, rows, columns)
     VisitOrder(WHO, func, it, row).check_count("window", window, below=2**31)
-    made = elements_of_rows(WHO, func, it, row, column)
-    indptr, name = made.column.indptr, made.row.name
-    place = made.dense("sorted", made.row.length)
-    order = made.table(f"{name}_order", [place], rows_by_length, indptr=indptr, window=window)
-    given = {"indptr": indptr, "rows": order}
-    element = made.ragged("elements", place, offsets_of_rows, **given)
+    visits = elements_of_rows(WHO, func, it, row, column)
+    indptr, name = visits.column.indptr, visits.row.name
+    place = visits.dense("sorted", visits.row.length)
+    order = visits.table(f"{name}_order", [place], rows_by_length, indptr=indptr, window=window)
+    arrays = {"indptr": indptr, "rows": order}
+    element = visits.ragged("elements", place, offsets_of_rows, **arrays)
     axes = [place, element]
-    slots = made.table(f"{name}_slots", axes, positions_of_rows, **given, offsets=element.indptr)
-    columns_at = made.columns_at("slots", axes, slots)
-    loops = made.loops(sorted=(place, "S"), element=(element, "R"))
+    slots = visits.table(f"{name}_slots", axes, positions_of_rows, **arrays, offsets=element.indptr)
+    columns_at = visits.columns_at("slots", axes, slots)
+    loops = visits.loops(sorted=(place, "S"), element=(element, "R"))
     p, e = (loop.var for loop in loops)
     here = [load(order, p), load(columns_at, p, e)]
-    return made.by_positions(loops, [*loops, *made.rest], load(slots, p, e), here)
+    return visits.by_positions(loops, [*loops, *visits.rest], load(slots, p, e), here)

@@ -132,9 +132,9 @@ def split(
     new = _new_loops(func, old, [count, *(as_dtype(e, idtype) for e in extents)])
     start, first = _start(new[0].var, tile, length, idtype, tail == "shift" and not whole)
     coordinate, weight = first, tile
-    for made, extent in zip(new[1:], extents, strict=True):
+    for new_loop, extent in zip(new[1:], extents, strict=True):
         weight //= extent
-        step = made.var * as_dtype(weight, idtype) if weight > 1 else made.var
+        step = new_loop.var * as_dtype(weight, idtype) if weight > 1 else new_loop.var
         coordinate = coordinate + step
     condition = None
     if not whole and tail == "shift":
@@ -158,13 +158,13 @@ def split(
         init=None if init is None else substitute(init, mapping),
         annotations=without_choice(it, old),
     )
-    out = replaced(WHO, func, it, iteration, axes=[made.node for made in new])
+    out = replaced(WHO, func, it, iteration, axes=[new_loop.node for new_loop in new])
     kind = {"exact": "multiple", "shift": "min"}.get(tail)
     if kind is not None and not whole and not isinstance(length, tirx.IntImm):
         out = promised(WHO, out, it, length, kind, tile)
     if factors[0] is not None and not isinstance(length, tirx.IntImm):
         out = promised(WHO, out, it, length, "max", visited)
-    return out, [handle_of(it, made) for made in new]
+    return out, [handle_of(it, new_loop) for new_loop in new]
 
 
 def _splittable(it: SparseIteration, func: SparseFunc, loop: Loop) -> Axis:
@@ -200,21 +200,21 @@ def _visited(it: SparseIteration, axis: Axis) -> bool:
 
 def _extents(it: SparseIteration, factors: Any) -> list[int]:
     """The extents of all loops made but the outermost."""
-    given = list(factors) if isinstance(factors, list | tuple) else []
-    numbers = len(given) >= 2 and all(_is_count(f) for f in given[1:])
-    numbers = numbers and (given[0] is None or _is_count(given[0]))
+    listed = list(factors) if isinstance(factors, list | tuple) else []
+    numbers = len(listed) >= 2 and all(_is_count(f) for f in listed[1:])
+    numbers = numbers and (listed[0] is None or _is_count(listed[0]))
     if not numbers:
         raise ScheduleError(
             f"{WHO}: argument 'factors': expected two or more positive integers, the first of "
             f"which may be None, got {factors!r}\n{show(it)}"
         )
-    tile = math.prod(given[1:])
-    if tile >= MOST or (given[0] or 1) * tile >= 2**31:  # rounding a length up would overflow
+    tile = math.prod(listed[1:])
+    if tile >= MOST or (listed[0] or 1) * tile >= 2**31:  # rounding a length up would overflow
         raise ScheduleError(
             f"{WHO}: argument 'factors': expected tiles of less than {MOST} visits, and a product "
             f"below 2**31, got {factors!r}\n{show(it)}"
         )
-    return given[1:]
+    return listed[1:]
 
 
 def _is_count(value: Any) -> bool:
@@ -250,7 +250,7 @@ def _refuse_other_than(it: SparseIteration, axis: Axis, visited: int, tail: str)
 
 
 def _count(first: Any, length: Any, tile: int, idtype: str, *, exact: bool) -> Any:
-    """How many tiles there are."""
+    """The number of tiles."""
     if first is not None:
         return as_dtype(int(first), idtype)
     length, size = as_dtype(length, idtype), as_dtype(tile, idtype)
@@ -270,7 +270,7 @@ def _new_loops(func: SparseFunc, old: Loop, extents: list[Any]) -> list[Loop]:
 
 
 def _start(var: Any, tile: int, length: Any, idtype: str, shift: bool) -> tuple[Any, Any]:
-    """Where a tile begins by its number, and where it does if the last one begins earlier."""
+    """The begin of a tile by its number, and its begin if the last one begins earlier."""
     start = var if tile == 1 else var * as_dtype(tile, idtype)
     if not shift:
         return start, start

@@ -144,7 +144,7 @@ class _Tiles(VisitOrder):
         )  # fmt: skip
 
     def _count(self, length: Any, size: int) -> Any:
-        """How many tiles of positions there are."""
+        """The number of tiles of positions."""
         return self.number("count", tile_count, length=length, size=size)
 
     def _one(self, extents: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""Go through what each row stores in steps of a few elements side by side.
+"""Visit what each row stores in steps of a few elements side by side.
 
 Before::
 
@@ -44,7 +44,7 @@ WHO = "strip_mine_rows"
 def strip_mine_rows(
     func: SparseFunc, columns: SpIter, lanes: int
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Go through what each row stores in steps of so many elements side by side.
+    """Visit what each row stores in steps of so many elements side by side.
 
     Parameters
     ----------
@@ -63,27 +63,27 @@ def strip_mine_rows(
     plain, column = VisitOrder(WHO, func, it, loop), loop.node
     plain.check_count("lanes", lanes, below=2**15)
     row = column.parent if isinstance(column, Axis) else None
-    own = [x for x in loops_of(it) if row is not None and x.axes == (row.name,) and x.kinds == "S"]
+    rows = [x for x in loops_of(it) if row is not None and x.axes == (row.name,) and x.kinds == "S"]
     fits = isinstance(column, Axis) and column.kind == "sparse_variable" and loop.kinds == "R"
-    if not fits or not own or not isinstance(row, Axis) or row.kind != "dense_fixed":
+    if not fits or not rows or not isinstance(row, Axis) or row.kind != "dense_fixed":
         plain.refuse(
             "expected a reduction over a sparse_variable axis under a dense one that is visited as "
             f"well, got '{loop.name}'"
         )
     reduction = plain.reduced(", which can be without a term")
     plain.check_alone()
-    order = ElementOrder(WHO, func, it, loop, [row, column], [own[0].var, loop.var])
+    order = ElementOrder(WHO, func, it, loop, [row, column], [rows[0].var, loop.var])
     indptr = column.indptr
     step = order.ragged("steps", row, tile_ptr, indptr=indptr, size=lanes, within=0)
     lane = order.dense("lanes", lanes)
     offsets = order.offsets(column, "bounds")
     at = order.bound(f"{column.name}_at", [order.positions], column.indices)
     lasts = order.table(f"{column.name}_last", [row], row_lasts, indptr=indptr)
-    made = order.loops(step=(step, "R"), lane=(lane, "R"))
-    s, v = (x.var for x in made)
-    last = load(lasts, own[0].var)
-    beyond = load(offsets, own[0].var) + s * lane.length + v
+    new = order.loops(step=(step, "R"), lane=(lane, "R"))
+    s, v = (x.var for x in new)
+    last = load(lasts, rows[0].var)
+    beyond = load(offsets, rows[0].var) + s * lane.length + v
     position = tirx.min(beyond, last)
     body = under(reduction.conditions, where(reduction, beyond <= last))
-    here = [own[0].var, load(at, position)]
-    return order.by_positions(made, order.around(made, loop), position, here, body=body)
+    here = [rows[0].var, load(at, position)]
+    return order.by_positions(new, order.around(new, loop), position, here, body=body)

@@ -87,13 +87,13 @@ class _Temporaries(VisitOrder):
         self.update = self._update(inner)
         self._refuse_stores()
         conditions, self.store = taken_apart(self.update.body)
-        found = reduction_of(self.update.body)
-        if found is None:
+        reduction = reduction_of(self.update.body)
+        if reduction is None:
             self.refuse(
                 'race="temporary" expects rows that are added to, as X[..] = X[..] + term (or *, '
                 "max, min), got another update"
             )
-        self.conditions, self.reduction = conditions, found
+        self.conditions, self.reduction = conditions, reduction
         self.target = declared(func).buffers[self.store.buffer.name]
         self._refuse_indices()
 
@@ -116,8 +116,8 @@ class _Temporaries(VisitOrder):
         self.func = func
         out = self.replaced(main, last)
         add = last.body.then_case
-        made = [keep.name, last.name, *([add.name] if isinstance(add, SparseIteration) else [])]
-        return out, [SparseIterationRef(name) for name in made]
+        names = [keep.name, last.name, *([add.name] if isinstance(add, SparseIteration) else [])]
+        return out, [SparseIterationRef(name) for name in names]
 
     # -- what there is ------------------------------------------------------------------------
 
@@ -148,10 +148,10 @@ class _Temporaries(VisitOrder):
                 f"a row's piece is written in each visit of {names}; expected its sum to be "
                 "precomputed outside of them"
             )
-        found = [s for s in _parts(self.it.body) if isinstance(s, SparseIteration)]
+        nested = [s for s in _parts(self.it.body) if isinstance(s, SparseIteration)]
         private = private_buffers(self.func, self.it)
         writing = [
-            n for n in found if any(s.buffer not in private for s in stores_of(n.body, n.init))
+            n for n in nested if any(s.buffer not in private for s in stores_of(n.body, n.init))
         ]
         if len(writing) != 1 or writing[0].init is not None:
             self.refuse(
@@ -161,7 +161,7 @@ class _Temporaries(VisitOrder):
         return writing[0]
 
     def _declared(self) -> tuple[SparseBuffer, SparseBuffer]:
-        """What chunks keep, and of which row."""
+        """Declarations of what chunks keep, and of which row."""
         pieces, name = self.pieces, self.target.name
         part = [a for a in self.func.axes if a.parent is not None and a.parent.name == pieces.name]
         starts = next(a for a in part if a.kind == "dense_variable").indptr
@@ -179,17 +179,19 @@ class _Temporaries(VisitOrder):
     # -- iterations ---------------------------------------------------------------------------
 
     def _write(self) -> tuple[SparseFunc, SparseIteration]:
-        """What an owner does; it overwrites its row if nothing else has set it."""
+        """The write of an owner, which overwrites its row if nothing else has set it."""
         if self.whole is not self.it:
             return self.func, self.update
         axes = {v: a for x in (self.it, self.update) for a, v, _ in x.axis_of()}
         every = Axis(
             name=self.pieces.name, kind="dense_fixed", length=self.pieces.length, idtype=self.idtype
         )  # the row of a piece: all rows have an owner
-        found = without_init(self.func, self.it.name, self.update.body, {**axes, self.row: every})
-        if found is None:
+        set_before = without_init(
+            self.func, self.it.name, self.update.body, {**axes, self.row: every}
+        )
+        if set_before is None:
             return self.func, self.update
-        func, value = found
+        func, value = set_before
         term = self.reduction.term
         dtype = str(term.ty.dtype)
         first = cast(value, dtype)
@@ -244,9 +246,9 @@ class _Temporaries(VisitOrder):
     def _pieces(self) -> Axis:
         """The axis of the pieces of rows in a chunk."""
         if isinstance(self.chunks, Axis):
-            found = pieces_under(self.func, self.it, self.chunks)
-            if found is not None:
-                return found
+            axis = pieces_under(self.func, self.it, self.chunks)
+            if axis is not None:
+                return axis
         if "R" in self.loop.kinds:
             self.refuse(
                 f"race=\"temporary\" of the reduction loop '{self.loop.name}': {self._instead()}"
@@ -257,7 +259,7 @@ class _Temporaries(VisitOrder):
         )
 
     def _instead(self) -> str:
-        """What is legal for a reduction loop, or instead of it."""
+        """Alternatives for a reduction loop that are legal, for a message."""
         axis = self.chunks
         if isinstance(axis, Axis) and axis.kind == "dense_fixed":
             return (
@@ -305,16 +307,16 @@ class _Temporaries(VisitOrder):
                         f"visits of the loop '{loop.name}' add to the same element ({fact})"
                     )
         indices = list(self.store.indices)
-        own = [n for n, x in enumerate(indices) if x.same_as(self.row)]
-        kept = {v for n, x in enumerate(indices) if n not in own for v in free_vars(x)}
-        over = [a for n, a in enumerate(self.target.axes or []) if n not in own]
+        places = [n for n, x in enumerate(indices) if x.same_as(self.row)]
+        kept = {v for n, x in enumerate(indices) if n not in places for v in free_vars(x)}
+        over = [a for n, a in enumerate(self.target.axes or []) if n not in places]
         dense = self.target.axes is not None and all(a.kind == "dense_fixed" for a in over)
-        if len(own) != 1 or kept & {self.row, self.loop.var} or not dense:
+        if len(places) != 1 or kept & {self.row, self.loop.var} or not dense:
             self.refuse(
                 f"expected '{self.target.name}' to be written at the row '{self.row.name}' and "
                 f"otherwise over dense axes, got {indices}"
             )
-        self.dimension = own[0]
+        self.dimension = places[0]
 
 
 def _parts(stmt: Any) -> list[Any]:

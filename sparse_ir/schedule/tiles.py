@@ -92,13 +92,13 @@ def tiles(
         raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
 
     dense = [b for b in func.buffers if b.handle is not None and _is_dense(b)]
-    found = [b for b in dense if b.name == buffer]
-    if not found:
+    named = [b for b in dense if b.name == buffer]
+    if not named:
         names = [b.name for b in dense]
         refuse(
             f"argument 'buffer': expected a parameter over dense axes, of {names}, got {buffer!r}"
         )
-    operand = found[0]
+    operand = named[0]
     loads = loads_of(it, operand.var)
     if not loads or any(s.buffer.same_as(operand.var) for s in stores_of(func.body)):
         refuse(f"argument 'buffer': expected '{buffer}' to be read here, and nowhere written")
@@ -136,31 +136,33 @@ def tiles(
             source[name].append((label, inner))
     if sorted(order) != sorted(parts):
         refuse(f"argument 'order': expected {sorted(parts)} in some order, got {list(order)}")
-    made: dict[str, Axis] = {}
+    axis_of: dict[str, Axis] = {}
     for label in order:
         idtype = next(axes[n].idtype for n, of in source.items() if label in dict(of))
         name = fresh_name(func, f"{buffer}_{label}")
-        made[label] = Axis(name=name, kind="dense_fixed", length=parts[label][0], idtype=idtype)
-    lengths = [made[label].length for label in order]
+        axis_of[label] = Axis(name=name, kind="dense_fixed", length=parts[label][0], idtype=idtype)
+    lengths = [axis_of[label].length for label in order]
     var = buffer_var(lengths, operand.dtype, fresh_name(func, f"{buffer}_tiles"))
     body = _reading(it, operand, var, [parts[label][1] for label in order])
-    held = SparseBuffer(var=var, axes=list(made.values()), handle=operand.handle if given else None)
+    held = SparseBuffer(
+        var=var, axes=list(axis_of.values()), handle=operand.handle if given else None
+    )
     if given:
         others = [b for b in func.buffers if b.name != buffer]
         if len(loads_of(func.body, operand.var)) > len(loads):
             refuse(f"'{buffer}' is read elsewhere, too, which needs it as it is")
         func = func.replace(buffers=others)
-        return replaced(WHO, func, it, body, axes=list(made.values()), buffers=[held]), None
-    at = {label: tirx.Var(label.lower(), made[label].idtype) for label in order}
+        return replaced(WHO, func, it, body, axes=list(axis_of.values()), buffers=[held]), None
+    at = {label: tirx.Var(label.lower(), axis_of[label].idtype) for label in order}
     where = [_sum(source[name], at) for name in axes]
     copy = SparseIteration(
-        span=it.span, axes=list(made.values()), kinds="S" * len(made),
+        span=it.span, axes=list(axis_of.values()), kinds="S" * len(axis_of),
         name=fresh_name(func, f"{var.name}_copy"), vars=list(at.values()), init=None,
         body=tirx.BufferStore(var, tirx.BufferLoad(operand.var, where), list(at.values())),
         annotations={},
     )  # fmt: skip
     both = tirx.SeqStmt([copy, body])
-    out = replaced(WHO, func, it, both, axes=list(made.values()), buffers=[held])
+    out = replaced(WHO, func, it, both, axes=list(axis_of.values()), buffers=[held])
     return out, SparseIterationRef(copy.name)
 
 

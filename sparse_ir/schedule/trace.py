@@ -1,4 +1,4 @@
-"""What was done to a function: prints as Python, and can be applied to other functions.
+"""The trace of a schedule: prints as Python, and can be applied to other functions.
 
 One trace goes over both stages. After `lower`, and after each `rewrite`, come the instructions of
 TVM's own trace of the schedule that it gave::
@@ -113,8 +113,8 @@ def _lines_of(stage_two: Any) -> list[str]:
     """The instructions of TVM's trace."""
     if stage_two is None:
         return []
-    found = [str(line) for line in stage_two.as_python()]
-    return [re.sub(r"^((?:[\w, ]+ = )?)sch\.", rf"\1{STAGE_TWO}.", line) for line in found]
+    lines = [str(line) for line in stage_two.as_python()]
+    return [re.sub(r"^((?:[\w, ]+ = )?)sch\.", rf"\1{STAGE_TWO}.", line) for line in lines]
 
 
 def _import_of(function: Any) -> str:

@@ -183,29 +183,29 @@ class VisitOrder:
         """A number, a string, a size or array, or what a table holds, as recipes take it."""
         if isinstance(value, int | str):
             return value
-        found = keyword(value.handle if isinstance(value, SparseBuffer) else value)
-        if found is None:
+        text = keyword(value.handle if isinstance(value, SparseBuffer) else value)
+        if text is None:
             self.refuse(
                 "expected a length that is a number or a parameter, got "
                 f"{size_text(value)}; split cuts others"
             )
-        return found
+        return text
 
     # -- loops ----------------------------------------------------------------------------------
 
-    def loops(self, **made: tuple[Axis, str]) -> list[Loop]:
+    def loops(self, **axes: tuple[Axis, str]) -> list[Loop]:
         """Loops over axes, of a kind each, by what their coordinates are named after."""
         name = self.loop.vars[0].name
         return [
             Loop(axis, [tirx.Var(f"{name}_{what}", self.idtype)], kind)
-            for what, (axis, kind) in made.items()
+            for what, (axis, kind) in axes.items()
         ]
 
     def within(self, part: Axis) -> Loop:
         """The loop over what lies in a part of its axis."""
         return Loop(PartAxis(axis=self.loop.node, by=part), self.loop.vars, self.loop.kinds)
 
-    def instead(self, made: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:
+    def instead(self, new_loops: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:
         """The function with these loops instead of the one, and their handles.
 
         fields : of the iteration, beside its loops
@@ -216,14 +216,12 @@ class VisitOrder:
                     f"{names} is divided among workers and has to stay as it is; expected "
                     f"{self.who} before parallelize"
                 )
-        new = changed(self.it, self.around(made, self.loop), **fields)
-        return self.replaced(new), [handle_of(self.it, loop) for loop in made]
+        new = changed(self.it, self.around(new_loops, self.loop), **fields)
+        return self.replaced(new), [handle_of(self.it, loop) for loop in new_loops]
 
-    def around(self, made: list[Loop], old: Loop) -> list[Loop]:
+    def around(self, new: list[Loop], old: Loop) -> list[Loop]:
         """The loops of the iteration, with others in the place of one."""
-        return [
-            x for loop in loops_of(self.it) for x in (made if loop.axes == old.axes else [loop])
-        ]
+        return [x for loop in loops_of(self.it) for x in (new if loop.axes == old.axes else [loop])]
 
     def replaced(self, *stmts: Any, **attrs: Any) -> SparseFunc:
         """The function with statements instead of the iteration, and all that is declared."""
@@ -269,16 +267,16 @@ class VisitOrder:
             self.refuse("expected an iteration without nested ones and annotations")
 
     def reduced(self, besides: str = "") -> Reduction:
-        """What the body reduces; refuses others.
+        """The reduction of the body; refuses others.
 
         besides : what the refusal says in addition
         """
-        found = reduction_of(self.it.body)
-        if found is None:
+        reduction = reduction_of(self.it.body)
+        if reduction is None:
             self.refuse(
                 f"expected a body of the form X[..] = X[..] + term (or *, max, min){besides}"
             )
-        return found
+        return reduction
 
     def refuse(self, message: str) -> NoReturn:
         """Raise ScheduleError with the iteration."""
@@ -332,12 +330,12 @@ class ElementOrder(VisitOrder):
         return changed(self.it, loops, **fields)
 
     def by_positions(
-        self, made: list[Loop], loops: list[Loop], position: Any, coordinates: list[Any], *,
+        self, new_loops: list[Loop], loops: list[Loop], position: Any, coordinates: list[Any], *,
         before: Sequence[SparseIteration] = (), **fields: Any,
     ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
         """The function with :meth:`visit` instead, after what comes before; and handles."""
         main = self.visit(loops, position, coordinates, **fields)
-        return self.replaced(*before, main), [handle_of(main, loop) for loop in made]
+        return self.replaced(*before, main), [handle_of(main, loop) for loop in new_loops]
 
     def function(self) -> SparseFunc:
         """The function with its buffers over positions."""
@@ -391,7 +389,7 @@ class ElementOrder(VisitOrder):
         return out
 
     def _moved_buffers(self) -> dict[Any, SparseBuffer]:
-        """By its variable, each buffer over all axes as one over positions."""
+        """Buffers over all axes as ones over positions, by their variables."""
         out: dict[Any, SparseBuffer] = {}
         path = [a.name for a in self.path]
         for b in self.func.buffers:
@@ -486,9 +484,9 @@ def elements_of_rows(
     for loop in rest:
         if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
             plain.refuse(f"expected other loops over dense axes, got '{loop.name}'")
-    made = ElementOrder(who, func, it, rows, [row, column], [rows.var, columns.var])
-    made.rest = rest
-    return made
+    order = ElementOrder(who, func, it, rows, [row, column], [rows.var, columns.var])
+    order.rest = rest
+    return order
 
 
 def is_path(node: Any) -> bool:

@@ -50,9 +50,9 @@ def precompute_result(
     loops = outer, inner, held, lanes
     begun = with_init_before(func, it)
     if begun is not None:
-        made = _Result(*begun, target, *loops, scope, dtype, name)
-        if made.written_once():
-            return made.run(hoist)
+        result = _Result(*begun, target, *loops, scope, dtype, name)
+        if result.written_once():
+            return result.run(hoist)
     return _Result(func, it, target, *loops, scope, dtype, name).run(hoist)
 
 
@@ -217,7 +217,7 @@ class _Result:
         return self._iteration("write", self.held, "S" * len(self.held), body)
 
     def _place(self) -> list[Any]:
-        """Where the workspace holds the element of a visit."""
+        """The place of a visit's element in the workspace."""
         return [loop.var for loop in self.held + self.lanes]
 
     # -- what there is ------------------------------------------------------------------------
@@ -266,10 +266,10 @@ class _Result:
 
     def _is_finite(self, factor: Any) -> bool:
         """Whether a factor is known to be no NaN, and not infinite."""
-        made = computed_parameters(self.func)
+        computed = computed_parameters(self.func)
         read = [b.handle for b in self.func.buffers if loads_of(factor, b.var)]
         names = [None if handle is None else str(handle.name) for handle in read]
-        known = all(n in made and facts_of(made[n]["recipe"]).finite for n in names)
+        known = all(n in computed and facts_of(computed[n]["recipe"]).finite for n in names)
         is_load = isinstance(factor, ir.TensorLoad) and bool(names)
         return isinstance(factor, tirx.FloatImm) or is_load and known
 
@@ -284,16 +284,18 @@ class _Result:
             return widened(expr, self.dtype, held)
 
         def load(node: Any) -> Any:
-            found = held(node)
-            return node if found is None else found
+            value = held(node)
+            return node if value is None else value
 
         return map_expr(expr, [(ir.TensorLoad, load)])
 
     def _iteration(
         self, step: str, loops: list[Loop], kinds: str, body: Any, init: Any = None
     ) -> SparseIteration:
-        own = [Loop(x.node, x.vars, k) for x, k in zip(loops, kinds, strict=True)]
-        return over_fresh_vars(changed(self.it, own, name=self._name(step), init=init, body=body))
+        of_kinds = [Loop(x.node, x.vars, k) for x, k in zip(loops, kinds, strict=True)]
+        return over_fresh_vars(
+            changed(self.it, of_kinds, name=self._name(step), init=init, body=body)
+        )
 
     def _name(self, step: str) -> str:
         return fresh_name(self.func, f"{self.it.name}_{step}")

@@ -220,12 +220,12 @@ def _place(self: Any, node: doc.FunctionDef, span: Any) -> Any:
 def _finish(self: Any, name: str, func: Any) -> None:
     """Keep a parsed function as the result, or as one of its module's functions."""
     in_module = len(IRBuilder.current().frames) > 0
-    found = getattr(self, "sparse_functions", None)
-    if found is None:
+    functions = getattr(self, "sparse_functions", None)
+    if functions is None:
         raise IllFormedError(
             "a module that holds sparse_tir functions is decorated with @T.ir_module of sparse_tir"
         )
-    found[name if in_module else None] = func
+    functions[name if in_module else None] = func
     if in_module:  # TVM's module builder knows no other function class: hold the place
         ir_builder.def_function(name, tirx.PrimFunc([], tirx.Evaluate(0)))
 

@@ -74,7 +74,8 @@ def test_demo(run, monkeypatch, gains):
     assert len(text.splitlines()) <= 90
     said = [
         "10,556 links", "Largest difference from scipy's result: ", "with T.sp_iter([I, A1, K]",
-        "a reduction: visits that differ in j", "tiles of 8 in registers", "2 schedules of ",
+        "a reduction: visits that differ in j", "tiles of 8 in registers",
+        "a dense product of as many flops takes ", "2 schedules of ",
     ]  # fmt: skip
     assert [part for part in said if part not in text] == []
     assert (" features in registers\n" in text) == gains

@@ -57,10 +57,10 @@ class Parser(argparse.ArgumentParser):
 
 def _meant(message: str) -> str:
     """The choice that is nearest to one that there is not."""
-    found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
-    if found is None:
+    match = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
+    if match is None:
         return ""
-    near = get_close_matches(found[1], re.findall(r"[^\s',]+", found[2]), 1)
+    near = get_close_matches(match[1], re.findall(r"[^\s',]+", match[2]), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -108,12 +108,12 @@ def add_operator(out: argparse._ActionsContainer, graph: str, **feat: Any) -> No
     out.add_argument("--reduce", choices=names_of(REDUCTIONS), help="default: sum")
 
 
-def refuse(given: Mapping[str, object], what: str) -> None:
+def refuse(options: Mapping[str, object], what: str) -> None:
     """Raise UsageError for the first option that has a value.
 
     what : that the options are not for
     """
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None:
             option = OPTIONS.get(name, name.replace("_", "-"))
             raise UsageError(f"argument --{option}: expected none for {what}")
@@ -191,8 +191,8 @@ def number(
 
 def size(text: str) -> int:
     """Bytes: `512M`, `4G`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    value = float(found[1]) * UNITS[found[2].upper()] if found else 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    value = float(match[1]) * UNITS[match[2].upper()] if match else 0
     if not 1 <= value < 2**63:
         raise argparse.ArgumentTypeError(f"expected bytes, as 512M or 4G, got {text!r}")
     return int(value)
@@ -247,14 +247,14 @@ def value_of(who: str, name: str, text: str) -> object:
     with reading(f"{who}: {path}", UsageError):
         if path.suffix == ".npz":
             check_npz(path)
-        found = np.load(path, allow_pickle=False)
+        loaded = np.load(path, allow_pickle=False)
         if path.suffix == ".npy":
-            return found
-        with found:
-            if (key or name) not in found.files:
-                there = ", ".join(found.files)
+            return loaded
+        with loaded:
+            if (key or name) not in loaded.files:
+                there = ", ".join(loaded.files)
                 raise UsageError(f"{who}: {path} has no '{key or name}', but {there}")
-            return found[key or name]
+            return loaded[key or name]
 
 
 def mapping(text: str) -> dict[str, object]:

@@ -48,7 +48,7 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; 1 where something that is needed is broken."""
-    found = {
+    facts = {
         "versions": versions(),
         "targets": targets(),
         "cpu": cpu(),
@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
         "environment": {n: os.environ[n] for n in VARIABLES if n in os.environ},
         "kernel": kernel(),
     }
-    problems = [f"{n}: {found[n]['error']}" for n in ("records", "kernel") if found[n].get("error")]
-    problems += [f"{name} is not installed" for name in NEEDED if not found["versions"][name]]
-    problems += [] if "llvm" in found["targets"] else ["TVM was built without LLVM"]
-    found["problems"] = problems
+    problems = [f"{n}: {facts[n]['error']}" for n in ("records", "kernel") if facts[n].get("error")]
+    problems += [f"{name} is not installed" for name in NEEDED if not facts["versions"][name]]
+    problems += [] if "llvm" in facts["targets"] else ["TVM was built without LLVM"]
+    facts["problems"] = problems
     if args.json:
-        arguments.print_json(found)
+        arguments.print_json(facts)
     else:
-        _show(found)
+        _show(facts)
     return int(bool(problems))
 
 
@@ -180,23 +180,23 @@ def kernel() -> Facts:
     dense = rng.standard_normal((100, 32), dtype=np.float32)
     try:
         config = sparsetir.plan_candidates("spmm", matrix, 32)[0]
-        made = sparsetir.plan("spmm", matrix, 32, config=config)
-        error = float(np.abs(made(dense) - matrix @ dense).max())
+        product = sparsetir.plan("spmm", matrix, 32, config=config)
+        error = float(np.abs(product(dense) - matrix @ dense).max())
     except Exception as failure:
         return {"error": one_line(failure)}
-    out = {"compile_seconds": made.compile_seconds, "largest_error": error}
+    out = {"compile_seconds": product.compile_seconds, "largest_error": error}
     return out if error < TOLERANCE else {**out, "error": f"the result is wrong by {error:.2g}"}
 
 
-def _show(found: Facts) -> None:
-    there = {name: version for name, version in found["versions"].items() if version}
+def _show(facts: Facts) -> None:
+    there = {name: version for name, version in facts["versions"].items() if version}
     optional = [f"{name} {there[name]}" for name in OPTIONAL if name in there]
     absent = [f"{name} (for {why})" for name, why in OPTIONAL.items() if name not in there]
     needed = [f"{name} {version}" for name, version in there.items() if name not in OPTIONAL]
     _part("versions", ", ".join(needed), ", ".join(optional))
     _part("missing", ", ".join(absent))
-    _part("targets", ", ".join(found["targets"]))
-    chip = found["cpu"]
+    _part("targets", ", ".join(facts["targets"]))
+    chip = facts["cpu"]
     caches = ", ".join(f"{name} {memory(size)}" for name, size in chip["caches"].items())
     _part(
         "CPU",
@@ -206,7 +206,7 @@ def _show(found: Facts) -> None:
         chip["unlike"] and f"unlike {chip['llvm']}: {' '.join(chip['unlike'])}",
         f"caches: {caches or 'the system does not say'}",
     )
-    ran = found["threads"]
+    ran = facts["threads"]
     waits = "torch" in there and "torch is not loaded" in ran["why"]
     _part(
         "threads",
@@ -214,7 +214,7 @@ def _show(found: Facts) -> None:
         ran["library"],
         "beside torch kernels run on its pool" if waits else "",
     )
-    device, compiler, kept = found["gpu"], found["nvcc"], found["records"]
+    device, compiler, kept = facts["gpu"], facts["nvcc"], facts["records"]
     name = f"{device['name']}, {device['arch']}" if device["name"] else f"none: {device['reason']}"
     _part("GPU", name)
     path = compiler["path"]
@@ -226,12 +226,12 @@ def _show(found: Facts) -> None:
         if kept["bytes"] is not None:
             size = f"{many(kept['records'], 'record')} in {memory(kept['bytes'])}"
         _part("records", f"{kept['path']}: {size}")
-    _part("variables", *(f"{name}={value}" for name, value in found["environment"].items()))
-    ran = found["kernel"]
+    _part("variables", *(f"{name}={value}" for name, value in facts["environment"].items()))
+    ran = facts["kernel"]
     if "error" not in ran:
         _part("kernel", f"spmm compiled in {ran['compile_seconds']:.2f} s, ran, is right")
-    _part("BROKEN", *found["problems"])
-    if not found["problems"]:
+    _part("BROKEN", *facts["problems"])
+    if not facts["problems"]:
         _part("", "all that is needed works")
 
 

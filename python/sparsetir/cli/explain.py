@@ -93,15 +93,15 @@ def _explained(args: argparse.Namespace) -> ProgramExplanation:
     op, expression = operator_named(args.program), is_expression(args.program)
     # The program of an operator is for the types of a graph.
     graph = arguments.graph(args.graph or "cora")[1] if op or args.graph else None
-    given = arguments.named_values(args.arg or [])
+    values = arguments.named_values(args.arg or [])
     if op:
         program = _plain(args, SparseMatrix(graph), target)
         named = [p.name for p in program.params]
-        given = {"feat": args.feat, **given} if args.feat and "feat" in named else given
+        values = {"feat": args.feat, **values} if args.feat and "feat" in named else values
         graph = graph if args.graph or args.feat and not args.arg else None
     elif expression:
         refused = {name: getattr(args, name) for name in ("graph", "arg", "feat", "reduce")}
-        program, given, _ = program_of(args, args.program, refused)
+        program, values, _ = program_of(args, args.program, refused)
     else:
         options = {name: getattr(args, name) for name in ("feat", "dtype", "reduce")}
         arguments.refuse(options, "a function in a file")
@@ -109,7 +109,7 @@ def _explained(args: argparse.Namespace) -> ProgramExplanation:
     if not isinstance(program, SparseFunc):
         raise UsageError("argument OP|FILE: expected a function of stage 1, got one of stage 2")
     return explain_program(
-        program, arguments_of(program, given, graph), schedule=schedule, target=target,
+        program, arguments_of(program, values, graph), schedule=schedule, target=target,
         name=args.program if expression else "", schedule_name=args.schedule,
     )  # fmt: skip
 

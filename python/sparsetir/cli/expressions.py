@@ -97,5 +97,5 @@ def program_of(
                 graphs[source] = title, tensor.astype(dtype)
             operands[name] = graphs[source][1]
     options = {"like": args.like, "format": args.format, "formats": formats}
-    func, given = einsum_program(text, operands, **options)
-    return func, given, next((title for title, _ in graphs.values()), None)
+    func, arrays = einsum_program(text, operands, **options)
+    return func, arrays, next((title for title, _ in graphs.values()), None)

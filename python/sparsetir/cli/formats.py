@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         _draw(args.picture, name, pattern, chosen if args.format else [])
     if args.json:
         picture = None if args.picture is None else str(args.picture)
-        found = {"graph": name, "statistics": about, "formats": cells}
-        arguments.print_json({**found, "defaults": defaults, "picture": picture})
+        facts = {"graph": name, "statistics": about, "formats": cells}
+        arguments.print_json({**facts, "defaults": defaults, "picture": picture})
         return 0
     _show(name, about, cells, defaults)
     if args.picture is not None:
@@ -84,17 +84,19 @@ def format_of(text: str, known: Mapping[str, Format]) -> Format:
         return known[text]
     classes = {name.lower(): entry.kind for name, entry in REGISTRY.items()}
     short = {"enum": "enumeratedpatterns"}
-    found = re.fullmatch(r"([a-z_]+?)_?(?:\((.*)\)|((?:_?\d+)*))", text.strip().lower())
-    name = found[1].replace("_", "") if found else ""
+    match = re.fullmatch(r"([a-z_]+?)_?(?:\((.*)\)|((?:_?\d+)*))", text.strip().lower())
+    name = match[1].replace("_", "") if match else ""
     kind = classes.get(short.get(name, name))
-    if found is None or kind is None:
+    if match is None or kind is None:
         raise UsageError(
             f"argument --format: expected {', '.join(known)}, or one of {', '.join(REGISTRY)} with "
             f"parameters, as BSR(8, 8); got {text}"
         )
     try:
-        given = found[3].strip("_").replace("_", ", ") if found[3] else found[2] or ""
-        parameters = ast.literal_eval(f"({given},)" if given.strip(", ") else "()")
+        parameter_text = match[3].strip("_").replace("_", ", ") if match[3] else match[2] or ""
+        parameters = ast.literal_eval(
+            f"({parameter_text},)" if parameter_text.strip(", ") else "()"
+        )
         return kind(*parameters)
     except (SyntaxError, TypeError, ValueError) as error:
         raise UsageError(f"argument --format: {text}: {error}") from error
@@ -130,11 +132,11 @@ def describe(matrix: sp.csr_array) -> Facts:
 def _lengths(lengths: np.ndarray) -> dict[str, object]:
     if not len(lengths):
         return {"mean": 0.0, "std": 0.0, "quantiles": {}}
-    found = np.quantile(lengths, QUANTILES)
+    quantiles = np.quantile(lengths, QUANTILES)
     return {
         "mean": float(lengths.mean()),
         "std": float(lengths.std()),
-        "quantiles": {str(q): float(v) for q, v in zip(QUANTILES, found, strict=True)},
+        "quantiles": {str(q): float(v) for q, v in zip(QUANTILES, quantiles, strict=True)},
     }
 
 
@@ -156,8 +158,8 @@ def _cell(fmt: Format, pattern: Pattern) -> Facts:
     reason = refusal(pattern, count)
     if reason is not None:
         return {**out, "parts": None, "bytes": None, "skipped": reason}
-    made = fmt.convert(pattern)
-    return {**out, "parts": len(made.parts), "bytes": made.nbytes}
+    converted = fmt.convert(pattern)
+    return {**out, "parts": len(converted.parts), "bytes": converted.nbytes}
 
 
 def _defaults(matrix: object) -> dict[str, object]:
@@ -183,8 +185,8 @@ def _draw(path: Path, name: str, pattern: Pattern, chosen: list[Format]) -> None
     else:
         figure = plot_pattern(pattern, name=name)
     try:
-        with whole(path) as made:
-            figure.savefig(made)
+        with whole(path) as unfinished:
+            figure.savefig(unfinished)
     except OSError as error:
         raise Failed(f"{path}: cannot be written: {error.strerror or error}") from error
 

@@ -48,15 +48,17 @@ def function_of(text: str) -> SparseFunc | tirx.PrimFunc:
     file, wanted = _parts(text)
     module = _run("OP|FILE", file)
     kinds = (SparseFunc, tirx.PrimFunc)
-    found = {name: value for name, value in vars(module).items() if isinstance(value, kinds)}
-    if not found:
+    candidates = {name: value for name, value in vars(module).items() if isinstance(value, kinds)}
+    if not candidates:
         raise UsageError(f"argument OP|FILE: {file} holds no @T.prim_func at its top level")
-    if not wanted and len(found) > 1:
-        one = f"{file}:{next(iter(found))}"
-        raise UsageError(f"argument OP|FILE: {file} holds {', '.join(found)}: name one, as {one}")
-    func = found.get(wanted or next(iter(found)))
+    if not wanted and len(candidates) > 1:
+        one = f"{file}:{next(iter(candidates))}"
+        raise UsageError(
+            f"argument OP|FILE: {file} holds {', '.join(candidates)}: name one, as {one}"
+        )
+    func = candidates.get(wanted or next(iter(candidates)))
     if func is None:
-        raise UsageError(f"argument OP|FILE: {file} has no {wanted}, but {', '.join(found)}")
+        raise UsageError(f"argument OP|FILE: {file} has no {wanted}, but {', '.join(candidates)}")
     return func
 
 
@@ -88,18 +90,18 @@ def _of_graph(program: SparseFunc, matrix: sp.csr_array) -> Facts:
     else:
         raise UsageError("argument --graph: the program has no sparse_variable axis under rows")
     m, n = matrix.shape
-    found = {
+    values = {
         axis.indptr.name: matrix.indptr.astype(axis.idtype),
         axis.indices.name: matrix.indices.astype(axis.idtype),
     }
     sizes = ((axis.parent.length, m), (axis.length, n), (axis.nnz, matrix.nnz))
-    found |= {size.name: value for size, value in sizes if hasattr(size, "name")}
+    values |= {size.name: value for size, value in sizes if hasattr(size, "name")}
     for buffer in program.buffers:
         names = [a.name for a in buffer.axes or ()]
         if buffer.handle is not None and names == [axis.parent.name, axis.name]:
-            found[buffer.handle.name] = matrix.data.astype(buffer.dtype)
+            values[buffer.handle.name] = matrix.data.astype(buffer.dtype)
             break
-    return {str(name): value for name, value in found.items()}
+    return {str(name): value for name, value in values.items()}
 
 
 def schedule_of(text: str) -> Callable[..., object]:
@@ -107,10 +109,10 @@ def schedule_of(text: str) -> Callable[..., object]:
     file, name = _parts(text)
     if not is_file(text) or not name:
         raise UsageError(f"argument --schedule: expected file.py:function, got {text!r}")
-    found = getattr(_run("--schedule", file), name, None)
-    if not callable(found):
+    schedule = getattr(_run("--schedule", file), name, None)
+    if not callable(schedule):
         raise UsageError(f"argument --schedule: {file} has no function {name}")
-    return found
+    return schedule
 
 
 def _parts(text: str) -> tuple[Path, str]:

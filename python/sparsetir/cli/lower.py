@@ -61,8 +61,8 @@ def add(out: Parser) -> None:
     arguments.add_operator(of_op, "default: cora; see `sparsetir tune --help`")
     arguments.number(of_op, "--threads", 1, "of the CPU (default: all)", most=2**16)
     of_op.add_argument("--config", type=arguments.config, metavar="JSON", help="of a template")
-    given = "the program by a template (default: the plan's)"
-    of_op.add_argument("--template", nargs="?", const="", metavar="NAME", help=given)
+    template_help = "the program by a template (default: the plan's)"
+    of_op.add_argument("--template", nargs="?", const="", metavar="NAME", help=template_help)
     arguments.add_json(out)
 
 
@@ -166,5 +166,5 @@ def _stages_of(
     arguments.refuse({"schedule": schedule}, "a function of stage 2")
     if stage == "1":
         raise UsageError("argument --stage: the function is of stage 2, it has no stage 1")
-    given = {"II": func, "II scheduled": func}
-    return given if stage in ("2", "scheduled") else lower(func, target=target)
+    stages = {"II": func, "II scheduled": func}
+    return stages if stage in ("2", "scheduled") else lower(func, target=target)

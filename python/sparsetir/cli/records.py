@@ -82,12 +82,12 @@ def _chosen(args: argparse.Namespace, records: Records) -> list[Record]:
 def _list(args: argparse.Namespace, records: Records) -> int:
     from sparsetir.records.record import best_of_each, record_to_data
 
-    found = _chosen(args, records)
+    chosen = _chosen(args, records)
     if args.json:
-        data = [record_to_data(record) for record in found]
+        data = [record_to_data(record) for record in chosen]
         arguments.print_json({"path": str(records.path), "records": data})
         return 0
-    best = best_of_each(record for record in found if record.is_current)
+    best = best_of_each(record for record in chosen if record.is_current)
     rows = [
         ["op", "graph", "feat", "dtype", "reduce", "threads", "time", "x default", "trials", "date"]
     ]
@@ -106,9 +106,9 @@ def _list(args: argparse.Namespace, records: Records) -> int:
         print(line)
         if config:
             print(fitted(f"    {config}", 6))
-    others = sum(not record.is_current for record in found)
+    others = sum(not record.is_current for record in chosen)
     unused = f", {others} of other versions, which no plan takes" if others else ""
-    print(f"{many(len(best), 'problem')}, {many(len(found), 'record')} in {records.path}{unused}")
+    print(f"{many(len(best), 'problem')}, {many(len(chosen), 'record')} in {records.path}{unused}")
     return 0
 
 

@@ -80,42 +80,42 @@ def add(out: Parser) -> None:
     graph = "see below; for a function, of its first sparse axis"
     arguments.add_operator(group, graph, nargs="+", metavar="N")
     number(group, "--heads", 1, "how many matrices share the pattern")
-    given = "of rgms and attention: features of X, of queries and keys (default: as --feat)"
-    number(group, "--feat-in", 1, given, metavar="N")
-    given = "of messages: features of each edge, 1 or as --feat (default: values of the graph)"
-    number(group, "--edge-feat", 1, given, metavar="N")
-    given = "of rgms: all values are one"
+    help_text = "of rgms and attention: features of X, of queries and keys (default: as --feat)"
+    number(group, "--feat-in", 1, help_text, metavar="N")
+    help_text = "of messages: features of each edge, 1 or as --feat (default: values of the graph)"
+    number(group, "--edge-feat", 1, help_text, metavar="N")
+    help_text = "of rgms: all values are one"
     how: dict[str, Any] = {"dest": "weighted", "action": "store_const", "const": False}
-    group.add_argument("--unweighted", help=given, **how)
+    group.add_argument("--unweighted", help=help_text, **how)
     group = out.add_argument_group("of a function in a file")
-    given = "of a parameter; once for each"
-    group.add_argument("--arg", action="append", metavar="NAME=VALUE", help=given)
+    help_text = "of a parameter; once for each"
+    group.add_argument("--arg", action="append", metavar="NAME=VALUE", help=help_text)
     group.add_argument("--schedule", metavar="FILE:NAME", help="function (sch, config) in a file")
-    given = "lists of choices by name"
-    group.add_argument("--space", type=arguments.mapping, metavar="JSON", help=given)
+    help_text = "lists of choices by name"
+    group.add_argument("--space", type=arguments.mapping, metavar="JSON", help=help_text)
     arguments.add_target(out)
     number(out, "--threads", 1, "of the CPU (default: all)", most=2**16)
     group = out.add_argument_group("search")
     number(group, "--trials", 1, "configs to measure", default=64)
     number(group, "--seconds", 0.001, "stop after this time", float, MOST_SECONDS)
-    given = "auto: exhaustive where there are no more configs than trials, else tpe"
+    help_text = "auto: exhaustive where there are no more configs than trials, else tpe"
     samplers = ("auto", "tpe", "random", "exhaustive")
-    group.add_argument("--sampler", choices=samplers, default="auto", help=given)
+    group.add_argument("--sampler", choices=samplers, default="auto", help=help_text)
     number(group, "--seed", 0, "of the sampler", default=0)
     number(group, "--workers", 1, "that measure side by side", default=1)
-    given = "do not begin with configs of similar graphs"
-    group.add_argument("--no-transfer", dest="transfer", action="store_false", help=given)
+    help_text = "do not begin with configs of similar graphs"
+    group.add_argument("--no-transfer", dest="transfer", action="store_false", help=help_text)
     group = out.add_argument_group("measuring")
     limit: dict[str, Any] = {"default": 60.0, "metavar": "SECONDS"}
     number(group, "--time-limit", 0.001, "of each config", float, MOST_SECONDS, **limit)
-    given = "of each config, such as 4G"
-    group.add_argument("--memory-limit", type=arguments.size, metavar="SIZE", help=given)
-    given = "a device, by TVM's RPC tracker"
-    group.add_argument("--remote", type=_remote, metavar="HOST:PORT:KEY", help=given)
+    help_text = "of each config, such as 4G"
+    group.add_argument("--memory-limit", type=arguments.size, metavar="SIZE", help=help_text)
+    help_text = "a device, by TVM's RPC tracker"
+    group.add_argument("--remote", type=_remote, metavar="HOST:PORT:KEY", help=help_text)
     group = out.add_argument_group("results")
     group.add_argument("--records", metavar="PATH", help='where they are kept; "" keeps none')
-    given = "database for the trials of many machines, as postgresql+psycopg://user@host/name"
-    group.add_argument("--storage", metavar="URL", help=given)
+    help_text = "database for the trials of many machines, as postgresql+psycopg://user@host/name"
+    group.add_argument("--storage", metavar="URL", help=help_text)
     report = group.add_mutually_exclusive_group()
     report.add_argument("--report", type=Path, metavar="PATH", help="HTML file, or a folder")
     report.add_argument("--no-report", action="store_true", help="write no HTML file")
@@ -141,12 +141,12 @@ def run(args: argparse.Namespace) -> int:
     searches = _of_program(args) if is_program else _of_operator(args)
     where = None if args.records == "" else Records(args.records).path
     runs, codes = list[dict[str, object]](), [0]
-    for title, given, options, report in searches:
+    for title, call, options, report in searches:
         if runs and not args.json:
             print()
-        tuned = tune(*given, **options, progress=Bar(title, args.seconds))
-        found, code = _tell(args, tuned, options.get("graph", ""), where, report)
-        runs.append(found)
+        tuned = tune(*call, **options, progress=Bar(title, args.seconds))
+        facts, code = _tell(args, tuned, options.get("graph", ""), where, report)
+        runs.append(facts)
         codes.append(code)
         if tuned.interrupted:
             break
@@ -170,17 +170,17 @@ def _of_program(args: argparse.Namespace) -> Iterator[Wanted]:
     schedule = None if args.schedule is None else schedule_of(args.schedule)
     if is_expression(args.op):
         others |= {"graph": args.graph, "arg": args.arg, "dtype": None}
-        program, given, name = program_of(args, args.op, others)
+        program, values, name = program_of(args, args.op, others)
     else:
         arguments.refuse(others, "a function in a file")
         name, graph = (None, None) if args.graph is None else arguments.graph(args.graph)
-        given = arguments.named_values(args.arg or [])
+        values = arguments.named_values(args.arg or [])
         program = function_of(args.op)
         if isinstance(program, SparseFunc):
-            given = arguments_of(program, given, graph)
+            values = arguments_of(program, values, graph)
     path = report_path(args.report, program.name if name is None else f"{program.name}-{name}")
     options = {**taken, "schedule": schedule} | ({} if name is None else {"graph": name})
-    yield Wanted(program.name, (program, given), options, path)
+    yield Wanted(program.name, (program, values), options, path)
 
 
 def _of_operator(args: argparse.Namespace) -> Iterator[Wanted]:
@@ -247,17 +247,17 @@ def _check_device(args: argparse.Namespace) -> None:
     raise Failed(f"argument --target: there is no {kind} device here{why}; see --remote")
 
 
-def report_path(given: Path | None, what: str, feat: int | None = None) -> Path:
-    """Where the report of a search goes.
+def report_path(option: Path | None, what: str, feat: int | None = None) -> Path:
+    """The path of a search's report.
 
     given : a file, which is replaced, with the number of features in its name where it is one of
         several; or a folder; None for the current one
     what : for the name of a file in a folder; none that there is is replaced: the next free number
         is put behind it
     """
-    if given is not None and not given.is_dir():
-        return given if feat is None else given.with_stem(f"{given.stem}-{feat}")
-    stem, folder = f"sparsetir-tune-{re.sub(r'[^A-Za-z0-9_.]+', '-', what)}", given or Path()
+    if option is not None and not option.is_dir():
+        return option if feat is None else option.with_stem(f"{option.stem}-{feat}")
+    stem, folder = f"sparsetir-tune-{re.sub(r'[^A-Za-z0-9_.]+', '-', what)}", option or Path()
     paths = (folder / f"{stem}{f'-{n}' if n > 1 else ''}.html" for n in count(1))
     return next(path for path in paths if not path.exists())
 
@@ -293,7 +293,7 @@ def _report(tuned: Search, path: Path, name: str) -> str | None:
 
 
 def _data(tuned: Search) -> dict[str, object]:
-    """For JSON."""
+    """The result of a search as data for JSON."""
     from sparsetir.schedules.search.configs import to_data
     from sparsetir.tuning.report import ranked
 

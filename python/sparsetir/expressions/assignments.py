@@ -158,7 +158,7 @@ def _factors(tree: Tree) -> list[Tree]:
 
 
 def domain(tree: Tree, sparse: Callable[[Access], bool]) -> Domain:
-    """Where a tree may be nonzero: where all accesses of any of these sets store an element.
+    """The places where a tree may be nonzero: all accesses of any of these sets store an element.
 
     The empty set stands for everywhere.
     """

@@ -61,7 +61,7 @@ class Graph:
 
         Raises ValueError for a region that has not run.
         """
-        programs = [found.program for found in self.found]
+        programs = [region.program for region in self.found]
         # Regions with equal programs run in the order of their numbers.
         before = programs[:number].count(programs[number])
         same = [call for call in self.calls or () if call.program == programs[number]]

@@ -63,8 +63,8 @@ class Call:
     def _with(self, make: Callable[[tuple[int, ...]], np.ndarray]) -> dict[str, Any]:
         """All arguments, in order; make : makes a float32 array of a shape."""
         arrays = {name: make(shape) for name, shape in self.shapes.items()}
-        given = {n: x.numpy() if isinstance(x, Tensor) else int(x) for n, x in self.known.items()}
-        return {name: {**given, **arrays}[name] for name in self.names}
+        known = {n: x.numpy() if isinstance(x, Tensor) else int(x) for n, x in self.known.items()}
+        return {name: {**known, **arrays}[name] for name in self.names}
 
 
 def may_be_recorded() -> bool:

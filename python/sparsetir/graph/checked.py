@@ -94,7 +94,7 @@ class Checked:
 
 
 def _difference(expected: Tensor, ours: Tensor) -> str:
-    """How a result differs beyond rounding, as text; "" if it does not."""
+    """The difference of a result beyond rounding, as text; "" for none."""
     if expected.shape != ours.shape or expected.dtype != ours.dtype:
         a, b = (f"{x.dtype} {tuple(x.shape)}" for x in (expected, ours))
         return f"expected {a}, got {b}"

@@ -141,9 +141,11 @@ def _graph_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
 
 def _line_of(error: Exception) -> str:
     """The line of a model, or of a library of layers, that torch cannot trace."""
-    own = Path(torch.__file__).parent
+    torch_ = Path(torch.__file__).parent
     frames = traceback.extract_tb(error.__traceback__)
-    models = [f for f in frames if own not in Path(f.filename).parents and f.filename != __file__]
+    models = [
+        f for f in frames if torch_ not in Path(f.filename).parents and f.filename != __file__
+    ]
     last = models[-1] if models else frames[-1]
     return f"'{last.line}' ({last.filename}, line {last.lineno})"
 

@@ -156,5 +156,5 @@ def places_between(of: Tensor | None, rows: Tensor) -> Tensor | None:
 
 
 def _kept(key: str, make: Callable[[], T], *owners: Tensor) -> T:
-    found = kept.find(key, *owners)
-    return kept.remember(key, make, *owners) if found is None else found
+    entry = kept.find(key, *owners)
+    return kept.remember(key, make, *owners) if entry is None else entry

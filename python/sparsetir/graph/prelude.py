@@ -54,16 +54,16 @@ class Part:
             results = kept.remember(key, lambda: self._made(arguments), *edges)
         return results
 
-    def _made(self, given: list[Any]) -> list[Any]:
+    def _made(self, inputs: list[Any]) -> list[Any]:
         self.runs += 1
-        memory = {x.untyped_storage()._cdata for x in given if isinstance(x, Tensor)}
+        memory = {x.untyped_storage()._cdata for x in inputs if isinstance(x, Tensor)}
 
         def kept(x: Any) -> Any:
             # A new tensor is not copied: the main graph reads it with these strides.
             is_new = isinstance(x, Tensor) and x.untyped_storage()._cdata not in memory
             return private(x, is_new) if isinstance(x, Tensor) else x
 
-        return [kept(x) for x in self._module.forward(*given)]
+        return [kept(x) for x in self._module.forward(*inputs)]
 
 
 class Prelude:

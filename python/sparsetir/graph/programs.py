@@ -40,7 +40,7 @@ STEPS = {"sum": ("T.float32(0)", "{0} + {1}")} | {
 
 @dataclass(frozen=True)
 class Operand:
-    """How a tensor is read at an edge.
+    """A tensor as it is read at an edge.
 
     at : "row", the node at which the region reduces; "other", a node by another index; "edge"; or
         "all", the same for all edges
@@ -57,7 +57,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Program:
-    """What a kernel is compiled for.
+    """A region's expression and what becomes of it: all that its kernel depends on.
 
     expression : of an edge, in stage I, with {n} for what is read of operand n
     operands : by number
@@ -118,7 +118,7 @@ class Program:
         if self.reduce or self.summed:
             lines = reduced(self.reduce or "sum", out, term)
         over, names, kinds = self._iteration([f"k{n}" for n in range(count)], fused)
-        body += [_buffer(*found) for found in matched] + [_visit(over, kinds, NAME, names)]
+        body += [_buffer(*buffer) for buffer in matched] + [_visit(over, kinds, NAME, names)]
         return _function(NAME, ["out", *arrays], sizes, body, lines)
 
     def sizes(self, shapes: Sequence[Sequence[Any]], result: Sequence[Any]) -> dict[str, Any]:
@@ -126,12 +126,12 @@ class Program:
 
         shapes, result : of the operands and of the result
         """
-        found = dict(_loops(result[1:], self.result))
+        lengths = dict(_loops(result[1:], self.result))
         for shape, operand in zip(shapes, self.operands, strict=True):
-            found |= _loops(shape[operand.at != "all" :], operand.axes)
+            lengths |= _loops(shape[operand.at != "all" :], operand.axes)
             if operand.at == "other":
-                found[f"n{operand.number}"] = shape[0]
-        return found
+                lengths[f"n{operand.number}"] = shape[0]
+        return lengths
 
     def _place(self, n: int, operand: Operand, permuted: bool) -> tuple[list[str], list[str]]:
         """The axes of an operand, and where it is read."""
@@ -172,7 +172,7 @@ class Program:
         return ""
 
     def kernel(self, aligned: tuple[bool, ...], config: Config | None = None) -> Kernel:
-        """Of :meth:`text`, compiled when it is first wanted; trusts its index arrays.
+        """The kernel of :meth:`text`, compiled when it is first wanted; trusts its index arrays.
 
         config : choices that a search found, by default those of the default schedule
         """

@@ -216,9 +216,9 @@ def reduction_of(node: fx.Node, named: bool = True) -> Reduction | None:
             return None
     else:
         return None
-    found = index_of(index)
+    rows = index_of(index)
     sizes, of_values = shape_of(node), shape_of(values)
-    if found is None or not is_float(values) or not is_float(node) or len(sizes) != len(of_values):
+    if rows is None or not is_float(values) or not is_float(node) or len(sizes) != len(of_values):
         return None
     # What is scattered may be only some of the values, and what is put may be one for all.
     indexed = shape_of(index)
@@ -228,7 +228,7 @@ def reduction_of(node: fx.Node, named: bool = True) -> Reduction | None:
         return None
     if any(not same(a, b) for a, b in zip(sizes[1:], of_values[1:], strict=True)):
         return None
-    return Reduction(None if is_zero(base) else base, found, values, reduce)
+    return Reduction(None if is_zero(base) else base, rows, values, reduce)
 
 
 def is_reduction(node: fx.Node) -> bool:
@@ -239,7 +239,7 @@ def is_reduction(node: fx.Node) -> bool:
 
 
 def width_of(node: fx.Node) -> int:
-    """How many features an edge has."""
+    """The number of features of an edge."""
     return _width(shape_of(node))
 
 
@@ -389,17 +389,17 @@ class _Finder:
             self.graph.eliminate_dead_code()
 
     def _take_factors_out(self, nodes: list[fx.Node]) -> None:
-        """Where that makes two sums one, or one of fewer features."""
+        """Take factors out of sums where that makes two sums one, or one of fewer features."""
         groups: dict[tuple[fx.Node, str, str], list[fx.Node]] = {}
         place = {node: n for n, node in enumerate(self.graph.nodes)}
         for node in nodes:
             values, at = self._summed(node)
             at = {rows: count for rows, count in at.items() if place[rows] < place[node]}
             for rows, count in at.items():
-                found = split(values, rows, count)
-                if found.terms and len(found.factors) + len(found.divisors):
-                    groups.setdefault((rows, str(count), found.key), []).append(node)
-                    narrower = WIDER * _width(found.shape) <= width_of(values)
+                parts = split(values, rows, count)
+                if parts.terms and len(parts.factors) + len(parts.divisors):
+                    groups.setdefault((rows, str(count), parts.key), []).append(node)
+                    narrower = WIDER * _width(parts.shape) <= width_of(values)
                     if len(at) == 1 and narrower:
                         self._apart[node] = rows, count
         for (rows, _, _), equal in groups.items():
@@ -441,8 +441,8 @@ class _Finder:
         count: Size,
         shape: tuple[Size, ...],
     ) -> fx.Node | None:
-        made = self._made(node, values, rows, reduce, count=count)
-        return None if made is None else self._region(node, *made, shape, count)
+        region = self._made(node, values, rows, reduce, count=count)
+        return None if region is None else self._region(node, *region, shape, count)
 
     def _factored(self, node: fx.Node, values: fx.Node) -> fx.Node | None:
         """Sums at nodes with what is the same for all edges of a node taken out of them."""
@@ -453,16 +453,16 @@ class _Finder:
         def call(target: Any, args: Any, shape: tuple[Size, ...]) -> fx.Node:
             return self._call(target, args, node.meta["val"].new_empty(shape), node)
 
-        found = split(values, rows, count)
-        key = rows, str(count), found.key
+        parts = split(values, rows, count)
+        key = rows, str(count), parts.key
         sums = self._sums.get(key)
         if sums is None:
-            terms, shape = product(found.terms, call), (count, *found.shape[1:])
+            terms, shape = product(parts.terms, call), (count, *parts.shape[1:])
             sums = self._reduced(node, terms, rows, "sum", count, shape)
             if sums is None:
                 return None
             self._sums[key] = sums
-        out = scaled(sums, found, call)
+        out = scaled(sums, parts, call)
         return call(cleared, (out, rows), shape_of(out))
 
     def _of_edges(self, node: fx.Node, given: bool = False) -> None:
@@ -474,11 +474,11 @@ class _Finder:
         if not vectors:
             return  # torch computes it
         rows = self._chosen(vectors)
-        made = self._made(node, values, rows, reduce=None, summed=summed)
-        if made is None:
+        region = self._made(node, values, rows, reduce=None, summed=summed)
+        if region is None:
             self.stored.pop(node, None)
             return
-        program, tensors, indices = made
+        program, tensors, indices = region
         m = self._rows_of(rows, program, tensors)
         if m is None:
             return
@@ -498,11 +498,11 @@ class _Finder:
             out = self._factored(node, values)
             if out is None:
                 rows = self._chosen(vectors)
-                made = self._made(node, values, rows, reduce="sum")
-                m = None if made is None else self._rows_of(rows, *made[:2])
-                if made is None or m is None:
+                region = self._made(node, values, rows, reduce="sum")
+                m = None if region is None else self._rows_of(rows, *region[:2])
+                if region is None or m is None:
                     return
-                out = self._region(node, *made, (m, *shape_of(values)[1:]), m)
+                out = self._region(node, *region, (m, *shape_of(values)[1:]), m)
             total = self._call(node.target, (out, *node.args[1:]), node.meta["val"], node)
             total.kwargs = node.kwargs
         node.replace_all_uses_with(total)
@@ -531,11 +531,11 @@ class _Finder:
                 user.replace_input_with(node, back)
 
     def _chosen(self, vectors: list[fx.Node]) -> fx.Node:
-        """Of indices one to sort edges by, at which something is reduced."""
+        """The one of the indices to sort edges by, at which something is reduced."""
         return next((v for v in self.rows if v in vectors), vectors[0])
 
     def _rows_of(self, rows: fx.Node, program: Program, tensors: list[fx.Node]) -> Size | None:
-        """How many nodes there are by the index of rows."""
+        """The number of nodes, by the index of rows."""
         for tensor, operand in zip(tensors, program.operands, strict=True):
             if operand.at == "row":
                 self._counts[rows] = shape_of(tensor)[0]
@@ -555,12 +555,12 @@ class _Finder:
         except Stored as why:
             self._why[node.name] = f"reads {why.args[0]}, which is not of float32"
             return None
-        made = expression.finished(text)
-        if node in made.tensors:
+        final = expression.finished(text)
+        if node in final.tensors:
             return None  # of an operator that is not known
         sizes = [s for s, a in zip(shape_of(values)[1:], axes, strict=True) if a is not None]
         loops = len(sizes)
-        read = {a for operand in made.operands for a in operand.axes}
+        read = {a for operand in final.operands for a in operand.axes}
         kept, lost = kept_axes(axes, summed, 0 if reduce else len(shape_of(node)))
         if any(a not in read for a in range(loops - lost, loops)):
             return None
@@ -569,13 +569,13 @@ class _Finder:
         whole = short or isinstance(last, int) and last % LANES == 0
         known = tuple(s if whole and isinstance(s, int) else None for s in sizes)
         program = Program(
-            made.text, made.operands, tuple(kept), known, made.others, reduce, lost, short
+            final.text, final.operands, tuple(kept), known, final.others, reduce, lost, short
         )
         refusal = program.refusal()
         if refusal:
             self._why[node.name] = refusal
             return None
-        return program, made.tensors, made.indices
+        return program, final.tensors, final.indices
 
     def _region(
         self, node: fx.Node, program: Program, tensors: list[fx.Node], indices: list[fx.Node],
@@ -586,9 +586,9 @@ class _Finder:
         args = (number_of(program), tensors, indices, sizes, self._size(m, node), given)
         text = ", ".join(map(str, shape))
         self.found.append(Found(node.name, program, f"({text})"))
-        made = self._call(region, args, value.new_empty(shape), node)
-        made.meta[FOUND] = self.found[-1]
-        return made
+        call = self._call(region, args, value.new_empty(shape), node)
+        call.meta[FOUND] = self.found[-1]
+        return call
 
     def _call(self, target: Any, args: Any, value: Any, like: fx.Node) -> fx.Node:
         """A new node, in the part of the graph, forward or backward, where another one is."""
@@ -618,7 +618,7 @@ class _Finder:
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Who reads a node, through views."""
+    """The nodes that read a node, through views."""
     for user in node.users:
         if user.op == "call_function" and user.target in VIEWS | SAME:
             yield from _readers(user)

@@ -154,7 +154,7 @@ class _Entry:
         self.size = 2 * size if size <= SMALL else self.measured()
 
     def measured(self) -> int:
-        """Its current bytes, including copies and objects attached to tensors."""
+        """The cache's current bytes, including copies and objects attached to tensors."""
         return measured((self.made, self.copies), handed_out)
 
 

@@ -1,4 +1,4 @@
-"""Runs the kernels of messages, softmax and attention on torch tensors, without gradients.
+"""Calls of the kernels of messages, softmax and attention on torch tensors, without gradients.
 
 Features are (nodes or nnz, heads, feat) here, where heads and feat may be 1 to be the same for all;
 values of edges come and go in the caller's order of a structure.
@@ -176,7 +176,7 @@ def _run(
 
 
 class _Arrays:
-    """What kernels take of a structure, made when it is first wanted."""
+    """The arrays of a structure that kernels take, made when they are first wanted."""
 
     @lasting
     def __init__(self, structure: Structure) -> None:
@@ -211,13 +211,13 @@ def _arrays_of(structure: Structure) -> _Arrays:
 
 def features_of(*operands: Tensor | None) -> tuple[Tensor, tuple[int, int]]:
     """An operand, and (heads, feat) of all together."""
-    given = [x for x in operands if x is not None]
-    heads, feat = broadcast(*(x.shape[1:] for x in given))
-    return given[0], (heads, feat)
+    present = [x for x in operands if x is not None]
+    heads, feat = broadcast(*(x.shape[1:] for x in present))
+    return present[0], (heads, feat)
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """What shapes of as many dimensions are together; RuntimeError where they do not fit.
+    """The broadcast shape of shapes of as many dimensions; RuntimeError where they do not fit.
 
     torch.broadcast_shapes takes a third of the time of a small message.
     """

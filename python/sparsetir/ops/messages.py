@@ -95,10 +95,10 @@ def gspmm(
     if e3 is None or (kind == "mul" and e3.shape[1:].numel() == 1):
         assert u3 is not None
         values = None if e3 is None else e3.reshape(-1)
-        found = products.spmm(operand._replace(values=values), u3.flatten(1), reduce)
+        out = products.spmm(operand._replace(values=values), u3.flatten(1), reduce)
     else:
-        found = _reduced(operand, u3, e3, kind, reduce)
-    return found.reshape(operand.m, *shapes.out)
+        out = _reduced(operand, u3, e3, kind, reduce)
+    return out.reshape(operand.m, *shapes.out)
 
 
 def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tensor:
@@ -127,8 +127,8 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
     operand = _segments(rowptr, values.shape[0])
     _check_like("segment_reduce", operand, values=(values, values.shape[0], "elements"))
     shapes = _merged("segment_reduce", "values", values, "values", None)
-    found = _reduced(operand, None, shapes.grouped(values, 0), "copy_e", reduce)
-    return found.reshape(operand.m, *shapes.out)
+    out = _reduced(operand, None, shapes.grouped(values, 0), "copy_e", reduce)
+    return out.reshape(operand.m, *shapes.out)
 
 
 def gsddmm(
@@ -190,8 +190,8 @@ def gsddmm(
     shapes = _merged("gsddmm", "lhs", lhs, "rhs", rhs)
     sides3 = shapes.grouped(lhs, 0), shapes.grouped(rhs, 1)
     pattern, targets = (operand.rowptr, operand.col), (lhs_target, rhs_target)
-    found = messages_library.gsddmm(*pattern, *sides3, operand.n, op, *targets)
-    return found.reshape(found.shape[0], *shapes.out)
+    out = messages_library.gsddmm(*pattern, *sides3, operand.n, op, *targets)
+    return out.reshape(out.shape[0], *shapes.out)
 
 
 def sparse_softmax(A: object, values: Tensor | None = None) -> Tensor:
@@ -285,8 +285,8 @@ def attention(A: object, q: Tensor, k: Tensor, v: Tensor, scale: float | None = 
     Scores are never stored for the backward pass, which makes them again. (SparseTIR, section
     4.3.1.)
     """
-    given = {"q": q, "k": k, "v": v}
-    for name, x in given.items():
+    named = {"q": q, "k": k, "v": v}
+    for name, x in named.items():
         _given("attention", name, x, "attention")
         if x.dim() not in (2, 3) or x.shape[1:-1] != q.shape[1:-1]:
             raise ValueError(
@@ -306,17 +306,17 @@ def attention(A: object, q: Tensor, k: Tensor, v: Tensor, scale: float | None = 
     scale = scale_of("attention", scale, q.shape[-1])
     if q.dim() == 2:
         q, k, v = (x.unsqueeze(1) for x in (q, k, v))
-    found = messages_library.edge_attention(operand.rowptr, operand.col, q, k, v, scale)
-    return found if given["q"].dim() == 3 else found.squeeze(1)
+    out = messages_library.edge_attention(operand.rowptr, operand.col, q, k, v, scale)
+    return out if named["q"].dim() == 3 else out.squeeze(1)
 
 
-def _either(who: str, name: str, given: T | None, other: str, value: T | None) -> T | None:
+def _either(who: str, name: str, first: T | None, other: str, value: T | None) -> T | None:
     """An argument that has two names."""
-    if given is not None and value is not None:
+    if first is not None and value is not None:
         raise TypeError(
             f"{who}: argument '{other}': expected none beside '{name}', which is the same"
         )
-    return given if value is None else value
+    return first if value is None else value
 
 
 # -- calls of operators ---------------------------------------------------------------------------
@@ -345,10 +345,10 @@ def _dot(operand: Operand, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target
     # Heads are merged by themselves, as the last dimension is summed over.
     heads = _merged("gsddmm", "lhs", lhs, "rhs", rhs, most=1, keep=1)
     left, right = heads.grouped(lhs, 0, keep=1), heads.grouped(rhs, 1, keep=1)
-    found = messages_library.gsddmm(
+    out = messages_library.gsddmm(
         operand.rowptr, operand.col, left, right, operand.n, "dot", lhs_target, rhs_target
     )
-    return found.reshape(found.shape[0], *heads.out, 1)
+    return out.reshape(out.shape[0], *heads.out, 1)
 
 
 def _softmax(operand: Operand, x: Tensor) -> Tensor:
@@ -388,10 +388,10 @@ def _given(who: str, name: str, x: object, what: str) -> Tensor:
     return x
 
 
-def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, int, str]) -> None:
+def _check_like(who: str, operand: Operand, **operands: tuple[Tensor | None, int, str]) -> None:
     """Raise unless operands fit the pattern and each other; (tensor, rows, what rows are)."""
     first = None
-    for name, (x, rows, what) in given.items():
+    for name, (x, rows, what) in operands.items():
         if x is not None:
             check_tensor(who, name, x, first)
             said = f"for the {what} of the sparse matrix"
@@ -440,8 +440,8 @@ def _turned(operand: Operand) -> Operand:
     def turned(_: Structure) -> SeenPattern:
         return lasting(SeenPattern.of_edges)("edge_softmax", private(make(), is_new=True), n, m)
 
-    found = structure_of(rowptr, col, n).derived("turned", turned)
-    return Operand(found.rowptr, found.col, n, m)
+    by_source = structure_of(rowptr, col, n).derived("turned", turned)
+    return Operand(by_source.rowptr, by_source.col, n, m)
 
 
 def _segments(rowptr: Tensor, nnz: int) -> Operand:
@@ -454,8 +454,8 @@ def _segments(rowptr: Tensor, nnz: int) -> Operand:
         zeros = torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
         return SeenPattern.of_csr("segment_reduce", rowptr, private(zeros, is_new=True), 1)
 
-    found = kept.get(("segments", nnz), make, rowptr)
-    return Operand(found.rowptr, found.col, m, 1)
+    pattern = kept.get(("segments", nnz), make, rowptr)
+    return Operand(pattern.rowptr, pattern.col, m, 1)
 
 
 def _shape_by(
@@ -473,7 +473,7 @@ def _shape_by(
 
 
 class Merged(NamedTuple):
-    """How feature dimensions of operands are joined.
+    """Feature dimensions of operands, joined for a kernel.
 
     out : the feature dimensions of the result, as broadcast by torch
     groups : of each operand, the sizes of the joined dimensions; 1 where it is the same for all

@@ -63,18 +63,18 @@ class Gspmm(Operation[Tensor]):
         def for_u() -> Tensor:
             assert u is not None
             back, by = (op, e) if with_e else ("copy_u", None)
-            found = gspmm(rowptr, col, grad, by, n, back, "sum", not self.transposed)
-            return _summed_to(found, u)
+            out = gspmm(rowptr, col, grad, by, n, back, "sum", not self.transposed)
+            return _summed_to(out, u)
 
         def for_e() -> Tensor:
             assert e is not None
             if not with_e:
-                found = _summed_to(grad, e)
-                found = gsddmm(rowptr, col, found, None, n, "copy_lhs", target, "e")
-                return -found if op == "sub" else found
+                out = _summed_to(grad, e)
+                out = gsddmm(rowptr, col, out, None, n, "copy_lhs", target, "e")
+                return -out if op == "sub" else out
             step = "dot" if e.shape[2] == 1 and grad.shape[2] != 1 else "mul"
-            found = _summed_to(gsddmm(rowptr, col, u, grad, n, step, source, target), e)
-            return -found / (e * e) if op == "div" else found
+            out = _summed_to(gsddmm(rowptr, col, u, grad, n, step, source, target), e)
+            return -out / (e * e) if op == "div" else out
 
         return {"u": for_u, "e": for_e}
 
@@ -180,8 +180,8 @@ class Gsddmm(Operation[Tensor]):
             assert rhs is not None
             if op not in ("mul", "div", "dot"):
                 return self._collected(-grad if op == "sub" else grad, rhs, self.rhs_target)
-            found = self._collected(grad, rhs, self.rhs_target, lhs, self.lhs_target)
-            return -found / (rhs * rhs) if op == "div" else found
+            out = self._collected(grad, rhs, self.rhs_target, lhs, self.lhs_target)
+            return -out / (rhs * rhs) if op == "div" else out
 
         return {"lhs": for_lhs, "rhs": for_rhs}
 
@@ -197,8 +197,8 @@ class Gsddmm(Operation[Tensor]):
         assert operand is not None
         rowptr, col, n = self.rowptr, self.col, self.n
         if target != "e" and other is not None and other_target not in ("e", target):
-            found = gspmm(rowptr, col, other, grad, n, "mul", "sum", target == "u")
-            return _summed_to(found, operand).expand_as(operand)
+            sums = gspmm(rowptr, col, other, grad, n, "mul", "sum", target == "u")
+            return _summed_to(sums, operand).expand_as(operand)
         if other is not None and other_target == "e":
             grad = grad * other
         elif other is not None:
@@ -260,7 +260,7 @@ class SegmentSoftmaxBackward(Operation[Tensor]):
         rowptr, col, y, g, n = self.rowptr, self.col, self.y, self.grad, self.n
 
         def row_sums(x: Tensor) -> Tensor:
-            """Of each element's row, (batch, nnz, heads)."""
+            """Sums over each element's row, (batch, nnz, heads)."""
             sums = gspmm(rowptr, col, None, x.transpose(0, 1), n, "copy_e", "sum", False)
             return gsddmm(rowptr, col, sums, None, n, "copy_lhs", "v", "e").transpose(0, 1)
 
@@ -299,7 +299,7 @@ class EdgeAttention(Operation[Tensor]):
 def attention_gradients(
     rowptr: Tensor, col: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, scale: float
 ) -> Gradients:
-    """What computes those of attention for q, k and v; differentiable."""
+    """Functions that compute the gradients of attention for q, k and v; differentiable."""
     n, dtype = k.shape[0], q.dtype
     # Weights are made again rather than kept, from scores that 16 bits would not do for.
     wide = torch.promote_types(dtype, torch.float32)
@@ -310,8 +310,8 @@ def attention_gradients(
     @cache
     def of_scores() -> Tensor:
         of_weights = gsddmm(rowptr, col, v, grad, n, "dot", "u", "v").permute(2, 0, 1)
-        found = segment_softmax_backward(rowptr, col, weights, of_weights, n)
-        return found.permute(1, 2, 0) * scale
+        scores = segment_softmax_backward(rowptr, col, weights, of_weights, n)
+        return scores.permute(1, 2, 0) * scale
 
     def summed(x: Tensor, by_edge: Callable[[], Tensor], back: bool) -> Callable[[], Tensor]:
         return lambda: gspmm(rowptr, col, x, by_edge(), n, "mul", "sum", back).to(dtype)
@@ -358,22 +358,22 @@ def heads_first(x: Tensor, like: Tensor) -> Tensor:
 def gradients_of_product(
     col: Tensor, values: Tensor | None, b: Tensor, place: Tensor, grad: Tensor
 ) -> Gradients:
-    """What computes those of an extremum with respect to values and b, out of torch's own.
+    """Functions that compute an extremum's gradients for values and b, by torch's operators.
 
     place, grad : heads first, as b
     """
     u, e, op = as_messages(values, b)
-    found = gradients_of_messages(col, u, e, nodes_first(place), op, nodes_first(grad))
+    of_messages = gradients_of_messages(col, u, e, nodes_first(place), op, nodes_first(grad))
     return {
-        "values": lambda: heads_first(found["e"](), b)[..., 0],
-        "b": lambda: heads_first(found["u"](), b),
+        "values": lambda: heads_first(of_messages["e"](), b)[..., 0],
+        "b": lambda: heads_first(of_messages["u"](), b),
     }
 
 
 def gradients_of_messages(
     col: Tensor, u: Tensor | None, e: Tensor | None, arg: Tensor, op: str, grad: Tensor
 ) -> Gradients:
-    """What computes those of the greatest or least messages with respect to u and e.
+    """Functions that compute the gradients of the greatest or least messages for u and e.
 
     u, e : (n, heads, feat) and (nnz, heads, feat), whose heads and feat may be 1
     arg : (m, heads, feat) the element whose message each is, -1 without any
@@ -382,12 +382,12 @@ def gradients_of_messages(
     """
     columns = col[0] if col.dim() == 2 else col
     nothing = not columns.shape[0]
-    found, edge = arg >= 0, arg.clamp(min=0)
+    has_edge, edge = arg >= 0, arg.clamp(min=0)
     column = edge if nothing else columns.long()[edge]
     with_both = op in ("mul", "div")
 
     def at(operand: Tensor, place: Tensor) -> Tensor:
-        """Where an operand that is the same for all heads or features has them, (m * .. ,)."""
+        """Places in an operand that is the same for all heads or features, (m * .. ,)."""
         (_, heads, feat), (_, h, k) = operand.shape, place.shape
         place = place * heads
         if heads != 1:
@@ -403,7 +403,7 @@ def gradients_of_messages(
         wide = torch.promote_types(terms.dtype, torch.float32)
         zeros = terms.new_zeros(operand.shape, dtype=wide)
         if not nothing:
-            terms = torch.where(found, terms, 0).to(wide)
+            terms = torch.where(has_edge, terms, 0).to(wide)
             if operand.shape[1:] == place.shape[1:]:
                 zeros = zeros.scatter_add(0, place, terms)
             else:

@@ -169,8 +169,8 @@ def resolve(
         return _of_sparse(who, name, A, values)
     if isinstance(A, Operand):
         _check_operand(who, name, A)
-        own = A.values if values is None else values
-        return _compressed(who, A.rowptr, A.col, A.m, A.n, own)
+        own_values = A.values if values is None else values
+        return _compressed(who, A.rowptr, A.col, A.m, A.n, own_values)
     if isinstance(A, SparseMatrix):
         return _of_matrix(A, values)
     if isinstance(A, Prepared):
@@ -345,20 +345,20 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
         raise wrong(who, name, expected, f"shape {tuple(A.shape)}")
     m, n = A.shape
     if A.layout is torch.sparse_csr:
-        own = _own(A) if values is None else values
-        return _compressed(who, A.crow_indices(), A.col_indices(), m, n, own)
+        own_values = _own(A) if values is None else values
+        return _compressed(who, A.crow_indices(), A.col_indices(), m, n, own_values)
     if A.layout is torch.sparse_coo:
         A = A if A.is_coalesced() else A.coalesce()
-        indices, own = A.indices(), _own(A) if values is None else values
+        indices, own_values = A.indices(), _own(A) if values is None else values
         if not _is_seen(indices):
-            return Operand(_pointers(indices[0], m), indices[1], m, n, own)
+            return Operand(_pointers(indices[0], m), indices[1], m, n, own_values)
 
         def of_indices(indices: Tensor) -> SeenPattern:
             rows, cols = indices
             return SeenPattern.of_csr(who, _pointers(_in_order(who, name, rows), m), cols, n)
 
-        found = kept.get(("coo", m, n), of_indices, indices)
-        return Operand(found.rowptr, found.col, m, n, own)
+        pattern = kept.get(("coo", m, n), of_indices, indices)
+        return Operand(pattern.rowptr, pattern.col, m, n, own_values)
     by_rows = A.layout is torch.sparse_bsr
     outer, inner = (
         (A.crow_indices(), A.col_indices()) if by_rows else (A.ccol_indices(), A.row_indices())
@@ -375,16 +375,16 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
         count = n // width if by_rows else m // height
         kinds = ("crow", "col") if by_rows else ("ccol", "row")
         check_csr(who, outer, inner, count, tuple(f"{name}.{kind}_indices()" for kind in kinds))
-        made = Blocks(outer, inner, block) if by_rows else None
+        by_blocks = Blocks(outer, inner, block) if by_rows else None
         edges = _block_edges(outer, inner, block, by_rows)
-        return SeenPattern.of_edges(who, private(edges, is_new=True), m, n, name, made)
+        return SeenPattern.of_edges(who, private(edges, is_new=True), m, n, name, by_blocks)
 
-    own = blocks.reshape(-1) if values is None else values
+    own_values = blocks.reshape(-1) if values is None else values
     if not _is_seen(outer, inner):
         edges = _block_edges(outer, inner, block, by_rows)
-        return Operand(row_pointers(edges, m, n), edges, m, n, own)
-    found = kept.get(("blocks", block, by_rows, m, n), of_blocks, outer, inner)
-    return Operand(found.rowptr, found.col, m, n, own)
+        return Operand(row_pointers(edges, m, n), edges, m, n, own_values)
+    pattern = kept.get(("blocks", block, by_rows, m, n), of_blocks, outer, inner)
+    return Operand(pattern.rowptr, pattern.col, m, n, own_values)
 
 
 def _in_order(who: str, name: str, rows: Tensor) -> Tensor:

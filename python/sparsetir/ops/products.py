@@ -305,9 +305,9 @@ def operand_like(
 ) -> Operand:
     """A resolved; values from outside torch get the device and dtype of `like`."""
     operand = resolve(A, values, shape, who)
-    own = operand.values
-    if values is None and own is not None and like is not None and _is_of_host(A):
-        operand = operand._replace(values=own.to(like.device, like.dtype))
+    own_values = operand.values
+    if values is None and own_values is not None and like is not None and _is_of_host(A):
+        operand = operand._replace(values=own_values.to(like.device, like.dtype))
     return operand
 
 
@@ -398,9 +398,9 @@ def again(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
         return None
     if seen is None:
         return None
-    (rowptr, col, structure), own = seen
+    (rowptr, col, structure), own_values = seen
     if values is None:
-        values = own
+        values = own_values
     gradient = B.requires_grad
     if values is not None:
         if type(values) not in PLAIN:
@@ -472,7 +472,7 @@ MOST_MET = 256
 
 
 class _Met:
-    """How often the edges in some memory were met, and their version."""
+    """The number of calls with the edges in some memory, and their version."""
 
     __slots__ = ("count", "storage", "version")
 

@@ -108,7 +108,7 @@ class OfRecord(Operation[Tensor]):
         def of(name: str) -> Tensor:
             back = gradient_of(self.record.name, name)
             # The operand that the operator itself does not have is the gradient of its result.
-            operands = [operands_by_name.get(own, grad) for own in back.names]
+            operands = [operands_by_name.get(wanted, grad) for wanted in back.names]
             values = (self.values,) if back.reads_values else ()
             return registered(back.name)(*pattern, *values, *operands)
 

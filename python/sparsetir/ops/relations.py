@@ -256,8 +256,8 @@ def relations_of(
     """
     carried = handed_out(edge_type)
     if carried is not None:
-        own, relations = carried
-        if relations.sizes == (n, m, count) and edge_index.is_set_to(own) and is_private(own):
+        known, relations = carried
+        if relations.sizes == (n, m, count) and edge_index.is_set_to(known) and is_private(known):
             return relations
     key = "relations", n, m, count
     relations_found = kept.find(key, edge_index, edge_type, count=True)

@@ -113,9 +113,9 @@ def _check(
             f"(relations, blocks, rows, columns) with {x.shape[1]} rows in all, as 'x' has "
             f"{x.shape[1]} features, got {tuple(weight.shape)}"
         )
-    for name, given in (("edge_index", edge_index), ("edge_type", edge_type)):
-        if not isinstance(given, Tensor) or given.layout is not torch.strided:
-            got = given.layout if isinstance(given, Tensor) else type(given).__name__
+    for name, tensor in (("edge_index", edge_index), ("edge_type", edge_type)):
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            got = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{WHO}: argument '{name}': expected a dense tensor, got {got}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise wrong(WHO, "edge_index", "shape (2, E)", tuple(edge_index.shape))
@@ -126,9 +126,9 @@ def _check(
                 WHO, "edge_weight", f"shape {tuple(edge_index.shape[1:])}", tuple(edge_weight.shape)
             )
     others = {"weight": weight, "edge_index": edge_index, "edge_weight": edge_weight}
-    for name, given in others.items():
-        if given is not None and given.device != x.device:
-            raise wrong(WHO, name, f"to be on {x.device} as 'x'", given.device)
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != x.device:
+            raise wrong(WHO, name, f"to be on {x.device} as 'x'", tensor.device)
 
 
 def _counts(weight: Tensor) -> tuple[int, int]:
@@ -182,8 +182,8 @@ class Rgms(Operation[Tensor]):
         ends = (grad, x) if back else (x, grad)
 
         def for_weight() -> Tensor:
-            found = rgms_weight(*ends, *graph, by, *_counts(weight), mean)
-            return found.mT if back else found
+            out = rgms_weight(*ends, *graph, by, *_counts(weight), mean)
+            return out.mT if back else out
 
         return {
             "x": lambda: rgms_sum(grad, turned, *graph, by, self.n, self.m, mean, not back),
@@ -197,7 +197,7 @@ rgms_sum = Operator("rgms", Rgms)
 
 @dataclass
 class RgmsWeight(Operation[Tensor]):
-    """For the weights of relations: see :func:`sparsetir.ops.rgms_kernels.of_weights`."""
+    """Gradients for the weights of relations: see :func:`sparsetir.ops.rgms_kernels.of_weights`."""
 
     x: Tensor
     grad: Tensor
@@ -236,7 +236,7 @@ rgms_weight = Operator("rgms_weight", RgmsWeight)
 
 @dataclass
 class RgmsEdge(Operation[Tensor]):
-    """For the weights of edges: see :func:`sparsetir.ops.rgms_kernels.of_edges`."""
+    """Gradients for the weights of edges: see :func:`sparsetir.ops.rgms_kernels.of_edges`."""
 
     x: Tensor
     grad: Tensor
@@ -249,10 +249,10 @@ class RgmsEdge(Operation[Tensor]):
         x, grad, weight = self.x, self.grad, self.weight
         sizes = x.shape[0], grad.shape[0], weight.shape[0]
         relations = relations_of(self.edge_index, self.edge_type, *sizes, WHO)
-        found = rgms_kernels.of_edges(relations, x, weight, grad)
+        out = rgms_kernels.of_edges(relations, x, weight, grad)
         if self.mean:
-            found = found * relations.shares(found.dtype, False)
-        return relations.by_target.restored(found).to(x.dtype)
+            out = out * relations.shares(out.dtype, False)
+        return relations.by_target.restored(out).to(x.dtype)
 
     def fake(self) -> Tensor:
         return self.x.new_empty(self.edge_index.shape[1:])

@@ -1,4 +1,4 @@
-"""Runs the kernels of relational gather-matmul-scatter on torch tensors, without gradients.
+"""Calls of the kernels of relational gather-matmul-scatter on torch tensors, without gradients.
 
 Plans provide the kernels of sums at nodes, which include gradients of features, and on GPUs those
 of gradients for weights. On CPUs this module calls the kernels of gradients for weights itself,

@@ -307,8 +307,8 @@ def _csr(structure: Structure, values: Tensor) -> Csr:
     return Csr(indptr, indices, plain_tensor(values), shape)
 
 
-def _values(found: Csr, dtype: torch.dtype) -> Tensor:
-    return _cast(torch.from_numpy(found.values), dtype)
+def _values(matrix: Csr, dtype: torch.dtype) -> Tensor:
+    return _cast(torch.from_numpy(matrix.values), dtype)
 
 
 def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -222,7 +222,7 @@ class Structure(Deriving):
         if not operator.takes_heads:
             dims = (operator.dims[name] for name in operator.names)
             each = zip(operands, dims, strict=True)
-            operands = [side.arranged(x, 0) if own == "e" else x for x, own in each]
+            operands = [side.arranged(x, 0) if per == "e" else x for x, per in each]
         out = call_plan(run, operands, values)
         return side.restored(out) if operator.dims["out"] == "e" else out
 
@@ -523,9 +523,9 @@ def known_pattern(rowptr: Tensor, col: Tensor, n: int, count: bool = False) -> S
     """
     carried = handed_out(rowptr)
     if carried is not None:
-        own, structure = carried
-        if structure.n == n and col.is_set_to(own) and is_private(col):
-            return SeenPattern(rowptr, own, structure)
+        own_col, structure = carried
+        if structure.n == n and col.is_set_to(own_col) and is_private(col):
+            return SeenPattern(rowptr, own_col, structure)
     if col.dim() == 2:
         return known_edges(col, len(rowptr) - 1, n, count)
     return kept.find(("csr", n), rowptr, col, count=count)

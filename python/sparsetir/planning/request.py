@@ -134,7 +134,7 @@ class Request:
         """Size and type of the kernel's scratch arrays, by parameter."""
         sizes = {"e": self.matrix.nnz, "h": int(self.sizes.get("heads", 1))}
         acc = self.problem.accumulator
-        return {n: (prod(sizes[d] for d in own), acc) for n, own in self.operator.scratch.items()}
+        return {n: (prod(sizes[d] for d in dims), acc) for n, dims in self.operator.scratch.items()}
 
     @property
     def function(self) -> str:
@@ -512,7 +512,7 @@ def matrix_request(
     out_dtype: str | None = None,
 ) -> Request:
     """See :func:`sparsetir.planning.plan.requested`."""
-    given, (op, reduce, ones) = op, _operator(op, reduce)
+    op_name, (op, reduce, ones) = op, _operator(op, reduce)
     operator = OPERATORS[op]
     operand = feat
     feat, dtype, heads = features_of(op, feat, common, operator.vectors)
@@ -524,16 +524,17 @@ def matrix_request(
         raise ValueError(f"plan: argument 'heads': expected None for '{op}', got {heads!r}")
     if operator.reductions == ("sum",) and reduce != "sum":
         raise ValueError(f"plan: argument 'reduce': expected 'sum' for '{op}', got {reduce!r}")
-    message = given != op and op == "spmm" and reduce != "sum"
-    found = adopted_matrix(given, matrix, each_once=message and (reduce == "mean" or not ones))
+    message = op_name != op and op == "spmm" and reduce != "sum"
+    adopted = adopted_matrix(op_name, matrix, each_once=message and (reduce == "mean" or not ones))
     if ones:
-        if not isinstance(found, SparseMatrix):
+        if not isinstance(adopted, SparseMatrix):
             raise ValueError("plan: argument 'op': expected no copy for a matrix without values")
-        values = np.ones(found.nnz, found.dtype)
-        if reduce == "sum" and found is not matrix and found.places is not None:
-            values = found.arrange(np.ones(len(found.places), found.dtype))  # parallel edges count
-        found = found.with_values(values)
-    matrix = found
+        values = np.ones(adopted.nnz, adopted.dtype)
+        if reduce == "sum" and adopted is not matrix and adopted.places is not None:
+            each = np.ones(len(adopted.places), adopted.dtype)
+            values = adopted.arrange(each)  # parallel edges count
+        adopted = adopted.with_values(values)
+    matrix = adopted
     refuse_heads_first(op, operand, 2 if operator.vectors else 3, matrix.shape)
     default = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
     m, n = matrix.shape

@@ -187,8 +187,8 @@ class Plan:
         # Shapes of arrays that the kernel takes in another shape than the caller's.
         numbers = [arguments.get(name) for name in signature.names]
         # Values that are arranged have other names.
-        own = [name for name in self._shapes if name in self._place]
-        taken = {name: signature.expected_shape(self._place[name], numbers) for name in own}
+        ours = [name for name in self._shapes if name in self._place]
+        taken = {name: signature.expected_shape(self._place[name], numbers) for name in ours}
         self._kernel_shapes = {n: tuple(s) for n, s in taken.items() if s != [*self._shapes[n]]}
         self._put({name: value for name, value in arguments.items() if name in self._place})
         # Positions of arrays that are passed to the kernel unchanged.
@@ -205,9 +205,9 @@ class Plan:
         self.repeats: bool = direct and not self._nothing and fixed and self._for_values is None
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
-            own = empty(self._shapes["a"], self._values_dtype)  # a copy, as the pattern is
-            own[...] = values
-            self._put(self._arranged(own))
+            copy = empty(self._shapes["a"], self._values_dtype)  # as the pattern is one
+            copy[...] = values
+            self._put(self._arranged(copy))
         self.convert_seconds: float = time.perf_counter() - start
 
     @property
@@ -270,18 +270,18 @@ class Plan:
             )
         if values is None and self.needs_values:
             raise TypeError(f"{self.op}: argument 'values': expected an array, got None")
-        given = out
+        result = out
         for array in operands:
             if type(array) is not np.ndarray:
                 self._check_memory(operands, values, out)
-                if given is None:
+                if result is None:
                     out = self._new_result(operands[0])
                 break
         else:
-            if given is None:
+            if result is None:
                 out = empty(self._out_shape, self._out_dtype or operands[0].dtype)
             if type(out) is not np.ndarray or not (values is None or type(values) is np.ndarray):
-                self._check_memory(operands, values, given)
+                self._check_memory(operands, values, result)
         args = self._args.copy()
         if not self._direct or (values is not None and self._values_at < 0):
             self._fill(args, operands, values, out)
@@ -302,9 +302,9 @@ class Plan:
         try:
             self._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            self._run_refused(args, operands, values, given, error)
-        if given is not None and type(given) is not np.ndarray:
-            count_writes((given,))
+            self._run_refused(args, operands, values, result, error)
+        if result is not None and type(result) is not np.ndarray:
+            count_writes((result,))
         return out
 
     def _check_memory(self, operands: tuple[object, ...], values: object, out: object) -> None:

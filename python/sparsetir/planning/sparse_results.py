@@ -75,10 +75,10 @@ def product(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = Non
 def inner(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = None) -> Csr:
     """A times the transposed B: inner products of their rows; see :func:`product`."""
     dotted = mask is not None and elements_pay(A, B, mask, by_rows=True)
-    (a, b, given), columns, _ = factors("inner", (A, B), mask, dotted)
-    if given is not None and mask is not None:
+    (a, b, pattern), columns, _ = factors("inner", (A, B), mask, dotted)
+    if pattern is not None and mask is not None:
         how = _by_elements if dotted else product
-        return mask._replace(values=how(a, b, semiring, given).values)
+        return mask._replace(values=how(a, b, semiring, pattern).values)
     result = product(a, b, semiring)
     indices = result.indices if columns is None else columns[result.indices]
     return result._replace(indices=indices, shape=(A.shape[0], B.shape[0]))
@@ -367,20 +367,25 @@ def kernel_of(
     """
     key = program, *how, None if target is None else str(target)
     if key not in _kernels:
-        made = AssembledKernel(program(*how), "c", "llvm" if target is None else target)
-        _kernels[key] = made
+        kernel = AssembledKernel(program(*how), "c", "llvm" if target is None else target)
+        _kernels[key] = kernel
     return _kernels[key]
 
 
 def arguments(named: Mapping[str, Csr], sizes: Mapping[str, int], idtype: str) -> dict[str, Any]:
     """The arguments of kernels, except the result's."""
-    given: dict[str, Any] = dict(sizes)
+    values_of: dict[str, Any] = dict(sizes)
     for name, (indptr, indices, values, _) in named.items():
         if indices.dtype != idtype or indptr.dtype != idtype:
             indptr, indices = indptr.astype(idtype), indices.astype(idtype)
         nnz, rows, columns = _parameters_of(name)
-        given[name], given[nnz], given[rows], given[columns] = values, len(indices), indptr, indices
-    return given
+        values_of[name], values_of[nnz], values_of[rows], values_of[columns] = (
+            values,
+            len(indices),
+            indptr,
+            indices,
+        )
+    return values_of
 
 
 @cache

@@ -92,8 +92,8 @@ class Records:
 
     def best_by_fingerprint(self, key: Key) -> dict[str, Record]:
         """The best record of each pattern, for keys like `key` in all but the fingerprint."""
-        found = self._found("WHERE alike = ?", _alike(key))
-        best = best_of_each(record for record in found if record.is_current)
+        records = self._found("WHERE alike = ?", _alike(key))
+        best = best_of_each(record for record in records if record.is_current)
         return {other.fingerprint: record for other, record in best.items()}
 
     def add(self, record: Record) -> None:
@@ -190,15 +190,15 @@ class Records:
         """The records of a query."""
         if not self._exists():
             return []
-        found = []
+        records = []
         with self._connection() as connection:
             rows = f"SELECT id, data FROM records {which}"
             for name, data in connection.execute(rows, values) if _has_table(connection) else ():
                 try:
-                    found.append(record_from_data(json.loads(data)))
+                    records.append(record_from_data(json.loads(data)))
                 except (ValueError, TypeError, RecursionError) as error:
                     raise RecordError(f"{self.path}: {DAMAGED} (record {name}: {error})") from error
-        return found
+        return records
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
@@ -217,8 +217,8 @@ class Records:
 
 
 def _has_table(connection: sqlite3.Connection) -> bool:
-    found = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'records'")
-    return bool(found.fetchone()[0])
+    tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'records'")
+    return bool(tables.fetchone()[0])
 
 
 def _advice(error: Exception) -> str:
@@ -266,13 +266,13 @@ def _read_export(path: Path) -> list[Record]:
         raise RecordError(f'{path} holds no records: expected "format": "{FORMAT}"')
     if data.get("version") != FORMAT_VERSION or not isinstance(data.get("records"), list):
         raise RecordError(f'{path}: expected "version": {FORMAT_VERSION} and a list "records"')
-    found = []
+    records = []
     for number, item in enumerate(data["records"], 1):
         try:
-            found.append(record_from_data(item))
+            records.append(record_from_data(item))
         except (ValueError, RecursionError) as error:
             raise RecordError(f"{path}: record {number}: {error}") from error
-    return found
+    return records
 
 
 # -- what plans look up ----------------------------------------------------------------------------
@@ -318,13 +318,13 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
     once for each file and gives None. With one feature, records of "spmv" serve "spmm" and the
     other way round, where it has none of its own.
     """
-    found = recorded_configs(task)
-    return _known(found, lambda: fingerprint(task.matrix if pattern is None else pattern()))
+    configs = recorded_configs(task)
+    return _known(configs, lambda: fingerprint(task.matrix if pattern is None else pattern()))
 
 
-def _known(found: Configs, fingerprint: Callable[[], str]) -> Config | None:
+def _known(configs: Configs, fingerprint: Callable[[], str]) -> Config | None:
     """The config of a pattern, if this version knows it; calls `fingerprint` if there is any."""
-    data = found.get(fingerprint()) if found else None
+    data = configs.get(fingerprint()) if configs else None
     try:
         return None if data is None else from_data(data)
     except ValueError:
@@ -350,8 +350,8 @@ def program_by_record(task: Tunable, like: Hashable, make: Callable[[Config], T]
     like : equal for tasks that differ in the fingerprint alone; quicker to make than the key
     """
 
-    found = _configs(("program", like), lambda records: records.best_by_fingerprint(Key.of(task)))
-    return _made(_known(found, lambda: task.identity()["fingerprint"]), make)
+    configs = _configs(("program", like), lambda records: records.best_by_fingerprint(Key.of(task)))
+    return _made(_known(configs, lambda: task.identity()["fingerprint"]), make)
 
 
 def _made(config: Config | None, make: Callable[[Config], T]) -> T | None:
@@ -397,30 +397,30 @@ def _configs(like: Hashable, read: Callable[[Records], Mapping[str, Record]]) ->
         return {}
     stamp = (str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size)
     settled = time.time() - stat.st_mtime > SETTLED_SECONDS
-    known, found = _seen
+    known, configs = _seen
     if known != stamp:
-        found = {}
-    if like not in found:
-        if len(found) >= MOST_KEYS:
-            found = {}
+        configs = {}
+    if like not in configs:
+        if len(configs) >= MOST_KEYS:
+            configs = {}
         try:
             read_now = read(Records(path, busy_seconds=PLAN_BUSY_SECONDS))
-            found[like] = {name: dict(record.config) for name, record in read_now.items()}
+            configs[like] = {name: dict(record.config) for name, record in read_now.items()}
         except RecordError as error:
             if str(path) not in _warned:
                 _warned.add(str(path))
                 warnings.warn(f"plan: records are not used: {error}", RuntimeWarning, stacklevel=5)
             return {}
     if settled:
-        _seen = stamp, found
-    return found[like]
+        _seen = stamp, configs
+    return configs[like]
 
 
 def _read(records: Records, task: Task) -> Mapping[str, Record]:
     """Read the configs of :func:`recorded_configs` from the file."""
     sizes = Sizes(task.matrix.shape, task.matrix.nnz)
     key = Key.of(replace(task, matrix=cast(Any, sizes)))
-    found = records.best_by_fingerprint(key)
+    best = records.best_by_fingerprint(key)
     if task.feat == 1 and task.op in ALIKE:
-        found = {**records.best_by_fingerprint(replace(key, op=ALIKE[task.op])), **found}
-    return found
+        best = {**records.best_by_fingerprint(replace(key, op=ALIKE[task.op])), **best}
+    return best

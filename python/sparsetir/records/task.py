@@ -226,10 +226,10 @@ def fingerprint(matrix: SparseMatrix | CsrPattern | RelationPattern | Matrices |
     if isinstance(matrix, CsrPattern | RelationPattern):
         return _digest(matrix)
     pattern = matrix.pattern
-    found = _known.get(pattern)
-    if found is None:
-        found = _known[pattern] = _digest(pattern)
-    return found
+    digest = _known.get(pattern)
+    if digest is None:
+        digest = _known[pattern] = _digest(pattern)
+    return digest
 
 
 def _digest(pattern: Pattern | CsrPattern | RelationPattern) -> str:

@@ -87,17 +87,17 @@ class Numeric:
     """
 
     def __init__(
-        self, kernel: Kernel, given: Mapping[str, object], values: str, first: float | None = None
+        self, kernel: Kernel, named: Mapping[str, object], values: str, first: float | None = None
     ) -> None:
         signature, self.first = kernel.signature, first
         self.kernel, self._place = kernel, signature.position
-        self._args = [given.get(name) for name in signature.names]
+        self._args = [named.get(name) for name in signature.names]
         self._out = self._place[values]
         self.dtype = np.dtype(signature.dtypes[self._out])
         self.shape = tuple(signature.expected_shape(self._out, self._args))
 
     def __call__(
-        self, given: Mapping[str, object] = {}, out: np.ndarray | None = None
+        self, changed: Mapping[str, object] = {}, out: np.ndarray | None = None
     ) -> np.ndarray:
         """Compute the values.
 
@@ -117,7 +117,7 @@ class Numeric:
             out.fill(self.first)
         if out.size:
             args = self._args.copy()
-            for name, value in given.items():
+            for name, value in changed.items():
                 args[self._place[name]] = value
             args[self._out] = out
             self.kernel.run(args)
@@ -266,13 +266,13 @@ class AssembledKernel:
         TypeError, ValueError, StructureError
             As in a call.
         """
-        names, given, _ = self.programs, self._given(args, kwargs), self.numeric
+        names, named, _ = self.programs, self._given(args, kwargs), self.numeric
         pattern = {names.indptr: indptr, names.indices: indices}
         bound = self.masked_bound
-        given = bound.completed({**given, **pattern}, names.bounds, names.width)
-        return like(given.values(), self.at(indptr, indices, given, self.bounds(given, bound))())
+        named = bound.completed({**named, **pattern}, names.bounds, names.width)
+        return like(named.values(), self.at(indptr, indices, named, self.bounds(named, bound))())
 
-    def bounds(self, given: Mapping[str, Any], checked: Kernel | None = None) -> Bounds:
+    def bounds(self, named: Mapping[str, Any], checked: Kernel | None = None) -> Bounds:
         """Bound the number of elements of each row.
 
         Parameters
@@ -289,14 +289,14 @@ class AssembledKernel:
         """
         kernel, names = checked or self.bound, self.programs
         if checked is None and names.shape:
-            rows, columns = given[names.shape[0]], given[names.shape[1]]
+            rows, columns = named[names.shape[0]], named[names.shape[1]]
             most = rows * columns
             if names.members:
-                most = min(most, sum([given[name] for name in names.members]))
+                most = min(most, sum([named[name] for name in names.members]))
             if most < WORK_OF_A_PART:
                 return _of_few(rows, columns, most)
         signature, width = kernel.signature, np.zeros(2, np.int64)
-        args, at = [given.get(name) for name in signature.names], signature.position[names.bounds]
+        args, at = [named.get(name) for name in signature.names], signature.position[names.bounds]
         (rows,) = signature.expected_shape(at, args)
         ends = np.zeros(rows + 1, np.int64)
         args[at], args[signature.position[names.width]] = ends[1:], width
@@ -305,7 +305,7 @@ class AssembledKernel:
         return Bounds(np.add.accumulate(ends, out=ends), rows, columns, max(step, 1))
 
     def assembled(
-        self, given: Mapping[str, object], bounds: Bounds, levels: int | None = None,
+        self, arguments: Mapping[str, object], bounds: Bounds, levels: int | None = None,
         threads: int | None = None,
     ) -> CsrArrays:  # fmt: skip
         """Compute the result from trusted arguments.
@@ -329,7 +329,7 @@ class AssembledKernel:
         fill, indptr = self._fill(levels), np.zeros(rows + 1, np.int64)
         if len(ends) == 2:  # the fast path, which takes as long as a hundred elements
             part = _one_part(rows, int(ends[1]), self._idtype)
-            indices, values = self._filled(fill, given, part, indptr, ends)
+            indices, values = self._filled(fill, arguments, part, indptr, ends)
             nnz = int(indptr[-1])
             indices, values = _shrunk(indices, nnz), _shrunk(values, nnz)
             return CsrArrays(indptr.astype(self._idtype), indices, values)
@@ -342,7 +342,7 @@ class AssembledKernel:
             rows_ptr = self._parts(bounds, first, last, threads)
             begins = ends[rows_ptr] - ends[first]
             parts = _Parts(rows_ptr // step, begins, len(begins) - 1, int(begins[-1]))
-            arrays = self._filled(fill, given, parts, indptr, ends)
+            arrays = self._filled(fill, arguments, parts, indptr, ends)
             sizes = _sizes(indptr, rows_ptr.tolist())
             pieces.append([_closed(x, begins, sizes) for x in arrays])
             first = last
@@ -385,8 +385,8 @@ class AssembledKernel:
         return f"AssembledKernel({self.name!r})"
 
     def _given(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
-        given = bound_by_name(self.name, self.params, args, kwargs)
-        return self.bound.completed(given, self.programs.bounds, self.programs.width)
+        arguments = bound_by_name(self.name, self.params, args, kwargs)
+        return self.bound.completed(arguments, self.programs.bounds, self.programs.width)
 
     def _parts(self, bounds: Bounds, first: int, last: int, threads: int | None) -> np.ndarray:
         """The starts of the parts of rows from `first` to `last`, and the last part's end."""
@@ -400,7 +400,7 @@ class AssembledKernel:
         return np.array([first, *inside, last], self._idtype)
 
     def _filled(
-        self, fill: _Fill, given: Mapping[str, object], parts: _Parts, indptr: np.ndarray,
+        self, fill: _Fill, arguments: Mapping[str, object], parts: _Parts, indptr: np.ndarray,
         ends: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Indices and values of some rows, each part in its slice of a buffer.
@@ -411,7 +411,7 @@ class AssembledKernel:
         names, room = self.programs, parts.room
         indices = rooms.room((room,), self._idtype)
         named = {
-            **given, names.parts: parts.count, names.rows_ptr: parts.rows_ptr, names.room: room,
+            **arguments, names.parts: parts.count, names.rows_ptr: parts.rows_ptr, names.room: room,
             names.rooms: parts.begins, names.ends: indptr[1:], names.indices: indices,
         }  # fmt: skip
         if fill.bounded:
@@ -510,9 +510,9 @@ def _shrunk(array: np.ndarray, size: int) -> np.ndarray:
     return start.copy() if start.nbytes < COPIED else start
 
 
-def like(given: Iterable[object], array: np.ndarray) -> Any:
+def like(arguments: Iterable[object], array: np.ndarray) -> Any:
     """A torch tensor of the array if any argument is one; by bits, as NumPy lacks some dtypes."""
-    if not any(map(is_torch, given)):
+    if not any(map(is_torch, arguments)):
         return array
     import torch
 

@@ -101,11 +101,11 @@ class LevelsKernel:
         OverflowError
             For more elements than the type of the indices can number.
         """
-        given = bound_by_name(self.name, self.params, args, kwargs)
+        arguments = bound_by_name(self.name, self.params, args, kwargs)
         parts = self.programs
-        if self._by_rows and (matrix := self._filled(given)):
-            return CsrArrays(*(like(given.values(), x) for x in matrix))
-        coordinates, roots = self._coordinates(given)
+        if self._by_rows and (matrix := self._filled(arguments)):
+            return CsrArrays(*(like(arguments.values(), x) for x in matrix))
+        coordinates, roots = self._coordinates(arguments)
         sorted_levels = _levels(coordinates, roots)
         count = len(sorted_levels[-1][1])
         if count > self.most:
@@ -118,21 +118,21 @@ class LevelsKernel:
             for (ptr, idx), idtype in zip(sorted_levels, parts.idtypes[1:], strict=True)
         ]
         for names, arrays in zip(parts.levels, levels, strict=True):
-            given |= dict(zip(names, (*arrays, len(arrays[1])), strict=True))
-        values = np.full(self.values.shape_of(parts.result, given), parts.first, parts.dtype)
-        values = like(given.values(), values)
-        self.values(**given, **{parts.result: values})
+            arguments |= dict(zip(names, (*arrays, len(arrays[1])), strict=True))
+        values = np.full(self.values.shape_of(parts.result, arguments), parts.first, parts.dtype)
+        values = like(arguments.values(), values)
+        self.values(**arguments, **{parts.result: values})
         levels = [(like([values], ptr), like([values], idx)) for ptr, idx in levels]
         return CsfArrays(levels, values) if len(levels) > 1 else CsrArrays(*levels[0], values)
 
-    def _filled(self, given: Mapping[str, object]) -> CsrArrays | None:
+    def _filled(self, arguments: Mapping[str, object]) -> CsrArrays | None:
         """The result filled by rows; None where it is too large, or where elements are written
         several times without a reduction."""
         names, (count, fill, combine) = self.programs.rows, self.rows
         assert names is not None
-        rows = count.shape_of(names.ends, given)[0]
+        rows = count.shape_of(names.ends, arguments)[0]
         ptr = np.zeros(rows + 1, np.int64)
-        count(**given, **{names.ends: ptr[1:]})
+        count(**arguments, **{names.ends: ptr[1:]})
         np.cumsum(ptr, out=ptr)
         if ptr[-1] > self.most:
             return None
@@ -140,7 +140,7 @@ class LevelsKernel:
         indices, values = np.empty(total, idtype), np.empty(total, self.programs.dtype)
         indptr, ordered = ptr.astype(idtype), np.ones(total + 1, bool)
         outputs = {names.ends: indptr[:-1].copy(), names.room: total}
-        fill(**given, **outputs, **{names.at: indices, names.found: values})
+        fill(**arguments, **outputs, **{names.at: indices, names.found: values})
         np.greater(indices[1:], indices[:-1], out=ordered[1:-1])
         ordered[indptr] = True
         if ordered.all():
@@ -152,14 +152,14 @@ class LevelsKernel:
         listed |= {"m": rows, "n": int(indices.max()) + 1}
         return combine.assembled(listed, combine.bounds(listed))
 
-    def _coordinates(self, given: Mapping[str, object]) -> tuple[Sequence[np.ndarray], int]:
+    def _coordinates(self, arguments: Mapping[str, object]) -> tuple[Sequence[np.ndarray], int]:
         """The sorted coordinates of all writes, by level; and the length of the root."""
         programs = self.programs
         counts = np.zeros(len(programs.coordinates) + 1, np.int64)
         while True:
             room = [np.empty(self._room, idtype) for idtype in programs.idtypes]
             sizes = {programs.room: self._room, programs.said: counts}
-            self.entries(**given, **sizes, **dict(zip(programs.coordinates, room, strict=True)))
+            self.entries(**arguments, **sizes, **dict(zip(programs.coordinates, room, strict=True)))
             count, *lengths = counts.tolist()
             if count <= self._room:
                 break

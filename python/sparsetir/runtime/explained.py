@@ -326,9 +326,9 @@ def work_of(
     """
     known = {**arguments, **(computed or {})}
     counts = [
-        (_visits(func, [*iterations_around(func, it), it], known), _operations(own))
+        (_visits(func, [*iterations_around(func, it), it], known), _operations(stores))
         for it in sparse_iterations(func)
-        if (own := legal.own_stores(it))
+        if (stores := legal.own_stores(it))
     ]
     counted = [(visits, each) for visits, each in counts if visits is not None]
     every = bool(counts) and len(counted) == len(counts)

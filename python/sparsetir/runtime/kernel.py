@@ -122,9 +122,9 @@ class Kernel:
         refused = allowed(self.needs) if self.needs else ""
         with pool.serving():  # TVM loads a module when its first function is asked for
             self._run = self.entry = refusing(name, refused) if refused else module[name]
-        self._given = given = Arguments(name, signature, target)
-        self._count, self._limits = given.count, given.limits
-        self._arrays, self._scalars, self._outputs = given.arrays, given.scalars, given.outputs
+        self._given = binder = Arguments(name, signature, target)
+        self._count, self._limits = binder.count, binder.limits
+        self._arrays, self._scalars, self._outputs = binder.arrays, binder.scalars, binder.outputs
         self._other_shapes: tuple[int, ...] = ()  # positions where arrays of other shapes were seen
         self._array_names = [signature.names[i] for i in self._arrays]
         self._without_gradient = {self._arrays.index(i): WRITTEN for i in self._outputs}
@@ -471,17 +471,17 @@ class Kernel:
         arguments |= {names[i]: values[i] for i in self._scalars}
         if self.check:
             check_structure(self.signature.func, arguments)
-        made = compute(self.signature.func, arguments, names=self._made) if self.computed else {}
+        extra = compute(self.signature.func, arguments, names=self._made) if self.computed else {}
         forget = _forgetting(self, key) if self.computed else None
         references = tuple((i, reference(values[i], forget)) for i in self._index)
         orders: dict[str, np.ndarray] = {}
         if self.signature.of_values:
             # Once with all checks; later calls use orders in NumPy's own integers, twice as fast.
             natural = {names[i]: self.signature.view(i, values) for i in self._arrays}
-            self.of_values(natural, made)
+            self.of_values(natural, extra)
             how = {n: str(self.computed[n]["order"])[1:] for n in self.signature.of_values}
-            orders = {n: {**arguments, **made}[order].astype(np.intp) for n, order in how.items()}
-        seen = references, self._placed(values, [made[n] for n in self._steady]), orders
+            orders = {n: {**arguments, **extra}[order].astype(np.intp) for n, order in how.items()}
+        seen = references, self._placed(values, [extra[n] for n in self._steady]), orders
         # A new dictionary each time: other threads may be reading the old one.
         self._passed = {**dict(list(self._passed.items())[1 - REMEMBERED :]), key: seen}
         return seen

@@ -276,17 +276,17 @@ def without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFu
     source = scheduled.attrs[SIGNATURE]
     computed = computed_parameters(source)
     argument = {v.name: str(p.name) for v, p in zip(scheduled.params, source.params, strict=True)}
-    made = {p for p in func.params if argument[p.name] in computed}
+    of_recipes = {p for p in func.params if argument[p.name] in computed}
     needed, shapes = set(variables_of(func.body)), natural_shapes(scheduled)
     lengths = set[tirx.Var]()
     for array in filter(tirx.is_buffer_var, func.params):
         flat, natural = array.ty.shape, shapes[array.name][1]
-        if array in needed or array not in made:
+        if array in needed or array not in of_recipes:
             for size in (*flat, *natural):
                 needed |= set(variables_of(size))
-        if array in needed and array in made:
+        if array in needed and array in of_recipes:
             lengths |= {n for n in flat if isinstance(n, ir.Var) and n in set(natural)}
-    dropped = made - (needed - lengths)
+    dropped = of_recipes - (needed - lengths)
     params = [p for p in func.params if p not in dropped]
     return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs, func.span)
 

@@ -142,7 +142,7 @@ class _Launcher:
         self.use(SERIAL)
 
     def rests(self) -> int:
-        """When loops stop running on one thread, in ns of the monotonic clock; 0 for never."""
+        """The end of loops on one thread, in ns of the monotonic clock; 0 for never."""
         return self._resume.value
 
 

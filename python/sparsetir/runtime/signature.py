@@ -105,13 +105,13 @@ class Signature:
             for p, shape in zip(arrays, self.shapes, strict=True)
         ]
         self.dtypes: list[str] = [_dtype(p) for p in arrays]
-        given = range(len(self.names))
+        positions = range(len(self.names))
         self.outputs: list[int] = [
-            i for i in given if self.names[i] in [*func.attrs.get("outputs", [])]
+            i for i in positions if self.names[i] in [*func.attrs.get("outputs", [])]
         ]
-        self.arrays: list[int] = [i for i in given if self.shapes[i] is not None]
+        self.arrays: list[int] = [i for i in positions if self.shapes[i] is not None]
         self.scalars: list[int] = [
-            i for i in given if self.shapes[i] is None and (plain or self.dtypes[i] != "handle")
+            i for i in positions if self.shapes[i] is None and (plain or self.dtypes[i] != "handle")
         ]
         self._find_structure(set(follow_values))
         self._name_sizes()
