@@ -129,7 +129,7 @@ def _look_through_frames_alone() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
-    """Of functions of many cases, but for refusals, some are slow.
+    """Of functions of many cases, but for refusals, some are slow, or all that are not named.
 
     Slow cases, two thirds of all, are left out before pytest makes tests of them, if they would be
     deselected; one stays where there are no others.
@@ -140,16 +140,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     default = [c for c in calls if not slow and not {"slow"} & {m.name for m in c.marks}]
     if config.option.ptx:
         default = [c for c in default if _is_of_ptx(c.id, [*c.marks, *function.iter_markers()])]
+    chosen = default
     if function.path.name not in WHOLE and not REFUSALS.match(function.name):
         chosen = _with_each_value(default) if len(default) > SEVERAL else default
         if len(default) > MANY and 2 * len(chosen) > len(default):
             chosen = default[::2]
-        for call in default:
-            if all(call is not other for other in chosen):
-                call.marks.append(pytest.mark.slow.mark)
-        default = chosen
+    for named in (mark.args for mark in function.iter_markers("default")):
+        if isinstance(named[0], int):
+            chosen = chosen[:: max(len(chosen) // named[0], 1)][: named[0]]
+        else:
+            assert {*named} <= {c.id for c in calls}, f"{function.nodeid}: no such case"
+            chosen = [c for c in default if c.id in named]
+    for call in default:
+        if all(call is not other for other in chosen):
+            call.marks.append(pytest.mark.slow.mark)
     if config.option.markexpr == "not slow":
-        calls[:] = default or calls[:1]
+        calls[:] = chosen or calls[:1]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -330,6 +330,7 @@ LARGER = sp.random(30, 25, 0.2, "csr", "float32", rng=np.random.default_rng(0))
     ),
     ids=lambda f: f.name,
 )
+@pytest.mark.default("csr")
 def test_operands_of_another_size_are_refused(fmt: F.Format) -> None:
     spmm = PROGRAMS["spmm"].make("float32", "int32")
     matrix, larger = sparsetir.SparseMatrix(MATRIX), sparsetir.SparseMatrix(LARGER)

@@ -281,6 +281,7 @@ def test_interpreted(fmt: F.Format) -> None:
 @pytest.mark.parametrize(
     "fmt", by_turns({type(f): f for f in FORMATS}.values(), 2), ids=lambda f: f.name
 )
+@pytest.mark.default("coo", "dia")
 def test_built(fmt: F.Format) -> None:
     """One kernel for the copies and one for the computation serve all patterns."""
     conv = converted(fmt, MATRICES["random"])

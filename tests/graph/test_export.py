@@ -121,6 +121,7 @@ def test_an_index_of_nodes_of_two_kinds(tmp_path):
         torch.testing.assert_close(torch.from_numpy(a.numpy()), b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_torch_and_this_package(tmp_path):
     model, args = made("SAGE")
     path, given, out = (tmp_path / name for name in ("model.so", "given.npz", "out.npy"))

@@ -51,6 +51,7 @@ def check(config, feat, dtype="float32", matrices=ZOO, special=True):
 
 
 @pytest.mark.parametrize("fmt", by_turns(FORMATS, 3), ids=lambda f: f.name)
+@pytest.mark.default("coo", "dia")
 def test_default_schedule(fmt):
     """One kernel for all patterns and features; padding does not show."""
     before = sparsetir.compilations()
@@ -79,6 +80,7 @@ NARROW = [(dtype, fmt) for dtype in ("float16", "bfloat16") for fmt in FORMATS]
 
 
 @pytest.mark.parametrize(("dtype", "fmt"), by_turns(NARROW, 14), ids=str)
+@pytest.mark.default("float16-CSR()")
 def test_sums_of_16_bits_are_rounded_once(dtype, fmt):
     """In all formats, in pieces of rows and over several rules too."""
     check(Decomposed(fmt), 29, dtype, special=False)
