@@ -200,6 +200,7 @@ def test_transforms(name):
 
 
 @SOME
+@pytest.mark.default(6)
 def test_compiled_without_breaks(name):
     op, given = OPS[name], OPS[name].operands(SMALL, torch.float64)
     torch.compiler.reset()
