@@ -215,7 +215,7 @@ def test_sparse_outputs(program: str, names: list[str], buffers: str, how: str) 
 @HOWS
 @pytest.mark.parametrize("fmt", ["blocked", "three", "kij"])
 @pytest.mark.parametrize("program", ["mttkrp", "csf_sum"])
-@pytest.mark.default("mttkrp-blocked-whole")
+@pytest.mark.default("mttkrp-kij-whole")
 def test_order_three(program: str, fmt: str, how: str) -> None:
     rules = {
         "blocked": [blocked_csf("IJK", 2)],

@@ -315,6 +315,7 @@ ON_THREADS = [
 ])  # fmt: skip
 @pytest.mark.parametrize("fmt", by_turns(ON_THREADS, 2), ids=lambda f: f.name)
 @pytest.mark.parametrize("name", ["random", "one dense row"])
+@pytest.mark.default("random-csr-OpenCL", "one dense row-bsr_4_2-OpenCL")
 def test_on_threads(fmt: F.Format, name: str, made: Any) -> None:
     """By the default schedule of GPUs, as OpenCL and as CUDA on a CPU."""
     args, want = spmm_case(MATRICES[name])

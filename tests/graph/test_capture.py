@@ -18,6 +18,7 @@ def without_loops(edges):
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("before", [False, True])
+@pytest.mark.default("True-True")
 def test_other_backends_are_traced_as_before(before, reset):
     def other(graph, inputs):
         seen.append(config.capture_dynamic_output_shape_ops)

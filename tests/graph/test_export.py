@@ -113,6 +113,7 @@ class TwoSizes(torch.nn.Module):
         return few, y.new_zeros(len(y), y.shape[1]).index_add(0, target, y[source])
 
 
+@pytest.mark.slow
 def test_an_index_of_nodes_of_two_kinds(tmp_path):
     model, path = TwoSizes(), tmp_path / "model.so"
     given = torch.randn(30, 8), torch.randn(40, 8), edges(1, 30, 150)

@@ -42,8 +42,13 @@ OF_FOLDERS = [
     f"{folder}/README.md"
     for folder in ("bench", "formats", "python/sparsetir", "schedules", "sparse_ir", "tests")
 ]
-# What they show has its tests in `graph/`, `expressions/`, `runtime/` and `ops/`.
-SLOW = {"docs/torch_compile.md", "docs/expressions.md", "docs/tvm.md", "docs/torch.md"}
+# What they show has its tests in `graph/`, `expressions/`, `runtime/`, `ops/` and `nn/`.
+SLOW = {
+    f"docs/{name}.md" for name in (
+        "expressions", "mini_batches", "operators", "pruned_weights", "torch", "torch_compile",
+        "tvm",
+    )
+}  # fmt: skip
 # Searches like those of docs/new_operator.md and `tuning/test_measure.py`, which measure.
 PRETENDED = {"docs/tuning.md", "docs/tutorial.md"}
 REGISTRIES = OPERATORS, TEMPLATES, REGISTRY
