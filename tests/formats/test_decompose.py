@@ -167,7 +167,7 @@ HOWS = pytest.mark.parametrize("how", ["whole", "parts"])
 
 @HOWS
 @pytest.mark.parametrize("names", by_turns(SPMM_FORMATS, 2))
-@pytest.mark.default("names0-whole", "names2-parts")
+@pytest.mark.default(2)
 def test_spmm(names: list[str], how: str) -> None:
     check("spmm", [matrix(n) for n in names], csr_coordinates, how=how)
 
@@ -191,7 +191,7 @@ def test_formats_of_another_index_type(program_type: str) -> None:
 @HOWS
 @pytest.mark.parametrize("names", [["bsr2"], ["ell", "csc"]])
 @pytest.mark.parametrize("program", ["spmv", "row_sum", "row_max", "spmm_accumulate"])
-@pytest.mark.default("spmv-names0-whole", "row_sum-names1-parts")
+@pytest.mark.default(2)
 def test_reductions(program: str, names: list[str], how: str) -> None:
     check(program, [matrix(n) for n in names], csr_coordinates, how=how)
 
@@ -330,7 +330,7 @@ def test_attention(names: list[str], buffers: str) -> None:
 @HOWS
 @pytest.mark.parametrize("buffers", ["A", "A OUT"])
 @pytest.mark.parametrize("names", [["bsr2"], ["csc"], ["bsr3", "ell"]])
-@pytest.mark.default("names0-A-whole")
+@pytest.mark.default(1)
 def test_softmax_of_rows(names: list[str], buffers: str, how: str) -> None:
     """Copies in and back of what nested iterations read and write."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]

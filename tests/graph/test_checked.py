@@ -40,7 +40,7 @@ def test_what_is_right_passes_and_stays_as_it_is():
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.default("order1")
+@pytest.mark.default(1)
 def test_backward_is_compared_for_the_run_before_it(order):
     """That of an earlier run passes unseen."""
     torch._dynamo.reset()

@@ -128,7 +128,7 @@ def test_gradients(transposed: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.default("dtype2")
+@pytest.mark.default(1)
 def test_dtypes(dtype: torch.dtype) -> None:
     x = cloud(2, 60, 5, dtype=dtype)
     layer = SparseConv3d(5, 7, 3).to(dtype)

@@ -64,6 +64,7 @@ def test_messages(name):
 
 
 @SOME
+@pytest.mark.default(9)
 def test_gradients_of_gradients(name):
     """By finite differences."""
     op = OPS[name]
@@ -217,6 +218,7 @@ def test_compiled_without_breaks(name):
 
 
 @SOME
+@pytest.mark.default(9)
 def test_autocast(name):
     op, given = OPS[name], OPS[name].operands(EDGES, torch.float32)
     want = op.exact(EDGES, *(x.detach().double() for x in given))

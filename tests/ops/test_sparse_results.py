@@ -113,6 +113,7 @@ def test_kinds_of_matrices() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.default(2)
 def test_types(dtype: torch.dtype) -> None:
     dense = torch.tensor([[0, 2, 0], [1, 0, 3], [0, 0, 0]], dtype=dtype)
     a = dense.to_sparse_csr()

@@ -322,6 +322,7 @@ def test_workers_know_results_of_nothing_and_of_much(op: str, stored: int) -> No
 
 @pytest.mark.parametrize("semiring", ["", *SEMIRINGS])
 @pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.default("False-min_plus", "False-max_plus", "True-plus_times")
 def test_what_is_right_is_found_without_kernels(semiring: str, masked: bool) -> None:
     """In float64, of all operators: which elements there are, also of a mask, and their values."""
     a, b, mask = (matrix((20, 20), n) for n in range(3))

@@ -228,7 +228,7 @@ KINDS: list[tuple[Any, ...]] = [
 @requires_nvcc
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 @pytest.mark.parametrize("how", by_default(KINDS, KINDS[1], KINDS[-1]))
-@pytest.mark.default("how7-sm_90")
+@pytest.mark.default(1)
 def test_hash_tables_compile(how: tuple[Any, ...], arch: str) -> None:
     for size in BINS[-1:] if how[0] else BINS:
         stages = lower(rows_program(size, *how), target={"kind": "cuda", "arch": arch})

@@ -155,7 +155,7 @@ def test_limits_of_other_gpus():
 
 
 @pytest.mark.parametrize("target", ["cuda", {"kind": "cuda", "arch": "sm_90"}])
-@pytest.mark.default("target1")
+@pytest.mark.default(1)
 def test_built_kernels_check_their_launches(target):
     """As those of the tests do; and what a CPU runs launches nothing."""
     program = PROGRAMS["spmm"].make("float32", "int64")

@@ -115,7 +115,7 @@ def message_arguments(problem, feat, seed=1):
         (Messages("add", "sum", "f", ""), 32),
     ],
 )
-@pytest.mark.default("problem0-7", "problem6-32")
+@pytest.mark.default(2)
 def test_messages(problem, feat):
     outputs = ["out", *(["arg_out"] if problem.arg else [])]
     check(problem, message_arguments(problem, feat), outputs)
@@ -196,7 +196,7 @@ def softmax_arguments(problem, heads):
         3,
     ),
 )
-@pytest.mark.default("problem3-6")
+@pytest.mark.default(1)
 def test_softmax(problem, heads):
     check(problem, softmax_arguments(problem, heads), ["out"])
 

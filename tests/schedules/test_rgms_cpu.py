@@ -108,7 +108,7 @@ def test_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(3, 8, 16), (2, 5, 7)])
-@pytest.mark.default("sizes1")
+@pytest.mark.default(1)
 def test_features_in_blocks(sizes: tuple[int, int, int]) -> None:
     """Each block by a matrix of its own, as by matrices with blocks on the diagonal; interpreted
     after the steps of stage I, and compiled."""
