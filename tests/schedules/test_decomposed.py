@@ -62,6 +62,7 @@ def test_default_schedule(fmt):
 
 @pytest.mark.parametrize("fmt", by_turns(FORMATS, 3), ids=lambda f: f.name)
 @pytest.mark.parametrize("feat", [29, 64])
+@pytest.mark.default("29-csr", "64-coo")
 def test_features_that_tiles_do_and_do_not_divide(fmt, feat):
     check(Decomposed(fmt), feat)
 
@@ -129,6 +130,7 @@ def test_the_default_schedule_of_gpus(fmt, dtype, as_cuda):
 
 
 @pytest.mark.parametrize("fmt", by_turns(FORMATS, 3), ids=lambda f: f.name)
+@pytest.mark.default("csr", "coo")
 def test_doubles_and_long_offsets(fmt, monkeypatch):
     monkeypatch.setattr(
         importlib.import_module("sparsetir.planning.request"), "idtype_for", lambda *_: "int64"

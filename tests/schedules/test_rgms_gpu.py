@@ -202,6 +202,7 @@ def test_values_of_padding_are_not_read(kind: str) -> None:
 
 @requires_cuda_text
 @pytest.mark.parametrize("kind", ["rows", "weights", "edges"])
+@pytest.mark.default("edges")
 def test_elements_that_are_there_several_times(kind: str) -> None:
     """As triples of a graph are, in any order; results for them are in theirs."""
     problem, config = KINDS[kind]

@@ -183,6 +183,7 @@ HYB_PROBLEMS = [
 @pytest.mark.parametrize(
     "problem, config, as_cuda", on_runners(HYB_PROBLEMS, (0, 3), (2, 4)), ids=name_of
 )
+@pytest.mark.default("Spmm-HybRows-OpenCL2", "Spmm-HybRows-CUDA0")
 def test_problems_of_hyb(problem: Spmm, config: HybRows, as_cuda: bool) -> None:
     mask = MASKS["empty rows"].copy()
     mask[:, 4:] = False  # rows of up to four elements

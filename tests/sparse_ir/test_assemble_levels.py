@@ -185,6 +185,7 @@ UPDATES = {
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 @pytest.mark.parametrize("case", UPDATES)
+@pytest.mark.default("sum-float32", "many-int64", "least-float32")
 def test_rows_that_are_filled(case: str, dtype: str) -> None:
     """Elements that are written several times, in any order, and once; from the second call on."""
     text, first, update, listed = UPDATES[case]
