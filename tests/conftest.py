@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -126,45 +127,64 @@ def _look_through_frames_alone() -> None:
         entry.inspect = SimpleNamespace(**{**vars(inspect), "stack": outer_frames})
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Of functions of many cases, but for refusals, some are slow, or all that are not named.
+
+    Slow cases, two thirds of all, are left out before pytest makes tests of them, if they would be
+    deselected; one stays where there are no others.
+    """
+    yield
+    function, calls, config = metafunc.definition, metafunc._calls, metafunc.config
+    slow = function.get_closest_marker("slow") is not None
+    default = [c for c in calls if not slow and not {"slow"} & {m.name for m in c.marks}]
+    if config.option.ptx:
+        default = [c for c in default if _is_of_ptx(c.id, [*c.marks, *function.iter_markers()])]
+    chosen = default
+    if function.path.name not in WHOLE and not REFUSALS.match(function.name):
+        chosen = _with_each_value(default) if len(default) > SEVERAL else default
+        if len(default) > MANY and 2 * len(chosen) > len(default):
+            chosen = default[::2]
+    for named in (mark.args for mark in function.iter_markers("default")):
+        if isinstance(named[0], int):
+            chosen = chosen[:: max(len(chosen) // named[0], 1)][: named[0]]
+        else:
+            assert {*named} <= {c.id for c in calls}, f"{function.nodeid}: no such case"
+            chosen = [c for c in default if c.id in named]
+    for call in default:
+        if all(call is not other for other in chosen):
+            call.marks.append(pytest.mark.slow.mark)
+    if config.option.markexpr == "not slow":
+        calls[:] = chosen or calls[:1]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of functions of many cases, but for refusals, some are slow; others than `--ptx` wants go."""
+    """Others than `--ptx` wants go."""
     if config.option.ptx:
         from gpu_runner import requires_nvcc
 
-        wanted = [item for item in items if _is_of_ptx(item)]
+        wanted = [item for item in items if _is_of_ptx(item.name, list(item.iter_markers()))]
         config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
         items[:] = wanted
         for item in items:
             item.add_marker(requires_nvcc)
-    cases: dict[Any, list[pytest.Item]] = {}
-    for item in items:
-        whole = item.path.name in WHOLE or REFUSALS.match(item.name)
-        if not whole and item.get_closest_marker("slow") is None:
-            cases.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
-    for found in cases.values():
-        default = _with_each_value(found) if len(found) > SEVERAL else found
-        if len(found) > MANY and 2 * len(default) > len(found):
-            default = found[::2]
-        for item in found:
-            if item not in default:
-                item.add_marker(pytest.mark.slow)
 
 
-def _is_of_ptx(item: pytest.Item) -> bool:
+def _is_of_ptx(name: str, marks: list[pytest.Mark]) -> bool:
     """Whether a test runs CUDA text, and is marked as one that PTX serves."""
     from gpu_runner import requires_opencl
 
-    as_opencl = "OpenCL" in item.name or any(
-        mark is requires_opencl.mark for mark in item.iter_markers()
-    )
-    return item.get_closest_marker("ptx") is not None and not as_opencl
+    as_opencl = "OpenCL" in name or any(mark is requires_opencl.mark for mark in marks)
+    return any(mark.name == "ptx" for mark in marks) and not as_opencl
 
 
-def _with_each_value(cases: list[pytest.Item]) -> list[pytest.Item]:
+def _with_each_value(cases: list[Any]) -> list[Any]:
     """Some of the cases of a function, so that each value of each parameter is in one of them."""
-    values = [{(k, repr(v)) for k, v in item.callspec.params.items()} for item in cases]
-    left, chosen = set().union(*values), []
+    values = [{(k, repr(v)) for k, v in case.params.items()} for case in cases]
+    only = [value for value, n in Counter(v for each in values for v in each).items() if n == 1]
+    chosen = [i for i, each in enumerate(values) if not each.isdisjoint(only)]
+    left = set().union(*values).difference(*(values[i] for i in chosen))
     while left:
         chosen.append(max(range(len(cases)), key=lambda i: len(values[i] & left)))
         left -= values[chosen[-1]]

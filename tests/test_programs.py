@@ -42,11 +42,11 @@ each_type = pytest.mark.parametrize(("dtype", "idtype"), TYPES, ids=[f"{d}-{i}" 
 
 
 def two_types() -> pytest.MarkDecorator:
-    """Each program in float32, and every second one in another type; the rest is slow."""
+    """Each program in float32, and every fourth one in another type; the rest is slow."""
     params = []
     for number, name in enumerate(PROGRAMS):
         for at, types in enumerate(TYPES):
-            quick = at == 0 or (at - 1 == number // 2 % 2 and number % 2 == 0)
+            quick = at == 0 or (at - 1 == number // 4 % 2 and number % 4 == 0)
             slow = [] if quick else [pytest.mark.slow]
             params.append(pytest.param(name, *types, marks=slow, id=f"{name}-{'-'.join(types)}"))
     return pytest.mark.parametrize(("name", "dtype", "idtype"), params)

@@ -104,6 +104,7 @@ class HostClock:
 REHEARSAL = Device("cpu", "llvm", HostClock(), (1, 2, ways.COPIES))
 
 
+@pytest.mark.slow
 def test_weights_of_a_gpu_by_formats():
     """Ours by each format that suits, cuBLAS's and torch's; the first copy's result is checked."""
     for kind, stored in (("blocks", {"torch BSR"}), ("weights", set())):

@@ -86,6 +86,7 @@ def test_a_program_on_a_graph(explain, tmp_path):
     assert "## Roofline\n" in (tmp_path / "page.md").read_text()
 
 
+@pytest.mark.slow
 def test_facts_as_json(explain):
     code, out, err = explain("spmm.py:spmm", *ON_CORA, "--json")
     assert (code, err) == (0, "")
@@ -139,6 +140,7 @@ def test_refusals(explain, row):
     assert err.startswith(f"sparsetir explain: {message}") and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written(explain):
     code, _, err = explain("spmm.py", "--html", "gone/page.html")
     assert code == 1 and err == "sparsetir explain: gone/page.html: No such file or directory\n"

@@ -75,6 +75,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("transposed", ["", ":T"])
+@pytest.mark.default("-coordinates", "-text", "-weights", "-csv", "-windows", ":T-compressed")
 def test_parts_are_the_whole(path, kind, transposed, monkeypatch):
     monkeypatch.setattr(files, "PIECE", 4)  # row pointers in several pieces
     name = f"{FILES[kind](path)}{transposed}"

@@ -316,6 +316,7 @@ C[i,k,j,l] = A[i,j] * B[k,l]      ; A B   ; csf
 
 
 @pytest.mark.parametrize("row", by_turns(SPARSE, 2), ids=[r[0].strip() for r in SPARSE])
+@pytest.mark.default(3)
 def test_sparse_results(row):
     """They have the numbers of dense ones, and store no more than what is visited."""
     text, sparse, format = row
@@ -352,6 +353,7 @@ y[j] = A[i,j]                      ; A   ; coo  ; coo
 
 
 @pytest.mark.parametrize("row", LAYOUTS)
+@pytest.mark.default(2)
 def test_sparse_results_of_torch(row):
     """Tensors of the layout that is asked for, or in COO, with gradients for values."""
     text, sparse, format, layout = (x.strip() for x in row.split(";"))
@@ -481,6 +483,7 @@ BROKEN = ("coo", "like", "csr")
 
 
 @pytest.mark.parametrize("row", by_turns(COMPILED, 3))
+@pytest.mark.default("C[i,k] = A[i,j] * X[j,k] + Y[i,k] ; coo")
 def test_compiled_functions_have_one_graph_or_break_it_once(row):
     """Results and gradients are those of eager calls; of sparse results graphs break, once."""
     text, kind = row.split(" ; ")
@@ -528,6 +531,7 @@ def test_compiled_functions_have_one_graph_or_break_it_once(row):
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.slow
 def test_operator_of_compiled_functions():
     """It is as torch's tests want one; other matrices and sizes go to the same graph."""
     X, Y = (torch.rand(n, 4, dtype=torch.float64, requires_grad=True) for n in (6, 5))
@@ -546,6 +550,7 @@ def test_operator_of_compiled_functions():
 
 
 @pytest.mark.parametrize("format", by_turns([None, "csc", "coo", "ell", "dcsr"], 2))
+@pytest.mark.default("coo")
 def test_programs_have_their_arguments(format):
     """What :func:`einsum` runs, by its parameters."""
     texts = ["y[i] = s * A[i,j] * x[j]", "C[i,k] += A[i,j] * X[j,k]", "z = A[i,j] * A[j,i]"]

@@ -167,18 +167,21 @@ HOWS = pytest.mark.parametrize("how", ["whole", "parts"])
 
 @HOWS
 @pytest.mark.parametrize("names", by_turns(SPMM_FORMATS, 2))
+@pytest.mark.default(2)
 def test_spmm(names: list[str], how: str) -> None:
     check("spmm", [matrix(n) for n in names], csr_coordinates, how=how)
 
 
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.default("float64-int64")
 def test_spmm_types(dtype: str, idtype: str) -> None:
     rules = [matrix(n, dtype, idtype) for n in ("bsr3", "ell")]
     check("spmm", rules, csr_coordinates, dtype, idtype)
 
 
 @pytest.mark.parametrize("program_type", ["int32", "int64"])
+@pytest.mark.default("int32")
 def test_formats_of_another_index_type(program_type: str) -> None:
     other = "int64" if program_type == "int32" else "int32"
     rules = [matrix("bsr2", idtype=other), matrix("csr", idtype=program_type)]
@@ -188,6 +191,7 @@ def test_formats_of_another_index_type(program_type: str) -> None:
 @HOWS
 @pytest.mark.parametrize("names", [["bsr2"], ["ell", "csc"]])
 @pytest.mark.parametrize("program", ["spmv", "row_sum", "row_max", "spmm_accumulate"])
+@pytest.mark.default(2)
 def test_reductions(program: str, names: list[str], how: str) -> None:
     check(program, [matrix(n) for n in names], csr_coordinates, how=how)
 
@@ -211,6 +215,7 @@ def test_sparse_outputs(program: str, names: list[str], buffers: str, how: str) 
 @HOWS
 @pytest.mark.parametrize("fmt", ["blocked", "three", "kij"])
 @pytest.mark.parametrize("program", ["mttkrp", "csf_sum"])
+@pytest.mark.default("mttkrp-kij-whole")
 def test_order_three(program: str, fmt: str, how: str) -> None:
     rules = {
         "blocked": [blocked_csf("IJK", 2)],
@@ -224,6 +229,7 @@ def test_order_three(program: str, fmt: str, how: str) -> None:
 @pytest.mark.parametrize(
     "rules", [[csf("RIJ", (1, 0, 2))], [blocked_csf("RIJ", 2), csf("RIJ")]], ids=len
 )
+@pytest.mark.default("1-whole")
 def test_relational(rules: list[Any], how: str) -> None:
     check("relational_csf", rules, relational_coordinates, how=how)
 
@@ -268,6 +274,7 @@ def block_rows(b: int, *, mask: bool) -> Any:
 
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("program", ["spmm", "row_max"])
+@pytest.mark.default("row_max-True")
 def test_rules_on_what_rules_produced(program: str, mask: bool) -> None:
     first, then, other = matrix("bsr2"), block_rows(2, mask=mask), matrix("csr")
     record = PROGRAMS[program]
@@ -323,6 +330,7 @@ def test_attention(names: list[str], buffers: str) -> None:
 @HOWS
 @pytest.mark.parametrize("buffers", ["A", "A OUT"])
 @pytest.mark.parametrize("names", [["bsr2"], ["csc"], ["bsr3", "ell"]])
+@pytest.mark.default(1)
 def test_softmax_of_rows(names: list[str], buffers: str, how: str) -> None:
     """Copies in and back of what nested iterations read and write."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]

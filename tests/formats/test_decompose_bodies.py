@@ -296,6 +296,7 @@ LOOKED_UP = [F.CSC(), F.ELL(), F.DIA(), F.Ragged(), F.BSR(2, 3), F.DBSR(2, 2)]
 
 @pytest.mark.parametrize("fmt", LOOKED_UP, ids=lambda f: f.name)
 @pytest.mark.parametrize("body", [READ, STORE + READ, INIT + READ], ids=["read", "store", "init"])
+@pytest.mark.default("read-csc", "store-ell", "init-dia")
 def test_other_elements_are_looked_up(body: str, fmt: F.Format) -> None:
     check(body, fmt)
 
@@ -330,6 +331,7 @@ LARGER = sp.random(30, 25, 0.2, "csr", "float32", rng=np.random.default_rng(0))
     ),
     ids=lambda f: f.name,
 )
+@pytest.mark.default("csr")
 def test_operands_of_another_size_are_refused(fmt: F.Format) -> None:
     spmm = PROGRAMS["spmm"].make("float32", "int32")
     matrix, larger = sparsetir.SparseMatrix(MATRIX), sparsetir.SparseMatrix(LARGER)

@@ -281,6 +281,7 @@ def test_interpreted(fmt: F.Format) -> None:
 @pytest.mark.parametrize(
     "fmt", by_turns({type(f): f for f in FORMATS}.values(), 2), ids=lambda f: f.name
 )
+@pytest.mark.default("coo", "dia")
 def test_built(fmt: F.Format) -> None:
     """One kernel for the copies and one for the computation serve all patterns."""
     conv = converted(fmt, MATRICES["random"])
@@ -314,6 +315,7 @@ ON_THREADS = [
 ])  # fmt: skip
 @pytest.mark.parametrize("fmt", by_turns(ON_THREADS, 2), ids=lambda f: f.name)
 @pytest.mark.parametrize("name", ["random", "one dense row"])
+@pytest.mark.default("random-csr-OpenCL", "one dense row-bsr_4_2-OpenCL")
 def test_on_threads(fmt: F.Format, name: str, made: Any) -> None:
     """By the default schedule of GPUs, as OpenCL and as CUDA on a CPU."""
     args, want = spmm_case(MATRICES[name])

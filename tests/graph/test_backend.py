@@ -66,6 +66,7 @@ def check_many_gradients(model, call, args):
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in CHEAP else pytest.mark.slow) for n in MODELS]
 )
+@pytest.mark.default("gate-eager", "distance-eager")
 def test_layers(name):
     model, args = made(name)
     call, backend = compiled(model)
@@ -177,6 +178,7 @@ def test_an_index_out_of_range_is_refused(wrong):
         compiled(model)[0](x, given, w)
 
 
+@pytest.mark.slow
 def test_kinds_of_edges():
     model, (x, given, w) = made("raw")
     check(model, x, given.int(), w)
@@ -212,6 +214,7 @@ def test_one_index_of_nodes_of_two_kinds():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_layers_have_one_prelude():
     class Two(torch.nn.Module):
         def __init__(self):
@@ -358,6 +361,7 @@ def test_autocast_is_left_to_torch():
     assert any("bfloat16" in x or "not of float32" in x for x in backend.graphs[0].left)
 
 
+@pytest.mark.slow
 def test_dropout_draws_the_numbers_that_eager_draws():
     model = Wrapped(pyg.GATConv(FEATURES, 4, heads=2, dropout=0.5))
     x, given = torch.randn(NODES, FEATURES), edges()

@@ -18,6 +18,7 @@ def without_loops(edges):
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("before", [False, True])
+@pytest.mark.default("True-True")
 def test_other_backends_are_traced_as_before(before, reset):
     def other(graph, inputs):
         seen.append(config.capture_dynamic_output_shape_ops)
@@ -71,6 +72,7 @@ print(torch.compile(step, backend=BACKEND)(x, w).sum().item())
 @pytest.mark.parametrize(
     "backend", ["sparsetir", pytest.param("aot_eager", marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_backward_passes_inside_of_compiled_functions(backend):
     text = STEP.replace("BACKEND", repr(backend))
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)

@@ -40,6 +40,7 @@ def test_what_is_right_passes_and_stays_as_it_is():
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.default(1)
 def test_backward_is_compared_for_the_run_before_it(order):
     """That of an earlier run passes unseen."""
     torch._dynamo.reset()
@@ -59,6 +60,7 @@ def test_backward_is_compared_for_the_run_before_it(order):
     [(aten.tanh.default, "({0} * {0})", "forward"),
      (aten.tanh_backward.default, "({0} * {1})", "backward")],
 )  # fmt: skip
+@pytest.mark.default("tanh.default-({0} * {0})-forward")
 def test_what_is_wrong_is_told(operator, formula, direction, monkeypatch):
     monkeypatch.setitem(expressions.FORMULAS, operator, formula)
     with pytest.raises(RuntimeError, match=f"of a {direction} graph is not that .* it is off by"):

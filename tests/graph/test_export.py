@@ -113,6 +113,7 @@ class TwoSizes(torch.nn.Module):
         return few, y.new_zeros(len(y), y.shape[1]).index_add(0, target, y[source])
 
 
+@pytest.mark.slow
 def test_an_index_of_nodes_of_two_kinds(tmp_path):
     model, path = TwoSizes(), tmp_path / "model.so"
     given = torch.randn(30, 8), torch.randn(40, 8), edges(1, 30, 150)
@@ -121,6 +122,7 @@ def test_an_index_of_nodes_of_two_kinds(tmp_path):
         torch.testing.assert_close(torch.from_numpy(a.numpy()), b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_torch_and_this_package(tmp_path):
     model, args = made("SAGE")
     path, given, out = (tmp_path / name for name in ("model.so", "given.npz", "out.npy"))

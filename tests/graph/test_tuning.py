@@ -66,6 +66,7 @@ def test_a_record_is_used(configs, monkeypatch, tmp_path):
     assert not any(configs)
 
 
+@pytest.mark.slow
 def test_a_model(configs, monkeypatch):
     model, args = Own(FEATURES, 32), (torch.randn(NODES, FEATURES), edges(), W)
     expected = gradients(model, model, *args)

@@ -103,6 +103,7 @@ RGCN = [
     *each("SAGEConv", SAGE, [1, *OUT]),  # both weights in one product, if there is little after
     *each("RGCNConv", RGCN, [4, 12]),
 ])  # fmt: skip
+@pytest.mark.default(14)
 def test_layers(name, options, weighted, out, dtype):
     given = [features(dtype=dtype), graph()]
     if name == "RGCNConv":

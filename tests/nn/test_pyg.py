@@ -366,6 +366,7 @@ CAPTURED = {**LAYERS, "LEConv": lambda: pyg.LEConv(FEATURES, 4)}  # the last is 
 @pytest.mark.parametrize("capture", [scripted, traced, compiled])
 @pytest.mark.parametrize("name", CAPTURED)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.default(5)
 def test_what_torch_captures_is_pygs(name, capture, calls):
     model = CAPTURED[name]()
     first, second = ((torch.randn(n, FEATURES), graph()[0]) for n in (NODES, NODES + 2))
@@ -379,6 +380,7 @@ def test_what_torch_captures_is_pygs(name, capture, calls):
 
 
 @pytest.mark.parametrize("layer", [pyg.SAGEConv, pyg.GCNConv, pyg.GATConv])
+@pytest.mark.default("GCNConv")
 def test_layers_are_leaves_of_tracers(layer, calls):
     """As `to_hetero` traces a model."""
     types, options = ["a", "b"], {"add_self_loops": False} if layer is not pyg.SAGEConv else {}

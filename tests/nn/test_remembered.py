@@ -142,6 +142,7 @@ class Model(torch.nn.Module):
 
 @pytest.mark.parametrize("layer", [GCNConv, SAGEConv, RGCNConv])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.default("aot_eager-SAGEConv")
 def test_compiled_without_graph_breaks(backend, layer):
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("no C++ compiler")

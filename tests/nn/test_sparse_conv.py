@@ -128,6 +128,7 @@ def test_gradients(transposed: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.default(1)
 def test_dtypes(dtype: torch.dtype) -> None:
     x = cloud(2, 60, 5, dtype=dtype)
     layer = SparseConv3d(5, 7, 3).to(dtype)
@@ -166,6 +167,7 @@ def test_gradients_of_gradients() -> None:
 
 
 @pytest.mark.parametrize("strides", [False, True])
+@pytest.mark.default("False")
 def test_compile(strides: bool) -> None:
     """Where outputs with strides are is found outside of the graphs; all products are in them."""
     torch.compiler.reset()

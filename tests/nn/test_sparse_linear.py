@@ -47,6 +47,7 @@ CASES = itertools.product(BLOCKS, CLOSE, [(3, 13, 192), (192,), (5, 192), (0, 19
 
 
 @pytest.mark.parametrize("block, dtype, shape", by_turns(CASES, 11), ids=str)
+@pytest.mark.default(3)
 def test_forward_and_backward(block, dtype, shape):
     layer = made(384, 192, block, dtype, bias=shape != (5, 192))
     weight = layer.dense_weight().double().requires_grad_()
@@ -70,6 +71,7 @@ def test_forward_and_backward(block, dtype, shape):
 
 
 @pytest.mark.parametrize("block", [(4, 4), None])
+@pytest.mark.default("None")
 def test_second_gradients(block):
     layer = made(12, 8, block, torch.float64)
     x = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
@@ -454,6 +456,7 @@ def as_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize(
     "block, dtype", by_turns([((8, 16), torch.float16), ((32, 16), torch.bfloat16)], 2), ids=str
 )
+@pytest.mark.slow
 def test_blocks_on_tensor_cores(as_on_a_gpu, block, dtype):
     layer = made(64, 48, block, dtype)
     x = torch.randn(5, 48).to(dtype).requires_grad_()

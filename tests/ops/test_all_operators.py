@@ -45,12 +45,13 @@ def check(op, case, dtype="float32", given=None):
         assert_close(x / op.close / 4, y / op.close / 4, dtype)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [
-    pytest.param(name, dtype, marks=[] if dtype == TURNS[at % len(TURNS)] else [pytest.mark.slow])
-    for at, name in enumerate(OPS) for dtype in DTYPES
+@pytest.mark.parametrize(("name", "dtype", "half"), [
+    pytest.param(name, dtype, half, marks=[] if (dtype, half) == quick else [pytest.mark.slow])
+    for at, name in enumerate(OPS) for quick in [(TURNS[at % len(TURNS)], at // 2 % 2)]
+    for dtype in DTYPES for half in (0, 1)
 ])  # fmt: skip
-def test_patterns(name, dtype):
-    for case in PATTERNS.values():
+def test_patterns(name, dtype, half):
+    for case in [*PATTERNS.values()][half::2]:
         if not OPS[name].ones or isinstance(case.A, tuple):
             check(OPS[name], case, dtype)
 
@@ -63,6 +64,7 @@ def test_messages(name):
 
 
 @SOME
+@pytest.mark.default(9)
 def test_gradients_of_gradients(name):
     """By finite differences."""
     op = OPS[name]
@@ -200,6 +202,7 @@ def test_transforms(name):
 
 
 @SOME
+@pytest.mark.default(6)
 def test_compiled_without_breaks(name):
     op, given = OPS[name], OPS[name].operands(SMALL, torch.float64)
     torch.compiler.reset()
@@ -215,6 +218,7 @@ def test_compiled_without_breaks(name):
 
 
 @SOME
+@pytest.mark.default(9)
 def test_autocast(name):
     op, given = OPS[name], OPS[name].operands(EDGES, torch.float32)
     want = op.exact(EDGES, *(x.detach().double() for x in given))

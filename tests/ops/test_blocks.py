@@ -57,6 +57,7 @@ CASES = itertools.product(
 
 
 @pytest.mark.parametrize("size, dtype, idtype, feat", by_turns(CASES, 7), ids=str)
+@pytest.mark.default(2)
 def test_products_and_gradients(size, dtype, idtype, feat):
     A, values, dense = blocked((5, 6), size, dtype, idtype)
     wide, B = dense.double(), torch.randn(6 * size[1], feat).to(dtype).requires_grad_()

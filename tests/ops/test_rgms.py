@@ -82,6 +82,7 @@ def agree(pattern, x, weight, edge_weight, reduce="sum", m=M, scale=8):
 
 @pytest.mark.parametrize("dtype", by_default(DTYPES, "float32", "bfloat16"))
 @pytest.mark.parametrize("sizes", [(3, 2, 5), (2, 8, 4), (1, 6, 6)], ids=str)
+@pytest.mark.default("(2, 8, 4)-bfloat16", "(1, 6, 6)-float32")
 def test_weights_in_blocks(dtype, sizes):
     dtype, idtype = getattr(torch, dtype), torch.int32 if dtype == "float32" else torch.int64
     pattern, weight = graph(60, idtype), in_blocks(*sizes, dtype)
@@ -182,6 +183,7 @@ of(X.to("meta"))  # ValueError: rgms: argument 'weight': expected to be on meta 
 
 @pytest.mark.parametrize("dtype", by_default(DTYPES, "float32"))
 @pytest.mark.parametrize("first", [[1, 3], [2, RELATIONS - 1], range(1, RELATIONS)], ids=str)
+@pytest.mark.default("range(1, 5)-float32")
 def test_products_before_sums(dtype, first, monkeypatch):
     """Of some relations, and of all that have edges, in all directions."""
     from sparsetir.ops import relations
@@ -274,6 +276,7 @@ def sparse_graph():
     ),
     ids=str,
 )
+@pytest.mark.default(1)
 def test_on_a_gpu(dtype, weighted, reduce, template, monkeypatch):
     """The result and all gradients are of kernels, with odd features too."""
     from sparsetir.ops import rgms_kernels

@@ -70,6 +70,7 @@ def test_gradients_of_inner_products(mask: Any) -> None:
     torch.testing.assert_close(dots(*values[::2]).detach(), dense)
 
 
+@pytest.mark.slow
 def test_gradients_of_kronecker_products() -> None:
     values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B)]
     torch.autograd.gradcheck(lambda a, b: ops.kron(tensor(A, a), tensor(B, b)).values(), values)
@@ -83,6 +84,7 @@ def test_gradients_of_kronecker_products() -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.default("add", "maximum", "minimum")
 def test_elements(name: str) -> None:
     values = [torch.from_numpy(x.data).requires_grad_() for x in (A, D)]
     op = getattr(ops, name)
@@ -111,6 +113,7 @@ def test_kinds_of_matrices() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.default(2)
 def test_types(dtype: torch.dtype) -> None:
     dense = torch.tensor([[0, 2, 0], [1, 0, 3], [0, 0, 0]], dtype=dtype)
     a = dense.to_sparse_csr()

@@ -282,6 +282,7 @@ def test_layers(name, write):
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("name", RELATIONAL)
+@pytest.mark.default("rgcn max-DLPack", "rgcn reversed-data")
 def test_relational_layers(name, write):
     layer, edges = RELATIONAL[name](), [edges_of(1), edges_of(2)]
     run = lambda edges, types, x: layer(x, edges, types)  # noqa: E731

@@ -75,6 +75,7 @@ def test_other_arrays_and_overlaps():
 
 @requires_cuda_text
 @pytest.mark.parametrize("feat", by_turns([24, 1], 2))
+@pytest.mark.slow
 def test_on_gpus(feat):
     """One of each template that is chosen among: vectors are of the wider type."""
     a = matrix("float16")

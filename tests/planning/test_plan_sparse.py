@@ -84,6 +84,7 @@ def test_values_that_change(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", OF_MATRICES)
+@pytest.mark.default("mul", "minimum")
 def test_configs(op: str) -> None:
     """Every config of the space, of two threads."""
     a, b = matrix((200, 200), 0), matrix((200, 200), 1)
@@ -100,6 +101,7 @@ def test_configs(op: str) -> None:
 
 
 @pytest.mark.parametrize("semiring", SEMIRINGS)
+@pytest.mark.default("plus_times", "max_times")
 def test_semirings_and_masks(semiring: str) -> None:
     a, b, m = matrix((13, 9), 0), matrix((9, 11), 1), matrix((13, 11), 2)
     ways = [(None, {}), (m, {}), (m, {"listed": True}), (m, {"dotted": True})]
@@ -126,6 +128,7 @@ def test_elements_by_themselves_where_there_are_few() -> None:
 
 
 @pytest.mark.parametrize(("threads", "few"), [(1, 0), (1, 99), (3, 0), (3, 99)])
+@pytest.mark.default("3-99")
 def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int, few: int) -> None:
     """By the elements of the result, or as they come; of all patterns, a few terms at a time, of
     all types; with a mask, also one that keeps none, and without."""
@@ -150,6 +153,7 @@ def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int, few: int) -
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int64"])
+@pytest.mark.default("float64-3")
 def test_products_by_element_keep_the_places_of_factors(threads: int, dtype: str) -> None:
     """Of up to three operands, of nothing in common, and of values that are no numbers."""
     for a in map(SparseMatrix, ZOO.values()):
@@ -318,6 +322,7 @@ def test_workers_know_results_of_nothing_and_of_much(op: str, stored: int) -> No
 
 @pytest.mark.parametrize("semiring", ["", *SEMIRINGS])
 @pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.default("False-min_plus", "False-max_plus", "True-plus_times")
 def test_what_is_right_is_found_without_kernels(semiring: str, masked: bool) -> None:
     """In float64, of all operators: which elements there are, also of a mask, and their values."""
     a, b, mask = (matrix((20, 20), n) for n in range(3))

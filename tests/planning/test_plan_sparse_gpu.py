@@ -46,12 +46,14 @@ def check(monkeypatch: pytest.MonkeyPatch, op: str, *each: SparseMatrix, **optio
 
 @requires_cuda_text
 @pytest.mark.parametrize("op", OF_MATRICES)
+@pytest.mark.default("mul", "minimum")
 def test_operators(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     check(monkeypatch, op, *pair(op, 23, 9, 40, "float32"))
 
 
 @requires_cuda_text
 @pytest.mark.parametrize("semiring", by_default(SEMIRINGS, "plus_times", "min_plus"))
+@pytest.mark.default("min_plus")
 def test_semirings_and_masks(monkeypatch: pytest.MonkeyPatch, semiring: str) -> None:
     a, b, m = matrix((13, 9), 0), matrix((9, 11), 1), matrix((13, 11), 2)
     check(monkeypatch, "spgemm", a, b, mask=m, semiring=semiring, config=ElementThreads(32))
@@ -59,6 +61,7 @@ def test_semirings_and_masks(monkeypatch: pytest.MonkeyPatch, semiring: str) -> 
 
 @requires_cuda_text
 @pytest.mark.parametrize("lanes", by_default([1, 2, 8, 32], 1, 8))
+@pytest.mark.default("8")
 def test_listed_terms(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
     """Threads of a group add up the terms of an element; of a product without a mask, too."""
     a, b, m = matrix((13, 40), 0, density=0.8), matrix((40, 11), 1), matrix((13, 11), 2)
@@ -70,6 +73,7 @@ def test_listed_terms(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
 
 
 @requires_cuda_text
+@pytest.mark.slow
 def test_many_operands_and_far_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     each = [matrix((7, 9), n, "int64", 0.1 * n) for n in range(4)]
     check(monkeypatch, "add", *each)
@@ -188,6 +192,7 @@ def test_hash_tables_of_int64(tables: list[Any], monkeypatch: pytest.MonkeyPatch
 
 
 @requires_cuda_text
+@pytest.mark.slow
 def test_hash_tables_of_patterns(tables: list[Any]) -> None:
     """Of the zoo, NaN and infinity within, columns far apart, and of results that are empty."""
     for x in map(SparseMatrix, ZOO.values()):
@@ -223,6 +228,7 @@ KINDS: list[tuple[Any, ...]] = [
 @requires_nvcc
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 @pytest.mark.parametrize("how", by_default(KINDS, KINDS[1], KINDS[-1]))
+@pytest.mark.default(1)
 def test_hash_tables_compile(how: tuple[Any, ...], arch: str) -> None:
     for size in BINS[-1:] if how[0] else BINS:
         stages = lower(rows_program(size, *how), target={"kind": "cuda", "arch": arch})

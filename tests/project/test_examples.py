@@ -50,6 +50,7 @@ def test_data_of_cora():
 @pytest.mark.parametrize(
     "example, epochs, least", [("gcn", 60, 70), ("sage", 50, 68), ("gat", 25, 70)]
 )
+@pytest.mark.default("gcn-60-70")
 def test_cora(run, example, epochs, least):
     text = run(f"{example}_cora.py", "--seeds", "1", "--epochs", str(epochs))
     assert "seed 0: test accuracy " in text
@@ -66,6 +67,7 @@ def test_accuracy_of_the_literature(run, example, least):
 
 
 @pytest.mark.parametrize("gains", [True, False])
+@pytest.mark.default("False")
 def test_demo(run, monkeypatch, gains):
     """With invented measurements: schedules are twice as fast as the default, or none is."""
     seconds = 1e-3 if gains else 2e-3

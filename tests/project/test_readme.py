@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from fake_measurer import install
+from pairs import by_default
 from sparsetir.formats.format import REGISTRY
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.templates.registry import TEMPLATES
@@ -41,6 +42,13 @@ OF_FOLDERS = [
     f"{folder}/README.md"
     for folder in ("bench", "formats", "python/sparsetir", "schedules", "sparse_ir", "tests")
 ]
+# What they show has its tests in `graph/`, `expressions/`, `runtime/`, `ops/` and `nn/`.
+SLOW = {
+    f"docs/{name}.md" for name in (
+        "expressions", "mini_batches", "operators", "pruned_weights", "torch", "torch_compile",
+        "tvm",
+    )
+}  # fmt: skip
 # Searches like those of docs/new_operator.md and `tuning/test_measure.py`, which measure.
 PRETENDED = {"docs/tuning.md", "docs/tutorial.md"}
 REGISTRIES = OPERATORS, TEMPLATES, REGISTRY
@@ -67,7 +75,7 @@ def missing_line(expected, output):
     return None
 
 
-@pytest.fixture(scope="module", params=WITH_CODE)
+@pytest.fixture(scope="module", params=by_default(WITH_CODE, *{*WITH_CODE} - SLOW))
 def page(request):
     return request.param
 

@@ -52,6 +52,7 @@ DIALECT = "from tvm.script import sparse_tir as T; assert T.sp_iter; import tvm,
     ],
     ids=["TVM first", "in use", "sparsetir first"],
 )
+@pytest.mark.default("sparsetir first")
 def test_the_dialect_is_known_whatever_comes_first(code):
     python(f"""
 import sys; sys.modules['torch'] = None  # which TVM would import, in seconds

@@ -66,6 +66,7 @@ def test_schedule(name, program, schedule, dtype, idtype):
 
 
 @pytest.mark.parametrize("order, config", TUNED, ids=str)
+@pytest.mark.default(3)
 def test_tuned(order, config):
     schedule = partial(thesis.tuned_mttkrp, config=config)
     check(getattr(thesis, f"mttkrp{order}"), schedule, *TYPES[order % 2])
@@ -137,6 +138,7 @@ ON_GPUS = {name: (program, schedule) for name, program, schedule in gpu.GPU_SCHE
     ("name", "dtype", "idtype"),
     by_turns([(n, *kind) for at, n in enumerate(ON_GPUS) for kind in TYPES[:: 1 - at % 2 * 2]], 2),
 )
+@pytest.mark.default("A.9-float64-int64", "A.10-float32-int32", "A.11-float64-int64")
 def test_on_gpus(name, dtype, idtype):
     """Against exact results, with empty rows and sizes that divide nothing."""
     program, schedule = ON_GPUS[name]

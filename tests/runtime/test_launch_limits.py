@@ -155,6 +155,7 @@ def test_limits_of_other_gpus():
 
 
 @pytest.mark.parametrize("target", ["cuda", {"kind": "cuda", "arch": "sm_90"}])
+@pytest.mark.default(1)
 def test_built_kernels_check_their_launches(target):
     """As those of the tests do; and what a CPU runs launches nothing."""
     program = PROGRAMS["spmm"].make("float32", "int64")
@@ -174,6 +175,7 @@ CONFIGS = [
 
 @requires_cuda_text
 @pytest.mark.parametrize("options", CONFIGS, ids=lambda o: "-".join(map(str, o.values()))[:30])
+@pytest.mark.default("float16-DBSR(rows=32, cols=32)", "Groups(split='non-zeros', work0")
 def test_matrices_without_elements(options, monkeypatch):
     run_plans(monkeypatch)
     empty = sp.csr_array((64, 32), dtype="float32")

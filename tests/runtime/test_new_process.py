@@ -116,6 +116,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("loader", by_default(LOADERS, "sparsetir.runtime.load", "TVM's runtime"))
+@pytest.mark.slow
 def test_loaded_and_run(exported: Path, loader: str) -> None:
     assert json.loads(run_anew(LOADERS[loader] + RUN_ALL, exported)) == {}
 

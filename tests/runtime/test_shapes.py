@@ -352,6 +352,7 @@ def test_natural_and_flat_arrays_are_taken_under_any_schedule(case, schedule):
 
 
 @pytest.mark.parametrize("of", [torch.from_numpy, tvm.runtime.tensor])
+@pytest.mark.default("tensor")
 def test_flat_tensors_are_written_in_place(of):
     program, *_ = SHAPED["heads outside"]
     func, args, done = _of_shaped(program)

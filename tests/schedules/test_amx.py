@@ -135,6 +135,7 @@ def sizes(rows, cols):
     ),
     ids=str,
 )  # fmt: skip
+@pytest.mark.default("(5, 6, 32)", "(64, 64, 16)")
 def test_shapes(shape):
     rows, cols, features = shape
     config = AmxBlocks(BSR(rows, cols), features, blocks=3)

@@ -242,11 +242,13 @@ def test_instructions(arch, tmp_path):
 
 
 @requires_cuda_text
+@pytest.mark.slow
 def test_in_parts(monkeypatch):
     monkeypatch.setattr(tile_parts, "REGISTERS", 64)
     backward(rows_of_blocks(32)["partial"], Shape(32), WarpTiles(1), which=[True])
 
 
+@pytest.mark.slow
 def test_attention_of_elements_with_heads_first():
     """The same kernel, with heads before rows and columns."""
     rng, heads = np.random.default_rng(0), 2

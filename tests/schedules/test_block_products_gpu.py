@@ -59,6 +59,7 @@ def program(sampled, rows, cols, feat, dtype):
 
 @requires_cuda_text
 @pytest.mark.parametrize("shape", by_default(SHAPES, *SHAPES[:2]), ids=str)
+@pytest.mark.default("(True, 16, 32, 48, 'bfloat16')")
 def test_products_of_blocks(shape):
     sampled, rows, cols, feat, dtype = shape
     if sampled:

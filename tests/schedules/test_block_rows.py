@@ -54,6 +54,7 @@ def blocks(rows: int, cols: int, dtype: str) -> dict[str, Any]:
     ("rows", "cols", "dtype"),
     by_turns([(4, 4, "float32"), (8, 16, "float64"), (7, 1, "int64"), (3, 5, "float32")], 2),
 )  # fmt: skip
+@pytest.mark.default("4-4-float32-plain")
 def test_rows_of_blocks(body: str, rows: int, cols: int, dtype: str) -> None:
     extra = {"D": "IO II int32"} if body == "some rows" else {}
     axes = AXES.format(rows=rows, cols=cols)

@@ -51,6 +51,7 @@ def check(config, feat, dtype="float32", matrices=ZOO, special=True):
 
 
 @pytest.mark.parametrize("fmt", by_turns(FORMATS, 3), ids=lambda f: f.name)
+@pytest.mark.default("coo", "dia")
 def test_default_schedule(fmt):
     """One kernel for all patterns and features; padding does not show."""
     before = sparsetir.compilations()
@@ -61,6 +62,7 @@ def test_default_schedule(fmt):
 
 @pytest.mark.parametrize("fmt", by_turns(FORMATS, 3), ids=lambda f: f.name)
 @pytest.mark.parametrize("feat", [29, 64])
+@pytest.mark.default("29-csr", "64-coo")
 def test_features_that_tiles_do_and_do_not_divide(fmt, feat):
     check(Decomposed(fmt), feat)
 
@@ -79,6 +81,7 @@ NARROW = [(dtype, fmt) for dtype in ("float16", "bfloat16") for fmt in FORMATS]
 
 
 @pytest.mark.parametrize(("dtype", "fmt"), by_turns(NARROW, 14), ids=str)
+@pytest.mark.default("float16-CSR()")
 def test_sums_of_16_bits_are_rounded_once(dtype, fmt):
     """In all formats, in pieces of rows and over several rules too."""
     check(Decomposed(fmt), 29, dtype, special=False)
@@ -127,6 +130,7 @@ def test_the_default_schedule_of_gpus(fmt, dtype, as_cuda):
 
 
 @pytest.mark.parametrize("fmt", by_turns(FORMATS, 3), ids=lambda f: f.name)
+@pytest.mark.default("csr", "coo")
 def test_doubles_and_long_offsets(fmt, monkeypatch):
     monkeypatch.setattr(
         importlib.import_module("sparsetir.planning.request"), "idtype_for", lambda *_: "int64"

@@ -164,6 +164,7 @@ def test_shared_memory_and_reductions_over_threads(kind: Any) -> None:
 
 @requires_nvcc
 @pytest.mark.parametrize("func", [three, together], ids=["branches", "loops"])
+@pytest.mark.default("branches")
 def test_compiles_for_a_gpu(func: tirx.PrimFunc) -> None:
     text = cuda_source(horizontal_fuse(func), "sm_90")
     assert kernels(text) == 1

@@ -141,6 +141,7 @@ def is_defined(values: np.ndarray, to: str) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", by_turns(TYPES, 3))
 @np.errstate(all="ignore")
+@pytest.mark.default("uint16", "bool")
 def test_casts(dtype: str) -> None:
     """To each type and back, in an expression, a variable, a local array, and memory, as NumPy."""
     body = "".join(CHAINS.format(n=n, to=to, dtype=dtype) for n, to in enumerate(TYPES))

@@ -115,6 +115,7 @@ def message_arguments(problem, feat, seed=1):
         (Messages("add", "sum", "f", ""), 32),
     ],
 )
+@pytest.mark.default(2)
 def test_messages(problem, feat):
     outputs = ["out", *(["arg_out"] if problem.arg else [])]
     check(problem, message_arguments(problem, feat), outputs)
@@ -195,6 +196,7 @@ def softmax_arguments(problem, heads):
         3,
     ),
 )
+@pytest.mark.default(1)
 def test_softmax(problem, heads):
     check(problem, softmax_arguments(problem, heads), ["out"])
 
@@ -219,6 +221,7 @@ def attention_arguments(feat, width):
 
 
 @pytest.mark.parametrize(("feat", "width"), by_turns([(5, 3), (1, 16), (40, 24)], 2))
+@pytest.mark.default("5-3")
 def test_attention(feat, width):
     check(EdgeAttention(), attention_arguments(feat, width), ["out"])
 

@@ -160,6 +160,7 @@ def test_sampled_products_on_both_sides_of_each_choice(name):
         check_sampled(sampled(name), ZOO["random"], feat)
 
 
+@pytest.mark.slow
 def test_features_that_come_first_are_brought_behind_the_elements():
     def features_first(sch):
         ref = sch.get_sparse_iteration("sddmm")
@@ -377,6 +378,7 @@ with T.sp_iter([K, I, R, J], "RSSS", "under") as [k, i, r, j]:
 
 
 @pytest.mark.parametrize("similar", SIMILAR)
+@pytest.mark.default("a merged axis attached to the features")
 def test_similar_programs_have_the_default_schedule(similar):
     func, rng = SIMILAR[similar], np.random.default_rng(0)
     args = {"m": 7, "n": 6, "feat": 9}

@@ -81,6 +81,7 @@ def test_the_plain_programs(edges: bool) -> None:
     [(False, (32, 16), ChunkTiles(16, 4, 2)), (False, (4, 48), ChunkTiles(4, 3)),
      (True, (32, 16), ChunkTiles(16, 4, 2)), (True, (1, 8), ChunkTiles(1))],
 )  # fmt: skip
+@pytest.mark.default(1)
 def test_scheduled(edges: bool, sizes: tuple[int, int], config: ChunkTiles) -> None:
     problem = RgmsBackward(*sizes, CHUNK, edges, weighted=sizes[0] != 4)
     check(problem, lower_template(template, problem, config))
@@ -99,6 +100,7 @@ def test_no_elements() -> None:
 
 
 @pytest.mark.parametrize("edges", [False, True])
+@pytest.mark.default("False")
 def test_features_in_blocks(edges: bool) -> None:
     """Each by its own part of the weights, by the plain program and the scheduled one."""
     problem = RgmsBackward(8, 4, CHUNK, edges, weighted=not edges)

@@ -49,6 +49,7 @@ def given(problem: Rgms, shape: Any, sizes: tuple[int, int], rng: Any) -> Any:
 @pytest.mark.parametrize(("problem", "sizes"), by_turns(
     [(p, s) for p in PROBLEMS if p.dtype != "bfloat16" for s in SIZES], 14), ids=str
 )  # fmt: skip
+@pytest.mark.default(1)
 def test_results(problem: Rgms, sizes: tuple[int, int]) -> None:
     """All shapes, in as many ranges as suit and in several."""
     rng = np.random.default_rng(1)
@@ -107,6 +108,7 @@ def test_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(3, 8, 16), (2, 5, 7)])
+@pytest.mark.default(1)
 def test_features_in_blocks(sizes: tuple[int, int, int]) -> None:
     """Each block by a matrix of its own, as by matrices with blocks on the diagonal; interpreted
     after the steps of stage I, and compiled."""

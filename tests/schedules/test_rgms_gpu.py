@@ -142,6 +142,7 @@ def check(problem: Any, config: Any, mask: np.ndarray, feat_in: int, feat: int) 
 # The others meet a pattern in `test_padding_meets_no_number`.
 @requires_cuda_text
 @pytest.mark.parametrize("kind", by_default(KINDS, "rows", "cores", "weights on cores"))
+@pytest.mark.default("rows", "cores")
 def test_patterns(kind: str) -> None:
     """Empty relations, those of one element, rows in pieces; a kernel for all of them."""
     problem, config = KINDS[kind]
@@ -157,6 +158,7 @@ def test_patterns(kind: str) -> None:
 
 @requires_cuda_text
 @each_kind
+@pytest.mark.default("rows", "cores", "weights on cores")
 def test_padding_meets_no_number(kind: str) -> None:
     """What is not finite is where stored elements have it, and nowhere else."""
     problem, config = KINDS[kind]
@@ -200,6 +202,7 @@ def test_values_of_padding_are_not_read(kind: str) -> None:
 
 @requires_cuda_text
 @pytest.mark.parametrize("kind", ["rows", "weights", "edges"])
+@pytest.mark.default("edges")
 def test_elements_that_are_there_several_times(kind: str) -> None:
     """As triples of a graph are, in any order; results for them are in theirs."""
     problem, config = KINDS[kind]
@@ -268,6 +271,7 @@ SHAPES = {
 
 @requires_cuda_text
 @pytest.mark.parametrize("name", by_turns(SHAPES, 6))
+@pytest.mark.default("wide")
 def test_shapes_of_tiles(name: str) -> None:
     problem, config = SHAPES[name]
     check(problem, config, MASKS["mixed"], 36, 68)
@@ -321,6 +325,7 @@ def test_the_program_means_the_same(problem: Any, config: Any) -> None:
 
 @requires_nvcc
 @pytest.mark.parametrize("kind", by_default(KINDS, "cores", "weights"))
+@pytest.mark.default("weights")
 def test_cuda(kind: str, tmp_path: Any) -> None:
     """Asynchronous copies, products on tensor cores of 16 bits; nothing is spilled."""
     problem, _ = KINDS[kind]

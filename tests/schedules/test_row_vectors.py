@@ -219,6 +219,7 @@ INNERMOST = {
 
 @pytest.mark.parametrize("feat", [0, 1, 3, 8, 17, 40])
 @pytest.mark.parametrize("kind", by_turns(INNERMOST, 2))
+@pytest.mark.default(3)
 def test_innermost_sums_in_other_nests(kind, feat):
     axes, over, body = INNERMOST[kind]
     program = small("rows", body, axes, **over)
@@ -306,6 +307,7 @@ FOLLOWS = {
 
 @pytest.mark.parametrize("scratch", [False, True])
 @pytest.mark.parametrize("kind", FOLLOWS)
+@pytest.mark.default("an update of the row, then of its copy-True", "another row-False")
 def test_iterations_over_rows_of_their_own_share_visits(kind, scratch):
     loops, out, body = FOLLOWS[kind]
     over = {"A": "I J", "X": "N", "OUT": out} | ({} if scratch else {"D": "I"})

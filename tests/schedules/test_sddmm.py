@@ -49,6 +49,7 @@ def check(given, **choices):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.default("empty", "less than a group")
 def test_patterns(name):
     """In the order of storage, and in parts of the columns."""
     check(case(PATTERNS[name], 20))
@@ -71,6 +72,7 @@ def test_all_feature_sizes(feat):
 
 @pytest.mark.parametrize("feat", by_turns([3, 20, 128], 2))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.default("float64-3")
 def test_types(dtype, feat):
     check(case(RANDOM, feat, dtype, "int64"), size=0)
     check(case(RANDOM, feat, dtype, heads=(2,)), parts=2)

@@ -49,6 +49,7 @@ def of(problem, feat, target=CPU, matrix=MATRIX, threads=2, more=1):
     Spmm(), Spmm("float16"), Spmm("float64"), Spmm(reduce="max"), Spmm(reduce="mean"),
     Spmm(batched=True), Sddmm(), Sddmm("bfloat16"), Sddmm("float64", batched=True),
 ], [CPU, GPU]), 3), ids=str)  # fmt: skip
+@pytest.mark.default(3)
 def test_candidates_are_points_for_all_features(problem, target):
     for feat, (threads, more) in zip(FEATURES, itertools.cycle(((1, 1), (6, 10**5)))):
         found, known = of(problem, feat, target, threads=threads, more=more)
@@ -103,6 +104,7 @@ def test_patterns_without_elements(shape):
 
 
 @pytest.mark.parametrize(("op", "feat"), by_turns([("spmm", 40), ("spmv", 1), ("sddmm", 40)], 2))
+@pytest.mark.default("sddmm-40")
 def test_configs_are_accepted_and_right(op, feat):
     """Some of them, far from each other."""
     problem = Sddmm() if op == "sddmm" else Spmm()

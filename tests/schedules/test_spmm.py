@@ -29,6 +29,7 @@ def test_patterns(name, reduce):
 
 
 @pytest.mark.parametrize("config", [None, RowTile(16, parts=4), RowTile(16, pack=True)])
+@pytest.mark.default("None")
 def test_mean_of_a_long_row(config):
     """As exact as the sum; in parts, too, where the mean so far is stored in 16 bits."""
     a = sp.csr_array(np.ones((1, 100_000), "float32"))
@@ -41,11 +42,13 @@ def test_mean_of_a_long_row(config):
 @pytest.mark.parametrize(
     "feat", by_turns([1, 2, 3, 7, 15, 16, 17, 33, 100, 129, 257, 600, 1023, 1024], 3)
 )
+@pytest.mark.default("7", "17", "1023")
 def test_feature_sizes(feat):
     check(ZOO["random"], feat)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.default("float16", "float64")
 def test_dtypes(dtype):
     for reduce in ("sum", "mean", "max", "min"):
         check(ZOO["empty rows"], 24, dtype, reduce)
@@ -176,6 +179,7 @@ def test_types_and_tails(case):
 
 
 @pytest.mark.parametrize("case", by_turns([(case,) for case in PANELS], 2), ids=str)
+@pytest.mark.default(2)
 def test_types_and_tails_of_panels(case):
     config, dtype, feat, idtype = case
     for name in FEW:

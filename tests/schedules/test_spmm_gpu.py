@@ -71,6 +71,7 @@ def test_matrices(config: Any, as_cuda: bool) -> None:
 
 @requires_cuda_text
 @pytest.mark.parametrize("way", by_turns(WAYS, 2))
+@pytest.mark.default("panels")
 def test_matrices_in_panels(way: str) -> None:
     for mask in MASKS.values():
         run(Spmm(), panels(way), of_mask(mask, "int32"))
@@ -182,6 +183,7 @@ HYB_PROBLEMS = [
 @pytest.mark.parametrize(
     "problem, config, as_cuda", on_runners(HYB_PROBLEMS, (0, 3), (2, 4)), ids=name_of
 )
+@pytest.mark.default("Spmm-HybRows-OpenCL2", "Spmm-HybRows-CUDA0")
 def test_problems_of_hyb(problem: Spmm, config: HybRows, as_cuda: bool) -> None:
     mask = MASKS["empty rows"].copy()
     mask[:, 4:] = False  # rows of up to four elements
@@ -248,6 +250,7 @@ CASES = [
 
 @requires_cuda_text
 @pytest.mark.parametrize("case", by_default(CASES, CASES[0], CASES[13]), ids=str)
+@pytest.mark.default(1)
 def test_types_and_sizes(case: tuple[Spmm, PanelThreads, int]) -> None:
     problem, config, feat = case
     for name in ("random", "one dense row", "empty rows"):
@@ -281,6 +284,7 @@ def test_shared_rows() -> None:
     RowSplit(4, 2, 2), RowSplit(8, 1, 1, row_cache=True), panels("compact, atomics"),
     panels("panels"), Groups("non-zeros", group=8, threads=2), Groups(lanes=4, group=4, threads=2),
 ], 2), ids=str)  # fmt: skip
+@pytest.mark.default(1)
 def test_a_program_of_a_user(config: Any) -> None:
     """One that gathers nothing."""
     args, wanted = spmm_gpu_common.scaled_sums()
@@ -357,6 +361,7 @@ CUDA = [
 
 @requires_nvcc
 @pytest.mark.parametrize("problem, config, width, registers", CUDA, ids=["float32", "max", "half"])
+@pytest.mark.default("max")
 def test_cuda(problem: Spmm, config: RowSplit, width: str, registers: int, tmp_path: Any) -> None:
     """Loads of B and stores of C are 128 bits wide, and sums stay in registers."""
     source = cuda_source(lower_sparse_buffer(scheduled(problem, config)))
@@ -402,6 +407,7 @@ PANELS = {"panels": (15, 32), "atomics": (15, 32), "compact": (4, 10), "compact,
 @requires_nvcc
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 @pytest.mark.parametrize("way", by_default(PANELS, "panels", "compact, atomics"))
+@pytest.mark.default("compact, atomics-sm_90")
 def test_panels_in_cuda(way: str, arch: str, tmp_path: Any) -> None:
     """One load of B for all rows of an entry, 128 bits wide, and sums in registers.
 

@@ -49,6 +49,7 @@ ALGORITHMS = {
 
 @requires_cuda_text
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.default("1 row", "1/g row")
 def test_matrices(name: str) -> None:
     for mask in PATTERNS.values():
         run(Spmm(), ALGORITHMS[name], of_mask(mask, "int32"))
@@ -81,6 +82,7 @@ CONFIGS = [
 @pytest.mark.parametrize(
     "config", by_default(CONFIGS, *(CONFIGS[n] for n in (5, 6, 11, 16))), ids=repr
 )
+@pytest.mark.default(2)
 def test_configs(config: Groups) -> None:
     for name in ("random", "one dense row"):
         run(Spmm(), config, of_mask(PATTERNS[name], "int32"))
@@ -135,6 +137,7 @@ PROBLEMS = [
     by_turns([(p, name) for p, names in PROBLEMS for name in names], 3),
     ids=str,
 )
+@pytest.mark.default(3)
 def test_problems(problem: Spmm, name: str) -> None:
     config = ALGORITHMS[name]
     if problem.dtype == "float64":
@@ -172,6 +175,7 @@ CUDA = {
 @requires_nvcc
 @pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 @pytest.mark.parametrize("name", by_default(CUDA, "1/g row, r < g", "1 nnz"))
+@pytest.mark.default("1/g row, r < g-sm_90")
 def test_cuda(name: str, arch: str, tmp_path: Any) -> None:
     """Loads of B are 128 bits wide, and sums stay in registers."""
     config, there, absent, registers = CUDA[name]

@@ -58,6 +58,7 @@ def test_rows_of_any_number_of_blocks(stages):
 @pytest.mark.parametrize(
     ("fmt", "types", "feat"), by_turns(itertools.product(FORMATS, TYPES, FEATURES), 179), ids=str
 )
+@pytest.mark.default(1)
 def test_formats(fmt, types, feat):
     """Each format with each type and any number of features, under three orders of warps."""
     config = TensorCores.for_features(fmt, feat, types[0])
@@ -77,6 +78,7 @@ WARPS = {
 @requires_cuda_text
 @pytest.mark.parametrize("name", by_turns(WARPS, 4))
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.default("float16-many rows")
 def test_warps(name, dtype):
     config, out = WARPS[name], "int32" if dtype == "int8" else "float32"
     check(kernel(config, dtype, out), pattern(config.format, SHAPE, COUNTS), feat=80)
@@ -95,6 +97,7 @@ def test_shapes(fmt, shape):
 
 @requires_cuda_text
 @pytest.mark.parametrize("fmt", [BSR(8, 16), DBSR(8, 8), SRBCRS(8, 8)], ids=str)
+@pytest.mark.default("SRBCRS(t=8, g=8)")
 def test_stage_one_means_the_same(fmt):
     """Workspaces and steps of a block, with tails in all directions, in the interpreter."""
     made = kernel(TensorCores(fmt, tile=16, warps=(1, 1), depth=8))
@@ -124,6 +127,7 @@ def test_int64(fmt):
 
 @requires_cuda_text
 @pytest.mark.parametrize("heads", [3])
+@pytest.mark.slow
 def test_batches(heads):
     """A user's program, where many dense operands share the matrix: heads are in the grid."""
     batched_kernel(TensorCores(BSR(32, 32), tile=32, warps=(1, 1)), heads, SHAPE, COUNTS, feat=40)

@@ -68,6 +68,7 @@ def check(a, config, dtype="float32"):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.default(4)
 def test_patterns(name, config):
     check(ZOO[name], config)
 

@@ -128,6 +128,7 @@ def test_the_programs_are_of_the_language(program: str) -> None:
 
 
 @pytest.mark.parametrize(("program", "idtype"), [("add_csr", "int32"), ("spgemm", "int64")])
+@pytest.mark.default("add_csr-int32")
 def test_axes_that_are_assembled(program: str, idtype: str) -> None:
     """They print and parse back; the result is that of the program which has a dense axis there."""
     func = sparsetir.from_source(open_text(program, "float64", idtype))
@@ -246,6 +247,7 @@ COMPUTED = ["j1 + j2", "2 * j2 - j1", "j2 + 3", "j1 * 7 + (6 - j2)"]
 
 
 @pytest.mark.parametrize("column", by_default(COMPUTED, "2 * j2 - j1", "j1 * 7 + (6 - j2)"))
+@pytest.mark.default("j1 * 7 + (6 - j2)")
 def test_columns_that_are_computed(column: str) -> None:
     """In any order, of several visits, and where there are no such columns."""
     given, a, b = drawn_pair(1)
@@ -316,6 +318,7 @@ def expected_where_written(name: str, at: Tensors) -> tuple[np.ndarray, np.ndarr
 @pytest.mark.parametrize(
     "made", by_turns([dots, large, large_with_features, above_diagonal, columns_of_fibers], 2)
 )
+@pytest.mark.default("dots", "large_with_features")
 def test_what_is_written_is_stored(made: Any) -> None:
     """And nothing else that is visited; short rows in another way, too."""
     kernel = build_assembled(sparsetir.from_source(made().text))

@@ -137,6 +137,7 @@ def inputs(made: Callable[..., Tensors]) -> list[Tensors]:
 
 
 @pytest.mark.parametrize("made", by_turns(CASES, 2), ids=lambda made: made.__name__)
+@pytest.mark.default("outer_products", "sum_and_product", "rows_with_large_sums")
 def test_results(made: Callable[..., Tensors]) -> None:
     """Values and patterns are NumPy's: what is written is stored, and nothing else."""
     kernel = sparsetir.build_assembled(sparsetir.from_source(made().text))
@@ -149,6 +150,7 @@ def test_results(made: Callable[..., Tensors]) -> None:
 
 
 @pytest.mark.parametrize("made", [add_csf, outer_products, largest_under_condition])
+@pytest.mark.default("outer_products")
 def test_programs_are_of_the_language(made: Callable[..., Tensors]) -> None:
     """They print and parse back; the interpreter gives the same coordinates and values."""
     at = made()
@@ -183,6 +185,7 @@ UPDATES = {
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 @pytest.mark.parametrize("case", UPDATES)
+@pytest.mark.default("sum-float32", "many-int64", "least-float32")
 def test_rows_that_are_filled(case: str, dtype: str) -> None:
     """Elements that are written several times, in any order, and once; from the second call on."""
     text, first, update, listed = UPDATES[case]
@@ -242,6 +245,7 @@ def test_coordinates_too_long_for_one_number() -> None:
 
 
 @pytest.mark.parametrize("dtype", by_turns(["float64", "bfloat16", "bool"], 2))
+@pytest.mark.default("bool")
 def test_types(dtype: str) -> None:
     """Of values; and of indices, which are each level's own. Sizes of 0 are as others."""
     at = Tensors("A=ds:ij").declare("N = T.sparse_variable(O, (nj, None), (c_ptr, c_idx), 'int64')")

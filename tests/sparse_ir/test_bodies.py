@@ -134,6 +134,7 @@ FLOATS = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-11}
 @pytest.mark.parametrize(
     "dtype", by_default(TYPES.split(), "bfloat16", "float32", "int32", "uint8")
 )
+@pytest.mark.default("bfloat16", "float32", "uint8")
 def test_operations(dtype: str) -> None:
     """Kernels compute what the interpreter does, or the verifier refuses; TVM has no say."""
     shifts = dtype if "int" in dtype else "int32"

@@ -91,6 +91,7 @@ BODIES = {
 
 @pytest.mark.parametrize("far", FAR)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.default(4)
 def test_what_leaves_int32_is_absent(body: str, far: int) -> None:
     index = np.array([1, far, 2, 3], "int32")
     want = check(program(body), arguments(index))
@@ -245,6 +246,7 @@ GPU_BODIES = [
         pytest.param(gpu_runner.run_opencl, marks=gpu_runner.requires_opencl, id="opencl"),
     ],
 )
+@pytest.mark.default(3)
 def test_on_gpus(body: str, dtype: str, run: Any) -> None:
     far = FAR if dtype == "int32" else [2**62, 2**63 - 1, -(2**63), 2**32 + 3, 6148914691236517206]
     index = np.array([1, *far, 2], dtype)

@@ -260,6 +260,7 @@ def test_visits_that_go_in_strides(rows: str, tail: str) -> None:
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("tail", by_turns(["repeat", "guard"], 2))
 @pytest.mark.parametrize("rows", ["table", "search", "blocks"])
+@pytest.mark.default("search-repeat-int64")
 def test_runs_on_a_gpu(rows: str, tail: str, idtype: str) -> None:
     kernel = CudaStages(program(idtype=idtype), by_threads(rows, tail, runs=True))
     check(lambda args: kernel(args)["c"], idtype)

@@ -121,12 +121,14 @@ def all_of_one(names: list[str], options: list[Any]) -> list[Any]:
 
 @requires_cuda_text
 @pytest.mark.parametrize(("name", "size"), all_of_one(SUMS, [2, 1, 8, 32]))
+@pytest.mark.default("spmv-1", "row_sum-2")
 def test_segments(name: str, size: int) -> None:
     check(name, by_elements(f"segment({size})"))
 
 
 @requires_cuda_text
 @pytest.mark.parametrize("tail", ["guard", "repeat"])
+@pytest.mark.default("repeat")
 def test_segments_of_tensors(tail: str) -> None:
     """Elements of three levels, whose rows and columns are computed."""
     check("mttkrp", by_elements("segment(16)", tail=tail))
@@ -137,6 +139,7 @@ def test_segments_of_tensors(tail: str) -> None:
     ("group(8)", 24), ("group(1)", 1), ("group(4)", 4), ("group(8)", 32), ("temporary", 16),
     ("temporary", 32), ("atomics", 4),
 ]), ids=str)  # fmt: skip
+@pytest.mark.default("spmv-('atomics', 4)", "row_sum-('group(8)', 24)")
 def test_groups(name: str, way: tuple[str, int]) -> None:
     """Four rows in a block: groups of less than a warp lie beside those of other rows."""
     race, lanes = way
@@ -157,6 +160,7 @@ def test_groups_of_maxima(lanes: int) -> None:
 @pytest.mark.parametrize(
     ("name", "size"), by_turns([("spmv", 1), ("spmm", 7), ("spmv", 7), ("spmm", 1)], 2)
 )
+@pytest.mark.default("spmv-7")
 def test_chunks(name: str, size: int) -> None:
     check(name, by_chunks(size))
     kernel = check(name, by_chunks(size, race="temporary"))
@@ -167,6 +171,7 @@ def test_chunks(name: str, size: int) -> None:
 @pytest.mark.parametrize("apply", by_turns([
     by_elements("segment(8)"), by_elements("atomics"), by_rows("temporary", 8), by_chunks(4),
 ], 2), ids=["segment", "atomics", "group", "chunks"])  # fmt: skip
+@pytest.mark.default("group")
 def test_other_types(apply: Apply) -> None:
     check("spmm", apply, "float64", "int64")
 
@@ -257,6 +262,7 @@ def minima() -> Any:
     ("row_max", "float32", 128, 2), ("row_min", "float32", 64, 0), ("spmv", "float16", 512, 0),
     ("spmm", "bfloat16", 64, 0),
 ], 2))  # fmt: skip
+@pytest.mark.default("spmm-float32-64-3", "spmv-float64-256-0")
 def test_blocks(name: str, dtype: str, threads: int, parts: int) -> None:
     """Rows shorter and longer than a block, empty ones, columns that take turns."""
     wider = {"float16": "float32", "bfloat16": "float32"}.get(dtype)

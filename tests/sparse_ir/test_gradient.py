@@ -86,6 +86,7 @@ def weights_of(case, seed=5):
 
 
 @pytest.mark.parametrize(("name", "wrt"), EACH)
+@pytest.mark.default("spmv-b", "gates-a", "rgms-w")
 def test_autograd(name, wrt):
     """Kernels are by the default schedule, which finds the parallel loops."""
     make, forward = CASES[name]

@@ -161,6 +161,7 @@ def scheduled(name: str, code: str) -> Any:
 
 @requires_cuda_text
 @pytest.mark.parametrize(("name", "code", "_"), by_turns(TABLE, 2))
+@pytest.mark.default("positions(sparse_fuse(it, [o, i]))", 'precompute("Y", j, [], scope="global")')
 def test_found_on_a_gpu(name: str, code: str, _: Any) -> None:
     kernel = CudaStages(scheduled(name, code), None)
     for case in ("small", "empty", "single_column"):
@@ -292,6 +293,7 @@ def check(seed: int, threads: bool = False, draw: Callable[..., Adverse] = adver
     "seed",
     by_default([28, 5197, 12110, 16388, *range(1000, 1030)], 28, 5197, 12110, 16388, 1000, 1001),
 )
+@pytest.mark.default("28", "16388", "1000")
 def test_adverse_kernels(seed: int) -> None:
     check(seed)
 
@@ -321,6 +323,7 @@ def test_kernels_often(block: int) -> None:
         [96, 107, 203, 3066, 3451, 4616, 4645, 20001, *range(10)], 96, 107, 3066, 4645, 20001, 1
     ),
 )
+@pytest.mark.default("96", "107")
 def test_bodies_of_statements(seed: int) -> None:
     check(seed, draw=of_statements)
 

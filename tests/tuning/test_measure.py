@@ -397,6 +397,7 @@ def test_short_calls_on_a_gpu_are_waited_for_together(monkeypatch) -> None:
         ("spmv", "float32", {}),
     ],
 )
+@pytest.mark.default(2)
 def test_every_operator_is_checked(op: str, dtype: str, options) -> None:
     """In this process: the same classes as in a worker's."""
     given = task(op, 1 if op == "spmv" else FEAT, dtype, **options)

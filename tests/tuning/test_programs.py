@@ -68,6 +68,7 @@ ITERATIONS = {"hypergraph": "two_hop", "distances_ell": "distances", "spmm_coo_s
 
 
 @pytest.mark.parametrize("name", ["spmm", "mttkrp", "ttm", "sddmm", *ITERATIONS])
+@pytest.mark.default("spmm", "ttm", "hypergraph", "spmm_coo_scatter")
 def test_a_made_space_is_right(name):
     """Its first choices, its last ones and a mixture, on small inputs with empty rows."""
     program = PROGRAMS[name]
@@ -102,6 +103,7 @@ def test_a_made_space_goes_by_what_the_program_is():
 
 
 @pytest.mark.parametrize("visit", ["rows", "parts 3", "sorted 3", "panels 2", "panels 3"])
+@pytest.mark.default("rows", "sorted 3")
 def test_a_made_space_visits_rows_in_other_orders(visit, monkeypatch):
     """Of any program of that shape, whatever its operator: here with a gate."""
     monkeypatch.setattr(program_space, "ROWS", 1)

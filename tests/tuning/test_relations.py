@@ -95,6 +95,7 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
     ops.clear_cache()
 
 
+@pytest.mark.slow
 def test_what_is_tried_is_right():
     """The plain program with the arguments of a search, by the ends of the space."""
     branch = requested("rgms", A, 32, feat_in=8, threads=2).space().branches[0]
