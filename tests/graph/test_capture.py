@@ -72,7 +72,6 @@ print(torch.compile(step, backend=BACKEND)(x, w).sum().item())
 @pytest.mark.parametrize(
     "backend", ["sparsetir", pytest.param("aot_eager", marks=pytest.mark.slow)]
 )
-@pytest.mark.slow
 def test_backward_passes_inside_of_compiled_functions(backend):
     text = STEP.replace("BACKEND", repr(backend))
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)

@@ -45,7 +45,7 @@ OF_FOLDERS = [
 # What they show has its tests in `graph/`, `expressions/`, `runtime/`, `ops/` and `nn/`.
 SLOW = {
     f"docs/{name}.md" for name in (
-        "expressions", "mini_batches", "operators", "pruned_weights", "torch", "torch_compile",
+        "mini_batches", "pruned_weights", "torch_compile",
         "tvm",
     )
 }  # fmt: skip
