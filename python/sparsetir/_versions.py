@@ -8,6 +8,8 @@ metadata alone.
 import os
 from importlib import metadata
 
+from sparsetir.machine import this_machine
+
 VERSION = "0.2.0"
 
 REQUIRED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
@@ -49,22 +51,7 @@ def set_thread_defaults() -> None:
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
     if "OMP_NUM_THREADS" not in os.environ:  # which TVM heeds as well
-        os.environ.setdefault("TVM_NUM_THREADS", str(_cores()))
-
-
-def _cores() -> int:
-    """Cores that this process may use; logical CPUs where their topology is not told."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    cpus = os.sched_getaffinity(0)
-    cores = set()
-    for cpu in cpus:
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-                cores.add(file.read().strip())
-        except OSError:
-            return len(cpus)
-    return max(1, len(cores))
+        os.environ.setdefault("TVM_NUM_THREADS", str(this_machine().cores))
 
 
 def installed(name: str) -> str | None:
