@@ -54,7 +54,8 @@ if [ ! -e "$folder/.site" ] || [ constraints.txt -nt "$folder/.site" ]; then
   touch "$folder/.site"
 fi
 
-export PYTHONPATH=$site:$PWD/python
+# Without the last: TVM would compile its way to torch of this version, here for minutes.
+export PYTHONPATH=$site:$PWD/python TVM_FFI_DISABLE_TORCH_C_DLPACK=1
 if [ "${1:-}" = --python ]; then
   shift
   exec "$bin/python3" "$@"

@@ -6,7 +6,9 @@ metadata alone.
 """
 
 import os
+import warnings
 from importlib import metadata
+from pathlib import Path
 
 from sparsetir.machine import this_machine
 
@@ -24,6 +26,7 @@ def check() -> None:
     Imports neither tvm nor tvm_ffi. Also calls `set_thread_defaults`, which must come before
     either is loaded.
     """
+    _check_system(Path(__file__).parent)
     found = {name: installed(name) for name in REQUIRED}
     wrong = [name for name, version in REQUIRED.items() if found[name] != version]
     if wrong:
@@ -36,6 +39,23 @@ def check() -> None:
             f"run `pip install {' '.join(pins)}`"
         )
     set_thread_defaults()
+
+
+def _check_system(folder: Path) -> None:
+    """Raise ImportError for a checkout without symbolic links; warn where nothing is tested.
+
+    folder : of this package
+    """
+    if (folder / "sparse_ir").is_file():
+        raise ImportError(
+            f"sparsetir: {folder / 'sparse_ir'} is a file, where a checkout has a symbolic link: "
+            "clone with `git clone -c core.symlinks=true`, or install a wheel"
+        )
+    if this_machine().system == "win32":
+        warnings.warn(
+            "sparsetir is not tested on Windows, where tuning and torch's pool of threads are not "
+            "available", stacklevel=4,
+        )  # fmt: skip
 
 
 def set_thread_defaults() -> None:

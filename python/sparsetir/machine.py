@@ -19,7 +19,7 @@ from typing import NamedTuple
 ROOT = Path("/")
 TESTED = {
     ("linux", "x86_64"): "tested",
-    ("linux", "aarch64"): "tested under emulation; speed not measured",
+    ("linux", "aarch64"): "kernels ran under emulation; speed not measured",
 }
 FULL = 1024  # the capacity of the fastest core, in Linux's unit
 # Capacity of Intel's E cores: half the vector units of P cores, at a lower frequency.

@@ -160,7 +160,7 @@ def test_macos():
 
 def test_only_what_has_run_is_called_tested():
     assert how_tested(linux_or("linux", "x86_64")) == "Linux on x86_64: tested"
-    emulated = "Linux on aarch64: tested under emulation; speed not measured"
+    emulated = "Linux on aarch64: kernels ran under emulation; speed not measured"
     assert how_tested(linux_or("linux", "aarch64")) == emulated
     assert how_tested(linux_or("darwin", "arm64")) == "macOS on arm64: not tested"
     assert how_tested(linux_or("win32", "AMD64")) == "Windows on AMD64: not tested"
