@@ -15,7 +15,7 @@ from typing import Any
 
 from sparsetir.cli.arguments import Failed, UsageError, add_modules, import_modules
 from sparsetir.data.graphs import KINDS, GraphError
-from sparsetir.schedules.targets import usable_cpus
+from sparsetir.machine import this_machine
 from sparsetir.tuning.process import THREADS
 
 RESULTS = Path("bench/results")
@@ -209,7 +209,7 @@ def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
     args = commands.parse_args(words)
     threads = COMMANDS[args.command][2]  # of this process, which may only wait for others
     if threads is None:
-        args.threads = threads = getattr(args, "threads", None) or len(usable_cpus())
+        args.threads = threads = getattr(args, "threads", None) or len(this_machine().cpus)
     wanted = {name: str(threads) for name in THREADS}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Libraries that are loaded by now have read others.

@@ -42,13 +42,9 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
     """The machine, variables and versions that a figure depends on."""
     import sparsetir
     from sparsetir._versions import installed
+    from sparsetir.machine import this_machine
     from sparsetir.records.task import cpu_model
-    from sparsetir.schedules.targets import (
-        distinctive_features,
-        host_features,
-        host_target,
-        usable_cpus,
-    )
+    from sparsetir.schedules.targets import distinctive_features, host_features, host_target
 
     has, pool = host_features(), sparsetir.threads()
     return {
@@ -57,7 +53,7 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
         "cpu": cpu_model(),
         "llvm_cpu": str(host_target().attrs["mcpu"]),
         "cpu_features": distinctive_features(name for name in has if has[name]),
-        "cores": len(usable_cpus()),
+        "cores": len(this_machine().cpus),
         "load": os.getloadavg(),
         "threads": threads,
         "pool": {**pool._asdict(), "library": Path(pool.library).name},

@@ -20,8 +20,8 @@ from bench.problems import Problem, problems
 from bench.report import commit
 from bench.summary import show, summarise
 from bench.timing import progress
+from sparsetir.machine import this_machine
 from sparsetir.schedules.operators.registry import OPERATORS
-from sparsetir.schedules.targets import usable_cpus
 from sparsetir.tuning.case import Case, Reference, make
 
 FEATURES = (32, 128, 512)
@@ -64,7 +64,7 @@ def measured(
 
 def thread_counts(words: list[str] | None) -> list[int]:
     """Numbers of threads from "all", "one" and numbers; "all and one" by default."""
-    cores = len(usable_cpus())
+    cores = len(this_machine().cpus)
     named = {"all": cores, "one": 1}
     found = []
     for word in " ".join(words or ["all", "one"]).split():

@@ -35,7 +35,8 @@ from sparsetir.schedules.passes.vectorize_innermost import (
 )
 from sparsetir.schedules.passes.vectorize_reductions import vectorize_reductions
 from sparsetir.schedules.passes.versions import Versions, joined
-from sparsetir.schedules.targets import is_gpu, l2_bytes, vector_bits
+from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.targets import is_gpu, l2_bytes, vector_registers
 from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
@@ -81,11 +82,11 @@ def versions_by_size(
     vectors, any_order : as of :func:`default_schedule`; where the first is given, there is one
         version
     """
-    bits = vector_bits(target)
-    scheduled = _cpu(func)
-    known = size_of_tiles(scheduled, bits) if vectors is None else None
+    bits, registers = vector_registers(target)
+    scheduled, most = _cpu(func), vectors or sum_vectors(registers)
+    known = size_of_tiles(scheduled, bits, most) if vectors is None else None
     if known is None:
-        return Versions(None, [("all", 0, _in_vectors(scheduled, bits, vectors, any_order))])
+        return Versions(None, [("all", 0, _in_vectors(scheduled, bits, most, any_order))])
     size, width = known
     index = list(scheduled.params).index(size)
     ends = tile_sizes(width)
@@ -94,16 +95,12 @@ def versions_by_size(
         func = s_tir.renew_defs(scheduled)
         among = SizeRange(func.params[index], low + 1, high)
         name = f"above_{low}" if high is None else f"up_to_{high}"
-        versions.append((name, high or 0, _in_vectors(func, bits, vectors, any_order, among)))
+        versions.append((name, high or 0, _in_vectors(func, bits, most, any_order, among)))
     return Versions(index, versions)
 
 
 def _in_vectors(
-    func: tirx.PrimFunc,
-    bits: int,
-    vectors: int | None,
-    any_order: bool,
-    among: SizeRange = ANY_SIZE,
+    func: tirx.PrimFunc, bits: int, vectors: int, any_order: bool, among: SizeRange = ANY_SIZE
 ) -> tirx.PrimFunc:
     """The innermost loops of a CPU's function in vectors, for a range of sizes."""
     scheduled = vectorize_innermost(func, bits, l2_bytes(), vectors, among)

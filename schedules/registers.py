@@ -1,7 +1,7 @@
 """Sizes of what a CPU kernel keeps in vector registers: the one place that says them.
 
-AVX-512 and NEON have 32 vector registers, other x86 CPUs 16. A kernel's sums leave room for what
-is loaded; a nest whose operands are read once for many sums can give them more of the registers.
+A kernel's sums leave room for what is loaded; a nest whose operands are read once for many sums can
+give them more of the registers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,23 @@ class Features(NamedTuple):
     feat: int | None
 
 
-def sum_vectors(bits: int) -> int:
-    """Vectors of sums of a tile, half of the registers; bits : of a vector.
+def least_registers(bits: int) -> int:
+    """Vector registers that each CPU has whose vectors are so wide."""
+    return 32 if bits >= 512 else 16
+
+
+def sum_vectors(registers: int) -> int:
+    """Vectors of sums of a tile, half of the registers.
 
     Each gathered element's column and value is loaded once for all of its vectors, so that wider
     tiles are faster as long as nothing is spilled.
     """
-    return 16 if bits >= 512 else 8
+    return registers // 2
 
 
-def most_sum_vectors(bits: int) -> int:
+def most_sum_vectors(registers: int) -> int:
     """Vectors of sums of products of tiles, three quarters of the registers."""
-    return 24 if bits >= 512 else 12
+    return registers * 3 // 4
 
 
 def served(feat: int, tile: int, lanes: int) -> int | None:

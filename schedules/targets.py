@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import tvm
 
+from sparsetir.machine import REGISTERS, this_machine
 from sparsetir.schedules.passes.amx_nests import NEEDS
 
 # As users give one.
@@ -32,19 +31,21 @@ _DISTINCTIVE = frozenset(
     "amx-bf16 amx-fp16 amx-int8 avx2 avx10.2 avx512bf16 avx512f avx512fp16 avx512vnni avxvnni "
     "bf16 fullfp16 i8mm sme sve sve2".split()
 )
-# Bits of vectors of floats, by the first of these features that a CPU has.
-X86_VECTORS = {"avx512f": 512, "avx": 256, "sse2": 128}
 # Bytes of cache that what is gathered from should fit into, where the machine does not say.
 L1_BYTES, L2_BYTES, L3_BYTES = 32 << 10, 1 << 20, 32 << 20
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # of Linux
 
 
-@cache
 def host_features() -> Mapping[str, bool]:
     """Whether this machine's CPU has a feature, by the name that LLVM gives it.
 
     Empty where LLVM cannot tell.
     """
+    assumed = this_machine().features
+    return _features_by_llvm() if assumed is None else assumed
+
+
+@cache
+def _features_by_llvm() -> Mapping[str, bool]:
     find = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
     found = None if find is None else find()
     return {str(name): bool(has) for name, has in (found or {}).items()}
@@ -68,7 +69,7 @@ def host_target() -> tvm.target.Target:
     the name alone may be slower than need be, or end with an illegal instruction.
     """
     name = str(tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
-    return _named_and_different(name, host_features())
+    return _named_and_different(name, _features_by_llvm())
 
 
 def _named_and_different(name: str, has: Mapping[str, bool]) -> tvm.target.Target:
@@ -120,77 +121,64 @@ def resolve_target(target: TargetLike) -> tvm.target.Target:
         raise ValueError(f"build: argument 'target': {error}") from error
 
 
-def usable_cpus() -> list[int]:
-    """Numbers of the processors that this process may run on; all, where it cannot be told."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
 def is_gpu(target: Any) -> bool:
     """Whether programs for the target need threads."""
     return "gpu" in target.keys
 
 
-@lru_cache(maxsize=16)  # LLVM takes longer to say it than a small kernel to run
-def vector_bits(target: Any) -> int:
-    """Width of a CPU target's vector registers.
+def vector_registers(target: Any) -> tuple[int, int]:
+    """Width in bits of a CPU target's vector registers, and their number."""
+    assumed = this_machine().registers
+    return assumed if assumed and _is_host(target) else _registers_of(target)
 
-    Of x86 by its features: TVM says 512 for all of them.
-    """
+
+@lru_cache(maxsize=16)  # LLVM takes longer to say it than a small kernel to run
+def _registers_of(target: Any) -> tuple[int, int]:
+    """By features, where there are any: TVM says 512 bits for all x86."""
     if target.kind.name == "llvm":
         has = cpu_features(target)
-        found = next((bits for name, bits in X86_VECTORS.items() if name in has), None)
+        found = next((size for name, size in REGISTERS.items() if name in has), None)
         if found is not None:
             return found
-    width = tvm.get_global_func("target.llvm_get_vector_width")(target)
-    return int(width) if int(width) > 0 else 128
+    width = int(tvm.get_global_func("target.llvm_get_vector_width")(target))
+    return (width if width > 0 else 128), 16
+
+
+def vector_bits(target: Any) -> int:
+    """Width of a CPU target's vector registers."""
+    return vector_registers(target)[0]
+
+
+def _is_host(target: Any) -> bool:
+    return str(target) == str(host_target())
 
 
 def cpu_name(target: Any) -> str:
     """What LLVM calls the CPU of a target, "" for none."""
+    assumed = this_machine().llvm
+    if assumed is not None and _is_host(target):
+        return assumed
     return str(target.attrs.get("mcpu", ""))
 
 
 def l1_bytes() -> int:
     """Size of the L1 data cache of a core, of this machine's."""
-    return cache_bytes().get("L1d", L1_BYTES)
+    return this_machine().caches.get("L1d", L1_BYTES)
 
 
 def l2_bytes() -> int:
     """Size of the L2 cache of a core, of this machine's."""
-    return cache_bytes().get("L2", L2_BYTES)
+    return this_machine().caches.get("L2", L2_BYTES)
 
 
 def l3_bytes() -> int:
     """Size of the L3 cache, which cores share, of this machine's."""
-    return cache_bytes().get("L3", L3_BYTES)
-
-
-@cache
-def cache_bytes() -> Mapping[str, int]:
-    """Bytes of the data caches of a core by name, such as "L1d" and "L2".
-
-    Without those of which the system does not say it. Python's sysconf has no names for them.
-    """
-    found: dict[str, int] = {}
-    for folder in sorted(CACHES.glob("index*")):
-        try:
-            level, kind, size = (
-                (folder / n).read_text().strip() for n in ("level", "type", "size")
-            )
-        except OSError:
-            continue
-        number = re.fullmatch(r"([1-9][0-9]*)([KMG]?)", size)
-        if kind != "Instruction" and number is not None:
-            name = f"L{level}{'d' if kind == 'Data' else ''}"
-            found[name] = int(number[1]) << " KMG".index(number[2] or " ") * 10
-    return found
+    return this_machine().caches.get("L3", L3_BYTES)
 
 
 def pool() -> int:
     """Threads of TVM's pool, the one that calls among them."""
-    return int(tvm.get_global_func("runtime.NumThreads")())
+    return this_machine().threads or int(tvm.get_global_func("runtime.NumThreads")())
 
 
 def assumed_machine(target: Any) -> dict[str, int]:
@@ -201,6 +189,7 @@ def assumed_machine(target: Any) -> dict[str, int]:
     return {} if is_gpu(target) else {"l2_bytes": l2_bytes(), "threads": pool()}
 
 
+ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64", "AMD64": "x86_64"}  # other names
 ARCH_PRCTL = 158  # of x86-64
 REQUEST_PERMISSION, TILE_DATA = 0x1023, 18
 
@@ -223,7 +212,7 @@ def _tiles_refused() -> str:
     A process that uses tiles without leave is ended. Asking enlarges what signal handlers are
     given, so it is done when the first kernel that needs it is made.
     """
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
+    if (this_machine().system, this_machine().architecture) != ("linux", "x86_64"):
         return "this is not Linux on x86-64, where it is known how to ask"
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0:
@@ -231,11 +220,17 @@ def _tiles_refused() -> str:
     return os.strerror(ctypes.get_errno())
 
 
-def allowed(needed: Sequence[str]) -> str:
+def allowed(needed: Sequence[str], target: Any = None) -> str:
     """Why this process cannot run a kernel that needs some features; nothing where it can.
 
     Asks the system for tiles where they are needed and there.
+
+    target : of the kernel, if its architecture counts, too
     """
+    made = str(target.attrs.get("mtriple", "")).partition("-")[0] if target else ""
+    own = this_machine().architecture
+    if made and ARCHITECTURES.get(made, made) != ARCHITECTURES.get(own, own):
+        return f"it is compiled for {made}, and this machine is {own}"
     has = host_features()
     lacks = [name for name in needed if not has.get(name, False)]
     if lacks:

@@ -6,7 +6,11 @@ metadata alone.
 """
 
 import os
+import warnings
 from importlib import metadata
+from pathlib import Path
+
+from sparsetir.machine import this_machine
 
 VERSION = "0.2.0"
 
@@ -22,6 +26,7 @@ def check() -> None:
     Imports neither tvm nor tvm_ffi. Also calls `set_thread_defaults`, which must come before
     either is loaded.
     """
+    _check_system(Path(__file__).parent)
     found = {name: installed(name) for name in REQUIRED}
     wrong = [name for name, version in REQUIRED.items() if found[name] != version]
     if wrong:
@@ -34,6 +39,23 @@ def check() -> None:
             f"run `pip install {' '.join(pins)}`"
         )
     set_thread_defaults()
+
+
+def _check_system(folder: Path) -> None:
+    """Raise ImportError for a checkout without symbolic links; warn where nothing is tested.
+
+    folder : of this package
+    """
+    if (folder / "sparse_ir").is_file():
+        raise ImportError(
+            f"sparsetir: {folder / 'sparse_ir'} is a file, where a checkout has a symbolic link: "
+            "clone with `git clone -c core.symlinks=true`, or install a wheel"
+        )
+    if this_machine().system == "win32":
+        warnings.warn(
+            "sparsetir is not tested on Windows, where tuning and torch's pool of threads are not "
+            "available", stacklevel=4,
+        )  # fmt: skip
 
 
 def set_thread_defaults() -> None:
@@ -49,22 +71,7 @@ def set_thread_defaults() -> None:
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
     if "OMP_NUM_THREADS" not in os.environ:  # which TVM heeds as well
-        os.environ.setdefault("TVM_NUM_THREADS", str(_cores()))
-
-
-def _cores() -> int:
-    """Cores that this process may use; logical CPUs where their topology is not told."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    cpus = os.sched_getaffinity(0)
-    cores = set()
-    for cpu in cpus:
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-                cores.add(file.read().strip())
-        except OSError:
-            return len(cpus)
-    return max(1, len(cores))
+        os.environ.setdefault("TVM_NUM_THREADS", str(this_machine().cores))
 
 
 def installed(name: str) -> str | None:

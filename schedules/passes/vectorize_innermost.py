@@ -37,7 +37,7 @@ from tvm_ffi import structural_equal
 from sparsetir.schedules.passes.launches import top_level
 from sparsetir.schedules.passes.nests import is_along, is_zero, renewed, wide_indices
 from sparsetir.schedules.passes.prefetch import PREFETCHING, bytes_of, gathering_loads, rows_ahead
-from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.registers import least_registers, sum_vectors
 from sparsetir.sparse_ir.exact import is_choice
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -108,10 +108,10 @@ def vectorize_innermost(
     """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule.
 
     cache : bytes; rows gathered from a buffer that is larger are prefetched
-    vectors : of the widest tile; by default as many as stay in registers
+    vectors : of the widest tile; by default as many as stay in the registers of any CPU
     among : the sizes that the result is for
     """
-    vectors = vectors or sum_vectors(bits)
+    vectors = vectors or sum_vectors(least_registers(bits))
 
     def vectorized(stmt: Any, rows: bool) -> Any:
         nests = _nests_of(func, stmt, rows)
@@ -140,7 +140,7 @@ def vectorize_innermost(
     return with_body(func, vectorized(func.body, rows=True))
 
 
-def size_of_tiles(func: tirx.PrimFunc, bits: int) -> tuple[Any, int] | None:
+def size_of_tiles(func: tirx.PrimFunc, bits: int, vectors: int) -> tuple[Any, int] | None:
     """The variable by which code for sums in registers is to differ, and the widest tile of it.
 
     None where there is no such variable, or where all versions would take long to compile: of many
@@ -155,7 +155,7 @@ def size_of_tiles(func: tirx.PrimFunc, bits: int) -> tuple[Any, int] | None:
     size = max(sizes, key=sizes.count)
     of_size = [n for n in nests if _same(n.along.extent, size)]
     kinds = {n.dtype for n in of_size} - {"bool"}
-    widths = {sum_vectors(bits) * (bits // max(8, tvm.DataType(x).bits)) for x in kinds}
+    widths = {vectors * (bits // max(8, tvm.DataType(x).bits)) for x in kinds}
     return (size, max(widths)) if widths else None
 
 

@@ -23,7 +23,14 @@ from sparsetir.schedules.operators.spmv import serves
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.search.visit_orders import WINDOW, panel_rows, panels_pay, sorting_pays
-from sparsetir.schedules.targets import cpu_name, is_gpu, l1_bytes, l2_bytes, l3_bytes, vector_bits
+from sparsetir.schedules.targets import (
+    cpu_name,
+    is_gpu,
+    l1_bytes,
+    l2_bytes,
+    l3_bytes,
+    vector_registers,
+)
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.schedules.templates.row_tile import RowTile
@@ -242,9 +249,9 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     less time than 8, on graphs and on pruned weights with 95 and 98 % zeros.)
     """
     summed = np.dtype(problem.accumulator).itemsize
-    lanes = vector_lanes(problem, vector_bits(target))
+    bits, registers = vector_registers(target)
+    lanes, most = vector_lanes(problem, bits), sum_vectors(registers)
     parallel = given.parallel
-    most = sum_vectors(vector_bits(target))
     few = min(most, NARROW // (lanes * summed))
     ways = ((most, False), (4, False), (few, True), (few // 2, True), (8, True), (8, False))
     found = []
@@ -297,7 +304,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     if given.feat == 1 and serves(problem):
         sliced = SlicedRows.for_pattern(
             problem, given.m, given.nnz, threads=given.threads,
-            work_of_threads=given.work_of_threads, vector_bits=vector_bits(target),
+            work_of_threads=given.work_of_threads, vector_bits=bits,
             cache=l2_bytes(),
         )  # fmt: skip
         found.insert(0, sliced)
@@ -328,9 +335,9 @@ def block_rows(
       more, and up to twice the time where it is read once; 16-bit types always have one, which
       saves turning them into float32 at each use
     """
-    bits = vector_bits(target)
+    bits, registers = vector_registers(target)
     summed = np.dtype(problem.accumulator).itemsize
-    lanes, most = vector_lanes(problem, bits), sum_vectors(bits)
+    lanes, most = vector_lanes(problem, bits), sum_vectors(registers)
     uses = given.nnz / max(1, given.n * fmt.rows)
     pack = given.bytes < summed or uses >= BLOCK_USES
     fits = given.n * 4 * lanes * summed <= l2_bytes() // 2

@@ -10,7 +10,7 @@ from tvm import DataType
 from sparsetir.schedules.multiversion import WORK_OF_THREADS
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.registers import most_sum_vectors
-from sparsetir.schedules.targets import is_gpu, l2_bytes, vector_bits
+from sparsetir.schedules.targets import is_gpu, l2_bytes, vector_bits, vector_registers
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.rgms import TiledRelations
 
@@ -70,7 +70,7 @@ def choose_rgms(
     parallel = threads > 1 and nnz_rows * feat_in * feat * blocks >= work_of_threads
     return TiledRelations.for_sizes(
         feat_in, feat, lanes_of(problem, target),
-        most_sum_vectors(vector_bits(target)), cache=l2_bytes(),
+        most_sum_vectors(vector_registers(target)[1]), cache=l2_bytes(),
         threads=threads if parallel else 1, parallel=parallel, packed=packed and blocks == 1,
         ahead=AHEAD, blocks=blocks,
     )  # fmt: skip

@@ -44,12 +44,13 @@ class BlockTiles(Config):
 
     @staticmethod
     def for_block(
-        block: int, bits: int, accumulator: str = "float32", parallel: bool = True
+        block: int, size: tuple[int, int], accumulator: str = "float32", parallel: bool = True
     ) -> BlockTiles:
-        """Good tiles for a block size and vectors of `bits` bits."""
+        """Good tiles for a block size; size : bits and number of vector registers."""
+        bits, registers = size
         lanes = min(block, bits // (64 if accumulator == "float64" else 32))
         vectors = greatest_divisor(block // lanes, 4)
-        return BlockTiles(lanes, vectors, most_sum_vectors(bits) // vectors, parallel)
+        return BlockTiles(lanes, vectors, most_sum_vectors(registers) // vectors, parallel)
 
 
 def apply(sch: Schedule, config: BlockTiles) -> None:

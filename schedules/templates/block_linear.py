@@ -39,12 +39,15 @@ class BlockTile(Config):
     parallel: bool = True
 
     @staticmethod
-    def for_block(problem: BlockLinear | BlockOuter, bits: int, tokens: int, parallel: bool) -> Any:
-        """As many sums as stay in vector registers of `bits` bits."""
+    def for_block(
+        problem: BlockLinear | BlockOuter, size: tuple[int, int], tokens: int, parallel: bool
+    ) -> Any:
+        """As many sums as stay in vector registers; size : their bits and number."""
+        bits, registers = size
         lanes = min(MOST_LANES, bits // (64 if problem.accumulator == "float64" else 32))
         while problem.rows % lanes:
             lanes //= 2
-        most = max(1, sum_vectors(bits) * lanes // problem.rows)
+        most = max(1, sum_vectors(registers) * lanes // problem.rows)
         if isinstance(problem, BlockLinear):
             return BlockTile(most if tokens >= most else 1, lanes, parallel)
         return BlockTile(greatest_divisor(problem.cols, most), lanes, parallel)

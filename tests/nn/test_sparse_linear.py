@@ -384,9 +384,9 @@ with T.sp_iter([I, K], "SR", "sums") as [i, k]:
 @pytest.mark.parametrize("shape", [(600, 64), (1, 64)])
 def test_sums_are_vectors_in_registers(shape):
     problem = BlockLinear(32, 32)
-    config = BlockTile.for_block(problem, 512, shape[0], False)
+    config = BlockTile.for_block(problem, (512, 32), shape[0], False)
     assert config == BlockTile(8 if shape[0] > 1 else 1, 16, False)
-    assert BlockTile.for_block(BlockOuter(32, 12), 256, 9, True) == BlockTile(2, 8, True)
+    assert BlockTile.for_block(BlockOuter(32, 12), (256, 16), 9, True) == BlockTile(2, 8, True)
     text = sparsetir.build(program(problem), schedule=apply, config=config).source("asm")
     if "zmm" in text:
         assert len(re.findall(r"vfmadd\w+ps\s.*zmm", text)) >= 2 * config.tile

@@ -13,6 +13,7 @@ import pytest
 import sparsetir
 from sparsetir import _versions
 from sparsetir.extras import WITHOUT_TORCH, install_hint
+from sparsetir.machine import assume, real_machine
 
 FOLDER = str(Path(sparsetir.__file__).parents[1])
 HEAVY = {"tvm", "tvm_ffi", "torch", "numpy", "scipy", "optuna", "matplotlib"}
@@ -138,6 +139,15 @@ def test_installed_pair_passes():
     _versions.check()
 
 
+def test_a_checkout_without_links_is_refused_and_windows_is_warned_of(tmp_path):
+    (tmp_path / "sparse_ir").write_text("../../sparse_ir")
+    with pytest.raises(ImportError, match="is a file, where a checkout has a symbolic link: clone"):
+        _versions._check_system(tmp_path)
+    windows = real_machine()._replace(system="win32")
+    with assume(windows), pytest.warns(UserWarning, match="sparsetir is not tested on Windows"):
+        _versions._check_system(tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("installed", "found"),
     [
@@ -197,6 +207,7 @@ CORE = {
     "sparsetir.sparse_ir": {"tvm", "tvm_ffi", "numpy"},
     "sparsetir.formats": {"tvm", "tvm_ffi", "numpy", "scipy"},
     "sparsetir.schedules": {"tvm", "tvm_ffi", "numpy", "scipy"},
+    "sparsetir.machine": set(),
     "sparsetir.reductions": set(),  # which `sparsetir --help` needs without TVM
 }
 

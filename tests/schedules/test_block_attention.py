@@ -178,7 +178,7 @@ def test_on_a_cpu():
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_types_on_a_cpu(dtype):
     mask, shape = rows_of_blocks(16)["partial"], Shape(16, 4, 6, dtype)
-    config = BlockTiles.for_block(16, 512, block_attention.BlockAttention(*shape).accumulator)
+    config = BlockTiles.for_block(16, (512, 32), block_attention.BlockAttention(*shape).accumulator)
     forward(mask, shape, config)
     backward(mask, shape, config)
 

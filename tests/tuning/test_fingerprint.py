@@ -12,9 +12,9 @@ import tvm
 
 import sparsetir
 from fake_measurer import install, seconds_of
-from machines import REAL
 from sparsetir import SparseMatrix
 from sparsetir.formats.pattern import Pattern
+from sparsetir.machine import real_machine
 from sparsetir.planning import request
 from sparsetir.records import task as module
 from sparsetir.records.record import Key
@@ -123,7 +123,7 @@ def test_device_names():
     assert here == device_name(resolve_target({"kind": "llvm", "mcpu": "x86-64-v3"}))
     with open("/proc/cpuinfo") as file:
         text = file.read()
-    assert "model name" not in text or f": {REAL['cpu_model']()}\n" in text
+    assert "model name" not in text or f": {real_machine().model}\n" in text
     cuda = resolve_target({"kind": "cuda", "arch": "sm_90"})
     assert (device_name(cuda) == "sm_90") != tvm.runtime.device("cuda", 0).exist
 

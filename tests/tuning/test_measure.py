@@ -19,6 +19,7 @@ import sparsetir
 from refusals import refuse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.machine import assume, real_machine
 from sparsetir.records.task import Outcome, Reference, Task
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.tuning import process as processes
@@ -266,8 +267,9 @@ def test_what_only_linux_has_is_refused_elsewhere(monkeypatch) -> None:
         cores_for(2, 1)
     with pytest.raises(RuntimeError, match="argument 'cores': expected None, this system binds no"):
         processes.Process("", environment={}, cores=[0])
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ValueError, match="argument 'memory_limit': expected None, as only Linux"):
+    machine = real_machine()._replace(system="darwin")
+    limited = pytest.raises(ValueError, match="argument 'memory_limit': expected None, as only")
+    with assume(machine), limited:
         Measurer(task(), memory_limit=MEGABYTE)
     monkeypatch.setattr(os, "name", "nt")
     with pytest.raises(RuntimeError, match="expected Linux or another POSIX system, got nt"):

@@ -17,6 +17,7 @@ import numpy as np
 from sparsetir._versions import VERSION, installed
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Facts, Parser
+from sparsetir.machine import how_tested, this_machine
 from sparsetir.runtime.texts import many, memory
 
 EPILOG = """\
@@ -49,6 +50,7 @@ def add(out: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; 1 where something that is needed is broken."""
     facts = {
+        "system": how_tested(this_machine()),
         "versions": versions(),
         "targets": targets(),
         "cpu": cpu(),
@@ -98,23 +100,21 @@ def cpu() -> Facts:
     """
     from sparsetir.records.task import cpu_model
     from sparsetir.schedules.targets import (
-        cache_bytes,
         distinctive_features,
         host_features,
         host_target,
-        usable_cpus,
         vector_bits,
     )
 
-    target, has = host_target(), host_features()
+    machine, target, has = this_machine(), host_target(), host_features()
     return {
         "name": cpu_model(),
         "llvm": str(target.attrs["mcpu"]),
-        "cores": len(usable_cpus()),
+        "cores": len(machine.cpus),
         "vector_bits": vector_bits(target),
         "features": distinctive_features(name for name in has if has[name]),
         "unlike": [str(name) for name in target.attrs.get("mattr", ())],
-        "caches": dict(cache_bytes()),
+        "caches": dict(machine.caches),
     }
 
 
@@ -195,6 +195,7 @@ def _show(facts: Facts) -> None:
     needed = [f"{name} {version}" for name, version in there.items() if name not in OPTIONAL]
     _part("versions", ", ".join(needed), ", ".join(optional))
     _part("missing", ", ".join(absent))
+    _part("system", facts["system"])
     _part("targets", ", ".join(facts["targets"]))
     chip = facts["cpu"]
     caches = ", ".join(f"{name} {memory(size)}" for name, size in chip["caches"].items())

@@ -20,7 +20,7 @@ from sparsetir.planning.run_plan import compiled
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
 from sparsetir.schedules.registers import sum_vectors
-from sparsetir.schedules.targets import pool, resolve_target, vector_bits
+from sparsetir.schedules.targets import pool, resolve_target, vector_registers
 from sparsetir.schedules.templates.register_tile import greatest_divisor, straight_code, sums_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.script.parser import from_source
@@ -67,12 +67,12 @@ class Product:
 
     def schedule(self, target: Any) -> Callable[[Schedule], None]:
         """The schedule, which accumulates tiles of the result in registers."""
-        bits = vector_bits(target)
+        bits, registers = vector_registers(target)
         lanes = 1 << (min(bits // 32, self.outer).bit_length() - 1)
         while self.outer > NARROW and self.outer % lanes and lanes > NARROW:
             lanes //= 2
         vectors = greatest_divisor(self.outer // lanes, WIDE)
-        rows = max(1, sum_vectors(bits) // vectors)
+        rows = max(1, sum_vectors(registers) // vectors)
 
         def apply(sch: Schedule) -> None:
             iteration = sch.get_sparse_iteration(NAME)

@@ -30,7 +30,7 @@ from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.targets import vector_bits
+from sparsetir.schedules.targets import vector_registers
 from sparsetir.schedules.templates.block_linear import BlockTile
 
 
@@ -79,7 +79,7 @@ def _tile(
 ) -> BlockTile:
     """The tile for `nnz` blocks and `tokens` tokens on a CPU."""
     parallel = pays(threads, nnz * problem.rows * problem.cols * tokens)
-    return BlockTile.for_block(problem, vector_bits(target), tokens, parallel)
+    return BlockTile.for_block(problem, vector_registers(target), tokens, parallel)
 
 
 def _run(

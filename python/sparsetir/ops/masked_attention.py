@@ -33,7 +33,7 @@ from sparsetir.schedules.operators.block_attention_backward import (
     BlockAttentionBackward as OfBlocksBackward,
 )
 from sparsetir.schedules.passes.inline_exponentials import EXPONENTIAL
-from sparsetir.schedules.targets import is_gpu, vector_bits
+from sparsetir.schedules.targets import is_gpu, vector_registers
 from sparsetir.schedules.templates.block_attention import BlockTiles
 
 WHO = "sparse_attention"
@@ -374,8 +374,8 @@ def _tiles(
 ) -> WarpTiles | BlockTiles:
     if is_gpu(target):
         return WarpTiles()
-    bits, acc = vector_bits(target), problem.accumulator
-    return BlockTiles.for_block(problem.block, bits, acc, parallel)
+    size, acc = vector_registers(target), problem.accumulator
+    return BlockTiles.for_block(problem.block, size, acc, parallel)
 
 
 # -- arguments ------------------------------------------------------------------------------------

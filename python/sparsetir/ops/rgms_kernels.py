@@ -32,7 +32,7 @@ from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
-from sparsetir.schedules.targets import is_gpu, vector_bits
+from sparsetir.schedules.targets import is_gpu, vector_registers
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 
 BLOCKS_PER_THREAD = 4
@@ -229,7 +229,7 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
 def _tiles(problem: RgmsBackward, target: Target, parts: int) -> ChunkTiles:
     # Sizes below a vector are powers of two.
     lanes = min(lanes_of(Rgms(problem.dtype), target), problem.feat_in, problem.feat)
-    vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
+    vectors = 4 if vector_registers(target)[1] >= 32 else 2
     return ChunkTiles(lanes, vectors=vectors, blocks=parts)
 
 

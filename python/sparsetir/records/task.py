@@ -4,10 +4,8 @@ tell matrices and machines apart or liken them."""
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from math import log2
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -17,6 +15,7 @@ import tvm
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
+from sparsetir.machine import this_machine
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.operators.relations import RelationPattern
@@ -296,15 +295,7 @@ def device_name(target: tvm.target.Target) -> str:
     return str(target.attrs.get("arch", target.kind.name))
 
 
-@cache
 def cpu_model() -> str:
     """The CPU as the system names it, else as LLVM does."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.strip() == "model name" and value.strip():
-                    return value.strip()
-    except OSError:
-        pass
-    return f"{platform.machine()} {cpu_name(host_target())}"
+    machine = this_machine()
+    return machine.model or f"{machine.architecture} {cpu_name(host_target())}"

@@ -19,6 +19,7 @@ import tvm
 import tvm_ffi
 from numpy.typing import DTypeLike
 
+from sparsetir.machine import this_machine
 from sparsetir.runtime import pool
 from sparsetir.runtime.refusals import wrong
 
@@ -357,7 +358,7 @@ ADVICE = 14  # MADV_HUGEPAGE
 @cache
 def _madvise() -> Callable[[int, int, int], int] | None:
     """The function of libc, or None."""
-    if sys.platform != "linux":
+    if this_machine().system != "linux":
         return None
     madvise: Any = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is not None:

@@ -24,7 +24,7 @@ from sparsetir.runtime.arrays import (
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
 from sparsetir.runtime.signature import PENDING, Arguments, Signature
-from sparsetir.schedules.targets import allowed, assumed_machine, features_needed, refusing
+from sparsetir.schedules.targets import allowed, assumed_machine, features_needed, is_gpu, refusing
 from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
 from sparsetir.sparse_ir.promises import promised_range
 from sparsetir.sparse_ir.structure import check_structure
@@ -119,7 +119,7 @@ class Kernel:
         self.needs: list[str] = (
             features_needed(stages.get("II scheduled")) if needs is None else list(needs)
         )
-        refused = allowed(self.needs) if self.needs else ""
+        refused = allowed(self.needs, None if is_gpu(target) else target)
         with pool.serving():  # TVM loads a module when its first function is asked for
             self._run = self.entry = refusing(name, refused) if refused else module[name]
         self._given = binder = Arguments(name, signature, target)

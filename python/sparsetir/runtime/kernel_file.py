@@ -21,6 +21,7 @@ from typing import Any
 import tvm_ffi
 from tvm.runtime import Module
 
+from sparsetir.machine import this_machine
 from sparsetir.runtime import pool
 from sparsetir.runtime.file_errors import whole
 
@@ -110,7 +111,7 @@ def open_library(library: bytes) -> object:
         raise RuntimeError("it is for another kind of processor than this one")
     with tempfile.TemporaryDirectory(prefix="sparsetir-") as folder:
         name = Path(folder) / "kernel.so"
-        if sys.platform != "linux":
+        if this_machine().system != "linux":
             name.write_bytes(library)
             return _loaded(name)
         with os.fdopen(os.memfd_create("sparsetir-kernel"), "wb") as file:

@@ -4,7 +4,7 @@
 ; @pool, which Python replaces with one store, also while loops run.
 
 ; The fields of pool.py's _Pool.
-%Pool = type { i64, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64, i64, i64, i64, i64 }
+%Pool = type { i64, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64, i64, i64, i64, i64, i64 }
 %Env = type { ptr, i32 }                               ; TVMParallelGroupEnv: barrier, tasks
 %Loop = type { ptr, ptr, ptr, ptr, i32, i64 }          ; body, data, pool, error, failed, last start
 
@@ -32,7 +32,9 @@ define internal i64 @number(ptr %pool, i32 %n) alwaysinline {
 define internal i64 @now(ptr %pool) {
   %time = alloca { i64, i64 }, align 8
   %clock = call ptr @field(ptr %pool, i32 9)
-  call i32 %clock(i32 1, ptr %time)                    ; CLOCK_MONOTONIC
+  %id = call i64 @number(ptr %pool, i32 15)            ; CLOCK_MONOTONIC
+  %id32 = trunc i64 %id to i32
+  call i32 %clock(i32 %id32, ptr %time)
   %s = load i64, ptr %time, align 8
   %ns.at = getelementptr { i64, i64 }, ptr %time, i32 0, i32 1
   %ns = load i64, ptr %ns.at, align 8

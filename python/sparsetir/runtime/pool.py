@@ -21,6 +21,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,7 @@ import tvm
 import tvm_ffi
 
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.machine import this_machine
 from sparsetir.runtime.file_errors import first_line
 
 CHOICE = "SPARSETIR_POOL"
@@ -37,6 +39,7 @@ CHOICES = ("openmp", "tvm", "serial")
 TVM, SERIAL, OPENMP = 0, 1, 2
 KINDS = ("tvm", "serial", "openmp")
 SYMBOL = b"__TVMBackendParallelLaunch"
+CLOCK: int | None = getattr(time, "CLOCK_MONOTONIC", None)  # 1 on Linux, 6 on macOS
 # Nanoseconds by which an OpenMP thread may start late. A free core starts it within 0.1 ms.
 LATE = 1_000_000
 # After a later start, loops run on one thread until they took REST times the lost time, or WAIT
@@ -56,6 +59,9 @@ OPENMP_FUNCTIONS = (
 WORK_OF_THREADS = {"tvm": 1 << 20, "openmp": 1 << 17, "serial": NEVER}
 # OpenMP libraries besides torch's, which the process may have loaded.
 LIBRARIES = ("libiomp5.so", "libomp.so", "libgomp.so.1")
+# Ends of names of shared libraries, by the system; libomp, which torch brings on macOS, has gcc's
+# functions, too.
+SHARED = {"linux": ".so", "darwin": ".dylib"}
 
 
 class Threads(NamedTuple):
@@ -81,7 +87,7 @@ class _Pool(ctypes.Structure):
         for name in (
             "kind", "parallel", "thread_num", "num_threads", "max_threads", "tvm_launch",
             "take_error", "raise_error", "drop_error", "clock", "threads", "limit", "rest", "pause",
-            "wait",
+            "wait", "clock_id",
         )
     ]  # fmt: skip
 
@@ -98,7 +104,7 @@ class _Launcher:
             "raise_error": ffi.TVMFFIErrorSetRaised,
             "drop_error": ffi.TVMFFIObjectDecRef,
         }
-        if sys.platform == "linux":
+        if CLOCK is not None:
             functions["clock"] = ctypes.CDLL(None).clock_gettime
         self._module, probe = _compiled(), _compiled()
         self._own, self._tvm = int(self._module["launcher"]()), int(self._module["given"]())
@@ -117,7 +123,7 @@ class _Launcher:
 
     def use(self, kind: int, library: object = None, most: int = MANY, late: int = LATE) -> None:
         """Run all later loops on the given kind of pool."""
-        fields = {"kind": kind, "threads": most, **self._addresses}
+        fields = {"kind": kind, "threads": most, "clock_id": CLOCK or 0, **self._addresses}
         fields |= {"limit": late, "rest": REST, "pause": PAUSE, "wait": WAIT}
         if library is not None:
             names = ("parallel", "thread_num", "num_threads", "max_threads")
@@ -239,8 +245,8 @@ def _wanted() -> str:
 
 
 def _why_none(wanted: str) -> str:
-    if sys.platform != "linux":
-        return "torch's is looked for on Linux alone"
+    if this_machine().system not in SHARED:
+        return f"torch's is looked for on {' and '.join(SHARED)} alone"
     if _has_torch():
         return "torch has no OpenMP here"
     return "the process has no OpenMP" if wanted else "torch is not loaded"
@@ -251,14 +257,15 @@ def _openmp(others: bool) -> ctypes.CDLL | None:
 
     others : whether another loaded library is acceptable; this function loads none
     """
-    if sys.platform != "linux":
+    suffix = SHARED.get(this_machine().system)
+    if suffix is None:
         return None
     mode = os.RTLD_NOLOAD | os.RTLD_LAZY
     places: list[tuple[str | None, int]] = []
     if _has_torch():
         folder = Path(str(sys.modules["torch"].__file__)).parent / "lib"
         # In the linker's order for torch: preloaded libraries come first.
-        places += [(None, os.RTLD_LAZY), (str(folder / "libtorch_cpu.so"), mode)]
+        places += [(None, os.RTLD_LAZY), (str(folder / f"libtorch_cpu{suffix}"), mode)]
     if others:
         places += [(None, os.RTLD_LAZY), *((name, mode) for name in LIBRARIES)]
     for name, how in places:
@@ -329,7 +336,7 @@ def threads() -> Threads:
 def work_of_threads() -> int:
     """Multiplications from which a parallel loop is faster on all threads of the pool."""
     _settle()
-    return WORK_OF_THREADS[KINDS[_state.kind]]
+    return this_machine().work_of_threads or WORK_OF_THREADS[KINDS[_state.kind]]
 
 
 def pays(threads: int, work: int) -> bool:

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.machine import this_machine
 from sparsetir.records.task import Config, Outcome, Reference, Tunable
 from sparsetir.runtime import pool
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search import configs
-from sparsetir.schedules.targets import is_gpu, resolve_target, usable_cpus
+from sparsetir.schedules.targets import is_gpu, resolve_target
 from sparsetir.tuning.process import THREADS, Ended, Process
 from sparsetir.tuning.remote import Remote
 
@@ -56,7 +57,7 @@ class Measurer:
     ) -> None:
         if not time_limit > 0:
             raise wrong("Measurer", "time_limit", "seconds above 0", f"{time_limit!r}")
-        if memory_limit is not None and sys.platform != "linux":
+        if memory_limit is not None and this_machine().system != "linux":
             expected = "None, as only Linux counts what it limits"
             raise wrong("Measurer", "memory_limit", expected, f"{memory_limit!r}")
         self.task, self.time_limit, self.memory_limit = task, time_limit, memory_limit
@@ -179,7 +180,7 @@ def cores_for(workers: int, threads: int) -> list[tuple[int, ...]]:
     for name, value in (("workers", workers), ("threads", threads)):
         if value < 1:
             raise ValueError(f"cores_for: argument '{name}': expected 1 or more, got {value!r}")
-    cpus = usable_cpus()
+    cpus = this_machine().cpus
     if workers > 1 and not hasattr(os, "sched_setaffinity"):
         raise wrong("cores_for", "workers", "1 on a system that binds no process to cores", workers)
     if workers * threads > len(cpus):

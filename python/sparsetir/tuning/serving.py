@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sparsetir.machine import this_machine
 from sparsetir.runtime.file_errors import first_line
 
 KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see that its parent is gone
@@ -62,7 +63,7 @@ def _answer(action: Callable[[], dict[str, object] | None]) -> dict[str, object]
 
 def _die_with(parent: int) -> None:
     """Make this process end with the one that started it."""
-    if sys.platform == "linux":
+    if this_machine().system == "linux":
         ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
