@@ -350,6 +350,7 @@ class _Nest:
     def in_registers(self, lanes: int, cache: int, vectors: int, among: SizeRange) -> tirx.Stmt:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
         low, high = among.of(self.along.extent)
+        self.lanes = lanes
         # What is spilled then stays in the L1 cache; rows are read in fewer, longer pieces.
         self.held = self._held_rows(vectors)
         of_row = 1 << (vectors // self.held).bit_length() - 1  # tiles halve to one element
@@ -503,10 +504,16 @@ class _Nest:
         """
         along = self.along.loop_var
         dtype, name = dtype_of(along), along.name
+        # LLVM has the pieces of longer vectors in any order; in this one memory is read in order.
+        vectors = [
+            (start + as_dtype(n, dtype), min(width, self.lanes))
+            for start, width in places
+            for n in range(0, width, self.lanes)
+        ]
         parts = [
             (row, start, width, buffer_var([width], self.dtype, "acc"))
             for row in rows
-            for start, width in places
+            for start, width in vectors
         ]
         fresh = {
             lp.loop_var: tirx.Var(lp.loop_var.name, dtype_of(lp.loop_var)) for lp in self.others
