@@ -18,11 +18,6 @@ class Features(NamedTuple):
     feat: int | None
 
 
-def least_registers(bits: int) -> int:
-    """Vector registers that each CPU has whose vectors are so wide."""
-    return 32 if bits >= 512 else 16
-
-
 def sum_vectors(registers: int) -> int:
     """Vectors of sums of a tile, half of the registers.
 

@@ -37,7 +37,6 @@ from tvm_ffi import structural_equal
 from sparsetir.schedules.passes.launches import top_level
 from sparsetir.schedules.passes.nests import is_along, is_zero, renewed, wide_indices
 from sparsetir.schedules.passes.prefetch import PREFETCHING, bytes_of, gathering_loads, rows_ahead
-from sparsetir.schedules.registers import least_registers, sum_vectors
 from sparsetir.sparse_ir.exact import is_choice
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -99,19 +98,14 @@ ANY_SIZE = SizeRange(None, 0, None)
 
 
 def vectorize_innermost(
-    func: tirx.PrimFunc,
-    bits: int,
-    cache: int,
-    vectors: int | None = None,
-    among: SizeRange = ANY_SIZE,
+    func: tirx.PrimFunc, bits: int, cache: int, vectors: int, among: SizeRange = ANY_SIZE
 ) -> tirx.PrimFunc:
     """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule.
 
     cache : bytes; rows gathered from a buffer that is larger are prefetched
-    vectors : of the widest tile; by default as many as stay in the registers of any CPU
+    vectors : of the widest tile, as many as stay in registers
     among : the sizes that the result is for
     """
-    vectors = vectors or sum_vectors(least_registers(bits))
 
     def vectorized(stmt: Any, rows: bool) -> Any:
         nests = _nests_of(func, stmt, rows)
@@ -222,6 +216,7 @@ class _Nest:
         self.of_terms = [*compress(self.conditions, differ)]
         self.conditions = [*compress(self.conditions, map(not_, differ))]
         self.held = 1  # of `rows` at a time
+        self.lanes = 1  # of a vector of sums
         self.dtype = self._widened() or str(self.store.buffer.ty.dtype)
 
     def _differs(self, condition: Any, summed: set[Any]) -> bool:
@@ -354,14 +349,14 @@ class _Nest:
         # What is spilled then stays in the L1 cache; rows are read in fewer, longer pieces.
         self.held = self._held_rows(vectors)
         of_row = 1 << (vectors // self.held).bit_length() - 1  # tiles halve to one element
-        width = of_row * lanes * (2 if self._streams() else 1)
+        width = of_row * self.lanes * (2 if self._streams() else 1)
         if high is not None and high <= width:
-            return self._few(high, lanes, cache)
+            return self._few(high, cache)
         if self.updates:  # tiles that overlap would add some of their terms twice
-            return self._tiles(self._at_most_extent(width), self.along.extent, lanes, cache)
+            return self._tiles(self._at_most_extent(width), self.along.extent, cache)
         if high is None and low < width:
-            return self._by_size([*tile_sizes(width), None], width, lanes, cache)
-        return self._many(width, lanes, cache)
+            return self._by_size([*tile_sizes(width), None], width, cache)
+        return self._many(width, cache)
 
     def _widened(self) -> str | None:
         """The type that terms are combined in, if the result is read and stored through casts."""
@@ -380,21 +375,17 @@ class _Nest:
         along = [at for at in loads if at and self.along.loop_var in free_vars(at[-1])]
         return any(index.same_as(visited) for at in along for index in at)
 
-    def _by_size(self, ends: list[int | None], width: int, lanes: int, cache: int) -> tirx.Stmt:
+    def _by_size(self, ends: list[int | None], width: int, cache: int) -> tirx.Stmt:
         """Versions by the largest number of visits of the contiguous loop, chosen by halving."""
         if len(ends) == 1:
             (most,) = ends
-            return (
-                self._many(width, lanes, cache) if most is None else self._few(most, lanes, cache)
-            )
+            return self._many(width, cache) if most is None else self._few(most, cache)
         middle = len(ends) // 2
-        parts = [
-            self._by_size(some, width, lanes, cache) for some in (ends[:middle], ends[middle:])
-        ]
+        parts = [self._by_size(some, width, cache) for some in (ends[:middle], ends[middle:])]
         most = as_dtype(ends[middle - 1], dtype_of(self.along.extent))
         return tirx.IfThenElse(self.along.extent <= most, *parts)
 
-    def _few(self, most: int, lanes: int, cache: int) -> tirx.Stmt:
+    def _few(self, most: int, cache: int) -> tirx.Stmt:
         """All of the contiguous loop at once: two vectors or tiles, of which the last begins
         earlier.
 
@@ -408,20 +399,20 @@ class _Nest:
         half = 1 << (most - 1).bit_length() - 1
         if exact and most == 2 * half:
             starts: list[tuple[Any, int]] = [(as_dtype(0, dtype), most)]
-        elif exact and most > lanes:
-            whole = most // lanes * lanes
-            starts = _in_powers(as_dtype(0, dtype), whole)
-            starts += [(as_dtype(most - lanes, dtype), lanes)] if whole < most else []
+        elif exact and most > self.lanes:
+            whole = most // self.lanes * self.lanes
+            starts = [(as_dtype(0, dtype), whole)]
+            starts += [(as_dtype(most - self.lanes, dtype), self.lanes)] if whole < most else []
         else:
             starts = [(as_dtype(0, dtype), half), (extent - as_dtype(half, dtype), half)]
-        asks = cache if most >= PREFETCHING * lanes else None
+        asks = cache if most >= PREFETCHING * self.lanes else None
         tiles = self._tile(one, lambda _: starts, asks)
-        if exact or most > lanes:
+        if exact or most > self.lanes:
             return tiles
         whole = self._tile(one, lambda _: [(as_dtype(0, dtype), most)], asks)
         return tirx.IfThenElse(tirx.EQ(extent, as_dtype(most, dtype)), whole, tiles)
 
-    def _many(self, width: int, lanes: int, cache: int) -> tirx.Stmt:
+    def _many(self, width: int, cache: int) -> tirx.Stmt:
         """Tiles as wide as registers hold; what they leave is the end of a tile that overlaps."""
         extent, dtype = self.along.extent, dtype_of(self.along.loop_var)
         size = as_dtype(width, dtype)
@@ -430,31 +421,31 @@ class _Nest:
         if isinstance(left, tirx.IntImm):
             if not int(left):
                 return tiles
-            last = -(-int(left) // lanes) * lanes
-            return tirx.SeqStmt([tiles, self._last(last, lanes, cache)])
-        rest, last = self._last(width, lanes, cache), width // 2
-        while last >= lanes:
-            narrower = self._last(last, lanes, cache)
+            last = -(-int(left) // self.lanes) * self.lanes
+            return tirx.SeqStmt([tiles, self._last(last, cache)])
+        rest, last = self._last(width, cache), width // 2
+        while last >= self.lanes:
+            narrower = self._last(last, cache)
             rest, last = tirx.IfThenElse(left <= as_dtype(last, dtype), narrower, rest), last // 2
         return tirx.SeqStmt([tiles, tirx.IfThenElse(left > as_dtype(0, dtype), rest, None)])
 
-    def _last(self, width: int, lanes: int, cache: int) -> tirx.Stmt:
+    def _last(self, width: int, cache: int) -> tirx.Stmt:
         dtype = dtype_of(self.along.loop_var)
         start = self.along.extent - as_dtype(width, dtype)
-        asks = cache if width >= PREFETCHING * lanes else None
-        return self._tile(as_dtype(1, dtype), lambda _: _in_powers(start, width), asks)
+        asks = cache if width >= PREFETCHING * self.lanes else None
+        return self._tile(as_dtype(1, dtype), lambda _: [(start, width)], asks)
 
-    def _tiles(self, width: int, left: Any, lanes: int, cache: int) -> tirx.Stmt:
+    def _tiles(self, width: int, left: Any, cache: int) -> tirx.Stmt:
         """Tiles of a width for what is left, then narrower ones where they do not fill it."""
         extent, dtype = self.along.extent, dtype_of(self.along.loop_var)
         size = as_dtype(width, dtype)
-        asks = cache if width >= PREFETCHING * lanes else None
+        asks = cache if width >= PREFETCHING * self.lanes else None
         count, start = tirx.floordiv(left, size), extent - left
         tiles = self._tile(count, lambda tile: [(start + tile * size, width)], asks)
         rest = Analyzer().simplify(tirx.floormod(extent, size))
         if isinstance(rest, tirx.IntImm) and not int(rest):
             return tiles
-        narrower = self._tiles(width // 2, rest, lanes, cache)
+        narrower = self._tiles(width // 2, rest, cache)
         # One comparison for each row, where most feature sizes end, instead of one for each width.
         return tirx.SeqStmt([tiles, tirx.IfThenElse(rest > as_dtype(0, dtype), narrower, None)])
 
@@ -635,16 +626,6 @@ def _straight_steps(loop: Any, body: Any, var: Any) -> tirx.Stmt:
     body = substitute(body, {var: step * as_dtype(STRAIGHT, dtype) + one})
     body = loop_over(one, STRAIGHT, body, tirx.ForKind.UNROLLED)
     return loop_over(step, int(loop.extent) // STRAIGHT, body)
-
-
-def _in_powers(start: Any, width: int) -> list[tuple[Any, int]]:
-    """Parts of powers of two, one behind the other; LLVM has no good code for other vectors."""
-    out: list[tuple[Any, int]] = []
-    while width:
-        part = 1 << width.bit_length() - 1
-        out.append((start, part))
-        start, width = start + as_dtype(part, dtype_of(start)), width - part
-    return out
 
 
 def _straight(loop: Any) -> tuple[list[Any], dict[Any, Any], Any]:

@@ -22,20 +22,15 @@ from sparsetir.sparse_ir.index_arrays import starts
 
 # Methods for NumPy's functions of two arrays, where a tensor is the first, and the second alone.
 OPERATORS = {
-    name: (f"__{short}__", f"__r{short}__")
-    for name, short in {
-        "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "power": "pow",
-        "matmul": "matmul",
-    }.items()
+    "add": ("__add__", "__radd__"), "subtract": ("__sub__", "__rsub__"),
+    "multiply": ("__mul__", "__rmul__"), "divide": ("__truediv__", "__rtruediv__"),
+    "power": ("__pow__", "__rpow__"), "matmul": ("__matmul__", "__rmatmul__"),
+    "equal": ("__eq__", "__eq__"), "not_equal": ("__ne__", "__ne__"),
+    "less": ("__lt__", "__gt__"), "greater": ("__gt__", "__lt__"),
+    "less_equal": ("__le__", "__ge__"), "greater_equal": ("__ge__", "__le__"),
+    "maximum": ("maximum", "maximum"), "minimum": ("minimum", "minimum"),
 }  # fmt: skip
-OPERATORS |= {
-    name: (f"__{of_first}__", f"__{of_second}__")
-    for name, of_first, of_second in (
-        ("equal", "eq", "eq"), ("not_equal", "ne", "ne"), ("less", "lt", "gt"),
-        ("greater", "gt", "lt"), ("less_equal", "le", "ge"), ("greater_equal", "ge", "le"),
-    )
-}  # fmt: skip
-OPERATORS |= {name: (name, name) for name in ("maximum", "minimum")}
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -280,9 +275,9 @@ class ArrayMethods:
         return self._as_scipy(self.values.astype(wide, copy=False))
 
     def _narrowed(self, wide: Any, dtype: Any = None) -> Any:
-        kind = dtype or (self.dtype if _is_narrow(self.dtype) else wide.dtype)
+        kind = dtype or (self.dtype if _is_narrow(self.dtype) else None)
         with np.errstate(over="ignore"):
-            return wide.astype(kind)
+            return wide if kind is None else wide.astype(kind)
 
     def _reduced(self, name: str, axis: Any, keepdims: bool, dtype: Any) -> Any:
         who = f"{type(self).__name__}.{name}"

@@ -374,18 +374,13 @@ def kernel_of(
 
 def arguments(named: Mapping[str, Csr], sizes: Mapping[str, int], idtype: str) -> dict[str, Any]:
     """The arguments of kernels, except the result's."""
-    values_of: dict[str, Any] = dict(sizes)
+    passed: dict[str, Any] = dict(sizes)
     for name, (indptr, indices, values, _) in named.items():
         if indices.dtype != idtype or indptr.dtype != idtype:
             indptr, indices = indptr.astype(idtype), indices.astype(idtype)
         nnz, rows, columns = _parameters_of(name)
-        values_of[name], values_of[nnz], values_of[rows], values_of[columns] = (
-            values,
-            len(indices),
-            indptr,
-            indices,
-        )
-    return values_of
+        passed |= {name: values, nnz: len(indices), rows: indptr, columns: indices}
+    return passed
 
 
 @cache
