@@ -342,8 +342,10 @@ def _by_threads(
     assert sch.stage_two is not None
     (func,) = sch.stage_two.mod.functions.values()
     one = isinstance(find_nest("rgms_tiles", func, gather).body, tirx.BufferStore)
-    how = cooperative_copy if one else cooperative_gather
-    sch.rewrite(how, gather, warps=config.warps, vector=vectors[0])
+    if one:
+        sch.rewrite(cooperative_copy, gather, warps=config.warps, vector=vectors[0])
+    else:
+        sch.rewrite(cooperative_gather, gather, warps=config.warps, vector=vectors[0])
     sch.rewrite(cooperative_copy, matrix, warps=config.warps, vector=vectors[1])
     product, ends = f"{name}_product", [f"{name}_start", f"{name}_write"]
     shape, shares = config.division

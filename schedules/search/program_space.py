@@ -273,12 +273,18 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     stage_two = straight_code(sch, [step for steps, _ in halves for step in steps])
     for _, finish in halves:
         finish(stage_two)
-    sch.rewrite(vectorize_innermost, max(_bits(x, config) for x in nests), l2_bytes())
+    bits, vectors = (max(size(x, config) for x in nests) for size in (_bits, _vectors))
+    sch.rewrite(vectorize_innermost, bits, l2_bytes(), vectors)
 
 
 def _bits(nest: _Nest, config: Mapping[str, Any]) -> int:
     """The size of a vector."""
     return config[f"{nest.it.name}.lanes"] * tvm.DataType(nest.dtype).bits
+
+
+def _vectors(nest: _Nest, config: Mapping[str, Any]) -> int:
+    """Vectors of a tile."""
+    return config[f"{nest.it.name}.vectors"]
 
 
 def _in_register(sch: Schedule, it: SparseIteration) -> None:

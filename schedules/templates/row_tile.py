@@ -218,7 +218,7 @@ def _rows(sch: Schedule, nest: RowReduction, config: RowTile, named: bool, hoist
             found = stage_two.get_loops(stage_two.get_sblock(name))
             row, part = found[-2 - (not config.tiles_first) :][:2]
             stage_two.reorder(part, row)
-        if config.prefetch:
+        if config.prefetch and nest.gathered is not None:
             gathered = f"{nest.gathered}_ws" if config.pack else nest.gathered
             sch.rewrite(prefetch_gathered, steps[1][0], gathered, config.prefetch, config.tile)
 

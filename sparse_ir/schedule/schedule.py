@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import tvm
 from tvm import s_tir
@@ -54,6 +54,8 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.primitives import Primitives, arguments_of, wrong_argument
 from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
 from sparsetir.sparse_ir.verify import verify_once
+
+P = ParamSpec("P")  # a pass's parameters
 
 
 class Schedule(Primitives):
@@ -152,7 +154,9 @@ class Schedule(Primitives):
             self._go_on("lower", s_tir.Schedule(s_tir.renew_defs(self._lowered)))
         return self._stage_two
 
-    def rewrite(self, change: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def rewrite(
+        self, change: Callable[Concatenate[Any, P], Any], *arguments: P.args, **options: P.kwargs
+    ) -> Any:
         """Apply a pass to the lowered function.
 
         Parameters
