@@ -4,11 +4,11 @@ Where rows are gathered often, packing some of their features, as much as the L2
 (see :mod:`sparsetir.schedules.templates.row_tile`). With few features, starting worker
 threads takes as long as all rows::
 
-    if nnz >= 28 * n and feat > 64 and feat // 32 % threads == 0:
-        for k0 in T.parallel(feat // 32):               # of B, 32 features at a time
-            B_ws[j, k] = B[j, k0 * 32 + k]
-            for i in range(m): ...                      # C_ws[k] += A[i, j] * B_ws[j, k]
-        ...                                             # the rest of the features, by rows
+    if nnz >= 28 * n and feat > 64 and (feat + 31) // 32 % threads == 0:
+        for k0 in T.parallel((feat + 31) // 32):        # 32 features at a time, or 64, of which
+            ...                                         # the last begin earlier
+            B_32[j, k] = B[j, k0 * 32 + k]
+            for i in range(m): ...                      # C_32[k] += A[i, j] * B_32[j, k]
     elif nnz * feat < 1048576 and feat <= 64:
         ...                                              # the default schedule, in one thread
     else:
@@ -22,7 +22,6 @@ rows for features side by side, such as a softmax of heads, have these in vector
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import tvm
@@ -31,13 +30,12 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.default import default_schedule, versions_by_size
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
-from sparsetir.schedules.passes.prefetch import with_reuse_distances
+from sparsetir.schedules.passes.prefetch import REUSE, with_reuse_distances
 from sparsetir.schedules.passes.versions import Versions, either, joined
-from sparsetir.schedules.targets import pool, vector_bits
+from sparsetir.schedules.targets import l1_bytes, l2_bytes, pool, vector_bits
 from sparsetir.schedules.templates.element_tile import by_positions
-from sparsetir.schedules.templates.register_tile import in_registers, straight_code
+from sparsetir.schedules.templates.register_tile import straight_code, sums_of
 from sparsetir.schedules.templates.row_shapes import row_steps
-from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.shapes import (
     RowReduction,
     ShapeError,
@@ -61,7 +59,8 @@ PACK_DEGREE = 28
 PACK_FEATURES = 64
 # Multiplications that take about as long as to wake the other threads.
 WORK_OF_THREADS = 1 << 20
-PANEL = 128  # bytes of a row of a panel
+# Bytes of a row of a panel; the wider ones where all of them, or what is used again soon, are near.
+PANELS = (128, 256)
 
 
 def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> dict[str, Any]:
@@ -155,7 +154,7 @@ def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> ti
     axis = func.axis(found.features.name)
     if axis.kind != "dense_fixed" or not isinstance(axis.length, tirx.IntImm | ir.Var):
         return rows  # nothing can be promised about its length
-    nnz, n, feat = _sizes(func, found, rows)
+    nnz, n, feat, used = _sizes(func, found, rows)
     threads = pool()
     lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
     if nnz is not None and threads > 1 and versions.index is not None:
@@ -168,16 +167,25 @@ def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> ti
         return rows
     if found.gathered is None or found.heads or n is None:
         return rows
-    tile = PANEL * 8 // tvm.DataType(found.dtype).bits
+    narrow, wide = (size * 8 // tvm.DataType(found.dtype).bits for size in PANELS)
     try:
-        panels = _panels(sch, found, feat, tile, lanes, target)
+        panels = _panels(func, found, narrow, lanes, target)
     except ScheduleError:
         return rows  # what is gathered cannot be copied: it depends on the row, too
-    tiles = tirx.floordiv(feat, _int64(tile))
+    count = tirx.floordiv(feat + _int64(narrow - 1), _int64(narrow))
+    if not isinstance(feat, tirx.IntImm) or int(feat) >= wide:
+        kept = [(n, l2_bytes() // 2), (n if used is None else tirx.min(n, used), l1_bytes())]
+        pays = tirx.all(
+            feat >= _int64(wide),
+            tirx.EQ(tirx.floormod(count, _int64(2 * threads)), _int64(0)),
+            tirx.any(*(rows <= _int64(size // PANELS[1]) for rows, size in kept)),
+        )
+        widely = _panels(func, found, wide, lanes, target)
+        panels = either(pays, widely, panels, ("wide", "narrow"))
     pays = tirx.all(
         nnz >= n * _int64(PACK_DEGREE),
-        feat > _int64(PACK_FEATURES),
-        tirx.floormod(tiles, _int64(threads)) == _int64(0),
+        feat > _int64(max(PACK_FEATURES, narrow - 1)),
+        tirx.EQ(tirx.floormod(count, _int64(threads)), _int64(0)),
     )
     return either(pays, panels, rows, ("panels", "rows"))
 
@@ -221,35 +229,41 @@ def _on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return s_tir.renew_defs(func.with_body(map_expr(func.body, [(tirx.For, visit)])))
 
 
-def _panels(
-    sch: Schedule, found: RowReduction, feat: Any, tile: int, lanes: int, target: Any
-) -> Any:
-    """The version that gathers from panels of `tile` features, scheduled."""
-    features = found.features
-    if not isinstance(feat, tirx.IntImm) or int(feat) % tile:
-        features, _ = sch.peel(features, tile)
-    steps = in_registers(
-        sch, replace(found, features=features), RowTile(tile, lanes, parallel=False),
-        [found.rows], found.columns, tiles_at=0, pack=True, hoist=True, dtype=found.dtype,
+def _panels(func: SparseFunc, found: RowReduction, tile: int, lanes: int, target: Any) -> Any:
+    """The version that gathers from panels of `tile` features, scheduled.
+
+    The last panel begins earlier where it would reach too far.
+    """
+    sch = Schedule(func)
+    panels, *vectors = sch.split(found.features, [None, tile // lanes, lanes], tail="shift")
+    steps = sums_of(
+        sch, found.iteration, found.result, [panels, found.rows], found.columns, vectors,
+        hoist=True, dtype=found.dtype, name=f"{found.result}_{tile}",
     )  # fmt: skip
-    straight_code(sch, steps)
+    copies = sch.precompute(
+        found.gathered, panels, [found.gathered_axis, *vectors], scope="global",
+        dtype=found.dtype, name=f"{found.gathered}_{tile}",
+    )  # fmt: skip
+    straight_code(sch, [*steps, *((copy, len(vectors)) for copy in copies)])
     return default_schedule(_stage_two(sch), target, max(tile // lanes // 2, 1))
 
 
 def _sizes(func: SparseFunc, found: RowReduction, lowered: tirx.PrimFunc) -> list[Any]:
-    """Elements of the rows, rows that are gathered from, features, by lowered parameters.
+    """Elements of the rows, rows that are gathered from, features, and the distance between two
+    uses of a row, by lowered parameters.
 
-    The first two are None where they do not say how often a row is gathered.
+    None where they do not say how often a row is gathered.
     """
     axes = {axis.name: axis for axis in func.axes}
     column, gathered = axes[found.columns[0].name], axes.get(str(found.gathered_axis))
     stored = len(found.columns) == 1 and column.kind == "sparse_variable"
+    reuse = (p for p in func.params if p.name == f"{column.name}_indices{REUSE}")
     sizes = [
         column.nnz if stored else None,
         gathered.length if stored and gathered is not None else None,
         axes[found.features.name].length,
+        next(reuse, None),
     ]
-
     return _of_lowered(sizes, lowered)
 
 

@@ -9,7 +9,7 @@ from sparsetir.sparse_ir.recipes.registry import recipe
 # Places where nonzeros are sampled; the shortest sample of one and the longest, which is also at
 # most such a share of all nonzeros.
 PLACES, SHORTEST, LONGEST, SAMPLE = 3, 512, 1 << 14, 1 / 8
-FEW = 1 << 15  # nonzeros, below which none are sampled
+FEW = 1 << 13  # nonzeros, below which none are sampled
 MISSED = 5 / 16  # share of uses that a cache of as many rows as the reuse distance still misses
 
 
@@ -22,7 +22,7 @@ def reuse_distance(indices: np.ndarray) -> int:
     By the working set of Denning (1968): a cache that holds the rows of a window misses as large a
     share of uses as a window of twice the length adds rows. Windows at three places are doubled
     until they add few. The result is nnz where the longest window still adds many; fewer than
-    32,768 nonzeros are not sampled, and a sixteenth of them is returned.
+    8,192 nonzeros are not sampled, and a sixteenth of them is returned.
     """
     indices = indices.ravel()
     nnz = len(indices)

@@ -12,14 +12,18 @@ import scipy.special
 
 import sparsetir
 from csr_zoo import ZOO
+from machines import MACHINES
 from pairs import by_default
 from programs import PROGRAMS
 from small import small
-from sparsetir.schedules.multiversion import PACK_DEGREE, WORK_OF_THREADS
+from sparsetir.machine import assume, this_machine
+from sparsetir.schedules.multiversion import PACK_DEGREE, PANELS, WORK_OF_THREADS
 from sparsetir.schedules.operators import edge_softmax
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 
-VERSIONS = ("panels", "rows", "small", "more", "up_to_1", "up_to_64", "above_64")
+VERSIONS = (
+    "panels", "wide", "narrow", "rows", "small", "more", "up_to_1", "up_to_64", "above_64"
+)  # fmt: skip
 
 
 @functools.cache
@@ -38,24 +42,45 @@ def versions_of(built):
     return tuple(name for name in VERSIONS if f'T.sblock("{name}")' in text)
 
 
-def check(built, m, n, nnz, feat):
+def check(built, m, n, nnz, feat, dtype="float32"):
     rng = np.random.default_rng(nnz + feat)
     at = np.sort(rng.choice(m * n, nnz, replace=False))
     indptr = np.searchsorted(at // n, np.arange(m + 1)).astype("int32")
-    a, indices = rng.random(nnz, dtype="float32"), (at % n).astype("int32")
-    b, c = rng.random((n, feat), dtype="float32"), np.full((m, feat), np.nan, "float32")
+    a, indices = rng.random(nnz).astype(dtype), (at % n).astype("int32")
+    b, c = rng.random((n, feat)).astype(dtype), np.full((m, feat), np.nan, dtype)
     built(a, b, c, indptr, indices, n=n)
-    np.testing.assert_allclose(c, sp.csr_array((a, indices, indptr), shape=(m, n)) @ b, rtol=1e-4)
+    exact = sp.csr_array((a.astype("float64"), indices, indptr), shape=(m, n)) @ b.astype("float64")
+    np.testing.assert_allclose(c, exact, rtol=0.03 if dtype == "float16" else 1e-4)
 
 
 FEW = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32]
 
 
-@pytest.mark.parametrize("feat", [*FEW, 33, 63, 64, 65, 96, 100, 127, 128, 160, 259])
+@pytest.mark.parametrize("feat", [*FEW, 33, 63, 64, 65, 96, 97, 127, 128, 160, 161, 192, 259])
 @pytest.mark.parametrize("degree", [PACK_DEGREE - 1, PACK_DEGREE])
 def test_results_on_both_sides_of_each_choice(feat, degree):
     """Rows that are gathered often and not, and features around each of the widths."""
     check(kernel(), 60, 50, 50 * degree, feat)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_panels_of_each_width(dtype):
+    """Of bytes, so that types differ in features; too few for the wide ones, and for all."""
+    with assume(MACHINES["1 core"]):
+        built = sparsetir.build(PROGRAMS["spmm"].make(dtype, "int32"))
+        names = {"panels", "wide", "narrow", "rows"}
+        assert names <= {*versions_of(built)}
+    for feat in (65, 100, 127, 128, 129, 200):
+        check(built, 60, 50, 50 * PACK_DEGREE, feat, dtype)
+
+
+def test_wide_panels_are_for_rows_that_stay_in_a_cache():
+    """As the kernel's own condition says: all rows of B, or those between two uses of one."""
+    script = kernel().stages["II scheduled"].script()
+    cache = this_machine().caches["L2"]
+    assert f"<= T.int64({cache // 2 // PANELS[1]})" in script
+    assert 'T.min(T.Cast("int64", n), J_indices_reuse) <= T.int64(' in script
+    check(kernel(), 3000, cache // PANELS[1], PACK_DEGREE * cache // PANELS[1], 128)
 
 
 @pytest.mark.parametrize("feat", [4, 7, 16, 31, 48])
