@@ -28,7 +28,8 @@ class Decomposed(Config):
     """The format that a matrix is stored in; the default schedule does the rest.
 
     format : of the library, for matrices
-    filled : without masks, for patterns that fill every place of the format, such as whole blocks
+    filled : without masks, for patterns that fill every place of the format, such as whole blocks,
+        none of which sticks out
     """
 
     format: Format
@@ -72,6 +73,8 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     m, n, feat : sizes
     and the arguments of the format's rules, among them the values `a_<rule>`
 
+    Where blocks are filled, m and n are promised to be multiples of their sizes.
+
     Sums are in float32 (float64 for float64), and rounded once: what several iterations add to is
     summed up in an array of that type.
 
@@ -83,8 +86,16 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     _, func = extract_preprocess(decompose_format(spmm(problem), rules, unmasked))
     narrow = problem.accumulator != (problem.out or problem.dtype)
     if narrow and not adds_once(func):
-        return sums_apart(func, "C", problem.accumulator)
-    return func
+        func = sums_apart(func, "C", problem.accumulator)
+    sizes = zip("mn", _of_block(config), strict=True) if config.filled else ()
+    promises = [{"param": p, "kind": "multiple", "value": v} for p, v in sizes if v > 1]
+    return func.with_attr("promises", promises) if promises else func
+
+
+def _of_block(config: Decomposed) -> tuple[int, int]:
+    """Rows and columns of a block, where the format is of such."""
+    fmt = config.format
+    return (fmt.rows, fmt.cols) if isinstance(fmt, BSR | DBSR) else (1, 1)
 
 
 def apply(sch: Schedule, config: Decomposed) -> None:
@@ -106,6 +117,12 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
     Raises ScheduleError for a pattern that takes too much room in the format.
     """
     _refuse("arrange", problem)
+    sizes = _of_block(config)
+    if config.filled and any(n % b for n, b in zip(matrix.shape, sizes, strict=True)):
+        raise ScheduleError(
+            f"decomposed.arrange: argument 'config': expected a shape that blocks of {sizes} "
+            f"divide, for filled=True, got {tuple(matrix.shape)}"
+        )
     too_much = refusal(config.format, matrix.coordinates, problem)
     if too_much is not None:
         raise ScheduleError(

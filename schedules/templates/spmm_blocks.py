@@ -20,7 +20,6 @@ from sparsetir.schedules.templates import decomposed, register_tile
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
 from sparsetir.schedules.templates.shapes import refuse_shape
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
@@ -34,7 +33,7 @@ class BlockRows(register_tile.RegisterTile):
     format : BSR or DBSR
     rows : of a block that are summed up in registers at a time, each over the vectors of a tile; a
         divisor of the block's rows
-    filled : without masks, for patterns that fill all their blocks, none of which sticks out
+    filled : as of :class:`Decomposed`
     blocks : 1 for DBSR
     others : as of :class:`RegisterTile`
     """
@@ -59,16 +58,8 @@ class BlockRows(register_tile.RegisterTile):
 
 
 def program(problem: Spmm, config: BlockRows) -> SparseFunc:
-    """The stage-I function: SpMM decomposed by the format, as of `decomposed.program`.
-
-    Without masks, m and n are promised to be multiples of the blocks' sizes.
-    """
-    func = decomposed.program(problem, _stored(config))
-    if not config.filled:
-        return func
-    sizes = {"m": config.format.rows, "n": config.format.cols}
-    promises = [{"param": p, "kind": "multiple", "value": v} for p, v in sizes.items()]
-    return func.with_attr("promises", promises)
+    """The stage-I function: SpMM decomposed by the format, as of `decomposed.program`."""
+    return decomposed.program(problem, _stored(config))
 
 
 def apply(sch: Schedule, config: BlockRows) -> None:
@@ -129,19 +120,9 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: BlockRows) -> Arranged:
 
     Raises ScheduleError for a pattern that takes too much room, or does not fill its blocks.
     """
-    sticks_out = [n % b for n, b in zip(matrix.shape, _sizes(config), strict=True)]
-    if config.filled and any(sticks_out):
-        raise ScheduleError(
-            f"spmm_blocks.arrange: argument 'config': expected a shape that blocks of "
-            f"{_sizes(config)} divide, for filled=True, got {tuple(matrix.shape)}"
-        )
     found = decomposed.arrange(matrix, problem, _stored(config))
     most = max(1, -(-matrix.shape[0] // config.format.rows))
     return found._replace(overrides={"blocks": max(1, min(config.blocks, most))})
-
-
-def _sizes(config: BlockRows) -> tuple[int, int]:
-    return config.format.rows, config.format.cols
 
 
 def choices(asked: Asked) -> Tried | None:

@@ -229,8 +229,8 @@ planned(MANY_ROWS, RowTile(parts=2**11), 128)
 planned(EYE, BlockRows(BSR(8, 8)))  # ScheduleError: expected a pattern that fills bsr_8_8
 planned(np.ones((12, 16), "float32"), BlockRows(BSR(8, 8)))
     # ScheduleError: blocks of (8, 8) divide, .. got (12, 16)
-planned(EYE, Decomposed(BSR(2, 3), filled=True), 16)
-    # ScheduleError: expected a pattern that fills bsr_2_3
+planned(EYE, Decomposed(BSR(2, 4), filled=True), 16)
+    # ScheduleError: expected a pattern that fills bsr_2_4
 RelationPattern.of(*IDS, (3, 5, 10))
     # ValueError: RelationPattern.of: argument 'row': expected 0 to 4, got
 RelationPattern.of(*IDS[:2], IDS[2] * 0.5, (3, 20, 10))
