@@ -235,6 +235,7 @@ def _panels(func: SparseFunc, found: RowReduction, tile: int, lanes: int, target
     The last panel begins earlier where it would reach too far.
     """
     sch = Schedule(func)
+    assert found.gathered is not None and found.gathered_axis is not None
     panels, *vectors = sch.split(found.features, [None, tile // lanes, lanes], tail="shift")
     steps = sums_of(
         sch, found.iteration, found.result, [panels, found.rows], found.columns, vectors,

@@ -570,19 +570,12 @@ class _Nest:
         )
         held = as_dtype(held, self.dtype)
         first = lanes_of(lambda acc, lane, m: tirx.BufferStore(acc, substitute(held, m), [lane]))
-        asks = [
-            ask
-            for start, width in (places if cache is not None else [])
-            for ask in rows_ahead(
-                self.func,
-                substitute(self.store, rows[0]),
-                self.others[-1].loop_var,
-                self.along.loop_var,
-                {**fresh, self.along.loop_var: start},
-                width,
-                cache,
-            )  # fmt: skip
-        ]
+        asks: list[tirx.Stmt] = []
+        if cache is not None:
+            body, visited = substitute(self.store, rows[0]), self.others[-1].loop_var
+            for start, width in places:
+                at = {**fresh, along: start}
+                asks += rows_ahead(self.func, body, visited, along, at, width, cache)
 
         def term(total: Any) -> tirx.Stmt:
             test = [substitute(x, fresh) for x in terms if shared(x)]
