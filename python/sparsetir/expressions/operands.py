@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import device_name, dtype_name, is_array, is_torch, to_host
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.index_arrays import INT32
+
+if TYPE_CHECKING:
+    from sparsetir.ops.structure import Structure
 
 DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8"
@@ -135,7 +138,8 @@ def _of_torch(who: str, name: str, operand: Any) -> Operand:
     import torch
 
     from sparsetir.ops.cache import kept
-    from sparsetir.ops.operands import resolve
+    from sparsetir.ops.operands import pattern_and_values
+    from sparsetir.ops.registry import is_undisturbed
 
     if is_torch(operand) and operand.dim() != 2:
         coalesced = operand if operand.is_coalesced() else operand.coalesce()
@@ -146,18 +150,16 @@ def _of_torch(who: str, name: str, operand: Any) -> Operand:
         )
         values = coalesced.values()
     else:
-        rowptr, col, m, n, values = resolve(operand, who=who, name=name)
-        edges = col.dim() == 2
+        seen, values = pattern_and_values(who, name, operand, is_undisturbed())
 
-        def matrix(rowptr: Any, col: Any) -> SparseMatrix:
-            if edges:
-                return SparseMatrix.from_edge_index(col, shape=(m, n))
-            return SparseMatrix.from_csr(rowptr, col, shape=(m, n))
+        def matrix(structure: Structure) -> SparseMatrix:
+            if seen.col.dim() == 2:
+                return SparseMatrix.from_edge_index(seen.col, shape=structure.shape)
+            return SparseMatrix.from_csr(seen.rowptr, seen.col, shape=structure.shape)
 
-        tensor = kept.get(("expressions", m, n), matrix, rowptr, col)
+        tensor = seen.structure.derived("expressions", matrix)
         if values is None:
-            count = col.shape[-1]
-            values = torch.ones(count)
+            values = torch.ones(seen.structure.nnz)
     if values.dim() != 1:
         raise wrong(
             who, name, "a number for each element", f"values of shape {tuple(values.shape)}"

@@ -458,7 +458,7 @@ class _Parts(NamedTuple):
 
 @lru_cache(512)
 def _of_few(rows: int, columns: int, most: int, idtype: str) -> Bounds:
-    """Bounds of all rows together; cached, as converting arrays for TVM takes as long as a kernel."""
+    """Bounds of all rows together; cached, as converting arrays for TVM takes long."""
     rows_ptr, ends = np.array([0, rows], idtype), np.array([0, most])
     part = _Parts(tvm_ffi.from_dlpack(rows_ptr), tvm_ffi.from_dlpack(ends), 1, most)
     ends.flags.writeable = False  # it is shared by all calls
