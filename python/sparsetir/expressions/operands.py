@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sparsetir.data import scipy_patterns
 from sparsetir.data.sources import is_sparse, summed
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats.pattern import Pattern
@@ -68,7 +68,9 @@ def read(who: str, name: str, operand: Any) -> Operand:
         return Operand(np.asarray(operand), (), dtype, constant=True)
     if is_sparse(operand):
         if operand.format in ("csr", "csc", "coo"):
-            return _of_scipy(who, name, operand)
+            tensor = scipy_patterns.pattern_of(who, name, operand)
+            values = scipy_patterns.values_of(operand, tensor)
+            return Operand(values, tensor.shape, _dtype(who, name, values), tensor.pattern)
         if len(operand.shape) != 2:
             return read(who, name, SparseTensor(operand))
     if is_array(operand) or isinstance(operand, list | np.generic):
@@ -95,42 +97,6 @@ def _dtype(who: str, name: str, array: Any) -> str:
     if dtype not in DTYPES:
         raise wrong(who, name, f"one of {', '.join(DTYPES)}", dtype, TypeError)
     return dtype
-
-
-class _Copied(NamedTuple):
-    """A scipy matrix, copies of its index arrays, and the tensor made from these."""
-
-    source: weakref.ref[Any]
-    indices: list[np.ndarray]
-    tensor: SparseTensor
-
-
-_copied: dict[int, _Copied] = {}  # by id
-
-
-def _of_scipy(who: str, name: str, operand: Any) -> Operand:
-    """An operand from scipy; it keeps the pattern of the last call while indices are unchanged."""
-    key, indices, copied = id(operand), _indices(operand), _copied.get(id(operand))
-    same = (
-        copied is not None and copied.source() is operand and copied.tensor.shape == operand.shape
-    )
-    if copied is None or not (same and all(map(np.array_equal, indices, copied.indices))):
-        copy, matrix = operand.copy(), len(operand.shape) == 2
-        tensor = SparseMatrix.adopt(who, name, copy) if matrix else SparseTensor(copy)
-        ref = weakref.ref(operand, lambda _: _copied.pop(key, None))
-        copied = _copied[key] = _Copied(ref, _indices(copy), tensor)
-    tensor = copied.tensor
-    values = operand.data[: len(indices[-1])]
-    if tensor.places is not None:
-        values = summed(values, tensor.places, tensor.nnz)
-    return Operand(values, tensor.shape, _dtype(who, name, values), tensor.pattern)
-
-
-def _indices(operand: Any) -> list[np.ndarray]:
-    """The index arrays of a tensor in CSR, CSC or COO."""
-    if operand.format == "coo":
-        return list(operand.coords)
-    return [operand.indptr, operand.indices[: operand.indptr[-1]]]
 
 
 def _of_torch(who: str, name: str, operand: Any) -> Operand:
