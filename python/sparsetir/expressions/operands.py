@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -99,24 +100,30 @@ def _dtype(who: str, name: str, array: Any) -> str:
     return dtype
 
 
-def _of_torch(who: str, name: str, operand: Any) -> Operand:
-    """A sparse operand from torch; its values keep their gradient, its pattern is cached."""
+@cache
+def _loaded() -> tuple[Any, Any]:
+    """Torch, and our operators on its tensors; to look up modules in each call takes long."""
     import torch
 
-    from sparsetir.ops.cache import kept
-    from sparsetir.ops.operands import pattern_and_values
-    from sparsetir.ops.registry import is_undisturbed
+    from sparsetir import ops
 
+    return torch, ops
+
+
+def _of_torch(who: str, name: str, operand: Any) -> Operand:
+    """A sparse operand from torch; its values keep their gradient, its pattern is cached."""
+    torch, ops = _loaded()
     if is_torch(operand) and operand.dim() != 2:
         coalesced = operand if operand.is_coalesced() else operand.coalesce()
-        tensor = kept.get(
+        tensor = ops.cache.kept.get(
             ("expressions", tuple(operand.shape)),
             lambda at: SparseTensor(at, np.ones(at.shape[1], np.float32), tuple(operand.shape)),
             coalesced.indices(),
         )
         values = coalesced.values()
     else:
-        seen, values = pattern_and_values(who, name, operand, is_undisturbed())
+        undisturbed = ops.registry.is_undisturbed()
+        seen, values = ops.operands.pattern_and_values(who, name, operand, undisturbed)
 
         def matrix(structure: Structure) -> SparseMatrix:
             if seen.col.dim() == 2:
