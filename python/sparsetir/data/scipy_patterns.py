@@ -1,4 +1,4 @@
-"""Patterns of scipy's matrices, kept while their index arrays are unchanged."""
+"""Operands of one call as tensors; scipy's keep their patterns while indices are unchanged."""
 
 from __future__ import annotations
 
@@ -7,59 +7,68 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsetir.data.sources import summed
+from sparsetir.data.sources import NATIVE, Stored, is_sparse, summed
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
+from sparsetir.formats.pattern import Pattern
+
+FORMATS = ("csr", "csc", "coo")  # whose patterns are kept
 
 
 class _Copied(NamedTuple):
-    """A scipy matrix, copies of its index arrays, and the tensor made from these."""
+    """A sparse object of scipy, copies of its index arrays, and the pattern made from these."""
 
     source: weakref.ref[Any]
     indices: list[np.ndarray]
-    tensor: SparseTensor
+    pattern: Pattern
+    places: np.ndarray | None
 
 
 _copied: dict[int, _Copied] = {}  # by id
 
 
-def known_pattern(operand: Any) -> SparseTensor | None:
-    """The tensor of an earlier :func:`pattern_of` call, if the indices are those of that call.
+def adopt(who: str, name: str, data: Any) -> SparseTensor:
+    """Convert an operand of one call, whose pattern is then not checked again.
 
-    operand : any sparse object of scipy
-    """
-    copied = _copied.get(id(operand))
-    if copied is None or copied.source() is not operand or copied.tensor.shape != operand.shape:
-        return None
-    for x, y in zip(_indices(operand), copied.indices, strict=True):
-        if len(x) != len(y) or not (x == y).all():
-            return None
-    return copied.tensor
-
-
-def pattern_of(who: str, name: str, operand: Any) -> SparseTensor:
-    """A tensor with the pattern of an operand in CSR, CSC or COO, and any values.
-
+    data : anything that :class:`SparseMatrix` accepts, or a sparse object of any order
     who, name : function and argument, as errors name them
     """
-    known = known_pattern(operand)
+    known = data if isinstance(data, SparseTensor) else known_tensor(data)
     if known is not None:
         return known
-    key, copy, is_matrix = id(operand), operand.copy(), len(operand.shape) == 2
-    tensor = SparseMatrix.adopt(who, name, copy) if is_matrix else SparseTensor(copy)
-    ref = weakref.ref(operand, lambda _: _copied.pop(key, None))
-    _copied[key] = _Copied(ref, _indices(copy), tensor)
-    return tensor
+    sparse = is_sparse(data)
+    kept = sparse and getattr(data, "format", None) in FORMATS
+    own = data.copy() if kept else data
+    matrix = not sparse or len(data.shape) == 2
+    tensor = SparseMatrix.adopt(who, name, own) if matrix else SparseTensor(own)
+    tensor.pattern.checked = True
+    if not kept:
+        return tensor
+    key = id(data)
+    ref = weakref.ref(data, lambda _: _copied.pop(key, None))
+    _copied[key] = _Copied(ref, _indices(own), tensor.pattern, tensor.places)
+    known = known_tensor(data)
+    return tensor if known is None else known  # None for values that only the copy has in our types
 
 
-def values_of(operand: Any, tensor: SparseTensor) -> np.ndarray:
-    """The operand's own values, in the order of the tensor with its pattern."""
-    places, count = tensor.places, tensor.nnz
-    values = operand.data[: count if places is None else len(places)]
-    return values if places is None else summed(values, places, count)
+def known_tensor(data: Any) -> SparseTensor | None:
+    """The result of :func:`adopt` for an object whose pattern is kept, else None."""
+    copied = _copied.get(id(data))
+    if copied is None or copied.source() is not data or copied.pattern.shape != data.shape:
+        return None
+    _, indices, pattern, places = copied
+    for x, y in zip(_indices(data), indices, strict=True):
+        if len(x) != len(y) or not (x == y).all():
+            return None
+    count, values = pattern.nnz, data.data
+    values = values[:count] if places is None else summed(values[: len(places)], places, count)
+    if values.dtype not in NATIVE or len(values) != count:
+        return None
+    kind = SparseMatrix if len(pattern.shape) == 2 else SparseTensor
+    return kind.of_stored(Stored(pattern, np.ascontiguousarray(values)))
 
 
-def _indices(operand: Any) -> list[np.ndarray]:
-    """The index arrays of a tensor in CSR, CSC or COO."""
-    if operand.format == "coo":
-        return list(operand.coords)
-    return [operand.indptr, operand.indices[: operand.indptr[-1]]]
+def _indices(data: Any) -> list[np.ndarray]:
+    """The index arrays of an object in one of `FORMATS`."""
+    if data.format == "coo":
+        return list(data.coords)
+    return [data.indptr, data.indices[: data.indptr[-1]]]

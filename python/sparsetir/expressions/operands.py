@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sparsetir.data import scipy_patterns
+from sparsetir.data.scipy_patterns import adopt
 from sparsetir.data.sources import is_sparse, summed
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats.pattern import Pattern
@@ -68,12 +68,9 @@ def read(who: str, name: str, operand: Any) -> Operand:
         dtype = {bool: "bool", int: "int64"}.get(kind, "float64")
         return Operand(np.asarray(operand), (), dtype, constant=True)
     if is_sparse(operand):
-        if operand.format in ("csr", "csc", "coo"):
-            tensor = scipy_patterns.pattern_of(who, name, operand)
-            values = scipy_patterns.values_of(operand, tensor)
-            return Operand(values, tensor.shape, _dtype(who, name, values), tensor.pattern)
-        if len(operand.shape) != 2:
-            return read(who, name, SparseTensor(operand))
+        tensor = adopt(who, name, operand)
+        dtype = _dtype(who, name, tensor.values)
+        return Operand(tensor.values, tensor.shape, dtype, tensor.pattern)
     if is_array(operand) or isinstance(operand, list | np.generic):
         array = to_host(who, name, operand)
         return Operand(array, array.shape, _dtype(who, name, array))

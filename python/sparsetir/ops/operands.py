@@ -8,11 +8,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
 from torch import Tensor
 
-from sparsetir.data import scipy_patterns
-from sparsetir.data.sources import NATIVE, Compressed, Edges, adopted, check_values
+from sparsetir.data.scipy_patterns import adopt, known_tensor
+from sparsetir.data.sources import Compressed, Edges, adopted
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
@@ -31,8 +30,6 @@ from sparsetir.ops.structure import (
 from sparsetir.ops.tensors import INDEX_DTYPES, check_csr, check_size
 from sparsetir.runtime.arrays import device_name, is_array, to_host
 from sparsetir.runtime.refusals import wrong
-
-KEPT = ("csr", "csc", "coo")  # formats of scipy whose patterns are kept
 
 
 class Operand(NamedTuple):
@@ -210,12 +207,10 @@ def known(A: Any, n: int) -> tuple[SeenPattern, Tensor | None] | None:
     elif kind is SparseMatrix:
         values = tensor_of(A.values)
         pattern = kept.find(("matrix", A.shape), *_arrays_of(A))
-    elif issparse(A):
-        matrix = scipy_patterns.known_pattern(A) if A.format in KEPT else None
-        if isinstance(matrix, SparseMatrix) and A.data.dtype in NATIVE:
-            values = _own_values("resolve", A, matrix)
-            pattern = kept.find(("matrix", A.shape), *_arrays_of(matrix))
     else:
+        matrix = known_tensor(A)
+        if matrix is not None:
+            return known(matrix, n)
         edges, m = A, n
         if kind is tuple and len(A) == 2:
             edges, m = A
@@ -469,10 +464,7 @@ def _of_foreign(
         return _of_edges(who, name, edges, values, size or own)
     if isinstance(source, Tensor):
         return _of_sparse(who, name, source, values)
-    if issparse(source) and source.format in KEPT and source.ndim == 2:
-        matrix = SparseMatrix.adopt(who, name, scipy_patterns.pattern_of(who, name, source))
-        return _of_matrix(matrix, _own_values(who, source, matrix) if values is None else values)
-    return _of_matrix(SparseMatrix.adopt(who, name, source), values)
+    return _of_matrix(SparseMatrix.adopt(who, name, adopt(who, name, source)), values)
 
 
 def _of_ends(
@@ -548,11 +540,6 @@ def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
     else:
         rowptr, col = arrays[0], arrays[1].to(arrays[0].dtype)
     return Operand(rowptr, col, m, n, tensor_of(A.values) if values is None else values)
-
-
-def _own_values(who: str, A: Any, matrix: SparseMatrix) -> Tensor:
-    """The values of a scipy matrix, in the order of the matrix with its pattern."""
-    return tensor_of(check_values(who, scipy_patterns.values_of(A, matrix), matrix.nnz))
 
 
 def tensor_of(array: np.ndarray) -> Tensor:

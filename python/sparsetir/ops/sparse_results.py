@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import issparse
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsetir.data import scipy_patterns
-from sparsetir.data.sources import check_values, is_sparse
+from sparsetir.data.scipy_patterns import adopt
+from sparsetir.data.sources import is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.ops.operands import KEPT, Prepared, pattern_and_values, resolve, tensor_of
+from sparsetir.ops.operands import Prepared, pattern_and_values, resolve, tensor_of
 from sparsetir.ops.registry import Context, is_undisturbed, wants_gradient
 from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.ops.tensors import plain_tensor
@@ -22,7 +21,6 @@ from sparsetir.planning.sparse_results import (
     OF_BOOLS,
     PRODUCTS,
     Csr,
-    adopt,
     check_semiring,
     check_shapes,
     combined,
@@ -243,10 +241,9 @@ class _Matrix:
     csr: Csr
 
     def __init__(self, who: str, name: str, A: object, undisturbed: bool) -> None:
-        own = _own(who, name, A)
-        if own is not None:
-            self.csr, self._made_from = own, A
-            self.dtype: torch.dtype = getattr(torch, dtype_name(own.values))
+        if isinstance(A, SparseMatrix) or (not isinstance(A, Tensor | Prepared) and is_sparse(A)):
+            self.csr, self._made_from = csr(SparseMatrix.adopt(who, name, adopt(who, name, A))), A
+            self.dtype: torch.dtype = getattr(torch, dtype_name(self.csr.values))
         else:
             seen, values = pattern_and_values(who, name, A, undisturbed)
             structure = seen.structure
@@ -283,19 +280,6 @@ class _Matrix:
         """The values as a tensor of a type."""
         values = self.csr.values
         return _cast(values if isinstance(values, Tensor) else tensor_of(values), dtype)
-
-
-def _own(who: str, name: str, A: Any) -> Csr | None:
-    """The arrays of a matrix whose data are not in tensors; else None."""
-    if isinstance(A, SparseMatrix):
-        return csr(A)
-    if isinstance(A, Tensor | Prepared) or not is_sparse(A):
-        return None
-    if not issparse(A) or A.format not in KEPT or A.ndim != 2:
-        return csr(adopt(who, name, A))
-    matrix: Any = scipy_patterns.pattern_of(who, name, A)
-    values = check_values(who, scipy_patterns.values_of(A, matrix), matrix.nnz)
-    return Csr(*csr(matrix)[:2], values, A.shape)
 
 
 def _in_order(

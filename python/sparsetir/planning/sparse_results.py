@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm.target import Target
 
+from sparsetir.data.scipy_patterns import adopt
 from sparsetir.data.sources import Stored, is_sparse
-from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
+from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.assembled import AssembledKernel, Numeric
@@ -253,9 +254,9 @@ def of_matrices(
         if not isinstance(x, SparseMatrix):
             if not is_sparse(x):
                 return NotImplemented
-            x = adopt(who, "other", x)
+            x = SparseMatrix.adopt(who, "other", adopt(who, "other", x))
         operands.append(csr(x))
-    kept = None if mask is None else adopt(who, "mask", mask)
+    kept = None if mask is None else SparseMatrix.adopt(who, "mask", mask)
     check_shapes(who, op, [x.shape for x in operands], None if kept is None else kept.shape)
     types = {x.values.dtype for x in operands}
     dtype = np.result_type(*types) if len(types) > 1 else types.pop()
@@ -269,15 +270,6 @@ def of_matrices(
     pattern = Pattern.from_csr(result.indptr, result.indices, result.shape, check=False)
     pattern.checked = True
     return Stored(pattern, values)
-
-
-def adopt(who: str, name: str, data: object) -> SparseMatrix:
-    """Convert an operand of one call to a SparseMatrix; what it reads is not checked again."""
-    if isinstance(data, SparseTensor):
-        return SparseMatrix.adopt(who, name, data)
-    matrix = SparseMatrix.adopt(who, name, data)
-    matrix.pattern.checked = True
-    return matrix
 
 
 def result_of(op: str, how: str, operands: Sequence[Csr], mask: Csr | None) -> Csr:
