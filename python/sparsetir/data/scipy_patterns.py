@@ -50,6 +50,11 @@ def adopt(who: str, name: str, data: Any) -> SparseTensor:
     return tensor if known is None else known  # None for values that only the copy has in our types
 
 
+def adopt_matrix(who: str, name: str, data: Any) -> SparseMatrix:
+    """:func:`adopt` for what has to be a matrix."""
+    return SparseMatrix.adopt(who, name, adopt(who, name, data))
+
+
 def known_tensor(data: Any) -> SparseTensor | None:
     """The result of :func:`adopt` for an object whose pattern is kept, else None."""
     copied = _copied.get(id(data))

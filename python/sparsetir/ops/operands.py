@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.data.scipy_patterns import adopt, known_tensor
+from sparsetir.data.scipy_patterns import adopt_matrix, known_tensor
 from sparsetir.data.sources import Compressed, Edges, adopted
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
@@ -464,7 +464,7 @@ def _of_foreign(
         return _of_edges(who, name, edges, values, size or own)
     if isinstance(source, Tensor):
         return _of_sparse(who, name, source, values)
-    return _of_matrix(SparseMatrix.adopt(who, name, adopt(who, name, source)), values)
+    return _of_matrix(adopt_matrix(who, name, source), values)
 
 
 def _of_ends(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsetir.data.scipy_patterns import adopt
+from sparsetir.data.scipy_patterns import adopt_matrix
 from sparsetir.data.sources import is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.ops.operands import Prepared, pattern_and_values, resolve, tensor_of
@@ -242,7 +242,7 @@ class _Matrix:
 
     def __init__(self, who: str, name: str, A: object, undisturbed: bool) -> None:
         if isinstance(A, SparseMatrix) or (not isinstance(A, Tensor | Prepared) and is_sparse(A)):
-            self.csr, self._made_from = csr(SparseMatrix.adopt(who, name, adopt(who, name, A))), A
+            self.csr, self._made_from = csr(adopt_matrix(who, name, A)), A
             self.dtype: torch.dtype = getattr(torch, dtype_name(self.csr.values))
         else:
             seen, values = pattern_and_values(who, name, A, undisturbed)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm.target import Target
 
-from sparsetir.data.scipy_patterns import adopt
+from sparsetir.data.scipy_patterns import adopt_matrix
 from sparsetir.data.sources import Stored, is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
@@ -254,7 +254,7 @@ def of_matrices(
         if not isinstance(x, SparseMatrix):
             if not is_sparse(x):
                 return NotImplemented
-            x = SparseMatrix.adopt(who, "other", adopt(who, "other", x))
+            x = adopt_matrix(who, "other", x)
         operands.append(csr(x))
     kept = None if mask is None else SparseMatrix.adopt(who, "mask", mask)
     check_shapes(who, op, [x.shape for x in operands], None if kept is None else kept.shape)
