@@ -100,7 +100,7 @@ class Pattern:
         if check:
             check_indptr("Pattern", indptr, len(indices), int(shape[0]))
         out = cls.__new__(cls)
-        out.shape = (*map(int, shape),)
+        out.shape = (*shape,)
         out.indptr, out.columns = indptr, indices
         if check:
             out = cls(out.coords, shape)

@@ -7,6 +7,7 @@ TVM, which imports torch where that is installed, is loaded when something that 
 the first time.
 """
 
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,8 @@ def __dir__() -> list[str]:
 def _product(matrix: object, x: object, plans: dict[object, object]) -> object:
     from sparsetir.planning.plan import product
 
-    return product(matrix, x, plans, lambda: import_module("sparsetir.ops"))
+    hooks.product = partial(product, ops=cache(lambda: import_module("sparsetir.ops")))
+    return hooks.product(matrix, x, plans)
 
 
 def _of_matrices(op: str, *matrices: Any, **options: Any) -> object:
@@ -189,6 +191,7 @@ def _of_matrices(op: str, *matrices: Any, **options: Any) -> object:
 def _expression(text: str, *operands: object, **options: Any) -> object:
     from sparsetir.expressions.einsum import plan_expression
 
+    hooks.expression = plan_expression
     return plan_expression(text, *operands, **options)
 
 

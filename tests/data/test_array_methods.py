@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 
 import numpy as np
 import pytest
@@ -354,10 +355,14 @@ def test_products_of_integers(dtypes):
     s = ZOO["random"]
     a = sp.csr_array((np.ceil(s.data * 3).astype(dtypes[0]), s.indices, s.indptr), shape=s.shape)
     x = np.arange(s.shape[1] * 3).reshape(-1, 3).astype(dtypes[1])
-    for operand in (x, x[:, 1]):
-        got, want = SparseMatrix(a) @ operand, a.toarray() @ operand
+    made = SparseMatrix(a)
+    for operand in (x, x[:, 1], x + x, x[:, 1].copy()):
+        got, want = made @ operand, a.toarray() @ operand
         assert got.dtype == want.dtype
         assert np.array_equal(got, want)
+    held = weakref.ref(operand)
+    del operand
+    assert held() is None  # though its plan is kept
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import reduce
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from refusals import refusals
 from sparsetir import SparseMatrix, ops
+from sparsetir.data import scipy_patterns
 
 OPS = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "maximum": torch.maximum}
 OPS["minimum"] = torch.minimum
@@ -110,6 +113,63 @@ def test_kinds_of_matrices() -> None:
     for kind in kinds:
         torch.testing.assert_close(ops.spgemm(kind, own).to_dense(), dense @ weighted)
         torch.testing.assert_close(ops.add(kind, own, kind).to_dense(), 2 * dense + weighted)
+
+
+CALLS = {
+    "add": lambda a: (ops.add(a, a), a + a),
+    "spgemm": lambda a: (ops.spgemm(a, a), a @ a),
+    "spmm": lambda a: (ops.spmm(a, EYE), a),
+    "matrices": lambda a: (SparseMatrix(EYE.to_sparse()) + a, EYE.numpy() + a),
+}
+EYE = torch.eye(9, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dia"])
+def test_operands_of_scipy_are_as_they_are_now(format: str, call: Any) -> None:
+    """Their patterns are kept between calls, until an index is another one."""
+    a = matrix(0, (9, 9)).asformat(format)
+    for change in ("", "data", "indices", "row", "offsets"):
+        if change and hasattr(a, change):
+            getattr(a, change)[:] = getattr(a, change)[::-1].copy()
+        for _ in range(2):
+            found, exact = call(a)
+            dense = found.to_dense() if isinstance(found, Tensor) else found.toarray()
+            exact = exact if isinstance(exact, np.ndarray) else exact.toarray()
+            np.testing.assert_allclose(dense, exact, rtol=1e-12)
+
+
+def test_operands_of_scipy_are_checked_and_let_go() -> None:
+    a, bad = matrix(0, (9, 9)), matrix(1, (9, 9))
+    bad.indices[3] = 9
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"add: argument 'indices'.*\[0, 9\), got 9"):
+            ops.add(a, bad)
+    a.indices[3] = -1  # after calls with it
+    with pytest.raises(ValueError, match=r"add: argument 'indices'.*\[0, 9\), got -1"):
+        ops.add(a, a)
+    held, key = weakref.ref(a), id(a)
+    assert key in scipy_patterns._copied
+    del a
+    gc.collect()
+    assert held() is None and key not in scipy_patterns._copied
+
+
+@pytest.mark.parametrize("make", [SparseMatrix, lambda a: a, lambda a: tensor(a).to_sparse_coo()])
+def test_gradients_beside_other_kinds(make: Any) -> None:
+    """What is no tensor has no gradient, and changes none."""
+    a, b = matrix(0, (6, 6)), matrix(1, (6, 6))
+    values = torch.from_numpy(b.data).requires_grad_()
+    for op in (ops.add, ops.mul, ops.spgemm, ops.inner, ops.kron):
+        for each in (lambda x: (make(a), tensor(b, x)), lambda x: (tensor(b, x), make(a))):
+            torch.autograd.gradcheck(lambda x: op(*each(x)).values(), values)
+
+
+def test_values_of_a_matrix_are_those_of_now() -> None:
+    a = SparseMatrix(matrix(0, (6, 6)))
+    for _ in range(2):
+        np.testing.assert_array_equal(ops.add(a, a).to_dense(), 2 * a.toarray())
+        a.values[:] *= 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])

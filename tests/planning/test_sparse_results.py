@@ -420,7 +420,7 @@ def test_row_pointers_of_another_type_than_columns() -> None:
 def test_bounds_of_small_results_are_not_written_to() -> None:
     x = sparse_results.csr(SparseMatrix(matrix(np.random.default_rng(0), (6, 6))))
     kernel = sparse_results.kernel_of(product_program, "plus_times", "float64", "float64", "int32")
-    given = sparse_results.arguments({"a": x, "b": x}, dict.fromkeys("mln", 6), "int32")
+    given = sparse_results.arguments("ab", (x, x), dict.fromkeys("mln", 6), "int32")
     bounds = kernel.bounds(given)
     assert bounds is kernel.bounds(given)  # as others have them
     with pytest.raises(ValueError, match="read-only"):

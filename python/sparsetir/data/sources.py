@@ -32,6 +32,10 @@ VALUE_DTYPES = (
 )  # fmt: skip
 
 
+# Those that NumPy itself has, in the order of bytes of this machine.
+NATIVE = {np.dtype(name) for name in VALUE_DTYPES if name != "bfloat16"}
+
+
 class Stored(NamedTuple):
     """Canonical coordinates and their values.
 
@@ -161,6 +165,8 @@ def check_values(who: str, values: object, count: int, features: bool = False) -
     """
     if values is None:
         return np.ones(count, np.float32)
+    if type(values) is np.ndarray and values.dtype in NATIVE and values.shape == (count,):
+        return np.ascontiguousarray(values)
     out = to_host(who, "values", values)
     if out.dtype.name not in VALUE_DTYPES:
         raise wrong(who, "values", f"one of {', '.join(VALUE_DTYPES)}", out.dtype, TypeError)

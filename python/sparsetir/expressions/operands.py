@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sparsetir.data.scipy_patterns import adopt
 from sparsetir.data.sources import is_sparse, summed
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import device_name, dtype_name, is_array, is_torch, to_host
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.index_arrays import INT32
+
+if TYPE_CHECKING:
+    from sparsetir.ops.structure import Structure
 
 DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8"
@@ -64,10 +68,9 @@ def read(who: str, name: str, operand: Any) -> Operand:
         dtype = {bool: "bool", int: "int64"}.get(kind, "float64")
         return Operand(np.asarray(operand), (), dtype, constant=True)
     if is_sparse(operand):
-        if operand.format in ("csr", "csc", "coo"):
-            return _of_scipy(who, name, operand)
-        if len(operand.shape) != 2:
-            return read(who, name, SparseTensor(operand))
+        tensor = adopt(who, name, operand)
+        dtype = _dtype(who, name, tensor.values)
+        return Operand(tensor.values, tensor.shape, dtype, tensor.pattern)
     if is_array(operand) or isinstance(operand, list | np.generic):
         array = to_host(who, name, operand)
         return Operand(array, array.shape, _dtype(who, name, array))
@@ -94,70 +97,39 @@ def _dtype(who: str, name: str, array: Any) -> str:
     return dtype
 
 
-class _Copied(NamedTuple):
-    """A scipy matrix, copies of its index arrays, and the tensor made from these."""
+@cache
+def _loaded() -> tuple[Any, Any]:
+    """Torch, and our operators on its tensors; to look up modules in each call takes long."""
+    import torch
 
-    source: weakref.ref[Any]
-    indices: list[np.ndarray]
-    tensor: SparseTensor
+    from sparsetir import ops
 
-
-_copied: dict[int, _Copied] = {}  # by id
-
-
-def _of_scipy(who: str, name: str, operand: Any) -> Operand:
-    """An operand from scipy; it keeps the pattern of the last call while indices are unchanged."""
-    key, indices, copied = id(operand), _indices(operand), _copied.get(id(operand))
-    same = (
-        copied is not None and copied.source() is operand and copied.tensor.shape == operand.shape
-    )
-    if copied is None or not (same and all(map(np.array_equal, indices, copied.indices))):
-        copy, matrix = operand.copy(), len(operand.shape) == 2
-        tensor = SparseMatrix.adopt(who, name, copy) if matrix else SparseTensor(copy)
-        ref = weakref.ref(operand, lambda _: _copied.pop(key, None))
-        copied = _copied[key] = _Copied(ref, _indices(copy), tensor)
-    tensor = copied.tensor
-    values = operand.data[: len(indices[-1])]
-    if tensor.places is not None:
-        values = summed(values, tensor.places, tensor.nnz)
-    return Operand(values, tensor.shape, _dtype(who, name, values), tensor.pattern)
-
-
-def _indices(operand: Any) -> list[np.ndarray]:
-    """The index arrays of a tensor in CSR, CSC or COO."""
-    if operand.format == "coo":
-        return list(operand.coords)
-    return [operand.indptr, operand.indices[: operand.indptr[-1]]]
+    return torch, ops
 
 
 def _of_torch(who: str, name: str, operand: Any) -> Operand:
     """A sparse operand from torch; its values keep their gradient, its pattern is cached."""
-    import torch
-
-    from sparsetir.ops.cache import kept
-    from sparsetir.ops.operands import resolve
-
+    torch, ops = _loaded()
     if is_torch(operand) and operand.dim() != 2:
         coalesced = operand if operand.is_coalesced() else operand.coalesce()
-        tensor = kept.get(
+        tensor = ops.cache.kept.get(
             ("expressions", tuple(operand.shape)),
             lambda at: SparseTensor(at, np.ones(at.shape[1], np.float32), tuple(operand.shape)),
             coalesced.indices(),
         )
         values = coalesced.values()
     else:
-        rowptr, col, m, n, values = resolve(operand, who=who, name=name)
-        edges = col.dim() == 2
+        undisturbed = ops.registry.is_undisturbed()
+        seen, values = ops.operands.pattern_and_values(who, name, operand, undisturbed)
 
-        def matrix(rowptr: Any, col: Any) -> SparseMatrix:
-            if edges:
-                return SparseMatrix.from_edge_index(col, shape=(m, n))
-            return SparseMatrix.from_csr(rowptr, col, shape=(m, n))
+        def matrix(structure: Structure) -> SparseMatrix:
+            if seen.col.dim() == 2:
+                return SparseMatrix.from_edge_index(seen.col, shape=structure.shape)
+            return SparseMatrix.from_csr(seen.rowptr, seen.col, shape=structure.shape)
 
-        tensor = kept.get(("expressions", m, n), matrix, rowptr, col)
+        tensor = seen.structure.derived("expressions", matrix)
         if values is None:
-            count = col.shape[-1]
-            values = torch.ones(count)
+            values = torch.ones(seen.structure.nnz)
     if values.dim() != 1:
         raise wrong(
             who, name, "a number for each element", f"values of shape {tuple(values.shape)}"

@@ -287,8 +287,7 @@ kept = Cache(max_entries=512, max_bytes=4 << 30)
 
 def memory_key(x: Tensor) -> Hashable:
     """The location of a tensor in memory, and its layout there."""
-    storage = x.untyped_storage()._cdata
-    return storage, x.storage_offset(), x.shape, x.stride(), x.dtype
+    return x.data_ptr(), x.shape, x.stride(), x.dtype
 
 
 def _check_of(copy: Known) -> Callable[[Tensor], bool]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetir.data.scipy_patterns import adopt_matrix, known_tensor
 from sparsetir.data.sources import Compressed, Edges, adopted
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
@@ -201,10 +202,15 @@ def known(A: Any, n: int) -> tuple[SeenPattern, Tensor | None] | None:
         values, n = A.values(), A.shape[1]
         rowptr, col = A.crow_indices(), A.col_indices()
         pattern = kept.find(("csr", n), rowptr, col) or known_pattern(rowptr, col, n)
+    elif kind is Tensor and A.layout is torch.sparse_coo and A.is_coalesced() and A.dim() == 2:
+        values, pattern = A.values(), kept.find(("coo", *A.shape), A.indices())
     elif kind is SparseMatrix:
-        values = _values_of(A)
+        values = tensor_of(A.values)
         pattern = kept.find(("matrix", A.shape), *_arrays_of(A))
     else:
+        matrix = known_tensor(A)
+        if matrix is not None:
+            return known(matrix, n)
         edges, m = A, n
         if kind is tuple and len(A) == 2:
             edges, m = A
@@ -212,6 +218,23 @@ def known(A: Any, n: int) -> tuple[SeenPattern, Tensor | None] | None:
         if type(edges) is Tensor and type(m) is int and edges.layout is torch.strided:
             pattern = known_edges(edges, m, n) if edges.dim() == 2 else None
     return None if pattern is None else (pattern, values)
+
+
+def pattern_and_values(
+    who: str, name: str, A: object, undisturbed: bool
+) -> tuple[SeenPattern, Tensor | None]:
+    """The pattern of a matrix and its own values: those of :func:`known`, or of :func:`resolve`.
+
+    undisturbed : the result of :func:`sparsetir.ops.registry.is_undisturbed`
+    """
+    try:
+        seen = known(A, -1) if undisturbed else None
+    except RuntimeError:  # of tensors without memory
+        seen = None
+    if seen is not None:
+        return seen
+    rowptr, col, _, n, values = resolve(A, None, None, who, name)
+    return pattern_of(rowptr, col, n, who), values
 
 
 def _check_operand(who: str, name: str, A: Operand) -> None:
@@ -441,7 +464,7 @@ def _of_foreign(
         return _of_edges(who, name, edges, values, size or own)
     if isinstance(source, Tensor):
         return _of_sparse(who, name, source, values)
-    return _of_matrix(SparseMatrix.adopt(who, name, source), values)
+    return _of_matrix(adopt_matrix(who, name, source), values)
 
 
 def _of_ends(
@@ -516,11 +539,11 @@ def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
         rowptr, col, _ = kept.get(("matrix", A.shape), of_arrays, *arrays)
     else:
         rowptr, col = arrays[0], arrays[1].to(arrays[0].dtype)
-    return Operand(rowptr, col, m, n, _values_of(A) if values is None else values)
+    return Operand(rowptr, col, m, n, tensor_of(A.values) if values is None else values)
 
 
-def _values_of(A: SparseMatrix) -> Tensor:
-    array = A.values
+def tensor_of(array: np.ndarray) -> Tensor:
+    """A tensor of the same memory, of NumPy's types and bfloat16."""
     bits = array.dtype.kind == "V"  # bfloat16, which NumPy does not know
     values = torch.from_numpy(array.view("int16") if bits else array)
     return values.view(torch.bfloat16) if bits else values

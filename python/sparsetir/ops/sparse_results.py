@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsetir.ops.operands import known, resolve
+from sparsetir.data.scipy_patterns import adopt_matrix
+from sparsetir.data.sources import is_sparse
+from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.ops.operands import Prepared, pattern_and_values, resolve, tensor_of
 from sparsetir.ops.registry import Context, is_undisturbed, wants_gradient
 from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.ops.tensors import plain_tensor
@@ -21,10 +24,12 @@ from sparsetir.planning.sparse_results import (
     check_semiring,
     check_shapes,
     combined,
+    csr,
     kron_gradient,
     product,
     result_of,
 )
+from sparsetir.runtime.arrays import dtype_name
 from sparsetir.schedules.operators.sparse_results import KRON
 
 
@@ -228,58 +233,68 @@ NAMES = {"matmul": "spgemm", "subtract": "sub", "multiply": "mul"}
 
 
 class _Matrix:
-    """A matrix with sorted columns; `structure` and `values` are in the same order."""
+    """A matrix with sorted columns: `csr`, `structure` and tensors are in the same order.
+
+    Values in `csr` are NumPy's where the matrix is not in tensors, and so has no gradient.
+    """
+
+    csr: Csr
 
     def __init__(self, who: str, name: str, A: object, undisturbed: bool) -> None:
-        structure, values = _structure_of(who, name, A, undisturbed)
-        if structure.device.type != "cpu":
-            device = structure.device
-            raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {device}")
-        self.structure, order, twice = structure.derived("in order", _in_order)
-        if twice is not None:
-            raise ValueError(
-                f"{who}: argument '{name}': expected each element once, got {twice} more than "
-                "once; coalesce it"
-            )
-        values = torch.ones(structure.nnz) if values is None else values
-        if values.dtype not in DTYPES:
+        if isinstance(A, SparseMatrix) or (not isinstance(A, Tensor | Prepared) and is_sparse(A)):
+            self.csr, self._made_from = csr(adopt_matrix(who, name, A)), A
+            self.dtype: torch.dtype = getattr(torch, dtype_name(self.csr.values))
+        else:
+            seen, values = pattern_and_values(who, name, A, undisturbed)
+            structure = seen.structure
+            if not structure.col.is_cpu:
+                device = structure.device
+                raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {device}")
+            self.structure, order, twice, indptr, indices = structure.derived("in order", _in_order)
+            if twice is not None:
+                raise ValueError(
+                    f"{who}: argument '{name}': expected each element once, got {twice} more than "
+                    "once; coalesce it"
+                )
+            values = torch.ones(structure.nnz) if values is None else values
+            if values.dim() != 1:
+                raise ValueError(
+                    f"{who}: argument '{name}': expected one value of each element, got values of "
+                    f"shape {tuple(values.shape)}"
+                )
+            values = values if order is None else values.index_select(0, order)
+            self.csr, self.dtype = Csr(indptr, indices, values, structure.shape), values.dtype
+        if self.dtype not in DTYPES:
             raise TypeError(
                 f"{who}: argument '{name}': expected values of {', '.join(map(str, DTYPES))}, got "
-                f"{values.dtype}"
+                f"{self.dtype}"
             )
-        if values.dim() != 1:
-            raise ValueError(
-                f"{who}: argument '{name}': expected one value of each element, got values of "
-                f"shape {tuple(values.shape)}"
-            )
-        self.values = values if order is None else values.index_select(0, order)
-        self.shape: tuple[int, ...] = self.structure.shape
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The structure, which gradients need."""
+        rowptr, col, _, n, _ = resolve(self._made_from)
+        return structure_of(rowptr, col, n)
+
+    def tensor(self, dtype: torch.dtype) -> Tensor:
+        """The values as a tensor of a type."""
+        values = self.csr.values
+        return _cast(values if isinstance(values, Tensor) else tensor_of(values), dtype)
 
 
-def _structure_of(
-    who: str, name: str, A: object, undisturbed: bool
-) -> tuple[Structure, Tensor | None]:
-    """The structure of a matrix, and its values."""
-    try:
-        seen = known(A, -1) if undisturbed else None
-    except RuntimeError:  # of tensors without memory
-        seen = None
-    if seen is not None:
-        return seen[0].structure, seen[1]
-    rowptr, col, _, n, values = resolve(A, None, None, who, name)
-    return structure_of(rowptr, col, n, who), values
-
-
-def _in_order(structure: Structure) -> tuple[Structure, Tensor | None, tuple[int, int] | None]:
-    """The structure with sorted columns, the positions of its elements in the caller's order, and
-    (row, column) of a duplicate element or None."""
+def _in_order(
+    structure: Structure,
+) -> tuple[Structure, Tensor | None, tuple[int, int] | None, np.ndarray, np.ndarray]:
+    """The structure with sorted columns, the positions of its elements in the caller's order,
+    (row, column) of a duplicate element or None, and indptr and indices."""
     ready = structure if _steps(structure).min(initial=1) >= 0 else structure.with_columns_in_order
     twice = _steps(ready) == 0
     place = None
     if twice.any():
         at = int(twice.argmax())
         place = int(ready.rows[at]), int(ready.col[at])
-    return Structure(ready.rowptr, ready.col, ready.shape), ready.order, place
+    sorted_ = Structure(ready.rowptr, ready.col, ready.shape)
+    return sorted_, ready.order, place, *sorted_.pattern[:2]
 
 
 def _steps(structure: Structure) -> np.ndarray:
@@ -338,29 +353,36 @@ def _run(
     each = [_Matrix(who, name, x, undisturbed) for name, x in named.items()]
     where = None if mask is None else _Matrix(who, "mask", mask, undisturbed)
     other = "matrices" if op in OF_VALUES else "B"
-    check_shapes(who, op, [x.shape for x in each], where and where.shape, other)
-    dtype = reduce(torch.promote_types, {x.values.dtype for x in each})
+    check_shapes(who, op, [x.csr.shape for x in each], where and where.csr.shape, other)
+    dtype = reduce(torch.promote_types, {x.dtype for x in each})
     how, bools = (semiring if op in PRODUCTS else op), dtype is torch.bool
-    sides = [x.structure for x in each]
-    values = [_cast(x.values, torch.int8 if bools else dtype) for x in each]
-    wanted = wants_gradient(*values)
+    computed = torch.int8 if bools else dtype
+    operands, wanted = [], False
+    for x in each:
+        indptr, indices, values, shape = x.csr
+        if x.dtype is not computed:
+            values = x.tensor(computed)
+        if isinstance(values, Tensor):
+            wanted = wanted or wants_gradient(values)
+            values = plain_tensor(values)
+        operands.append(Csr(indptr, indices, values, shape))
     if wanted and semiring != "plus_times":
         raise NotImplementedError(f"{who}: gradients of semiring '{semiring}' are not there")
-    pattern = None if where is None else _csr(where.structure, values[0].new_empty(0))
-    operands = [_csr(x, v) for x, v in zip(sides, values, strict=True)]
-    csr = result_of(op, OF_BOOLS.get(how, how) if bools else how, operands, pattern)
+    how = OF_BOOLS.get(how, how) if bools else how
+    result = result_of(op, how, operands, None if where is None else where.csr)
     if where is None:
-        index = torch.from_numpy(csr.indptr), torch.from_numpy(csr.indices)
+        index = torch.from_numpy(result.indptr), torch.from_numpy(result.indices)
     else:
         index = where.structure.rowptr, where.structure.col
-    result_values = _values(csr, values[0].dtype)
+    result_values = _values(result, computed)
     if wanted:
-        out = Structure(*index, (csr.shape[0], csr.shape[1])) if where is None else where.structure
-        result_values = _differentiable(op, values, sides, out, result_values)
+        out = where.structure if where else Structure(*index, (result.shape[0], result.shape[1]))
+        sides, tensors = [x.structure for x in each], [x.tensor(computed) for x in each]
+        result_values = _differentiable(op, tensors, sides, out, result_values)
     result_values = _cast(result_values, dtype)
     if op == "vecdot":
         return result_values
-    return torch.sparse_csr_tensor(*index, result_values, csr.shape, check_invariants=False)
+    return torch.sparse_csr_tensor(*index, result_values, result.shape, check_invariants=False)
 
 
 def _differentiable(

@@ -432,13 +432,16 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
     x = np.asarray(x)
     dtype = x.dtype if x.dtype == matrix.dtype else np.result_type(x.dtype, matrix.dtype)
     x = np.ascontiguousarray(x, dtype)
-    op = "spmv" if x.ndim == 1 else "spmm"
-    if dtype.kind in "biu":  # operators are of floating point; expressions of any numbers
-        text = "ij,j->i" if op == "spmv" else "ij,jk->ik"
-        return hooks.expression(text, matrix, x)().astype(dtype, copy=False)
-    key = op, x.shape[1:], dtype
+    is_expression = dtype.kind in "biu"  # operators are of floating point
+    key = x.shape[1:], dtype
     if key not in plans:
         while len(plans) >= MOST_PLANS:
             plans.pop(next(iter(plans)))
-        plans[key] = plan(op, matrix, x)
-    return plans[key](x)
+        if is_expression:
+            text = "ij,j->i" if x.ndim == 1 else "ij,jk->ik"
+            kept = np.broadcast_to(dtype.type(0), x.shape)  # as the plan keeps its operands
+            plans[key] = hooks.expression(text, matrix, kept)
+        else:
+            plans[key] = plan("spmv" if x.ndim == 1 else "spmm", matrix, x)
+    made = plans[key]
+    return made(A1=x).astype(dtype, copy=False) if is_expression else made(x)

@@ -100,7 +100,7 @@ class SparsePlan(Plan):
         elif problem.how == KRON:
             self._names = ["a", "b"]
             sizes = dict(zip("mnpq", (*each[0].shape, *each[1].shape), strict=True))
-        self._given = arguments(dict(zip(self._names, each, strict=True)), sizes, problem.idtype)
+        self._given = arguments(self._names, each, sizes, problem.idtype)
         self._known = mask and CsrArrays(mask.indptr, mask.indices, None)
         self._pattern = None if matrices.mask is None else matrices.mask.pattern
         self._threads = wanted.threads if config.parallel else 1
@@ -496,7 +496,7 @@ class RowTablesPlan(Plan):
         self._target, self._dtype = wanted.target, wanted.problem.dtype
         self._check_sizes(left, right)
         sizes = {"m": m, "l": left.shape[1]}
-        named = arguments({"a": left, "b": right}, sizes, "int32")
+        named = arguments("ab", (left, right), sizes, "int32")
         values = [named.pop(x) for x in "ab"]
         self._shapes = {"values[0]": values[0].shape, "values[1]": values[1].shape}
         self._given = {k: self._there(x) for k, x in named.items()}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from tvm.target import Target
 
+from sparsetir.data.scipy_patterns import adopt_matrix
 from sparsetir.data.sources import Stored, is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
@@ -69,7 +70,7 @@ def product(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = Non
         return result._replace(indices=columns[result.indices], shape=(A.shape[0], B.shape[1]))
     (m, between), n = A.shape, B.shape[1]
     how, sizes = (product_program, semiring), {"m": m, "l": between, "n": n}
-    return _run(how, {"a": A, "b": B}, sizes, (m, n), mask)
+    return _run(how, "ab", (A, B), sizes, (m, n), mask)
 
 
 def inner(A: Csr, B: Csr, semiring: str = "plus_times", mask: Csr | None = None) -> Csr:
@@ -94,8 +95,8 @@ def vecdot(A: Csr, B: Csr, semiring: str = "plus_times", mask: None = None) -> C
 def kron(A: Csr, B: Csr) -> Csr:
     """The Kronecker product; see :func:`product`."""
     shape = A.shape[0] * B.shape[0], A.shape[1] * B.shape[1]
-    args = {"a": A, "b": B}, dict(zip("mnpq", (*A.shape, *B.shape), strict=True)), shape
-    return _run((kron_program,), *args, None, max(shape) > INT32)
+    sizes = dict(zip("mnpq", (*A.shape, *B.shape), strict=True))
+    return _run((kron_program,), "ab", (A, B), sizes, shape, None, max(shape) > INT32)
 
 
 def kron_gradient(wrt: str, A: Csr, B: Csr, C: Csr) -> Any:
@@ -104,7 +105,7 @@ def kron_gradient(wrt: str, A: Csr, B: Csr, C: Csr) -> Any:
     ours, other = (A, B) if wrt == "a" else (B, A)
     idtype, dtype = idtype_of(A, B, C), dtype_name(C.values)
     sizes = dict(zip("mnpq", (*A.shape, *B.shape), strict=True))
-    named = arguments({"a": A, "b": B, "c": C}, sizes, idtype)
+    named = arguments("abc", (A, B, C), sizes, idtype)
     kernel = _kron_gradient(wrt, dtype, idtype)
     named |= {"grad_c": C.values, "a" if ours is B else "b": other.values}
     passed = {x: named[x] for x in kernel.signature.names if x in named}
@@ -132,9 +133,8 @@ def _elements_kernel(problem: SparseResult, ratio: int) -> Kernel:
 
 def of_elements(A: Csr, B: Csr, mask: Csr, idtype: str) -> dict[str, Any]:
     """The arguments of kernels of `elements_program`, except `out`; B is stored by columns."""
-    named = arguments(
-        {"x0": A, "x1": B}, dict(zip("mln", (*A.shape, B.shape[0]), strict=True)), idtype
-    )
+    sizes = dict(zip("mln", (*A.shape, B.shape[0]), strict=True))
+    named = arguments(("x0", "x1"), (A, B), sizes, idtype)
     return named | {
         "indptr": mask.indptr.astype(idtype, copy=False), "nnz": len(mask.indices),
         "indices": mask.indices.astype(idtype, copy=False),
@@ -219,15 +219,17 @@ def by_columns(matrix: Csr) -> tuple[Csr, np.ndarray]:
 
 def idtype_of(*matrices: Csr) -> str:
     """The index type that holds the indices of all matrices."""
-    return "int64" if max([x.indices.itemsize for x in matrices]) == 8 else "int32"
+    for x in matrices:
+        if x.indices.itemsize == 8:
+            return "int64"
+    return "int32"
 
 
 def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
     """Combine matrices element by element, by one of `COMBINED`; see :func:`product`."""
     (m, n), count = matrices[0].shape, len(matrices)
     how = combined_program, op, count, is_gathered(op, matrices, mask is not None)
-    named = dict(zip(MEMBERS[:count], matrices, strict=True))
-    return _run(how, named, {"m": m, "n": n}, (m, n), mask)
+    return _run(how, MEMBERS, matrices, {"m": m, "n": n}, (m, n), mask)
 
 
 def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
@@ -249,9 +251,11 @@ def of_matrices(
     who = f"SparseMatrix.{op}"
     operands: list[Csr] = []
     for x in matrices:
-        if not isinstance(x, SparseMatrix) and not is_sparse(x):
-            return NotImplemented
-        operands.append(csr(SparseMatrix.adopt(who, "other", x)))
+        if not isinstance(x, SparseMatrix):
+            if not is_sparse(x):
+                return NotImplemented
+            x = adopt_matrix(who, "other", x)
+        operands.append(csr(x))
     kept = None if mask is None else SparseMatrix.adopt(who, "mask", mask)
     check_shapes(who, op, [x.shape for x in operands], None if kept is None else kept.shape)
     types = {x.values.dtype for x in operands}
@@ -372,14 +376,18 @@ def kernel_of(
     return _kernels[key]
 
 
-def arguments(named: Mapping[str, Csr], sizes: Mapping[str, int], idtype: str) -> dict[str, Any]:
-    """The arguments of kernels, except the result's."""
-    passed: dict[str, Any] = dict(sizes)
-    for name, (indptr, indices, values, _) in named.items():
-        if indices.dtype != idtype or indptr.dtype != idtype:
+def arguments(
+    names: Iterable[str], matrices: Iterable[Csr], sizes: Mapping[str, int], idtype: str
+) -> dict[str, Any]:
+    """The arguments of kernels, except the result's; names : those of the matrices, or more"""
+    passed: dict[str, Any] = {**sizes}
+    itemsize = 8 if idtype == "int64" else 4
+    for name, (indptr, indices, values, _) in zip(names, matrices, strict=False):
+        if indices.itemsize != itemsize or indptr.itemsize != itemsize:
             indptr, indices = indptr.astype(idtype), indices.astype(idtype)
         nnz, rows, columns = _parameters_of(name)
-        passed |= {name: values, nnz: len(indices), rows: indptr, columns: indices}
+        passed[name], passed[nnz] = values, len(indices)
+        passed[rows], passed[columns] = indptr, indices
     return passed
 
 
@@ -390,21 +398,19 @@ def _parameters_of(name: str) -> tuple[str, str, str]:
 
 
 def _run(
-    how: tuple[Any, ...], named: Mapping[str, Csr], sizes: Mapping[str, int], shape: Shape,
-    mask: Csr | None, wide: bool = False,
+    how: tuple[Any, ...], names: Iterable[str], operands: Sequence[Csr], sizes: Mapping[str, int],
+    shape: Shape, mask: Csr | None, wide: bool = False,
 ) -> Csr:  # fmt: skip
     """Run a program's kernel; return the result in the accumulator's type.
 
     how : a program's function and its options, except types
+    names : the operands' parameters, or more
     wide : whether its rows and columns exceed int32
     """
-    operands = [*named.values()]
     dtype = dtype_name(operands[0].values)
-    if mask is not None:
-        operands.append(mask)
-    idtype = "int64" if wide else idtype_of(*operands)
+    idtype = "int64" if wide else idtype_of(*operands, *(() if mask is None else (mask,)))
     kernel = kernel_of(*how, dtype, WIDER.get(dtype, dtype), idtype)
-    named_arguments = arguments(named, sizes, idtype)
+    named_arguments = arguments(names, operands, sizes, idtype)
     bounds = kernel.bounds(named_arguments)
     if mask is not None:
         indptr, indices = (x.astype(idtype, copy=False) for x in mask[:2])
@@ -414,7 +420,7 @@ def _run(
     except OverflowError:
         if idtype == "int64":
             raise
-    return _run(how, named, sizes, shape, mask, wide=True)
+    return _run(how, names, operands, sizes, shape, mask, wide=True)
 
 
 # -- terms of a masked product, listed once for a pattern -----------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.signature import bound_by_name
 from sparsetir.schedules.targets import TargetLike, resolve_target
-from sparsetir.sparse_ir.assemble import SHORT, WORD, assemble
+from sparsetir.sparse_ir.assemble import SHORT, WORD, Assembly, assemble
 from sparsetir.sparse_ir.nodes import SparseFunc, flat_axes, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
@@ -26,6 +27,7 @@ from sparsetir.sparse_ir.schedule import Schedule
 # limit reservations.
 ROOM = 1 << 30
 COPIED = 1 << 20  # bytes of a result that is copied rather than keep its larger buffer
+SMALL = 1 << 12  # bytes of a buffer that is copied faster than shrunk
 MOSTLY = 2 / 3  # share of short rows
 FEW = 4  # groups of a row per element, from which groups get a level of their own
 LONGER = 32  # ratio of two rows' elements, from which the longer one is searched
@@ -52,12 +54,15 @@ class Bounds(NamedTuple):
         The shape of the result.
     step : int
         Number of consecutive rows that stay in one part.
+    part : optional
+        The part of all rows, if these are so few.
     """
 
     ends: np.ndarray
     rows: int
     columns: int
     step: int = 1
+    part: _Parts | None = None
 
     @property
     def levels(self) -> int:
@@ -184,14 +189,7 @@ class AssembledKernel:
             if first < levels:
                 self._fills[levels] = self._fill(first)
             else:
-                kernel = self._built(kernels[levels])
-                signature = kernel.signature
-                position = signature.position[programs.values]
-                plain, bounded = (
-                    len(signature.shapes[position] or ()) == 1,
-                    programs.bounds in signature.names,
-                )
-                self._fills[levels] = _Fill(kernel, signature.names, position, plain, bounded)
+                self._fills[levels] = _Fill.of(self._built(kernels[levels]), programs)
         return self._fills[levels]
 
     def _built(self, program: SparseFunc) -> Kernel:
@@ -289,12 +287,12 @@ class AssembledKernel:
         """
         kernel, names = checked or self.bound, self.programs
         if checked is None and names.shape:
-            rows, columns = named[names.shape[0]], named[names.shape[1]]
+            rows, columns = map(named.__getitem__, names.shape)
             most = rows * columns
             if names.members:
-                most = min(most, sum([named[name] for name in names.members]))
+                most = min(most, sum(map(named.__getitem__, names.members)))
             if most < WORK_OF_A_PART:
-                return _of_few(rows, columns, most)
+                return _of_few(rows, columns, most, names.idtype)
         signature, width = kernel.signature, np.zeros(2, np.int64)
         args, at = [named.get(name) for name in signature.names], signature.position[names.bounds]
         (rows,) = signature.expected_shape(at, args)
@@ -323,14 +321,13 @@ class AssembledKernel:
         -------
         CsrArrays
         """
-        ends, rows, _, step = bounds
+        ends, rows, _, step, part = bounds
         if levels is None:
             levels = bounds.levels if self.has_levels else 0
         fill, indptr = self._fill(levels), np.zeros(rows + 1, np.int64)
-        if len(ends) == 2:  # the fast path, which takes as long as a hundred elements
-            part = _one_part(rows, int(ends[1]), self._idtype)
+        if part is not None:  # the fast path, which takes as long as a hundred elements
             indices, values = self._filled(fill, arguments, part, indptr, ends)
-            nnz = int(indptr[-1])
+            nnz = indptr.item(-1)
             indices, values = _shrunk(indices, nnz), _shrunk(values, nnz)
             return CsrArrays(indptr.astype(self._idtype), indices, values)
         pieces, first = [], 0
@@ -390,7 +387,7 @@ class AssembledKernel:
 
     def _parts(self, bounds: Bounds, first: int, last: int, threads: int | None) -> np.ndarray:
         """The starts of the parts of rows from `first` to `last`, and the last part's end."""
-        ends, _, _, step = bounds
+        ends, step = bounds.ends, bounds.step
         if not self.programs.parted or ends[-1] < WORK_OF_A_PART:
             return np.array([first, last], self._idtype)
         total = int(ends[last] - ends[first])
@@ -416,29 +413,38 @@ class AssembledKernel:
         }  # fmt: skip
         if fill.bounded:
             named[names.bounds] = np.diff(ends)
-        args, position = [*map(named.get, fill.names)], fill.values
-        signature = fill.kernel.signature
-        shape = (room,) if fill.numbers else (*signature.expected_shape(position, args),)
-        args[position] = values = rooms.room(shape, self._dtype)
+        shape = (room,) if fill.shape is None else fill.shape(named)
+        named[names.values] = values = rooms.room(shape, self._dtype)
         if room:
-            fill.kernel.run(args)
+            fill.kernel.run(fill.ordered(named))
         if not names.parted:  # rows without elements end where their predecessor does
             np.maximum.accumulate(indptr, out=indptr)
         return indices, values
 
 
 class _Fill(NamedTuple):
-    """A kernel that visits the elements, its parameters, and the position of values among them.
+    """A kernel that visits the elements.
 
-    numbers : whether elements have no dimensions of their own
+    ordered : takes its arguments out of a dictionary
+    shape : computes the shape of values from arguments; None where elements have no dimensions
     bounded : whether it takes the bounds of rows
     """
 
     kernel: Kernel
-    names: Sequence[str]
-    values: int
-    numbers: bool
+    ordered: Callable[[Mapping[str, object]], Sequence[object]]
+    shape: Callable[[Mapping[str, object]], tuple[int, ...]] | None
     bounded: bool
+
+    @staticmethod
+    def of(kernel: Kernel, programs: Assembly) -> _Fill:
+        signature = kernel.signature
+        names, position = signature.names, signature.position[programs.values]
+
+        def shape(named: Mapping[str, object]) -> tuple[int, ...]:
+            return (*signature.expected_shape(position, [*map(named.get, names)]),)
+
+        numbers, bounded = len(signature.shapes[position] or ()) == 1, programs.bounds in names
+        return _Fill(kernel, itemgetter(*names), None if numbers else shape, bounded)
 
 
 class _Parts(NamedTuple):
@@ -451,18 +457,12 @@ class _Parts(NamedTuple):
 
 
 @lru_cache(512)
-def _one_part(rows: int, room: int, idtype: np.dtype) -> _Parts:
-    """All rows as one part; cached, as converting its arrays for TVM takes as long as a kernel."""
-    rows_ptr, begins = np.array([0, rows], idtype), np.array([0, room])
-    return _Parts(tvm_ffi.from_dlpack(rows_ptr), tvm_ffi.from_dlpack(begins), 1, room)
-
-
-@lru_cache(512)
-def _of_few(rows: int, columns: int, most: int) -> Bounds:
-    """Bounds of all rows together."""
-    ends = np.array([0, most])
+def _of_few(rows: int, columns: int, most: int, idtype: str) -> Bounds:
+    """Bounds of all rows together; cached, as converting arrays for TVM takes long."""
+    rows_ptr, ends = np.array([0, rows], idtype), np.array([0, most])
+    part = _Parts(tvm_ffi.from_dlpack(rows_ptr), tvm_ffi.from_dlpack(ends), 1, most)
     ends.flags.writeable = False  # it is shared by all calls
-    return Bounds(ends, rows, columns)
+    return Bounds(ends, rows, columns, part=part)
 
 
 def cpu_of(target: TargetLike) -> Target:
@@ -502,7 +502,7 @@ def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarr
 
 def _shrunk(array: np.ndarray, size: int) -> np.ndarray:
     """The first elements of an array; the rest is freed if the array owns its memory."""
-    if array.base is None:
+    if array.base is None and array.nbytes > SMALL:
         if size < len(array):
             array.resize((size, *array.shape[1:]), refcheck=False)
         return array

@@ -1,0 +1,79 @@
+"""Operands of one call as tensors; scipy's keep their patterns while indices are unchanged."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsetir.data.sources import NATIVE, Stored, is_sparse, summed
+from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
+from sparsetir.formats.pattern import Pattern
+
+FORMATS = ("csr", "csc", "coo")  # whose patterns are kept
+
+
+class _Copied(NamedTuple):
+    """A sparse object of scipy, copies of its index arrays, and the pattern made from these."""
+
+    source: weakref.ref[Any]
+    indices: list[np.ndarray]
+    pattern: Pattern
+    places: np.ndarray | None
+
+
+_copied: dict[int, _Copied] = {}  # by id
+
+
+def adopt(who: str, name: str, data: Any) -> SparseTensor:
+    """Convert an operand of one call, whose pattern is then not checked again.
+
+    data : anything that :class:`SparseMatrix` accepts, or a sparse object of any order
+    who, name : function and argument, as errors name them
+    """
+    known = data if isinstance(data, SparseTensor) else known_tensor(data)
+    if known is not None:
+        return known
+    sparse = is_sparse(data)
+    kept = sparse and getattr(data, "format", None) in FORMATS
+    own = data.copy() if kept else data
+    matrix = not sparse or len(data.shape) == 2
+    tensor = SparseMatrix.adopt(who, name, own) if matrix else SparseTensor(own)
+    tensor.pattern.checked = True
+    if not kept:
+        return tensor
+    key = id(data)
+    ref = weakref.ref(data, lambda _: _copied.pop(key, None))
+    _copied[key] = _Copied(ref, _indices(own), tensor.pattern, tensor.places)
+    known = known_tensor(data)
+    return tensor if known is None else known  # None for values that only the copy has in our types
+
+
+def adopt_matrix(who: str, name: str, data: Any) -> SparseMatrix:
+    """:func:`adopt` for what has to be a matrix."""
+    return SparseMatrix.adopt(who, name, adopt(who, name, data))
+
+
+def known_tensor(data: Any) -> SparseTensor | None:
+    """The result of :func:`adopt` for an object whose pattern is kept, else None."""
+    copied = _copied.get(id(data))
+    if copied is None or copied.source() is not data or copied.pattern.shape != data.shape:
+        return None
+    _, indices, pattern, places = copied
+    for x, y in zip(_indices(data), indices, strict=True):
+        if len(x) != len(y) or not (x == y).all():
+            return None
+    count, values = pattern.nnz, data.data
+    values = values[:count] if places is None else summed(values[: len(places)], places, count)
+    if values.dtype not in NATIVE or len(values) != count:
+        return None
+    kind = SparseMatrix if len(pattern.shape) == 2 else SparseTensor
+    return kind.of_stored(Stored(pattern, np.ascontiguousarray(values)))
+
+
+def _indices(data: Any) -> list[np.ndarray]:
+    """The index arrays of an object in one of `FORMATS`."""
+    if data.format == "coo":
+        return list(data.coords)
+    return [data.indptr, data.indices[: data.indptr[-1]]]
