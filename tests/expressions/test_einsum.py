@@ -17,6 +17,7 @@ from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
 from sparsetir.expressions.einsum import einsum_program
+from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.bound_arguments import bound_arguments
 
 SIZES = {"i": 7, "j": 5, "k": 6, "l": 3, "n": 5}
@@ -328,6 +329,17 @@ def test_sparse_results(row):
         values[tuple(found.pattern.coords)] = found.values
         np.testing.assert_allclose(values, reference(text, dense), **CLOSE)
         ones = {n: (x != 0).astype(float) for n, x in dense.items()}
+        again = sparsetir.plan(text, format=format, **operands)
+        for by in (1, 2, -3):  # the first call computes the pattern
+            changed = {
+                n: by * (x.values if isinstance(x, SparseTensor) else x)
+                for n, x in operands.items()
+            }
+            found = again(**changed)
+            values[tuple(found.pattern.coords)] = found.values
+            want = reference(text, {n: by * x for n, x in dense.items()})
+            np.testing.assert_allclose(values, want, **CLOSE)
+        assert again().pattern is found.pattern
         added = (
             text.replace("-", "+").replace("relu", "abs").replace("(+", "(").replace(", +", ", ")
         )
@@ -629,8 +641,43 @@ def test_plans_take_other_values():
     assert plan(X=torch.from_numpy(X)).dtype == torch.float64
     scaled = sparsetir.plan("y[i] = scale * x[i]", x=X[:, 0].copy(), scale=2.0)
     np.testing.assert_allclose(scaled(), 2 * X[:, 0], **CLOSE)
+    for tensor in (A.with_values(5 * A.values), 5 * A.to_scipy().tocoo()):
+        np.testing.assert_allclose(plan(A=tensor), 5 * dense @ X, **CLOSE)
     with pytest.raises(ValueError, match="argument 'X': expected .*float64, got"):
         plan(X=X.astype("float32"))
+    other = SparseMatrix.from_dense(np.where(dense != 0, 0, 1.0))
+    for wrong in (other, A.T, A.astype("float32"), np.ones(3), dense):
+        with pytest.raises(ValueError, match="'A': .* or a tensor with the plan's pattern"):
+            plan(A=wrong)
+    vector = SparseTensor(([0, 1, 2],), np.ones(3), shape=(3,))
+    doubled = sparsetir.plan("y[i] = 2 * a[i]", a=vector)
+    np.testing.assert_array_equal(doubled(a=vector.with_values(np.arange(3.0))), [0, 2, 4])
+
+
+def test_numbers_of_plans_are_not_cut():
+    x = np.ones(3)
+    for scale, others in ((2, (3, True)), (2.0, (0.5, 3)), (np.float32(2), (0.5, 3))):
+        plan = sparsetir.plan("y[i] = s * x[i]", s=scale, x=x)
+        for other in others:
+            np.testing.assert_allclose(plan(s=other), other * x)
+    with pytest.raises(ValueError, match="argument 's': expected .* int64, got .* float64"):
+        sparsetir.plan("y[i] = s * x[i]", s=2, x=x)(s=0.5)
+
+
+def test_plans_compute_patterns_of_results_once(monkeypatch):
+    _, A = array((7, 5), "some", np.random.default_rng(0), True)
+    plan = sparsetir.plan("C[i,k] = A[i,j] * A[k,j]", A=A, format="csr")
+    first = plan()
+    monkeypatch.setattr(AssembledKernel, "__call__", None)
+    np.testing.assert_allclose(plan(A=-A.values).values, first.values, **CLOSE)
+    leaf = torch.from_numpy(A.values).requires_grad_()
+    with torch.no_grad():
+        assert plan(A=leaf).layout == torch.sparse_csr
+    plan(A=leaf).values().sum().backward()
+    dense = torch.from_numpy(A.to_scipy().toarray()).requires_grad_()
+    (dense @ dense.T).sum().backward()
+    at = torch.from_numpy(np.stack(A.pattern.coords).astype("int64"))
+    torch.testing.assert_close(leaf.grad, dense.grad[tuple(at)])
 
 
 M, V = SparseMatrix(sp.eye(3, format="csr")), np.ones(3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
 from typing import NamedTuple
@@ -131,15 +131,22 @@ class Compiled:
             )
             if drivers(where, lambda x: None not in x.plain).exact:
                 parts = [replace(last, terms=(Term(value, ()),))]
+        assert self.open_form is not None
+        if self.open_form.levels != DENSE + COMPRESSED and len(parts) > 1:
+            parts = [last]
+        return [self._assembling([*before, part]) for part in parts]
+
+    @cached_property
+    def whole(self) -> Unit:
+        """One program with the sparse result, of all terms."""
+        one = len(self.assembling) == 1
+        return self.assembling[0] if one else self._assembling(self.steps)
+
+    def _assembling(self, steps: Sequence[Assignment]) -> Unit:
         form = self.open_form
         assert form is not None
         forms = {**self.forms, self.result_name: replace(form, order=None)}
-        if form.levels != DENSE + COMPRESSED:
-            parts = parts if len(parts) == 1 else [last]
-        return [
-            Unit.of(program([*before, p], forms, self.acc, self.idtype, assembled=True))
-            for p in parts
-        ]
+        return Unit.of(program(steps, forms, self.acc, self.idtype, assembled=True))
 
 
 _all: dict[object, Compiled] = {}

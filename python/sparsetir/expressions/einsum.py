@@ -217,16 +217,18 @@ def plan_expression(
 def einsum_program(
     text: str, by_name: Mapping[str, object], operands: Sequence[object] = (), *,
     who: str = "plan", reduce: str = "sum", semiring: str = "plus_times", like: object = None,
-    format: object = None, formats: Mapping[str, object] | None = None,
+    format: object = None, formats: Mapping[str, object] | None = None, at_pattern: bool = False,
 ) -> tuple[SparseFunc, dict[str, Any]]:  # fmt: skip
     """The program that :func:`einsum` runs for operands, and its arguments by name.
 
     operands : operands in order of appearance; by_name : the others
     who : beginning of errors
+    at_pattern : whether a sparse result is computed at its pattern, which is computed here; by
+        default the program assembles it
     """
     planned = _planned(who, text, operands, reduce, semiring, like, format, formats, by_name)
     expression, known, _ = planned
-    return expression.program(known)
+    return expression.program(known, at_pattern)
 
 
 def ranks_of(statement: Statement) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,6 +171,11 @@ def _of_torch(who: str, name: str, operand: Any) -> Operand:
             host = to_host(who, name, values)
             values = torch.from_numpy(summed(host, tensor.places, tensor.nnz))
     return Operand(values, tensor.shape, dtype, tensor.pattern)
+
+
+def patterns_of(operands: Mapping[str, Operand]) -> dict[str, Pattern]:
+    """The patterns of sparse operands by name."""
+    return {n: x.pattern for n, x in operands.items() if x.pattern is not None}
 
 
 def idtype_of(operands: Iterable[Operand]) -> str:
