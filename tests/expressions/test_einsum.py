@@ -132,6 +132,11 @@ y[i] = A[i,i] * X[i,i]  ; A ; A=5x5 X=5x5
 z = A[i,j] * A[j,k] * A[i,k]  ; A ; A=6x6
 T[n] = tvm[n] * o * x[n]  ; tvm ; tvm=5
 C[i,j] = A[i,j] * A[j,i]  ; A ; A=6x6
+z = sum(i, 1 + a[i] * a[i]) ; a
+y[i] = exp(sum(j, A[i,j] - b[i])) + sum(j, 2 - A[i,j]) ; A
+y[i] = (A[i,j] + a[i]) * (x[i] - B[i,k]) ; A a B
+C[i,l] = sum(j, k, A[i,j] * B[j,k] * D[k,l] + a[i] * X[i,l]) ; A B D a
+C[i,j] = sum(j, sum(j, tanh(A[i,j])) + A[i,j] * x[j]) ; A
 y[i] += A[i,j] * x[j]  ; A
 C[i,j] += X[i,k] * Y[j,k] * A[i,j] - x[j]  ; A
 """.strip().splitlines()]  # fmt: skip

@@ -54,7 +54,8 @@ def contracted(
                 out.append(Assignment(result, "sum", (Term(product, over),)))
                 factors = [*rest, result]
             value = reduce(lambda x, y: Call("*", (x, y)), factors)
-            over = tuple(n for n in indices_of(value) if n not in kept)
+            absent = [n for n in term.over if n not in indices_of(term.value)]
+            over = tuple(n for n in [*indices_of(value), *absent] if n not in kept)
             terms.append(Term(Call("neg", (value,)) if negative else value, over))
         out.append(replace(step, terms=tuple(terms)))
     return tuple(out)
