@@ -17,6 +17,7 @@ from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
 from sparsetir.expressions.einsum import einsum_program
+from sparsetir.expressions.traced import einsum_op
 from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.bound_arguments import bound_arguments
 
@@ -465,6 +466,18 @@ def test_gradients_of_first_and_second_order(row, check):
     assert check(run, leaves, fast_mode=True)
 
 
+def test_gradients_beside_a_sparse_vector():
+    """The axis that a merged one is attached to stays around it."""
+    _, operands = inputs("C[i,l] = P[i,l,j] * a[j]", "P a", "", "some")
+    sparse = [x.to_torch("coo").requires_grad_() for x in operands.values()]
+    dense = [x.detach().to_dense().requires_grad_() for x in sparse]
+    einsum("ilj,j->il", *sparse).sin().sum().backward()
+    torch.einsum("ilj,j->il", *dense).sin().sum().backward()
+    for x, want in zip(sparse, dense):
+        at = tuple(x.detach().indices())
+        torch.testing.assert_close(x.grad.to_dense()[at], want.grad[at])
+
+
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "ell", "dcsr", "dcsc", "csf_1_0"])
 def test_formats_of_operands(format):
     dense, A = array((7, 5), "some", np.random.default_rng(0), True)
@@ -553,7 +566,7 @@ def test_operator_of_compiled_functions():
     """It is as torch's tests want one; other matrices and sizes go to the same graph."""
     X, Y = (torch.rand(n, 4, dtype=torch.float64, requires_grad=True) for n in (6, 5))
     call = "sum\nplus_times\n\ndense dense\n\nij,kj->ik"
-    torch.library.opcheck(torch.ops.sparsetir.einsum.default, (call, [X, Y], [], []))
+    torch.library.opcheck(einsum_op, (call, [X, Y], [], []))
     count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()
     product = torch.compile(lambda A, X: einsum("ij,jk->ik", A, X), backend=count, fullgraph=True)
@@ -562,6 +575,17 @@ def test_operator_of_compiled_functions():
         X = torch.rand(6, columns, dtype=torch.float64)
         np.testing.assert_allclose(product(A, X), dense @ X.numpy(), **CLOSE)
     assert count.frame_count <= 3
+    function = torch.compile(
+        lambda X, Y: einsum("C[i,j] = A[i,j] * tanh(X[i,k]) * Y[j,k]", A=A, X=X, Y=Y),
+        backend="eager", fullgraph=True,
+    )  # fmt: skip
+    dense, A = array((6, 5), "some", np.random.default_rng(0), True)
+    leaves = [torch.rand(n, 2, dtype=torch.float64, requires_grad=True) for n in (6, 5)]
+    assert gradgradcheck(function, leaves, fast_mode=True)
+    with pytest.raises(RuntimeError, match="aot_autograd does not currently support double back"):
+        compiled = torch.compile(lambda X: einsum("ij,jk->ik", A, X), backend="aot_eager")
+        (grad,) = torch.autograd.grad(compiled(leaves[1]).sin().sum(), leaves[1], create_graph=True)
+        grad.sum().backward()
     with pytest.raises(Exception, match="expected dense operands of torch, numbers, and sparse"):
         torch.compile(lambda X: einsum("ij->ji", X, format="csr"), fullgraph=True)(X)
 

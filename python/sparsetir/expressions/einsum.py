@@ -163,8 +163,10 @@ def einsum(
 
     Kernels are cached by the expression and the types of its operands, sparse operands in the order
     of levels that suits the expression. Gradients of tensors are derived, of any order. In a graph
-    of `torch.compile` it is an operator with first-order gradients, for torch tensors, numbers, and
-    sparse tensors of this library; other operands and sparse results break the graph, once.
+    of `torch.compile` it is an operator, for torch tensors, numbers, and sparse tensors of this
+    library; other operands and sparse results break the graph, once. Most backends, "sparsetir"
+    among them, use torch's AOTAutograd, which refuses gradients of gradients: take these outside of
+    the compiled function, or with `backend="eager"`.
 
     Examples
     --------

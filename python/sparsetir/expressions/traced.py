@@ -197,8 +197,34 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return None, grads, *(None if x else [] for x in (ctx.sizes, ctx.numbers))  # as torch has it
 
 
+def _saved_again(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.call, grad, tensors, ctx.sizes, ctx.numbers, ctx.wanted = inputs
+    ctx.save_for_backward(grad, *tensors)
+
+
+def _backward_again(ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Differentiate gradients, in eager mode, where those of einsum are of any order.
+
+    Graphs of AOTAutograd never contain it: torch refuses a second backward through them.
+    """
+    _, of_grad, of_tensors, *_ = ctx.needs_input_grad
+    more, absent = torch.is_grad_enabled(), {"allow_unused": True, "materialize_grads": True}
+    with torch.enable_grad():
+        # Views, as an operand may also be what `grad` was computed from.
+        grad, *tensors = (x.view_as(x) for x in ctx.saved_tensors)
+        result = _result(ctx.call, tensors, ctx.sizes, ctx.numbers)
+        asked = [tensors[n] for n in ctx.wanted]
+        firsts = torch.autograd.grad(result, asked, grad, create_graph=True, **absent)
+    needed = [of_grad, *of_tensors]
+    inputs = [x for x, need in zip((grad, *tensors), needed, strict=True) if need]
+    seconds = iter(torch.autograd.grad(firsts, inputs, grads, create_graph=more, **absent))
+    first, *others = (next(seconds) if need else None for need in needed)
+    return None, first, others, *(None if x else [] for x in (ctx.sizes, ctx.numbers, ctx.wanted))
+
+
 einsum_op.register_fake(_fake)
 einsum_op.register_autograd(_backward, setup_context=_saved)
+gradients_op.register_autograd(_backward_again, setup_context=_saved_again)
 gradients_op.register_fake(
     lambda call, grad, tensors, sizes, numbers, wanted: [
         torch.empty_like(tensors[n]) for n in wanted
