@@ -405,9 +405,11 @@ def test_results_like_operands():
     for text, options in (
         ("S[i,j] = A[i,j] * X[i,k] * Y[j,k]", {"like": "A"}),
         ("S[i,j] = A[i,j] * X[i,k] * Y[j,k] + X[i,k]", {"like": A}),
+        ("S[i,j] = s * A[i,j] * X[i,k] * Y[j,k]", {"like": "A", "s": 0.5}),
     ):
         found = einsum(text, A=A, X=X, Y=Y, **options)
-        want = np.where(dense != 0, reference(text, {"A": dense, "X": X, "Y": Y}), 0)
+        known = {"A": dense, "X": X, "Y": Y, "s": np.asarray(0.5)}
+        want = np.where(dense != 0, reference(text, known), 0)
         assert found.pattern is A.pattern
         np.testing.assert_allclose(found.to_scipy().toarray(), want, **CLOSE)
     for layout in ("csr", "csc", "coo"):
@@ -565,7 +567,7 @@ def test_compiled_functions_have_one_graph_or_break_it_once(row):
 def test_operator_of_compiled_functions():
     """It is as torch's tests want one; other matrices and sizes go to the same graph."""
     X, Y = (torch.rand(n, 4, dtype=torch.float64, requires_grad=True) for n in (6, 5))
-    call = "sum\nplus_times\n\ndense dense\n\nij,kj->ik"
+    call = "sum\nplus_times\nTrue\n\ndense dense\n\nij,kj->ik"
     torch.library.opcheck(einsum_op, (call, [X, Y], [], []))
     count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()
@@ -709,6 +711,35 @@ def test_plans_compute_patterns_of_results_once(monkeypatch):
     torch.testing.assert_close(leaf.grad, dense.grad[tuple(at)])
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_dense_results_are_written_to_out(kind):
+    """Into strided arrays, and into operands themselves, which are read first."""
+    dense, A = array((6, 6), "some", np.random.default_rng(0), True)
+    X = np.random.default_rng(1).standard_normal((6, 4))
+    as_kind = torch.from_numpy if kind == "torch" else np.asarray
+    wide = as_kind(np.full((6, 8), 7.0))
+    for out in (as_kind(np.full((6, 4), 7.0)), wide[:, ::2], as_kind(X.copy())):
+        given = out if out.shape == X.shape and (out == as_kind(X)).all() else as_kind(X)
+        assert einsum("ij,jk->ik", A, given, out=out) is out
+        np.testing.assert_allclose(out, dense @ X, **CLOSE)
+    assert (wide[:, 1::2] == 7).all()
+    C = as_kind(X.copy())
+    plan = sparsetir.plan("C[i,k] += A[i,j] * X[j,k]", A=A, X=as_kind(X), C=C)
+    assert plan(out=C) is C
+    np.testing.assert_allclose(C, X + dense @ X, **CLOSE)
+
+
+@pytest.mark.parametrize("optimize", [True, False, "greedy", "optimal"])
+def test_orders_of_contractions(optimize):
+    """Results are the same; one nest of loops for False."""
+    text = "C[i,l] = X[i,j] * Y[j,k] * Z[k,l]"
+    dense, operands = inputs(text, "", "", "some")
+    plan = sparsetir.plan(text, **operands, optimize=optimize)
+    np.testing.assert_allclose(plan(), reference(text, dense), **CLOSE)
+    np.testing.assert_allclose(einsum(text, **operands, optimize=optimize), plan(), **CLOSE)
+    assert ("T0" in plan.programs[0].script()) == (optimize is not False)
+
+
 M, V = SparseMatrix(sp.eye(3, format="csr")), np.ones(3)
 
 
@@ -739,6 +770,13 @@ einsum("ij->ij", M, format="ell")  # ValueError: argument 'format': expected .. 
 einsum("ij->", M, format="coo")  # ValueError: argument 'format': expected .. a sparse result with
 einsum("ij->ij", M, format="csr", like=M)  # ValueError: argument 'format': expected None beside
 sparsetir.expression("y[i] += A[i]", format="coo")  # ValueError: argument 'format': expected None
+einsum("ij->ij", M, format="csr", out=np.ones((3, 3)))  # ValueError: 'out': expected None for
+einsum("ij->i", M, out=np.ones(2))  # ValueError: 'out': expected a ndarray to write to, (3,) float
+einsum("ij->i", M, out=V.astype("float32"))  # ValueError: 'out': .. (3,) float64, got (3,) float32
+einsum("ij->i", M, out=[1, 2, 3])  # ValueError: 'out': expected a ndarray .. got list
+einsum("ij->i", M, out=torch.ones(3))  # ValueError: 'out': expected a ndarray .. got torch.Size
+einsum("ij->i", M, optimize="auto")  # ValueError: 'optimize': expected one of [True, False
+einsum("ij->i", M, optimize=["einsum_path", (0, 1)])  # ValueError: 'optimize': .. a call for each
 einsum("ij->ij", M, like=V)  # ValueError: argument 'like': expected a sparse tensor
 einsum("ij->ij", V > 0)  # ValueError: 'ij': the operand has 1 dimensions .. ^
 einsum("i->i", V * 1j)  # TypeError: expected one of float16 .. complex128

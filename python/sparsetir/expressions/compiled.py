@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
+from math import inf
 from typing import NamedTuple
 
 from sparsetir.expressions.assignments import Assignment, Term, assignments, domain
@@ -35,20 +36,20 @@ MOST_KEPT = 256  # expressions with kernels
 MOST_FIXED = 4  # sets of fixed sizes per expression
 LARGEST_FIXED = 1024
 Sizes = tuple[tuple[str, int], ...]
+# Factors of a product up to which all orders of contractions are tried, by `optimize`.
+MOST_TRIED: dict[bool | str, float] = {True: 6, False: 0, "greedy": 0, "optimal": inf}
 LIKE = "PATTERN"  # the name of a result's pattern that is not an operand
 
 
 class Options(NamedTuple):
-    """Options of :func:`sparsetir.einsum`, with `like` by name.
-
-    formats : pairs of operands and formats
-    """
+    """Options of :func:`sparsetir.einsum`, with `like` by name and pairs for `formats`."""
 
     reduce: str = "sum"
     semiring: str = "plus_times"
     like: str | None = None
     format: object = None
     formats: tuple[tuple[str, object], ...] = ()
+    optimize: bool | str = True
 
 
 class Compiled:

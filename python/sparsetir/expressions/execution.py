@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,14 @@ from sparsetir.data.sources import Stored
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.expressions.assembling import Assembling, arguments_of
 from sparsetir.expressions.checks import sizes_of
-from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Compiled, Options, compiled
+from sparsetir.expressions.compiled import LIKE, MOST_KEPT, MOST_TRIED, Compiled, Options, compiled
 from sparsetir.expressions.contraction import contracted
 from sparsetir.expressions.levels import level_arrays
-from sparsetir.expressions.operands import Operand, patterns_of, read
+from sparsetir.expressions.operands import Operand, name_of, patterns_of, read
 from sparsetir.expressions.storage import csf_levels
 from sparsetir.expressions.unit import Bound, Unit, torch_dtype
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.arrays import is_torch
+from sparsetir.runtime.arrays import is_torch, to_numpy
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -52,8 +52,10 @@ class BoundExpression:
 
     def _units(self, patterns: Mapping[str, Pattern], apart: bool) -> list[Unit]:
         compiled = self.compiled
-        stored = {n: p.nnz for n, p in patterns.items()}
-        steps = contracted(compiled.steps, self.sizes, stored)
+        stored, optimize = {n: p.nnz for n, p in patterns.items()}, compiled.options.optimize
+        steps = tuple(compiled.steps)
+        if optimize is not False:
+            steps = contracted(steps, self.sizes, stored, MOST_TRIED[optimize])
         return compiled.units(steps, compiled.fixed(self.sizes), apart)
 
     def programs(self, operands: Mapping[str, Operand]) -> list[SparseFunc]:
@@ -99,6 +101,8 @@ class BoundExpression:
 
             graded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         this = self.compiled
+        if out is not None:
+            self._check_out(out, bool(tensors), graded)
         if this.open_form is None:
             values = self._graded(operands) if graded else self._plain(operands, bool(tensors), out)
             return values if this.like is None else _sparse(operands[this.like], values, like)
@@ -133,10 +137,28 @@ class BoundExpression:
             elif not x.flags.c_contiguous:
                 x = np.ascontiguousarray(x)
             values.append(x)
-        out = bound.empty(torch) if out is None else out
+        direct = out is not None and _is_apart(out, values)
+        result = out if direct else bound.empty(torch)
         if self.compiled.statement.accumulates:
-            out[...] = operands[self.compiled.result_name].values
-        return bound.natural(bound(values, out, steady))
+            result[...] = operands[self.compiled.result_name].values
+        result = bound.natural(bound(values, result, steady))
+        if out is None or direct:
+            return result
+        out[...] = result
+        return out
+
+    def _check_out(self, out: Any, torch: bool, graded: bool) -> None:
+        """Raise for an array that the result cannot be written to."""
+        this = self.compiled
+        if graded or this.like is not None or this.open_form is not None:
+            expected = "None for sparse results and operands that need gradients"
+            raise wrong(this.who, "out", expected, "an array")
+        shape = tuple(self.sizes[n] for n in this.statement.result.plain)
+        fits = is_torch(out) if torch else isinstance(out, np.ndarray) and out.flags.writeable
+        if not fits or tuple(out.shape) != shape or name_of(out) != this.dtype:
+            kind = "tensor of torch" if torch else "ndarray to write to"
+            what = f"{getattr(out, 'shape', '')} {getattr(out, 'dtype', type(out).__name__)}"
+            raise wrong(this.who, "out", f"a {kind}, {shape} {this.dtype}", what.strip())
 
     def _graded(self, operands: Mapping[str, Operand]) -> Any:
         """Compute the result step by step, for tensors that need gradients."""
@@ -157,6 +179,13 @@ class BoundExpression:
         if self.compiled.statement.accumulates:
             result = result + torch.as_tensor(operands[self.compiled.result_name].values)
         return result
+
+
+def _is_apart(out: Any, values: Iterable[Any]) -> bool:
+    """Whether a kernel can write to an array: contiguous, and without memory of operands."""
+    host = to_numpy(out)
+    apart = not any(np.may_share_memory(host, to_numpy(x)) for x in values)
+    return apart and host.flags.c_contiguous and host.dtype.isnative
 
 
 def _same(new: Pattern | None, old: Pattern | None) -> bool:
