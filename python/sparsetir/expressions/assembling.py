@@ -74,7 +74,7 @@ class Assembling:
 
     def _assembled(self, operands: Mapping[str, Operand]) -> SparseTensor:
         """Compute the result with the pattern that the programs visit."""
-        this, parts = self._compiled, list[SparseTensor]()
+        this, parts = self._compiled, list[Any]()
         for unit in this.assembling:
             kernel = unit.assembled
             arguments = arguments_of(unit, kernel.params, self._sizes, operands, this.idtype)

@@ -138,7 +138,7 @@ class BoundExpression:
                 x = np.ascontiguousarray(x)
             values.append(x)
         direct = out is not None and _is_apart(out, values)
-        result = out if direct else bound.empty(torch)
+        result: Any = out if direct else bound.empty(torch)
         if self.compiled.statement.accumulates:
             result[...] = operands[self.compiled.result_name].values
         result = bound.natural(bound(values, result, steady))

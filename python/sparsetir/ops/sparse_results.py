@@ -18,13 +18,13 @@ from sparsetir.planning.sparse_results import (
     OF_BOOLS,
     PRODUCTS,
     Csr,
-    check_semiring,
     check_shapes,
     combined,
     kron_gradient,
     product,
     result_of,
 )
+from sparsetir.reductions import check_semiring
 from sparsetir.schedules.operators.sparse_results import KRON
 
 
