@@ -32,7 +32,6 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
-    AttachedAxis,
     Axis,
     FusedAxis,
     PartAxis,
@@ -110,7 +109,7 @@ def visited_in_order(it: SparseIteration) -> SparseIteration:
             nodes = [n for n in nodes if n.name not in names]
     first = flat_axes(nodes[:1])[0]
     under = [a for a in flat_axes(nodes) if a.root.name == first.root.name]
-    others = any(isinstance(n, AttachedAxis | PartAxis) for n in nodes)
+    others = attached_axes(nodes) or any(isinstance(n, PartAxis) for n in nodes)
     if not others and all(kind_of[a.name][1] == "R" for a in under):
         nodes = _spatial_first(nodes, {n: kind for n, (_, kind) in kind_of.items()})
     flat = [kind_of[a.name] for a in flat_axes(nodes)]

@@ -32,16 +32,21 @@ class Reduction:
     keeps_nan: bool = False
 
     def identity(self, dtype: str) -> Any:
-        """The identity of an operator, which leaves everything as it is."""
-        combine = COMBINES[self.operator]
-        if not combine.is_extremum or dtype.startswith(("float", "bfloat")):
-            return tirx.const(combine.identity, dtype)
-        return tirx.min_value(dtype) if combine.identity < 0 else tirx.max_value(dtype)
+        """The identity of the operator."""
+        return identity(self.operator, dtype)
 
     def added(self, held: Any, value: Any) -> Any:
         """Combine what is held with a value, in the value's type, and cast to the stored type."""
         done = self.combine(cast(held, dtype_of(value)), value)
         return cast(done, dtype_of(self.store.value))
+
+
+def identity(operator: str, dtype: str) -> Any:
+    """The identity of one of COMBINES, which leaves everything as it is."""
+    combine = COMBINES[operator]
+    if not combine.is_extremum or dtype.startswith(("float", "bfloat")):
+        return tirx.const(combine.identity, dtype)
+    return tirx.min_value(dtype) if combine.identity < 0 else tirx.max_value(dtype)
 
 
 def taken_apart(stmt: Any) -> tuple[list[Any], Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,28 @@ COMBINES = {
     "max": Combine(">", float("-inf"), ("float32", "int32")),
     "min": Combine("<", float("inf"), ("float32", "int32")),
 }
+
+
+class Semiring(NamedTuple):
+    """How a product combines its terms, by one of COMBINES, and makes them: "*", "+" or "and"."""
+
+    combine: str
+    times: str
+
+
+SEMIRINGS = {
+    "plus_times": Semiring("sum", "*"), "min_plus": Semiring("min", "+"),
+    "max_plus": Semiring("max", "+"), "max_times": Semiring("max", "*"),
+    "or_and": Semiring("max", "and"),
+}  # fmt: skip
+
+
+def check_semiring(who: str, semiring: object) -> None:
+    """Raise ValueError unless `semiring` is one of SEMIRINGS."""
+    if not isinstance(semiring, str) or semiring not in SEMIRINGS:
+        raise ValueError(
+            f"{who}: argument 'semiring': expected one of {[*SEMIRINGS]}, got {semiring!r}"
+        )
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,10 @@ from typing import Any, NamedTuple
 from tvm.script import from_source
 from tvm.script import tirx as tirx_script
 
+from sparsetir.reductions import SEMIRINGS
 from sparsetir.schedules.arguments import Config
 from sparsetir.schedules.gpu.sparse_results import program
-from sparsetir.schedules.operators.sparse_results import (
-    SEMIRINGS,
-    SparseResult,
-    first_value,
-    term_of,
-)
+from sparsetir.schedules.operators.sparse_results import SparseResult, first_value, term_of
 from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.sparse_results import refuse
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES, atomic_call

@@ -15,22 +15,16 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.reductions import SEMIRINGS
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.names import IDTYPES
 from sparsetir.schedules.operators.operands import Operator, register
 from sparsetir.schedules.operators.problems import Problem, reduced
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.promises import with_fact
+from sparsetir.sparse_ir.reduction import identity
 from sparsetir.sparse_ir.script.parser import from_source
 
-# What terms are summed with, and what they are made with.
-SEMIRINGS = {
-    "plus_times": ("sum", "times"),
-    "min_plus": ("min", "plus"),
-    "max_plus": ("max", "plus"),
-    "max_times": ("max", "times"),
-    "or_and": ("max", "and"),
-}
 # What is visited, and how two operands are combined.
 COMBINED = {
     "add": ("union", lambda a, b: f"{a} + {b}"),
@@ -126,22 +120,18 @@ class SparseResult(Problem):
 
 def first_value(semiring: str, dtype: str) -> Any:
     """The semiring's zero, which what is not stored stands for; of `or_and` false."""
-    how, _ = SEMIRINGS[semiring]
-    if how == "sum" or semiring == "or_and":
+    if semiring == "or_and":
         return tirx.const(0, dtype)
-    least = how == "max"
-    if "float" in dtype:
-        return tirx.const(float("-inf" if least else "inf"), dtype)
-    return tirx.min_value(dtype) if least else tirx.max_value(dtype)
+    return identity(SEMIRINGS[semiring].combine, dtype)
 
 
 def term_of(semiring: str, out: str, a: Any, b: Any) -> Any:
     """The expression of one term of a product, in the type that it is computed in."""
     a, b = T.cast(a, out), T.cast(b, out)
-    times = SEMIRINGS[semiring][1]
+    times = SEMIRINGS[semiring].times
     if times == "and":
         return T.cast(tirx.all(a != 0, b != 0), out)
-    return a * b if times == "times" else a + b
+    return a * b if times == "*" else a + b
 
 
 @cache

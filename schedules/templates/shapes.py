@@ -96,7 +96,7 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     operands: list[tuple[str, str]] = []
     for buffer in sch.func.buffers:
         for load in loads_of(found.term, buffer.var):
-            if buffer.axes is None or features[0].var not in free_vars(load.indices[-1]):
+            if not buffer.axes or features[0].var not in free_vars(load.indices[-1]):
                 continue
             for axis, index in zip(buffer.axes, load.indices, strict=True):
                 if isinstance(index, ir.Var) and any(index.same_as(axes[n]) for n in pair):

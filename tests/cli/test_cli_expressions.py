@@ -50,8 +50,13 @@ def test_lower_prints_the_program_of_einsum(run):
     squared = "C[i,k] = A[i,j] * A[j,k]"
     want = programs(squared, A=A, format="csr")
     assert [run("lower", squared, "--A", "cora", "--format", "csr")[1]] == want
+    sums = "C[i,k] = A[i,j] * A[j,k] + A[i,k]"
+    out = run("lower", sums, "--A", "cora", "--format", "csr")[1]
+    assert "T.sparse_variable(I, (n_k, None)" in out and out.count("T.sp_iter") == 2
+    out = run("lower", "C[i,j] = A[i,j] + A[j,i]", "--A", "cora", "--format", "csr")[1]
+    assert "T.union(" in out and out.count("T.sp_iter") == 1
     code, out, err = run("lower", squared, "--A", "cora", "--format", "csr", "--stage", "2")
-    assert code == 1 and "which the program assembles; see build_assembled" in err
+    assert (code, err) == (0, "") and "C1_indptr: T.Buffer(" in out and "c_nnz: T.int32" in out
     code, out, _ = run("lower", SPMM, *ON_CORA, "--stage", "3", "--json")
     data = json.loads(out)
     assert code == 0 and data["program"] == SPMM and data["config"] is None
@@ -86,6 +91,26 @@ def test_explain_runs_it(run, monkeypatch):
     assert out.startswith("C[i,k] = s * A[i,j] * X[j,k] (n_i=2,708, n_j=2,708, A1_nnz=10,556), by")
     assert "access other elements: C[i, k]" in out and "C1: tiles of 64 in registers" in out
     assert f"in {10556 * 64:,} visits" in out and " % of the bound\n" in out
+
+
+@pytest.mark.parametrize("format", ["csr", "dcsr"])
+def test_sparse_results_are_explained_and_tuned_at_their_pattern(run, monkeypatch, format):
+    monkeypatch.setattr(explained, "SECONDS", 0.01)
+    squared = "C[i,k] = A[i,j] * A[j,k]"
+    A = load_cora().astype("float32")
+    words = ("--A", "cora", "--format", format)
+    code, out, err = run("explain", squared, *words)
+    visits = int(np.diff(A.indptr)[A.indices].sum())
+    assert (code, err) == (0, "") and f"={(abs(A) @ abs(A)).nnz:,}, " in out
+    assert f"in {visits:,} visits" in out and " % of the bound\n" in out
+    install(monkeypatch)
+    code, out, err = run("tune", squared, *words, "--trials", 2)
+    assert code == 2 and "expected one for 'expression', of which none is made" in err
+    sampled = "C[i,j] = A[i,j] * X[i,k] * Y[j,k]"
+    features = ("--X", "2708x8", "--Y", "2708x8", "--trials", 2, "--json", "--no-report")
+    code, out, _ = run("tune", sampled, *words, *features)
+    (tuned,) = json.loads(out)["runs"]
+    assert code == 0 and tuned["counts"] == {"ok": 2}
 
 
 def test_tune_keeps_a_record(run, records, monkeypatch):

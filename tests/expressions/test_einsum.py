@@ -17,6 +17,8 @@ from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
 from sparsetir.expressions.einsum import einsum_program
+from sparsetir.expressions.traced import einsum_op
+from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.bound_arguments import bound_arguments
 
 SIZES = {"i": 7, "j": 5, "k": 6, "l": 3, "n": 5}
@@ -131,6 +133,11 @@ y[i] = A[i,i] * X[i,i]  ; A ; A=5x5 X=5x5
 z = A[i,j] * A[j,k] * A[i,k]  ; A ; A=6x6
 T[n] = tvm[n] * o * x[n]  ; tvm ; tvm=5
 C[i,j] = A[i,j] * A[j,i]  ; A ; A=6x6
+z = sum(i, 1 + a[i] * a[i]) ; a
+y[i] = exp(sum(j, A[i,j] - b[i])) + sum(j, 2 - A[i,j]) ; A
+y[i] = (A[i,j] + a[i]) * (x[i] - B[i,k]) ; A a B
+C[i,l] = sum(j, k, A[i,j] * B[j,k] * D[k,l] + a[i] * X[i,l]) ; A B D a
+C[i,j] = sum(j, sum(j, tanh(A[i,j])) + A[i,j] * x[j]) ; A
 y[i] += A[i,j] * x[j]  ; A
 C[i,j] += X[i,k] * Y[j,k] * A[i,j] - x[j]  ; A
 """.strip().splitlines()]  # fmt: skip
@@ -328,6 +335,17 @@ def test_sparse_results(row):
         values[tuple(found.pattern.coords)] = found.values
         np.testing.assert_allclose(values, reference(text, dense), **CLOSE)
         ones = {n: (x != 0).astype(float) for n, x in dense.items()}
+        again = sparsetir.plan(text, format=format, **operands)
+        for by in (1, 2, -3):  # the first call computes the pattern
+            changed = {
+                n: by * (x.values if isinstance(x, SparseTensor) else x)
+                for n, x in operands.items()
+            }
+            found = again(**changed)
+            values[tuple(found.pattern.coords)] = found.values
+            want = reference(text, {n: by * x for n, x in dense.items()})
+            np.testing.assert_allclose(values, want, **CLOSE)
+        assert again().pattern is found.pattern
         added = (
             text.replace("-", "+").replace("relu", "abs").replace("(+", "(").replace(", +", ", ")
         )
@@ -387,9 +405,11 @@ def test_results_like_operands():
     for text, options in (
         ("S[i,j] = A[i,j] * X[i,k] * Y[j,k]", {"like": "A"}),
         ("S[i,j] = A[i,j] * X[i,k] * Y[j,k] + X[i,k]", {"like": A}),
+        ("S[i,j] = s * A[i,j] * X[i,k] * Y[j,k]", {"like": "A", "s": 0.5}),
     ):
         found = einsum(text, A=A, X=X, Y=Y, **options)
-        want = np.where(dense != 0, reference(text, {"A": dense, "X": X, "Y": Y}), 0)
+        known = {"A": dense, "X": X, "Y": Y, "s": np.asarray(0.5)}
+        want = np.where(dense != 0, reference(text, known), 0)
         assert found.pattern is A.pattern
         np.testing.assert_allclose(found.to_scipy().toarray(), want, **CLOSE)
     for layout in ("csr", "csc", "coo"):
@@ -446,6 +466,18 @@ def test_gradients_of_first_and_second_order(row, check):
         return einsum(row[0].strip(), **given)
 
     assert check(run, leaves, fast_mode=True)
+
+
+def test_gradients_beside_a_sparse_vector():
+    """The axis that a merged one is attached to stays around it."""
+    _, operands = inputs("C[i,l] = P[i,l,j] * a[j]", "P a", "", "some")
+    sparse = [x.to_torch("coo").requires_grad_() for x in operands.values()]
+    dense = [x.detach().to_dense().requires_grad_() for x in sparse]
+    einsum("ilj,j->il", *sparse).sin().sum().backward()
+    torch.einsum("ilj,j->il", *dense).sin().sum().backward()
+    for x, want in zip(sparse, dense):
+        at = tuple(x.detach().indices())
+        torch.testing.assert_close(x.grad.to_dense()[at], want.grad[at])
 
 
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "ell", "dcsr", "dcsc", "csf_1_0"])
@@ -535,8 +567,8 @@ def test_compiled_functions_have_one_graph_or_break_it_once(row):
 def test_operator_of_compiled_functions():
     """It is as torch's tests want one; other matrices and sizes go to the same graph."""
     X, Y = (torch.rand(n, 4, dtype=torch.float64, requires_grad=True) for n in (6, 5))
-    call = "sum\nplus_times\n\ndense dense\n\nij,kj->ik"
-    torch.library.opcheck(torch.ops.sparsetir.einsum.default, (call, [X, Y], [], []))
+    call = "sum\nplus_times\nTrue\n\ndense dense\n\nij,kj->ik"
+    torch.library.opcheck(einsum_op, (call, [X, Y], [], []))
     count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()
     product = torch.compile(lambda A, X: einsum("ij,jk->ik", A, X), backend=count, fullgraph=True)
@@ -545,6 +577,17 @@ def test_operator_of_compiled_functions():
         X = torch.rand(6, columns, dtype=torch.float64)
         np.testing.assert_allclose(product(A, X), dense @ X.numpy(), **CLOSE)
     assert count.frame_count <= 3
+    function = torch.compile(
+        lambda X, Y: einsum("C[i,j] = A[i,j] * tanh(X[i,k]) * Y[j,k]", A=A, X=X, Y=Y),
+        backend="eager", fullgraph=True,
+    )  # fmt: skip
+    dense, A = array((6, 5), "some", np.random.default_rng(0), True)
+    leaves = [torch.rand(n, 2, dtype=torch.float64, requires_grad=True) for n in (6, 5)]
+    assert gradgradcheck(function, leaves, fast_mode=True)
+    with pytest.raises(RuntimeError, match="aot_autograd does not currently support double back"):
+        compiled = torch.compile(lambda X: einsum("ij,jk->ik", A, X), backend="aot_eager")
+        (grad,) = torch.autograd.grad(compiled(leaves[1]).sin().sum(), leaves[1], create_graph=True)
+        grad.sum().backward()
     with pytest.raises(Exception, match="expected dense operands of torch, numbers, and sparse"):
         torch.compile(lambda X: einsum("ij->ji", X, format="csr"), fullgraph=True)(X)
 
@@ -629,8 +672,72 @@ def test_plans_take_other_values():
     assert plan(X=torch.from_numpy(X)).dtype == torch.float64
     scaled = sparsetir.plan("y[i] = scale * x[i]", x=X[:, 0].copy(), scale=2.0)
     np.testing.assert_allclose(scaled(), 2 * X[:, 0], **CLOSE)
+    for tensor in (A.with_values(5 * A.values), 5 * A.to_scipy().tocoo()):
+        np.testing.assert_allclose(plan(A=tensor), 5 * dense @ X, **CLOSE)
     with pytest.raises(ValueError, match="argument 'X': expected .*float64, got"):
         plan(X=X.astype("float32"))
+    other = SparseMatrix.from_dense(np.where(dense != 0, 0, 1.0))
+    for wrong in (other, A.T, A.astype("float32"), np.ones(3), dense):
+        with pytest.raises(ValueError, match="'A': .* or a tensor with the plan's pattern"):
+            plan(A=wrong)
+    vector = SparseTensor(([0, 1, 2],), np.ones(3), shape=(3,))
+    doubled = sparsetir.plan("y[i] = 2 * a[i]", a=vector)
+    np.testing.assert_array_equal(doubled(a=vector.with_values(np.arange(3.0))), [0, 2, 4])
+
+
+def test_numbers_of_plans_are_not_cut():
+    x = np.ones(3)
+    for scale, others in ((2, (3, True)), (2.0, (0.5, 3)), (np.float32(2), (0.5, 3))):
+        plan = sparsetir.plan("y[i] = s * x[i]", s=scale, x=x)
+        for other in others:
+            np.testing.assert_allclose(plan(s=other), other * x)
+    with pytest.raises(ValueError, match="argument 's': expected .* int64, got .* float64"):
+        sparsetir.plan("y[i] = s * x[i]", s=2, x=x)(s=0.5)
+
+
+def test_plans_compute_patterns_of_results_once(monkeypatch):
+    _, A = array((7, 5), "some", np.random.default_rng(0), True)
+    plan = sparsetir.plan("C[i,k] = A[i,j] * A[k,j]", A=A, format="csr")
+    first = plan()
+    monkeypatch.setattr(AssembledKernel, "__call__", None)
+    np.testing.assert_allclose(plan(A=-A.values).values, first.values, **CLOSE)
+    leaf = torch.from_numpy(A.values).requires_grad_()
+    with torch.no_grad():
+        assert plan(A=leaf).layout == torch.sparse_csr
+    plan(A=leaf).values().sum().backward()
+    dense = torch.from_numpy(A.to_scipy().toarray()).requires_grad_()
+    (dense @ dense.T).sum().backward()
+    at = torch.from_numpy(np.stack(A.pattern.coords).astype("int64"))
+    torch.testing.assert_close(leaf.grad, dense.grad[tuple(at)])
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_dense_results_are_written_to_out(kind):
+    """Into strided arrays, and into operands themselves, which are read first."""
+    dense, A = array((6, 6), "some", np.random.default_rng(0), True)
+    X = np.random.default_rng(1).standard_normal((6, 4))
+    as_kind = torch.from_numpy if kind == "torch" else np.asarray
+    wide = as_kind(np.full((6, 8), 7.0))
+    for out in (as_kind(np.full((6, 4), 7.0)), wide[:, ::2], as_kind(X.copy())):
+        given = out if out.shape == X.shape and (out == as_kind(X)).all() else as_kind(X)
+        assert einsum("ij,jk->ik", A, given, out=out) is out
+        np.testing.assert_allclose(out, dense @ X, **CLOSE)
+    assert (wide[:, 1::2] == 7).all()
+    C = as_kind(X.copy())
+    plan = sparsetir.plan("C[i,k] += A[i,j] * X[j,k]", A=A, X=as_kind(X), C=C)
+    assert plan(out=C) is C
+    np.testing.assert_allclose(C, X + dense @ X, **CLOSE)
+
+
+@pytest.mark.parametrize("optimize", [True, False, "greedy", "optimal"])
+def test_orders_of_contractions(optimize):
+    """Results are the same; one nest of loops for False."""
+    text = "C[i,l] = X[i,j] * Y[j,k] * Z[k,l]"
+    dense, operands = inputs(text, "", "", "some")
+    plan = sparsetir.plan(text, **operands, optimize=optimize)
+    np.testing.assert_allclose(plan(), reference(text, dense), **CLOSE)
+    np.testing.assert_allclose(einsum(text, **operands, optimize=optimize), plan(), **CLOSE)
+    assert ("T0" in plan.programs[0].script()) == (optimize is not False)
 
 
 M, V = SparseMatrix(sp.eye(3, format="csr")), np.ones(3)
@@ -663,6 +770,13 @@ einsum("ij->ij", M, format="ell")  # ValueError: argument 'format': expected .. 
 einsum("ij->", M, format="coo")  # ValueError: argument 'format': expected .. a sparse result with
 einsum("ij->ij", M, format="csr", like=M)  # ValueError: argument 'format': expected None beside
 sparsetir.expression("y[i] += A[i]", format="coo")  # ValueError: argument 'format': expected None
+einsum("ij->ij", M, format="csr", out=np.ones((3, 3)))  # ValueError: 'out': expected None for
+einsum("ij->i", M, out=np.ones(2))  # ValueError: 'out': expected a ndarray to write to, (3,) float
+einsum("ij->i", M, out=V.astype("float32"))  # ValueError: 'out': .. (3,) float64, got (3,) float32
+einsum("ij->i", M, out=[1, 2, 3])  # ValueError: 'out': expected a ndarray .. got list
+einsum("ij->i", M, out=torch.ones(3))  # ValueError: 'out': expected a ndarray .. got torch.Size
+einsum("ij->i", M, optimize="auto")  # ValueError: 'optimize': expected one of [True, False
+einsum("ij->i", M, optimize=["einsum_path", (0, 1)])  # ValueError: 'optimize': .. a call for each
 einsum("ij->ij", M, like=V)  # ValueError: argument 'like': expected a sparse tensor
 einsum("ij->ij", V > 0)  # ValueError: 'ij': the operand has 1 dimensions .. ^
 einsum("i->i", V * 1j)  # TypeError: expected one of float16 .. complex128

@@ -18,8 +18,9 @@ from refusals import refusals
 from sparsetir import SparseMatrix
 from sparsetir.planning import sparse_plan, sparse_results
 from sparsetir.planning.sparse_plan import SparsePlan
+from sparsetir.reductions import SEMIRINGS
 from sparsetir.schedules.operators.registry import OF_MATRICES
-from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, SEMIRINGS
+from sparsetir.schedules.operators.sparse_results import ELEMENTWISE
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.tuning.sparse_case import SparseCase, SparseTask, exact_result

@@ -19,12 +19,13 @@ from refusals import refuse
 from sparsetir import SparseMatrix
 from sparsetir.planning import sparse_plan
 from sparsetir.planning.sparse_plan import RowTablesPlan, ValuesPlan
+from sparsetir.reductions import SEMIRINGS
 from sparsetir.runtime.arrays import to_numpy
 from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.gpu.row_tables import BINS, Bin, RowTables, dtypes_of, rows_program
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes, apply, share_terms
 from sparsetir.schedules.operators.registry import OF_MATRICES
-from sparsetir.schedules.operators.sparse_results import SEMIRINGS, SparseResult
+from sparsetir.schedules.operators.sparse_results import SparseResult
 
 CUDA = {"kind": "cuda", "arch": "sm_90"}
 

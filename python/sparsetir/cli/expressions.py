@@ -18,7 +18,8 @@ EPILOG = """\
 An expression, "C[i,k] = A[i,j] * X[j,k]" or "ij,jk->ik" with operands A0 and A1, has an option for
 each operand: a graph, with relations for three indices, 2708x64 for random numbers of this shape, a
 number, a .npy file. --dtype is the type of all but files. --like A gives the result the pattern of
-an operand; --format csr, csf, coo, .. makes it sparse, for `lower --stage 1` alone. Sparse operands
+an operand; --format csr, csf, coo, .. makes it sparse: `lower --stage 1` prints the program that
+assembles it, all else takes the program at its pattern, which is computed first. Sparse operands
 are stored as `sparsetir.einsum` has them, in CSR where that suits the expression; csc:cora, or coo,
 ell, dcsr, dcsc, csf, csf_1_0_2, dcsf before a colon, says otherwise.
 """
@@ -59,11 +60,12 @@ def add_operands(out: Parser, words: Sequence[str]) -> None:
 
 
 def program_of(
-    args: argparse.Namespace, text: str, refused: Mapping[str, object]
+    args: argparse.Namespace, text: str, refused: Mapping[str, object], at_pattern: bool = True
 ) -> tuple[SparseFunc, Facts, str | None]:
     """The program of an expression, its arguments, and the name of its first graph.
 
     refused : options that are not for expressions
+    at_pattern : whether a sparse result is computed at its pattern; else the program assembles it
     """
     import ml_dtypes
     import numpy as np
@@ -96,6 +98,7 @@ def program_of(
                     tensor = SparseMatrix(matrix)
                 graphs[source] = title, tensor.astype(dtype)
             operands[name] = graphs[source][1]
-    options = {"like": args.like, "format": args.format, "formats": formats}
-    func, arrays = einsum_program(text, operands, **options)
+    func, arrays = einsum_program(
+        text, operands, like=args.like, format=args.format, formats=formats, at_pattern=at_pattern
+    )
     return func, arrays, next((title for title, _ in graphs.values()), None)

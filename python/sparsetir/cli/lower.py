@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     if operator_named(args.program):
         stages, config = _operator(args, schedule, target)
     elif is_expression(args.program):
-        func, *_ = program_of(args, args.program, {n: x for n, x in of_op.items() if n != "dtype"})
+        refused = {n: x for n, x in of_op.items() if n != "dtype"}
+        func, *_ = program_of(args, args.program, refused, at_pattern=args.stage != "1")
         stages = _stages_of(func, args.stage, schedule, target)
     else:
         arguments.refuse(of_op, "a function in a file")

@@ -73,18 +73,20 @@ def assignments(
         return access.name in patterns or (access.name in operands and operands[access.name].sparse)
 
     def split(result: Access, op: str, value: Tree, pattern: Access | None, more: bool) -> None:
-        if isinstance(value, Reduce) and set(indices_of(value)) <= {*result.plain}:
-            op, value = (value.op, value.body) if not more else (op, value)
         target = frozenset(n for n in result.plain if n)
+        covered: tuple[str, ...] = ()  # by a reduction of all terms
+        whole = isinstance(value, Reduce) and {*indices_of(value)} <= target
+        if isinstance(value, Reduce) and whole and target.isdisjoint(value.indices) and not more:
+            op, covered, value = value.op, value.indices, value.body
         terms: list[Term] = []
         for sign, tree in terms_of(value) if op == "sum" else [(1, value)]:
             if (
                 isinstance(tree, Reduce)
                 and tree.op == op == "sum"
-                and target.isdisjoint(tree.indices)
+                and not {*target, *covered} & {*tree.indices}
             ):
                 tree = tree.body
-            over = tuple(n for n in indices_of(tree) if n not in target)
+            over = tuple(n for n in dict.fromkeys([*indices_of(tree), *covered]) if n not in target)
             tree = flat(tree, pattern)
             for factor, part in distributed(tree) if op == "sum" else [(1, tree)]:
                 terms.append(Term(part if sign * factor > 0 else Call("neg", (part,)), over))
@@ -105,7 +107,7 @@ def assignments(
             )
             names = [n for n in (mask.plain if mask else free) if n]
             result = Access(next(fresh), tuple(Affine(((n, 1),)) for n in names))
-            split(result, part.op, part.body, mask, False)
+            split(result, part.op, part, mask, False)
             if mask:
                 patterns[result.name] = patterns.get(mask.name, mask)
             return result

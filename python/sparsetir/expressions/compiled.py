@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
+from math import inf
 from typing import NamedTuple
 
 from sparsetir.expressions.assignments import Assignment, Term, assignments, domain
@@ -35,20 +36,20 @@ MOST_KEPT = 256  # expressions with kernels
 MOST_FIXED = 4  # sets of fixed sizes per expression
 LARGEST_FIXED = 1024
 Sizes = tuple[tuple[str, int], ...]
+# Factors of a product up to which all orders of contractions are tried, by `optimize`.
+MOST_TRIED: dict[bool | str, float] = {True: 6, False: 0, "greedy": 0, "optimal": inf}
 LIKE = "PATTERN"  # the name of a result's pattern that is not an operand
 
 
 class Options(NamedTuple):
-    """Options of :func:`sparsetir.einsum`, with `like` by name.
-
-    formats : pairs of operands and formats
-    """
+    """Options of :func:`sparsetir.einsum`, with `like` by name and pairs for `formats`."""
 
     reduce: str = "sum"
     semiring: str = "plus_times"
     like: str | None = None
     format: object = None
     formats: tuple[tuple[str, object], ...] = ()
+    optimize: bool | str = True
 
 
 class Compiled:
@@ -131,15 +132,22 @@ class Compiled:
             )
             if drivers(where, lambda x: None not in x.plain).exact:
                 parts = [replace(last, terms=(Term(value, ()),))]
+        assert self.open_form is not None
+        if self.open_form.levels != DENSE + COMPRESSED and len(parts) > 1:
+            parts = [last]
+        return [self._assembling([*before, part]) for part in parts]
+
+    @cached_property
+    def whole(self) -> Unit:
+        """One program with the sparse result, of all terms."""
+        one = len(self.assembling) == 1
+        return self.assembling[0] if one else self._assembling(self.steps)
+
+    def _assembling(self, steps: Sequence[Assignment]) -> Unit:
         form = self.open_form
         assert form is not None
         forms = {**self.forms, self.result_name: replace(form, order=None)}
-        if form.levels != DENSE + COMPRESSED:
-            parts = parts if len(parts) == 1 else [last]
-        return [
-            Unit.of(program([*before, p], forms, self.acc, self.idtype, assembled=True))
-            for p in parts
-        ]
+        return Unit.of(program(steps, forms, self.acc, self.idtype, assembled=True))
 
 
 _all: dict[object, Compiled] = {}

@@ -17,16 +17,16 @@ from sparsetir.expressions.assignments import Assignment, Term
 from sparsetir.expressions.trees import Access, Affine, Call, Tree, accesses, indices_of, walk
 
 GAIN = 2  # factor by which steps must reduce the visits of one iteration
-MOST = 6  # factors up to which all orders are tried; beyond, the best pair is taken each time
 
 
 def contracted(
-    steps: Sequence[Assignment], sizes: Mapping[object, int], stored: Mapping[str, int]
+    steps: Sequence[Assignment], sizes: Mapping[object, int], stored: Mapping[str, int], most: float
 ) -> tuple[Assignment, ...]:
     """Split products of three factors and more into steps, where that is less work.
 
     sizes : size of each index
     stored : number of elements of each sparse operand
+    most : factors up to which all orders are tried; beyond, the best pair is taken each time
     """
     out: list[Assignment] = []
     taken = {x.name for s in steps for t in s.terms for x in accesses(t.value)}
@@ -34,7 +34,7 @@ def contracted(
     names = iter(f"T{n}" for n in count() if f"T{n}" not in taken)
     for step in steps:
         kept = [n for n in step.result.plain if n]
-        work = _Work(sizes, stored, kept, (step.like,) if step.like else ())
+        work = _Work(sizes, stored, kept, (step.like,) if step.like else (), most)
         terms: list[Term] = []
         for term in step.terms:
             value = term.value
@@ -54,7 +54,8 @@ def contracted(
                 out.append(Assignment(result, "sum", (Term(product, over),)))
                 factors = [*rest, result]
             value = reduce(lambda x, y: Call("*", (x, y)), factors)
-            over = tuple(n for n in indices_of(value) if n not in kept)
+            absent = [n for n in term.over if n not in indices_of(term.value)]
+            over = tuple(n for n in [*indices_of(value), *absent] if n not in kept)
             terms.append(Term(Call("neg", (value,)) if negative else value, over))
         out.append(replace(step, terms=tuple(terms)))
     return tuple(out)
@@ -65,13 +66,15 @@ class _Work:
 
     kept : the indices of the result
     mask : accesses that bound the last iteration besides its factors
+    most : factors up to which all orders are tried
     """
 
     def __init__(
         self, sizes: Mapping[object, int], stored: Mapping[str, int], kept: Sequence[str],
-        mask: tuple[Access, ...],
+        mask: tuple[Access, ...], most: float,
     ) -> None:  # fmt: skip
         self.sizes, self.stored, self.kept, self.mask = sizes, stored, set(kept), mask
+        self.most = most
 
     def of(
         self, factors: Sequence[Tree], result: Sequence[str], mask: Sequence[Access] = ()
@@ -106,7 +109,7 @@ class _Work:
             first, second, _, result = self.between(factors, pair)
             size = float(prod(self.sizes[n] for n in result.plain if n))
             tried.append((self.of([first, second], []) + 2 * size, pair))
-        for cost, pair in sorted(tried)[: None if len(factors) <= MOST else 1]:
+        for cost, pair in sorted(tried)[: None if len(factors) <= self.most else 1]:
             if cost < least:
                 _, _, rest, result = self.between(factors, pair)
                 more, later = self.best([*rest, result])

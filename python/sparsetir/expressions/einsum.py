@@ -9,7 +9,7 @@ from typing import Any
 
 from sparsetir.expressions.assignments import assignments
 from sparsetir.expressions.checks import HALVES, check_format, check_like, computed_in
-from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Options
+from sparsetir.expressions.compiled import LIKE, MOST_KEPT, MOST_TRIED, Options
 from sparsetir.expressions.execution import BoundExpression, ExpressionPlan, bound_expression
 from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, read
@@ -97,7 +97,7 @@ def expression(
 def einsum(
     text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
     like: object = None, format: object = None, out: object = None,
-    formats: Mapping[str, object] | None = None, **by_name: object,
+    optimize: bool | str = True, formats: Mapping[str, object] | None = None, **by_name: object,
 ) -> Any:  # fmt: skip
     """Compute an expression of sparse and dense tensors.
 
@@ -131,8 +131,13 @@ def einsum(
         "dcsc" for two indices, "csf" or "dcsf" for any number, whose last levels or all levels are
         compressed, or "coo". It determines how the result is computed; a tensor of torch has the
         layout of this name, or is in COO.
-    out : ndarray, optional
-        The array that a dense result is written to.
+    out : ndarray or Tensor, optional
+        The array that a dense result is written to, and which is returned: of its shape and type,
+        and of torch if the result is; not for operands that need gradients.
+    optimize : bool or {"greedy", "optimal"}
+        How the order is chosen in which products of three factors or more are contracted, by sizes
+        and numbers of stored elements: True tries all orders of up to six factors, "optimal" of
+        any number, "greedy" takes the cheapest pair each time; False computes one nest of loops.
     formats : mapping of str to str or Format, optional
         Formats of sparse operands, as for :func:`expression`; by default compressed levels in the
         order that suits the expression.
@@ -163,8 +168,10 @@ def einsum(
 
     Kernels are cached by the expression and the types of its operands, sparse operands in the order
     of levels that suits the expression. Gradients of tensors are derived, of any order. In a graph
-    of `torch.compile` it is an operator with first-order gradients, for torch tensors, numbers, and
-    sparse tensors of this library; other operands and sparse results break the graph, once.
+    of `torch.compile` it is an operator, for torch tensors, numbers, and sparse tensors of this
+    library; other operands and sparse results break the graph, once. Most backends, "sparsetir"
+    among them, use torch's AOTAutograd, which refuses gradients of gradients: take these outside of
+    the compiled function, or with `backend="eager"`.
 
     Examples
     --------
@@ -185,48 +192,51 @@ def einsum(
         call = traced if torch.compiler.is_compiling() else untraced
         return call(
             text, *operands, reduce=reduce, semiring=semiring, like=like, format=format, out=out,
-            formats=formats, **by_name,
+            optimize=optimize, formats=formats, **by_name,
         )  # fmt: skip
     # As `evaluated` does, without handing on keywords, which takes a microsecond.
-    planned = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
-    expression, known, like = planned
+    options = _options(reduce, semiring, format, formats, optimize)
+    expression, known, like = _planned("einsum", text, operands, options, like, by_name)
     return expression.result(known, like, out)
 
 
 def evaluated(
     text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
-    like: object = None, format: object = None, out: object = None,
+    like: object = None, format: object = None, out: object = None, optimize: bool | str = True,
     formats: Mapping[str, object] | None = None, **by_name: object,
 ) -> Any:  # fmt: skip
     """Compute :func:`einsum` eagerly."""
-    planned = _planned("einsum", text, operands, reduce, semiring, like, format, formats, by_name)
-    expression, known, like = planned
+    options = _options(reduce, semiring, format, formats, optimize)
+    expression, known, like = _planned("einsum", text, operands, options, like, by_name)
     return expression.result(known, like, out)
 
 
 def plan_expression(
     text: str, *operands: object, reduce: str = "sum", semiring: str = "plus_times",
-    like: object = None, format: object = None, formats: Mapping[str, object] | None = None,
-    **by_name: object,
+    like: object = None, format: object = None, optimize: bool | str = True,
+    formats: Mapping[str, object] | None = None, **by_name: object,
 ) -> ExpressionPlan:  # fmt: skip
     """Make the plan of an expression; the arguments are those of :func:`einsum`."""
-    planned = _planned("plan", text, operands, reduce, semiring, like, format, formats, by_name)
-    return ExpressionPlan(*planned)
+    options = _options(reduce, semiring, format, formats, optimize)
+    return ExpressionPlan(*_planned("plan", text, operands, options, like, by_name))
 
 
 def einsum_program(
     text: str, by_name: Mapping[str, object], operands: Sequence[object] = (), *,
     who: str = "plan", reduce: str = "sum", semiring: str = "plus_times", like: object = None,
-    format: object = None, formats: Mapping[str, object] | None = None,
+    format: object = None, optimize: bool | str = True,
+    formats: Mapping[str, object] | None = None, at_pattern: bool = False,
 ) -> tuple[SparseFunc, dict[str, Any]]:  # fmt: skip
     """The program that :func:`einsum` runs for operands, and its arguments by name.
 
     operands : operands in order of appearance; by_name : the others
     who : beginning of errors
+    at_pattern : whether a sparse result is computed at its pattern, which is computed here; by
+        default the program assembles it
     """
-    planned = _planned(who, text, operands, reduce, semiring, like, format, formats, by_name)
-    expression, known, _ = planned
-    return expression.program(known)
+    options = _options(reduce, semiring, format, formats, optimize)
+    expression, known, _ = _planned(who, text, operands, options, like, by_name)
+    return expression.program(known, at_pattern)
 
 
 def ranks_of(statement: Statement) -> dict[str, int]:
@@ -235,15 +245,28 @@ def ranks_of(statement: Statement) -> dict[str, int]:
     return {x.name: len(x.indices) for x in read}
 
 
+def _options(
+    reduce: str, semiring: str, format: object, formats: Mapping[str, object] | None,
+    optimize: bool | str,
+) -> Options:  # fmt: skip
+    return Options(reduce, semiring, None, format, (*formats.items(),) if formats else (), optimize)
+
+
 def _planned(
-    who: str, text: str, operands: Sequence[object], reduce: str, semiring: str, like: object,
-    format: object, formats: Mapping[str, object] | None, by_name: Mapping[str, object],
+    who: str, text: str, operands: Sequence[object], options: Options, like: object,
+    by_name: Mapping[str, object],
 ) -> tuple[BoundExpression, dict[str, Operand], object]:  # fmt: skip
-    """The bound expression, its operands by name, and the tensor that the result is like."""
+    """The bound expression, its operands by name, and the tensor that the result is like.
+
+    options : without `like`
+    """
     if not isinstance(text, str):
         raise wrong(who, "text", "a str", type(text).__name__, TypeError)
+    optimize = options.optimize
+    if not isinstance(optimize, bool | str) or optimize not in MOST_TRIED:
+        expected = f"one of {[*MOST_TRIED]}; for a path of your own, a call for each of its steps"
+        raise wrong(who, "optimize", expected, f"{optimize!r}")
     text, known = operands_of(who, text, operands, by_name)
-    mask = None
     if like is not None:
         mask = like if isinstance(like, str) else LIKE
         if mask == LIKE:
@@ -252,8 +275,7 @@ def _planned(
             raise wrong(
                 who, "like", "a sparse tensor, or the name of a sparse operand", f"{like!r}"
             )
-        like = by_name.get(mask, like)
-    options = Options(reduce, semiring, mask, format, (*formats.items(),) if formats else ())
+        options, like = options._replace(like=mask), by_name.get(mask, like)
     return bound_expression(who, text, known, options), known, like
 
 

@@ -10,16 +10,16 @@ import numpy as np
 
 from sparsetir.data.sources import Stored
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
+from sparsetir.expressions.assembling import Assembling, arguments_of
 from sparsetir.expressions.checks import sizes_of
-from sparsetir.expressions.compiled import LIKE, MOST_KEPT, Compiled, Options, compiled
+from sparsetir.expressions.compiled import LIKE, MOST_KEPT, MOST_TRIED, Compiled, Options, compiled
 from sparsetir.expressions.contraction import contracted
-from sparsetir.expressions.levels import coordinates, level_arrays
-from sparsetir.expressions.operands import Operand, name_of
+from sparsetir.expressions.levels import level_arrays
+from sparsetir.expressions.operands import Operand, name_of, patterns_of, read
 from sparsetir.expressions.storage import csf_levels
-from sparsetir.expressions.unit import Bound, Unit, settled
+from sparsetir.expressions.unit import Bound, Unit, torch_dtype
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import is_torch, to_numpy
-from sparsetir.runtime.assembled import CsrArrays
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -44,7 +44,7 @@ class BoundExpression:
     def bound(self, operands: Mapping[str, Operand], apart: bool = False) -> list[Bound]:
         """One program for the expression; if `apart`, one per step, to derive gradients from."""
         if apart not in self._bound:
-            compiled, patterns = self.compiled, _patterns(operands)
+            compiled, patterns = self.compiled, patterns_of(operands)
             steady = all(x.steady for x in operands.values() if x.pattern is not None)
             known = self.sizes, patterns, compiled.idtype, steady and not apart
             self._bound[apart] = [Bound(u, *known) for u in self._units(patterns, apart)]
@@ -52,8 +52,10 @@ class BoundExpression:
 
     def _units(self, patterns: Mapping[str, Pattern], apart: bool) -> list[Unit]:
         compiled = self.compiled
-        stored = {n: p.nnz for n, p in patterns.items()}
-        steps = contracted(compiled.steps, self.sizes, stored)
+        stored, optimize = {n: p.nnz for n, p in patterns.items()}, compiled.options.optimize
+        steps = tuple(compiled.steps)
+        if optimize is not False:
+            steps = contracted(steps, self.sizes, stored, MOST_TRIED[optimize])
         return compiled.units(steps, compiled.fixed(self.sizes), apart)
 
     def programs(self, operands: Mapping[str, Operand]) -> list[SparseFunc]:
@@ -62,36 +64,35 @@ class BoundExpression:
             return [unit.func for unit in self.compiled.assembling]
         return [bound.unit.func for bound in self.bound(operands)]
 
-    def program(self, operands: Mapping[str, Operand]) -> tuple[SparseFunc, dict[str, Any]]:
+    def program(
+        self, operands: Mapping[str, Operand], at_pattern: bool
+    ) -> tuple[SparseFunc, dict[str, Any]]:
         """The uncompiled program of the expression, and its arguments by name.
+
+        at_pattern : whether a sparse result is computed at its pattern, which is computed here; by
+            default the program assembles it
 
         Outputs that are only written are not among the arguments.
         """
-        compiled = self.compiled
-        units = self._units(_patterns(operands), False)
-        unit, *_ = units if compiled.options.format is None else compiled.assembling
-        arguments = self._arguments(unit, [str(p.name) for p in unit.func.params], operands)
-        if compiled.statement.accumulates:
-            arguments[unit.result] = operands[compiled.result_name].values
-        return unit.func, arguments
+        this, sparse = self.compiled, self.compiled.open_form is not None
+        unit = this.whole if sparse else self._units(patterns_of(operands), False)[0]
+        params = [str(p.name) for p in unit.func.params]
+        arguments = arguments_of(unit, params, self.sizes, operands, this.idtype)
+        if this.statement.accumulates:
+            arguments[unit.result] = operands[this.result_name].values
+        if not (sparse and at_pattern):
+            return unit.func, arguments
+        func, pattern = Assembling(this, self.sizes).at_pattern(unit.func, operands)
+        return func, arguments | pattern
 
-    def _arguments(
-        self, unit: Unit, params: Iterable[str], operands: Mapping[str, Operand]
-    ) -> dict[str, Any]:
-        """The arguments that depend on sizes, patterns and values."""
-        known, kept = settled(unit, self.sizes, _patterns(operands), self.compiled.idtype)
-        arguments = {n: known[n] for n in params if n in known}
-        for param in unit.inputs:
-            name, key = unit.values[param]
-            x = to_numpy(operands[name].values)
-            x = x if key is None else kept[key].values(x)
-            arguments[param] = np.require(x, requirements="C")
-        return arguments
-
-    def result(self, operands: Mapping[str, Operand], like: object = None, out: Any = None) -> Any:
+    def result(
+        self, operands: Mapping[str, Operand], like: object = None, out: Any = None,
+        assembling: Assembling | None = None,
+    ) -> Any:  # fmt: skip
         """Compute the result for operands of these types.
 
         like : the caller's tensor for the pattern, or a layout of torch
+        assembling : what computes a sparse result, if it is known
         """
         tensors = [x.values for x in operands.values() if type(x.values) is not np.ndarray]
         graded = False
@@ -100,35 +101,26 @@ class BoundExpression:
 
             graded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         this = self.compiled
+        if out is not None:
+            self._check_out(out, bool(tensors), graded)
         if this.open_form is None:
             values = self._graded(operands) if graded else self._plain(operands, bool(tensors), out)
             return values if this.like is None else _sparse(operands[this.like], values, like)
-        matrix = self._assembled(operands)
+        assembling = assembling or Assembling(this, self.sizes)
         if not tensors:
-            return matrix
+            return assembling(operands)
         name = getattr(this.options.format, "name", this.options.format)
         layout = getattr(torch, f"sparse_{name}" if name in ("csr", "csc") else "sparse_coo")
-        # Gradients are those at the computed pattern.
-        at = {**operands, LIKE: Operand(matrix.values, matrix.shape, this.dtype, matrix.pattern)}
         if not graded:
-            return _sparse(at[LIKE], torch.from_numpy(matrix.values), layout)
+            matrix = assembling(operands)
+            at = Operand(None, matrix.shape, this.dtype, matrix.pattern)
+            return _sparse(at, torch.from_numpy(matrix.values), layout)
+        # Gradients are those at the computed pattern.
+        pattern = assembling.pattern(operands)
+        nothing = torch.empty(0, dtype=torch_dtype(this.dtype))
+        at = {**operands, LIKE: Operand(nothing, tuple(pattern.shape), this.dtype, pattern)}
         options = this.options._replace(format=None, like=LIKE)
         return bound_expression(this.who, this.statement.text, at, options).result(at, layout)
-
-    def _assembled(self, operands: Mapping[str, Operand]) -> SparseTensor:
-        """Compute a sparse result with the pattern that the programs visit."""
-        this, parts = self.compiled, list[Any]()
-        shape = tuple(self.sizes[n] for n in this.statement.result.plain)
-        for unit in this.assembling:
-            kernel = unit.assembled
-            result = kernel(**self._arguments(unit, kernel.params, operands))
-            if isinstance(result, CsrArrays) and len(shape) == 2:
-                pattern = Pattern.from_csr(result.indptr, result.indices, shape, check=False)
-            else:
-                pattern = Pattern(coordinates(result, shape), shape)
-            kind = SparseMatrix if len(shape) == 2 else SparseTensor
-            parts.append(kind.of_stored(Stored(pattern, result.values, None)))
-        return parts[0].add(*parts[1:]) if len(parts) > 1 else parts[0]
 
     def _plain(self, operands: Mapping[str, Operand], torch: bool, out: Any) -> Any:
         """Compute the result by one program."""
@@ -145,10 +137,28 @@ class BoundExpression:
             elif not x.flags.c_contiguous:
                 x = np.ascontiguousarray(x)
             values.append(x)
-        out = bound.empty(torch) if out is None else out
+        direct = out is not None and _is_apart(out, values)
+        result: Any = out if direct else bound.empty(torch)
         if self.compiled.statement.accumulates:
-            out[...] = operands[self.compiled.result_name].values
-        return bound.natural(bound(values, out, steady))
+            result[...] = operands[self.compiled.result_name].values
+        result = bound.natural(bound(values, result, steady))
+        if out is None or direct:
+            return result
+        out[...] = result
+        return out
+
+    def _check_out(self, out: Any, torch: bool, graded: bool) -> None:
+        """Raise for an array that the result cannot be written to."""
+        this = self.compiled
+        if graded or this.like is not None or this.open_form is not None:
+            expected = "None for sparse results and operands that need gradients"
+            raise wrong(this.who, "out", expected, "an array")
+        shape = tuple(self.sizes[n] for n in this.statement.result.plain)
+        fits = is_torch(out) if torch else isinstance(out, np.ndarray) and out.flags.writeable
+        if not fits or tuple(out.shape) != shape or name_of(out) != this.dtype:
+            kind = "tensor of torch" if torch else "ndarray to write to"
+            what = f"{getattr(out, 'shape', '')} {getattr(out, 'dtype', type(out).__name__)}"
+            raise wrong(this.who, "out", f"a {kind}, {shape} {this.dtype}", what.strip())
 
     def _graded(self, operands: Mapping[str, Operand]) -> Any:
         """Compute the result step by step, for tensors that need gradients."""
@@ -157,7 +167,7 @@ class BoundExpression:
         from sparsetir.expressions.autograd import run
 
         values = {n: torch.as_tensor(x.values) for n, x in operands.items()}
-        patterns = _patterns(operands)
+        patterns = patterns_of(operands)
         result: Any = None
         for bound in self.bound(operands, apart=True):
             read = [
@@ -171,8 +181,19 @@ class BoundExpression:
         return result
 
 
-def _patterns(operands: Mapping[str, Operand]) -> dict[str, Pattern]:
-    return {n: x.pattern for n, x in operands.items() if x.pattern is not None}
+def _is_apart(out: Any, values: Iterable[Any]) -> bool:
+    """Whether a kernel can write to an array: contiguous, and without memory of operands."""
+    host = to_numpy(out)
+    apart = not any(np.may_share_memory(host, to_numpy(x)) for x in values)
+    return apart and host.flags.c_contiguous and host.dtype.isnative
+
+
+def _same(new: Pattern | None, old: Pattern | None) -> bool:
+    """Whether two operands of the same shape are both dense, or store the same elements."""
+    if new is None or old is None:
+        return new is old
+    pairs = zip(new.coords, old.coords, strict=True)
+    return new is old or all(np.array_equal(x, y) for x, y in pairs)
 
 
 def _sparse(mask: Operand, values: Any, like: object) -> Any:
@@ -215,7 +236,7 @@ def bound_expression(
     if kept is None:
         kept = BoundExpression(compiled(who, text, operands, options), operands)
         forget: Callable[[object], object] = lambda _: _kept.pop(key, None)  # noqa: E731
-        kept.held = [weakref.ref(p, forget) for p in _patterns(operands).values()]
+        kept.held = [weakref.ref(p, forget) for p in patterns_of(operands).values()]
         if len(_kept) >= MOST_KEPT:
             _kept.pop(next(iter(_kept)), None)
         _kept[key] = kept
@@ -226,7 +247,8 @@ class ExpressionPlan:
     """An expression planned for operands' patterns and shapes, the result of `sparsetir.plan`.
 
     Call it with operands, by name, that replace those it was planned with: arrays of the same shape
-    and type; for a sparse operand its values, (nnz,), in the order of :attr:`SparseMatrix.values`.
+    and type; for a sparse operand its values, (nnz,), in the order of :attr:`SparseMatrix.values`,
+    or a sparse tensor with the same pattern. The pattern of a sparse result is computed once.
 
     Parameters
     ----------
@@ -247,6 +269,8 @@ class ExpressionPlan:
         self, expression: BoundExpression, operands: Mapping[str, Operand], like: object
     ) -> None:
         self._expression, self._operands, self._like = expression, dict(operands), like
+        sparse, sizes = expression.compiled.open_form is not None, expression.sizes
+        self._assembling = Assembling(expression.compiled, sizes) if sparse else None
         self.programs: list[SparseFunc] = expression.programs(operands)
 
     def __call__(self, *, out: Any = None, **values: Any) -> Any:
@@ -268,7 +292,7 @@ class ExpressionPlan:
             operands = dict(operands)
             for name, x in values.items():
                 operands[name] = self._replaced(name, x)
-        return self._expression.result(operands, self._like, out)
+        return self._expression.result(operands, self._like, out, self._assembling)
 
     def _replaced(self, name: str, x: Any) -> Operand:
         """An operand with other values."""
@@ -276,12 +300,17 @@ class ExpressionPlan:
         if old is None:
             names = ", ".join(self._operands)
             raise TypeError(f"plan: argument '{name}': expected one of {names}")
-        shape = tuple(getattr(x, "shape", ()))
-        expected = old.shape if old.pattern is None else (old.pattern.nnz,)
-        if shape != expected or (shape and name_of(x) != old.dtype):
-            got = f"{shape} {getattr(x, 'dtype', type(x).__name__)}"
-            raise wrong("plan", name, f"{expected} {old.dtype}", got)
-        return old._replace(values=x if shape else np.asarray(x, old.dtype), steady=False)
+        new = read("plan", name, x)
+        if old.pattern is not None and new.pattern is None and new.shape == (old.pattern.nnz,):
+            new = new._replace(shape=old.shape, pattern=old.pattern)
+        if not old.shape and new.constant and np.can_cast(new.dtype, old.values.dtype, "same_kind"):
+            return old._replace(values=new.values.astype(old.values.dtype))
+        if (new.shape, new.dtype) != (old.shape, old.dtype) or not _same(new.pattern, old.pattern):
+            expected = f"{old.shape} {old.dtype}"
+            if old.pattern is not None:
+                expected = f"{(old.pattern.nnz,)} {old.dtype}, or a tensor with the plan's pattern"
+            raise wrong("plan", name, expected, f"{new.shape} {new.dtype}")
+        return old._replace(values=new.values, steady=new.steady)
 
     def __repr__(self) -> str:
         return f"<sparsetir.ExpressionPlan {self._expression.compiled.statement.text}>"

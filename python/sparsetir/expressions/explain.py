@@ -15,7 +15,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
 OPTIONS = ("schedule", "target")  # for programs and expressions
-OF_EXPRESSIONS = ("reduce", "semiring", "like", "format", "formats")
+OF_EXPRESSIONS = ("reduce", "semiring", "like", "format", "formats", "optimize")
 
 
 @overload
@@ -58,8 +58,9 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
     **options
         For a program, unless it is built, and for an expression: `schedule`, a function (sch), by
         default the default schedule, and `target`, as for :func:`build`. For an expression also
-        operands by name, and `reduce`, `semiring`, `like` and `formats`, as for :func:`einsum`. For
-        a model its arguments by name.
+        operands by name, and `reduce`, `semiring`, `like`, `format`, `formats` and `optimize`, as
+        for :func:`einsum`; a sparse result is computed at its pattern, which is found first. For a
+        model its arguments by name.
 
     Returns
     -------
@@ -96,7 +97,9 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
         if "=" not in what and "->" not in what:
             expected = "an expression, such as 'C[i, k] = A[i, j] * X[j, k]'"
             raise wrong("explain", "what", expected, f"{what!r}")
-        program, arguments = einsum_program(what, options, inputs, who="explain", **more)
+        program, arguments = einsum_program(
+            what, options, inputs, who="explain", at_pattern=True, **more
+        )
         return explain_program(program, arguments, name=what, **own)
     if not callable(what):
         expected = "a stage-I function, a Schedule, a Kernel, an expression or a model"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from sparsetir.expressions.trees import (
@@ -24,6 +24,7 @@ from sparsetir.expressions.trees import (
     refuse,
     replaced,
 )  # fmt: skip
+from sparsetir.reductions import SEMIRINGS, check_semiring
 
 # Functions of one number: their names in the language, and whether they keep zero.
 FUNCTIONS = {
@@ -49,11 +50,6 @@ OPERATORS: dict[type, str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-# Reduction and product of each.
-SEMIRINGS = {
-    "plus_times": ("sum", "*"), "min_plus": ("min", "+"), "max_plus": ("max", "+"),
-    "max_times": ("max", "*"), "or_and": ("max", "and"),
-}  # fmt: skip
 
 
 def parse(text: str, who: str = "einsum", ranks: Sequence[int] = ()) -> Statement:
@@ -298,16 +294,12 @@ def _of_subscripts(text: str, who: str, ranks: Sequence[int]) -> Statement:
 
 def in_semiring(statement: Statement, reduce: str, semiring: str, who: str) -> Statement:
     """A statement with its sums replaced by another reduction, and `*` by a semiring's product."""
-    reductions: Mapping[str, tuple[str, str]] = SEMIRINGS
-    if semiring not in reductions:
-        raise ValueError(
-            f"{who}: argument 'semiring': expected one of {[*SEMIRINGS]}, got {semiring!r}"
-        )
+    check_semiring(who, semiring)
     if reduce not in REDUCTIONS:
         raise ValueError(
             f"{who}: argument 'reduce': expected one of {[*REDUCTIONS]}, got {reduce!r}"
         )
-    op, product = reductions[semiring]
+    op, product = SEMIRINGS[semiring]
     op = reduce if semiring == "plus_times" else op
     if op == "sum":
         return statement

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,6 +143,11 @@ def _of_torch(who: str, name: str, operand: Any) -> Operand:
             host = to_host(who, name, values)
             values = torch.from_numpy(summed(host, tensor.places, tensor.nnz))
     return Operand(values, tensor.shape, dtype, tensor.pattern)
+
+
+def patterns_of(operands: Mapping[str, Operand]) -> dict[str, Pattern]:
+    """The patterns of sparse operands by name."""
+    return {n: x.pattern for n, x in operands.items() if x.pattern is not None}
 
 
 def idtype_of(operands: Iterable[Operand]) -> str:

@@ -140,11 +140,8 @@ class _Writer(Declarations):
         bounds = bounds.without(gone)
         bounds = bounds.without(self._repeating(bounds.accesses))
         out = [n for n in result.plain if n]
-        names = list(
-            dict.fromkeys(
-                [*indices_of(term.value), *out, *(n for x in taken for n in x.plain if n)]
-            )
-        )
+        bound = (n for x in taken for n in x.plain if n)
+        names = list(dict.fromkeys([*indices_of(term.value), *term.over, *out, *bound]))
         flat = [x for x in accesses(term.value) if not self.sparse(x)]
         flat += [] if self.sparse(result) else [result]
         rows = None

@@ -35,10 +35,10 @@ untraced: Any = torch.compiler.disable(evaluated, reason=REASON)
 
 def traced(
     text: str, *operands: Any, reduce: str, semiring: str, like: object, format: object, out: Any,
-    formats: Mapping[str, object] | None, **by_name: Any,
+    optimize: bool | str, formats: Mapping[str, object] | None, **by_name: Any,
 ) -> Any:  # fmt: skip
     """A call of einsum in a graph: the operator, or a graph break."""
-    options = {"reduce": reduce, "semiring": semiring, "formats": formats}
+    options = {"reduce": reduce, "semiring": semiring, "formats": formats, "optimize": optimize}
     parts = [_parts(x) for x in (*operands, *by_name.values())]
     named = all(isinstance(x, str) for x in (text, reduce, semiring, *(formats or {}).values()))
     dense = like is None and format is None and out is None
@@ -49,7 +49,8 @@ def traced(
     tensors, sizes, numbers = ([x for part in parts for x in part[n]] for n in (1, 2, 3))
     pairs = [f"{name}={kind}" for name, kind in (formats or {}).items()]
     names = ["", *by_name][1:]
-    words = reduce, semiring, " ".join(pairs), " ".join(kinds), " ".join(names), text
+    given = f"{optimize}", " ".join(pairs), " ".join(kinds), " ".join(names)
+    words = reduce, semiring, *given, text
     return einsum_op("\n".join(words), tensors, sizes, numbers)
 
 
@@ -75,9 +76,11 @@ def _parts(x: Any) -> Any:
 @lru_cache(MOST_KEPT)
 def _read(call: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
     """The text, kinds of operands, names of the last ones, and options of an encoded call."""
-    reduce, semiring, formats, kinds, names, text = call.split("\n", 5)
+    reduce, semiring, order, formats, kinds, names, text = call.split("\n", 6)
+    optimize = {"True": True, "False": False}.get(order, order)
     pairs = dict(pair.split("=") for pair in formats.split())
-    options = {"reduce": reduce, "semiring": semiring, "formats": pairs or None}
+    options: dict[str, Any] = {"reduce": reduce, "semiring": semiring, "formats": pairs or None}
+    options["optimize"] = optimize
     return text, kinds.split(), names.split(), options
 
 
@@ -197,8 +200,34 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return None, grads, *(None if x else [] for x in (ctx.sizes, ctx.numbers))  # as torch has it
 
 
+def _saved_again(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.call, grad, tensors, ctx.sizes, ctx.numbers, ctx.wanted = inputs
+    ctx.save_for_backward(grad, *tensors)
+
+
+def _backward_again(ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Differentiate gradients, in eager mode, where those of einsum are of any order.
+
+    Graphs of AOTAutograd never contain it: torch refuses a second backward through them.
+    """
+    _, of_grad, of_tensors, *_ = ctx.needs_input_grad
+    more, absent = torch.is_grad_enabled(), {"allow_unused": True, "materialize_grads": True}
+    with torch.enable_grad():
+        # Views, as an operand may also be what `grad` was computed from.
+        grad, *tensors = (x.view_as(x) for x in ctx.saved_tensors)
+        result = _result(ctx.call, tensors, ctx.sizes, ctx.numbers)
+        asked = [tensors[n] for n in ctx.wanted]
+        firsts = torch.autograd.grad(result, asked, grad, create_graph=True, **absent)
+    needed = [of_grad, *of_tensors]
+    inputs = [x for x, need in zip((grad, *tensors), needed, strict=True) if need]
+    seconds = iter(torch.autograd.grad(firsts, inputs, grads, create_graph=more, **absent))
+    first, *others = (next(seconds) if need else None for need in needed)
+    return None, first, others, *(None if x else [] for x in (ctx.sizes, ctx.numbers, ctx.wanted))
+
+
 einsum_op.register_fake(_fake)
 einsum_op.register_autograd(_backward, setup_context=_saved)
+gradients_op.register_autograd(_backward_again, setup_context=_saved_again)
 gradients_op.register_fake(
     lambda call, grad, tensors, sizes, numbers, wanted: [
         torch.empty_like(tensors[n]) for n in wanted

@@ -21,7 +21,6 @@ from sparsetir.planning.sparse_results import (
     OF_BOOLS,
     PRODUCTS,
     Csr,
-    check_semiring,
     check_shapes,
     combined,
     csr,
@@ -29,6 +28,7 @@ from sparsetir.planning.sparse_results import (
     product,
     result_of,
 )
+from sparsetir.reductions import check_semiring
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.schedules.operators.sparse_results import KRON
 

@@ -14,6 +14,7 @@ from sparsetir.data.scipy_patterns import adopt_matrix
 from sparsetir.data.sources import Stored, is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
+from sparsetir.reductions import check_semiring
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.assembled import AssembledKernel, Numeric
 from sparsetir.runtime.build import build
@@ -22,7 +23,6 @@ from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.sparse_results import (
     KRON,
     MOST,
-    SEMIRINGS,
     SparseResult,
     combined_program,
     kron_program,
@@ -287,14 +287,6 @@ def how_computed(who: str, op: str, semiring: str, dtype: np.dtype) -> tuple[str
         raise TypeError(f"{who}: expected numbers, got matrices of bool")
     how = semiring if op in PRODUCTS else op
     return (OF_BOOLS.get(how, how), np.dtype(np.int8)) if bools else (how, dtype)
-
-
-def check_semiring(who: str, semiring: object) -> None:
-    """Raise ValueError unless `semiring` is one of `SEMIRINGS`."""
-    if not isinstance(semiring, str) or semiring not in SEMIRINGS:
-        raise ValueError(
-            f"{who}: argument 'semiring': expected one of {[*SEMIRINGS]}, got {semiring!r}"
-        )
 
 
 def check_shapes(

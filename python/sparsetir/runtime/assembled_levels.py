@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, cpu_of, like
+from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric, cpu_of, like
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.signature import bound_by_name
@@ -117,13 +117,31 @@ class LevelsKernel:
             (ptr.astype(idtype), idx.astype(idtype))
             for (ptr, idx), idtype in zip(sorted_levels, parts.idtypes[1:], strict=True)
         ]
-        for names, arrays in zip(parts.levels, levels, strict=True):
-            arguments |= dict(zip(names, (*arrays, len(arrays[1])), strict=True))
-        values = np.full(self.values.shape_of(parts.result, arguments), parts.first, parts.dtype)
-        values = like(arguments.values(), values)
-        self.values(**arguments, **{parts.result: values})
+        values = like(arguments.values(), self.at(levels, arguments)())
         levels = [(like([values], ptr), like([values], idx)) for ptr, idx in levels]
         return CsfArrays(levels, values) if len(levels) > 1 else CsrArrays(*levels[0], values)
+
+    def at(
+        self, levels: Sequence[tuple[np.ndarray, np.ndarray]], given: Mapping[str, object]
+    ) -> Numeric:
+        """The numeric phase at a pattern, for trusted arguments.
+
+        Parameters
+        ----------
+        levels : sequence of pairs of ndarray
+            `indptr` and `indices` of each assembled level, from the root down.
+        given : mapping
+            All parameters but the result's, by name.
+
+        Returns
+        -------
+        Numeric
+        """
+        parts, named = self.programs, dict(given)
+        for names, (ptr, idx) in zip(parts.levels, levels, strict=True):
+            named |= dict(zip(names, (ptr, idx, len(idx)), strict=True))
+        named = self.values.completed(named, parts.result)
+        return Numeric(self.values, named, parts.result, parts.first)
 
     def _filled(self, arguments: Mapping[str, object]) -> CsrArrays | None:
         """The result filled by rows; None where it is too large, or where elements are written

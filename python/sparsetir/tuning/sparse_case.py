@@ -15,12 +15,13 @@ from sparsetir.planning.plan import plan_of
 from sparsetir.planning.request import Request
 from sparsetir.planning.sparse_results import csr, term_pairs
 from sparsetir.records.task import Config, Matrices, of_threads, statistics
+from sparsetir.reductions import SEMIRINGS
 from sparsetir.schedules.operators.operands import TOLERANCES
-from sparsetir.schedules.operators.sparse_results import KRON, SEMIRINGS, first_value
+from sparsetir.schedules.operators.sparse_results import KRON, first_value
 from sparsetir.tuning.case import SEED, Prepared, costs, first_wrong
 
 HOW = {"sum": np.add, "min": np.minimum, "max": np.maximum}
-TIMES = {"times": np.multiply, "plus": np.add, "and": np.logical_and}
+TIMES = {"*": np.multiply, "+": np.add, "and": np.logical_and}
 BY_ELEMENT = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum,
     "minimum": np.minimum,

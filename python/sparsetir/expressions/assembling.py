@@ -1,0 +1,129 @@
+"""Sparse results of expressions, which store what their programs visit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from sparsetir.data.sources import Stored
+from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
+from sparsetir.expressions.compiled import Compiled
+from sparsetir.expressions.declarations import Key
+from sparsetir.expressions.levels import LevelArrays, coordinates, level_arrays
+from sparsetir.expressions.operands import Operand, patterns_of
+from sparsetir.expressions.unit import Unit, settled
+from sparsetir.formats.pattern import Pattern
+from sparsetir.runtime.arrays import to_numpy
+from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.open_axes import closed, open_axes
+
+
+class Assembling:
+    """The sparse result of an expression, for operands of the same patterns and sizes.
+
+    The first call computes the pattern; later ones compute values at this pattern.
+
+    compiled : the expression
+    sizes : sizes of indices, and of dimensions of operands
+    """
+
+    def __init__(self, compiled: Compiled, sizes: Mapping[object, int]) -> None:
+        assert compiled.open_form is not None
+        self._compiled, self._sizes, self._form = compiled, sizes, compiled.open_form
+        self._shape = tuple(sizes[n] for n in compiled.statement.result.plain)
+        self._kind = SparseMatrix if len(self._shape) == 2 else SparseTensor
+        self._pattern: Pattern | None = None
+        self._phases: list[tuple[Numeric, Unit, dict[Key, LevelArrays]]] = []
+
+    def __call__(self, operands: Mapping[str, Operand]) -> SparseTensor:
+        """Compute the result."""
+        if self._pattern is None:
+            result = self._assembled(operands)
+            self._pattern = result.pattern
+            return result
+        if not self._phases:
+            self._phases = [self._numeric(u, operands) for u in self._compiled.assembling]
+        parts = [numeric(values_of(unit, kept, operands)) for numeric, unit, kept in self._phases]
+        values = reduce(lambda total, part: np.add(total, part, out=total), parts)
+        return self._kind.of_stored(Stored(self._pattern, values))
+
+    def pattern(self, operands: Mapping[str, Operand]) -> Pattern:
+        """The pattern of the result."""
+        if self._pattern is None:
+            self._pattern = self._assembled(operands).pattern
+        return self._pattern
+
+    def at_pattern(
+        self, func: SparseFunc, operands: Mapping[str, Operand]
+    ) -> tuple[SparseFunc, dict[str, Any]]:
+        """Turn a program that assembles the result into one at its pattern.
+
+        Also returns the arguments that are the pattern.
+        """
+        names, arguments = [axis.name for axis in open_axes(func)], dict[str, Any]()
+        func = closed(func)
+        axes = [axis for axis in func.axes if axis.name in names]
+        for axis, (ptr, idx) in zip(axes, self._levels(operands), strict=True):
+            named = (axis.indptr, ptr), (axis.indices, idx), (axis.nnz, len(idx))
+            arguments |= {str(param.name): value for param, value in named}
+        return func, arguments
+
+    def _assembled(self, operands: Mapping[str, Operand]) -> SparseTensor:
+        """Compute the result with the pattern that the programs visit."""
+        this, parts = self._compiled, list[Any]()
+        for unit in this.assembling:
+            kernel = unit.assembled
+            arguments = arguments_of(unit, kernel.params, self._sizes, operands, this.idtype)
+            result = kernel(**arguments)
+            if isinstance(result, CsrArrays) and len(self._shape) == 2:
+                pattern = Pattern.from_csr(result.indptr, result.indices, self._shape, check=False)
+            else:
+                pattern = Pattern(coordinates(result, self._shape), self._shape)
+            parts.append(self._kind.of_stored(Stored(pattern, result.values)))
+        return parts[0].add(*parts[1:]) if len(parts) > 1 else parts[0]
+
+    def _numeric(
+        self, unit: Unit, operands: Mapping[str, Operand]
+    ) -> tuple[Numeric, Unit, dict[Key, LevelArrays]]:
+        """The kernel of a unit that computes values at the pattern, and its operands' levels."""
+        kernel, this = unit.assembled, self._compiled
+        known, kept = settled(unit, self._sizes, patterns_of(operands), this.idtype)
+        arguments = {n: known[n] for n in kernel.params if n in known}
+        arguments |= values_of(unit, kept, operands)
+        levels = self._levels(operands)
+        if isinstance(kernel, AssembledKernel):
+            return kernel.at(*levels[-1], arguments, kernel.bounds(arguments)), unit, kept
+        return kernel.at(levels, arguments), unit, kept
+
+    def _levels(self, operands: Mapping[str, Operand]) -> list[tuple[Any, Any]]:
+        """The arrays of the compressed levels of the result, from the root down."""
+        form, order = self._form, tuple(range(len(self._shape)))
+        pattern = self.pattern(operands)
+        arrays = level_arrays(pattern, form.levels, order, self._compiled.idtype).arrays
+        return [pair for pair in arrays if pair[0] is not None]
+
+
+def arguments_of(
+    unit: Unit, params: Iterable[str], sizes: Mapping[object, int],
+    operands: Mapping[str, Operand], idtype: str,
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments of a unit that depend on sizes, patterns and values."""
+    known, kept = settled(unit, sizes, patterns_of(operands), idtype)
+    return {n: known[n] for n in params if n in known} | values_of(unit, kept, operands)
+
+
+def values_of(
+    unit: Unit, kept: Mapping[Key, LevelArrays], operands: Mapping[str, Operand]
+) -> dict[str, np.ndarray]:
+    """The values of a unit's inputs by parameter, in the order of their levels."""
+    values: dict[str, np.ndarray] = {}
+    for param in unit.inputs:
+        name, key = unit.values[param]
+        x = to_numpy(operands[name].values)
+        x = x if key is None else kept[key].values(x)
+        values[param] = np.require(x, requirements="C")
+    return values
