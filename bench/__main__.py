@@ -28,9 +28,9 @@ MODULES = {"calls": "checkouts", "new_edges": "checkouts"}
 Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
-def option(*names: str, **given: Any) -> Option:
+def option(*names: str, **options: Any) -> Option:
     """An option of a command, as `add_argument` takes it."""
-    return names, given
+    return names, options
 
 
 def flag(name: str, text: str) -> Option:
@@ -38,8 +38,8 @@ def flag(name: str, text: str) -> Option:
 
 
 def number(name: str, default: Any = None, text: str = "", kind: Any = int, **more: Any) -> Option:
-    told = f"{text} (default: {default})" if default is not None and text else text
-    return option(name, type=kind, default=default, help=told, **more)
+    help_text = f"{text} (default: {default})" if default is not None and text else text
+    return option(name, type=kind, default=default, help=help_text, **more)
 
 
 def some(name: str, default: Any = None, text: str = "", **more: Any) -> Option:
@@ -51,9 +51,9 @@ def one_of(module: str, table: str) -> Callable[[str], str]:
     """A check of a word: a key of a module's table, which is imported where there is a word."""
 
     def check(text: str) -> str:
-        known = getattr(importlib.import_module(module), table)
-        if text not in known:
-            raise argparse.ArgumentTypeError(f"expected {', '.join(known)}, got {text!r}")
+        names = getattr(importlib.import_module(module), table)
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"expected {', '.join(names)}, got {text!r}")
         return text
 
     return check
@@ -191,8 +191,8 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     for name, (text, options, threads) in COMMANDS.items():
         parents = [] if name == "judge" else [common]  # which measures nothing
         command = commands.add_parser(name, parents=parents, help=text)
-        for names, given in options:
-            command.add_argument(*names, **given)
+        for names, keywords in options:
+            command.add_argument(*names, **keywords)
         if threads is not None and name != "run":
             command.set_defaults(threads=threads)
     return out

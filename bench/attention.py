@@ -24,7 +24,7 @@ DTYPES = {"cpu": ("float32",), "cuda": ("bfloat16", "float16")}
 # Operands are rounded, and weights, which add up to one.
 CLOSE = {"bfloat16": 4e-2, "float16": 1e-2, "float32": 1e-4}
 LENGTH, HEADS, HEAD_SIZE, WIDTH, BLOCK = 4096, 12, 64, 256, 64
-# Sizes of blocks of FlexAttention, of which 128 is its default.
+# Block sizes of FlexAttention, whose default is 128.
 FLEX_BLOCKS = (128, 64)
 MASKS: dict[str, Callable[[int], Any]] = {
     "band": lambda length: masks.band(length, WIDTH, BLOCK),
@@ -47,7 +47,7 @@ def one_digit(i: Any, j: Any) -> Any:
 
 def rule(name: str, mask: Any) -> Callable[..., Any]:
     """A mask as FlexAttention takes it: a function of positions."""
-    if name == "bigbird":  # of which there is no formula
+    if name == "bigbird":  # which has no formula
         table = mask.to_dense()[::BLOCK, ::BLOCK].contiguous()
         return lambda b, h, i, j: table[i // BLOCK, j // BLOCK]
     return {
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> None:
     length, heads = (256, 2) if args.quick else (args.length or LENGTH, HEADS)
     peers = PEERS[device.name] if args.peers is None else tuple(args.peers)
     every = ((name, dtype) for name in args.mask or MASKS for dtype in DTYPES[device.name])
-    given = length, heads, peers, device
-    todo = ((", ".join(one), partial(measure, *one, *given)) for one in every)
+    options = length, heads, peers, device
+    todo = ((", ".join(one), partial(measure, *one, *options)) for one in every)
     tables = partial(show, threads=args.threads)
     through(args, "attention", todo, tables, ours=OURS, heads=heads, head_size=HEAD_SIZE)
 
@@ -85,9 +85,9 @@ def measure(
     compared = Comparison(
         [x[:3] for x in copies], dense(mask), CLOSE[dtype], [x[3] for x in copies]
     )
-    found = compared.measure(makers(name, mask, dtype, peers, device), device)
+    times = compared.measure(makers(name, mask, dtype, peers, device), device)
     about = {"mask": name, "dtype": dtype, "length": length}
-    return {**about, "blocks": len(mask.rows.indices), "elements": mask.nnz, **found}
+    return {**about, "blocks": len(mask.rows.indices), "elements": mask.nnz, **times}
 
 
 def makers(name: str, mask: Any, dtype: str, peers: tuple[str, ...], device: Device) -> Makers:
@@ -112,7 +112,7 @@ def ours(mask: Any) -> Way:
 
 
 def dense(mask: Any) -> Way:
-    """All scores, of which the mask leaves some."""
+    """Attention over all scores, some of which the mask keeps."""
     held = mask.to_dense()
     return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=held)
 
@@ -121,9 +121,9 @@ def flex(holds: Callable[..., Any], length: int, block: int, device: str = "cpu"
     """Compiled FlexAttention with a mask; its blocks are made beforehand."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    made = create_block_mask(holds, None, None, length, length, device, BLOCK_SIZE=block)
+    blocks = create_block_mask(holds, None, None, length, length, device, BLOCK_SIZE=block)
     compiled: Any = torch.compile(flex_attention, dynamic=False)
-    return lambda q, k, v: compiled(q, k, v, block_mask=made)
+    return lambda q, k, v: compiled(q, k, v, block_mask=blocks)
 
 
 def torch_bsr(mask: Any, dtype: str) -> Way:
@@ -144,7 +144,7 @@ def show(cells: list[dict[str, Any]], threads: int) -> None:
     gpu = bool(cells) and cells[0].get("dtype", "float32") != "float32"
     form = Form(1e6, 0, "median") if gpu else Form(digits=1)
     where = "median us" if gpu else f"threads: {threads}; ms"
-    for step, what in (("forward", "result"), ("backward", "result and gradients")):
-        title = f"Attention, {what}: {where}, and times what sparsetir takes"
+    for step, results in (("forward", "result"), ("backward", "result and gradients")):
+        title = f"Attention, {results}: {where}, and times what sparsetir takes"
         show_times(title, cells, step, ("mask", "dtype", "blocks"), OURS, form)
     show_others(cells, lambda c: c["mask"])

@@ -70,7 +70,7 @@ class Case:
 
 
 def weight(kind: Kind, size: int, sparsity: float, seed: int = 0) -> sp.csr_array:
-    """(size, size) float32 of which about this share is zero, the others normally distributed."""
+    """A float32 weight of (size, size), about this share zero, the rest normally distributed."""
     rng, (rows, columns) = np.random.default_rng(seed), kind.tile
     grid = size // rows, size // columns
     kept = np.zeros(grid, bool)
@@ -84,7 +84,7 @@ def weight(kind: Kind, size: int, sparsity: float, seed: int = 0) -> sp.csr_arra
 
 
 def cases(device: Device, quick: bool) -> Iterator[Case]:
-    """On a CPU one weight; on a GPU all, the most telling first."""
+    """Cases: one weight on a CPU; on a GPU all of them, the most telling first."""
     kinds, sizes, features, shares = KINDS, SIZES, FEATURES, SPARSITY
     if device.turns is None:
         kinds, sizes, features, shares = ("blocks",), SIZES[:1], FEATURES[:1], SPARSITY[:1]
@@ -121,8 +121,8 @@ def measure(case: Case, device: Device) -> dict[str, Any]:
     compared = Comparison(
         copies, lambda b, out: exact @ b.double(), CLOSE[case.dtype], steps=("times", ""), written=1
     )
-    found = compared.measure(makers(case, matrix, dense, device), device)
-    return {**vars(case), "nnz": int(matrix.nnz), **found}
+    times = compared.measure(makers(case, matrix, dense, device), device)
+    return {**vars(case), "nnz": int(matrix.nnz), **times}
 
 
 def makers(case: Case, matrix: Any, dense: Any, device: Device) -> dict[str, Callable[[], Way]]:
@@ -143,22 +143,22 @@ def makers(case: Case, matrix: Any, dense: Any, device: Device) -> dict[str, Cal
         return lambda b, out: stored @ b
 
     kind = KINDS[case.kind]
-    found: dict[str, Callable[[], Way]] = {}
+    ways: dict[str, Callable[[], Way]] = {}
     if device.turns is None:
-        found |= {OURS: lambda: ours(format=BSR(BLOCK, BLOCK)), "sparsetir CSR": elements}
+        ways |= {OURS: lambda: ours(format=BSR(BLOCK, BLOCK)), "sparsetir CSR": elements}
     else:
-        found |= {f"sparsetir {f.name}": partial(ours, format=f) for f in kind.formats}
+        ways |= {f"sparsetir {f.name}": partial(ours, format=f) for f in kind.formats}
     if device.turns and kind.tile == (1, 1):
         for atomics in (False, True):
             config = PanelThreads.for_features(case.feat, case.dtype, atomics=atomics)
             name = "panels, atomics" if atomics else "panels"
-            found[f"sparsetir {name}"] = partial(ours, config=config)
+            ways[f"sparsetir {name}"] = partial(ours, config=config)
     if device.turns or case.dtype != "float16":  # which takes torch seconds on most CPUs
-        found[DENSE] = lambda: lambda b, out: torch.mm(dense, b, out=out)
-    found["torch CSR"] = lambda: torchs(dense.to_sparse_csr())
+        ways[DENSE] = lambda: lambda b, out: torch.mm(dense, b, out=out)
+    ways["torch CSR"] = lambda: torchs(dense.to_sparse_csr())
     if kind.tile[1] > 1:
-        found["torch BSR"] = lambda: torchs(dense.to_sparse_bsr((BLOCK, BLOCK)))
-    return found
+        ways["torch BSR"] = lambda: torchs(dense.to_sparse_bsr((BLOCK, BLOCK)))
+    return ways
 
 
 def show(cells: list[dict[str, Any]], threads: int) -> None:
@@ -172,10 +172,10 @@ def show(cells: list[dict[str, Any]], threads: int) -> None:
     show_times(title, cells, "times", about, DENSE, form)
     best = []
     for cell in cells:
-        times, own = cell["times"], {n for n in cell["times"] if n.startswith("sparsetir")}
-        if own:
-            others = {n: t for n, t in times.items() if n not in own}
-            least = min((times[n] for n in own), key=itemgetter("min"))
+        times, ours = cell["times"], {n for n in cell["times"] if n.startswith("sparsetir")}
+        if ours:
+            others = {n: t for n, t in times.items() if n not in ours}
+            least = min((times[n] for n in ours), key=itemgetter("min"))
             best.append({**cell, "times": {OURS: least, **others}})
     show_means(best, "times", OURS, lambda c: f"{c['kind']}, {c['sparsity']:.0%} zeros, our best")
     show_others(cells, lambda c: f"{c['kind']}, {c['size']}")

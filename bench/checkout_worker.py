@@ -36,7 +36,7 @@ BATCH = 100e-6  # seconds of calls that are timed together: short, as others may
 
 
 class _NoOp(torch.autograd.Function):
-    """A gradient that computes nothing: the floor of a product's."""
+    """A gradient that computes nothing: the lower bound of a product's."""
 
     @staticmethod
     def forward(ctx: Any, rowptr: Any, col: Any, values: Any, b: Any) -> Any:
@@ -75,7 +75,7 @@ def calls() -> dict[str, Calls]:
     library.define("nothing(Tensor r, Tensor c, Tensor? v, Tensor b, str reduce) -> Tensor")
     library.impl("nothing", lambda r, c, v, b, reduce: b, "CompositeExplicitAutograd")
     nothing = torch.ops.sparsetir_bench.nothing.default
-    found: dict[str, Calls] = {
+    groups: dict[str, Calls] = {
         "floors": {
             "nothing": lambda: None,
             **prepared,
@@ -102,9 +102,9 @@ def calls() -> dict[str, Calls]:
             "forward and backward, dense alone": lambda: spmm(operand, leaf).backward(grad),
         },
     }
-    for call in found["calls"].values():
+    for call in groups["calls"].values():
         call()
-    return found
+    return groups
 
 
 def warm(call: Callable[[], Any]) -> Step:
@@ -147,12 +147,12 @@ def steps(nnz: int, kinds: tuple[str, ...]) -> Iterator[tuple[str, Step]]:
     from sparsetir.nn import accelerate
 
     torch.manual_seed(0)
-    x, known = torch.randn(NODES, FEATURES), torch.randint(0, NODES, (2, nnz))
+    x, fixed = torch.randn(NODES, FEATURES), torch.randint(0, NODES, (2, nnz))
 
     def step(layer: Any, around: Any = nullcontext, edges: Any = None) -> Step:
         def run() -> float:
-            given = torch.randint(0, NODES, (2, nnz)) if edges is None else edges
-            once = timed(lambda: layer(x, given).sum().backward())
+            new_edges = torch.randint(0, NODES, (2, nnz)) if edges is None else edges
+            once = timed(lambda: layer(x, new_edges).sum().backward())
             with around():
                 return once()
 
@@ -160,12 +160,12 @@ def steps(nnz: int, kinds: tuple[str, ...]) -> Iterator[tuple[str, Step]]:
 
     for kind in kinds:
         name = "" if kind == "SAGE" else f"{kind}, "
-        layer, own = (getattr(of, f"{kind}Conv")(FEATURES, FEATURES) for of in (pyg, nn))
+        layer, layer_of_ours = (getattr(of, f"{kind}Conv")(FEATURES, FEATURES) for of in (pyg, nn))
         yield f"{name}PyG", step(layer)
         if kind == "SAGE":
             yield "accelerate", step(layer, accelerate)
-            yield "accelerate, known edges", step(layer, accelerate, known)
-        yield f"{name}sparsetir.nn", step(own)
+            yield "accelerate, known edges", step(layer, accelerate, fixed)
+        yield f"{name}sparsetir.nn", step(layer_of_ours)
         compiled = torch.compile(layer, backend="sparsetir", dynamic=True)
         yield f"{name}backend sparsetir", step(compiled)
 
@@ -174,18 +174,18 @@ def of_new_edges(seconds: float, threads: str) -> Found:
     """Steps by number of edges, each after one of the same way, with its threads and caches."""
     torch.set_num_threads(int(threads))
     warm_up, kinds = (5, ("SAGE",)) if seconds < BRIEF else (WARM_UP, ("SAGE", "GAT"))
-    found = {}
+    times = {}
     for nnz in SIZES:
         ways = dict(steps(nnz, kinds))
         for way in ways.values():
             for _ in range(warm_up):
                 way()
         second = {name: lambda way=way: (way(), way())[1] for name, way in ways.items()}
-        found[f"new: {nnz} edges"] = in_turns(second, seconds, least=3)
-    return found
+        times[f"new: {nnz} edges"] = in_turns(second, seconds, least=3)
+    return times
 
 
 if __name__ == "__main__":
-    what, given, *words = sys.argv[1:]
-    measured = {"calls": of_calls, "new_edges": of_new_edges}[what]
-    print(json.dumps(measured(float(given), *words)))
+    command, seconds, *words = sys.argv[1:]
+    measured = {"calls": of_calls, "new_edges": of_new_edges}[command]
+    print(json.dumps(measured(float(seconds), *words)))

@@ -26,7 +26,7 @@ DOWN, UP = (32, 32, 64, 128), ((96, 96), (128, 96), (256, 128), (256, 256))
 
 
 class Layer(NamedTuple):
-    """One of the net, and what it is given."""
+    """A layer of the net, and its input."""
 
     name: str
     made: SparseConv3d | SparseConvTranspose3d
@@ -57,9 +57,9 @@ def scene(seed: int = 0, beams: int = BEAMS, turns: int = TURNS) -> np.ndarray:
             ends = np.sort([low / ways, high / ways], axis=0)
             first, last = ends[0].max(1), ends[1].min(1)
             reach = np.where((first > 0) & (first < last), np.minimum(reach, first), reach)
-    seen = reach < far
-    reach = reach[seen] + rng.normal(0, 0.01, int(seen.sum()))
-    cells = np.floor(ways[seen] * reach[:, None] / VOXEL).astype(np.int64)
+    hit = reach < far
+    reach = reach[hit] + rng.normal(0, 0.01, int(hit.sum()))
+    cells = np.floor(ways[hit] * reach[:, None] / VOXEL).astype(np.int64)
     return np.unique(cells - cells.min(0), axis=0)
 
 
@@ -74,15 +74,15 @@ def layers(places: np.ndarray, dtype: torch.dtype, seed: int = 0) -> Iterator[La
     x = SparsePoints(coords, torch.zeros(len(coords), 1))
     for level, sizes in enumerate(AT_POINTS):
         for size in sizes:
-            made: Any = SparseConv3d(*size, 3, bias=False).to(dtype)
-            yield Layer(f"3, level {level}", made, features(x, size[0]))
+            layer: Any = SparseConv3d(*size, 3, bias=False).to(dtype)
+            yield Layer(f"3, level {level}", layer, features(x, size[0]))
         if level == len(DOWN):
             return
         channels = DOWN[level]
-        made = SparseConv3d(channels, channels, 2, stride=2, bias=False).to(dtype)
-        given = features(x, channels)
-        yield Layer(f"2 down, level {level}", made, given)
+        layer = SparseConv3d(channels, channels, 2, stride=2, bias=False).to(dtype)
+        points = features(x, channels)
+        yield Layer(f"2 down, level {level}", layer, points)
         with torch.no_grad():
-            x = made(given)
-        made = SparseConvTranspose3d(*UP[level], 2, stride=2, bias=False).to(dtype)
-        yield Layer(f"2 up, level {level}", made, features(x, UP[level][0]))
+            x = layer(points)
+        layer = SparseConvTranspose3d(*UP[level], 2, stride=2, bias=False).to(dtype)
+        yield Layer(f"2 up, level {level}", layer, features(x, UP[level][0]))

@@ -44,8 +44,8 @@ def steps(program: Any, seconds: float) -> dict[str, dict[str, float]]:
         "stage III": lambda: sparsetir.lower_sparse_buffer(second()),
         "kernel": lambda: sparsetir.build(first(), target),
     }
-    found = {}
+    times = {}
     for name, call in calls.items():
         progress(f"{program.name}: {name}")
-        found |= interleaved({name: call}, seconds, least=2)
-    return found
+        times |= interleaved({name: call}, seconds, least=2)
+    return times

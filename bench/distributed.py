@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> None:
 
 def cell_of(graph: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
     """Runs of one problem by each number of processes, and what follows from them."""
-    made = graph == "generated"
+    synthetic = graph == "generated"
     spec: dict[str, Any] = {"graph": graph, "model": model, "order": 0, "hidden": HIDDEN}
-    spec |= {"nodes": 0, **(GENERATED if made else {})}
+    spec |= {"nodes": 0, **(GENERATED if synthetic else {})}
     spec |= {"epochs": 5 if args.quick else args.epochs, "profiled": 2 if args.quick else 10}
-    if made and args.quick:
+    if synthetic and args.quick:
         spec["nodes"] = 5000
     runs = {}
     for size in args.processes:
@@ -73,18 +73,18 @@ def cell_of(graph: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
     orders = [launch({**spec, "order": n}, 1)[0]["losses"] for n in range(1, args.orders + 1)]
     progress("")
     least = min(runs)
-    first, losses = runs[least][0], {size: found[0]["losses"] for size, found in runs.items()}
+    first, losses = runs[least][0], {size: parts[0]["losses"] for size, parts in runs.items()}
 
     def most(others: Iterable[list[float]]) -> float:
         off = [np.abs(np.array(x) / np.array(losses[least]) - 1).max() for x in others]
         return float(max(off, default=0.0))
 
-    cell: dict[str, Any] = {"graph": "generated" if made else graph_name(graph)}
+    cell: dict[str, Any] = {"graph": "generated" if synthetic else graph_name(graph)}
     cell |= {k: spec[k] for k in ("model", "hidden")}
     cell |= {k: first[k] for k in ("nodes", "edges", "features", "weights")}
     cell |= {"losses": losses, "difference": most(losses.values())}
     cell |= {"losses in other orders": orders, "rounding": most(orders)}
-    cell["runs"] = {size: summary(found, runs.get(1)) for size, found in runs.items()}
+    cell["runs"] = {size: summary(parts, runs.get(1)) for size, parts in runs.items()}
     if 1 in runs and len(runs) > 1:
         cell["model of time"] = modelled(cell)
     return cell
@@ -106,17 +106,17 @@ def launch(spec: dict[str, Any], size: int) -> list[dict[str, Any]]:
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def summary(found: list[dict[str, Any]], one: list[dict[str, Any]] | None) -> dict[str, Any]:
+def summary(parts: list[dict[str, Any]], one: list[dict[str, Any]] | None) -> dict[str, Any]:
     """Sums over the processes of a run, or the largest of one."""
-    out: dict[str, Any] = {k: {n: max(p[k][n] for p in found) for n in found[0][k]} for k in MOST}
-    out |= {k: sum(p[k] for p in found) for k in TOTAL} | {k: [p[k] for p in found] for k in EACH}
-    out |= {k: found[0][k] for k in ("network", "epoch of a small graph")}
+    out: dict[str, Any] = {k: {n: max(p[k][n] for p in parts) for n in parts[0][k]} for k in MOST}
+    out |= {k: sum(p[k] for p in parts) for k in TOTAL} | {k: [p[k] for p in parts] for k in EACH}
+    out |= {k: parts[0][k] for k in ("network", "epoch of a small graph")}
     if needed := out["bytes needed"]:
         out |= {f"{k} / needed": out[k] / needed for k in ("bytes sent", "bytes that came")}
     if one is not None:
-        shares = [share_and_halo(p, one[0]) for p in found]
+        shares = [share_and_halo(p, one[0]) for p in parts]
         out["memory, share and halo"] = shares
-        out[RATIO] = max(p["memory"] / share for p, share in zip(found, shares, strict=True))
+        out[RATIO] = max(p["memory"] / share for p, share in zip(parts, shares, strict=True))
     return out
 
 
@@ -158,36 +158,36 @@ def numbers_of(cell: dict[str, Any]) -> tuple[int, int]:
 def modelled(cell: dict[str, Any]) -> dict[str, Any]:
     """Compare the model with what was measured here."""
     local, numbers, check = local_speeds(cell), numbers_of(cell), {}
-    for size, found in cell["runs"].items():
+    for size, each in cell["runs"].items():
         if size == 1:
             continue
-        split, measured = found["split"], found["epoch"]["min"]
+        split, measured = each["split"], each["epoch"]["min"]
         remote = split["remote product"]
         far = remote / max(1e-12, remote + split["local product"])
-        nnz, own, halo = (max(found[k]) for k in ("nnz", "own", "halo"))
-        share = Share(nnz, own, halo, far)
+        nnz, nodes, halo = (max(each[k]) for k in ("nnz", "own", "halo"))
+        share = Share(nnz, nodes, halo, far)
         crowding = max(1.0, size / len(os.sched_getaffinity(0)))
-        parts = epoch(local, share, Network(**found["network"]), size, *numbers, crowding=crowding)
-        said = {"model": parts["epoch"], "measured": measured, "parts": parts}
-        said["model / measured"] = parts["epoch"] / measured
-        check[size] = {**said, "edges": sum(found["nnz"])}
+        parts = epoch(local, share, Network(**each["network"]), size, *numbers, crowding=crowding)
+        result = {"model": parts["epoch"], "measured": measured, "parts": parts}
+        result["model / measured"] = parts["epoch"] / measured
+        check[size] = {**result, "edges": sum(each["nnz"])}
     return {"local": local._asdict(), "check": check}
 
 
 def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
     """A graph that one machine cannot hold, by the speeds of the largest that was measured."""
-    known = [c for c in cells if "model of time" in c]
-    if not known:
+    modelled_cells = [c for c in cells if "model of time" in c]
+    if not modelled_cells:
         return None
-    cell = max(known, key=lambda c: c["edges"])
+    cell = max(modelled_cells, key=lambda c: c["edges"])
     local, numbers = local_speeds(cell), numbers_of(cell)
     whole = Share(LARGE["nodes"] * LARGE["degree"], LARGE["nodes"], 0)
-    found: dict[str, Any] = {"speeds of": f"{cell['model']} on {cell['graph']}", **LARGE}
-    found["one"] = epoch(local, whole, Network(0, 1), 1, *numbers)["epoch"]
+    times: dict[str, Any] = {"speeds of": f"{cell['model']} on {cell['graph']}", **LARGE}
+    times["one"] = epoch(local, whole, Network(0, 1), 1, *numbers)["epoch"]
     for name, stated in NETWORKS.items():
         shares = {count: expected_share(LARGE, count) for count in MACHINES}
-        found[name] = {n: epoch(local, of, stated, n, *numbers) for n, of in shares.items()}
-    return found
+        times[name] = {n: epoch(local, of, stated, n, *numbers) for n, of in shares.items()}
+    return times
 
 
 # -- what is shown --------------------------------------------------------------------------------
@@ -198,10 +198,10 @@ def show(results: dict[str, Any], cores: int) -> None:
     runs, checks, about = [], [], ("graph", "processes")
     for cell in results["cells"]:
         name = f"{cell['model']}, {cell['graph']}"
-        for size, found in cell["runs"].items():
-            runs.append({**cell, **found, "graph": name, "processes": size})
-        for size, said in cell.get("model of time", {}).get("check", {}).items():
-            times = {k: said[k] for k in ("model", "measured")}
+        for size, parts in cell["runs"].items():
+            runs.append({**cell, **parts, "graph": name, "processes": size})
+        for size, check in cell.get("model of time", {}).get("check", {}).items():
+            times = {k: check[k] for k in ("model", "measured")}
             checks.append({"graph": name, "processes": size, "times": times})
     columns: dict[str, Any] = {k: itemgetter(k) for k in about}
     columns["MB"] = lambda run: f"{run['bytes needed'] / 1e6:.2f}"
@@ -218,13 +218,13 @@ def show(results: dict[str, Any], cores: int) -> None:
     show_times(title, runs, "epoch", columns, "", Form(digits=1))
     split = "An epoch, in ms by torch's profiler; the slowest process of each step"
     show_times(split, runs, "split", about, "")
-    said = "The model beside what was measured here, ms"
-    show_times(said, checks, "times", about, "measured", Form(digits=1))
-    if found := results["large"]:
-        rows = [[1, f"{found['one']:.2f}", ""]]
+    check = "The model beside what was measured here, ms"
+    show_times(check, checks, "times", about, "measured", Form(digits=1))
+    if parts := results["large"]:
+        rows = [[1, f"{parts['one']:.2f}", ""]]
         for n in MACHINES:
-            times = [found[name][n]["epoch"] for name in NETWORKS]
-            rows.append([n, *(f"{t:.3f} ({found['one'] / t:.0f})" for t in times)])
-        title = f"By the model: s for an epoch of {found['nodes']:.0e} nodes with {found['degree']}"
-        title += f" edges each, {found['far']:.0%} of them far; times as fast as one machine"
+            times = [parts[name][n]["epoch"] for name in NETWORKS]
+            rows.append([n, *(f"{t:.3f} ({parts['one'] / t:.0f})" for t in times)])
+        title = f"By the model: s for an epoch of {parts['nodes']:.0e} nodes with {parts['degree']}"
+        title += f" edges each, {parts['far']:.0%} of them far; times as fast as one machine"
         table(title, ["machines", *NETWORKS], rows)

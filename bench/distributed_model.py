@@ -80,8 +80,8 @@ def epoch(
 def expected_share(graph: Mapping[str, Any], processes: int) -> Share:
     """The share of a graph of `nodes` with `degree` sources, all but a part `far` within `near`."""
     nodes, degree, far, near = (graph[k] for k in ("nodes", "degree", "far", "near"))
-    own = nodes / processes
-    elsewhere = nodes - own
-    draws = own * degree * far
+    nodes_each = nodes / processes
+    elsewhere = nodes - nodes_each
+    draws = nodes_each * degree * far
     halo = elsewhere * -math.expm1(-draws / nodes) + (2 * near if processes > 1 else 0)
-    return Share(own * degree, own, halo, far * (1 - 1 / processes))
+    return Share(nodes_each * degree, nodes_each, halo, far * (1 - 1 / processes))

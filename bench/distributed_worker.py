@@ -72,7 +72,7 @@ def generated(nodes: int, degree: int, far: float, part: int, parts: int) -> Ten
     The same graph for any number of parts, of which no process knows another.
     """
     blocks = -(-nodes // BLOCK)
-    found = []
+    drawn = []
     for block in range(blocks * part // parts, blocks * (part + 1) // parts):
         random = np.random.default_rng(block)
         target = np.arange(block * BLOCK, min(nodes, (block + 1) * BLOCK)).repeat(degree)
@@ -80,8 +80,8 @@ def generated(nodes: int, degree: int, far: float, part: int, parts: int) -> Ten
         source = np.where(
             random.random(len(target)) < far, random.integers(0, nodes, len(target)), near
         )
-        found.append(np.stack([source % nodes, target]))
-    edges = np.concatenate(found, 1) if found else np.empty((2, 0), np.int64)
+        drawn.append(np.stack([source % nodes, target]))
+    edges = np.concatenate(drawn, 1) if drawn else np.empty((2, 0), np.int64)
     return torch.from_numpy(edges)
 
 
@@ -114,10 +114,10 @@ def rows_of(spec: dict[str, Any], graph: DistGraph) -> tuple[Tensor, Tensor, Ten
     nodes = torch.from_numpy(order_of(spec, graph.num_nodes))[graph.nodes]
     if spec["graph"] == "cora":
         cora = load_cora_dataset()
-        own = nodes.numpy()
-        x = torch.from_numpy(cora.features[own].toarray())
+        mine = nodes.numpy()
+        x = torch.from_numpy(cora.features[mine].toarray())
         x = x / x.sum(1, keepdim=True).clamp(min=1)
-        return x, torch.from_numpy(cora.labels[own]), torch.from_numpy(cora.train[own])
+        return x, torch.from_numpy(cora.labels[mine]), torch.from_numpy(cora.train[mine])
     # Of a node's number alone, so that no process needs those of others.
     x = (nodes[:, None] * torch.arange(1, FEATURES + 1)).double().mul_(0.7310585).sin_().float()
     return x, (nodes * 40503 // 64) % CLASSES, nodes % 3 != 0
@@ -163,14 +163,14 @@ def split_times(epoch: Callable[[], float], epochs: int) -> dict[str, float]:
     """Seconds of an epoch in each step, on this process, by torch's profiler."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         whole = timed(lambda: [epoch() for _ in range(epochs)])() / epochs
-    found = {"epoch, profiled": whole} | dict.fromkeys((*STEPS, "exchange", "reduce"), 0.0)
+    times = {"epoch, profiled": whole} | dict.fromkeys((*STEPS, "exchange", "reduce"), 0.0)
     for event in profile.key_averages():
         seconds = event.cpu_time_total / 1e6 / epochs
         if event.key.startswith("sparsetir: "):
-            found[event.key.removeprefix("sparsetir: ")] += seconds
+            times[event.key.removeprefix("sparsetir: ")] += seconds
         elif event.key in ("gloo:all_to_all", "gloo:all_reduce"):
-            found["exchange" if "all_to_all" in event.key else "reduce"] += seconds
-    return found
+            times["exchange" if "all_to_all" in event.key else "reduce"] += seconds
+    return times
 
 
 def network() -> dict[str, float]:
@@ -220,27 +220,27 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     LIBC.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK)
     # Brings libraries and connections into memory.
     warm = begun({**spec, "graph": "generated", **SMALL}).epoch
-    found: dict[str, Any] = {"epoch of a small graph": min(timed(warm)() for _ in range(10))}
+    cell: dict[str, Any] = {"epoch of a small graph": min(timed(warm)() for _ in range(10))}
     split_times(warm, 1)
-    found["network"] = network()
+    cell["network"] = network()
     begun(spec).epoch()  # compiles the kernels of the graph
     del warm
     clear_cache()
     give_back()
     base = memory.held()
     graph, x, y, train, model, epoch = begun(spec)
-    found |= {k: getattr(graph, k) for k in ("own", "halo", "nnz")}
-    found |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "features": x.shape[1]}
-    found |= {"bytes": x.itemsize, "weights": sum(p.numel() for p in model.parameters())}
+    cell |= {k: getattr(graph, k) for k in ("own", "halo", "nnz")}
+    cell |= {"nodes": graph.num_nodes, "edges": graph.num_edges, "features": x.shape[1]}
+    cell |= {"bytes": x.itemsize, "weights": sum(p.numel() for p in model.parameters())}
     losses = [epoch(), epoch()]
     give_back()
-    found["memory"] = memory.peak(lambda: losses.extend([epoch(), epoch()])) - base
+    cell["memory"] = memory.peak(lambda: losses.extend([epoch(), epoch()])) - base
     times = []
     for _ in range(max(1, spec["epochs"] - 4)):
         dist.barrier()
         times.append(timed(lambda: losses.append(epoch()))())
-    found |= {"losses": losses, "epoch": shortest(times)}
-    found["split"] = split_times(epoch, spec["profiled"])
+    cell |= {"losses": losses, "epoch": shortest(times)}
+    cell["split"] = split_times(epoch, spec["profiled"])
     # Without reductions of weights' gradients, which would count too.
     kind, hidden = spec["model"], spec["hidden"]
     alone = epoch_of(Model(kind, x.shape[1], hidden), x, graph, y, train)
@@ -250,10 +250,10 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     for _ in range(4):
         alone()
     dist.barrier()
-    found["bytes sent"] = (graph.exchange.bytes_sent - counted) / 4
-    found["bytes that came"] = (came() - wire) / 4
-    found["bytes needed"] = x.itemsize * graph.halo * exchanged(kind, x.shape[1], hidden)
-    return found
+    cell["bytes sent"] = (graph.exchange.bytes_sent - counted) / 4
+    cell["bytes that came"] = (came() - wire) / 4
+    cell["bytes needed"] = x.itemsize * graph.halo * exchanged(kind, x.shape[1], hidden)
+    return cell
 
 
 def main() -> None:
@@ -264,10 +264,10 @@ def main() -> None:
     try:
         if spec["order"]:
             epoch = begun(spec).epoch
-            found: dict[str, Any] = {"losses": [epoch() for _ in range(spec["epochs"])]}
+            cell: dict[str, Any] = {"losses": [epoch() for _ in range(spec["epochs"])]}
         else:
-            found = measure(spec)
-        (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+            cell = measure(spec)
+        (folder / f"{dist.get_rank()}.json").write_text(json.dumps(cell))
     finally:
         dist.destroy_process_group()
 

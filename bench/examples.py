@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> None:
     todo = args.model or (["jumping knowledge"] if args.quick else list(EXAMPLES))
     seeds, epochs = (1, 3) if args.quick else (args.seeds, None)
     ways = [w for w in (INDUCTOR, OURS, PYG) if args.peers is None or w in (OURS, PYG, *args.peers)]
-    given = ways, seeds, epochs, 0.1 if args.quick else args.seconds
-    cells = ((name, partial(measure, name, *given)) for name in todo)
+    options = ways, seeds, epochs, 0.1 if args.quick else args.seconds
+    cells = ((name, partial(measure, name, *options)) for name in todo)
     clock = clock_of(args.threads).__name__
     through(args, "examples", cells, show, clock=clock, seeds=seeds)
 
@@ -77,15 +77,15 @@ def measure(
     example = EXAMPLES[name]
     epochs = epochs or example.epochs
     cell: dict[str, Any] = {"model": name, "epochs": epochs, "scores": {}}
-    found = begun(ways, lambda way: Training(example, way), cell)
-    for way in (w for w in found if w != INDUCTOR):
+    trained = begun(ways, lambda way: Training(example, way), cell)
+    for way in (w for w in trained if w != INDUCTOR):
         cell["scores"][way] = []
         for number in range(seeds):
-            found[way].begin(number)
+            trained[way].begin(number)
             for _ in range(epochs):
-                found[way].epoch()
-            cell["scores"][way].append(found[way].score())
-    graphs = found[OURS].backend.graphs
+                trained[way].epoch()
+            cell["scores"][way].append(trained[way].score())
+    graphs = trained[OURS].backend.graphs
     cell["regions"] = sum(len(g.found) for g in graphs)
     cell["left"] = [x for g in graphs for x in g.left]
     losses, exact = (cell["losses"][way] for way in (OURS, PYG))  # Inductor draws other numbers
@@ -94,15 +94,15 @@ def measure(
     means = {way: statistics.mean(scores) for way, scores in cell["scores"].items()}
     if seeds > 1 and abs(means[OURS] - means[PYG]) > NOISE:
         cell["wrong"]["scores"] = f"{means}"
-    return {**cell, "epoch": epoch_times(found, seconds)}
+    return {**cell, "epoch": epoch_times(trained, seconds)}
 
 
 def show(cells: list[dict[str, Any]]) -> None:
     """Print scores, a table of epochs, and what is left to torch."""
 
     def score(cell: dict[str, Any], way: str) -> str:
-        found = [100 * x for x in cell["scores"][way]]
-        return f"{statistics.mean(found):.1f} +- {statistics.pstdev(found):.1f}"
+        scores = [100 * x for x in cell["scores"][way]]
+        return f"{statistics.mean(scores):.1f} +- {statistics.pstdev(scores):.1f}"
 
     about = {"model": lambda c: c["model"], "score, PyG": lambda c: score(c, PYG)}
     about["score, ours"] = lambda c: score(c, OURS)

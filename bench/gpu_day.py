@@ -63,22 +63,22 @@ def steps(target: str, quick: bool, out: Path) -> list[Step]:
         "tune": (f"sparsetir tune spmm --graph cora --feat 32 --no-report {tune}", 0.15),
     }
     python = (sys.executable, "-m")
-    found = [Step(n, (*python, *shlex.split(c)), share) for n, (c, share) in commands.items()]
-    found[0] = replace(found[0], command=(*found[0].command, *words))
-    return found
+    listed = [Step(n, (*python, *shlex.split(c)), share) for n, (c, share) in commands.items()]
+    listed[0] = replace(listed[0], command=(*listed[0].command, *words))
+    return listed
 
 
 def run(args: argparse.Namespace) -> None:
     """The command."""
     args.out.mkdir(parents=True, exist_ok=True)
-    found = steps(args.target, args.quick, args.out)
-    names = chosen("gpu_day", args.only, (s.name for s in found))
-    found = [s for s in found if s.name in names]
+    todo = steps(args.target, args.quick, args.out)
+    names = chosen("gpu_day", args.only, (s.name for s in todo))
+    todo = [s for s in todo if s.name in names]
     facts = circumstances(args.threads)
     begun, cells = time.monotonic(), []
-    for number, step in enumerate(found):
+    for number, step in enumerate(todo):
         left = args.minutes * 60 - (time.monotonic() - begun)
-        progress(f"{number + 1} of {len(found)}: {step.name}, {left / 60:.0f} minutes left")
+        progress(f"{number + 1} of {len(todo)}: {step.name}, {left / 60:.0f} minutes left")
         limit = min(left, step.share * args.minutes * 60)
         cells.append(outcome(step, limit))
         write(args.out, "gpu_day", facts, {"target": args.target, "steps": cells})
@@ -93,9 +93,9 @@ def run(args: argparse.Namespace) -> None:
 
 def outcome(step: Step, limit: float, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The outcome of a step that may take so many seconds, with some environment variables."""
-    begun, found = time.monotonic(), {"step": step.name, "command": list(step.command)}
+    begun, record = time.monotonic(), {"step": step.name, "command": list(step.command)}
     if limit < 1:
-        return {**found, "state": "no time", "seconds": 0.0, "printed": "no time"}
+        return {**record, "state": "no time", "seconds": 0.0, "printed": "no time"}
     piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     piped |= {"text": True, "errors": "replace", "start_new_session": True}
     piped["env"] = {**os.environ, **(variables or {})}
@@ -107,5 +107,5 @@ def outcome(step: Step, limit: float, variables: Mapping[str, str] | None = None
             os.killpg(process.pid, signal.SIGKILL)
             text, _ = process.communicate()
             state = "ended"
-    found |= {"state": state, "limit": limit, "code": process.returncode}
-    return {**found, "seconds": time.monotonic() - begun, "printed": text[-TAIL:]}
+    record |= {"state": state, "limit": limit, "code": process.returncode}
+    return {**record, "seconds": time.monotonic() - begun, "printed": text[-TAIL:]}

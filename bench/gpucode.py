@@ -76,77 +76,77 @@ Cases = dict[str, tuple[Any, Any]]
 
 def cases(quick: bool) -> Cases:
     """(problem, config) by name."""
-    found: Cases = {f"spmm csr {f}": (Spmm(), RowSplit.for_features(f)) for f in (128, 32, 512)}
+    by_name: Cases = {f"spmm csr {f}": (Spmm(), RowSplit.for_features(f)) for f in (128, 32, 512)}
     if quick:
-        return dict(list(found.items())[:1])
-    found |= {f"spmm csr 128 {d}": (Spmm(d), RowSplit.for_features(128, d)) for d in HALVES}
-    found["spmm csr 128 max"] = (Spmm(reduce="max"), RowSplit.for_features(128))
-    found["spmm csr 128 row cache"] = (Spmm(), RowSplit(32, 1, feat=128, row_cache=True))
-    found |= {f"spmm hyb(1, 5) {f}": (Spmm(), HybRows.for_features(f)) for f in (32, 128)}
-    found["spmm hyb(2, 4) 128"] = (Spmm(), HybRows.for_features(128, c=2, k=4))
-    found |= {f"spmm {n} 64": (Spmm(), Groups.for_features(64, **h)) for n, h in GROUPS.items()}
-    found |= panels()
-    found |= {f"sddmm {f}": (Sddmm(), FusedNonzeros.for_features(f)) for f in (32, 128, 512)}
+        return dict(list(by_name.items())[:1])
+    by_name |= {f"spmm csr 128 {d}": (Spmm(d), RowSplit.for_features(128, d)) for d in HALVES}
+    by_name["spmm csr 128 max"] = (Spmm(reduce="max"), RowSplit.for_features(128))
+    by_name["spmm csr 128 row cache"] = (Spmm(), RowSplit(32, 1, feat=128, row_cache=True))
+    by_name |= {f"spmm hyb(1, 5) {f}": (Spmm(), HybRows.for_features(f)) for f in (32, 128)}
+    by_name["spmm hyb(2, 4) 128"] = (Spmm(), HybRows.for_features(128, c=2, k=4))
+    by_name |= {f"spmm {n} 64": (Spmm(), Groups.for_features(64, **h)) for n, h in GROUPS.items()}
+    by_name |= panels()
+    by_name |= {f"sddmm {f}": (Sddmm(), FusedNonzeros.for_features(f)) for f in (32, 128, 512)}
     formats = [BSR(8, 8), BSR(16, 16), BSR(32, 32), BSR(64, 64), DBSR(32, 32)]
     formats += [SRBCRS(t, g) for t in (8, 16) for g in (16, 32)]
-    given = [(fmt, "float16") for fmt in formats]
+    products = [(fmt, "float16") for fmt in formats]
     several = (BSR(32, 32), SRBCRS(8, 16), SRBCRS(16, 32))
-    given += [(fmt, dtype) for fmt in several for dtype in ("bfloat16", "int8")]
-    for fmt, dtype in given:  # on tensor cores, sums as they are
+    products += [(fmt, dtype) for fmt in several for dtype in ("bfloat16", "int8")]
+    for fmt, dtype in products:  # on tensor cores, sums as they are
         problem = Spmm(dtype, out="int32" if dtype == "int8" else "float32")
-        found[f"spmm {fmt.name} 128 {dtype}"] = problem, TensorCores.for_features(fmt, 128, dtype)
-    found["sddmm 128 float16"] = (Sddmm("float16"), FusedNonzeros.for_features(128, "float16"))
+        by_name[f"spmm {fmt.name} 128 {dtype}"] = problem, TensorCores.for_features(fmt, 128, dtype)
+    by_name["sddmm 128 float16"] = (Sddmm("float16"), FusedNonzeros.for_features(128, "float16"))
     for feat, dtype in ((64, "float16"), (64, "bfloat16"), (128, "bfloat16")):
         shape, of = (64, feat, feat, dtype), f"{feat} {dtype}"
-        found[f"attention {of}"] = (BlockAttention(*shape), WarpTiles())
-        for keys, what in ((False, "q"), (True, "k, v")):
+        by_name[f"attention {of}"] = (BlockAttention(*shape), WarpTiles())
+        for keys, of_what in ((False, "q"), (True, "k, v")):
             problem = BlockAttentionBackward(*shape, keys)
-            found[f"attention gradient of {what} {of}"] = (problem, WarpTiles())
-        found[f"sddmm of blocks {of}"] = (BlockSddmm(64, 64, feat, dtype), WarpTiles())
+            by_name[f"attention gradient of {of_what} {of}"] = (problem, WarpTiles())
+        by_name[f"sddmm of blocks {of}"] = (BlockSddmm(64, 64, feat, dtype), WarpTiles())
         config = TensorCores.for_features(BSR(64, 64), feat, dtype)
-        found[f"spmm of blocks {of}"] = (BlockSpmm(64, 64, dtype), config)
-    return found | relational()
+        by_name[f"spmm of blocks {of}"] = (BlockSpmm(64, 64, dtype), config)
+    return by_name | relational()
 
 
 def panels() -> Cases:
     """Panels of rows by pattern: the paper's best schedules, and each way with larger panels."""
-    found: Cases = {}
+    by_name: Cases = {}
     for feat, (rows, unroll, warp_tile, block) in PANELS.items():
         # A thread's columns of B are a warp's, or a block's, apart.
         how = {"threads": block, "coarsen": warp_tile, "atomics": True}
         config = PanelThreads(rows, unroll, feat=feat, **how)
-        found[f"spmm panels {rows}-{unroll}-{warp_tile}-{block} {feat}"] = Spmm(), config
+        by_name[f"spmm panels {rows}-{unroll}-{warp_tile}-{block} {feat}"] = Spmm(), config
     for rows, compact, atomics in product((4, 6), (False, True), (False, True)):
         config = PanelThreads.for_features(128, rows=rows, compact=compact, atomics=atomics)
         how = " compact" * compact + " atomics" * atomics
-        found[f"spmm panels of {rows} 128{how}"] = (Spmm(), config)
+        by_name[f"spmm panels of {rows} 128{how}"] = (Spmm(), config)
     config = PanelThreads.for_features(128, rows=8, compact=True)
-    found["spmm panels of 8 128 compact"] = (Spmm(), config)
+    by_name["spmm panels of 8 128 compact"] = (Spmm(), config)
     for dtype in HALVES:
         config = PanelThreads.for_features(128, dtype)
-        found[f"spmm panels of 4 128 {dtype}"] = (Spmm(dtype), config)
-    return found
+        by_name[f"spmm panels of 4 128 {dtype}"] = (Spmm(dtype), config)
+    return by_name
 
 
 def relational() -> Cases:
     """Relational gather-matmul-scatter, and a convolution: bucket 0 without weights; gradients."""
-    found: Cases = {}
+    by_name: Cases = {}
     for edges, dtype, feat in product((False, True), ("float32", *HALVES), (32, 128)):
         values = None if edges or dtype == "float32" else "float32"
         problem = RgmsGradient(dtype, weighted=not edges, values=values, edges=edges)
         how = {"rows": 64, "cores": dtype != "float32"}
         tiles = GradientTiles.for_features(problem, feat, feat, **how)
-        what = "edges" if edges else "relations"
-        found[f"rgms gradient of {what} {feat} {dtype}"] = (problem, tiles)
-    for (what, k, weighted), feat in product(
+        of = "edges" if edges else "relations"
+        by_name[f"rgms gradient of {of} {feat} {dtype}"] = (problem, tiles)
+    for (of, k, weighted), feat in product(
         (("rgms", 5, True), ("convolution", 0, False)), (32, 128)
     ):
         config = RelationalRows.for_features(feat, feat, k=k)
-        found[f"{what} {feat}"] = (Rgms(weighted=weighted), config)
+        by_name[f"{of} {feat}"] = (Rgms(weighted=weighted), config)
         for dtype in HALVES:
             cores = RelationalTensorCores.for_features(feat, feat, dtype, k)
-            found[f"{what} {feat} {dtype}"] = (Rgms(dtype, weighted=weighted, out="float32"), cores)
-    return found
+            by_name[f"{of} {feat} {dtype}"] = (Rgms(dtype, weighted=weighted, out="float32"), cores)
+    return by_name
 
 
 def run(args: argparse.Namespace) -> None:
@@ -176,7 +176,7 @@ def measure(name: str, problem: Any, config: Any, arch: str, nvcc: str) -> dict[
         source.write_text(kernel_of(stages, target).source("cuda"))
         command = [nvcc, f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-o", str(cubin), str(source)]
         start = resource.getrusage(resource.RUSAGE_CHILDREN)
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         end = resource.getrusage(resource.RUSAGE_CHILDREN)
         code = disassembled(cubin)
     counts = {} if code is None else {c: len(re.findall(form, code)) for c, form in OPCODES.items()}
@@ -185,8 +185,8 @@ def measure(name: str, problem: Any, config: Any, arch: str, nvcc: str) -> dict[
         "config": repr(config),
         "seconds": round(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime, 1),
         "launches": count_launches(stages["II scheduled"]),
-        "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", said)),
-        "spills": sum(int(n) for n in re.findall(r"(\d+) bytes spill", said)),
+        "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", report)),
+        "spills": sum(int(n) for n in re.findall(r"(\d+) bytes spill", report)),
         **counts,
     }
 

@@ -110,19 +110,19 @@ def measure(
     files : of the graphs, which memory is measured with, each way in a process of its own
     """
     torch._dynamo.reset()
-    given, y = inputs(nodes, edges, layer)
+    args, y = inputs(nodes, edges, layer)
     cell = {"graph": name, "nodes": nodes, "edges": edges.shape[1], "layer": layer}
-    found = begun(ways, lambda way: trained(way, layer, given, y), cell)
+    trained_ways = begun(ways, lambda way: trained(way, layer, args, y), cell)
     exact = cell["losses"].get(PYG) or next(iter(cell["losses"].values()))
     for way, losses in cell["losses"].items():
         if not np.allclose(losses, exact, rtol=OFF):
             cell["wrong"][way] = f"losses {losses}, not {exact}"
-            del found[way]
-    cell["epoch"] = epoch_times(found, seconds)
+            del trained_ways[way]
+    cell["epoch"] = epoch_times(trained_ways, seconds)
     if files:
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 16)  # what is freed is given back
         of = layer, files[name.removesuffix(SHUFFLED)], torch.get_num_threads()
-        cell["memory"] = {way: in_a_process(_peak, way, *of) for way in found}
+        cell["memory"] = {way: in_a_process(_peak, way, *of) for way in trained_ways}
     return cell
 
 
@@ -131,24 +131,24 @@ def measure_exported(
 ) -> dict[str, Any]:
     """A call of a model: of its library, by the backend, and eager."""
     torch._dynamo.reset()
-    given, _ = inputs(nodes, edges, layer)
+    args, _ = inputs(nodes, edges, layer)
     torch.manual_seed(1)
     net = Net(LAYERS[layer]).eval()
     compiled = torch.compile(net, backend=backend)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        sparsetir.export(net, given, Path(folder) / "model.so")
+        sparsetir.export(net, args, Path(folder) / "model.so")
         took = time.perf_counter() - start
         library = tvm.runtime.load_module(f"{folder}/model.so")
     vm = tvm.relax.VirtualMachine(library, tvm.cpu())
-    arrays = [tvm.runtime.tensor(x.numpy()) for x in given]
-    ways = {EXPORTED: lambda: vm["main"](*arrays), OURS: lambda: compiled(*given)}
-    ways[PYG] = lambda: net(*given)
+    arrays = [tvm.runtime.tensor(x.numpy()) for x in args]
+    ways = {EXPORTED: lambda: vm["main"](*arrays), OURS: lambda: compiled(*args)}
+    ways[PYG] = lambda: net(*args)
     with torch.no_grad():
-        exact, found = net(*given).numpy(), ways[EXPORTED]().numpy()
+        exact, result = net(*args).numpy(), ways[EXPORTED]().numpy()
         clock = clock_of(torch.get_num_threads())
         times = interleaved(ways, seconds, least=4, warm_up=1, clock=clock)
-    off = float(np.abs(found - exact).max() / np.abs(exact).max())
+    off = float(np.abs(result - exact).max() / np.abs(exact).max())
     return {
         "graph": name, "nodes": nodes, "edges": edges.shape[1], "layer": layer, "export": took,
         "call": times, "wrong": f"off by {off}" if off > OFF else "",
@@ -165,13 +165,13 @@ def inputs(nodes: int, edges: torch.Tensor, layer: str) -> tuple[tuple[Any, ...]
 def _peak(way: str, layer: str, name: str, threads: int) -> dict[str, int]:
     """The most bytes that a later epoch takes, beside what is held between epochs."""
     torch.set_num_threads(threads)
-    given, y = inputs(*edges_of(name), layer)
-    epoch = begun([way], lambda way: trained(way, layer, given, y), {})[way].epoch
+    args, y = inputs(*edges_of(name), layer)
+    epoch = begun([way], lambda way: trained(way, layer, args, y), {})[way].epoch
     before = memory.held()
     return {"bytes": memory.peak(epoch) - before}
 
 
-def trained(way: str, layer: str, given: Any, y: Any) -> Trained:
+def trained(way: str, layer: str, args: Any, y: Any) -> Trained:
     """A model of a layer, in a way."""
     ours = {"GCN": nn.GCNConv, "SAGE": nn.SAGEConv, "GAT": nn.GATConv}
     if way == OWN and layer not in ours:
@@ -179,15 +179,15 @@ def trained(way: str, layer: str, given: Any, y: Any) -> Trained:
     if way == CSR:
         if layer not in ADJACENCY:
             raise ValueError("takes no sparse adjacency matrix")
-        x, edges = given
-        given = x, to_torch_csr_tensor(edges.flip(0), size=(len(x), len(x)))
+        x, edges = args
+        args = x, to_torch_csr_tensor(edges.flip(0), size=(len(x), len(x)))
     torch.manual_seed(1)
     net = Net(ours[layer] if way == OWN else LAYERS[layer])
-    return Trained(way, net, lambda call: F.cross_entropy(call(*given), y))
+    return Trained(way, net, lambda call: F.cross_entropy(call(*args), y))
 
 
 def show(cells: list[dict[str, Any]]) -> None:
-    """Print tables of epochs and memory, the means, and who is missing or wrong."""
+    """Print tables of epochs and memory, the means, and peers that are missing or wrong."""
     show_times("epochs", cells, "epoch", ABOUT, OURS)
     show_times("memory of an epoch, MiB", cells, "memory", ABOUT, OURS, MIB)
     show_means(cells, "epoch", OURS)

@@ -28,13 +28,13 @@ def each(
 
     save : is given the cells so far after each, for a machine that may go away
     """
-    found = []
+    cells = []
     for label, measure in todo:
         progress(label)
-        found.append(measure())
-        save(found)
+        cells.append(measure())
+        save(cells)
     progress("")
-    return found
+    return cells
 
 
 def where(args: argparse.Namespace) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def finish(
     draw: Callable[[Path], Any] | None = None,
     **about: Any,
 ) -> None:
-    """Write the JSON file, and the picture where it is asked for.
+    """Write the JSON file, and the picture if requested.
 
     about : of the circumstances, beside those of each command
     """
@@ -96,23 +96,23 @@ def through(
     refuse_bad(cells, ours)
 
 
-def chosen(command: str, only: Sequence[str] | None, known: Iterable[str]) -> list[str]:
+def chosen(command: str, only: Sequence[str] | None, names: Iterable[str]) -> list[str]:
     """The steps of a command that `--only` names, or all; SystemExit for an unknown one."""
-    known = list(known)
-    if unknown := sorted(set(only or ()) - set(known)):
-        expected = f"expected some of {', '.join(known)}, got {', '.join(unknown)}"
+    names = list(names)
+    if unknown := sorted(set(only or ()) - set(names)):
+        expected = f"expected some of {', '.join(names)}, got {', '.join(unknown)}"
         raise SystemExit(f"{command}: argument '--only': {expected}")
-    return list(only or known)
+    return list(only or names)
 
 
-def check(who: str, found: np.ndarray, exact: np.ndarray, unit: np.ndarray | float) -> float:
+def check(name: str, result: np.ndarray, exact: np.ndarray, unit: np.ndarray | float) -> float:
     """The error of a result; raises SystemExit where that is too much.
 
     unit : the sum of the absolute values that each element is made of
     """
-    error = float((np.abs(found - exact) / np.maximum(unit, 1e-9)).max(initial=0))
+    error = float((np.abs(result - exact) / np.maximum(unit, 1e-9)).max(initial=0))
     if not error < TOLERANCE:  # NaN is wrong too
-        raise SystemExit(f"{who} is wrong by {error}")
+        raise SystemExit(f"{name} is wrong by {error}")
     return error
 
 
@@ -128,7 +128,7 @@ def cuda() -> Any:
     return None
 
 
-def in_a_process(function: Callable[..., Any], *given: Any) -> Any:
+def in_a_process(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a module in a new process, where nothing was made before."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, given)
+        return pool.apply(function, args)

@@ -55,8 +55,8 @@ def judge(
     out: dict[str, Any] = {"slower": [], "faster": [], "same": [], "drift": drift}
     out["missing"] = [n for n in old if _ours(old[n]) and not _ours(new.get(n))]
     out["new"] = [n for n in new if _ours(new[n]) and not _ours(old.get(n))]
-    bad = [(n, what, c.get(what, {})) for n, c in new.items() for what in ("wrong", "failed")]
-    out["broken"] = [(n, what, found[OURS]) for n, what, found in bad if OURS in found]
+    bad = [(n, how, c.get(how, {})) for n, c in new.items() for how in ("wrong", "failed")]
+    out["broken"] = [(n, how, why[OURS]) for n, how, why in bad if OURS in why]
     for name in old:
         first, second = _ours(old[name]), _ours(new.get(name))
         if first is None or second is None:
@@ -80,10 +80,10 @@ def _ours(cell: dict[str, Any] | None) -> dict[str, Any] | None:
 def _drift(old: dict[str, Any], new: dict[str, Any]) -> dict[int | str, float]:
     changes: dict[int | str, list[float]] = {}
     for name, cell in old.items():
-        for peer, found in cell["peers"].items():
+        for peer, times in cell["peers"].items():
             again = new.get(name, {"peers": {}})["peers"].get(peer)
             if again and not peer.startswith(OURS):
-                changes.setdefault(cell["threads"], []).append(again["min"] / found["min"])
+                changes.setdefault(cell["threads"], []).append(again["min"] / times["min"])
     return {threads: statistics.median(c) for threads, c in changes.items()}
 
 
@@ -100,7 +100,7 @@ def show(verdict: dict[str, Any]) -> None:
     for kind in ("missing", "new"):
         for name in verdict[kind]:
             print(f"{kind}: {name}")
-    for name, what, why in verdict["broken"]:
-        print(f"{what}: {name}: {why}")
+    for name, state, why in verdict["broken"]:
+        print(f"{state}: {name}: {why}")
     kinds = ("slower", "faster", "same", "missing", "new")
     print(", ".join(f"{len(verdict[kind])} {kind}" for kind in kinds))

@@ -21,6 +21,6 @@ def peak(call: Callable[[], Any]) -> int:
     return _counted("VmHWM")
 
 
-def _counted(what: str) -> int:
+def _counted(field: str) -> int:
     lines = (SELF / "status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024

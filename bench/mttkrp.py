@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> None:
     def cell(name: str, shape: tuple[int, ...], coords: Any, dtype: str, mode: int) -> Any:
         axes = [mode, *(n for n in range(len(shape)) if n != mode)]
         shaped, rng = tuple(shape[n] for n in axes), np.random.default_rng(0)
-        made = inputs.mttkrp_arguments(coords[axes], shaped, dtype, "int32", rng)
+        arguments = inputs.mttkrp_arguments(coords[axes], shaped, dtype, "int32", rng)
         about = {"tensor": name, "mode": mode, "dtype": dtype, "nnz": coords.shape[1]}
-        found = measure((thesis, inputs), kernels, nests, made, rounds)
-        return {**about, "shape": shaped, **found}
+        times = measure((thesis, inputs), kernels, nests, arguments, rounds)
+        return {**about, "shape": shaped, **times}
 
     with tempfile.TemporaryDirectory(prefix="sparsetir-bench-") as folder:
         nests = _compiled(Path(folder))
@@ -64,24 +64,24 @@ def measure(
     examples: tuple[Any, Any],
     kernels: dict[Any, Any],
     nests: Any,
-    made: tuple[Any, Any],
+    arguments: tuple[Any, Any],
     rounds: int,
 ) -> dict[str, Any]:
-    """Shortest times in seconds, which config is the best, which was chosen, and who was wrong.
+    """Shortest times in seconds, the best config, the chosen one, and results that were wrong.
 
     The config is chosen in rounds of its own, so that it wins no luck that others do not have.
     """
-    (thesis, inputs), (args, exact) = examples, made
+    (thesis, inputs), (args, exact) = examples, arguments
     order, dtype = sum(name in args for name in "cdef") + 1, str(args["b"].dtype)
     program = partial(getattr(thesis, f"mttkrp{order}"), dtype)
 
-    def kernel(what: Any, schedule: Callable[[Schedule], None] | None) -> Any:
-        if (order, dtype, what) not in kernels:
+    def kernel(key: Any, schedule: Callable[[Schedule], None] | None) -> Any:
+        if (order, dtype, key) not in kernels:
             sch = Schedule(program())
             if schedule is not None:
                 schedule(sch)
-            kernels[order, dtype, what] = sparsetir.build(sch)
-        return _ready(kernels[order, dtype, what], {**args, **inputs.mttkrp_sizes(args)})
+            kernels[order, dtype, key] = sparsetir.build(sch)
+        return _ready(kernels[order, dtype, key], {**args, **inputs.mttkrp_sizes(args)})
 
     space = thesis.Tuned.space(order)
     tuned = {c: kernel(c, partial(thesis.tuned_mttkrp, config=c)) for c in space}
@@ -111,8 +111,8 @@ def shortest(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, floa
         once()  # finds other data in the caches
         return min(turn(once, TURN, least=3))
 
-    found = in_turns({name: partial(step, call) for name, call in calls.items()}, 0, rounds)
-    return {name: times["min"] for name, times in found.items()}
+    times = in_turns({name: partial(step, call) for name, call in calls.items()}, 0, rounds)
+    return {name: times["min"] for name, times in times.items()}
 
 
 def _right(call: Callable[[], Any], out: Any, exact: Any) -> bool:
@@ -151,8 +151,8 @@ def _compiled(folder: Path) -> Any:
 def _tensor(path: Path) -> tuple[tuple[int, ...], Any]:
     """(shape, coords) of a file."""
     try:
-        with np.load(path) as found:
-            shape, coords = tuple(int(n) for n in found["shape"]), found["coords"].astype("int64")
+        with np.load(path) as arrays:
+            shape, coords = tuple(int(n) for n in arrays["shape"]), arrays["coords"].astype("int64")
     except (OSError, KeyError, ValueError) as error:
         raise GraphError(f"{path}: expected an npz file of shape and coords: {error}") from error
     if not 3 <= len(shape) <= 5 or coords.ndim != 2 or len(coords) != len(shape):

@@ -62,11 +62,11 @@ def bars(axis: Any, panel: Panel) -> None:
     _, names, ways, marked = panel
     wide = 0.8 / len(ways)
     for n, (way, values) in enumerate(ways.items()):
-        at = [i + (n - (len(ways) - 1) / 2) * wide for i in range(len(names))]
+        heights = [i + (n - (len(ways) - 1) / 2) * wide for i in range(len(names))]
         colour: Any = COLORS[n % len(COLORS)]
         if marked:
             colour = [COLORS[1] if name == marked else COLORS[2] for name in names]
-        drawn = axis.barh(at, values, 0.94 * wide, label=way, color=colour, zorder=3)
+        drawn = axis.barh(heights, values, 0.94 * wide, label=way, color=colour, zorder=3)
         texts = ["" if math.isnan(v) else f"{v:.2f}" for v in values]
         axis.bar_label(drawn, texts, fontsize=6.5, padding=2)
     axis.set_yticks(range(len(names)), names, fontsize=8)
@@ -75,13 +75,13 @@ def bars(axis: Any, panel: Panel) -> None:
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(panel.title, fontsize=9)
-    known = [v for values in ways.values() for v in values if not math.isnan(v)]
-    if max(known) > WIDEST_LINEAR * min(known) > 0:
+    numbers = [v for values in ways.values() for v in values if not math.isnan(v)]
+    if max(numbers) > WIDEST_LINEAR * min(numbers) > 0:
         axis.set_xscale("log")
 
 
 def place(record: Mapping[str, Any]) -> str:
-    """Where a record was made: the threads of a CPU, and its name, or that of the GPU."""
+    """The machine of a record: the threads of a CPU, and its name, or that of the GPU."""
     return record.get("gpu") or f"{many(record['threads'], 'thread')}, {record['cpu']}"
 
 
@@ -94,16 +94,16 @@ def speed_ups(path: Path) -> list[Path]:
         mine = [c for c in cells if group(c) == key]
         baseline = max(BASELINES, key=lambda b: sum(b in c["peers"] for c in mine))
         mine = [c for c in mine if baseline in c["peers"]]
-        found = dict.fromkeys(n for c in mine for n in c["peers"] if n != baseline)
+        peers = dict.fromkeys(n for c in mine for n in c["peers"] if n != baseline)
         rows = []
-        for feat in sorted({c["feat"] for c in mine} if found else ()):
+        for feat in sorted({c["feat"] for c in mine} if peers else ()):
             here = [c for c in mine if c["feat"] == feat]
             ways = {
                 name: [
                     c["peers"][baseline]["min"] / c["peers"].get(name, {"min": math.nan})["min"]
                     for c in here
                 ]
-                for name in sorted(found, key=lambda name: name != OURS)
+                for name in sorted(peers, key=lambda name: name != OURS)
             }
             rows.append([Panel(f"d = {feat}", [c["problem"] for c in here], ways)])
         if rows:

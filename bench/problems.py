@@ -58,7 +58,7 @@ def matrix_of(text: str) -> Any:
 def weighted(matrix: Any) -> Any:
     """The matrix in float32, with random values where all are the same.
 
-    So nobody may read the pattern alone.
+    Thus peers cannot skip reading the values.
     """
     matrix = matrix.astype("float32")
     if matrix.nnz and (matrix.data == matrix.data[0]).all():
@@ -72,15 +72,15 @@ def pruned(files: Sequence[str], layers: int) -> dict[str, Any]:
 
     files : a path, for `layers` of its layers, far from each other; or `path:layer` for that one
     """
-    found = {}
+    layers_by_name = {}
     for text in files:
         path, _, wanted = text.partition(".npz:")
         path = Path(path if path.endswith(".npz") else f"{path}.npz")
         names = [wanted] if wanted else layers_of(path)
         if not names:
             raise GraphError(f"{path}: has no arrays <layer>.indptr")
-        at = np.linspace(0, len(names) - 1, min(layers, len(names))).astype(int)
-        for layer in [names[i] for i in at]:
+        picks = np.linspace(0, len(names) - 1, min(layers, len(names))).astype(int)
+        for layer in [names[i] for i in picks]:
             one = f"{path}:{layer}"
-            found[graph_name(one)] = weighted(load_graph(one))
-    return found
+            layers_by_name[graph_name(one)] = weighted(load_graph(one))
+    return layers_by_name

@@ -28,15 +28,15 @@ def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
     torch.set_num_threads(args.threads)
     seconds = 0.05 if args.quick else args.seconds
-    given = problems(args.graph)
+    graphs = problems(args.graph)
     todo: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-        (p.name, partial(product, p.name, p.load, seconds)) for p in given
+        (p.name, partial(product, p.name, p.load, seconds)) for p in graphs
     ]
     if not args.no_pruned:
         sizes = [(s, z, f) for s in SHAPES for z in ZEROS for f in BATCHES]
         for shape, zeros, feat in sizes[:1] if args.quick else sizes:
-            made = partial(pruned, shape, zeros, feat, seconds)
-            todo.append((f"{shape[0]} x {shape[1]}, {zeros:.0%} zeros, {feat}", made))
+            cell = partial(pruned, shape, zeros, feat, seconds)
+            todo.append((f"{shape[0]} x {shape[1]}, {zeros:.0%} zeros, {feat}", cell))
     title, clock = f"products, {args.threads} threads: ms", clock_of(args.threads).__name__
     show = lambda cells: show_times(title, cells, "seconds", ("problem", "feat"), OURS)  # noqa: E731
     through(args, "products", todo, show, clock=clock)

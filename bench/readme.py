@@ -54,7 +54,7 @@ def steps(data: Path | None, quick: bool = False) -> dict[str, str]:
     operators = f"run --rounds 5 --graph cora {twitch} {amherst} {pruned}"
     sparse = "sparse_results --seconds 0.5 --graph"
     sparse += "" if quick else f" {files('matrices', MATRICES)} {amherst}"
-    found = {
+    words = {
         "calls": "calls --seconds 16",
         "products 1t": f"products --threads 1 {large}",
         "products 2t": f"products --threads 2 --no-pruned {large}",
@@ -77,7 +77,7 @@ def steps(data: Path | None, quick: bool = False) -> dict[str, str]:
         "tensors": f"mttkrp --rounds 15 {tensors}",
         "processes": "distributed --graph generated --model sage --epochs 20 --orders 1",
     }  # fmt: skip
-    return found
+    return words
 
 
 def run(args: argparse.Namespace) -> None:
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
             f"readme: argument '--only': expected {path.name} of commit {facts['commit']}, got "
             f"{older['commit']}: run all steps, or name another folder by --out"
         )
-    found = older["results"]["steps"] if same else {}
+    states_by_name = older["results"]["steps"] if same else {}
     begun, states = time.monotonic(), []
     for number, name in enumerate(names):
         progress(f"{number + 1} of {len(names)}: {name}")
@@ -105,8 +105,8 @@ def run(args: argparse.Namespace) -> None:
         if state["state"] != "done":
             print(f"{name}: {state['state']}\n{state['printed']}", file=sys.stderr)
         if step is not None:
-            found[name] = step
-        in_order = {n: found[n] for n in todo if n in found}
+            states_by_name[name] = step
+        in_order = {n: states_by_name[n] for n in todo if n in states_by_name}
         write(args.out, "readme", facts, {"steps": in_order}, quiet=True)
     progress("")
     print(path)
@@ -128,8 +128,8 @@ def measured(
     if path is None or state["state"] != "done":
         return state, None
     record = {k: v for k, v in json.loads(path.read_text()).items() if k not in SHARED}
-    told = " ".join(Path(word).name for word in shlex.split(words))
-    return state, {"command": told, "took": state["seconds"], **record}
+    said = " ".join(Path(word).name for word in shlex.split(words))
+    return state, {"command": said, "took": state["seconds"], **record}
 
 
 def forced(folder: Path) -> dict[str, str] | None:

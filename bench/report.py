@@ -1,4 +1,4 @@
-"""Where and when something was measured; tables and JSON files."""
+"""The place and time of measurements; tables and JSON files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES += ("torch_sparse", "torch_geometric", "dgl", "cupy-cuda12x", "cupy-cud
 
 def commit(root: Path = ROOT) -> str:
     """The commit, with "+" behind it where files differ from it; "" outside of a checkout."""
-    if not (root / ".git").exists():  # installed, perhaps below somebody else's repository
+    if not (root / ".git").exists():  # installed, perhaps within another repository
         return ""
     try:
         run = lambda *args: subprocess.run(  # noqa: E731
@@ -102,14 +102,14 @@ def beside(times: Mapping[str, Any], names: Sequence[str], base: str, form: Form
 
 
 def seconds(times: Any, of: str = "min") -> float:
-    """Seconds of a way, of which minimum and median are kept, or the minimum alone."""
+    """Seconds of a way: minimum and median, or the minimum alone."""
     return times if isinstance(times, float | int) else times[of]
 
 
 def geomean(values: Iterable[float]) -> float:
     """Geometric mean of some positive numbers; not a number of none."""
-    found = list(values)
-    return statistics.geometric_mean(found) if found else math.nan
+    numbers = list(values)
+    return statistics.geometric_mean(numbers) if numbers else math.nan
 
 
 def show_times(
@@ -146,18 +146,18 @@ def show_means(
         for way in dict.fromkeys(n for times in mine for n in times if n != base):
             ratios = [seconds(t[way]) / seconds(t[base]) for t in mine if way in t]
             mean, worst, count = geomean(ratios), min(ratios), len(ratios)
-            told = f"geometric mean {mean:.2f}, worst {worst:.2f}, {count} cells"
-            print(f"{key}{': ' if key else ''}as fast as {way}: {told}")
+            text = f"geometric mean {mean:.2f}, worst {worst:.2f}, {count} cells"
+            print(f"{key}{': ' if key else ''}as fast as {way}: {text}")
 
 
 def show_others(cells: Sequence[Mapping[str, Any]], name: Callable[[Any], str]) -> None:
-    """Print who is missing or has no gradients, once, and all that is wrong."""
-    for what, text in (("missing", "is missing"), ("no_gradient", "has no gradient here")):
-        for who, why in {n: w for c in cells for n, w in c.get(what, {}).items()}.items():
-            print(f"{who} {text}: {why}")
+    """Print, once each, peers that are missing or have no gradients, and all wrong results."""
+    for kind, text in (("missing", "is missing"), ("no_gradient", "has no gradient here")):
+        for peer, why in {n: w for c in cells for n, w in c.get(kind, {}).items()}.items():
+            print(f"{peer} {text}: {why}")
     for cell in cells:
-        for who, error in cell["wrong"].items():
-            print(f"wrong: {who}, {name(cell)}: {error}")
+        for peer, error in cell["wrong"].items():
+            print(f"wrong: {peer}, {name(cell)}: {error}")
 
 
 def path_of(folder: Path, command: str, where: Mapping[str, Any]) -> Path:

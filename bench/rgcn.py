@@ -48,13 +48,13 @@ def generated(edges: int, relations: int) -> Graph:
     return Graph(nodes, relations, *map(torch.from_numpy, (ends, kind)))
 
 
-def layer_of(way: str, *given: Any, **options: Any) -> Any:
+def layer_of(way: str, *args: Any, **options: Any) -> Any:
     """A layer of PyG or of ours."""
     if way in (PYG, FAST):
         import torch_geometric.nn as pyg
 
-        return getattr(pyg, way)(*given, **options)
-    return nn.RGCNConv(*given, **options)
+        return getattr(pyg, way)(*args, **options)
+    return nn.RGCNConv(*args, **options)
 
 
 class OnGraph(torch.nn.Module):

@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> None:
         measuring = Gpu.of(args) if args.target == "cuda" else Processes(args, stack)
         if measuring is None:
             return
-        given = problems(args.graph, args.pruned, args.layers)
-        cells = list(measured(given, args, measuring))
+        graphs = problems(args.graph, args.pruned, args.layers)
+        cells = list(measured(graphs, args, measuring))
     progress("")
     results = {"settings": measuring.settings, "cells": cells, "summary": summarise(cells)}
     show(results)
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measured(
-    given: Iterator[Problem], args: argparse.Namespace, measuring: Any
+    graphs: Iterator[Problem], args: argparse.Namespace, measuring: Any
 ) -> Iterator[dict[str, Any]]:
     """Measure everything, one problem at a time."""
     sizes = args.feat or ([32] if args.quick else list(FEATURES))
-    for problem in given:
+    for problem in graphs:
         about = {"problem": problem.name, "class": problem.kind}
         progress(f"{problem.name}: loading")
         matrix = problem.load()
@@ -66,14 +66,14 @@ def thread_counts(words: list[str] | None) -> list[int]:
     """Numbers of threads from "all", "one" and numbers; "all and one" by default."""
     cores = len(this_machine().cpus)
     named = {"all": cores, "one": 1}
-    found = []
+    counts = []
     for word in " ".join(words or ["all", "one"]).split():
         if word == "and":
             continue
         if word not in named and not (word.isdigit() and int(word) > 0):
             raise SystemExit(f"--threads: expected all, one or numbers, got {word}")
-        found.append(named.get(word) or int(word))
-    return list(dict.fromkeys(found))
+        counts.append(named.get(word) or int(word))
+    return list(dict.fromkeys(counts))
 
 
 class Processes:
@@ -110,5 +110,5 @@ class Processes:
         for threads, workers in self.workers.items():
             # Beside kernels of half precision, the same in float32.
             workers = [w for w in workers if w.name != FLOAT32 or case.dtype != "float32"]
-            found = compare(case, workers, self.folder, self.rounds, self.seconds, reference)
-            yield {"threads": threads, **found}
+            cell = compare(case, workers, self.folder, self.rounds, self.seconds, reference)
+            yield {"threads": threads, **cell}

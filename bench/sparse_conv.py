@@ -27,38 +27,38 @@ def run(args: argparse.Namespace) -> None:
     assert device is not None
     places = scene(beams=8, turns=200) if args.quick else scene()
     todo = (
-        (f"{d}, {at.name}, {at.channels}", partial(measure, at, d, device))
+        (f"{d}, {layer.name}, {layer.channels}", partial(measure, layer, d, device))
         for d in args.dtype
-        for at in islice(layers(places, getattr(torch, d)), 3 if args.quick else None)
+        for layer in islice(layers(places, getattr(torch, d)), 3 if args.quick else None)
     )
     cells = each(todo)
-    found = [{"cloud": "generated", "points": len(places), "cells": cells}]
-    show(found[0], args.threads)
-    finish(args, "sparse_conv", found)
+    clouds = [{"cloud": "generated", "points": len(places), "cells": cells}]
+    show(clouds[0], args.threads)
+    finish(args, "sparse_conv", clouds)
     refuse_bad(cells)
 
 
 def map_of(layer: Layer) -> KernelMap:
-    """Which inputs go to which outputs."""
-    made, places = layer.made, layer.points.places
-    if not isinstance(made, SparseConv3d):
+    """The map from inputs to outputs."""
+    conv, places = layer.made, layer.points.places
+    if not isinstance(conv, SparseConv3d):
         assert places.before is not None
-        return places.before[0].back_from(places, made.conv)
-    return places.submanifold(made.conv) if made.submanifold else places.reached(made.conv)[0]
+        return places.before[0].back_from(places, conv.conv)
+    return places.submanifold(conv.conv) if conv.submanifold else places.reached(conv.conv)[0]
 
 
 def ours(layer: Layer) -> Way:
     """The layer itself, with these weights."""
 
     def way(x: Tensor, weight: Tensor) -> Tensor:
-        given = layer.points.with_features(x)
-        return torch.func.functional_call(layer.made, {"weight": weight}, (given,)).features
+        points = layer.points.with_features(x)
+        return torch.func.functional_call(layer.made, {"weight": weight}, (points,)).features
 
     return way
 
 
 def gathered(pairs: KernelMap) -> Way:
-    """For each offset: index_select, mm, index_add_."""
+    """Sparse convolution by index_select, mm and index_add_ for each offset."""
     sizes = pairs.row_ptr.diff().tolist()
     rows, indices = (x.long().split(sizes) for x in (pairs.rows, pairs.indices))
 
@@ -88,21 +88,21 @@ def measure(layer: Layer, dtype: str, device: Device) -> dict[str, Any]:
     limit = 1e-5 if dtype == "float32" else 0.05
     compared = Comparison([[x, weight]], gathered(pairs), limit, steps=STEPS)
     compared.grads = [torch.randn(pairs.m, weight.shape[-1]).to(x.dtype)]
-    found = compared.measure(makers(layer), device)
+    times = compared.measure(makers(layer), device)
     about = {"dtype": dtype, "layer": layer.name, "channels": layer.channels}
-    return {**about, "inputs": pairs.n, "outputs": pairs.m, "pairs": len(pairs.rows), **found}
+    return {**about, "inputs": pairs.n, "outputs": pairs.m, "pairs": len(pairs.rows), **times}
 
 
-def show(found: dict[str, Any], threads: int) -> None:
+def show(cloud: dict[str, Any], threads: int) -> None:
     """Print tables of times."""
     about = {"layer": name_of, "outputs": lambda c: c["outputs"]}
     about["pairs each"] = lambda c: f"{c['pairs'] / max(1, c['outputs']):.1f}"
-    for dtype in dict.fromkeys(c["dtype"] for c in found["cells"]):
-        cells = [c for c in found["cells"] if c["dtype"] == dtype]
-        for step, what in zip(STEPS, ("result", "result and gradients"), strict=True):
-            title = f"{found['cloud']}, {dtype}, {what}: ms, and times ours; threads: {threads}"
+    for dtype in dict.fromkeys(c["dtype"] for c in cloud["cells"]):
+        cells = [c for c in cloud["cells"] if c["dtype"] == dtype]
+        for step, kind in zip(STEPS, ("result", "result and gradients"), strict=True):
+            title = f"{cloud['cloud']}, {dtype}, {kind}: ms, and times ours; threads: {threads}"
             show_times(title, cells, step, about, OURS)
-    show_others(found["cells"], name_of)
+    show_others(cloud["cells"], name_of)
 
 
 def name_of(cell: dict[str, Any]) -> str:

@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> None:
             sums = {f"sum of {n}": partial(total, count=n) for n in SUMMANDS}
             kinds |= {"triangles": triangles, **sums}
         for op, kind in kinds.items():
-            made = partial(measure, op, name, partial(kind, name, a, library), args.seconds)
-            todo.append((f"{name}: {op}", made))
+            cell = partial(measure, op, name, partial(kind, name, a, library), args.seconds)
+            todo.append((f"{name}: {op}", cell))
     through(args, "sparse_results", todo, show)
 
 
@@ -64,11 +64,11 @@ def product(name: str, a: Any, library: Any) -> tuple[dict[str, Any], Calls]:
     b = a if a.shape[0] == a.shape[1] else sp.csr_matrix(a.T)
     b.sort_indices()
     ours, other = SparseMatrix(a), SparseMatrix(b)
-    found, planned = ours @ other, plan("spgemm", ours, other)
-    check(name, sp.csr_matrix(a) @ sp.csr_matrix(b), found, planned(), planned())
+    result, planned = ours @ other, plan("spgemm", ours, other)
+    check(name, sp.csr_matrix(a) @ sp.csr_matrix(b), result, planned(), planned())
     calls: Calls = {
         OURS: lambda: ours @ other,
-        "values alone": lambda: ours.matmul(other, mask=found),
+        "values alone": lambda: ours.matmul(other, mask=result),
         "planned": planned,
         "scipy": lambda: a @ b,
         **by_torch(lambda x, y: x @ y, a, b),
@@ -77,7 +77,7 @@ def product(name: str, a: Any, library: Any) -> tuple[dict[str, Any], Calls]:
         left, right = (mkl.Handle(library, x, 1, inspect=False) for x in (a, b))
         calls |= {"mkl": left.sparse_product(right), "mkl values": left.numeric_phase(right)}
     terms = int(np.diff(b.indptr)[a.indices].sum())
-    return {"terms": terms, "nnz": found.nnz}, calls
+    return {"terms": terms, "nnz": result.nnz}, calls
 
 
 def triangles(name: str, a: Any, library: Any) -> tuple[dict[str, Any], Calls]:
@@ -88,8 +88,8 @@ def triangles(name: str, a: Any, library: Any) -> tuple[dict[str, Any], Calls]:
     ours = SparseMatrix(below)
     planned = plan("spgemm", ours, ours, mask=ours)
     listed = plan("spgemm", ours, ours, mask=ours, config=Assembled(listed=True))
-    found = ours.matmul(ours, mask=ours)
-    check(name, (below @ below).multiply(below), found, planned(), listed())
+    result = ours.matmul(ours, mask=ours)
+    check(name, (below @ below).multiply(below), result, planned(), listed())
     calls: Calls = {
         OURS: lambda: ours.matmul(ours, mask=ours),
         "planned": planned,
@@ -97,7 +97,7 @@ def triangles(name: str, a: Any, library: Any) -> tuple[dict[str, Any], Calls]:
         "without a mask": lambda: ours @ ours,
         "scipy": lambda: (below @ below).multiply(below),
     }
-    return {"triangles": float(found.values.sum())}, calls
+    return {"triangles": float(result.values.sum())}, calls
 
 
 def total(name: str, a: Any, library: Any, count: int) -> tuple[dict[str, Any], Calls]:
@@ -108,8 +108,8 @@ def total(name: str, a: Any, library: Any, count: int) -> tuple[dict[str, Any], 
         matrices.append(sp.csr_matrix(a[order][:, order]))
         matrices[-1].sort_indices()
     ours = [SparseMatrix(x) for x in matrices]
-    found, planned = ours[0].add(*ours[1:]), plan("add", *ours)
-    check(name, reduce(add, matrices), found, planned(), planned())
+    result, planned = ours[0].add(*ours[1:]), plan("add", *ours)
+    check(name, reduce(add, matrices), result, planned(), planned())
     calls: Calls = {
         OURS: lambda: ours[0].add(*ours[1:]),
         "planned": planned,
@@ -119,7 +119,7 @@ def total(name: str, a: Any, library: Any, count: int) -> tuple[dict[str, Any], 
     if library is not None and count == 2:
         left, right = (mkl.Handle(library, x, 1, inspect=False) for x in matrices)
         calls["mkl"] = left.sparse_sum(right)
-    return {"nnz": found.nnz}, calls
+    return {"nnz": result.nnz}, calls
 
 
 def by_torch(how: Callable[..., Any], *matrices: Any) -> Calls:
@@ -130,7 +130,7 @@ def by_torch(how: Callable[..., Any], *matrices: Any) -> Calls:
 
 def check(name: str, exact: Any, *results: SparseMatrix) -> None:
     """Results are the same to 1e-5 of the largest value."""
-    for found in results:
-        difference = abs(sp.csr_matrix(found.to_scipy()) - exact).max() if found.nnz else 0
+    for result in results:
+        difference = abs(sp.csr_matrix(result.to_scipy()) - exact).max() if result.nnz else 0
         if not difference <= 1e-5 * max(1, abs(exact).max() if exact.nnz else 0):
             raise SystemExit(f"a result of {name} is wrong by {difference}")

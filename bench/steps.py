@@ -54,17 +54,17 @@ def measured(problem: Any, feat: int, kernels: dict[str, Any], args: Any) -> dic
     b = np.random.default_rng(0).random((matrix.shape[1], feat), dtype="float32")
     out = np.empty((matrix.shape[0], feat), "float32")
     index = (x.astype("int32") for x in (matrix.indptr, matrix.indices))
-    given = (matrix.data.astype("float32"), b, out, *index)
+    args_of = (matrix.data.astype("float32"), b, out, *index)
     plan = sparsetir.plan("spmm", matrix, feat, dtype="float32", threads=args.threads)
-    calls: dict[str, Any] = {name: lambda k=kernel: k(*given) for name, kernel in kernels.items()}
+    calls: dict[str, Any] = {name: lambda k=kernel: k(*args_of) for name, kernel in kernels.items()}
     calls["plan"] = lambda: plan(b, out=out)
     exact, unit = matrix.astype("float64") @ b, abs(matrix).astype("float64") @ b
     for name, call in calls.items():
         out.fill(np.nan)
         call()
         check(f"steps: {name}", out, exact, unit)
-    found = interleaved(calls, 0.2 if args.quick else 6.0)
-    seconds = {name: times["min"] for name, times in found.items()}
+    times = interleaved(calls, 0.2 if args.quick else 6.0)
+    seconds = {name: times["min"] for name, times in times.items()}
     return {"problem": problem.name, "feat": feat, "seconds": seconds}
 
 

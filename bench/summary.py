@@ -12,7 +12,7 @@ from bench.peers.libraries import BEFORE, FLOAT32, OURS
 from bench.peers.mkl import CODES
 from bench.report import Form, geomean, show_times, table
 
-NO_PEERS = (FLOAT32, BEFORE)  # what nobody would call instead
+NO_PEERS = (FLOAT32, BEFORE)  # no alternatives for users
 BEST = "best peer"
 
 
@@ -60,9 +60,9 @@ def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _speed_ups(cells: list[dict[str, Any]], peer: str) -> dict[str, Any]:
     lowest = min(cells, key=lambda c: ratio(c, peer))
     means = {of: geomean(ratio(c, peer, of) for c in cells) for of in ("min", "median")}
-    found = {"cells": len(cells), "geomean": means["min"], "geomean_of_medians": means["median"]}
+    summary = {"cells": len(cells), "geomean": means["min"], "geomean_of_medians": means["median"]}
     where = f"{lowest['problem']}, d = {lowest['feat']}"
-    return {**found, "lowest": ratio(lowest, peer), "lowest_at": where}
+    return {**summary, "lowest": ratio(lowest, peer), "lowest_at": where}
 
 
 def ratio(cell: dict[str, Any], peer: str, of: str = "min") -> float:
@@ -86,10 +86,10 @@ def show(results: dict[str, Any]) -> None:
     _show_missing(cells)
     _show_disturbed(cells)
     for cell in cells:
-        for what in ("failed", "wrong"):
-            for peer, reason in cell[what].items():
+        for kind in ("failed", "wrong"):
+            for peer, reason in cell[kind].items():
                 where = f"{cell['problem']}, {cell['op']}, d = {cell['feat']}, {cell['dtype']}"
-                print(f"{what}: {peer}: {where}, {device(cell['threads'])}: {reason}")
+                print(f"{kind}: {peer}: {where}, {device(cell['threads'])}: {reason}")
 
 
 def _show_times(key: tuple[str, str, int | str], cells: list[dict[str, Any]]) -> None:
@@ -137,8 +137,8 @@ def show_speed_ups(lines: list[dict[str, Any]]) -> None:
 def _show_versions(cells: list[dict[str, Any]]) -> None:
     """Print versions of libraries that state them, and the code they run on this CPU."""
     peers = [entry for c in cells for entry in c["peers"].items()]
-    said = {name: p["about"] for name, p in peers if "version" in p.get("about", {})}
-    for name, about in said.items():
+    about_by_peer = {name: p["about"] for name, p in peers if "version" in p.get("about", {})}
+    for name, about in about_by_peer.items():
         print(f"{name}: {about['version']}")
         if "code" in about:
             by = f", with {', '.join(about['preloaded'])} preloaded" if "preloaded" in about else ""
@@ -146,11 +146,11 @@ def _show_versions(cells: list[dict[str, Any]]) -> None:
 
 
 def _show_missing(cells: list[dict[str, Any]]) -> None:
-    found: dict[tuple[str, str], list[str]] = {}
+    operators: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         for peer, reason in cell["missing"].items():
-            found.setdefault((peer, reason), []).append(f"{cell['op']} {cell['dtype']}")
-    for (peer, reason), where in found.items():
+            operators.setdefault((peer, reason), []).append(f"{cell['op']} {cell['dtype']}")
+    for (peer, reason), where in operators.items():
         kinds = f" ({', '.join(dict.fromkeys(where))})" if len(where) < len(cells) else ""
         print(f"missing: {peer}{kinds}: {reason}")
 
@@ -161,6 +161,6 @@ def _show_disturbed(cells: list[dict[str, Any]]) -> None:
         [n for n, p in c["peers"].items() if p.get("quiet", math.inf) < p.get("turns", 0) / 2]
         for c in cells
     ]
-    if names := dict.fromkeys(n for found in disturbed for n in found):
+    if names := dict.fromkeys(n for peers in disturbed for n in peers):
         count = sum(map(bool, disturbed))
         print(f"disturbed by other processes: {count} of {len(cells)} cells ({', '.join(names)})")

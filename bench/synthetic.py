@@ -83,7 +83,7 @@ def generate(law: Law, seed: int = 0) -> Any:
 
 
 def _stubs(degree: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Each node as often as its degree says, in random order."""
+    """Nodes in random order, each as often as its degree."""
     # Which node is a hub is random too, or rows and columns of a directed graph had the same ones.
     return rng.permutation(np.repeat(rng.permutation(len(degree)), degree))
 

@@ -37,10 +37,10 @@ class Cora:
 
 @cache
 def cora() -> Cora:
-    given = load_cora_dataset()
-    x, ends = torch.from_numpy(given.features.toarray()), given.graph.tocoo()
+    dataset = load_cora_dataset()
+    x, ends = torch.from_numpy(dataset.features.toarray()), dataset.graph.tocoo()
     edges = torch.stack([torch.from_numpy(a).long() for a in (ends.col, ends.row)])
-    y, train, test = (torch.from_numpy(a) for a in (given.labels, given.train, given.test))
+    y, train, test = (torch.from_numpy(a) for a in (dataset.labels, dataset.train, dataset.test))
     return Cora(x / x.sum(1, keepdim=True).clamp(min=1), y, edges, train, test)
 
 
@@ -98,9 +98,9 @@ class Gcn2(Module):
         self.layers = torch.nn.ModuleList(map(make, range(depth)))
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        x = given = self.first(F.dropout(x, 0.6, self.training)).relu()
+        x = first = self.first(F.dropout(x, 0.6, self.training)).relu()
         for layer in self.layers:
-            x = layer(F.dropout(x, 0.6, self.training), given, edges).relu()
+            x = layer(F.dropout(x, 0.6, self.training), first, edges).relu()
         return F.log_softmax(self.last(F.dropout(x, 0.6, self.training)), -1)
 
 
@@ -132,11 +132,11 @@ class SuperGat(Layers):
         super().__init__(first, last, dropout=0.6, act=F.elu)
 
     def forward(self, x: Tensor, *edges: Tensor) -> Any:
-        found = super().forward(x, *edges)
+        result = super().forward(x, *edges)
         if not self.training:
-            return found
+            return result
         layers: Any = self.layers
-        return found, sum(layer.get_attention_loss() for layer in layers)
+        return result, sum(layer.get_attention_loss() for layer in layers)
 
 
 class Infomax(Module):
@@ -195,26 +195,26 @@ class Task:
         self.net = net
 
     def loss(self, call: Call) -> Tensor:
-        found = call(cora().x, cora().edges)
+        result = call(cora().x, cora().edges)
         loss = 0.0
-        if isinstance(found, tuple):
-            found, loss = found[0], 4 * found[1]  # of SuperGAT's attention
-        return loss + F.nll_loss(found[cora().train], cora().y[cora().train])
+        if isinstance(result, tuple):
+            result, loss = result[0], 4 * result[1]  # of SuperGAT's attention
+        return loss + F.nll_loss(result[cora().train], cora().y[cora().train])
 
     def score(self, call: Call) -> float:
-        found = call(cora().x, cora().edges).argmax(-1) == cora().y
-        return float(found[cora().test].float().mean())
+        right = call(cora().x, cora().edges).argmax(-1) == cora().y
+        return float(right[cora().test].float().mean())
 
 
 class Links(Task):
-    """Edges of Cora that are told from others: those of a graph of 85 % of them, and the others."""
+    """Link prediction on Cora: a graph of 85 % of its edges, and the others to be predicted."""
 
     def __init__(self, net: Module) -> None:
         super().__init__(net)
         ends = cora().edges[:, cora().edges[0] < cora().edges[1]]
         order = torch.randperm(ends.shape[1], generator=torch.Generator().manual_seed(0))
-        known, self.hidden = ends[:, order].tensor_split([ends.shape[1] * 85 // 100], 1)
-        self.edges = torch.cat([known, known.flip(0)], 1)
+        kept, self.hidden = ends[:, order].tensor_split([ends.shape[1] * 85 // 100], 1)
+        self.edges = torch.cat([kept, kept.flip(0)], 1)
 
     def scores(self, call: Call, edges: Tensor) -> list[Tensor]:
         z, n = call(cora().x, self.edges), edges.shape[1]
@@ -222,15 +222,15 @@ class Links(Task):
         return [(z[a] * z[b]).sum(-1) for a, b in (edges, others)]
 
     def loss(self, call: Call) -> Tensor:
-        known, others = self.scores(call, self.edges)
-        return F.softplus(-known).mean() + F.softplus(others).mean()
+        linked, others = self.scores(call, self.edges)
+        return F.softplus(-linked).mean() + F.softplus(others).mean()
 
     def score(self, call: Call) -> float:
         """The area under the curve."""
         from scipy.stats import rankdata  # which takes seconds to import
 
-        known, others = self.scores(call, self.hidden)
-        ranks, n = rankdata(torch.cat([known, others]).numpy())[: len(known)], len(known)
+        linked, others = self.scores(call, self.hidden)
+        ranks, n = rankdata(torch.cat([linked, others]).numpy())[: len(linked)], len(linked)
         return float(ranks.mean() - (n + 1) / 2) / len(others)
 
 
@@ -260,11 +260,11 @@ class Kinds(Task):
 
     def __init__(self, net: Callable[[int, int, int], Module]) -> None:
         super().__init__(net(self.nodes, self.classes, self.classes))
-        at = torch.Generator().manual_seed(0)
-        draw = lambda high, *n: torch.randint(0, high, n, generator=at)  # noqa: E731
+        rng = torch.Generator().manual_seed(0)
+        draw = lambda high, *n: torch.randint(0, high, n, generator=rng)  # noqa: E731
         self.y = torch.arange(self.nodes) % self.classes
         source, self.kinds = draw(self.nodes, self.count), draw(self.classes, self.count)
-        other = torch.rand(self.count, generator=at) < 0.2
+        other = torch.rand(self.count, generator=rng) < 0.2
         to = self.y[source] + self.kinds + other * draw(self.classes, self.count)
         target = draw(self.nodes // self.classes, self.count) * self.classes + to % self.classes
         self.edges = torch.stack([source, target])
@@ -273,8 +273,8 @@ class Kinds(Task):
         return F.nll_loss(call(self.edges, self.kinds)[: self.known], self.y[: self.known])
 
     def score(self, call: Call) -> float:
-        found = call(self.edges, self.kinds).argmax(-1) == self.y
-        return float(found[self.known :].float().mean())
+        right = call(self.edges, self.kinds).argmax(-1) == self.y
+        return float(right[self.known :].float().mean())
 
 
 class Batches(Task):
@@ -285,12 +285,12 @@ class Batches(Task):
     def __init__(self, net: Callable[[int, int, int], Module]) -> None:
         super().__init__(net(self.inputs, 32, self.classes))
 
-    def drawn(self, at: torch.Generator | None = None) -> tuple[list[Any], Tensor]:
-        kinds, edges, batch, first = torch.randint(0, 3, (self.size,), generator=at), [], [], 0
+    def drawn(self, rng: torch.Generator | None = None) -> tuple[list[Any], Tensor]:
+        kinds, edges, batch, first = torch.randint(0, 3, (self.size,), generator=rng), [], [], 0
         for number, kind in enumerate(kinds.tolist()):
-            n = int(torch.randint(12, 25, (), generator=at))
-            nodes, more = torch.arange(n), torch.randint(0, n, (2, n // 2), generator=at)
-            some = torch.randint(0, n, (2, n), generator=at)
+            n = int(torch.randint(12, 25, (), generator=rng))
+            nodes, more = torch.arange(n), torch.randint(0, n, (2, n // 2), generator=rng)
+            some = torch.randint(0, n, (2, n), generator=rng)
             ring = torch.stack([nodes, (nodes + 1) % n])
             star = torch.stack([nodes, nodes % 3])
             edges.append(torch.cat([(some, ring, star)[kind], more], 1) + first)
@@ -303,15 +303,15 @@ class Batches(Task):
         return [x, both, torch.cat(batch), self.size], kinds
 
     def loss(self, call: Call) -> Tensor:
-        given, kinds = self.drawn()
-        return F.cross_entropy(call(*given), kinds)
+        args, kinds = self.drawn()
+        return F.cross_entropy(call(*args), kinds)
 
     def score(self, call: Call) -> float:
-        at, found = torch.Generator().manual_seed(0), []
+        rng, shares = torch.Generator().manual_seed(0), []
         for _ in range(4):
-            given, kinds = self.drawn(at)
-            found.append((call(*given).argmax(-1) == kinds).float().mean())
-        return float(torch.stack(found).mean())
+            args, kinds = self.drawn(rng)
+            shares.append((call(*args).argmax(-1) == kinds).float().mean())
+        return float(torch.stack(shares).mean())
 
 
 @dataclass(frozen=True)

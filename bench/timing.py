@@ -68,14 +68,14 @@ def in_turns(
 
     Every second round goes backwards: what a call leaves in caches serves the one that follows.
     """
-    found: dict[Any, list[float]] = {name: [] for name in steps}
+    times: dict[Any, list[float]] = {name: [] for name in steps}
     end = clock() + seconds
     rounds = 0
     while rounds < least + warm_up or (rounds < most and clock() < end):
         for name in list(steps)[:: -1 if rounds % 2 else 1]:
-            found[name].append(steps[name]())
+            times[name].append(steps[name]())
         rounds += 1
-    return {name: shortest(t[warm_up:], rounds=rounds) for name, t in found.items()}
+    return {name: shortest(t[warm_up:], rounds=rounds) for name, t in times.items()}
 
 
 def shortest(times: Sequence[float], **more: Any) -> dict[str, Any]:

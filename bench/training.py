@@ -56,9 +56,9 @@ Kind = TypeVar("Kind", bound=Trained)
 def begun(
     ways: Sequence[str], make: Callable[[str], Kind], cell: dict[str, Any]
 ) -> dict[str, Kind]:
-    """Train in each way; notes seconds of the first epoch, losses, and who is missing in a cell."""
-    found = {}
-    cell |= {what: {} for what in ("first", "losses", "missing", "wrong")}
+    """Train in each way; a cell gets seconds of first epochs, losses, and missing peers."""
+    trained_by_way = {}
+    cell |= {key: {} for key in ("first", "losses", "missing", "wrong")}
     for way in ways:
         # Whole graphs where Inductor takes them, else with breaks.
         for whole in (True, False) if way == INDUCTOR else (True,):
@@ -77,13 +77,13 @@ def begun(
             cell["first"][way] = time.perf_counter() - start
             cell["losses"][way] = losses + [trained.epoch() for _ in range(FIRST - 1)]
             cell["missing"].pop(way, None)
-            found[way] = trained
+            trained_by_way[way] = trained
             break
-    return found
+    return trained_by_way
 
 
-def epoch_times(found: Mapping[str, Trained], seconds: float) -> dict[str, Any]:
+def epoch_times(ways: Mapping[str, Trained], seconds: float) -> dict[str, Any]:
     """Times of epochs in turns."""
-    calls = {way: trained.epoch for way, trained in found.items()}
+    calls = {way: trained.epoch for way, trained in ways.items()}
     clock = clock_of(torch.get_num_threads())
     return interleaved(calls, seconds, least=4, warm_up=1, clock=clock)

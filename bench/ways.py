@@ -29,7 +29,7 @@ Makers = Mapping[str, Callable[[], Way]]
 
 @dataclass(frozen=True)
 class Device:
-    """Where ways run: a CPU, or a GPU, whose clock has events and whose operands have copies.
+    """The device of the measured ways: a CPU, or a GPU with events as clock and copied operands.
 
     kernels : what ours are compiled for
     clock : of seconds; of a GPU see `gpu_clock`
@@ -45,7 +45,7 @@ class Device:
 
     @classmethod
     def of(cls, args: argparse.Namespace, **more: Any) -> Device | None:
-        """The device of the command line; None, which is told, where there is none."""
+        """The device of the command line; None, with a message, where there is none."""
         if getattr(args, "target", "cpu") == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = False
             quick = (1, 2, COPIES)
@@ -90,7 +90,7 @@ class Comparison:
     found: dict[str, Any] = field(default_factory=dict)
 
     def measure(self, makers: Makers, device: Device) -> dict[str, Any]:
-        """Times of both steps by way, and who is `missing`, `wrong`, or has `no_gradient`."""
+        """Times of both steps by way; ways that are `missing`, `wrong`, or have `no_gradient`."""
         self.found = {"missing": {}, "wrong": {}, "no_gradient": {}}
         with torch.no_grad():
             wanted = self.exact(*map(_wide, self.copies[0]))
@@ -108,11 +108,11 @@ class Comparison:
             for operands in self.copies:
                 for out in operands[len(operands) - self.written :]:
                     out.fill_(torch.nan)
-            found = way(*self.copies[0])
+            result = way(*self.copies[0])
         except Exception as problem:  # of a peer that is not there, or does not take this
             self.found["missing"][name] = one_line(problem)
             return None
-        if error := off(found, wanted, self.limit):
+        if error := off(result, wanted, self.limit):
             self.found["wrong"][name] = error
             return None
         return way
@@ -124,12 +124,12 @@ class Comparison:
             both = zip(self.copies, self.grads, strict=True)
             each = [training(way, x, grad) for x, grad in both]
             try:
-                found = each[0]()
+                gradients = each[0]()
             except Exception as problem:  # whatever a way says that it has no gradient with
                 self.found["no_gradient"][name] = one_line(problem)
                 continue
             # Operands come first; parameters follow where both are modules.
-            pairs = zip(found, wanted, strict=False)
+            pairs = zip(gradients, wanted, strict=False)
             errors = [e for pair in pairs if (e := off(*pair, OF_GRADIENTS * self.limit))]
             if errors:
                 self.found["wrong"][f"gradients of {name}"] = "; ".join(errors)
@@ -142,9 +142,9 @@ def _wide(x: Any) -> Any:
     return x.float() if x.is_floating_point() and x.dtype != torch.float64 else x
 
 
-def off(found: Any, wanted: Any, limit: float) -> str | None:
+def off(result: Any, wanted: Any, limit: float) -> str | None:
     """The error of a result in words, or None; NaN is wrong."""
-    error = (found.to(wanted.dtype) - wanted).abs().max() / (wanted.abs().max() + 1e-30)
+    error = (result.to(wanted.dtype) - wanted).abs().max() / (wanted.abs().max() + 1e-30)
     return None if error < limit else f"by {error.item():.2g}"
 
 
@@ -160,7 +160,7 @@ def inference(way: Way, operands: Sequence[Any]) -> Call:
 
 def training(way: Way, operands: Sequence[Any], grad: Any) -> Call:
     """A call with the gradients of operands, and of a module's parameters, as between others."""
-    own = [x.clone().requires_grad_() for x in operands]
+    leaves = [x.clone().requires_grad_() for x in operands]
     parameters: Iterable[Any] = way.parameters() if isinstance(way, torch.nn.Module) else ()
-    wanted = [*own, *parameters]
-    return lambda: torch.autograd.grad(way(*own), wanted, grad)
+    wanted = [*leaves, *parameters]
+    return lambda: torch.autograd.grad(way(*leaves), wanted, grad)

@@ -1,1 +1,1 @@
-"""One file per operator: its program, its oracle, its schedule templates."""
+"""Operators, one per file: the program, its oracle, its schedule templates."""

@@ -95,11 +95,11 @@ class Config:
         return {f.name: f.metadata["number"] for f in fields(self) if "number" in f.metadata}
 
     def tries(self, **more: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
-        """Each field's value here, then those that a search tries: the field's, and `more`."""
-        found = {
+        """The value of each field here, then those that a search tries: the field's, and `more`."""
+        values = {
             f.name: (*f.metadata.get("tries", ()), *more.get(f.name, ())) for f in fields(self)
         }
-        return {name: tuple(dict.fromkeys((getattr(self, name), *x))) for name, x in found.items()}
+        return {name: tuple(dict.fromkeys((getattr(self, name), *x))) for name, x in values.items()}
 
     @property
     def compiled(self) -> Any:

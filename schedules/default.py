@@ -84,10 +84,10 @@ def versions_by_size(
     """
     bits, registers = vector_registers(target)
     scheduled, most = _cpu(func), vectors or sum_vectors(registers)
-    known = size_of_tiles(scheduled, bits, most) if vectors is None else None
-    if known is None:
+    tiled = size_of_tiles(scheduled, bits, most) if vectors is None else None
+    if tiled is None:
         return Versions(None, [("all", 0, _in_vectors(scheduled, bits, most, any_order))])
-    size, width = known
+    size, width = tiled
     index = list(scheduled.params).index(size)
     ends = tile_sizes(width)
     versions: list[tuple[str, int, tirx.PrimFunc]] = []
@@ -229,8 +229,8 @@ def _thread_loop(sch: Any, leaf: Any) -> Any:
 
 def _lanes(extent: Any) -> int:
     """Threads beside each other for a loop: no more than it has visits, where these are known."""
-    known = isinstance(extent, tirx.IntImm)
-    return min(GPU_WARP, 1 << (int(extent) - 1).bit_length()) if known else FEW_LANES
+    constant = isinstance(extent, tirx.IntImm)
+    return min(GPU_WARP, 1 << (int(extent) - 1).bit_length()) if constant else FEW_LANES
 
 
 def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:

@@ -37,16 +37,16 @@ def loop_shapes(lowered: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> dict[str, s
 
 def _shape(name: str, scheduled: tirx.PrimFunc) -> str:
     """The vectors of a block; "" where it has none."""
-    own = re.compile(rf"{re.escape(name)}(_.*)?")
+    blocks_of = re.compile(rf"{re.escape(name)}(_.*)?")
     loops = [x for x in nodes_of(tirx.For, scheduled.body) if x.kind == tirx.ForKind.VECTORIZED]
-    blocks = [b for b in nodes_of(s_tir.SBlock, scheduled.body) if own.fullmatch(b.name_hint)]
+    blocks = [b for b in nodes_of(s_tir.SBlock, scheduled.body) if blocks_of.fullmatch(b.name_hint)]
     mine, around = set(blocks), {x for b in blocks for x in nodes_of(tirx.For, b.body)}
     lanes = [x for x in loops if x in around or mine & set(nodes_of(s_tir.SBlock, x.body))]
     if not lanes:
         return ""
     widest = max(int(x.extent) for x in lanes)
-    found = (TILES.search(b.name_hint) for b in blocks)
-    tiles = {m[1].replace("_", " and ") for m in found if m}
+    matches = (TILES.search(b.name_hint) for b in blocks)
+    tiles = {m[1].replace("_", " and ") for m in matches if m}
     parts = [f"tiles of {', '.join(sorted(tiles, key=_first))} in registers"] if tiles else []
     if any(b.name_hint.endswith("_group") for b in blocks):
         parts.append("the lanes of several elements added up together")
@@ -58,7 +58,7 @@ def _first(tile: str) -> int:
 
 
 def _reason(loop: Any, realize: Any) -> str:
-    """Why an innermost loop has no vectors of its own."""
+    """Why an innermost loop is not vectorised."""
     reason = _obstacle(loop, realize)
     return f"one by one, as {reason}" if reason else "left to LLVM, which has vectors for it"
 
@@ -82,10 +82,10 @@ def _obstacle(loop: Any, realize: Any) -> str:
         if var not in free_vars(access) or (reduces and loaded):
             continue
         if not is_along(last, var) or any(var in free_vars(i) for i in outer):
-            at = ", ".join(map(str, access.indices))
-            what = "stores" if access is store else "reads"
+            idx = ", ".join(map(str, access.indices))
+            does = "stores" if access is store else "reads"
             return (
-                f"it {what} {buffer.name}[{at}], which are not next to each other along {var.name}"
+                f"it {does} {buffer.name}[{idx}], which are not next to each other along {var.name}"
             )
     moving = next((c for c in conditions if var in free_vars(c)), None)
     if moving is not None:

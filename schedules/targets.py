@@ -17,7 +17,7 @@ from sparsetir.schedules.passes.amx_nests import NEEDS
 # As users give one.
 TargetLike = str | Mapping[str, object] | tvm.target.Target
 DEFAULT_CUDA_ARCH = "sm_80"
-# Of x86: what neither compilers use of their own accord nor kernels ask for. Virtual machines often
+# Features of x86 that neither compilers use by default nor kernels need. Virtual machines often
 # lack some of these.
 _UNUSED = frozenset(
     "64bit adx aes cldemote clflushopt clwb clzero cmpccxadd crc32 enqcmd fsgsbase fxsr hreset "
@@ -47,18 +47,18 @@ def host_features() -> Mapping[str, bool]:
 @cache
 def _features_by_llvm() -> Mapping[str, bool]:
     find = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
-    found = None if find is None else find()
-    return {str(name): bool(has) for name, has in (found or {}).items()}
+    features = None if find is None else find()
+    return {str(name): bool(has) for name, has in (features or {}).items()}
 
 
 @lru_cache(maxsize=16)
 def cpu_features(target: object) -> frozenset[str]:
-    """What code for a CPU target may use, by the names that LLVM gives; of a name alone, all of it.
+    """Features, by LLVM's names, that code for a CPU target may use, with those that they imply.
 
     target : tvm.target.Target of kind "llvm"
     """
-    found = tvm.get_global_func("target.llvm_get_cpu_features")(target)
-    return frozenset(str(name) for name in found)
+    names = tvm.get_global_func("target.llvm_get_cpu_features")(target)
+    return frozenset(str(name) for name in names)
 
 
 @cache
@@ -84,13 +84,13 @@ def _named_and_different(name: str, has: Mapping[str, bool]) -> tvm.target.Targe
 
 
 def missing_features(target: object) -> list[str]:
-    """What code for a CPU target may use and this machine's CPU lacks; in order of the alphabet."""
+    """Features that code for a CPU target may use and this machine's CPU lacks, sorted."""
     has = host_features()
     return sorted(f for f in cpu_features(target) if f not in _UNUSED and has.get(f) is False)
 
 
 def distinctive_features(features: Iterable[str]) -> list[str]:
-    """Those of the features that decide which schedules are fast; in order of the alphabet."""
+    """The features that decide which schedules are fast, sorted."""
     return sorted(_DISTINCTIVE.intersection(features))
 
 
@@ -134,12 +134,12 @@ def vector_registers(target: Any) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)  # LLVM takes longer to say it than a small kernel to run
 def _registers_of(target: Any) -> tuple[int, int]:
-    """By features, where there are any: TVM says 512 bits for all x86."""
+    """Vector registers by features, where there are any: TVM says 512 bits for all x86."""
     if target.kind.name == "llvm":
         has = cpu_features(target)
-        found = next((size for name, size in REGISTERS.items() if name in has), None)
-        if found is not None:
-            return found
+        registers = next((size for name, size in REGISTERS.items() if name in has), None)
+        if registers is not None:
+            return registers
     width = int(tvm.get_global_func("target.llvm_get_vector_width")(target))
     return (width if width > 0 else 128), 16
 
@@ -154,7 +154,7 @@ def _is_host(target: Any) -> bool:
 
 
 def cpu_name(target: Any) -> str:
-    """What LLVM calls the CPU of a target, "" for none."""
+    """LLVM's name of the CPU of a target, "" for none."""
     assumed = this_machine().llvm
     if assumed is not None and _is_host(target):
         return assumed
@@ -182,7 +182,7 @@ def pool() -> int:
 
 
 def assumed_machine(target: Any) -> dict[str, int]:
-    """What kernels for a target assume of this machine beside it: speed alone depends on it.
+    """Assumptions of a target's kernels about the rest of the machine, which only affect speed.
 
     "l2_bytes" of a core and "threads" for CPUs, nothing for GPUs.
     """
@@ -227,10 +227,10 @@ def allowed(needed: Sequence[str], target: Any = None) -> str:
 
     target : of the kernel, if its architecture counts, too
     """
-    made = str(target.attrs.get("mtriple", "")).partition("-")[0] if target else ""
-    own = this_machine().architecture
-    if made and ARCHITECTURES.get(made, made) != ARCHITECTURES.get(own, own):
-        return f"it is compiled for {made}, and this machine is {own}"
+    wanted = str(target.attrs.get("mtriple", "")).partition("-")[0] if target else ""
+    mine = this_machine().architecture
+    if wanted and ARCHITECTURES.get(wanted, wanted) != ARCHITECTURES.get(mine, mine):
+        return f"it is compiled for {wanted}, and this machine is {mine}"
     has = host_features()
     lacks = [name for name in needed if not has.get(name, False)]
     if lacks:

@@ -44,8 +44,8 @@ class Branch:
         """The config of the first values, and those that differ from it in one parameter."""
         first = {name: values[0] for name, values in self.choices.items()}
         others = ((name, value) for name, values in self.choices.items() for value in values[1:])
-        found = [self.config(first), *(self.config({**first, name: x}) for name, x in others)]
-        return [config for config in found if config is not None]
+        configs = [self.config(first), *(self.config({**first, name: x}) for name, x in others)]
+        return [config for config in configs if config is not None]
 
     def config(self, chosen: Mapping[str, Any]) -> Any | None:
         """The config of some values; None where there is none."""
@@ -87,8 +87,8 @@ def around(configs: Sequence[Any], **tried: Iterable[Any]) -> Tried:
     for field in fields(configs[0]):
         tries = field.metadata.get("tries", ())
         if tries or field.name in tried:
-            own = (getattr(config, field.name) for config in configs)
-            values = {*own, *tries, *tried.get(field.name, ())}
+            values_here = (getattr(config, field.name) for config in configs)
+            values = {*values_here, *tries, *tried.get(field.name, ())}
             choices[field.name] = tuple(sorted(values, key=lambda x: (x is not None, x)))
     return choices, lambda **chosen: replace(configs[0], **chosen)
 
@@ -129,7 +129,7 @@ class Choices(Mapping[str, Any]):
         return self
 
     def tiles(self, feat: int) -> int:
-        """One: plans see whether sizes that are compiled in are theirs."""
+        """The number of tiles, 1: plans check sizes that are compiled in."""
         del feat
         return 1
 
@@ -170,15 +170,15 @@ class Template:
         """Whether it is for a problem's operator, and for GPUs or CPUs."""
         return self.problem is type(problem) and self.gpu in (None, gpu)
 
-    def branch(self, asked: Asked) -> Branch | None:
+    def branch(self, search: Asked) -> Branch | None:
         """The branch that a search tries; None for nothing."""
         if self.choices is not None:
-            found = self.choices(asked)
+            choices = self.choices(search)
         else:
-            each = tuple(self.configs(*asked[:4])) if self.configs is not None else ()
+            each = tuple(self.configs(*search[:4])) if self.configs is not None else ()
             numbers = {"config": tuple(range(len(each)))}
-            found = (numbers, lambda config: each[config]) if each else None
-        return None if found is None else Branch(self.config.__name__, *found)
+            choices = (numbers, lambda config: each[config]) if each else None
+        return None if choices is None else Branch(self.config.__name__, *choices)
 
 
 # By the classes of config and problem; :mod:`sparsetir.schedules.templates.registry` has all.

@@ -232,7 +232,7 @@ class _Body:
         return options[self.rng.integers(len(options))]
 
     def number(self, depth: int = 2) -> str:
-        """An int32 expression; no division by zero is asked for."""
+        """An int32 expression that never divides by zero."""
         if not depth:
             return str(self.pick(self.rng.integers(-4, 7), *self.numbers, *self.numbers))
         a, b = self.number(depth - 1), self.number(depth - 1)

@@ -72,7 +72,7 @@ class EmulatedKernel:
         self._watched(lambda: self.kernel(*args, **kwargs))
 
     def run(self, values: Sequence[Any]) -> None:
-        """As :meth:`sparsetir.runtime.kernel.Kernel.run_unchecked`; raises TileError."""
+        """Like :meth:`sparsetir.runtime.kernel.Kernel.run_unchecked`; raises TileError."""
         self._watched(lambda: self.kernel.run_unchecked(values))
 
     def _watched(self, call: Callable[[], None]) -> None:

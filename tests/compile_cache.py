@@ -1,4 +1,4 @@
-"""Each distinct kernel is compiled once for all test processes, and not again while it is the same.
+"""Compiles each distinct kernel once for all test processes, until the kernel changes.
 
 `tvm.compile` for a CPU takes a tenth of a second to a second, and writes nothing that depends on
 anything but its argument, the target and TVM. What it made is kept as a shared library under
@@ -33,7 +33,7 @@ LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call
 
 
 class Kept:
-    """In place of the executable: runs the library, and compiles where its text is asked for."""
+    """A stand-in for the executable: runs the library, and compiles when its text is requested."""
 
     def __init__(self, library: Path, again: Callable[[], Any]) -> None:
         self._library = tvm.runtime.load_module(str(library))
@@ -60,7 +60,7 @@ class Cache:
         self.quick = False
 
     def compile(self, mod: Any, target: Any = None, **options: Any) -> Any:
-        """As `tvm.compile`; for a CPU from the folder, or into it."""
+        """Like `tvm.compile`; for a CPU from the folder, or into it."""
         passes = tvm.transform.PassContext.current()
         if options or not _kept(mod, target, passes):
             return self._real(mod, target=target, **options)
@@ -75,10 +75,10 @@ class Cache:
             if library.exists():
                 os.utime(library)
                 return Kept(library, again)
-            made = self._real(mod, target=used)
-            if not self._write(made.mod, library):
-                return made
-            return Kept(library, again if self.quick else lambda: made)
+            compiled = self._real(mod, target=used)
+            if not self._write(compiled.mod, library):
+                return compiled
+            return Kept(library, again if self.quick else lambda: compiled)
 
     @contextlib.contextmanager
     def _alone(self, library: Path) -> Iterator[None]:
@@ -90,8 +90,8 @@ class Cache:
 
     def _write(self, module: Any, library: Path) -> bool:
         """Link a shared library; other processes see all of it or nothing."""
-        with tempfile.TemporaryDirectory(dir=self.folder) as made:
-            linked = _linked(module, made)
+        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+            linked = _linked(module, scratch)
             if linked is not None:
                 os.replace(linked, library)
         return linked is not None
@@ -104,13 +104,13 @@ class Cache:
 
 
 def quickly(mod: Any) -> Any:
-    """What runs the functions of a module that TVM has lowered for a CPU, the sooner the better.
+    """A runnable module of functions that TVM has lowered for a CPU, compiled as fast as possible.
 
     TVM's own way, in memory, takes three times as long.
     """
     module = codegen_build(mod, _without_optimisations(tvm.target.Target("llvm")))
-    with tempfile.TemporaryDirectory() as made:
-        linked = _linked(module, made)
+    with tempfile.TemporaryDirectory() as scratch:
+        linked = _linked(module, scratch)
         return module if linked is None else tvm.runtime.load_module(linked)
 
 
@@ -126,7 +126,7 @@ def _linked(module: Any, folder: str) -> str | None:
 
 
 def key(mod: Any, target: Any) -> str:
-    """Of everything that decides what `tvm.compile` writes.
+    """A digest of everything that determines what `tvm.compile` writes.
 
     TVM's hash of the functions leaves out names alone, of which messages have those of parameters.
     """

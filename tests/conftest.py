@@ -1,4 +1,4 @@
-"""No records of tuning for tests; kernels compiled once; and a table after `test_programs.py`'s.
+"""Tests without tuning records; kernels compiled once; a table after `test_programs.py`'s.
 
 The table has a row per program and a column per step.
 """
@@ -83,17 +83,17 @@ REFUSALS = re.compile(r"test_\w*(refus|wrong|bad_|cannot)")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--ptx`."""
-    told = "run the tests marked 'ptx', with their CUDA kernels as the PTX that nvcc makes"
-    parser.addoption("--ptx", action="store_true", help=told)
+    help_text = "run the tests marked 'ptx', with their CUDA kernels as the PTX that nvcc makes"
+    parser.addoption("--ptx", action="store_true", help=help_text)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Each distinct kernel is compiled once for all processes that run tests."""
+    """Compile each distinct kernel once for all processes that run tests."""
     if getattr(session.config.option, "dist", "no") != "no" and not hasattr(
         session.config, "workerinput"
     ):
         return  # it runs no tests itself, and TVM takes seconds to import
-    gc.disable()  # until all tests are collected, of which nothing is garbage
+    gc.disable()  # until all tests are collected, which leaves no garbage
     import tvm
 
     import machines
@@ -129,7 +129,7 @@ def _look_through_frames_alone() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
-    """Of functions of many cases, but for refusals, some are slow, or all that are not named.
+    """Mark some cases of functions with many as slow, or all that are not named; refusals excepted.
 
     Slow cases, two thirds of all, are left out before pytest makes tests of them, if they would be
     deselected; one stays where there are no others.
@@ -160,7 +160,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Others than `--ptx` wants go."""
+    """Deselect all tests but those that `--ptx` wants."""
     if config.option.ptx:
         from gpu_runner import requires_nvcc
 
@@ -192,7 +192,7 @@ def _with_each_value(cases: list[Any]) -> list[Any]:
 
 
 def pytest_collection_finish() -> None:
-    """What is there by now stays: garbage is looked for among the rest, in a tenth of the time."""
+    """Freeze existing objects: the garbage collector searches the rest, in a tenth of the time."""
     gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)  # little of what tests make is in cycles
@@ -200,7 +200,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """How kernels are compiled, also those of fixtures for several tests."""
+    """Let kernels be compiled once, also those of fixtures for several tests."""
     from compile_cache import AS_USERS
 
     places = {item.path.parent.name, item.path.name}
@@ -214,7 +214,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def gradients() -> Iterator[None]:
-    """Peers of the bench, which have a process of their own elsewhere, switch gradients off."""
+    """Restore gradients, which peers of the bench switch off; elsewhere they have processes."""
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_grad_enabled(True)

@@ -70,16 +70,16 @@ def check_spmm(
         b[2:3], b[:, :1] = float("inf"), float("nan")
     first, other = (torch.from_numpy(RNG.standard_normal(matrix.nnz)).to(kind) for _ in range(2))
     index = matrix.indptr.astype(idtype), matrix.indices.astype(idtype)
-    given = sparsetir.SparseMatrix.from_csr(*index, first, shape=matrix.shape)
+    sparse = sparsetir.SparseMatrix.from_csr(*index, first, shape=matrix.shape)
     how = {"dtype": dtype, "config": config, "threads": threads, "reduce": reduce}
-    plan = sparsetir.plan("spmm", given, feat, **how)
+    plan = sparsetir.plan("spmm", sparse, feat, **how)
     unit = ROUNDED["float64" if dtype == "float64" else "float32"]
     for values, run in ((first, {}), (other, {"values": other})):
         out = torch.full((matrix.shape[0], feat), float("nan"), dtype=kind)
         assert plan(b, out=out, **run) is out
         wanted, size = expected(matrix, values.double().numpy(), b.double().numpy(), reduce)
-        found, finite = out.double().numpy(), np.isfinite(wanted)
-        np.testing.assert_array_equal(found[~finite], wanted[~finite])
+        values_of, finite = out.double().numpy(), np.isfinite(wanted)
+        np.testing.assert_array_equal(values_of[~finite], wanted[~finite])
         close = ROUNDED[dtype] * abs(wanted) + 100 * unit * (size + 1)
-        assert (abs(found[finite] - wanted[finite]) <= close[finite]).all()
+        assert (abs(values_of[finite] - wanted[finite]) <= close[finite]).all()
     return plan

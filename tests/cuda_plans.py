@@ -19,7 +19,7 @@ __all__ = ["run_plans"]
 
 
 class EmulatedKernel:
-    """What plans ask of a kernel."""
+    """The part of a kernel's interface that plans use."""
 
     def __init__(self, stages: Any) -> None:
         self.stages, self.signature = stages, signature_of(stages)
@@ -27,26 +27,26 @@ class EmulatedKernel:
         self.function = CudaFunction(stages["III"])
 
     def of_values(self, stored: Any, computed: Any) -> dict[str, Any]:
-        """Those of its parameters that are made of values."""
+        """The parameters that depend on values."""
         values = {**stored, **computed}
         return compute_of_values(self.signature.func, self.signature.of_values, values)
 
     def entry(self, *args: Any) -> None:
         """Run on arrays of torch or NumPy, which must have the shapes that are expected."""
         signature = self.signature
-        for at, name in enumerate(signature.names):
-            if is_array(args[at]):
+        for index, name in enumerate(signature.names):
+            if is_array(args[index]):
                 expected = signature.expected_shape(signature.position[name], [*args])
-                assert [*args[at].shape] == expected, name
-        given = [to_numpy(x) if is_array(x) else x for x in args]
+                assert [*args[index].shape] == expected, name
+        arrays = [to_numpy(x) if is_array(x) else x for x in args]
         with bfloat16_arrays():
-            made = self.function(dict(zip(self.names, given, strict=True)), seeds=(0, 1))
-        at = signature.passed.index("out")
-        result = made[self.names[at]]
-        if isinstance(args[at], torch.Tensor):
-            args[at].copy_(torch.from_numpy(result))
+            results = self.function(dict(zip(self.names, arrays, strict=True)), seeds=(0, 1))
+        index = signature.passed.index("out")
+        result = results[self.names[index]]
+        if isinstance(args[index], torch.Tensor):
+            args[index].copy_(torch.from_numpy(result))
         else:
-            args[at][...] = result
+            args[index][...] = result
 
 
 def run_plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, EmulatedKernel]:

@@ -2,7 +2,7 @@
 
 The text that nvcc would get is compiled by g++ against `cuda/device.h`: each thread of a block is a
 fiber, and barriers, shuffles, atomics, tensor cores and asynchronous copies do what CUDA says.
-Loads and stores go through hooks (those of -fsanitize=thread, without its library), which find
+Loads and stores call hooks (those of -fsanitize=thread, without its library), which find
 
 - accesses outside of every buffer and every shared array, and misaligned ones,
 - races: two threads that touch an element, one of them writing, with no barrier between them and
@@ -62,7 +62,7 @@ class KernelError(AssertionError):
 
 
 class Counts(ctypes.Structure):
-    """What launches did, all but the first three only where they were counted.
+    """Counts of launches, all but the first three only where requested.
 
     instructions : of warps, that touch memory; lanes : of all of them, 32 each at best
     sectors : of 32 bytes of global memory, per instruction of a warp
@@ -80,7 +80,7 @@ class Counts(ctypes.Structure):
 
     @classmethod
     def of(cls, launches: Sequence[Counts]) -> Counts:
-        """What launches did together."""
+        """Counts of all launches together."""
         out = cls()
         for name, _ in cls._fields_:
             total = max if name.startswith("longest") else sum
@@ -158,7 +158,7 @@ def _runtime() -> ctypes.CDLL:
 
 
 def _counts() -> Counts:
-    """Of what ran since they were reset."""
+    """Counts since the last reset."""
     return Counts.from_buffer_copy(_runtime().cuda_counts().contents)
 
 
@@ -214,7 +214,7 @@ class CudaText:
             raise KernelError(f"{name}: {self._message()}")
 
     def _message(self) -> str:
-        """What went wrong in the last launch, and the line of the text where."""
+        """The error of the last launch, and the line of the text that caused it."""
         runtime = _runtime()
         message, line = runtime.cuda_message().decode(), runtime.cuda_where_line()
         if runtime.cuda_where():
@@ -235,13 +235,13 @@ def watched(races: bool = True, equal: bool = False, count: bool = False) -> Ite
         runtime.cuda_remove_buffers()
 
 
-def add_buffer(name: str, at: int, size: int, element: int, read_only: bool = False) -> None:
+def add_buffer(name: str, address: int, size: int, element: int, read_only: bool = False) -> None:
     """Let kernels touch `size` bytes at an address, in elements of some bytes."""
-    _runtime().cuda_add_buffer(name.encode(), at, size, element, int(read_only))
+    _runtime().cuda_add_buffer(name.encode(), address, size, element, int(read_only))
 
 
 class Machine:
-    """What compiles and runs CUDA text: here the emulator; `ptx_runner` has another one."""
+    """A compiler and runner of CUDA text: here the emulator; `ptx_runner` has another one."""
 
     def compile(self, source: str, arch: str) -> Any:
         """Something whose `launch` is as that of :class:`CudaText`."""
@@ -250,21 +250,21 @@ class Machine:
     def watched(
         self, races: bool, equal: bool, count: bool
     ) -> contextlib.AbstractContextManager[None]:
-        """As :func:`watched`."""
+        """Like :func:`watched`."""
         return watched(races, equal, count)
 
     def add_buffer(
-        self, name: str, at: int, size: int, element: int, read_only: bool = False
+        self, name: str, address: int, size: int, element: int, read_only: bool = False
     ) -> None:
-        """As :func:`add_buffer`."""
-        add_buffer(name, at, size, element, read_only)
+        """Like :func:`add_buffer`."""
+        add_buffer(name, address, size, element, read_only)
 
     def reset_counts(self, count: bool) -> None:
         """Begin to count, all fields where asked to."""
         _runtime().cuda_reset_counts(int(count))
 
     def counts(self) -> Counts:
-        """Of what ran since then."""
+        """Counts since the last reset."""
         return _counts()
 
 
@@ -330,7 +330,7 @@ class CudaFunction(HostFunction):
         return {name: self._launcher(name, kernel) for name, kernel in kernels.items()}
 
     def _launcher(self, name: str, kernel: tirx.PrimFunc) -> Callable[..., None]:
-        """What TVM's host code calls: (arguments of the kernel, its launch extents)."""
+        """A stand-in that TVM's host code calls: (arguments of the kernel, launch extents)."""
 
         def launch(*args: Any) -> None:
             grid, block, dynamic, values = self._launch(name, kernel, args)
@@ -350,18 +350,18 @@ class CudaFunction(HostFunction):
         else:
             raw = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
             memory, copy = np.empty(0), np.ndarray(array.shape, array.dtype, raw)
-        at = copy.ctypes.data
-        self._machine.add_buffer(name, at, copy.nbytes, copy.itemsize, not array.flags.writeable)
+        begin = copy.ctypes.data
+        self._machine.add_buffer(name, begin, copy.nbytes, copy.itemsize, not array.flags.writeable)
         return memory, copy
 
     def _workspace(self, pointer: Any, size: int, element: int, name: str) -> None:
-        at = _address(pointer)
-        ctypes.memset(at, 0xFF, size)
-        self._machine.add_buffer(name, at, size, element)
+        address = _address(pointer)
+        ctypes.memset(address, 0xFF, size)
+        self._machine.add_buffer(name, address, size, element)
 
 
 def _address(pointer: Any) -> int:
-    """Of what TVM gives for a pointer."""
+    """The address in what TVM gives for a pointer."""
     return (pointer.value if isinstance(pointer, ctypes.c_void_p) else pointer) or 0
 
 
@@ -378,13 +378,13 @@ def _line_at(path: Path, address: int) -> int:
     if tool is None or base is None:
         return 0
     command = [tool, "-e", str(path), hex(address - 1 - base)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    line = re.search(r"kernels\.cpp:(\d+)", found)
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    line = re.search(r"kernels\.cpp:(\d+)", printed)
     return int(line[1]) if line else 0
 
 
 def _base_of(path: Path) -> int | None:
-    """Where a library was loaded."""
+    """The address where a library was loaded."""
     for mapping in Path("/proc/self/maps").read_text().split("\n"):
         if mapping.endswith(path.name):
             return int(mapping.split("-")[0], 16)

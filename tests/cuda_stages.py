@@ -33,6 +33,6 @@ class CudaStages:
 
     def __call__(self, args: Mapping[str, Any], **options: Any) -> dict[str, np.ndarray]:
         """The arrays as the kernel leaves them; computed parameters are computed of `args`."""
-        given = {**args, **compute(self.signature, dict(args))}
-        out = self.function({flat: given[name] for flat, name in self.called.items()}, **options)
+        every = {**args, **compute(self.signature, dict(args))}
+        out = self.function({flat: every[name] for flat, name in self.called.items()}, **options)
         return {self.called[flat]: array for flat, array in out.items()}

@@ -56,18 +56,18 @@ def _shared_arrays(text: str) -> str:
         if dynamic:
             return f"{kind}* {name} = ({kind}*)cuda_dynamic_shared();"
         array = f"{kind}[{size}]"
-        made = f'cuda_shared({next(numbers)}, "{name}", sizeof({array}), sizeof({kind}))'
-        return f"{kind} (&{name})[{size}] = *({kind} (*)[{size}]){made};"
+        call = f'cuda_shared({next(numbers)}, "{name}", sizeof({array}), sizeof({kind}))'
+        return f"{kind} (&{name})[{size}] = *({kind} (*)[{size}]){call};"
 
-    found = _SHARED.sub(replace, text)
-    if "__shared__" in found:
-        line = found[found.index("__shared__") :].split("\n")[0]
+    replaced = _SHARED.sub(replace, text)
+    if "__shared__" in replaced:
+        line = replaced[replaced.index("__shared__") :].split("\n")[0]
         raise ValueError(f"to_cpp: argument 'source': expected shared arrays, got {line!r}")
-    return found
+    return replaced
 
 
 def _call(name: str, parameters: str) -> str:
-    """What unpacks a kernel's arguments."""
+    """A stand-in that unpacks a kernel's arguments."""
     kinds = [re.sub(r"\w+\s*$", "", p).replace("__restrict__", "") for p in parameters.split(",")]
     values = ", ".join(f"*({kind.strip()}*)a[{i}]" for i, kind in enumerate(kinds) if kind.strip())
     return f'extern "C" CUDA_QUIET void cuda_call_{name}(void** a) {{ {name}({values}); }}\n'
@@ -75,13 +75,13 @@ def _call(name: str, parameters: str) -> str:
 
 def _without_asm(text: str) -> Iterator[str]:
     """The text in pieces, PTX as calls."""
-    at = 0
-    while match := _ASM.search(text, at):
+    start = 0
+    while match := _ASM.search(text, start):
         end = _closing(text, match.end() - 1)
-        yield text[at : match.start()]
+        yield text[start : match.start()]
         yield _ptx(text[match.end() : end])
-        at = end + 1
-    yield text[at:]
+        start = end + 1
+    yield text[start:]
 
 
 def _ptx(body: str) -> str:
@@ -105,9 +105,9 @@ def _ptx(body: str) -> str:
     return f"ptx_{re.sub(r'[^a-z0-9]+', '_', name)}{brackets}({', '.join(values)})"
 
 
-def _steps(text: str, at: int = 0) -> Iterator[tuple[int, str, int]]:
+def _steps(text: str, begin: int = 0) -> Iterator[tuple[int, str, int]]:
     """Place, letter and depth of brackets after it, of all that is in no string."""
-    depth, quoted, i = 0, False, at
+    depth, quoted, i = 0, False, begin
     while i < len(text):
         letter = text[i]
         if quoted and letter == "\\":
@@ -120,9 +120,9 @@ def _steps(text: str, at: int = 0) -> Iterator[tuple[int, str, int]]:
         i += 1
 
 
-def _closing(text: str, at: int) -> int:
-    """Where the bracket that opens at `at` closes."""
-    return next(i for i, _, depth in _steps(text, at) if depth == 0)
+def _closing(text: str, begin: int) -> int:
+    """The place of the bracket that closes the one at `begin`."""
+    return next(i for i, _, depth in _steps(text, begin) if depth == 0)
 
 
 def _split(text: str, separator: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""How tests draw random examples: the same ones in each run, however long they take."""
+"""Random examples of tests: the same ones in each run, however long they take."""
 
 from __future__ import annotations
 

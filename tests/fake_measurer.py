@@ -14,12 +14,12 @@ from sparsetir.tuning import search
 
 
 def text(config: Any) -> str:
-    """One line of a config: equal for equal configs."""
+    """A line that describes a config: equal for equal configs."""
     return json.dumps(to_data(config), sort_keys=True)
 
 
 def seconds_of(config: Any) -> float:
-    """Between 1 and 2 ms, as good as random, always the same for a config."""
+    """A pseudo-random time between 1 and 2 ms, always the same for a config."""
     digest = hashlib.sha256(text(config).encode()).digest()
     return 1e-3 + int.from_bytes(digest[:4], "little") / 2**32 * 1e-3
 

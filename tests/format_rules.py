@@ -43,12 +43,12 @@ def describe(axes: Axes, buffers: dict[str, str], idtype: str = "int32") -> Any:
         sizes.append(f"nnz_{low}")
         arrays.append(f"ptr_{low}")
         if kind == "ragged":
-            of, what = f"ptr_{low}", "dense_variable"
+            of, axis_kind = f"ptr_{low}", "dense_variable"
         else:
             arrays.append(f"idx_{low}")
-            of, what = f"(ptr_{low}, idx_{low})", "sparse_variable"
+            of, axis_kind = f"(ptr_{low}, idx_{low})", "sparse_variable"
         end += ", unique=False" if kind == "coo" else ""
-        lines.append(f"{name} = T.{what}({rest[0]}, ({length}, nnz_{low}), {of}, {end})")
+        lines.append(f"{name} = T.{axis_kind}({rest[0]}, ({length}, nnz_{low}), {of}, {end})")
     names = ", ".join(a[0] for a in axes)
     lines += [
         f'{b} = T.match_sparse_buffer({b.lower()}, ({names},), "{d}")' for b, d in buffers.items()
@@ -172,8 +172,8 @@ def csf(names: Sequence[str], order: Sequence[int] | None = None, **more: Any) -
     order = list(order or range(len(names)))
     back = [order.index(n) for n in range(len(names))]
     axes: Axes = [(f"{names[order[0]]}2", "dense", f"n_{names[order[0]].lower()}")]
-    for at in order[1:]:
-        axes.append((f"{names[at]}2", "sparse", f"n_{names[at].lower()}", axes[-1][0]))
+    for n in order[1:]:
+        axes.append((f"{names[n]}2", "sparse", f"n_{names[n].lower()}", axes[-1][0]))
     return rule(
         more.pop("name", "csf"), axes, names, {n: [f"{n}2"] for n in names},
         lambda *c: tuple(c[n] for n in order), lambda *c: tuple(c[n] for n in back), **more,
@@ -197,7 +197,7 @@ def blocked_csf(names: Sequence[str], b: int, **more: Any) -> FormatRewriteRule:
 def inferred(
     rules: Sequence[FormatRewriteRule], coords: Sequence[np.ndarray], shape: Any, parts: Any
 ) -> tuple[list[FormatPart], dict[str, Any]]:
-    """Each rule's format for its part of the coordinates, and all their arguments."""
+    """The format of each rule for its part of the coordinates, and all their arguments."""
     formats = [
         infer_format(r, [c[p] for c in coords], shape) for r, p in zip(rules, parts, strict=True)
     ]

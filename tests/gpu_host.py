@@ -65,7 +65,7 @@ class HostFunction:
         self._host = self._module[name]
 
     def _compile(self, kernels: dict[str, tirx.PrimFunc]) -> dict[str, Callable[..., None]]:
-        """What the host calls for each kernel of `source`: (its arguments, launch extents)."""
+        """Stand-ins that the host calls per kernel of `source`: (arguments, launch extents)."""
         raise NotImplementedError
 
     def _workspace(self, pointer: Any, size: int, element: int, name: str) -> None:
@@ -99,12 +99,12 @@ class HostFunction:
     ) -> None:  # fmt: skip
         """Refuse what a GPU's driver refuses, in place of the host part, which should have."""
         most = limits_of(kernel.attrs["target"])
-        for what, numbers in (("blockIdx", grid), ("threadIdx", block)):
+        for kind, numbers in (("blockIdx", grid), ("threadIdx", block)):
             for d, number in zip("xyz", numbers, strict=True):
-                limit = most.get(f"{what}.{d}", number)
+                limit = most.get(f"{kind}.{d}", number)
                 if not 1 <= number <= limit:
                     raise ValueError(
-                        f"{name}: launched with {number} of {what}.{d}, not 1 to {limit}"
+                        f"{name}: launched with {number} of {kind}.{d}, not 1 to {limit}"
                     )
         if dynamic > most.get(DYNAMIC_SHARED, dynamic):
             raise ValueError(f"{name}: launched with {dynamic} bytes of dynamic shared memory")
@@ -211,8 +211,8 @@ def _tell_workspaces(host: tirx.PrimFunc) -> tirx.PrimFunc:
                 size: Any = tirx.const(element, "int64")
                 for extent in buffer.shape:
                     size = size * tirx.Cast("int64", extent)
-                told = tirx.call_packed(WORKSPACE, buffer.data, size, element, buffer.name)
-                steps.append(tirx.Evaluate(told))
+                report = tirx.call_packed(WORKSPACE, buffer.data, size, element, buffer.name)
+                steps.append(tirx.Evaluate(report))
         return tirx.SeqStmt(steps)
 
     return host.with_body(tvm_ffi.structural_map(host.body, (tirx.SeqStmt, tell)))

@@ -131,7 +131,7 @@ class OpenCLFunction(HostFunction):
         return {n: self._launcher(program, n, kernel) for n, kernel in kernels.items()}
 
     def _launcher(self, program: Any, name: str, kernel: tirx.PrimFunc) -> Callable[..., None]:
-        """What TVM's host code calls: (arguments of the kernel, its launch extents)."""
+        """A stand-in that TVM's host code calls: (arguments of the kernel, launch extents)."""
         cl_kernel = self._cl.Kernel(program, name)
 
         def launch(*args: Any) -> None:

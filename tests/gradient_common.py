@@ -39,7 +39,7 @@ class Case:
     idtype: str = "int32"
 
     def arguments(self, func, arrays):
-        """What a program takes by name; its pattern is in the order that it asks for."""
+        """Arguments of a program by name; the pattern is in the order that the program needs."""
         order = self.order(func)
         sorting, pattern = self.structure([self.chain.index(a) for a in order])
         values = {**self.sizes, **pattern}
@@ -56,20 +56,20 @@ class Case:
         """The order of elements, and the arrays of each level, for levels in another order."""
         coords = self.coords[:, places].reshape(-1, len(places))
         sorting = np.lexsort(coords.T[::-1])
-        coords, found = coords[sorting], {}
+        coords, arrays = coords[sorting], {}
         parents, count = coords[:, 0], self.lengths[places[0]]
-        for at, (indptr, indices, nnz) in enumerate(self.levels, start=1):
-            pairs = np.stack([parents, coords[:, at]], axis=1).reshape(-1, 2)
-            last = at == len(self.levels)
+        for level, (indptr, indices, nnz) in enumerate(self.levels, start=1):
+            pairs = np.stack([parents, coords[:, level]], axis=1).reshape(-1, 2)
+            last = level == len(self.levels)
             distinct, where = np.unique(pairs, axis=0, return_inverse=True)
             if last:
                 distinct, where = pairs, np.arange(len(pairs))
             counts = np.bincount(distinct[:, 0], minlength=count)
-            found[indptr] = np.concatenate([[0], np.cumsum(counts)]).astype(self.idtype)
-            found[indices] = distinct[:, 1].astype(self.idtype)
-            found[nnz] = count = len(distinct)
+            arrays[indptr] = np.concatenate([[0], np.cumsum(counts)]).astype(self.idtype)
+            arrays[indices] = distinct[:, 1].astype(self.idtype)
+            arrays[nnz] = count = len(distinct)
             parents = where.reshape(-1)
-        return sorting, found
+        return sorting, arrays
 
     def forward(self, **changed):
         """The result of the program, in the interpreter."""
@@ -82,18 +82,18 @@ class Case:
     def dtype(self):
         return next(a.dtype for a in self.arrays.values() if a.dtype.kind == "f")
 
-    def gradient(self, wrt, given, run=sparsetir.interpret, **options):
+    def gradient(self, wrt, upstream, run=sparsetir.interpret, **options):
         """The gradient by the derived program, for elements in the order of the program."""
         func = gradient(self.func, wrt, **options)
         shape = self.arrays[wrt].shape
         out = np.full(shape, np.nan, self.dtype)
-        arguments = self.arguments(func, {f"grad_{self.out[0]}": given, f"grad_{wrt}": out})
+        arguments = self.arguments(func, {f"grad_{self.out[0]}": upstream, f"grad_{wrt}": out})
         run(func, arguments)
-        found = arguments[f"grad_{wrt}"].reshape(shape)
+        result = arguments[f"grad_{wrt}"].reshape(shape)
         if wrt in self.stored:
             back, _ = self.structure([self.chain.index(a) for a in self.order(func)])
-            found = found[np.argsort(back)]
-        return found
+            result = result[np.argsort(back)]
+        return result
 
 
 def built(func, arguments):

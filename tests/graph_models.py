@@ -15,7 +15,7 @@ def edges(seed=1, nodes=NODES, count=EDGES):
 
 
 class Wrapped(torch.nn.Module):
-    """One layer of PyG's."""
+    """A layer of PyG's."""
 
     def __init__(self, layer):
         super().__init__()
@@ -64,7 +64,7 @@ def made(name, seed=0):
 
 
 def gradients(call, model, x, *more):
-    """What a call of a model gives, and gradients of the features and parameters."""
+    """The results of a call of a model, and gradients of the features and parameters."""
     x = x.clone().requires_grad_()
     model.zero_grad()
     out = call(x, *more)

@@ -43,7 +43,7 @@ def arguments(
 
 
 def expected(args: dict[str, Any]) -> np.ndarray:
-    """What C must be, in float64."""
+    """The expected C, in float64."""
     m = len(args["indptr"]) - 1
     dense = np.zeros((m, len(args["b"])))
     rows = np.repeat(np.arange(m), np.diff(args["indptr"]))

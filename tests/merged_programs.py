@@ -1,4 +1,4 @@
-"""Random programs of several sparse operands gone through together."""
+"""Random programs that iterate over several sparse operands together."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def declare_columns(
         cols = draw(st.integers(1, n))
         slots = np.full((parents, cols), -1)
         for row, pick in zip(slots, picks, strict=True):
-            at = np.sort(rng.permutation(cols)[: min(cols, len(pick))])
-            row[at] = pick[: len(at)]
+            slots_used = np.sort(rng.permutation(cols)[: min(cols, len(pick))])
+            row[slots_used] = pick[: len(slots_used)]
         args |= {f"{x}_cols": cols, f"{x}_idx": slots.reshape(-1).astype(idtype)}
         shape = f"({SIZE[x]}, {x}_cols)"
         lines.append(f"J{x} = T.sparse_fixed({rows}, {shape}, {x}_idx, '{idtype}')")
@@ -51,13 +51,13 @@ def declare_columns(
     args |= {f"{x}_nnz": size}
     args[f"{x}_ptr"] = np.concatenate([[0], np.cumsum(counts)]).astype(idtype)
     arrays = f"{x}_ptr"
-    found = np.concatenate([*map(np.arange, counts), np.zeros(0)]).astype(int)
+    columns = np.concatenate([*map(np.arange, counts), np.zeros(0)]).astype(int)
     if kind == "sparse_variable":
-        found = np.concatenate([*picks, np.zeros(0)]).astype(int)
-        args[f"{x}_idx"] = found.astype(idtype)
+        columns = np.concatenate([*picks, np.zeros(0)]).astype(int)
+        args[f"{x}_idx"] = columns.astype(idtype)
         arrays = f"({x}_ptr, {x}_idx)"
     lines.append(f"J{x} = T.{kind}({rows}, ({SIZE[x]}, {x}_nnz), {arrays}, '{idtype}')")
-    return (size,), found + n * np.repeat(np.arange(parents), counts)
+    return (size,), columns + n * np.repeat(np.arange(parents), counts)
 
 
 @st.composite
@@ -73,14 +73,14 @@ def products(draw: Any) -> tuple[Drawn, np.ndarray]:
     lines = [f"I = T.dense_fixed(m, '{idtype}')", f"L = T.dense_fixed(n, '{idtype}')"]
     lines += [f"N = T.dense_fixed(p, '{idtype}')", f"O = T.dense_fixed(1, '{idtype}')"]
     lines.append(f"F = T.dense_fixed(3, '{idtype}')")
-    rows, there = "I", np.arange(m)
+    rows, stored_rows = "I", np.arange(m)
     if draw(st.booleans()):
-        there = np.sort(rng.permutation(m)[: rng.integers(0, m + 1)])
-        args |= {"a_rows": len(there), "a_iptr": np.array([0, len(there)], idtype)}
-        args["a_iidx"], rows = there.astype(idtype), "I1"
+        stored_rows = np.sort(rng.permutation(m)[: rng.integers(0, m + 1)])
+        args |= {"a_rows": len(stored_rows), "a_iptr": np.array([0, len(stored_rows)], idtype)}
+        args["a_iidx"], rows = stored_rows.astype(idtype), "I1"
         lines.append(f"I1 = T.sparse_variable(O, (m, a_rows), (a_iptr, a_iidx), '{idtype}')")
     stored = []
-    for x, parents, width in (("a", (rows, len(there)), l), ("e", ("L", l), n)):
+    for x, parents, width in (("a", (rows, len(stored_rows)), l), ("e", ("L", l), n)):
         shape, places = declare_columns(draw, rng, args, lines, x, parents, width, idtype)
         mask = np.zeros(parents[1] * width, bool)
         mask[places[places >= 0]] = True
@@ -112,7 +112,7 @@ def products(draw: Any) -> tuple[Drawn, np.ndarray]:
     ]
     text = "\n    ".join([f"@T.prim_func\ndef f({', '.join(params)}):", *lines])
     full = np.zeros((m, l), bool)
-    full[there] = stored[0]
+    full[stored_rows] = stored[0]
     return Drawn(text, args), full.astype(int) @ stored[1].astype(int) > 0
 
 
@@ -131,11 +131,11 @@ def nested(draw: Any) -> tuple[Drawn, np.ndarray, np.ndarray]:
     for factor, x in enumerate("abd", 1):
         shape, places = declare_columns(draw, rng, args, lines, x, ("I", m), n, idtype)
         args[x] = rng.integers(-4, 5, shape).astype("float32")
-        there = np.zeros(m * n, bool)
-        there[places[places >= 0]] = True
+        mask = np.zeros(m * n, bool)
+        mask[places[places >= 0]] = True
         dense = np.zeros(m * n)
         dense[places[places >= 0]] = args[x].reshape(-1)[places >= 0]
-        stored[f"J{x}"], values = there.reshape(m, n), values + factor * dense.reshape(m, n)
+        stored[f"J{x}"], values = mask.reshape(m, n), values + factor * dense.reshape(m, n)
         lines.append(f"{x.upper()} = T.match_sparse_buffer({x}, (I, J{x}))")
     kinds = {"union": np.logical_or, "intersect": np.logical_and, "difference": np.greater}
 
@@ -188,9 +188,9 @@ def programs(draw: Any, most: int = 7) -> Drawn:
             rows = f"I{x}"
             lines.append(f"I{x} = T.dense_fixed(m, '{idtype}')")
         if stored_rows:
-            there = np.sort(rng.permutation(m)[: rng.integers(0, m + 1)])
-            args |= {f"{x}_rows": len(there), f"{x}_iptr": np.array([0, len(there)], idtype)}
-            args[f"{x}_iidx"], parents = there.astype(idtype), len(there)
+            held = np.sort(rng.permutation(m)[: rng.integers(0, m + 1)])
+            args |= {f"{x}_rows": len(held), f"{x}_iptr": np.array([0, len(held)], idtype)}
+            args[f"{x}_iidx"], parents = held.astype(idtype), len(held)
             shape, arrays = f"(m, {x}_rows)", f"({x}_iptr, {x}_iidx)"
             lines[-1] = f"I{x} = T.sparse_variable(O, {shape}, {arrays}, '{idtype}')"
         shape_of, _ = declare_columns(draw, rng, args, lines, x, (rows, parents), n, idtype)

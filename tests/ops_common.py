@@ -34,9 +34,9 @@ class Case(NamedTuple):
 def dense(shape=SHAPE, seed=0, density=0.3):
     """A dense matrix with zeros; the second row is empty."""
     torch.manual_seed(seed)
-    found = torch.randn(shape) * (torch.rand(shape) < density)
-    found[1] = 0
-    return found
+    matrix = torch.randn(shape) * (torch.rand(shape) < density)
+    matrix[1] = 0
+    return matrix
 
 
 def compressed(A, values, indices=None):
@@ -51,7 +51,7 @@ def compressed(A, values, indices=None):
 
 
 def of_tensor(A):
-    """What a torch tensor's elements are, by torch's own conversion of numbered ones."""
+    """The type of a torch tensor's elements, by torch's own conversion of numbered ones."""
     values = A.values()
     numbers = torch.arange(1, values.numel() + 1, dtype=torch.float64).reshape(values.shape)
     if A.layout is torch.sparse_coo:
@@ -66,25 +66,25 @@ def of_tensor(A):
 def cases():
     """A matrix of each kind: name -> Case."""
     D = dense()
-    found = {
+    by_name = {
         "coo": of_tensor(D.to_sparse()),
         "csr": of_tensor(D.to_sparse_csr()),
         "csc": of_tensor(D.to_sparse_csc()),
         "bsr": of_tensor(D.to_sparse_bsr((3, 2))),
         "bsc": of_tensor(D.to_sparse_bsc((2, 3))),
     }
-    csr = found["csr"].A
+    csr = by_name["csr"].A
     narrow = compressed(csr, csr.values(), torch.int32)
-    found["csr int32"] = found["csr"]._replace(A=narrow)
+    by_name["csr int32"] = by_name["csr"]._replace(A=narrow)
     matrix = sparsetir.SparseMatrix(D.to_sparse())
     rows, cols = (torch.from_numpy(x).long() for x in matrix.pattern.coords)
-    found["matrix"] = Case(matrix, rows, cols)
+    by_name["matrix"] = Case(matrix, rows, cols)
     m, n = SHAPE
     edges = torch.stack([torch.randint(0, n, (70,)), torch.randint(0, m, (70,))])
     edges[1][edges[1] == 1] = 0  # an empty row; parallel edges are likely
-    found["edges"] = Case((edges, (n, m)), edges[1], edges[0])
-    found["edges int32"] = Case((edges.int(), (n, m)), edges[1], edges[0])
-    return found
+    by_name["edges"] = Case((edges, (n, m)), edges[1], edges[0])
+    by_name["edges int32"] = Case((edges.int(), (n, m)), edges[1], edges[0])
+    return by_name
 
 
 def reduced(case, terms, reduce="sum"):
@@ -108,13 +108,13 @@ def reduced(case, terms, reduce="sum"):
 
 
 def expected_spmm(case, values, B, reduce, m=SHAPE[0]):
-    """Of float64 tensors; (m, feat)."""
+    """The product of float64 tensors; (m, feat)."""
     terms = B[case.cols] if values is None else values[:, None] * B[case.cols]
     return reduced(case._replace(shape=(m, len(B))), terms, reduce)
 
 
 def expected_sddmm(case, X, Y):
-    """Of float64 tensors; (nnz,)."""
+    """The products of rows of float64 tensors; (nnz,)."""
     return (X[case.rows] * Y[case.cols]).sum(-1)
 
 

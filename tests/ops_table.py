@@ -47,8 +47,8 @@ class Op:
     def operands(self, case: Case, dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
         """Numbers that the dtype has, and that may be divided by."""
         draw = torch.Generator().manual_seed(seed)
-        found = (torch.randn(s, generator=draw, dtype=torch.float64) for s in self.shapes(case))
-        return [(x.sign() * (x.abs() + 0.5)).to(dtype).requires_grad_() for x in found]
+        drawn = (torch.randn(s, generator=draw, dtype=torch.float64) for s in self.shapes(case))
+        return [(x.sign() * (x.abs() + 0.5)).to(dtype).requires_grad_() for x in drawn]
 
 
 def softmax(case: Case, x: torch.Tensor) -> torch.Tensor:
@@ -80,16 +80,16 @@ def ones(reduce: str) -> Op:
 
 
 def gspmm(op: str, reduce: str, dims: dict[str, str]) -> Op:
-    def call(A, *given):
-        return ops.gspmm(A, op, reduce, **dict(zip(dims, given, strict=True)))
+    def call(A, *inputs):
+        return ops.gspmm(A, op, reduce, **dict(zip(dims, inputs, strict=True)))
 
-    def exact(case, *given):
-        found = dict(zip(dims, given, strict=True))
+    def exact(case, *inputs):
+        by_name = dict(zip(dims, inputs, strict=True))
         if op == "copy_e":
-            return reduced(case, found["e"], reduce)
-        u = found["u"][case.cols]
+            return reduced(case, by_name["e"], reduce)
+        u = by_name["u"][case.cols]
         return reduced(
-            case, u if op == "copy_u" else BINARY[op[2:5]](u, widened(found["e"], u)), reduce
+            case, u if op == "copy_u" else BINARY[op[2:5]](u, widened(by_name["e"], u)), reduce
         )
 
     return Op(call, dims, exact)
@@ -98,9 +98,9 @@ def gspmm(op: str, reduce: str, dims: dict[str, str]) -> Op:
 def gsddmm(op: str, ends: str, *dims: str) -> Op:
     """ends : "uv" for sources on the left and targets on the right."""
 
-    def exact(case, *given):
-        at = {"u": lambda x: x[case.cols], "v": lambda x: x[case.rows], "e": lambda x: x}
-        a, b = (at[end](x) for end, x in zip(ends, given, strict=True))
+    def exact(case, *inputs):
+        rows_of = {"u": lambda x: x[case.cols], "v": lambda x: x[case.rows], "e": lambda x: x}
+        a, b = (rows_of[end](x) for end, x in zip(ends, inputs, strict=True))
         return (a * b).sum(-1, keepdim=True) if op == "dot" else BINARY[op](a, b)
 
     named = dict(zip(("lhs", "rhs"), dims, strict=True))
@@ -137,7 +137,7 @@ RELATIONS = torch.tensor([0, 1, 3])
 
 
 def rgms(reduce: str, *dims: str) -> Op:
-    """By turns of three relations; of a fourth there are no edges."""
+    """Edges of three relations by turns; the fourth has none."""
 
     def call(A, x, weight, a):
         edges, (n, m) = A if len(A) == 2 else (A.col, (A.n, A.m))
@@ -249,8 +249,8 @@ MORE = {
 
 
 def edges(sources: list[int], targets: list[int], m: int, n: int, dtype=torch.int64) -> Case:
-    found = torch.tensor([sources, targets], dtype=dtype).reshape(2, -1)
-    return Case((found, (n, m)), found[1].long(), found[0].long(), (m, n))
+    index = torch.tensor([sources, targets], dtype=dtype).reshape(2, -1)
+    return Case((index, (n, m)), index[1].long(), index[0].long(), (m, n))
 
 
 # Sparse matrices of all kinds, and patterns that are extremes of some kind.

@@ -27,20 +27,20 @@ def covering(sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def by_default(values: Iterable[Any], *quick: Any) -> list[Any]:
-    """Parameters of which those that are not among `quick` are slow."""
+    """Parameters; those that are not among `quick` are marked slow."""
     marks = {False: [pytest.mark.slow], True: []}
     return [pytest.param(value, marks=marks[value in quick]) for value in values]
 
 
 def by_turns(values: Iterable[Any], every: int) -> list[Any]:
-    """Parameters of which all but each `every`-th one are slow; a tuple is of several."""
+    """Parameters; all but each `every`-th one are marked slow. A tuple holds several values."""
     params = []
-    for at, value in enumerate(values):
+    for number, value in enumerate(values):
         if isinstance(value, tuple) and hasattr(value, "marks"):  # made by `pytest.param`
-            made = pytest.param(*value.values, id=value.id)
+            param = pytest.param(*value.values, id=value.id)
         else:
-            made = pytest.param(*(value if isinstance(value, tuple) else (value,)))
-        params.append(made if at % every == 0 else made._replace(marks=[pytest.mark.slow]))
+            param = pytest.param(*(value if isinstance(value, tuple) else (value,)))
+        params.append(param if number % every == 0 else param._replace(marks=[pytest.mark.slow]))
     return params
 
 

@@ -42,13 +42,13 @@ def ptx_of(source: str, arch: str) -> str:
     if not kept.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-            text, made = Path(folder) / "kernels.cu", Path(folder) / "kernels.ptx"
+            text, ptx = Path(folder) / "kernels.cu", Path(folder) / "kernels.ptx"
             text.write_text(source)
-            command = [nvcc, "-w", f"-arch={arch}", "-ptx", "-o", str(made), str(text)]
+            command = [nvcc, "-w", f"-arch={arch}", "-ptx", "-o", str(ptx), str(text)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"nvcc failed:\n{done.stderr[:4000]}")
-            os.replace(made, kept)
+            os.replace(ptx, kept)
     os.utime(kept)
     return kept.read_text()
 
@@ -75,9 +75,9 @@ class PtxMachine(cuda_runner.Machine):
         yield
 
     def add_buffer(
-        self, name: str, at: int, size: int, element: int, read_only: bool = False
+        self, name: str, address: int, size: int, element: int, read_only: bool = False
     ) -> None:
-        self._memory.add_at(name, at, size, element, read_only)
+        self._memory.add_at(name, address, size, element, read_only)
 
     def reset_counts(self, count: bool) -> None:
         self._counts = cuda_runner.Counts()

@@ -53,8 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests that an earlier process has begun."""
-    known = read(config.option.outcomes)
-    items[:] = [item for item in items if item.nodeid not in known]
+    begun = read(config.option.outcomes)
+    items[:] = [item for item in items if item.nodeid not in begun]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -62,11 +62,11 @@ def schedule_at_random(
 
 
 class _Skipped(Exception):
-    """There is nothing to apply the move to."""
+    """A move that cannot be applied here."""
 
 
 class _Drawing:
-    """What a move needs: the schedule, one of its iterations, and choices."""
+    """The state of a move: the schedule, one of its iterations, and choices."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class _Drawing:
     def neighbours(self) -> list[Any]:
         if len(self.loops) < 2:
             raise _Skipped
-        at = self.choose(range(len(self.loops) - 1))
-        return self.loops[at : at + 2]
+        first = self.choose(range(len(self.loops) - 1))
+        return self.loops[first : first + 2]
 
     def some(self, items: Sequence[Any]) -> list[Any]:
         return [item for item in items if self.choose((True, False))]
@@ -145,8 +145,8 @@ def _result(d: _Drawing) -> None:
     wide = WIDER.get(d.sch.func.buffer(buffer).dtype)
     if wide and d.choose((False, False, True)):
         options["dtype"] = wide
-    at = d.loops[place - 1] if place else d.ref
-    d.apply(precompute, buffer, at, spatial, **options)
+    where = d.loops[place - 1] if place else d.ref
+    d.apply(precompute, buffer, where, spatial, **options)
 
 
 def _operand(d: _Drawing) -> None:
@@ -156,8 +156,8 @@ def _operand(d: _Drawing) -> None:
     operand = d.choose(buffers)
     place = d.choose(range(len(d.loops) + 1))
     axes = d.some(d.loops[place:]) + d.some([a.name for a in operand.axes])
-    at = d.loops[place - 1] if place else d.ref
-    d.apply(precompute, operand.name, at, axes, scope="global")
+    where = d.loops[place - 1] if place else d.ref
+    d.apply(precompute, operand.name, where, axes, scope="global")
 
 
 def _threads(d: _Drawing) -> None:
@@ -214,9 +214,9 @@ def _drawn(primitive: Any, *choices: Any, **options: Any) -> Callable[[_Drawing]
     """A move: a loop, or a function of the drawing, and for the others one of each sequence."""
 
     def move(d: _Drawing) -> None:
-        given = [x(d) if callable(x) else d.choose(x) for x in choices]
+        arguments = [x(d) if callable(x) else d.choose(x) for x in choices]
         named = {k: d.choose(x) for k, x in options.items()}
-        d.apply(primitive, *given, **named)
+        d.apply(primitive, *arguments, **named)
 
     return move
 

@@ -23,19 +23,19 @@ __all__ = ["in_order", "refusals", "refuse"]
 
 def in_order(text: str, words: list[str]) -> None:
     """The words are in a text, one after the other."""
-    at = 0
+    begin = 0
     for word in words:
         word = word.removeprefix("- ")
-        assert word in text[at:], f"{word!r} is not in {text[at:]!r}"
-        at = text.index(word, at) + len(word)
+        assert word in text[begin:], f"{word!r} is not in {text[begin:]!r}"
+        begin = text.index(word, begin) + len(word)
 
 
 def rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
     """(code, name of the error's class, words) of each row."""
     for row in re.split(r"\n(?=\S)", textwrap.dedent(text).strip()):
-        found = re.fullmatch(r"(.*?)\s*# (\w+): (.*)", row, re.DOTALL)
-        assert found, f"expected `call  # Error: words`, got {row!r}"
-        yield found[1], found[2], " ".join(found[3].split()).split(" .. ")
+        match = re.fullmatch(r"(.*?)\s*# (\w+): (.*)", row, re.DOTALL)
+        assert match, f"expected `call  # Error: words`, got {row!r}"
+        yield match[1], match[2], " ".join(match[3].split()).split(" .. ")
 
 
 def refused(code: str, error: str, words: list[str], names: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def refused(code: str, error: str, words: list[str], names: dict[str, Any]) -> N
 
 
 def refuse(text: str, *names: dict[str, Any]) -> None:
-    """Each call of a table is refused; `names` are globals and locals of the test."""
+    """Each call of a table raises its error; `names` are globals and locals of the test."""
     for code, error, words in rows(text):
         refused(code, error, words, dict(ChainMap(*reversed(names))))
 

@@ -44,7 +44,7 @@ def arguments(
     rng: np.random.Generator, mask: np.ndarray, k: int, feat: int, dtype: str = "float32",
     idtype: str = "int32", weighted: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Of the plain program; `mask` is (relations, m, n)."""
+    """Expected result of the plain program; `mask` is (relations, m, n)."""
     relations, m, n = mask.shape
     stored = mask.any(axis=2)
     args = {
@@ -62,7 +62,7 @@ def arguments(
 
 
 def exact(mask: np.ndarray, args: dict[str, Any]) -> np.ndarray:
-    """By a dense tensor."""
+    """Expected result, computed with a dense tensor."""
     a = np.zeros(mask.shape)
     a[mask] = args.get("a", 1.0)
     return np.einsum("rij,jk,rkl->il", a, args["x"].astype(float), args["w"].astype(float))

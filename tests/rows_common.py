@@ -47,7 +47,7 @@ def operands(matrix: Any, idtype: str, feat: int = FEAT) -> dict[str, Any]:
 
 
 def check(run: Callable[[dict[str, Any]], Any], idtype: str) -> None:
-    """What `run` gives for C, on all matrices."""
+    """The C that `run` computes, on all matrices."""
     for name, matrix in MATRICES.items():
         args = operands(matrix, idtype)
         want = sp.csr_array(matrix) @ args["b"].astype("float64")

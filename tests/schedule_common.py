@@ -69,13 +69,13 @@ def steps(code: str, sch: Any, it: Any) -> tuple[str, functools.partial[Any]]:
     scope |= {"sch": sch, "it": it, "of": sch.get_sparse_iteration}
     *before, last = code.strip().replace("; ", "\n").split("\n")
     exec("\n".join(before), scope)
-    name, given = last.split("(", 1)
-    inputs, options = eval(f"(lambda *x, **y: (x, y))({given}", scope)
+    name, call_text = last.split("(", 1)
+    inputs, options = eval(f"(lambda *x, **y: (x, y))({call_text}", scope)
     return name, functools.partial(scope[name], *inputs, **options)
 
 
 def refused(code: str, words: list[str], func: Any, iteration: str = "") -> None:
-    """What the last primitive says: its name, these words in their order, and the iteration.
+    """Check the last primitive's message: its name, these words in their order, and the iteration.
 
     Nothing has changed. Words that begin with "-" are of what shows no iteration.
     """
@@ -107,25 +107,25 @@ def read_back(sch: Any, func: Any) -> None:
 
 
 def gives(
-    made: Any, arguments: dict[str, Any], expected: dict[str, Any], rtol: float = 1e-5,
+    scheduled: Any, arguments: dict[str, Any], expected: dict[str, Any], rtol: float = 1e-5,
     atol: float = 0.0, kernel: Any = None,
 ) -> Any:  # fmt: skip
     """A function or a schedule, whose text parses back, gives results either way; its kernel.
 
     arguments : by name, which stay as they are; those that it does not take are left out
     """
-    func = getattr(made, "func", made)
+    func = getattr(scheduled, "func", scheduled)
     again = sparsetir.from_source(func.script())
     assert tvm_ffi.structural_equal(again, func, map_free_vars=True)
-    kernel = kernel or sparsetir.build(made)
+    kernel = kernel or sparsetir.build(scheduled)
     names = arguments.keys() & {str(p.name) for p in func.params}
-    for run in (sparsetir.interpret, lambda _, given: kernel(**given)):
-        given = copied({name: arguments[name] for name in names})
+    for run in (sparsetir.interpret, lambda _, inputs: kernel(**inputs)):
+        args = copied({name: arguments[name] for name in names})
         for name in expected:
-            given[name][...] = np.nan
-        run(func, given)
+            args[name][...] = np.nan
+        run(func, args)
         for name, values in expected.items():
-            np.testing.assert_allclose(given[name], values, rtol, atol)
+            np.testing.assert_allclose(args[name], values, rtol, atol)
     return kernel
 
 
@@ -141,22 +141,22 @@ def keeps_meaning(
     read_back(sch, func)
     kernel = run or sparsetir.build(sch)
     for case in cases or tested.cases:
-        given = tested.inputs(np.random.default_rng(1), case, dtype, idtype)
+        inputs = tested.inputs(np.random.default_rng(1), case, dtype, idtype)
         with np.errstate(all="ignore"):
-            want = tested.oracle(given)
-        others = [copied(given), copied(given)]
+            want = tested.oracle(inputs)
+        others = [copied(inputs), copied(inputs)]
         sparsetir.interpret(sch.func, others[0])
-        got = kernel(others[1]) if run else kernel(**others[1])
+        returned = kernel(others[1]) if run else kernel(**others[1])
         for output, values in want.items():
-            for found in (others[0], got if isinstance(got, dict) else others[1]):
+            for results in (others[0], returned if isinstance(returned, dict) else others[1]):
                 np.testing.assert_allclose(
-                    np.asarray(found[output], np.float64), values, **tolerance(dtype),
+                    np.asarray(results[output], np.float64), values, **tolerance(dtype),
                     err_msg=f"{name}: {case}: {output}\n{sch.trace}",
                 )  # fmt: skip
     return kernel
 
 
-# Sums over blocks whose names are of their own.
+# Sums over blocks with other names.
 BLOCKS = text_of("blocks", """
 with T.sp_iter([R, S, P, Q, F], "SRSRS", "sums") as [r, s, p, q, f]:
     with T.init():

@@ -1,4 +1,4 @@
-"""Small programs, of which a test says the body, and which axes its buffers lie over."""
+"""Small programs: a test has the body, and the axes of each buffer."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def text_of(
         that no axis has, too
     buffers : for each one its axes, and its type if that is another: "I J int32"
     """
-    given = (line.partition(" = ") for line in axes.strip().splitlines())
-    others = {axis: made or AXES[axis] for axis, _, made in given}
-    declared = {**{axis: made for axis, made in AXES.items() if axis not in others}, **others}
+    lines_of = (line.partition(" = ") for line in axes.strip().splitlines())
+    others = {axis: decl or AXES[axis] for axis, _, decl in lines_of}
+    declared = {**{axis: decl for axis, decl in AXES.items() if axis not in others}, **others}
     used = {*others}
     used |= set(re.findall(r"\w+", " ".join([body, *buffers.values()]))) - {*buffers}
     for axis in reversed(declared):  # parents come first
         if axis in used:
             used |= {*re.findall(r"\w+", declared[axis])}
     of_type = f', idtype="{idtype}")' if idtype else ")"
-    declared = {axis: f"{made[:-1]}{of_type}" for axis, made in declared.items() if axis in used}
-    names = [w for made in declared.values() for w in NAMES.findall(made)]
+    declared = {axis: f"{decl[:-1]}{of_type}" for axis, decl in declared.items() if axis in used}
+    names = [w for decl in declared.values() for w in NAMES.findall(decl)]
     names = list(dict.fromkeys([*names, *first.split()]))
-    indices = {n for made in declared.values() for found in HANDLES.findall(made) for n in found}
+    indices = {n for decl in declared.values() for pair in HANDLES.findall(decl) for n in pair}
     handles = [*map(str.lower, buffers), *(n for n in names if n in indices)]
     sizes = [n for n in names if n not in handles]
-    lines = [f"{axis} = {made}" for axis, made in declared.items()]
+    lines = [f"{axis} = {decl}" for axis, decl in declared.items()]
     for buffer, over in buffers.items():
         *over, kind = over.split() if over.split()[-1].islower() else [*over.split(), dtype]
         lines.append(
             f'{buffer} = T.match_sparse_buffer({buffer.lower()}, ({", ".join(over)},), "{kind}")'
         )
-    order = {name: at for at, name in enumerate(first.split())}
+    order = {name: n for n, name in enumerate(first.split())}
     handles, sizes = (sorted(ns, key=lambda n: order.get(n, 99)) for ns in (handles, sizes))
     params = [*(f"{n}: T.handle" for n in handles), *(f"{n}: T.{idtype or 'int32'}" for n in sizes)]
     text = "\n".join([*lines, textwrap.dedent(body).strip("\n")])
@@ -69,7 +69,7 @@ def small(name: str, body: str, axes: str = "", dtype: str = "float32", **buffer
 def making(
     name: str, body: str, axes: str = "", first: str = "", **buffers: str
 ) -> Callable[[str, str], Any]:
-    """What makes a program for types of values and indices, of which the body may speak."""
+    """A maker of programs for types of values and indices, which the body may use."""
 
     def make(dtype: str, idtype: str) -> Any:
         typed = {name: over.replace("idtype", idtype) for name, over in buffers.items()}

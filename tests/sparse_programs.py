@@ -57,19 +57,19 @@ class Tensors:
         self.args[low] = np.ascontiguousarray(
             values[stored] if "s" in levels else values, "float32"
         )
-        at, parents, over = np.zeros(stored.sum(), int), 1, ["O"] * (levels[0] == "s")
+        position, parents, over = np.zeros(stored.sum(), int), 1, ["O"] * (levels[0] == "s")
         for d, (level, x) in enumerate(zip(levels, index, strict=True)):
-            keys = at * self.sizes[x] + np.nonzero(stored)[d]
+            keys = position * self.sizes[x] + np.nonzero(stored)[d]
             axis = f"{x.upper()}{name}"
             if level == "d":
                 over.append(under if under and not d else self._axis(axis, f"dense_fixed(n{x}"))
-                at, parents = keys, parents * self.sizes[x]
+                position, parents = keys, parents * self.sizes[x]
                 continue
-            found, at = np.unique(keys, return_inverse=True)
-            ptr = np.searchsorted(found // self.sizes[x], np.arange(parents + 1))
-            arrays = {"ptr": ptr, "idx": found % self.sizes[x]}
+            distinct, position = np.unique(keys, return_inverse=True)
+            ptr = np.searchsorted(distinct // self.sizes[x], np.arange(parents + 1))
+            arrays = {"ptr": ptr, "idx": distinct % self.sizes[x]}
             self.args |= {f"{low}{d}_{n}": v.astype(self.idtype) for n, v in arrays.items()}
-            self.args[f"{low}{d}_nnz"] = parents = len(found)
+            self.args[f"{low}{d}_nnz"] = parents = len(distinct)
             size, names = f"(n{x}, {low}{d}_nnz)", f"({low}{d}_ptr, {low}{d}_idx)"
             over.append(self._axis(axis, f"sparse_variable({over[-1]}, {size}, {names}"))
         self._buffer(name, over, index, low)
@@ -117,22 +117,22 @@ class Tensors:
         params += [f"{n}: T.handle" for n in self.handles]
         return "\n    ".join([f"@T.prim_func\ndef f({', '.join(params)}):", *self.lines]) + "\n"
 
-    def decoded(self, found: Any) -> tuple[np.ndarray, np.ndarray]:
+    def decoded(self, result: Any) -> tuple[np.ndarray, np.ndarray]:
         """The result with zeros, and where it stores, by its indices sorted."""
-        levels = getattr(found, "levels", None) or [found[:2]]
+        levels = getattr(result, "levels", None) or [result[:2]]
         kinds, index = self.of
         shape = [self.sizes[x] for x in index]
         sparse = len(kinds.rstrip("d"))
         roots = shape[0] if kinds[0] == "d" else 1
-        at = [np.arange(roots)]
+        ix = [np.arange(roots)]
         for ptr, idx in levels:
-            assert len(ptr) == len(at[0]) + 1 and ptr[0] == 0 and ptr[-1] == len(idx)
+            assert len(ptr) == len(ix[0]) + 1 and ptr[0] == 0 and ptr[-1] == len(idx)
             counts = np.diff(ptr)
-            at = [*(x[np.repeat(np.arange(len(counts)), counts)] for x in at), np.asarray(idx)]
-            assert (np.diff(np.lexsort(at[::-1])) == 1).all(), "sorted"
-            assert len(set(zip(*map(np.ndarray.tolist, at), strict=True))) == len(at[0])
-        at = tuple(at if kinds[0] == "d" else at[1:])
+            ix = [*(x[np.repeat(np.arange(len(counts)), counts)] for x in ix), np.asarray(idx)]
+            assert (np.diff(np.lexsort(ix[::-1])) == 1).all(), "sorted"
+            assert len(set(zip(*map(np.ndarray.tolist, ix), strict=True))) == len(ix[0])
+        ix = tuple(ix if kinds[0] == "d" else ix[1:])
         dense, mask = np.zeros(shape), np.zeros(shape[:sparse], bool)
-        dense[at], mask[at] = found.values, True
+        dense[ix], mask[ix] = result.values, True
         order = np.argsort([*index])
         return dense.transpose(order), mask.transpose(np.argsort([*index[:sparse]]))

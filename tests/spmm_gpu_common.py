@@ -56,7 +56,7 @@ def on_runners(
 
 
 def name_of(value: Any) -> str:
-    """What a test's name says of a parameter."""
+    """The id of a parameter in a test's name."""
     if isinstance(value, bool):
         return "CUDA" if value else "OpenCL"
     return str(getattr(value, "name", type(value).__name__))
@@ -88,8 +88,8 @@ def kernel(
     flat = lower_sparse_buffer(func)
     names = [str(p.name) for p in func.attrs[SIGNATURE].params]
     by_flat = dict(zip((str(p.name) for p in flat.params), names, strict=True))
-    made = CudaFunction(flat, edit=edit) if as_cuda else gpu_runner.OpenCLFunction(flat, prelude)
-    return made, by_flat
+    runs = CudaFunction(flat, edit=edit) if as_cuda else gpu_runner.OpenCLFunction(flat, prelude)
+    return runs, by_flat
 
 
 def run_kernel(
@@ -174,11 +174,11 @@ def oracle(matrix: CsrPattern, problem: Spmm, a: np.ndarray, b: np.ndarray) -> n
     return out
 
 
-def check(found: np.ndarray, expected: np.ndarray, dtype: str) -> None:
+def check(result: np.ndarray, expected: np.ndarray, dtype: str) -> None:
     """Compare, with the tolerance that rounding of the result and of float32 sums needs."""
     relative = {"float32": 1e-4, "float64": 1e-10, "float16": 2e-3, "bfloat16": 1.6e-2}[dtype]
     np.testing.assert_allclose(
-        found.astype("float64"), expected, rtol=relative, atol=relative / 10, equal_nan=True
+        result.astype("float64"), expected, rtol=relative, atol=relative / 10, equal_nan=True
     )
 
 
@@ -200,10 +200,10 @@ def run_spmm(
     before = (heads,) if problem.batched else ()
     kind = as_dtype(problem.out or problem.dtype)
     args["out"] = np.full((*before, matrix.shape[0], feat), np.nan, kind)
-    made = kernel(template, problem, config, gpu_runner.ATOMIC_ADD_PRELUDE, as_cuda, edit)
-    found = run_kernel(made, args, **options)["out"]
-    check(found, oracle(matrix, problem, **stored), problem.dtype)
-    return getattr(made[0], "counts", None)
+    compiled = kernel(template, problem, config, gpu_runner.ATOMIC_ADD_PRELUDE, as_cuda, edit)
+    result = run_kernel(compiled, args, **options)["out"]
+    check(result, oracle(matrix, problem, **stored), problem.dtype)
+    return getattr(compiled[0], "counts", None)
 
 
 @contextlib.contextmanager
@@ -247,8 +247,8 @@ def scaled_sums() -> tuple[dict[str, Any], np.ndarray]:
 def of_the_space(kind: type, problem: Spmm, feat: int, mask: str, longest: int) -> list[Any]:
     """Configs of a template that a search tries."""
     matrix = of_mask(MASKS[mask], "int32")
-    given = Statistics(*matrix.shape, matrix.nnz, feat, longest=longest)
-    points = space(problem, matrix, given, GPU).points()
+    stats = Statistics(*matrix.shape, matrix.nnz, feat, longest=longest)
+    points = space(problem, matrix, stats, GPU).points()
     return [config for _, config in points if isinstance(config, kind)]
 
 
@@ -262,7 +262,7 @@ def check_offsets(problem: Spmm, config: Any) -> None:
 
 
 class Compiled(NamedTuple):
-    """What nvcc made of a source.
+    """The cubin that nvcc compiled from a source.
 
     ptx : its text
     registers : of the kernel that has most
@@ -294,7 +294,7 @@ def compile_cuda(source: str, folder: Path, arch: str = "sm_90") -> Compiled:
 
 def instructions(cubin: Path) -> str:
     """SASS; skips the test where there is no nvdisasm."""
-    found = disassembled(cubin)
-    if found is None:
+    sass = disassembled(cubin)
+    if sass is None:
         pytest.skip("compiled; no nvdisasm to look at the instructions with")
-    return found
+    return sass

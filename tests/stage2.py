@@ -76,7 +76,7 @@ def check(name, sch, run, cases=CASES):
 
 
 def on_threads(func, lowered, target, make):
-    """What runs a function with the default schedule of a GPU, as `make(stage III)` runs it.
+    """A function that runs the GPU's default schedule of another, as `make(stage III)` runs it.
 
     lowered : the function of stage II
     """
@@ -133,7 +133,7 @@ def plain_text(func):
 
 
 def _in_order(line):
-    """A line with the regions of `T.reads` sorted: TVM finds them in no order of its own."""
+    """A line with the regions of `T.reads` sorted: TVM's order is arbitrary."""
     head, _, rest = line.partition("T.reads(")
     if head.strip() or not rest:
         return line

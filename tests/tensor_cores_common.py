@@ -84,10 +84,10 @@ def batched_kernel(
     args = {**stored.arguments(True), **stored.values(A=values), "b": b, "heads": heads}
     out = np.full((heads, shape[0], feat), 7, "float32")
     args |= {"c": out, "m": shape[0], "n": shape[1], "feat": feat}
-    found = run(args, seeds=SEEDS)["c"]
+    result = run(args, seeds=SEEDS)["c"]
     dense = np.zeros(shape)
     dense[mask] = values
-    for c, x in zip(found, b.astype("float64"), strict=True):
+    for c, x in zip(result, b.astype("float64"), strict=True):
         compare(c, dense @ x, np.abs(dense) @ np.abs(x), int(mask.sum(axis=1).max()))
 
 
@@ -99,7 +99,7 @@ def blocks_of(fmt: Format) -> tuple[int, int]:
 def pattern(
     fmt: Format, shape: tuple[int, int], counts: Sequence[int], share: float = 0.7, seed: int = 0
 ) -> np.ndarray:
-    """Where elements are: blocks of a format that are filled to a share.
+    """A mask of elements: blocks of a format, filled to a share.
 
     counts : of blocks in a row of blocks, over and over; as many as there are columns at most
     """
@@ -121,47 +121,47 @@ def numbers(rng: Any, shape: Any, dtype: str) -> np.ndarray:
 
 
 def arguments(
-    made: Kernel, mask: np.ndarray, feat: int, b: Any = None
+    built: Kernel, mask: np.ndarray, feat: int, b: Any = None
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Those of a kernel, by name, and the values as the pattern has them; see :func:`check`."""
+    """Arguments of a kernel by name, and values in the pattern's order; see :func:`check`."""
     rng = np.random.default_rng(1)
     m, n = mask.shape
-    matrix = of_mask(mask, made.idtype)
-    values = numbers(rng, int(mask.sum()), made.dtype)
-    b = numbers(rng, (n, feat), made.dtype) if b is None else b
-    stored = matrix.stored_in(made.format, Operand({"A": made.dtype}, ("I", "J"), made.idtype))
-    out = np.full((m, feat), 7, as_dtype(made.out))
+    matrix = of_mask(mask, built.idtype)
+    values = numbers(rng, int(mask.sum()), built.dtype)
+    b = numbers(rng, (n, feat), built.dtype) if b is None else b
+    stored = matrix.stored_in(built.format, Operand({"A": built.dtype}, ("I", "J"), built.idtype))
+    out = np.full((m, feat), 7, as_dtype(built.out))
     args = {**stored.arguments(True), **stored.values(A=values)}
     return args | {"b": b, "c": out, "m": m, "n": n, "feat": feat}, values
 
 
 def check(
-    made: Kernel, mask: np.ndarray, feat: int, seeds: Sequence[int] = SEEDS, b: Any = None
+    built: Kernel, mask: np.ndarray, feat: int, seeds: Sequence[int] = SEEDS, b: Any = None
 ) -> np.ndarray:
     """Run a kernel and compare; also the result.
 
     b : the dense operand; by default random
     """
-    args, values = arguments(made, mask, feat, b)
+    args, values = arguments(built, mask, feat, b)
     with bfloat16_arrays():
-        found = made.run(args, seeds=seeds)["c"]
+        result = built.run(args, seeds=seeds)["c"]
     dense = np.zeros(mask.shape)
     dense[mask] = values.astype("float64")
     wide = args["b"].astype("float64")
     if np.isfinite(wide).all():
-        compare(found, dense @ wide, np.abs(dense) @ np.abs(wide), int(mask.sum(axis=1).max()))
-    return found
+        compare(result, dense @ wide, np.abs(dense) @ np.abs(wide), int(mask.sum(axis=1).max()))
+    return result
 
 
-def compare(found: np.ndarray, exact: np.ndarray, scale: np.ndarray, terms: int) -> None:
+def compare(result: np.ndarray, exact: np.ndarray, scale: np.ndarray, terms: int) -> None:
     """A result in sums of float32, rounded to its type: an error of each is of the scale."""
-    kind = str(found.dtype)
+    kind = str(result.dtype)
     if kind == "int32":
-        np.testing.assert_array_equal(found, exact.astype("int64"))
+        np.testing.assert_array_equal(result, exact.astype("int64"))
         return
     last = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[kind]
     allowed = (terms + 2) * 2.0**-23 * scale + last * np.abs(exact) + 1e-7
-    wrong = ~(np.abs(found.astype("float64") - exact) <= allowed)  # NaN is wrong, too
+    wrong = ~(np.abs(result.astype("float64") - exact) <= allowed)  # NaN is wrong, too
     assert not wrong.any(), (
         f"{wrong.sum()} of {wrong.size} are wrong, first at {np.argwhere(wrong)[0]}"
     )

@@ -26,16 +26,16 @@ class Counting:
 
     def __call__(self, mod: Any, target: Any = None, **options: Any) -> Any:
         self.count += 1
-        found = tvm.transform.PassContext.current().instruments
-        self.instruments.append([str(each.name) for each in found])
+        instruments = tvm.transform.PassContext.current().instruments
+        self.instruments.append([str(each.name) for each in instruments])
         return tvm.runtime.Executable(tvm.tirx.build(mod, target))
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    made = Cache(tmp_path / "kernels", Counting())
-    monkeypatch.setattr(tvm, "compile", made.compile)
-    return made
+    kernels = Cache(tmp_path / "kernels", Counting())
+    monkeypatch.setattr(tvm, "compile", kernels.compile)
+    return kernels
 
 
 def doubling(dtype: str = "float32", target: Any = "llvm") -> Any:
@@ -89,15 +89,15 @@ def adding(names: str = "xyi", constant: float = 1.0, bound: int = 8, index: int
 
 
 def test_a_kernel_that_computes_or_says_something_else_is_another():
-    """But for the names of what is inside."""
+    """Keys differ for everything except the names inside."""
     changes = [{"names": "zyi"}, {"constant": 1.5}, {"bound": 7}, {"index": 1}, {"names": "yxi"}]
-    made = [adding(), *(adding(**change) for change in changes)]
-    assert len({compile_cache.key(mod, "llvm") for mod in made}) == len(made)
-    assert compile_cache.key(adding("xyj"), "llvm") == compile_cache.key(made[0], "llvm")
+    mods = [adding(), *(adding(**change) for change in changes)]
+    assert len({compile_cache.key(mod, "llvm") for mod in mods}) == len(mods)
+    assert compile_cache.key(adding("xyj"), "llvm") == compile_cache.key(mods[0], "llvm")
 
 
 def test_a_kernel_with_workspaces_of_open_sizes_is_kept(cache):
-    """It is compiled under options of its own, as its text is."""
+    """Its options are compiled in, as is its text."""
     cache.quick = True
     for _ in range(2):
         kernel = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
@@ -111,8 +111,8 @@ def test_a_kernel_with_workspaces_of_open_sizes_is_kept(cache):
 def test_every_pair_is_there_and_not_much_more(sizes, most):
     chosen = covering(sizes)
     for p, q in itertools.combinations(range(len(sizes)), 2):
-        found = {(c[p], c[q]) for c in chosen}
-        assert found == set(itertools.product(range(sizes[p]), range(sizes[q])))
+        pairs = {(c[p], c[q]) for c in chosen}
+        assert pairs == set(itertools.product(range(sizes[p]), range(sizes[q])))
     assert {c[0] for c in chosen} == set(range(sizes[0]))
     assert len(chosen) == len(set(chosen)) <= most
 

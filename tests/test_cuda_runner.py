@@ -27,9 +27,9 @@ def launch(text: str, *args: Any, block: Any = (32, 1, 1), grid: Any = (1, 1, 1)
         values = []
         for number, arg in enumerate(args):
             if isinstance(arg, np.ndarray):
-                name, at = f"arg{number}", arg.ctypes.data
-                cuda_runner.add_buffer(name, at, arg.nbytes, arg.itemsize)
-                values.append((None, at))
+                name, address = f"arg{number}", arg.ctypes.data
+                cuda_runner.add_buffer(name, address, arg.nbytes, arg.itemsize)
+                values.append((None, address))
             else:
                 values.append((np.dtype("int32"), arg))
         CudaText(text, "sm_80").launch("k", grid, block, values, dynamic, seed)
@@ -266,12 +266,12 @@ REMOVED = {
 @pytest.mark.parametrize("message", REMOVED)
 def test_what_is_removed_from_a_kernel_is_found(message):
     """A barrier, an atomic, a bound; with all of them the sums are right."""
-    what, instead = REMOVED[message]
+    removed, instead = REMOVED[message]
 
     def edit(source: str) -> str:
-        assert what in source
+        assert removed in source
         plain = "__device__ void plain_add(float* at, float x) { *at += x; }\n"
-        return plain + source.replace(what, instead)
+        return plain + source.replace(removed, instead)
 
     x = np.random.default_rng(0).random(100, "float32")
     names = [p.name for p in sums_of_blocks.params]
@@ -310,7 +310,7 @@ def test_seeds_must_agree():
 
 
 def test_offsets_beyond_31_bits():
-    """Memory that nobody touches takes no room; what may only be read is not copied."""
+    """Untouched memory is not allocated; read-only memory is not copied."""
 
     @T.prim_func(s_tir=True)
     def gather(b: T.handle, i: T.handle, c: T.handle, n: T.int64):
@@ -342,15 +342,15 @@ def test_offsets_beyond_31_bits():
 
 
 def counts(body: str, lanes: int = 32, blocks: int = 1) -> dict[str, int]:
-    """Of a kernel over 4096 float32, whose address is a multiple of 64."""
+    """Counts of a kernel over 4096 float32, whose address is a multiple of 64."""
     memory = np.zeros(4096 + 16, "float32")
-    at = -(-memory.ctypes.data // 64) * 64
+    address = -(-memory.ctypes.data // 64) * 64
     text = f'extern "C" __global__ void k(float* x) {{ int t = threadIdx.x; {body} }}'
     with cuda_runner.watched(races=False, count=True):
-        cuda_runner.add_buffer("x", at, 4096 * 4, 4)
-        CudaText(text).launch("k", (blocks, 1, 1), (lanes, 1, 1), [(None, at)])
-        found = cuda_runner._runtime().cuda_counts().contents
-        return {name: getattr(found, name) for name, _ in found._fields_}
+        cuda_runner.add_buffer("x", address, 4096 * 4, 4)
+        CudaText(text).launch("k", (blocks, 1, 1), (lanes, 1, 1), [(None, address)])
+        counted = cuda_runner._runtime().cuda_counts().contents
+        return {name: getattr(counted, name) for name, _ in counted._fields_}
 
 
 @pytest.mark.parametrize(
@@ -370,20 +370,20 @@ def test_sectors(body, sectors):
 
 def test_instructions_and_lanes():
     """A branch of 8 lanes is an instruction as one of 32 is; two warps have twice as many."""
-    found = counts("x[t] = 1; if (t < 8) x[t] = 2;")
-    assert (found["instructions"], found["lanes"]) == (2, 40)
-    found = counts("x[t] = 1; if (blockIdx.x) x[t] = 2;", lanes=64, blocks=3)
-    assert (found["instructions"], found["lanes"]) == (2 + 4 + 4, 320)
-    assert (found["longest_block"], found["blocks"], found["longest_warp"]) == (4, 3, 2)
+    counted = counts("x[t] = 1; if (t < 8) x[t] = 2;")
+    assert (counted["instructions"], counted["lanes"]) == (2, 40)
+    counted = counts("x[t] = 1; if (blockIdx.x) x[t] = 2;", lanes=64, blocks=3)
+    assert (counted["instructions"], counted["lanes"]) == (2 + 4 + 4, 320)
+    assert (counted["longest_block"], counted["blocks"], counted["longest_warp"]) == (4, 3, 2)
 
 
 def test_atomics_and_shuffles():
     """Lanes that change one address of one instruction come one after the other."""
     for body, conflicts in (("atomicAdd(x, 1);", 31), ("atomicAdd(x + t / 2, 1);", 16)):
-        found = counts(body)
-        assert (found["atomics"], found["conflicts"]) == (32, conflicts)
-    found = counts("__shfl_sync(~0u, t, 0); __syncthreads();")
-    assert (found["shuffles"], found["barriers"], found["sectors"]) == (32, 1, 0)
+        counted = counts(body)
+        assert (counted["atomics"], counted["conflicts"]) == (32, conflicts)
+    counted = counts("__shfl_sync(~0u, t, 0); __syncthreads();")
+    assert (counted["shuffles"], counted["barriers"], counted["sectors"]) == (32, 1, 0)
 
 
 # Lane l's registers, as the PTX manual has it: `.row` of A, `.col` of B, two of C.
@@ -460,7 +460,7 @@ def test_ldmatrix_and_copies(transposed):
 
 
 def test_a_wait_for_too_few_copies_shows():
-    """What the second stage copies is not there: the matrix holds NaN."""
+    """The second stage's copies are missing: the matrix holds NaN."""
     text = LDMATRIX.replace("TRANS", "").replace("WAIT", "1")
     a, out = np.zeros((16, 16), "float16"), np.zeros((4, 8, 8), "float16")
     launch(text, a, out)

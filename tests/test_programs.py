@@ -34,7 +34,7 @@ each_program = pytest.mark.parametrize("name", PROGRAMS)
 
 
 def some_programs(every: int) -> pytest.MarkDecorator:
-    """One of so many programs; the others are slow."""
+    """Parameters: one program of every few; the others are slow."""
     return pytest.mark.parametrize("name", by_turns(PROGRAMS, every))
 
 
@@ -45,8 +45,8 @@ def two_types() -> pytest.MarkDecorator:
     """Each program in float32, and every fourth one in another type; the rest is slow."""
     params = []
     for number, name in enumerate(PROGRAMS):
-        for at, types in enumerate(TYPES):
-            quick = at == 0 or (at - 1 == number // 4 % 2 and number % 4 == 0)
+        for n, types in enumerate(TYPES):
+            quick = n == 0 or (n - 1 == number // 4 % 2 and number % 4 == 0)
             slow = [] if quick else [pytest.mark.slow]
             params.append(pytest.param(name, *types, marks=slow, id=f"{name}-{'-'.join(types)}"))
     return pytest.mark.parametrize(("name", "dtype", "idtype"), params)
@@ -56,8 +56,8 @@ def one_type(turn: int) -> pytest.MarkDecorator:
     """Every second program, from `turn` on, in one type, by turns; the rest is slow."""
     params = []
     for number, name in enumerate(PROGRAMS):
-        for at, types in enumerate(TYPES):
-            quick = number % 2 == turn and at == number // 2 % len(TYPES)
+        for n, types in enumerate(TYPES):
+            quick = number % 2 == turn and n == number // 2 % len(TYPES)
             slow = [] if quick else [pytest.mark.slow]
             params.append(pytest.param(name, *types, marks=slow, id=f"{name}-{'-'.join(types)}"))
     return pytest.mark.parametrize(("name", "dtype", "idtype"), params)
@@ -131,7 +131,7 @@ OURS = tuple(
 
 
 def traces_of_ours(func: tirx.PrimFunc) -> set[str]:
-    """What is left of sparsetir in a function: type keys, keys of attributes and annotations."""
+    """Traces of sparsetir in a function: type keys, keys of attributes and annotations."""
     # A walk over the function leaves its attributes out.
     trees = [func, *(value for _, value in func.attrs.items())]
     names = {str(key) for key in func.attrs.keys()}

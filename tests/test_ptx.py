@@ -76,8 +76,8 @@ def apply(text: str, result: str, *operands: np.ndarray) -> np.ndarray:
         lines.append("selp.u16 %h1, 1, 0, %p1;\nst.global.u8 [%d9], %h1;")
     else:
         lines.append(f"st.global.{kind} [%d9], {target};")
-    given = [a.view("uint16") if a.dtype == ml_dtypes.bfloat16 else a for a in operands]
-    launch("\n".join(lines), out.view("uint16") if result == "bfloat16" else out, *given,
+    inputs = [a.view("uint16") if a.dtype == ml_dtypes.bfloat16 else a for a in operands]
+    launch("\n".join(lines), out.view("uint16") if result == "bfloat16" else out, *inputs,
            threads=count)  # fmt: skip
     return out.astype(bool) if result == "bool" else out
 
@@ -131,11 +131,11 @@ def test_wide_products(dtype: str) -> None:
     a, b = (wrapped(row, dtype) for row in PAIRS)
     c = wrapped(PAIRS[0] * 2**31, wide)
     wanted = [int(x) * int(y) for x, y in zip(a, b, strict=True)]
-    found = apply(f"mul.wide.{kind} {{o}}, {{0}}, {{1}};", wide, a, b)
-    np.testing.assert_array_equal(found, wrapped(wanted, wide))
-    found = apply(f"mad.wide.{kind} {{o}}, {{0}}, {{1}}, {{2}};", wide, a, b, c)
+    result = apply(f"mul.wide.{kind} {{o}}, {{0}}, {{1}};", wide, a, b)
+    np.testing.assert_array_equal(result, wrapped(wanted, wide))
+    result = apply(f"mad.wide.{kind} {{o}}, {{0}}, {{1}}, {{2}};", wide, a, b, c)
     wanted = [x + int(y) for x, y in zip(wanted, c, strict=True)]
-    np.testing.assert_array_equal(found, wrapped(wanted, wide))
+    np.testing.assert_array_equal(result, wrapped(wanted, wide))
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
@@ -168,9 +168,9 @@ BITS = [
 
 @pytest.mark.parametrize(("opcode", "operands", "result"), BITS)
 def test_bits(opcode: str, operands: tuple[int, ...], result: int) -> None:
-    given = [np.array([x], "uint32") for x in operands]
-    places = ", ".join(f"{{{n}}}" for n in range(len(given)))
-    assert hex(apply(f"{opcode} {{o}}, {places};", "uint32", *given)[0]) == hex(result)
+    inputs = [np.array([x], "uint32") for x in operands]
+    places = ", ".join(f"{{{n}}}" for n in range(len(inputs)))
+    assert hex(apply(f"{opcode} {{o}}, {places};", "uint32", *inputs)[0]) == hex(result)
 
 
 NAN = float("nan")
@@ -213,14 +213,14 @@ def test_rounding_of_multiply_add() -> None:
     sign = np.array([1, -1], "float32")
     up = np.nextafter(np.float32(1), np.float32(2))
     for how, result in {"rn": [1, -1], "rz": [1, -1], "rm": [1, -up], "rp": [up, -1]}.items():
-        found = apply(f"fma.{how}.f32 {{o}}, {{0}}, {{1}}, {{2}};", "float32", small, sign,
+        value = apply(f"fma.{how}.f32 {{o}}, {{0}}, {{1}}, {{2}};", "float32", small, sign,
                       one * sign)  # fmt: skip
-        np.testing.assert_array_equal(found, np.array(result, "float32"))
+        np.testing.assert_array_equal(value, np.array(result, "float32"))
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_halves(half: str) -> None:
-    """One, and two in a register: each rounded to nearest."""
+    """Numbers, one and two in a register, are rounded to nearest."""
     dtype = np.dtype(getattr(ml_dtypes, half) if half == "bfloat16" else half)
     kind = "bf16" if half == "bfloat16" else "f16"
     a, b, c = (np.random.default_rng(n).standard_normal(64).astype(dtype) for n in range(3))
@@ -241,13 +241,13 @@ def test_comparisons() -> None:
                     "ge": np.greater_equal, "ne": np.not_equal}.items():  # fmt: skip
         text = "setp.{}.{} {{o}}, {{0}}, {{1}};"
         np.testing.assert_array_equal(apply(text.format(how, "f32"), "bool", a, b), of(a, b) & ~nan)
-        found = apply(text.format(f"{how}u", "f32"), "bool", a, b)
-        np.testing.assert_array_equal(found, of(a, b) | nan)
-        found = apply(text.format(how, "s32"), "bool", *signed)
-        np.testing.assert_array_equal(found, of(*signed))
+        result = apply(text.format(f"{how}u", "f32"), "bool", a, b)
+        np.testing.assert_array_equal(result, of(a, b) | nan)
+        result = apply(text.format(how, "s32"), "bool", *signed)
+        np.testing.assert_array_equal(result, of(*signed))
         unsigned = [x.view("uint32") for x in signed]
-        found = apply(text.format(how, "u32"), "bool", *unsigned)
-        np.testing.assert_array_equal(found, of(*unsigned))
+        result = apply(text.format(how, "u32"), "bool", *unsigned)
+        np.testing.assert_array_equal(result, of(*unsigned))
     np.testing.assert_array_equal(apply("setp.nan.f32 {o}, {0}, {1};", "bool", a, b), nan)
     joined = "setp.lt.f32 %p2, {0}, 0f00000000;\n setp.lt.and.f32 {o}, {0}, {1}, !%p2;"
     np.testing.assert_array_equal(apply(joined, "bool", a, b), (a < b) & ~nan & ~(a < 0))
@@ -281,19 +281,19 @@ CONVERSIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("opcode", "of", "to", "given", "wanted"), CONVERSIONS)
-def test_conversions(opcode: str, of: str, to: str, given: list[Any], wanted: list[Any]) -> None:
+@pytest.mark.parametrize(("opcode", "of", "to", "values", "wanted"), CONVERSIONS)
+def test_conversions(opcode: str, of: str, to: str, values: list[Any], wanted: list[Any]) -> None:
     source, result = (np.dtype(getattr(ml_dtypes, t, t)) for t in (of, to))
-    found = apply(f"{opcode} {{o}}, {{0}};", to, np.array(given).astype(source))
-    np.testing.assert_array_equal(found, np.array(wanted).astype(result))
+    value = apply(f"{opcode} {{o}}, {{0}};", to, np.array(values).astype(source))
+    np.testing.assert_array_equal(value, np.array(wanted).astype(result))
 
 
 def test_pairs_of_halves_are_converted() -> None:
     """The first operand becomes the upper half."""
     a, b = np.array([1.5], "float32"), np.array([-2], "float32")
     for kind, dtype in (("f16", np.float16), ("bf16", ml_dtypes.bfloat16)):
-        found = apply(f"cvt.rn.{kind}x2.f32 {{o}}, {{0}}, {{1}};", "uint32", a, b)
-        assert list(found.view(dtype)) == [-2, 1.5]
+        result = apply(f"cvt.rn.{kind}x2.f32 {{o}}, {{0}}, {{1}};", "uint32", a, b)
+        assert list(result.view(dtype)) == [-2, 1.5]
 
 
 # --- registers and memory --------------------------------------------------------------------
@@ -371,9 +371,9 @@ def test_asynchronous_copies(size: int) -> None:
       mad.lo.u32 %r3, %r0, {size}, %r2; mad.wide.u32 %d5, %r0, {size}, %d1;
       """
     for n in range(count):
-        for at in (0, 512):
-            body += f"ld.shared.u32 %r6, [%r3+{at + 4 * n}];\n"
-            body += f"st.global.u32 [%d5+{at // 512 * 32 * size + 4 * n}], %r6;\n"
+        for offset in (0, 512):
+            body += f"ld.shared.u32 %r6, [%r3+{offset + 4 * n}];\n"
+            body += f"st.global.u32 [%d5+{offset // 512 * 32 * size + 4 * n}], %r6;\n"
     launch(body.format(0), x, y, shared=SHARED)
     np.testing.assert_array_equal(y[: 32 * count], x)
     np.testing.assert_array_equal(y[32 * count : 62 * count], x[: 30 * count])
@@ -388,10 +388,10 @@ def test_atomics(how: str, space: str) -> None:
     function = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
                 "or": np.bitwise_or, "xor": np.bitwise_xor}[how]  # fmt: skip
     kind = "b32" if how in ("and", "or", "xor") else "s32"
-    x, at = np.array([77], "int32"), "%d0" if space == "global" else "S"
+    x, place = np.array([77], "int32"), "%d0" if space == "global" else "S"
     body = f"""
       setp.eq.u32 %p1, %r0, 0; ld.global.u32 %r7, [%d1]; @%p1 st.shared.u32 [S], %r7; bar.sync 0;
-      sub.s32 %r2, %r0, 9; atom.{space}.{how}.{kind} %r3, [{at}], %r2;
+      sub.s32 %r2, %r0, 9; atom.{space}.{how}.{kind} %r3, [{place}], %r2;
       add.s64 %d3, %d2, %d20; st.global.u32 [%d3], %r3;
       bar.sync 0; ld.shared.u32 %r4, [S]; @%p1 st.global.u32 [%d2+256], %r4;"""
     out = np.zeros(65, "int32")
@@ -420,7 +420,7 @@ def test_reductions_in_memory(kind: str, dtype: str) -> None:
 
 
 def test_swaps() -> None:
-    """One thread wins; each exchange gives what another one left."""
+    """One thread wins; each exchange returns what another one left."""
     x, old = np.array([0, 100], "uint32"), np.zeros(64, "uint32")
     body = """
       add.s32 %r2, %r0, 1; atom.global.cas.b32 %r3, [%d0], 0, %r2;
@@ -575,24 +575,24 @@ def test_products_of_matrices(k: int, types: str, factor: str, total: str) -> No
     fa = [[a[manual_a(k, lane, i)] for i in range(elements[0])] for lane in range(32)]
     fb = [[b[manual_b(k, lane, i)] for i in range(elements[1])] for lane in range(32)]
     fc = [[c[manual_c(lane, i)] for i in range(4)] for lane in range(32)]
-    given = [np.array(x).astype(t).view("uint32").reshape(32, -1) for x, t in
+    inputs = [np.array(x).astype(t).view("uint32").reshape(32, -1) for x, t in
              ((fa, first), (fb, dtype), (fc, np.dtype(total)))]  # fmt: skip
     names, lines = [], []
-    for n, fragment in enumerate(given):
+    for n, fragment in enumerate(inputs):
         size = fragment.shape[1]
         names.append("{" + ", ".join(f"%r{8 * n + 2 + m}" for m in range(size)) + "}")
         lines.append(f"mad.wide.u32 %d9, %r0, {4 * size}, %d{n + 1};")
         lines += [f"ld.global.u32 %r{8 * n + 2 + m}, [%d9+{4 * m}];" for m in range(size)]
-    size = given[2].shape[1]
+    size = inputs[2].shape[1]
     result = [f"%r{30 + m}" for m in range(size)]
     lines.append(f"mma.sync.aligned.m16n8k{k}.row.col.{types} {{{', '.join(result)}}}, "
                  f"{', '.join(names)};\nmad.wide.u32 %d9, %r0, {4 * size}, %d0;")  # fmt: skip
     lines += [f"st.global.u32 [%d9+{4 * m}], {register};" for m, register in enumerate(result)]
     out = np.zeros((32, size), "uint32")
-    launch("\n".join(lines), out, *given)
-    found, wanted = out.view(total), a @ b + c
+    launch("\n".join(lines), out, *inputs)
+    values, wanted = out.view(total), a @ b + c
     for lane, i in itertools.product(range(32), range(4)):
-        assert found[lane, i] == wanted[manual_c(lane, i)], (lane, i)
+        assert values[lane, i] == wanted[manual_c(lane, i)], (lane, i)
 
 
 @pytest.mark.parametrize("trans", ["", ".trans"])
@@ -636,12 +636,12 @@ def test_threads_meet_after_branches_and_loops() -> None:
       add.s64 %d3, %d0, %d20; st.global.u32 [%d3], %r5;"""
     launch(body, out)
     turns = [min(t, 20) for t in range(32)]
-    own = [(n + 1) // 2 + 100 * (n // 2) + 10000 * (t > 20) for t, n in enumerate(turns)]
-    assert list(out) == own[::-1]
+    sums = [(n + 1) // 2 + 100 * (n // 2) + 10000 * (t > 20) for t, n in enumerate(turns)]
+    assert list(out) == sums[::-1]
 
 
 def test_order_of_blocks() -> None:
-    """What leaves a loop comes after it, also from the middle, and inner loops as outer ones."""
+    """Values that leave a loop are right after it, also from its middle, and of inner loops."""
     assert order({0: [1, 2], 1: [3], 2: [3], 3: []}) == [0, 1, 2, 3]
     assert order({0: [3, 1], 1: [2], 2: [3], 3: []}) == [0, 1, 2, 3]
     assert order({0: [2], 1: [], 2: [3, 1], 3: [2]}) == [0, 2, 3, 1]

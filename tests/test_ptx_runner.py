@@ -53,7 +53,7 @@ def test_spmm_and_sddmm(machine: PtxMachine, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_blocks_on_tensor_cores(machine: PtxMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its operands come by asynchronous copies and `ldmatrix`."""
+    """Operands arrive by asynchronous copies and `ldmatrix`."""
     run = plan(monkeypatch, "spmm", format=BSR(16, 16), dtype="float16")
     np.testing.assert_allclose(run(X.astype("float16")), MATRIX @ X, atol=1e-2)
 
@@ -64,7 +64,7 @@ def test_attention(machine: PtxMachine) -> None:
     indptr, indices, kind, bits = (x.numpy() for x in mask.rows)
     problem = block_attention.BlockAttention(16, 16, 16, "float16")
     run = CudaStages(block_attention.program(problem), apply, WarpTiles())
-    found = run({
+    result = run({
         "q": q, "k": k, "v": v, "scale": 0.25, "heads": heads, "indptr": indptr, "kind": kind,
         "indices": indices, "bits": bits, "rows": 2, "cols": 2, "blocks": 3, "kinds": len(bits),
         "out": np.full_like(q, np.nan), "lse": np.full((heads, 2, 16), np.nan, "float32"),
@@ -73,9 +73,9 @@ def test_attention(machine: PtxMachine) -> None:
     scores = np.where(mask.to_dense().numpy(), q @ k.transpose(0, 2, 1) / 4, -np.inf)
     weights = np.exp(scores)
     wanted = weights @ v / weights.sum(-1, keepdims=True)
-    np.testing.assert_allclose(found["out"].reshape(wanted.shape), wanted, atol=1e-2)
+    np.testing.assert_allclose(result["out"].reshape(wanted.shape), wanted, atol=1e-2)
     lse = np.log(weights.sum(-1))
-    np.testing.assert_allclose(found["lse"].reshape(lse.shape), lse, atol=1e-2)
+    np.testing.assert_allclose(result["lse"].reshape(lse.shape), lse, atol=1e-2)
 
 
 def test_a_missing_barrier_is_found(machine: PtxMachine) -> None:
@@ -86,21 +86,21 @@ def test_a_missing_barrier_is_found(machine: PtxMachine) -> None:
 
 
 def test_copies_that_nobody_waits_for_are_found(machine: PtxMachine) -> None:
-    """And the emulator's NaN in their place are no numbers that tests take."""
+    """The emulator's NaN in place of copied values fails the tests, too."""
     config = TensorCores(BSR(16, 16), stages=2, tile=16, warps=(1, 1))
     waits = r"tvm_builtin_ptx_cp_async_wait_group\w*\(\);"
-    made = tensor_cores_common.kernel(config, edit=lambda text: re.sub(waits, ";", text))
+    built = tensor_cores_common.kernel(config, edit=lambda text: re.sub(waits, ";", text))
     mask = tensor_cores_common.pattern(config.format, (32, 48), [3])
     with pytest.raises(KernelError, match="asynchronous copy is on its way, not waited for"):
-        tensor_cores_common.check(made, mask, 16)
+        tensor_cores_common.check(built, mask, 16)
     with pytest.raises(AssertionError, match="1 of 2 are wrong"):
-        found = np.array([1, np.nan], "float32")
-        tensor_cores_common.compare(found, np.ones(2), np.ones(2), 1)
+        wrong = np.array([1, np.nan], "float32")
+        tensor_cores_common.compare(wrong, np.ones(2), np.ones(2), 1)
 
 
 @requires_cuda_text
 def test_both_machines_take_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And give the same numbers; what was made for one stays with it."""
+    """Kernels give the same numbers, and what one of them compiled stays with it."""
     emulated = plan(monkeypatch, "spmm")(X)
     with through_ptx() as machine:
         through = plan(monkeypatch, "spmm")(X)

@@ -50,7 +50,7 @@ def test_outcomes_in_each_way(tmp_path, capsys):
 
 
 def test_what_counts(capsys, monkeypatch):
-    """What passes in the reference of a way, and not in the way."""
+    """Tests that pass in the reference of a way, and fail in the way."""
     passed, failed = ("passed", ""), ("failed", "ValueError: here")
     outcomes = {
         "plain": {"a": passed, "b": passed, "c": passed, "d": failed},

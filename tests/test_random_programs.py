@@ -116,14 +116,14 @@ def programs(draw: Any) -> Drawn:
         left = iter(axes)
         order = [next(left) if n in axes else n for n in order]
     spatial = {n for n in order if draw(st.booleans())} | ({"O"} & {*order})
-    at = {n[0]: n.lower() for n in order} | ({"O": "0"} if searched else {})
+    coordinate = {n[0]: n.lower() for n in order} | ({"O": "0"} if searched else {})
     kept = [n for n in chain if {n, f"{n}D"} & spatial]
     if draw(st.booleans()) and kept and kept == chain[: len(kept)]:  # over stored axes
         out_axes = axes[: axes.index(kept[-1]) + 1]
-        out_index, out_size = [at[n] for n in out_axes], [counts[kept[-1]]]
+        out_index, out_size = [coordinate[n] for n in out_axes], [counts[kept[-1]]]
     else:
         out_axes, out_size = [f"{n}D" for n in kept], [sizes[n] for n in kept]
-        out_index = [at[n] for n in kept]
+        out_index = [coordinate[n] for n in kept]
     if "F" in spatial:
         out_axes, out_index, out_size = [*out_axes, "F"], [*out_index, "f"], [*out_size, feat]
     if not out_axes:
@@ -140,13 +140,13 @@ def programs(draw: Any) -> Drawn:
                 break
     target = f"OUT[{', '.join(out_index)}]"
     a, b = [*axes, *features[:wide]], [chain[-1], *features]
-    term = f"A[{', '.join(at[n] for n in a)}] * B[{', '.join(at[n] for n in b)}]"
+    term = f"A[{', '.join(coordinate[n] for n in a)}] * B[{', '.join(coordinate[n] for n in b)}]"
     if draw(st.booleans()):
         init, update = "0.0", f"{target} + {term}"
     else:
         init, update = 'T.min_value("float32")', f"T.max({target}, {term})"
     kinds_text = "".join("S" if n in spatial else "R" for n in order)
-    apart = draw(st.booleans())  # what sets the result is an iteration of its own
+    apart = draw(st.booleans())  # a separate iteration sets the result
     places = [f"x{n}" for n in range(len(out_axes))]
     first = [
         f'with T.sp_iter([{", ".join(out_axes)}], "{"S" * len(places)}", "first") as '
@@ -173,7 +173,7 @@ def _expected(func: Any, arguments: dict[str, Any]) -> np.ndarray:
 
 @examples(5, 50, drawn=programs())
 def test_cpu_schedule(drawn: Drawn) -> None:
-    """With the default schedule and with none, code gives what the interpreter gives."""
+    """Code gives the interpreter's results with the default schedule and with none."""
     func = sparsetir.from_source(drawn.text)
     expected = _expected(func, drawn.arguments)
     mine = copied(drawn.arguments)

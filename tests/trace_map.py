@@ -48,11 +48,11 @@ def names_of(file):
 
 def traced(call):
     """Functions of the package that a call visits, as "file:name", by first visit."""
-    seen, files = {}, {}
+    calls, files = {}, {}
 
     def note(frame, event, _):
         if event == "call":
-            seen.setdefault((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+            calls.setdefault((frame.f_code.co_filename, frame.f_code.co_firstlineno))
 
     sys.setprofile(note)
     try:
@@ -60,7 +60,7 @@ def traced(call):
     finally:
         sys.setprofile(None)
     visited = []
-    for file, line in seen:
+    for file, line in calls:
         where = inside(file)
         if where is not None:
             if file not in files:

@@ -1,1 +1,1 @@
-"""Measuring in processes of their own: what the tuner and the bench time calls with."""
+"""Measurements in separate processes: the clocks of the tuner and the bench."""

@@ -55,9 +55,9 @@ class CuSparse:
             raise Refused(f"{name}: status {status}")
 
     def _new(self, name: str, *arguments: Any) -> ctypes.c_void_p:
-        found = ctypes.c_void_p()
-        self._do(name, ctypes.byref(found), *arguments)
-        return found
+        handle = ctypes.c_void_p()
+        self._do(name, ctypes.byref(handle), *arguments)
+        return handle
 
     def prepare(self, case: Case, tensors: Any) -> dict[str, Callable[[int], Any]]:
         """Calls by number of the copy, which give their output; a combination may raise Refused."""
@@ -99,10 +99,10 @@ class CuSparse:
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         stem = {"spmm": "SpMM", "sddmm": "SDDMM", "spmv": "SpMV"}[case.op]
         ready, outputs = [], []
-        for dense, given in tensors.copies:
+        for dense, out_of in tensors.copies:
             # A matrix by columns has the same shape, and its numbers in another order.
-            dense, out = [_laid_out(x, layout) for x in dense], _laid_out(given, layout)
-            out.fill_(float("nan"))  # others may have written the right result into `given`
+            dense, out = [_laid_out(x, layout) for x in dense], _laid_out(out_of, layout)
+            out.fill_(float("nan"))  # others may have written the right result into `out_of`
             values = out if case.op == "sddmm" else tensors.values
             a = self._matrix(case, tensors, values, name)
             operands = [self._dense(x, layout, case.dtype) for x in dense]

@@ -63,12 +63,12 @@ class Gpu:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Gpu | None:
-        """Make it; None, which is told, where there is no device."""
+        """The GPU; None, with a message, where there is no device."""
         torch = cuda()
         return None if torch is None else cls(torch, args)
 
     def measured(self, case: Case) -> list[dict[str, Any]]:
-        """One cell, as :func:`bench.peers.turns.compare` gives it."""
+        """A cell, as of :func:`bench.peers.turns.compare`."""
         reference, tensors = Reference(case), self._tensors(case)
         out, ways = Outcome(), dict[tuple[str, str], Call]()
         makers = {
@@ -79,10 +79,10 @@ class Gpu:
         for name in (n for n in makers if n == OURS or self.peers is None or n in self.peers):
             refused: dict[str, str] = {}
             try:
-                found = makers[name](case, tensors)
+                calls_of = makers[name](case, tensors)
             except Exception as error:  # told at the end, with all others
-                found, refused = {}, {"": one_line(error)}
-            for variant, call in found.items():
+                calls_of, refused = {}, {"": one_line(error)}
+            for variant, call in calls_of.items():
                 for _, result in tensors.copies:
                     result.fill_(float("nan"))
                 try:
@@ -92,7 +92,7 @@ class Gpu:
                     continue
                 if out.right(name, variant, problem):
                     ways[name, variant] = call
-            if len(refused) >= len(found):
+            if len(refused) >= len(calls_of):
                 why = "; ".join(refused.values()) or f"has no {case.op} of {case.dtype} here"
                 out["failed" if name == OURS else "missing"][name] = why
             out["peers"][name] = {

@@ -46,11 +46,11 @@ def take_turns(
     ways : take the number of a copy of their operands
     calls : timed of each way in each round, after some to warm up
     """
-    found: dict[Way, list[list[float]]] = {w: [] for w in ways}
+    times: dict[Way, list[list[float]]] = {w: [] for w in ways}
     for turn in range(rounds):
         for way in rotated(ways, turn):
-            own = [partial(ways[way], copy) for copy in range(copies)]
+            copies_of = [partial(ways[way], copy) for copy in range(copies)]
             for i in range(WARM_UP):
-                own[i % copies]()
-            found[way].append([clock.seconds(own[i % copies]) for i in range(calls)])
-    return {way: of_turns(turns) for way, turns in found.items()}
+                copies_of[i % copies]()
+            times[way].append([clock.seconds(copies_of[i % copies]) for i in range(calls)])
+    return {way: of_turns(turns) for way, turns in times.items()}

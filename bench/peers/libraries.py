@@ -1,4 +1,4 @@
-"""Peers of sparsetir on a CPU; each class lives in a process of its own.
+"""Peers of sparsetir on a CPU; each class runs in a separate process.
 
 Libraries are imported when a peer is made, in its process.
 """
@@ -30,7 +30,7 @@ REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax"}  # and its names for 
 
 
 class Peer:
-    """One library. A subclass says how it computes a case, in one or more ways.
+    """A library. A subclass computes a case in one or more ways.
 
     threads : how many it may use; environment variables say so too
     """
@@ -130,20 +130,20 @@ class Torch(Peer):
 
     def _sddmm(self, matrix: Any, rows: np.ndarray, columns: Any, x: Any, y: Any) -> Calls:
         torch, transposed = self.torch, y.t()
-        given = matrix.clone()
+        sampled = matrix.clone()
         rows = torch.from_numpy(rows)
         values = torch.empty(len(rows), dtype=x.dtype)
         step = max(1, CHUNK // x.shape[1])
 
         def gather() -> Any:
             for start in range(0, len(rows), step):
-                at = slice(start, start + step)
-                torch.sum(x[rows[at]] * y[columns[at]], dim=1, out=values[at])
+                rows_at = slice(start, start + step)
+                torch.sum(x[rows[rows_at]] * y[columns[rows_at]], dim=1, out=values[rows_at])
             return values
 
         return {
             "sampled_addmm": lambda: torch.sparse.sampled_addmm(
-                matrix, x, transposed, beta=0.0, out=given
+                matrix, x, transposed, beta=0.0, out=sampled
             ),
             "gather": gather,
         }
@@ -179,14 +179,14 @@ class MKL(Peer):
         }
 
     def about(self) -> dict[str, Any]:
-        """Its version, as MKL may be from outside of this environment, whose packages are known.
+        """The version: MKL may be from outside of this environment, whose packages are recorded.
 
         `code`: which of its libraries it took for this CPU; `preloaded`: the names of what was
         loaded before it (LD_PRELOAD), by which it can be made to take another.
         """
         before = re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", ""))
-        told = {"code": mkl.code(), "preloaded": [Path(name).name for name in before if name]}
-        return {"version": mkl.version(self.library), **{k: v for k, v in told.items() if v}}
+        code_facts = {"code": mkl.code(), "preloaded": [Path(name).name for name in before if name]}
+        return {"version": mkl.version(self.library), **{k: v for k, v in code_facts.items() if v}}
 
     def release(self) -> None:
         """MKL's copies of the matrix."""

@@ -15,7 +15,7 @@ import numpy as np
 NOT_TRANSPOSED, GENERAL, ROW_MAJOR, ZERO_BASED = 10, 20, 101, 0
 CALLS = 1000  # as a hint
 VALUES_OF_PATTERN, PATTERN_ALONE = 92, 93  # stages of a product that is sparse
-# What MKL calls the libraries of which it takes one by the CPU, in words.
+# MKL's libraries, one of which it chooses by the CPU, in words.
 CODES = {"def": "generic code", "mc3": "SSE4 code", "avx2": "AVX2 code", "avx512": "AVX-512 code"}
 CODES["avx10"] = "AVX10 code"
 MAPS = Path("/proc/self/maps")
@@ -33,15 +33,15 @@ def load() -> Any:
     OSError if there is none.
     """
     folder = Path(sys.prefix) / "lib"
-    found = [os.environ.get("MKL_RT"), *map(str, sorted(folder.glob("libmkl_rt.so*")))]
-    path = next((p for p in found if p), None)
+    paths = [os.environ.get("MKL_RT"), *map(str, sorted(folder.glob("libmkl_rt.so*")))]
+    path = next((p for p in paths if p), None)
     if path is None:
         raise OSError("is not installed: `pip install mkl`, or set MKL_RT to libmkl_rt.so")
     return ctypes.CDLL(path)
 
 
 def code(maps: Path = MAPS) -> str | None:
-    """Which of its libraries MKL took for this CPU: one of `CODES`, such as "def" or "avx512".
+    """The library that MKL chose for this CPU: one of `CODES`, such as "def" or "avx512".
 
     maps : what the system says of a process's memory
 
@@ -49,10 +49,10 @@ def code(maps: Path = MAPS) -> str | None:
     takes "def", whatever they can do.
     """
     try:
-        found = re.search(rf"/libmkl_({'|'.join(CODES)})\.so", maps.read_text())
+        match = re.search(rf"/libmkl_({'|'.join(CODES)})\.so", maps.read_text())
     except OSError:
         return None
-    return found and found[1]
+    return match and match[1]
 
 
 def version(library: Any) -> str:
@@ -62,9 +62,9 @@ def version(library: Any) -> str:
     return text.value.decode(errors="replace").strip()
 
 
-def _check(status: int, what: str) -> None:
+def _check(status: int, routine: str) -> None:
     if status:
-        raise RuntimeError(f"{what}: status {status}")
+        raise RuntimeError(f"{routine}: status {status}")
 
 
 class Handle:

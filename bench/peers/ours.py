@@ -20,9 +20,9 @@ class Ours(Peer):
         """Calls into a given result."""
         operands = [array(x, case.dtype) for x in case.operands]
         options = {k: getattr(case, k) for k in ("dtype", "reduce", "heads")}
-        made = plan(case.op, case.matrix, case.feat, **options, threads=self.threads)
-        self.told, out = {"plans": {"default": describe(made)}}, array(output(case), case.dtype)
-        return {"default": lambda: made(*operands, out=out)}
+        kernel = plan(case.op, case.matrix, case.feat, **options, threads=self.threads)
+        self.told, out = {"plans": {"default": describe(kernel)}}, array(output(case), case.dtype)
+        return {"default": lambda: kernel(*operands, out=out)}
 
     def to_numpy(self, result: Any) -> np.ndarray:
         """A result as numbers, also of TVM's tensors."""
@@ -40,6 +40,6 @@ class OursFloat32(Ours):
 def describe(plan: Any) -> dict[str, Any]:
     """A plan's config, costs, launches and padding, for JSON."""
     config = to_data(plan.config)
-    told = ("convert_seconds", "compile_seconds", "launches", "padding")
-    about = {k: getattr(plan, k) for k in told}
+    names = ("convert_seconds", "compile_seconds", "launches", "padding")
+    about = {k: getattr(plan, k) for k in names}
     return {"template": config.pop("template"), "config": config, **about}

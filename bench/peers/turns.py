@@ -1,4 +1,4 @@
-"""Peers that take turns: processes of which one runs at a time, the others being stopped."""
+"""Peers that take turns: processes one of which runs at a time, while the others are stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Failed(Exception):
 
 
 class Worker:
-    """A process for a peer with a number of threads, stopped except while it is asked.
+    """A process for a peer with a number of threads, stopped except while it answers.
 
     Libraries let threads spin for a while after a call; those of a stopped process do not.
 
@@ -129,8 +129,8 @@ class Times:
 
     def summary(self) -> dict[str, float]:
         """Seconds, see `of_turns`."""
-        found = of_turns([[t / 1e9 for t in turn] for turn in self.counted])
-        return {**found, "turns": len(self.turns), "quiet": len(self.quiet)}
+        times = of_turns([[t / 1e9 for t in turn] for turn in self.counted])
+        return {**times, "turns": len(self.turns), "quiet": len(self.quiet)}
 
 
 def compare(
@@ -197,7 +197,7 @@ class Outcome(dict[str, dict[str, Any]]):
         return not problem
 
     def add(self, peer: str, variants: dict[str, dict[str, float]]) -> None:
-        """Note the times of the ways of a peer, of which the fastest counts."""
+        """Note the times of the ways of a peer, the fastest of which counts."""
         best = min(variants, key=lambda v: variants[v]["min"])
         self["peers"][peer] |= {**variants[best], "variant": best, "variants": variants}
 
@@ -207,11 +207,11 @@ class Outcome(dict[str, dict[str, Any]]):
 
 
 def _take_turns(worker: Worker, times: dict[str, Times], seconds: float) -> None:
-    """One turn for each way that can still be the fastest of its peer."""
-    for variant, found in times.items():
-        if not found.dropped:
+    """A turn for each way that can still be the fastest of its peer."""
+    for variant, timed in times.items():
+        if not timed.dropped:
             answer = worker.ask("turn", variant=variant, seconds=seconds, least=LEAST)
-            found.add(answer["times"], answer["switches"])
-    for found in times.values():
+            timed.add(answer["times"], answer["switches"])
+    for timed in times.values():
         fastest = min(t.least for t in times.values())
-        found.dropped |= len(found.turns) >= TRIALS and found.least > LATER * fastest
+        timed.dropped |= len(timed.turns) >= TRIALS and timed.least > LATER * fastest

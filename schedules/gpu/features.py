@@ -51,9 +51,9 @@ class GpuTiled(Tiled):
 
     def check(self, *integers: str) -> None:
         """Raise ValueError for invalid fields, those above or other integers."""
-        own = ("threads", "vector", "coarsen", "feat", "occupancy")
+        sizes = ("threads", "vector", "coarsen", "feat", "occupancy")
         optional = ("feat", "occupancy")
-        expect_integers(self, *integers, *own, positive=True, optional=optional)
+        expect_integers(self, *integers, *sizes, positive=True, optional=optional)
         expect(self, "vector", self.vector in (1, 2, 4, 8), "1, 2, 4 or 8")
         fits = self.feat is None or self.feat % self.vector == 0
         expect(self, "feat", fits, f"a multiple of vector = {self.vector}")
@@ -186,18 +186,18 @@ def over_blocks(sch: Schedule, heads: list[SpIter], tiles: SpIter) -> None:
 
 
 def gathered_vectors(
-    sch: Schedule, rows: RowReduction, reduce: SparseIterationRef, at: Any
+    sch: Schedule, rows: RowReduction, reduce: SparseIterationRef, loop: Any
 ) -> tuple[list[SparseIterationRef], SparseIterationRef]:
     """Let what is gathered for an element be loaded as vectors: copies, and what uses them.
 
-    at : the innermost loop over elements, or `reduce` itself, which has one
+    loop : the innermost loop over elements, or `reduce` itself, which has one
     """
     axes = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
     last = [rows.features.name]
     operands = [b for b, x in axes.items() if b != rows.result and len(x) > 1 and x[-1:] == last]
     *_, w, lane = sch.get_sp_iters(reduce)
-    copies = [copy for name in operands for copy in sch.precompute(name, at, [w, lane])]
-    inside = operands and at is not reduce
+    copies = [copy for name in operands for copy in sch.precompute(name, loop, [w, lane])]
+    inside = operands and loop is not reduce
     return copies, sch.get_sparse_iteration(f"{reduce.name}_rest") if inside else reduce
 
 

@@ -102,5 +102,5 @@ def _updates_of_shared(parts: list[SparseIteration], independent: Sequence[str])
             update = None if ATOMIC in it.annotations else atomic_reduction(it)
             if update is not None and update.store.buffer.name not in independent:
                 updates.setdefault(update.store.buffer.name, []).append((n, it.name))
-    several = [found for found in updates.values() if len({n for n, _ in found}) > 1]
-    return [name for found in several for _, name in found]
+    several = [writers for writers in updates.values() if len({n for n, _ in writers}) > 1]
+    return [name for writers in several for _, name in writers]

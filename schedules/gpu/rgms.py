@@ -65,16 +65,16 @@ class RelationalRows(RelationalTiles):
 
 
 def configs(
-    problem: Rgms, pattern: RelationPattern | Pattern, given: Any, target: Any = None
+    problem: Rgms, pattern: RelationPattern | Pattern, stats: Any, target: Any = None
 ) -> list[RelationalRows]:
     """The configs that a search tries, the most promising first.
 
     pattern : pattern of relations by rows by columns
-    given : statistics with the numbers of features, `feat_in` and `feat`
+    stats : statistics with the numbers of features, `feat_in` and `feat`
     """
     del target
     return [
-        RelationalRows.for_features(given.feat_in, given.feat, problem.dtype, k, min(rows, 64))
+        RelationalRows.for_features(stats.feat_in, stats.feat, problem.dtype, k, min(rows, 64))
         for k, rows in sizes_of(pattern)
     ]
 

@@ -97,30 +97,30 @@ class GradientTiles(RelationalTiles):
         terms = feat if problem.edges else rows
         depth = 16 if terms <= 16 or not cores else 32
         vectors = vector_width(feat_in, problem.dtype), vector_width(feat, problem.dtype)
-        made = {"k": k, "rows": rows, "tile": tile, "depth": depth, "vectors": vectors}
+        common = {"k": k, "rows": rows, "tile": tile, "depth": depth, "vectors": vectors}
         if cores:
             down = min(tile[0] // ROWS, 2)
             shares = down, min(4 // down, tile[1] // COLUMNS)
-            return cls(**made, shape=None, shares=shares, feat_in=feat_in, feat=feat)
+            return cls(**common, shape=None, shares=shares, feat_in=feat_in, feat=feat)
         # Both factors of edges lie along terms: four of each row and column are in registers, too.
         places, most = math.prod(tile), 16 if problem.edges else 32
         sums = places // max(min(128, places // 2), places // most)
         # Two atomic additions of a warp go to each sector of 32 bytes, as of columns two apart.
         across = min(sums, 4) if problem.edges else 2
-        return cls(**made, shape=(sums // across, across), feat_in=feat_in, feat=feat)
+        return cls(**common, shape=(sums // across, across), feat_in=feat_in, feat=feat)
 
 
 def configs(
-    problem: RgmsGradient, pattern: RelationPattern | Pattern, given: Any, target: Any = None
+    problem: RgmsGradient, pattern: RelationPattern | Pattern, stats: Any, target: Any = None
 ) -> list[GradientTiles]:
     """The configs that a search tries, the most promising first; tensor cores where they fit.
 
     pattern : pattern of relations by rows by columns
-    given : statistics with the numbers of features, `feat_in` and `feat`
+    stats : statistics with the numbers of features, `feat_in` and `feat`
     """
     cores = problem.dtype in PRODUCTS and target is not None and has_tensor_cores(target)
     return [
-        GradientTiles.for_features(problem, given.feat_in, given.feat, k, rows, on_cores)
+        GradientTiles.for_features(problem, stats.feat_in, stats.feat, k, rows, on_cores)
         for on_cores in ((True, False) if cores else (False,))
         for k, rows in sizes_of(pattern)
     ]

@@ -74,13 +74,13 @@ def serves(problem: Rgms) -> str | None:
 
 
 def configs(
-    problem: Rgms, pattern: RelationPattern | Pattern, given: Any, target: Any
+    problem: Rgms, pattern: RelationPattern | Pattern, stats: Any, target: Any
 ) -> list[RelationalTensorCores]:
     """The configs that a search tries, the most promising first; see :func:`rgms_gpu.configs`."""
     if serves(problem) is not None or not has_tensor_cores(target):
         return []
     return [
-        RelationalTensorCores.for_features(given.feat_in, given.feat, problem.dtype, k, rows)
+        RelationalTensorCores.for_features(stats.feat_in, stats.feat, problem.dtype, k, rows)
         for k, rows in sizes_of(pattern)
     ]
 

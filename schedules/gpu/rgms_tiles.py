@@ -119,7 +119,7 @@ class RelationalTiles(Config):
 
     @property
     def division(self) -> tuple[Any, Any]:
-        """`shape` and `shares`, one of which is None."""
+        """The fields `shape` and `shares`, one of which is None."""
         return getattr(self, "shape", None), getattr(self, "shares", None)
 
     @property
@@ -151,10 +151,10 @@ class RelationalTiles(Config):
         return -(-feat // self.sums[1])
 
 
-def is_pair(given: Any) -> bool:
+def is_pair(value: Any) -> bool:
     """Whether it is a tuple of two positive integers."""
-    return isinstance(given, tuple) and len(given) == 2 and all(
-        isinstance(n, int) and n > 0 for n in given
+    return isinstance(value, tuple) and len(value) == 2 and all(
+        isinstance(n, int) and n > 0 for n in value
     )  # fmt: skip
 
 
@@ -177,11 +177,11 @@ def sizes_of(pattern: RelationPattern | Pattern) -> list[tuple[int, int]]:
     longest = int(np.diff(pattern.indptr).max())
     rows = len(pattern.rows) / np.count_nonzero(np.diff(pattern.row_ptr))
     most = math.ceil(math.log2(longest))
-    found = []
+    sizes = []
     for k in dict.fromkeys(min(k, most) for k in (5, 3, 7)):
         each = rows / (k + 1)
-        found.append((k, 16 if each < 32 else 32 if each < 256 else 64))
-    return found
+        sizes.append((k, 16 if each < 32 else 32 if each < 256 else 64))
+    return sizes
 
 
 def program(problem: Rgms, config: RelationalTiles) -> SparseFunc:

@@ -41,7 +41,7 @@ class RowTables(Config):
     """A product whose pattern the GPU finds, or a mask has, by a hash table for each row."""
 
     def tiles(self, feat: int) -> int:
-        """One tile, as there are no features."""
+        """The number of tiles: one, as there are no features."""
         del feat
         return 1
 
@@ -103,17 +103,17 @@ def rows_program(
     shared = {"keys": ("SLOTS", "int32")} | ({} if counting else {"sums": ("SLOTS", dtype)})
     shared |= {} if masked else {"found": (2, "int32")}
     shared |= {} if masked or counting else {"taken": ("SLOTS", "int32")}
-    made = [
+    allocations = [
         f'{x} = T.sblock_alloc_buffer((GROUPS, {n}), "{of}", scope="shared")'
         for x, (n, of) in shared.items()
     ]
     for x in LOCALS:
         of = number if x in ("place", "stop") else "int32"
-        made.append(f'{x} = T.sblock_alloc_buffer((1,), "{of}", scope="local")')
+        allocations.append(f'{x} = T.sblock_alloc_buffer((1,), "{of}", scope="local")')
     steps = MASKED if masked else COUNTED if counting else WRITTEN
     added = "" if counting else ADDED
     text = _filled(
-        TEXT, params=", ".join(params), buffers="\n".join(buffers), made="\n".join(made),
+        TEXT, params=", ".join(params), buffers="\n".join(buffers), made="\n".join(allocations),
         steps=_filled(
             steps, insert=_filled(SEARCH, read=SWAP), find=_filled(SEARCH, read=READ), added=added,
             clear=CLEAR if counting else CLEAR + CLEARED,

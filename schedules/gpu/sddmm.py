@@ -85,32 +85,32 @@ def apply(sch: Schedule, config: FusedNonzeros) -> None:
 
     Raises ScheduleError for vectors of more than 16 bytes.
     """
-    found = element_reduction(sch, "FusedNonzeros")
-    config.check_vector(found.dtype)
-    elements = sch.positions(found.elements)
+    reduction = element_reduction(sch, "FusedNonzeros")
+    config.check_vector(reduction.dtype)
+    elements = sch.positions(reduction.elements)
     # Behind the last non-zero, and the last vector of features, there is nothing to store: these
     # are computed again, so that loads need no conditions.
     _, groups, work = sch.split(elements, [None, config.groups, config.work], tail="repeat")
-    *_, threads, _ = feature_loops(sch, found.features, config, tail="repeat")
+    *_, threads, _ = feature_loops(sch, reduction.features, config, tail="repeat")
     start, reduce, sums, write = sch.precompute(
-        found.result, groups, [work], lanes=[threads], dtype=accumulator(found.dtype)
+        reduction.result, groups, [work], lanes=[threads], dtype=accumulator(reduction.dtype)
     )
     work, tiles, coarsen, threads, vector = sch.get_sp_iters(reduce)
     sch.sparse_reorder(reduce, [threads, tiles, work, coarsen, vector])
-    for operand, _ in reversed(found.operands):
+    for operand, _ in reversed(reduction.operands):
         sch.precompute(operand, sch.get_sp_iters(reduce)[1], [work, coarsen, vector])
     stage_two = sch.lower()
 
     def block(step: SparseIterationRef) -> Any:
         return stage_two.get_sblock(f"{step.name}0")
 
-    *heads, blocks, groups = stage_two.get_loops(block(found.iteration))
+    *heads, blocks, groups = stage_two.get_loops(block(reduction.iteration))
     for head in heads:
         run_in_parallel(stage_two, head, "blockIdx.y")
     run_in_parallel(stage_two, blocks, "blockIdx.x")
     run_in_parallel(stage_two, groups, "threadIdx.y")
-    for step, at in ((start, 1), (reduce, 0), (sums, 1)):
-        run_in_parallel(stage_two, stage_two.get_loops(block(step))[at], "threadIdx.x")
+    for step, depth in ((start, 1), (reduce, 0), (sums, 1)):
+        run_in_parallel(stage_two, stage_two.get_loops(block(step))[depth], "threadIdx.x")
     *copies, products = stage_two.get_child_blocks(block(reduce))
     for copy in copies:
         in_vectors(stage_two, copy, 3)
@@ -121,23 +121,23 @@ def apply(sch: Schedule, config: FusedNonzeros) -> None:
     occupy(sch, config, config.threads * config.groups, "threadIdx.y")
 
 
-def candidates(problem: Sddmm, given: Any, target: Any) -> list[FusedNonzeros]:
+def candidates(problem: Sddmm, stats: Any, target: Any) -> list[FusedNonzeros]:
     """Configs for the feature size, and with fewer and more nonzeros of a group."""
     del target
-    config = FusedNonzeros.for_features(given.feat, problem.dtype)
+    config = FusedNonzeros.for_features(stats.feat, problem.dtype)
     return [config, *(replace(config, work=work) for work in (1, 8) if work != config.work)]
 
 
-def choices(asked: Asked) -> Tried:
+def choices(search: Asked) -> Tried:
     """Around the candidates, with blocks of 128 threads."""
-    own = asked.own(FusedNonzeros)
+    configs = search.own(FusedNonzeros)
     tried, _ = around(
-        own, threads=(4, 8, 16, 32), work=(1, 2, 4, 8), vector=[max(1, own[0].vector // 2)],
+        configs, threads=(4, 8, 16, 32), work=(1, 2, 4, 8), vector=[max(1, configs[0].vector // 2)],
         coarsen=(1, 2, 4), occupancy=(None, 768, 1024),
     )  # fmt: skip
 
     def make(threads: int, **others: Any) -> FusedNonzeros:
-        return replace(own[0], threads=threads, groups=128 // threads, **others)
+        return replace(configs[0], threads=threads, groups=128 // threads, **others)
 
     return tried, make
 

@@ -28,7 +28,7 @@ class ElementThreads(Config):
     block: int = number(128, most=1024, power=True)
 
     def tiles(self, feat: int) -> int:
-        """One tile, as there are no features."""
+        """The number of tiles: one, as there are no features."""
         del feat
         return 1
 
@@ -67,7 +67,7 @@ class TermLanes(Config):
         expect(self, "block", self.block >= self.lanes, f"at least lanes = {self.lanes}")
 
     def tiles(self, feat: int) -> int:
-        """One tile, as there are no features."""
+        """The number of tiles: one, as there are no features."""
         del feat
         return 1
 
@@ -91,14 +91,14 @@ def share_terms(sch: Schedule, config: TermLanes) -> None:
     (buffer,) = (b for b in sch.func.buffers if str(b.handle.name) == "out")
     it = sch.get_sparse_iteration("terms")
     element, steps = sch.get_sp_iters(it)
-    at = element
+    inner = element
     if config.lanes > 1:
-        steps, at = sch.strip_mine_rows(steps, config.lanes)
-        sch.sparse_reorder(it, [element, at, steps])
-    sch.precompute(buffer.name, at, [], dtype=buffer.dtype)
+        steps, inner = sch.strip_mine_rows(steps, config.lanes)
+        sch.sparse_reorder(it, [element, inner, steps])
+    sch.precompute(buffer.name, inner, [], dtype=buffer.dtype)
     sch.parallelize(element, "thread", per_block=config.block // config.lanes)
     if config.lanes > 1:
-        sch.parallelize(at, "thread", race=f"group({config.lanes})")
+        sch.parallelize(inner, "thread", race=f"group({config.lanes})")
 
 
 register(Template(TermLanes, SparseResult, terms_program, share_terms, gpu=True))

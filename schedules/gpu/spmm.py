@@ -95,14 +95,14 @@ def apply(sch: Schedule, config: RowSplit) -> None:
     :func:`sparsetir.schedules.gpu.features.row_sums` shows the part in stage I.
     Raises ScheduleError for a program of another shape, and for vectors of more than 16 bytes.
     """
-    found = row_reduction(sch, "RowSplit")
-    config.check_vector(found.dtype)
-    bound_rows(sch, found)
-    sums = row_sums(sch, found, config)
+    reduction = row_reduction(sch, "RowSplit")
+    config.check_vector(reduction.dtype)
+    bound_rows(sch, reduction)
+    sums = row_sums(sch, reduction, config)
     loops = sch.lower()
     for step in sums.scalars + sums.vectors:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in sums.vectors)
-    block = f"{found.iteration.name}0"
+    block = f"{reduction.iteration.name}0"
     chunk = _cache_rows(loops, block, f"{sums.reduce.name}0") if config.row_cache else None
     _bind(loops, block, config)
     sch.rewrite(materialize_loop_kinds)
@@ -166,12 +166,12 @@ def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
     return func.with_body(map_expr(redirected(func.body, place), [(s_tir.SBlock, block)]))
 
 
-def choices(asked: Asked) -> Tried:
+def choices(search: Asked) -> Tried:
     """Around the candidates."""
-    own = asked.own(RowSplit)
-    vector = own[0].vector
+    configs = search.own(RowSplit)
+    vector = configs[0].vector
     return around(
-        own, threads=(t for t in (8, 16, 32, 64) if t <= 2 * (asked.given.feat // vector)),
+        configs, threads=(t for t in (8, 16, 32, 64) if t <= 2 * (search.given.feat // vector)),
         rows_per_block=(1, 2, 4, 8), vector=[max(1, vector // 2)], coarsen=(1, 2),
         row_cache=(False, True), occupancy=(None, 1024),
     )  # fmt: skip

@@ -169,29 +169,29 @@ def apply(sch: Schedule, config: Groups) -> None:
     more than 16 bytes, and for results that are to be added to atomically where there are no
     atomics for these.
     """
-    found = row_reduction(sch, "Groups")
-    config.check_vector(found.dtype)
-    if config.is_atomic and not has_atomics("sum", found.dtype):
+    reduction = row_reduction(sch, "Groups")
+    config.check_vector(reduction.dtype)
+    if config.is_atomic and not has_atomics("sum", reduction.dtype):
         raise ScheduleError(
             f"Groups: argument 'config': expected rows in one group, as split='rows' and "
-            f"group=lanes, for {found.dtype}, which atomics do not add, got split="
+            f"group=lanes, for {reduction.dtype}, which atomics do not add, got split="
             f"{config.split!r}, lanes={config.lanes}, group={config.group}"
         )
-    features = feature_loops(sch, found.features, config, tail="repeat")
+    features = feature_loops(sch, reduction.features, config, tail="repeat")
     if config.split == "rows":
-        bound_rows(sch, found)
-        scalars, vectors = _rows(sch, found, config, features)
+        bound_rows(sch, reduction)
+        scalars, vectors = _rows(sch, reduction, config, features)
     elif config.work > 1 and config.rows == "table":
-        scalars, vectors = _chunks(sch, found, config, features)
+        scalars, vectors = _chunks(sch, reduction, config, features)
     else:
-        scalars, vectors = _elements(sch, found, config, features)
+        scalars, vectors = _elements(sch, reduction, config, features)
     if config.is_atomic:
-        vectors.append(set_before(sch, found, config, features, config.block))
+        vectors.append(set_before(sch, reduction, config, features, config.block))
     loops = sch.lower()
     for step in scalars + vectors:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
     if config.split == "rows":
-        sch.rewrite(opaque_row_index, f"{found.iteration.name}0")
+        sch.rewrite(opaque_row_index, f"{reduction.iteration.name}0")
     occupy(sch, config, config.block)
 
 
@@ -214,9 +214,9 @@ def _rows(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIt
         workers, *each = sch.split(workers, [None, config.work])
     if config.lanes > 1:
         column, *shared = sch.strip_mine_rows(column, config.lanes)
-    own = [workers, threads, *each, *shared]
-    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, *outer, column, w, lane])
-    start, reduce, write = _in_workspace(sch, rows, own[-1], [w, lane])
+    loops = [workers, threads, *each, *shared]
+    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *loops, *outer, column, w, lane])
+    start, reduce, write = _in_workspace(sch, rows, loops[-1], [w, lane])
     over_blocks(sch, rows.heads, tiles)
     sch.parallelize(workers, "thread", per_block=config.workers)
     sch.parallelize(threads, "thread")
@@ -250,8 +250,8 @@ def _elements(sch: Schedule, rows: RowReduction, config: Groups, features: list[
     blocks, workers, element = sch.split(
         sch.positions(fused, rows=config.rows), factors, tail="repeat"
     )
-    own = [blocks, workers, threads, element]
-    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
+    loops = [blocks, workers, threads, element]
+    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *loops, w, lane])
     if config.work > 1:
         start, reduce, *writes = sch.segment_accumulate(element, dtype=accumulator(rows.dtype))
     else:
@@ -286,8 +286,8 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[Sp
     tiles, w, threads, lane = features
     fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
     chunks, pieces, element = sch.split(fused, [None, config.work])
-    own = [chunks, threads, pieces, element]
-    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
+    loops = [chunks, threads, pieces, element]
+    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *loops, w, lane])
     start, reduce, _ = _in_workspace(sch, rows, pieces, [w, lane])
     over_blocks(sch, rows.heads, tiles)
     sch.parallelize(threads, "thread")
@@ -298,18 +298,18 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[Sp
 
 
 def _in_workspace(
-    sch: Schedule, rows: RowReduction, at: SpIter, lanes: list[SpIter]
+    sch: Schedule, rows: RowReduction, loop: SpIter, lanes: list[SpIter]
 ) -> list[SparseIterationRef]:
     """The iterations of a thread's sums: start, reduce and write."""
-    return sch.precompute(rows.result, at, lanes, dtype=accumulator(rows.dtype))
+    return sch.precompute(rows.result, loop, lanes, dtype=accumulator(rows.dtype))
 
 
-def choices(asked: Asked) -> Tried:
-    """Sgap's algorithms (x and g of which are `work`, and g of {1/g row} is `lanes`).
+def choices(search: Asked) -> Tried:
+    """Configs of Sgap's algorithms (whose x and g are `work`, and g of {1/g row} is `lanes`).
 
     Without those for which there are no atomics, and threads of a row that each add for themselves.
     """
-    problem, feat = asked.problem, asked.given.feat
+    problem, feat = search.problem, search.given.feat
     wide = vector_width(feat, problem.dtype)
 
     def make(**fields: Any) -> Groups | None:

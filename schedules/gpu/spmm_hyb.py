@@ -177,23 +177,23 @@ def apply(sch: Schedule, config: HybRows) -> None:
 
     Raises ScheduleError for vectors of more than 16 bytes.
     """
-    found = row_pieces(sch, "HybRows")
-    config.check_vector(found.first.dtype)
-    parts = [row_sums(sch, part, config) for part in found.parts]
-    shares = found.operator == "sum" and has_atomics("sum", found.first.dtype)
+    pieces = row_pieces(sch, "HybRows")
+    config.check_vector(pieces.first.dtype)
+    parts = [row_sums(sch, part, config) for part in pieces.parts]
+    shares = pieces.operator == "sum" and has_atomics("sum", pieces.first.dtype)
     adds = sch.combine_row_pieces([p.write for p in parts], race="atomics" if shares else "ignore")
-    value, write = _first(sch, found.first, config)
+    value, write = _first(sch, pieces.first, config)
     scalars = [value, *adds, *(x for p in parts for x in p.scalars)]
     vectors = [write, *(x for p in parts for x in p.vectors)]
     loops = sch.lower()
     if adds:
-        loops = sch.rewrite(_hide, [f"{add.name}0" for add in adds], found.first.result)
+        loops = sch.rewrite(_hide, [f"{add.name}0" for add in adds], pieces.first.result)
     for step in scalars + vectors:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
-    first = f"{found.first.iteration.name}0"
+    first = f"{pieces.first.iteration.name}0"
     _bind(loops, first, config.rows_per_block, 1)
     names = []
-    for part, steps in zip(found.parts, parts, strict=True):
+    for part, steps in zip(pieces.parts, parts, strict=True):
         slots = int(sch.func.axis(part.columns[0].name).nnz_cols)
         # Rows that are visited more than once meet by atomic additions, or are not there.
         race = "none" if sch.func.axis(part.rows.name).unique else "ignore"
@@ -202,7 +202,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
         _bind(loops, names[-1], config.rows_per_block, config.rows_in_turn(slots), race)
     sch.rewrite(materialize_loop_kinds)
     sch.rewrite(opaque_row_index, first, *(f"{p.write.name}0" for p in parts))
-    sch.rewrite(horizontal_fuse, names, independent=(found.first.result,))
+    sch.rewrite(horizontal_fuse, names, independent=(pieces.first.result,))
     occupy(sch, config, config.threads * config.rows_per_block)
 
 
@@ -253,14 +253,14 @@ def _bind(
     run_in_parallel(loops, threads, "threadIdx.x")
 
 
-def choices(asked: Asked) -> Tried | None:
-    """Around the candidates, of which there are none for heads."""
-    own, shares = asked.own(HybRows), shares_rows(asked.problem)
-    if not own:
+def choices(search: Asked) -> Tried | None:
+    """Choices around the candidates, which heads do not have."""
+    configs, shares = search.own(HybRows), shares_rows(search.problem)
+    if not configs:
         return None
-    k = own[0].k
+    k = configs[0].k
     tried, make = around(
-        own, c=(1, 2, 4) if shares else (1,), k=(max(0, k - 1), k + 1) if shares else (k,),
+        configs, c=(1, 2, 4) if shares else (1,), k=(max(0, k - 1), k + 1) if shares else (k,),
         rows_per_block=(2, 8), coarsen=(1, 2), unroll=(4, 8), occupancy=(None, 1024),
     )  # fmt: skip
     tried["occupancy"] = tried.pop("occupancy")  # the last one

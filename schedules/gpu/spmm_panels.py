@@ -178,45 +178,45 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     Raises ScheduleError for a program of another shape, for vectors of more than 16 bytes, and for
     results that several would add to, of types without atomics.
     """
-    found = row_reduction(sch, "PanelThreads")
-    config.check_vector(found.dtype)
-    if config.adds and not has_atomics("sum", found.dtype):
+    shape = row_reduction(sch, "PanelThreads")
+    config.check_vector(shape.dtype)
+    if config.adds and not has_atomics("sum", shape.dtype):
         raise ScheduleError(
             "PanelThreads: argument 'config': expected atomics=False and compact=False for "
-            f"{found.dtype}, which would be rounded with each pattern that is added, got "
+            f"{shape.dtype}, which would be rounded with each pattern that is added, got "
             f"atomics={config.atomics}, compact={config.compact}"
         )
     if config.atomics:  # as many blocks as CUDA launches
-        sch.bound(found.rows, MAX_ROWS // ((1 << config.rows) - 1) * config.rows, "max")
+        sch.bound(shape.rows, MAX_ROWS // ((1 << config.rows) - 1) * config.rows, "max")
     else:
-        bound_rows(sch, found)
+        bound_rows(sch, shape)
     over = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
-    elements = [found.rows.axes[0], found.columns[0].axes[0]]
+    elements = [shape.rows.axes[0], shape.columns[0].axes[0]]
     by = "count" if config.compact else "pattern"
     panels, patterns, entries, rows = sch.group_columns_by_pattern(
-        found.rows, found.columns[0], config.rows, by=by
+        shape.rows, shape.columns[0], config.rows, by=by
     )
     counts = buffers_made_by(sch.func, pattern_counts)
-    features = feature_loops(sch, found.features, config, tail="repeat")
+    features = feature_loops(sch, shape.features, config, tail="repeat")
     tiles, w, threads, lane = features
-    own = [panels, patterns, threads] if config.atomics else [panels, threads, patterns]
-    at = own[1 if not config.adds else 2]
+    order = [panels, patterns, threads] if config.atomics else [panels, threads, patterns]
+    above = order[1 if not config.adds else 2]
     held = [rows, w, lane]
-    sch.sparse_reorder(found.iteration, [*found.heads, tiles, *own, entries, *held])
-    start, reduce, write = sch.precompute(found.result, at, held, dtype=accumulator(found.dtype))
+    sch.sparse_reorder(shape.iteration, [*shape.heads, tiles, *order, entries, *held])
+    start, reduce, write = sch.precompute(shape.result, above, held, dtype=accumulator(shape.dtype))
     for name in [name for name, axes in over.items() if config.packed and axes == elements]:
         sch.pack(name, reduce)
-    over_blocks(sch, found.heads, tiles)
+    over_blocks(sch, shape.heads, tiles)
     if config.atomics:
-        sch.parallelize(own[:2], "thread", race="atomics", per_block=config.panels)
+        sch.parallelize(order[:2], "thread", race="atomics", per_block=config.panels)
     else:
-        # A panel has rows of its own, also where a table says which of them.
+        # Rows of panels are disjoint, also where a table lists them.
         race = "ignore" if config.compact else "none"
         sch.parallelize(panels, "thread", race=race, per_block=config.panels)
     sch.parallelize(threads, "thread")
-    copies, rest = gathered_vectors(sch, found, reduce, sch.get_sp_iters(reduce)[-4])
+    copies, rest = gathered_vectors(sch, shape, reduce, sch.get_sp_iters(reduce)[-4])
     if config.adds:
-        copies.append(set_before(sch, found, config, features, config.threads * config.panels))
+        copies.append(set_before(sch, shape, config, features, config.threads * config.panels))
     loops = sch.lower()
     for step in copies:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=True)
@@ -228,7 +228,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
         in_vectors(loops, write, len(held))
     if not config.adds:
         loops.unroll(loops.get_loops(loops.get_sblock(f"{reduce.name}0"))[0])
-    block = f"{found.iteration.name}0"
+    block = f"{shape.iteration.name}0"
     if config.adds:
         sch.rewrite(skip_if_empty, block, reduce)
     sch.rewrite(unroll_with_remainder, reduce, config.unroll)
@@ -248,22 +248,22 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged
     return Arranged(InOrder(matrix, not config.packed), matrix.arguments())
 
 
-def choices(asked: Asked) -> Tried | None:
+def choices(search: Asked) -> Tried | None:
     """UFi, UFk, WarpTile, the block, atomics and compaction; None where panels do not serve.
 
     Blocks are of one warp, as most of the paper's best ones, or of four. UFk is up to 8, as in its
     table 2. A default has to wait for figures of a GPU (`bench blocks --target cuda`).
     """
-    problem, given = asked.problem, asked.given
-    if given.nnz < LEAST * given.m * given.n or problem.batched:
+    problem, stats = search.problem, search.given
+    if stats.nnz < LEAST * stats.m * stats.n or problem.batched:
         return None
     dtype = problem.out or problem.dtype
-    widest = vector_width(given.feat, dtype)
+    widest = vector_width(stats.feat, dtype)
 
     def make(vector: int, block: int, **fields: Any) -> PanelThreads | None:
-        if vector > widest or vector * fields["coarsen"] > given.feat:
+        if vector > widest or vector * fields["coarsen"] > stats.feat:
             return None
-        config = PanelThreads.for_features(given.feat, dtype, vector=vector, block=block, **fields)
+        config = PanelThreads.for_features(stats.feat, dtype, vector=vector, block=block, **fields)
         return config if config.serves(problem) else None
 
     tried = {

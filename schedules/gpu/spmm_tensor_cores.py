@@ -165,28 +165,28 @@ def serves(problem: Any) -> str | None:
     return None
 
 
-def configs(problem: Any, matrix: CsrPattern, given: Any, target: Any) -> list[TensorCores]:
+def configs(problem: Any, matrix: CsrPattern, stats: Any, target: Any) -> list[TensorCores]:
     """The configs that a search tries: formats whose blocks or tiles the pattern fills.
 
     Padding for other patterns is the user's choice, by the name of a format or a config.
-    given : :class:`sparsetir.schedules.search.choose.Statistics`
+    stats : :class:`sparsetir.schedules.search.choose.Statistics`
     """
     if serves(problem) is not None or matrix.nnz == 0 or not has_tensor_cores(target):
         return []
-    found: list[TensorCores] = []
+    tried: list[TensorCores] = []
     for fmt in full_formats(matrix.coordinates):
-        config = TensorCores.for_features(fmt, given.feat, problem.dtype)
-        found += [config, replace(config, stages=2), replace(config, stages=4)]
-    return found
+        config = TensorCores.for_features(fmt, stats.feat, problem.dtype)
+        tried += [config, replace(config, stages=2), replace(config, stages=4)]
+    return tried
 
 
 def full_formats(pattern: Pattern) -> list[Format]:
     """The formats of this template without padding beside elements, larger blocks first."""
     full = [b for b in BLOCKS if BSR(b, b).places(pattern) == pattern.nnz]
     tiles = [t for t in TILES if BSR(t, 1).places(pattern) == pattern.nnz]
-    found: list[Format] = [BSR(b, b) for b in full]
-    found += [DBSR(b, b) for b in full[:1]]
-    return found + [SRBCRS(t, g) for t in tiles[:1] for g in GROUPS]
+    formats: list[Format] = [BSR(b, b) for b in full]
+    formats += [DBSR(b, b) for b in full[:1]]
+    return formats + [SRBCRS(t, g) for t in tiles[:1] for g in GROUPS]
 
 
 def program(problem: Spmm, config: TensorCores) -> SparseFunc:
@@ -243,23 +243,23 @@ def apply(sch: Schedule, config: TensorCores) -> None:
 
     Raises ScheduleError for a program of another shape, and for types that no product takes.
     """
-    firsts, found = _parts(sch)
-    values, gathered, dtype = _operands(sch, found)
+    firsts, shape = _parts(sch)
+    values, gathered, dtype = _operands(sch, shape)
     if config.vector > 1:
-        sch.bound(found.features, config.vector, "multiple")
-    tiles, features = sch.split(found.features, [None, config.tile])
-    *outer, terms = found.columns
+        sch.bound(shape.features, config.vector, "multiple")
+    tiles, features = sch.split(shape.features, [None, config.tile])
+    *outer, terms = shape.columns
     dense = sch.func.axis(terms.name).kind == "dense_fixed"
     if dense:
         depth = config.depth or math.gcd(DEPTH, int(sch.func.axis(terms.name).length))
         steps, terms = sch.split(terms, [None, depth], tail="exact")
         outer = [*outer, steps]
-    (rows,) = found.block
-    order = [tiles, *found.rows, *outer, rows, features, terms]
-    sch.sparse_reorder(found.iteration, order)
+    (rows,) = shape.block
+    order = [tiles, *shape.rows, *outer, rows, features, terms]
+    sch.sparse_reorder(shape.iteration, order)
     sums = PRODUCTS[dtype].sums
     start, reduce, write = sch.precompute(
-        found.result, found.rows[-1], [rows, features], dtype=sums
+        shape.result, shape.rows[-1], [rows, features], dtype=sums
     )
     visit, copies, product = f"{reduce.name}0", [], f"{reduce.name}0"
     if dense:
@@ -269,7 +269,7 @@ def apply(sch: Schedule, config: TensorCores) -> None:
         copies = [f"{c.name}0" for c in copies]
         product = f"{reduce.name}_rest0"
     loops = sch.lower()
-    _bind(loops, f"{found.iteration.name}0")
+    _bind(loops, f"{shape.iteration.name}0")
     left = {it.name for it in sparse_iterations(sch.func)}  # the others are where sums begin
     for first in [x for x in firsts if x.iteration.name in left]:
         _bind_first(loops, f"{first.iteration.name}0")
@@ -279,9 +279,9 @@ def apply(sch: Schedule, config: TensorCores) -> None:
         visit, copies = f"{product}_visit", [f"{gathered}_copy0", f"{values}_copy0"]
     warps = math.prod(config.warps)
     size = DataType(dtype).itemsize
-    own = math.gcd(COPY_BYTES[0] // size, depth if dense else int(found.block_rows))
+    values_vector = math.gcd(COPY_BYTES[0] // size, depth if dense else int(shape.block_rows))
     sch.rewrite(cooperative_copy, copies[0], warps=warps, vector=min(config.vector, 16 // size))
-    sch.rewrite(cooperative_copy, copies[1], warps=warps, vector=own)
+    sch.rewrite(cooperative_copy, copies[1], warps=warps, vector=values_vector)
     others = [f"{start.name}0", f"{write.name}0"]
     sch.rewrite(on_tensor_cores, product, others, warps=config.warps, pairs=config.vector > 1)
     sch.rewrite(software_pipeline, visit, copies, stages=config.stages, room=DYNAMIC_BYTES)
@@ -290,19 +290,19 @@ def apply(sch: Schedule, config: TensorCores) -> None:
 
 def _parts(sch: Schedule) -> tuple[list[RowSums], RowSums]:
     """The iterations of the initial values, and the one of the sums."""
-    found = row_sums(sch, WHO)
-    firsts, sums = ([x for x in found if bool(x.columns) == s] for s in (False, True))
+    all_sums = row_sums(sch, WHO)
+    firsts, sums = ([x for x in all_sums if bool(x.columns) == s] for s in (False, True))
     if len(sums) != 1 or len(sums[0].block) != 1:
         refuse_shape(WHO, sch.func, "one sum over blocks of rows")
     return firsts, sums[0]
 
 
-def _operands(sch: Schedule, found: RowSums) -> tuple[str, str, str]:
+def _operands(sch: Schedule, sums: RowSums) -> tuple[str, str, str]:
     """The names of the values and of the operand with features, and their type."""
-    (it,) = [x for x in sparse_iterations(sch.func) if x.name == found.iteration.name]
+    (it,) = [x for x in sparse_iterations(sch.func) if x.name == sums.iteration.name]
     by_axis = {a.name: v for a, v, _ in it.axis_of()}
-    feature = by_axis[found.features.name]
-    read = [b for b in sch.func.buffers if b.axes and b.name != found.result]
+    feature = by_axis[sums.features.name]
+    read = [b for b in sch.func.buffers if b.axes and b.name != sums.result]
     read = [(b, loads_of(it.body, b.var)) for b in read]
     read = [(b, loads) for b, loads in read if loads]
     gathered = [b for b, x in read if x[0].indices[-1].same_as(feature)]

@@ -60,9 +60,9 @@ class BlockAttention(Problem):
         expect_one_of(self, dtype=DTYPES)
 
 
-def is_element(bits: Any, at: Any) -> Any:
+def is_element(bits: Any, place: Any) -> Any:
     """The expression of whether bit `at % 16` of a word of a block's elements is set."""
-    return ((T.cast(bits, "int32") >> (at % WORD)) & 1) != 0
+    return ((T.cast(bits, "int32") >> (place % WORD)) & 1) != 0
 
 
 @memoized

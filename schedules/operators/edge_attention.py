@@ -118,8 +118,8 @@ def fit(
     of_keys = feat_in or feat
     scale = 1 / math.sqrt(of_keys) if scale is None else float(scale)
     numbers = {"heads": heads, "feat": of_keys, "width": feat, "scale": scale}
-    problem, there = EdgeAttention(dtype, idtype), ("q", "k", "v", "out")
-    return Fitted(problem, (of_keys, feat), numbers, there, {"i": of_keys})
+    problem, arguments = EdgeAttention(dtype, idtype), ("q", "k", "v", "out")
+    return Fitted(problem, (of_keys, feat), numbers, arguments, {"i": of_keys})
 
 
 ATTENTION = register(

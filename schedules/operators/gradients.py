@@ -21,15 +21,15 @@ def gradient_of(name: str, wrt: str) -> Operator:
 
     Raises ValueError where the program has no gradient that can be derived.
     """
-    found = OPERATORS.get(f"{name}_grad_{wrt}")
-    return register(_made(name, wrt)) if found is None else found
+    known_gradient = OPERATORS.get(f"{name}_grad_{wrt}")
+    return register(_made(name, wrt)) if known_gradient is None else known_gradient
 
 
 def _made(name: str, wrt: str) -> Operator:
     of = OPERATORS[name]
-    plain, given = _derived(of, OfProgram(name), wrt)
+    plain, upstream = _derived(of, OfProgram(name), wrt)
     names = [str(p.name) for p in plain.params]
-    dims = {**of.dims, "a": "e", given: of.dims["out"]}
+    dims = {**of.dims, "a": "e", upstream: of.dims["out"]}
     read = {n: dims[n] for n in names if n in dims and n not in ("a", "out")}
 
     @memoized
@@ -48,13 +48,13 @@ def _derived(of: Operator, problem: Any, wrt: str) -> tuple[SparseFunc, str]:
     that the gradient of the other result is given by."""
     assert of.program is not None
     base = of.program(of.compiled_for(problem.dtype, idtype=problem.idtype))
-    made = gradient(base, wrt)
+    derived = gradient(base, wrt)
     before = {str(p.name) for p in base.params}
-    given, result = [p for p in made.params if str(p.name) not in before]
+    upstream, result = [p for p in derived.params if str(p.name) not in before]
     out = ir.Var("out", result.ty)
     buffers = [
         SparseBuffer(b.var, b.axes, out) if b.handle is not None and b.handle.same_as(result) else b
-        for b in made.buffers
+        for b in derived.buffers
     ]
-    params = [out if p.same_as(result) else p for p in made.params]
-    return made.replace(params=params, buffers=buffers), str(given.name)
+    params = [out if p.same_as(result) else p for p in derived.params]
+    return derived.replace(params=params, buffers=buffers), str(upstream.name)

@@ -108,9 +108,9 @@ def program(problem: Messages) -> SparseFunc:
     zero, nowhere = tirx.const(0.0, dtype), tirx.max_value(idtype)
 
     def message(u: Any, e: Any, order: Any, i: Any, h: Any, j: Any, k: Any) -> Any:
-        at = [i, j] if order is None else [order[i, j]]
+        place = [i, j] if order is None else [order[i, j]]
         a = None if u is None else T.cast(u[(j, *dims(problem.u, h, k))], acc)
-        b = None if e is None else T.cast(e[(*at, *dims(problem.e, h, k))], acc)
+        b = None if e is None else T.cast(e[(*place, *dims(problem.e, h, k))], acc)
         return combined(op, a, b)
 
     def found(value: Any, extremum: Any, place: Any) -> Any:
@@ -198,15 +198,15 @@ def fit(
     """
     per_edge = kind == "copy_e" or (kind != "copy_u" and edge_feat is not None)
     same = edge_feat is not None and edge_feat < feat  # for all features of a head
-    own = heads if same else 1  # of the kernel, which else takes heads for features
-    both = heads * feat // own
-    h, f = "h" * (own > 1), "f" * (both > 1)
+    kernel_heads = heads if same else 1  # of the kernel, which else takes heads for features
+    both = heads * feat // kernel_heads
+    h, f = "h" * (kernel_heads > 1), "f" * (both > 1)
     u, e = "" if kind == "copy_e" else h + f, h + f * (per_edge and not same)
     edge = "e" if per_edge else "a"
-    there = {"copy_u": ("u",), "copy_e": (edge,)}.get(kind, ("u", edge))
+    read = {"copy_u": ("u",), "copy_e": (edge,)}.get(kind, ("u", edge))
     problem = Messages(kind, reduce, u, e, dtype, idtype)
     sizes = {"f": edge_feat or feat}
-    return Fitted(problem, (both,), {"heads": own, "feat": both}, (*there, "out"), sizes)
+    return Fitted(problem, (both,), {"heads": kernel_heads, "feat": both}, (*read, "out"), sizes)
 
 
 MESSAGES = register(

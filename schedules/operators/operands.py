@@ -36,7 +36,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class OfProgram(Problem):
-    """The problem of an operator that has a program, and no class of its own.
+    """The problem of an operator that has a program, and no separate class.
 
     op : its name
     dtype : of operands, values and result
@@ -52,9 +52,9 @@ class OfProgram(Problem):
 
     def program(self) -> SparseFunc:
         """The operator as a stage-I function."""
-        made = OPERATORS[self.op].program
-        assert made is not None
-        return made(self)
+        program = OPERATORS[self.op].program
+        assert program is not None
+        return program(self)
 
 
 class Fitted(NamedTuple):
@@ -75,7 +75,7 @@ class Fitted(NamedTuple):
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator.
+    """An operator on patterns.
 
     name : as `sparsetir.plan` takes it
     problem : Spmm or Sddmm, what kernels are compiled for
@@ -154,13 +154,13 @@ class Operator:
         sizes : of other letters; None for a dimension that there is not
         """
         m, n = shape[-2:] if not self.transposed else shape[::-1]
-        known = {"m": m, "n": n, "e": nnz, "r": shape[0], "k": None if self.vectors else feat}
-        known |= {"h": heads, **sizes}
+        length_of = {"m": m, "n": n, "e": nnz, "r": shape[0], "k": None if self.vectors else feat}
+        length_of |= {"h": heads, **sizes}
         dims = {**self.dims, "a": "e"} if self.reads_values else self.dims
         first = "h" if self.on == "matrix" else ""
         return {
-            name: tuple(size for d in first + own if (size := known[d]) is not None)
-            for name, own in dims.items()
+            name: tuple(size for d in first + letters if (size := length_of[d]) is not None)
+            for name, letters in dims.items()
             if there is None or name in there
         }
 
@@ -214,11 +214,11 @@ def each_head(
         heads = len(operands[0])
         if values is not None:
             values = np.broadcast_to(values, (heads, len(pattern.indices)))
-        found = [
+        each = [
             one(problem, pattern, None if values is None else values[h], [x[h] for x in operands])
             for h in range(heads)
         ]
-        exact, scale = zip(*found, strict=True)
+        exact, scale = zip(*each, strict=True)
         return np.stack(exact), np.stack(scale)
 
     return reference
@@ -230,8 +230,8 @@ def gathered(
     """out[e] = x[rows[e]] . y[columns[e]], some elements at a time; in the dtype of x."""
     step = max(1, CHUNK // max(1, x.shape[1]))
     for start in range(0, len(rows), step):
-        at = slice(start, start + step)
-        out[at] = np.einsum("ij,ij->i", x[rows[at]], y[columns[at]])
+        part = slice(start, start + step)
+        out[part] = np.einsum("ij,ij->i", x[rows[part]], y[columns[part]])
     return out
 
 
@@ -247,8 +247,8 @@ def register(operator: Operator) -> Operator:
     """Make an operator known to plans, `ops`, searches, the command line and the bench."""
     note_origin(operator.name)
     if operator.on != "matrix":
-        known = OF_MATRICES if operator.on == "matrices" else ALONG
-        return known.setdefault(operator.name, operator)
+        table = OF_MATRICES if operator.on == "matrices" else ALONG
+        return table.setdefault(operator.name, operator)
     for derived in [name for name in OPERATORS if name.startswith(f"{operator.name}_grad_")]:
         del OPERATORS[derived]  # gradients of another one of this name
     OPERATORS[operator.name] = operator
@@ -304,6 +304,6 @@ class Check:
         right = np.abs(result - self.exact) <= self.tolerance * (self.scale + LEAST_SCALE)
         if right.all():
             return None
-        at = [int(n) for n in np.unravel_index(int(right.argmin()), right.shape)]
-        text = f"{result[tuple(at)]:.6g}, not {self.exact[tuple(at)]:.6g}"
-        return f"{(~right).sum()} of {right.size} wrong, the first at {at}: {text}"
+        place = [int(n) for n in np.unravel_index(int(right.argmin()), right.shape)]
+        text = f"{result[tuple(place)]:.6g}, not {self.exact[tuple(place)]:.6g}"
+        return f"{(~right).sum()} of {right.size} wrong, the first at {place}: {text}"

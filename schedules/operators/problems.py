@@ -61,9 +61,9 @@ class CsrPattern(_Csr):
         if self.increases:
             return self
         arrays = np.empty(self.nnz, np.int8), self.indices.copy(), self.indptr
-        found = sp.csr_array(arrays, shape=self.shape)
-        found.sort_indices()
-        return self._replace(indices=found.indices)
+        csr = sp.csr_array(arrays, shape=self.shape)
+        csr.sort_indices()
+        return self._replace(indices=csr.indices)
 
     def stored_in(self, format: Format, operand: Operand) -> ConvertedFormat:
         """Index arrays and masks of a format; do not write to them, the matrix may keep them."""
@@ -85,7 +85,7 @@ class CsrPattern(_Csr):
 
 
 class Stored(Protocol):
-    """A matrix in a format: a CsrPattern, a ConvertedFormat, or what a template has of its own."""
+    """A matrix in a format: a CsrPattern, a ConvertedFormat, or a template's own storage."""
 
     @property
     def padding(self) -> float:
@@ -104,7 +104,7 @@ class Stored(Protocol):
 
 @dataclass(frozen=True)
 class InOrder:
-    """CSR that a kernel visits in an order of its own: what a ConvertedFormat says of itself.
+    """CSR in a kernel's visit order, with the attributes of a ConvertedFormat.
 
     keeps_order : whether it takes values as they are; else its schedule packs them
     """
@@ -114,7 +114,7 @@ class InOrder:
 
     @property
     def padding(self) -> float:
-        """None."""
+        """The share of padding: none."""
         return 0.0
 
     def values(self, /, **stored: Any) -> Mapping[str, Any]:
@@ -137,8 +137,8 @@ class Arranged(NamedTuple):
 
     def computed(self, func: SparseFunc, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The computed parameters of a kernel's function, on this pattern."""
-        there = computed_parameters(func)
-        overrides = {name: value for name, value in self.overrides.items() if name in there}
+        computed = computed_parameters(func)
+        overrides = {name: value for name, value in self.overrides.items() if name in computed}
         return compute(func, {**sizes, **self.arguments}, overrides)
 
 
@@ -211,12 +211,12 @@ class Sddmm(Problem):
 def memoized(program: Callable[..., SparseFunc]) -> Callable[..., SparseFunc]:
     """A program (problem) -> function as templates call it, (problem, config=None): the plain one,
     whatever the config, made once for each problem, since it takes as long to read as to lower."""
-    made = functools.lru_cache(maxsize=64)(program)
+    cached = functools.lru_cache(maxsize=64)(program)
 
     @functools.wraps(program)
     def kept(problem: Any, config: Any = None) -> SparseFunc:
         del config
-        return made(problem)
+        return cached(problem)
 
     return kept
 

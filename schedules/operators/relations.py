@@ -92,16 +92,16 @@ class RelationPattern(_Csf):
         dtype = self.rows.dtype
         of_row = np.repeat(np.arange(self.shape[0], dtype=dtype), np.diff(self.row_ptr))
         counts = np.diff(self.indptr)
-        found = Pattern.__new__(Pattern)  # whose own check asks for each coordinate once
-        found.shape = self.shape
-        found.coords = [np.repeat(of_row, counts), np.repeat(self.rows, counts), self.indices]
-        return found
+        pattern = Pattern.__new__(Pattern)  # whose own check asks for each coordinate once
+        pattern.shape = self.shape
+        pattern.coords = [np.repeat(of_row, counts), np.repeat(self.rows, counts), self.indices]
+        return pattern
 
     def transposed(self) -> RelationPattern:
         """Rows for columns, of the same triples."""
         (relations, m, n), (relation, row, column) = self.shape, self.coordinates.coords
-        found = RelationPattern.of(relation, column, row, (relations, n, m), str(self.rows.dtype))
-        return found._replace(order=self.order[found.order])
+        turned = RelationPattern.of(relation, column, row, (relations, n, m), str(self.rows.dtype))
+        return turned._replace(order=self.order[turned.order])
 
     def stored_in(self, converted: ConvertedFormat) -> Any:
         """A format of :attr:`coordinates`, which takes values in the order of the triples."""

@@ -86,11 +86,11 @@ class SparseResult(Problem):
         visited : they are in the order of a product's visits, not of the result's elements
         """
         types = self.dtype, self.sums, idtype or self.idtype
-        made = (product_visits_program if visited else product_terms_program)(self.how, *types)
+        func = (product_visits_program if visited else product_terms_program)(self.how, *types)
         inside = (("A", "J"), ("B", "L"), ("C", "E")) if visited else (("B", "L"),)
         for buffer, axis in inside:
-            made = with_fact(made, "inside", buffer=buffer, axis=axis)
-        return made
+            func = with_fact(func, "inside", buffer=buffer, axis=axis)
+        return func
 
     def elements_program(self) -> SparseFunc:
         """The values of a product at a pattern that is given, by a row and a column for each."""
@@ -104,13 +104,13 @@ class SparseResult(Problem):
 
     def factors_program(self) -> SparseFunc:
         """The values of a product by element, of factors that are listed, which is trusted."""
-        made = product_factors_program(self.count, self.dtype, self.sums, self.idtype)
+        func = product_factors_program(self.count, self.dtype, self.sums, self.idtype)
         for q in range(self.count):
-            made = with_fact(made, "inside", buffer=f"X{q}", axis=f"J{q}")
-        return made
+            func = with_fact(func, "inside", buffer=f"X{q}", axis=f"J{q}")
+        return func
 
     def values_program(self) -> SparseFunc:
-        """The values at a pattern that is given, of which none depends on another."""
+        """The values at a given pattern, each independent of the others."""
         if self.how == KRON:
             return kron_values_program(self.dtype, self.idtype)
         if self.is_product:
@@ -174,8 +174,8 @@ def combined_program(
 ) -> SparseFunc:
     """C = A0 + A1 + ..., or another of `COMBINED`, where any of them stores something, or all do.
 
-    gathered : a sum goes through one operand after the other, and adds to a workspace, instead of
-        through all of them at once
+    gathered : a sum iterates over one operand after the other, and adds to a workspace, instead of
+        over all of them at once
 
     a0, a1, ... : (a0_nnz,), ... ; c : (m, n)
     a0_indptr, a0_indices, ... : patterns, (m, n), in CSR
@@ -446,7 +446,7 @@ def combined_values_program(op: str, count: int, dtype: str, idtype: str) -> Spa
     _, join = COMBINED[op]
     names = [f"x{q}" for q in range(count)]
     params = [f"{x}: T.handle" for x in (*names, "out", "indptr", "indices")]
-    params += [f"{x}_{what}: T.handle" for x in names for what in ("indptr", "indices")]
+    params += [f"{x}_{kind}: T.handle" for x in names for kind in ("indptr", "indices")]
     params += [f"{x}: T.{idtype}" for x in ("m", "n", "nnz", *(f"{x}_nnz" for x in names))]
     lines = [
         f'I = T.dense_fixed(m, "{idtype}")',

@@ -90,14 +90,14 @@ def reference(
         exact = sign * _largest(pattern, sign * values, b)
         return exact, _largest(pattern, np.abs(values), np.abs(b))
     indptr, indices, shape = pattern
-    found = []
+    sums = []
     for data, dense in ((values, b), (np.abs(values), np.abs(b))):
         out = sp.csr_array((data, indices, indptr), shape=shape) @ dense
         if REDUCERS[problem.reduce].is_scaled:
             counts = np.maximum(np.diff(indptr), 1)
             out = out / counts.reshape(-1, *[1] * (out.ndim - 1))
-        found.append(out)
-    return found[0], found[1]
+        sums.append(out)
+    return sums[0], sums[1]
 
 
 def _largest(pattern: CsrPattern, values: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -108,9 +108,9 @@ def _largest(pattern: CsrPattern, values: np.ndarray, b: np.ndarray) -> np.ndarr
     rows = np.flatnonzero(np.diff(indptr))
     step = max(1, CHUNK // max(1, len(indices)))
     for start in range(0, width if len(rows) else 0, step):
-        at = slice(start, start + step)
-        products = values[:, None] * dense[indices, at]
-        out[rows, at] = np.maximum.reduceat(products, indptr[rows], axis=0)
+        part = slice(start, start + step)
+        products = values[:, None] * dense[indices, part]
+        out[rows, part] = np.maximum.reduceat(products, indptr[rows], axis=0)
     return out.reshape(m, *b.shape[1:])
 
 

@@ -86,9 +86,9 @@ def _by_shuffles(loops: list[Any], realize: Any) -> tirx.Stmt:
         return loops[0]
     parts = reduction.term
     *groups, lanes = (int(loop.extent) for loop in loops)
-    at = values_of(realize)
+    values = values_of(realize)
     kept = len(store.indices) - len(groups)
-    outer = [substitute(i, at) for i in store.indices[:kept]]
+    outer = [substitute(i, values) for i in store.indices[:kept]]
     each = [[g] for g in range(groups[0])] if groups else [[]]
     rows = [tirx.BufferLoad(parts.source, [*outer, *g, _ramp(lanes)]) for g in each]
     total = add_up(rows, lanes, str(store.buffer.ty.dtype), reduction.combine)

@@ -90,7 +90,7 @@ def groups_at_once(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
 
     def make(loops: list[Any], realize: Any) -> tirx.Stmt:
         across, group = loops
-        body, at = realize.block.body, values_of(realize)
+        body, values = realize.block.body, values_of(realize)
         value = body.value
         guarded = isinstance(value, ir.Call) and value.op.name.endswith("if_then_else")
         if not guarded:
@@ -100,11 +100,11 @@ def groups_at_once(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
             )
         condition, element, _ = value.args
         last = {x.loop_var: x.extent - as_dtype(1, dtype_of(x.loop_var)) for x in loops}
-        whole = substitute(substitute(condition, at), last)
+        whole = substitute(substitute(condition, values), last)
         plain = tirx.BufferStore(body.buffer, element, body.indices)
         stores = [
             substitute(
-                substitute(plain, at), {group.loop_var: as_dtype(n, dtype_of(group.loop_var))}
+                substitute(plain, values), {group.loop_var: as_dtype(n, dtype_of(group.loop_var))}
             )
             for n in range(int(group.extent))
         ]
@@ -118,9 +118,9 @@ def groups_at_once(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
 def kept_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
     """Let an array of 16-bit floats that the function makes stay one of 16-bit floats.
 
-    TVM widens its own arrays of bfloat16 to float32, but for those that somebody may see who is not
-    told of it. That it takes from their data standing somewhere; addresses of elements do not
-    count. Before, and after::
+    TVM widens its own arrays of bfloat16 to float32, except those whose data pointer escapes, which
+    it decides by whether `.data` occurs in an expression; addresses of elements do not count.
+    Before, and after::
 
         B_tiles = T.alloc_buffer((..), "bfloat16")
         ...
@@ -130,10 +130,10 @@ def kept_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
         ...
     """
     root = func.body.block
-    found = [v for v in root.alloc_buffers if v.name == buffer]
-    if not found:
+    arrays = [v for v in root.alloc_buffers if v.name == buffer]
+    if not arrays:
         raise ScheduleError(f"kept_narrow: argument 'buffer': no array '{buffer}' is made here")
-    body = tirx.SeqStmt([tirx.Evaluate(buffer_data(found[0])), root.body])
+    body = tirx.SeqStmt([tirx.Evaluate(buffer_data(arrays[0])), root.body])
     return func.with_body(s_tir.SBlockRealize([], True, block_with(root, body=body)))
 
 
@@ -153,7 +153,7 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
                             if vio * 32 + vi < m and vk0 * 32 + vk < feat:
                                 C[vio * 32 + vi, vk0 * 32 + vk] = C_ws[vi, vk]
 
-    After, where the sums of a block that sticks out, or that are to be rounded, go through memory::
+    After, where sums of a block that sticks out, or that are to be rounded, are stored to memory::
 
         for io_parts in T.parallel(blocks):
             config[0:8] = ...
@@ -209,17 +209,17 @@ def _written(
     shape: TileShape, memory: Any, loops: list[Any], realize: Any, conditions: list[Any],
     written: Any,
 ) -> tirx.Stmt:  # fmt: skip
-    """What writes all sums of a product."""
-    at, types = values_of(realize), [dtype_of(x.loop_var) for x in loops]
+    """Statements that write all sums of a product."""
+    values, types = values_of(realize), [dtype_of(x.loop_var) for x in loops]
     workspace = nodes_of(ir.TensorLoad, written.value)[0].source
 
     def there(node: Any, row: Any, column: Any) -> Any:
         place = zip(loops, (row, column), types, strict=True)
         where = {x.loop_var: as_dtype(n, t) for x, n, t in place}
-        return substitute(substitute(node, at), where)
+        return substitute(substitute(node, values), where)
 
     direct = written.value.same_as(nodes_of(ir.TensorLoad, written.value)[0])
-    direct = direct and _side_by_side(written, at, loops)
+    direct = direct and _side_by_side(written, values, loops)
     through = [
         store(tile, tirx.BufferLoad(memory, [as_dtype(r, types[0]), as_dtype(c, types[1])]), pitch)
         for (r, c), tile in shape.sums.items()
@@ -228,7 +228,7 @@ def _written(
     mine = _reading(realize.block.body, workspace, memory)
     row, column = (tirx.Var(x.loop_var.name, t) for x, t in zip(loops, types, strict=True))
     slow = loop_over(row, shape.rows, loop_over(column, shape.features, there(mine, row, column)))
-    if not all(_grows(c, realize, at, loops) for c in conditions):
+    if not all(_grows(c, realize, values, loops) for c in conditions):
         return tirx.SeqStmt([*through, slow])
     steps: list[tirx.Stmt]
     if direct:
@@ -251,24 +251,24 @@ def _written(
     return tirx.IfThenElse(tirx.all(*whole), as_one(steps), tirx.SeqStmt([*through, slow]))
 
 
-def _grows(condition: Any, realize: Any, at: dict[Any, Any], loops: list[Any]) -> bool:
+def _grows(condition: Any, realize: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
     """Whether a condition holds for all visits of two loops if it does for the last one."""
     if is_likely(condition):
         condition = condition.args[0]
     if isinstance(condition, tirx.And):
-        return all(_grows(c, realize, at, loops) for c in (condition.a, condition.b))
+        return all(_grows(c, realize, values, loops) for c in (condition.a, condition.b))
     mine = [x.loop_var for x in loops]
     if not isinstance(condition, tirx.LT):
         return False
-    smaller, limit = (substitute(x, at) for x in (condition.a, condition.b))
+    smaller, limit = (substitute(x, values) for x in (condition.a, condition.b))
     steps = [affine(smaller).step(v) for v in mine]
     return not free_vars(limit) & set(mine) and all(n is not None and n >= 0 for n in steps)
 
 
-def _side_by_side(written: Any, at: dict[Any, Any], loops: list[Any]) -> bool:
-    """Whether two loops go through rows, and elements of a row, one after the other."""
+def _side_by_side(written: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
+    """Whether the first loop visits rows, and the second one the elements of a row in order."""
     mine = [x.loop_var for x in loops]
-    sums = [affine(substitute(i, at)) for i in written.indices]
+    sums = [affine(substitute(i, values)) for i in written.indices]
     return [[each.step(v) for v in mine] for each in sums] == [[1, 0], [0, 1]]
 
 
@@ -297,7 +297,7 @@ def _configured(func: tirx.PrimFunc, shape: TileShape, memory: Any) -> tirx.Prim
 
     body = map_expr(func.body, [(tirx.For, visit)])
     if not nodes_of(tirx.BufferStore, body) or not _stores_to(body, config):
-        # No worker has a loop of its own: all of it runs on one thread.
+        # There is no loop of a worker: everything runs on one thread.
         root = func.body.block
         body = s_tir.SBlockRealize([], True, block_with(root, body=around(root.body)))
     return func.with_body(body)
@@ -321,10 +321,10 @@ def _with_nest(
         named = isinstance(inner, s_tir.SBlockRealize) and inner.block.name_hint == block
         if not named or len(loops) != depth:
             continue
-        made = make(loops, inner)  # not within the walk, which would hide the type of an error
+        new = make(loops, inner)  # not within the walk, which would hide the type of an error
 
-        def visit(loop: Any, first: Any = first, made: Any = made) -> Any:
-            return made if loop.loop_var.same_as(first) else loop
+        def visit(loop: Any, first: Any = first, stmt: Any = new) -> Any:
+            return stmt if loop.loop_var.same_as(first) else loop
 
         return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
     raise ScheduleError(f"{who}: argument 'block': no {depth} loops around a block '{block}'")

@@ -50,8 +50,8 @@ PRODUCTS = {
 def has_product(target: Any, dtype: str) -> bool:
     """Whether a CPU target multiplies tiles of a type."""
     has = tvm.get_global_func("target.target_has_feature")
-    known = target.kind.name == "llvm" and dtype in PRODUCTS
-    return known and all(has(name, target) for name in PRODUCTS[dtype].features)
+    multiplies = target.kind.name == "llvm" and dtype in PRODUCTS
+    return multiplies and all(has(name, target) for name in PRODUCTS[dtype].features)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class TileShape:
     @property
     def row_tiles(self) -> list[tuple[int, int]]:
         """First row, and number of rows, of the tiles above each other."""
-        return [(at, min(TILE, self.rows - at)) for at in range(0, self.rows, TILE)]
+        return [(first, min(TILE, self.rows - first)) for first in range(0, self.rows, TILE)]
 
     @property
     def column_tiles(self) -> list[int]:
@@ -113,10 +113,10 @@ def load_config(shape: TileShape, memory: Any) -> list[tirx.Stmt]:
 
     memory : a buffer of 8 uint64
     """
-    words = [int.from_bytes(shape.config[at : at + 8], "little") for at in range(0, 64, 8)]
+    words = [int.from_bytes(shape.config[start : start + 8], "little") for start in range(0, 64, 8)]
     stores = [
-        tirx.BufferStore(memory, tirx.IntImm("uint64", word), [tirx.IntImm("int32", at)])
-        for at, word in enumerate(words)
+        tirx.BufferStore(memory, tirx.IntImm("uint64", word), [tirx.IntImm("int32", index)])
+        for index, word in enumerate(words)
     ]
     first = tirx.BufferLoad(memory, [tirx.IntImm("int32", 0)])
     return [*stores, _instruction("ldtilecfg", tirx.address_of(first))]
@@ -133,9 +133,9 @@ def store(tile: int, element: Any, stride: Any) -> tirx.Stmt:
     element : a load of its first element
     stride : bytes from row to row
     """
-    at = tirx.IntImm("int8", tile)
+    register = tirx.IntImm("int8", tile)
     stride = tirx.Cast("int64", stride)
-    return _instruction("tilestored64", at, tirx.address_of(element), stride)
+    return _instruction("tilestored64", register, tirx.address_of(element), stride)
 
 
 def _instruction(name: str, *operands: Any) -> tirx.Stmt:
@@ -187,10 +187,10 @@ def intrinsics(shape: TileShape) -> tuple[str, str]:
     Described as loops over a workspace of scope "local"; made of instructions that leave the
     workspace as it is, and keep the sums in tiles.
     """
-    what, size = shape.product, shape.product.group
+    product_of, size = shape.product, shape.product.group
     names = {
         "rows": shape.rows, "features": shape.features, "depth": shape.depth, "dtype": shape.dtype,
-        "groups": shape.depth // size, "group": size, "sums": what.sums,
+        "groups": shape.depth // size, "group": size, "sums": product_of.sums,
     }  # fmt: skip
     zeros = [_text("tilezero", tile) for tile in shape.sums.values()]
     width = 4 // size  # bytes of an element
@@ -201,20 +201,20 @@ def intrinsics(shape: TileShape) -> tuple[str, str]:
     for i, (r, _) in enumerate(shape.row_tiles):
         steps.append(_text("tileloadd64", LEFT[i], f"T.address_of(A[{r}, 0])", f"sa * {width}"))
         for j, c in enumerate(shape.column_tiles):
-            steps.append(_text(what.name, shape.sums[r, c], LEFT[i], RIGHT[j]))
-    made: list[str] = []
+            steps.append(_text(product_of.name, shape.sums[r, c], LEFT[i], RIGHT[j]))
+    keys: list[str] = []
     for label, text, loops, code, strides in (
         ("zero", ZERO, ZERO_LOOPS, zeros, ("", "")),
         ("product", PRODUCT, PRODUCT_LOOPS, steps, ("strides=[sa, 1], ", "strides=[sb, tb, 1], ")),
     ):
-        said = text.format(body=loops.format(**names), a_strides="", b_strides="", **names)
+        desc = text.format(body=loops.format(**names), a_strides="", b_strides="", **names)
         body = "\n        ".join(code)
         done = text.format(body=body, a_strides=strides[0], b_strides=strides[1], **names)
-        made.append(
+        keys.append(
             f"sparsetir.amx.{label}_{shape.dtype}_{shape.rows}_{shape.features}_{shape.depth}"
         )
-        s_tir.TensorIntrin.register(made[-1], from_source(said), from_source(done), override=True)
-    zero, product = made
+        s_tir.TensorIntrin.register(keys[-1], from_source(desc), from_source(done), override=True)
+    zero, product = keys
     return zero, product
 
 

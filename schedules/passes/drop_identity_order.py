@@ -1,7 +1,7 @@
-"""Elements that are visited in the order they are stored in need no order to be loaded.
+"""Drops loads of the visit order where elements are visited in the order of storage.
 
-`drop_identity_order(func, "I_J_order")`, on the word of who calls it that the order is 0, 1, 2 and
-so on, as that of `positions` is for one part. Before::
+`drop_identity_order(func, "I_J_order")`: the caller guarantees that the order is 0, 1, 2 and so on,
+as that of `positions` is for one part. Before::
 
     for p1 in T.unroll(8):
         OUT[I_J_order[p0 * 8 + p1]] = S[p1]
@@ -32,16 +32,16 @@ def drop_identity_order(func: tirx.PrimFunc, order: str) -> tirx.PrimFunc:
     Raises ScheduleError where nothing is loaded from it.
     """
     func = s_tir.renew_defs(func)
-    found: list[Any] = []
+    loads: list[Any] = []
 
     def load(node: Any) -> Any:
         if node.source.name != order:
             return node
-        found.append(node)
+        loads.append(node)
         return node.indices[0]
 
     body = map_expr(func.body, [(ir.TensorLoad, load)])
-    if not found:
+    if not loads:
         raise ScheduleError(
             "drop_identity_order: argument 'order': expected an array that is loaded from, got "
             f"'{order}'"

@@ -79,14 +79,14 @@ def _offsets(loop: Any) -> list[Any]:
             continue
         if not after.source.same_as(before.source) or before.source in written:
             continue
-        at = substitute(before.indices[0], values)
+        first_of = substitute(before.indices[0], values)
         ends = substitute(after.indices[0], values)
-        if affine(at) != affine(place) or affine(ends) != affine(at + 1):
+        if affine(first_of) != affine(place) or affine(ends) != affine(first_of + 1):
             continue
         start = levels[-1] if levels else loop.loop_var
-        levels.append(tirx.BufferLoad(before.source, [as_dtype(start, dtype_of(at))]))
-        place = as_dtype(substitute(before, values), dtype_of(at)) + as_dtype(
-            inner.loop_var, dtype_of(at)
+        levels.append(tirx.BufferLoad(before.source, [as_dtype(start, dtype_of(first_of))]))
+        place = as_dtype(substitute(before, values), dtype_of(first_of)) + as_dtype(
+            inner.loop_var, dtype_of(first_of)
         )
     return levels
 
@@ -99,9 +99,9 @@ def _in_parts(loop: Any, offsets: list[Any], parts: int) -> Any:
     )
     low, high = (scalar_buffer(f"{var.name}_{end}", kind) for end in ("lo", "hi"))
 
-    def work(at: Any) -> Any:
-        before = (as_dtype(substitute(load, {var: at}), "int64") for load in offsets)
-        return sum(before, as_dtype(at, "int64") * as_dtype(ROW_COST, "int64"))
+    def work(number: Any) -> Any:
+        before = (as_dtype(substitute(load, {var: number}), "int64") for load in offsets)
+        return sum(before, as_dtype(number, "int64") * as_dtype(ROW_COST, "int64"))
 
     begin, end = work(as_dtype(0, kind)), work(loop.extent)
     steps: list[Any] = []
@@ -109,7 +109,7 @@ def _in_parts(loop: Any, offsets: list[Any], parts: int) -> Any:
         share = tirx.Var(f"{result.name}_share", "int64")
         wanted = (end - begin) * as_dtype(end_of, "int64")
         steps.append(tirx.Bind(share, begin + tirx.floordiv(wanted, as_dtype(parts, "int64"))))
-        steps += lower_bound(low, high, loop.extent, lambda at, share=share: work(at) < share)
+        steps += lower_bound(low, high, loop.extent, lambda n, share=share: work(n) < share)
         steps.append(tirx.Bind(result, load_one(low)))
     body = substitute(loop.body, {var: first + row})
     steps.append(

@@ -49,7 +49,7 @@ def hide_index_reads(sch: Any, block: Any) -> list[str]:
         return WalkResult.SKIP  # the indices are no values
 
     def chosen(node: Any) -> Any:
-        """Of a conditional expression what it may be, without the condition."""
+        """The values that a conditional expression may have, without the condition."""
         if isinstance(node, tirx.Select):
             either = [node.true_value, node.false_value]
         elif is_choice(node):

@@ -81,8 +81,8 @@ def _is_zero(expr: Any) -> bool:
 
 def _read(expr: Any, bound: dict[int, set[int]]) -> set[int]:
     """Handles of the buffers and variables of floats that an expression is made of."""
-    found = {load.source.__chandle__() for load in nodes_of(ir.TensorLoad, expr)}
+    handles = {load.source.__chandle__() for load in nodes_of(ir.TensorLoad, expr)}
     for var in nodes_of(ir.Var, expr):
         if not tirx.is_buffer_var(var) and _is_float(var):
-            found |= bound.get(var.__chandle__(), {var.__chandle__()})
-    return found
+            handles |= bound.get(var.__chandle__(), {var.__chandle__()})
+    return handles

@@ -61,27 +61,27 @@ def _sigmoid(x: Any) -> Any:
 
 def _tanh(x: Any) -> Any:
     names = ("x", "square", "size", "far")
-    given, square, size, far = (tirx.Var(name, "float32") for name in names)
+    value_of, square, size, far = (tirx.Var(name, "float32") for name in names)
     near = _const(TANH_POLYNOMIAL[0])
     for factor in TANH_POLYNOMIAL[1:]:
         near = near * square + _const(factor)
-    near = near * square * given + given
-    signed = tirx.Select(given < _const(0.0), _const(0.0) - far, far)
+    near = near * square * value_of + value_of
+    signed = tirx.Select(value_of < _const(0.0), _const(0.0) - far, far)
     total = tirx.Select(size <= _const(TANH_SMALL), near, signed)
     for name, value in (
         (far, _const(1.0) - _const(2.0) / (_polynomial(size + size) + _const(1.0))),
-        (square, given * given),
-        (size, tirx.Select(given < _const(0.0), _const(0.0) - given, given)),
-        (given, x),
+        (square, value_of * value_of),
+        (size, tirx.Select(value_of < _const(0.0), _const(0.0) - value_of, value_of)),
+        (value_of, x),
     ):
         total = tirx.Let(name, value, total)
     return total
 
 
 def _polynomial(x: Any) -> Any:
-    given, r, power = (tirx.Var(name, "float32") for name in ("x", "r", "power"))
+    value_of, r, power = (tirx.Var(name, "float32") for name in ("x", "r", "power"))
     exponent, half = (tirx.Var(name, "int32") for name in ("exponent", "half"))
-    bounded = tirx.max(tirx.min(given, _const(HIGHEST)), _const(LOWEST))
+    bounded = tirx.max(tirx.min(value_of, _const(HIGHEST)), _const(LOWEST))
     total = _const(POLYNOMIAL[0])
     for factor in POLYNOMIAL[1:]:
         total = total * r + _const(factor)
@@ -89,16 +89,16 @@ def _polynomial(x: Any) -> Any:
     # In two steps, as 2**128 is no float32.
     for part in (half, exponent - half):
         total = total * T.reinterpret("float32", (part + EXPONENT_BIAS) << MANTISSA_BITS)
-    total = tirx.Select(given < _const(LOWEST), _const(0.0), total)
-    total = tirx.Select(given > _const(HIGHEST), _const(math.inf), total)
+    total = tirx.Select(value_of < _const(LOWEST), _const(0.0), total)
+    total = tirx.Select(value_of > _const(HIGHEST), _const(math.inf), total)
     # NaN stays; not by isnan, which TVM has no vectors of.
-    total = tirx.Select(given <= _const(math.inf), total, given)
+    total = tirx.Select(value_of <= _const(math.inf), total, value_of)
     for name, value in (
         (half, exponent >> 1),
-        (r, given - power * _const(LOG2_HIGH) - power * _const(LOG2_LOW)),
+        (r, value_of - power * _const(LOG2_HIGH) - power * _const(LOG2_LOW)),
         (exponent, tirx.Cast("int32", power)),
         (power, tirx.floor(bounded * _const(1 / math.log(2)) + _const(0.5))),
-        (given, x),
+        (value_of, x),
     ):
         total = tirx.Let(name, value, total)
     return total

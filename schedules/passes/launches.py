@@ -1,4 +1,4 @@
-"""What a GPU program is made of: the top-level loop nests of a function, and what each one does.
+"""What GPU programs consist of: the top-level loop nests of a function and their effects.
 
 A nest that binds threads becomes a kernel launch of its own. :class:`LoopNest` says how many blocks
 and threads it asks for, which buffers it reads and writes, and whether its threads work together.
@@ -36,16 +36,16 @@ def top_level(func: tirx.PrimFunc) -> list[Any]:
 
 def aliases(func: tirx.PrimFunc) -> dict[Any, Any]:
     """The buffers that are declared on the memory of others, each with that other."""
-    found: dict[Any, Any] = {}
+    owners: dict[Any, Any] = {}
     for node in nodes_of(tirx.DeclBuffer, func.body):
         owner = next((b for b in free_vars(node.data) if tirx.is_buffer_var(b)), None)
         if owner is not None:
-            found[node.buffer] = owner
-    return found
+            owners[node.buffer] = owner
+    return owners
 
 
 def count_launches(func: tirx.PrimFunc) -> int:
-    """How many kernels a function launches: its outermost loops over blocks or threads.
+    """The number of kernels that a function launches: its outermost loops over blocks or threads.
 
     func : of stage II or III. A launch inside of a host loop counts once.
     """
@@ -78,13 +78,13 @@ class Accesses:
 
     def conflicts(self, other: Accesses) -> list[Any]:
         """Buffers that only an order of the two makes right: one writes what the other uses."""
-        found = self.writes & other.all() | other.writes & self.all()
-        found |= self.adds & other.reads | other.adds & self.reads
-        return sorted(found, key=lambda b: b.name)
+        buffers = self.writes & other.all() | other.writes & self.all()
+        buffers |= self.adds & other.reads | other.adds & self.reads
+        return sorted(buffers, key=lambda b: b.name)
 
 
 class LoopNest:
-    """One top-level statement.
+    """A top-level statement.
 
     stmt : the statement
     name : of its first block
@@ -129,7 +129,7 @@ class LoopNest:
             if not analyzer.can_prove_equal(loop.min, 0):
                 return f"expected its loop over {tag} to start at 0, got {loop.min}"
             if tag in BLOCK_TAGS:
-                known = self.grid.setdefault(tag, loop.extent)
+                extent = self.grid.setdefault(tag, loop.extent)
                 if nodes_of(ir.TensorLoad, loop.extent) or not free_vars(loop.extent) <= params:
                     return (
                         f"expected a number of blocks ({tag}) that follows from the parameters, "
@@ -140,9 +140,9 @@ class LoopNest:
             elif not isinstance(loop.extent, tirx.IntImm):
                 return f"expected a constant number of threads ({tag}), got {loop.extent}"
             else:
-                known = self.threads.setdefault(tag, int(loop.extent))
-            if not analyzer.can_prove_equal(known, loop.extent):
-                return f"expected equal extents of {tag}, got {known} and {loop.extent}"
+                extent = self.threads.setdefault(tag, int(loop.extent))
+            if not analyzer.can_prove_equal(extent, loop.extent):
+                return f"expected equal extents of {tag}, got {extent} and {loop.extent}"
         for tag, realize in _reductions(self.stmt, self.loops):
             if tag in BLOCK_TAGS and _stores_to_memory(realize.block):
                 return f"expected blocks that write for themselves, got a reduction over {tag}"
@@ -189,7 +189,7 @@ def _binds(node: Any) -> bool:
 
 
 def _outside_of_threads(stmt: Any) -> str:
-    """What stands around a nest's outermost loop over threads, if it may not move inside."""
+    """Statements around a nest's outermost loop over threads that prevent moving it inside."""
     while not _binds(stmt):
         if isinstance(stmt, tirx.For) and isinstance(stmt.extent, tirx.IntImm):
             if int(stmt.extent) == 1:
@@ -279,14 +279,14 @@ class _Uses:
         return WalkResult.ADVANCE
 
     def _directions(self, name: str, args: list[Any]) -> list[set[Any]]:
-        """What may be done through a pointer; `tvm_access_ptr` says it, in bits."""
+        """The accesses that a pointer permits, which `tvm_access_ptr` encodes in bits."""
         both = [self.found.reads, self.found.writes]
         if name != "tirx.tvm_access_ptr" or not isinstance(args[-1], tirx.IntImm):
             return both
         return [kind for n, kind in enumerate(both) if int(args[-1]) >> n & 1]
 
     def _address(self, pointer: Any, *kinds: set[Any]) -> None:
-        """The use of what an address points to; indices inside are read as ever."""
+        """The use of the memory an address points to; indices inside count as reads."""
         for arg in pointer.args:
             if isinstance(arg, ir.TensorLoad):
                 self._use(arg.source, *kinds)
@@ -306,12 +306,12 @@ def _op_name(call: Any) -> str:
 
 def _added_to(name: str, args: list[Any]) -> Any:
     """The pointer that an atomic addition goes to, None for another call."""
-    at = 0 if name in ATOMIC_ADDS else None
+    n = 0 if name in ATOMIC_ADDS else None
     if name == "tirx.call_extern" and str(getattr(args[0], "value", "")) == "atomicAdd":
-        at = 1
-    if at is None or _op_name(args[at]) not in ("tirx.address_of", "tirx.tvm_access_ptr"):
+        n = 1
+    if n is None or _op_name(args[n]) not in ("tirx.address_of", "tirx.tvm_access_ptr"):
         return None
-    return args[at]
+    return args[n]
 
 
 def _cooperation(stmt: Any, loops: list[Any], uses: _Uses) -> str:
@@ -323,8 +323,8 @@ def _cooperation(stmt: Any, loops: list[Any], uses: _Uses) -> str:
         if tag in THREAD_TAGS:
             return f"a reduction over {tag}"
     for call in uses.calls:
-        known = isinstance(call.op, ir.Op)
-        if not known or call.op.get_attr("TCallEffectKind") not in HARMLESS_EFFECTS:
+        is_op = isinstance(call.op, ir.Op)
+        if not is_op or call.op.get_attr("TCallEffectKind") not in HARMLESS_EFFECTS:
             called = call.args[0].value if _op_name(call) == "tirx.call_extern" else _op_name(call)
             return f"a call of {called}"
     return ""

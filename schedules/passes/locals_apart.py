@@ -1,4 +1,4 @@
-"""Large local buffers that unrolled loops go through become buffers of their own for each visit.
+"""Large local buffers that unrolled loops index become separate buffers, one per visit.
 
 TVM keeps a buffer of constant size on the stack, where LLVM makes registers of it, only below 1024
 bytes: 16 vectors of 16 floats are just too many. Before::
@@ -109,7 +109,7 @@ def _visits(loop: Any) -> Any:
 
 
 def _copy(body: Any, values: dict[Any, Any]) -> Any:
-    """A statement with values for variables, and variables of its own for loops and blocks."""
+    """A statement with values for variables, and fresh variables of loops and blocks."""
     fresh = dict(values)
 
     def loop(node: Any) -> Any:
@@ -130,24 +130,24 @@ def _without_constants(realize: Any) -> Any:
     """A block without the variables that are constant."""
     block = realize.block
     pairs = list(zip(block.iter_vars, realize.iter_values, strict=True))
-    known = {v.var: value for v, value in pairs if isinstance(value, tirx.IntImm)}
-    if not known:
+    constants = {v.var: value for v, value in pairs if isinstance(value, tirx.IntImm)}
+    if not constants:
         return realize
-    kept = [(v, value) for v, value in pairs if v.var not in known]
-    inner = substitute(block_with(block, iter_vars=[v for v, _ in kept]), known)
+    kept = [(v, value) for v, value in pairs if v.var not in constants]
+    inner = substitute(block_with(block, iter_vars=[v for v, _ in kept]), constants)
     return s_tir.SBlockRealize([value for _, value in kept], realize.predicate, inner)
 
 
 def _load(load: Any, parts: dict[Any, list[Any]]) -> Any:
-    found = parts.get(load.source)
-    return load if found is None else tirx.BufferLoad(found[int(load.indices[0])], load.indices[1:])
+    bufs = parts.get(load.source)
+    return load if bufs is None else tirx.BufferLoad(bufs[int(load.indices[0])], load.indices[1:])
 
 
 def _store(store: Any, parts: dict[Any, list[Any]]) -> Any:
-    found = parts.get(store.buffer)
-    if found is None:
+    buffers = parts.get(store.buffer)
+    if buffers is None:
         return store
-    part = found[int(store.indices[0])]
+    part = buffers[int(store.indices[0])]
     return tirx.BufferStore(part, store.value, store.indices[1:], store.span)
 
 
@@ -162,7 +162,7 @@ def _block(block: Any, parts: dict[Any, list[Any]]) -> Any:
 
 
 def _regions(region: Any, parts: dict[Any, list[Any]]) -> list[Any]:
-    found = parts.get(region.source)
-    if found is None:
+    buffers = parts.get(region.source)
+    if buffers is None:
         return [region]
-    return [tirx.BufferRegion(part, region.region[1:]) for part in found]
+    return [tirx.BufferRegion(part, region.region[1:]) for part in buffers]

@@ -43,7 +43,7 @@ class Nest(NamedTuple):
     body: Any
 
     def extents(self, who: str) -> list[int]:
-        """Of the loops; raises ScheduleError where one is no constant."""
+        """The extents of the loops; raises ScheduleError where one is not constant."""
         for loop in self.loops:
             if not isinstance(loop.extent, tirx.IntImm):
                 raise ScheduleError(
@@ -92,13 +92,13 @@ def plain_nest(name: str, loops: Sequence[tuple[Any, Any]], body: Any) -> Any:
         ranges = [ir.Range.from_min_extent(i, as_dtype(1, dtype_of(i))) for i in access.indices]
         return tirx.BufferRegion(buffer, ranges)
 
-    own = {v: tirx.Var(f"v{v.name}", dtype_of(v)) for v, _ in loops}
-    placed, stmt = {own[i] for i in body.indices if i in own}, substitute(body, own)
+    fresh = {v: tirx.Var(f"v{v.name}", dtype_of(v)) for v, _ in loops}
+    placed, stmt = {fresh[i] for i in body.indices if i in fresh}, substitute(body, fresh)
     iters = [
         tirx.IterVar(
             ir.Range(as_dtype(0, dtype_of(v)), as_dtype(n, dtype_of(v))),
-            own[v],
-            tirx.IterVar.DataPar if own[v] in placed else tirx.IterVar.CommReduce,
+            fresh[v],
+            tirx.IterVar.DataPar if fresh[v] in placed else tirx.IterVar.CommReduce,
         )
         for v, n in loops
     ]
@@ -111,12 +111,12 @@ def plain_nest(name: str, loops: Sequence[tuple[Any, Any]], body: Any) -> Any:
 
 
 def element_bytes(buffer: Any) -> int:
-    """Of an element of a buffer."""
+    """Offset of an element in the flat buffer."""
     return DataType(str(buffer.ty.dtype)).itemsize
 
 
 def for_threads(name: str, warps: int, code: Callable[[Any, Any], Any]) -> Any:
-    """What each thread of a block of warps does, as a block of stage II.
+    """The work of each thread of a block of warps, as a block of stage II.
 
     code : (warp, lane) -> statement
     """
@@ -157,8 +157,8 @@ def unrolled(extents: Sequence[int], code: Callable[..., Any]) -> Any:
     """Loops that are unrolled, around `code(*variables)`."""
     variables = [tirx.Var(f"u{n}", "int32") for n in range(len(extents))]
     # A loop of one step is none, and prints as the constant that it is.
-    given = [as_dtype(0, "int32") if n == 1 else v for v, n in zip(variables, extents, strict=True)]
-    body = code(*given)
+    index = [as_dtype(0, "int32") if n == 1 else v for v, n in zip(variables, extents, strict=True)]
+    body = code(*index)
     for var, extent in reversed([*zip(variables, extents, strict=True)]):
         if extent != 1:
             body = loop_over(var, extent, body, tirx.ForKind.UNROLLED)
@@ -172,7 +172,7 @@ def bound_in(stmt: Any) -> set[Any]:
 
 
 def renewed(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
-    """A copy of a statement with loop variables of its own, and others substituted.
+    """A copy of a statement with fresh loop variables, and with others substituted.
 
     blocks : also with coordinates and buffers of its blocks of its own
     """
@@ -227,7 +227,7 @@ def with_buffer(
         return tirx.AllocBuffer(new) if node.buffer.same_as(old) else node
 
     has = any(n.buffer.same_as(old) for n in nodes_of(tirx.AllocBuffer, func.body))
-    body = redirected(func.body, lambda b, at: (new, index(at)) if b.same_as(old) else None)
+    body = redirected(func.body, lambda b, idx: (new, index(idx)) if b.same_as(old) else None)
     body = map_expr(body, [(s_tir.SBlock, block), (tirx.AllocBuffer, allocation)])
     out = func.with_body(substitute(body, {old: new} if has else {}))
     return out if has else allocated(out, new)

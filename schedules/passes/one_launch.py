@@ -57,10 +57,10 @@ def one_launch(func: tirx.PrimFunc, iterations: Sequence[Any], race: str = "none
     most = extents[0]
     for extent in extents[1:]:
         most = most if extent.same_as(most) else tirx.max(most, extent)
-    at, parts = chosen[0].loop_var, []
+    index, parts = chosen[0].loop_var, []
     for loop, extent in zip(chosen, extents, strict=True):
-        body = substitute(loop.body, {loop.loop_var: as_dtype(at, str(loop.loop_var.ty.dtype))})
-        parts.append(body if extent.same_as(most) else tirx.IfThenElse(at < extent, body, None))
+        body = substitute(loop.body, {loop.loop_var: as_dtype(index, str(loop.loop_var.ty.dtype))})
+        parts.append(body if extent.same_as(most) else tirx.IfThenElse(index < extent, body, None))
     whole = loop_with(chosen[0], extent=most, body=as_one(parts))
     body = as_one([*steps[:first], whole, *steps[first + len(names) :]])
     return func.with_body(s_tir.SBlockRealize([], True, block_with(root, body=body)))
@@ -74,7 +74,7 @@ def _name(step: Any) -> str:
 
 
 def _refuse_meeting(names: Sequence[str], loops: Sequence[Any]) -> None:
-    """Refuse loops of which one writes what another one reads or writes."""
+    """Refuse loops where one writes what another reads or writes."""
     read: dict[str, str] = {}
     written: dict[str, str] = {}
     for name, loop in zip(names, loops, strict=True):

@@ -65,27 +65,27 @@ def opaque_step_loop(func: tirx.PrimFunc, iteration: Any, step: str | None = Non
     else:
         begin, end, one = as_dtype(0, dtype), loop.extent, _parameter(func, step)
     one, end = as_dtype(one, dtype), as_dtype(end, dtype)
-    at = buffer_var([1], dtype, f"{loop.loop_var.name}_at", "local")
-    here = tirx.BufferLoad(at, [0])
+    cell = buffer_var([1], dtype, f"{loop.loop_var.name}_at", "local")
+    here = tirx.BufferLoad(cell, [0])
 
     def visits(node: Any) -> Any:
         if not node.loop_var.same_as(loop.loop_var):
             return node
         visit = here if step is not None else here - begin
-        go_on = tirx.BufferStore(at, here + one, [0])
+        go_on = tirx.BufferStore(cell, here + one, [0])
         body = tirx.SeqStmt([substitute(node.body, {node.loop_var: visit}), go_on])
-        return tirx.SeqStmt([tirx.BufferStore(at, begin, [0]), tirx.While(here < end, body)])
+        return tirx.SeqStmt([tirx.BufferStore(cell, begin, [0]), tirx.While(here < end, body)])
 
     def declared(node: Any) -> Any:
         if node.name_hint != owner.name_hint:
             return node
-        return block_with(node, alloc_buffers=[*node.alloc_buffers, at])
+        return block_with(node, alloc_buffers=[*node.alloc_buffers, cell])
 
     return func.with_body(map_expr(func.body, [(tirx.For, visits), (s_tir.SBlock, declared)]))
 
 
 def _positions(func: tirx.PrimFunc, extent: Any) -> tuple[Any, Any, Any]:
-    """Where in storage a loop of that extent begins and ends, and 1, which LLVM cannot tell."""
+    """Loads of where a loop of that extent begins and ends, and of 1; opaque to LLVM."""
     end, begin = (extent.a, extent.b) if isinstance(extent, tirx.Sub) else (extent, extent)
     offsets = begin.source.name if isinstance(begin, ir.TensorLoad) else None
     for layout in func.attrs[LAYOUTS].values():
@@ -102,10 +102,10 @@ def _positions(func: tirx.PrimFunc, extent: Any) -> tuple[Any, Any, Any]:
 
 
 def _parameter(func: tirx.PrimFunc, step: str) -> Any:
-    found = [p for p in func.params if p.name == step]
-    if len(found) != 1:
+    params = [p for p in func.params if p.name == step]
+    if len(params) != 1:
         raise ScheduleError(
             f"opaque_step_loop: argument 'step': expected a parameter, got '{step}'; there are "
             f"{[str(p.name) for p in func.params]}"
         )
-    return found[0]
+    return params[0]

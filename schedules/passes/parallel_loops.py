@@ -143,7 +143,7 @@ def _refuse_race(who: str, sch: Any, loop: Any, kind: str) -> None:
 
 
 def is_free(sch: Any, loop: Any, threads: bool = False) -> bool:
-    """Whether a loop is proven to be free of races; so that threads may run it, if that is asked.
+    """Whether a loop is proven free of races, so that threads may run it, if requested.
 
     Threads do not wait for each other between visits of loops around theirs.
     """
@@ -195,7 +195,7 @@ def _race(sch: Any, loop: Any, kind: str) -> str:
 
 
 def _shared_by_lanes(loop: Any) -> str:
-    """Why lanes cannot be visits that have buffers of their own, as vectors have one for all."""
+    """Why lanes cannot be visits with local buffers, since vectors share one buffer."""
     for block in nodes_of(s_tir.SBlock, loop.body):
         for buffer in block.alloc_buffers:
             return (
@@ -271,20 +271,20 @@ def _tells_visits_apart(value: Any, extents: dict[Any, Any]) -> bool:
     """
     terms = affine(value).terms
     atoms = {t: expr_of(*t) for t in terms if len(t) == 1}
-    known = (ir.Var, tirx.FloorDiv, tirx.FloorMod)
-    if not all(t == () or isinstance(atoms.get(t), known) for t in terms):
+    kinds = (ir.Var, tirx.FloorDiv, tirx.FloorMod)
+    if not all(t == () or isinstance(atoms.get(t), kinds) for t in terms):
         return False
     sized = [(t, terms[t], _extent(atom, extents)) for t, atom in atoms.items()]
     return tells_apart([term for term in sized if term[2] != 1])
 
 
 def _extent(atom: Any, extents: dict[Any, Any]) -> int | None:
-    """How many values a term takes, if that is a constant."""
+    """The number of values that a term takes, if it is constant."""
     return constant(atom.b if isinstance(atom, tirx.FloorMod) else extents.get(atom))
 
 
 def _is_fused_whole(values: list[Any], loop_var: Any) -> bool:
-    """Whether a loop made of several is told by them all: quotients come with remainders."""
+    """Whether the parts of a fused loop determine it: each quotient comes with its remainder."""
     divisions = [*nodes_of(tirx.FloorDiv, *values), *nodes_of(tirx.FloorMod, *values)]
     return len({type(d) for d in divisions if loop_var in free_vars(d.a)}) != 1
 

@@ -76,7 +76,7 @@ def prefetch_gathered(
             raise ScheduleError(
                 f"prefetch_gathered: argument '{what}': expected a positive integer, got {value!r}"
             )
-    realize, loops, at = _visits(func, iteration, "prefetch_gathered")
+    realize, loops, values = _visits(func, iteration, "prefetch_gathered")
     block = realize.block.name_hint
     load = next((x for x in gathering_loads(realize.block.body) if x.source.name == buffer), None)
     if load is None:
@@ -85,7 +85,7 @@ def prefetch_gathered(
             "index that it loads"
         )
     index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
-    position = substitute(index.indices[-1], at)
+    position = substitute(index.indices[-1], values)
     depth = [n for n, loop in enumerate(loops) if loop.loop_var in free_vars(position)]
     if not depth:
         raise ScheduleError(
@@ -94,8 +94,8 @@ def prefetch_gathered(
             "those that precompute returns it is the second"
         )
     inner = {lp.loop_var: as_dtype(0, dtype_of(lp.loop_var)) for lp in loops[depth[-1] + 1 :]}
-    at = {var: substitute(value, inner) for var, value in at.items()}
-    asks = row_ahead(func, load, at, distance, span)
+    values = {var: substitute(value, inner) for var, value in values.items()}
+    asks = row_ahead(func, load, values, distance, span)
 
     def visit(loop: Any) -> Any:
         if not loop.loop_var.same_as(loops[depth[-1]].loop_var):
@@ -131,9 +131,9 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
 
     Raises ScheduleError where the block reads nothing in order.
     """
-    realize, loops, at = _visits(func, iteration, "prefetch_streams")
+    realize, loops, values = _visits(func, iteration, "prefetch_streams")
     reads = [
-        tirx.BufferLoad(load.source, [substitute(i, at) for i in load.indices])
+        tirx.BufferLoad(load.source, [substitute(i, values) for i in load.indices])
         for load in nodes_of(ir.TensorLoad, realize.block.body)
         if not nodes_of(ir.TensorLoad, load.indices[-2:])
     ]
@@ -159,14 +159,14 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
 
 
 def rows_ahead(
-    func: tirx.PrimFunc, body: Any, visited: Any, along: Any, at: Any, span: int, cache: int
+    func: tirx.PrimFunc, body: Any, visited: Any, along: Any, values: Any, span: int, cache: int
 ) -> list[tirx.Stmt]:
     """Prefetches of rows at indices that are loaded in order, where they may be far.
 
     body : with the loads, in terms of loops
     visited : what the indices are loaded at
     along : the variable of the loop over an element of a row
-    at, span : as of :func:`row_ahead`
+    values, span : as of :func:`row_ahead`
     cache : bytes; rows of smaller buffers are near, and rows that the pattern uses again while half
         of it holds them
     """
@@ -191,7 +191,7 @@ def rows_ahead(
             row = next(n for n, i in enumerate(load.indices) if i.same_as(index))
             extents[row] = tirx.min(extents[row], used)
         size = bytes_of(load.source, extents)
-        asks = as_one(row_ahead(func, load, at, PREFETCH, span))
+        asks = as_one(row_ahead(func, load, values, PREFETCH, span))
         near = cache if used is None else cache // 2  # a reuse distance leaves out what is beside
         out.append(tirx.IfThenElse(size > as_dtype(near, "int64"), asks, None))
     return out
@@ -210,17 +210,17 @@ def with_reuse_distances(func: SparseFunc) -> SparseFunc:
 
     For :func:`rows_ahead`: of how many rows a cache has to hold those that are used again soon.
     """
-    found: dict[str, dict[str, Any]] = {}
+    computed_by: dict[str, dict[str, Any]] = {}
     computed = dict(func.attrs.get(COMPUTED, {}).items())
     for it in sparse_iterations(func):
         for array, handle in _indices_of_rows(func, it):
             how = {"recipe": reuse_distance.__name__, "indices": f"${handle}"}
-            found[f"{array}{REUSE}"] = how
-    found = {name: how for name, how in found.items() if fresh_name(func, name) == name}
-    if not found:
+            computed_by[f"{array}{REUSE}"] = how
+    computed_by = {name: how for name, how in computed_by.items() if fresh_name(func, name) == name}
+    if not computed_by:
         return func
-    params = [*func.params, *(ir.Var(name, ir.PrimType("int64")) for name in found)]
-    return func.with_attr(COMPUTED, {**computed, **found}).replace(params=params)
+    params = [*func.params, *(ir.Var(name, ir.PrimType("int64")) for name in computed_by)]
+    return func.with_attr(COMPUTED, {**computed, **computed_by}).replace(params=params)
 
 
 def _indices_of_rows(func: SparseFunc, it: SparseIteration) -> Iterator[tuple[str, str]]:
@@ -242,18 +242,18 @@ def _indices_of_rows(func: SparseFunc, it: SparseIteration) -> Iterator[tuple[st
 
 
 def row_ahead(
-    func: tirx.PrimFunc, load: Any, at: dict[Any, Any], distance: int, span: int
+    func: tirx.PrimFunc, load: Any, values: dict[Any, Any], distance: int, span: int
 ) -> list[tirx.Stmt]:
     """Prefetches of the row that a load at a loaded index reads some iterations later.
 
     load : `B[.., indices[.., j], .., k]`
-    at : values of the variables in it, of k that of the first element
+    values : values of the variables in it, of k that of the first element
     distance, span : as for :func:`prefetch_gathered`
     """
     index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
-    ahead = _ahead(func, index, substitute(index.indices[-1], at), distance)
+    ahead = _ahead(func, index, substitute(index.indices[-1], values), distance)
     ahead = tirx.BufferLoad(index.source, [*index.indices[:-1], ahead])
-    place = [substitute(ahead if i.same_as(index) else i, at) for i in load.indices]
+    place = [substitute(ahead if i.same_as(index) else i, values) for i in load.indices]
     per_line = CACHE_LINE * 8 // tvm.DataType(str(load.source.ty.dtype)).bits
     asks: list[Any] = []
     for first in range(0, span, per_line):

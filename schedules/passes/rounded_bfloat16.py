@@ -54,12 +54,12 @@ class _Rounding:
 
     def __init__(self, func: tirx.PrimFunc) -> None:
         self.func = func
-        made = [v for b in nodes_of(s_tir.SBlock, func.body) for v in b.alloc_buffers]
-        made += [s.buffer for s in nodes_of(tirx.AllocBuffer, func.body)]
+        buffers = [v for b in nodes_of(s_tir.SBlock, func.body) for v in b.alloc_buffers]
+        buffers += [s.buffer for s in nodes_of(tirx.AllocBuffer, func.body)]
         narrow = _addressed(func)
         self.variables: dict[Any, Any] = {
             v: buffer_var(v.ty.shape, "float32", v.name, v.ty.storage_scope)
-            for v in made
+            for v in buffers
             if _is_bfloat(v) and v not in narrow
         }
         updated = {s.buffer for s in stores_of(func.body) if _is_update(s)}
@@ -104,8 +104,8 @@ class _Rounding:
 
     def _variable(self, x: Any) -> Any:
         if x not in self.variables and not tirx.is_buffer_var(x) and _is_bfloat(x):
-            given = x in self.func.params
-            wide = tirx.Cast("float32", x) if given else tirx.Var(x.name, _as(x, "float32"))
+            is_param = x in self.func.params
+            wide = tirx.Cast("float32", x) if is_param else tirx.Var(x.name, _as(x, "float32"))
             self.variables[x] = self._standing(wide)
         return self.variables.get(x, x)
 
@@ -124,8 +124,8 @@ class _Rounding:
 
     def _cast(self, x: Any) -> Any:
         if not _is_bfloat(x):  # what does not change stays, as it may be of the type of an array
-            known = x.value.__chandle__() in self.stands
-            return cast(self._rounded(x.value), dtype_of(x)) if known else x
+            rounded = x.value.__chandle__() in self.stands
+            return cast(self._rounded(x.value), dtype_of(x)) if rounded else x
         value = cast(x.value, _as(x, "float32"))
         if dtype_of(x.value) in SMALL or self.stands.get(value.__chandle__(), False):
             return self._standing(value)

@@ -1,4 +1,4 @@
-"""Loops that TVM cannot run at once are serial: vectorised ones of which it makes no vectors.
+"""Makes loops serial that TVM cannot run at once: vectorised ones that get no vectors.
 
 It fails for a number of lanes that is no constant, for `while` loops inside, such as those of a
 search, and for vectorised ones, and gives all lanes one value of a variable. Before and after::

@@ -1,4 +1,4 @@
-"""One visit of a row for iterations that follow each other over the same rows (CPU).
+"""Merges iterations that follow each other over the same rows into one visit of a row (CPU).
 
 What an iteration makes of a row is still in the cache when the next one uses it, and threads start
 once. Before::

@@ -1,4 +1,4 @@
-"""Which conditions of tiles TVM may take out of a loop.
+"""Conditions of tiles that TVM may hoist out of a loop.
 
 TVM parts a loop in two where a condition in it is marked as likely: visits for which it holds
 whatever the loops inside visit, and the rest. It computes where the first ones end, and takes for

@@ -1,4 +1,4 @@
-"""Code of its own for each value of a coordinate, or of what an array holds.
+"""Specialises code on each value of a coordinate, or of what an array holds.
 
 Where a loop over few coordinates is over blocks of threads, or over more than are to be written
 out, what the body makes of a coordinate is no constant. Before, with `vq` a coordinate below 3::
@@ -53,8 +53,8 @@ def specialize_on_value(
     Raises ScheduleError where there is no such block, coordinate or load.
     """
     who = "specialize_on_value"
-    found = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
-    if len(found) != 1:
+    blocks = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
+    if len(blocks) != 1:
         raise ScheduleError(
             f"{who}: argument 'block': expected the name of one block, got {block!r}"
         )
@@ -62,7 +62,7 @@ def specialize_on_value(
         raise ScheduleError(
             f"{who}: argument 'values': expected increasing integers, got {[*values]}"
         )
-    (node,) = found
+    (node,) = blocks
     chosen = _chosen(who, node, what)
 
     def with_value(value: int) -> Any:

@@ -152,16 +152,16 @@ class _BySize:
         return map_expr(stmt, [(tirx.For, visit)]) if self.waiting else stmt
 
     def _reduction(self, loop: Any) -> Reduction | None:
-        known = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) > 1
-        return _innermost(loop, self.in_order) if known or loop.extent in self.sizes else None
+        constant = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) > 1
+        return _innermost(loop, self.in_order) if constant or loop.extent in self.sizes else None
 
     def _replaced(self, stmt: Any, tiles: Tiles | None = None) -> Any:
         """A statement with its reductions in vectors."""
         # Not loops around these that reduce what is left when an inner one is a single term.
-        own = {x.loop_var for x in nodes_of(tirx.For, stmt) if self._reduction(x) is not None}
+        reduced = {x.loop_var for x in nodes_of(tirx.For, stmt) if self._reduction(x) is not None}
 
         def visit(loop: Any) -> Any:
-            reduction = self._reduction(loop) if loop.loop_var in own else None
+            reduction = self._reduction(loop) if loop.loop_var in reduced else None
             return loop if reduction is None else _in_vectors(loop, reduction, self.bits, tiles)
 
         return map_expr(stmt, [(tirx.For, visit)])
@@ -248,7 +248,7 @@ def _only_within(loop: Any) -> Any:
 
 
 class Tiles(NamedTuple):
-    """How a reduction is cut into tiles.
+    """Tiles of a reduction.
 
     lanes : of a tile, where 1 are none of a vector
     count : None where it depends on the size
@@ -271,10 +271,10 @@ def _innermost(loop: Any, in_order: bool = True) -> Reduction | None:
     block = realize.block
     if not is_one(realize.predicate) or block.alloc_buffers:
         return None
-    own, others = _variables(loop)
-    if len(own) != 1 or own[0].iter_type != tirx.IterVar.CommReduce:
+    reducing, others = _variables(loop)
+    if len(reducing) != 1 or reducing[0].iter_type != tirx.IterVar.CommReduce:
         return None
-    var = own[0].var
+    var = reducing[0].var
     if any(loop.loop_var in free_vars(value) for _, value in others):
         return None
     reduction = reduction_of(block.body)
@@ -282,7 +282,7 @@ def _innermost(loop: Any, in_order: bool = True) -> Reduction | None:
         return None
     if tvm.DataType(dtype_of(reduction.term)).bits not in (32, 64):
         return None
-    # Conditions come to stand around the loop, which may have no visits.
+    # Conditions are hoisted out of the loop, which may have no visits.
     if not all(map(is_harmless, reduction.conditions)):
         return None
     moves = any(var in free_vars(i) for i in [*reduction.store.indices, *reduction.conditions])
@@ -292,8 +292,8 @@ def _innermost(loop: Any, in_order: bool = True) -> Reduction | None:
 def _variables(loop: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """The variables of the block in a loop that are the loop's; the others, with their values."""
     pairs = list(zip(loop.body.block.iter_vars, loop.body.iter_values, strict=True))
-    own = [v for v, value in pairs if value.same_as(loop.loop_var)]
-    return own, [(v, value) for v, value in pairs if not value.same_as(loop.loop_var)]
+    of_loop = [v for v, value in pairs if value.same_as(loop.loop_var)]
+    return of_loop, [(v, value) for v, value in pairs if not value.same_as(loop.loop_var)]
 
 
 def _is_contiguous(term: Any, var: Any) -> bool:
@@ -318,30 +318,30 @@ def _is_ordered(reduction: Reduction) -> bool:
 
 def _partial_results(
     acc: Any, terms: dict[int, Callable[[Any], Any]], loop: Any, tiles: Tiles,
-    reduction: Reduction, seen: Any = None,
+    reduction: Reduction, nans: Any = None,
 ) -> list[tirx.Stmt]:  # fmt: skip
     """A reduction's loop by vectors, of one or more visits of the loops around.
 
     acc : of vectors
     terms : by the vector that holds their results; of the visit of the loop
-    seen : of as many lanes, whether a term of each is NaN; None where nobody asks
+    nans : flags of as many lanes, whether a term of each is NaN; None where unused
     """
     kind = str(acc.ty.dtype)
     extent, dtype, name = loop.extent, dtype_of(loop.loop_var), loop.loop_var.name
     width, count = as_dtype(tiles.lanes, dtype), tiles.count
 
-    def step(at: Any = None, first: bool = False, new: Any = None) -> tirx.Stmt:
+    def step(visit: Any = None, first: bool = False, new: Any = None) -> tirx.Stmt:
         """Vectors from a visit on; `new` is the lane from which on none has been in one before."""
         stores: list[Any] = []
         for n, term in terms.items():
             lane = tirx.Var(f"{name}_lane", dtype)
             place = lane + as_dtype(n * tiles.lanes, dtype)
             value = identity = reduction.identity(kind)
-            if at is not None:
-                value = term(at + lane)
+            if visit is not None:
+                value = term(visit + lane)
             if new is not None:
                 value = tirx.Select(lane >= new, value, identity)
-            flags = [] if seen is None else [_flag(seen, place, value, first)]
+            flags = [] if nans is None else [_flag(nans, place, value, first)]
             if not first:
                 value = reduction.combine(tirx.BufferLoad(acc, [place]), value)
             stored = as_one([*flags, tirx.BufferStore(acc, value, [place])])
@@ -349,8 +349,8 @@ def _partial_results(
         return as_one(stores)
 
     if count is None:
-        at, whole = tirx.Var(f"{name}_0", dtype), tirx.floordiv(extent, width)
-        done = [step(first=True), loop_over(at, whole, step(at * width))]
+        var, whole = tirx.Var(f"{name}_0", dtype), tirx.floordiv(extent, width)
+        done = [step(first=True), loop_over(var, whole, step(var * width))]
         new = whole * width - extent + width
     else:
         full = count if tiles.whole else count - 1
@@ -362,12 +362,12 @@ def _partial_results(
     return done
 
 
-def _flag(seen: Any, place: Any, value: Any, first: bool) -> tirx.Stmt:
+def _flag(nans: Any, place: Any, value: Any, first: bool) -> tirx.Stmt:
     """Keep in mind whether a value is NaN; first : nothing was before."""
     kind = dtype_of(value)
-    before = tirx.const(0, kind) if first else tirx.BufferLoad(seen, [place])
+    before = tirx.const(0, kind) if first else tirx.BufferLoad(nans, [place])
     number = value <= tirx.const(float("inf"), kind)
-    return tirx.BufferStore(seen, tirx.Select(number, before, tirx.const(1, kind)), [place])
+    return tirx.BufferStore(nans, tirx.Select(number, before, tirx.const(1, kind)), [place])
 
 
 def _in_one_loop(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
@@ -407,18 +407,18 @@ def _grouped(
     """
     realize = inner.body
     before = list(loop.body.seq)[:-1] if isinstance(loop.body, tirx.SeqStmt) else []
-    at = values_of(realize)
+    values = values_of(realize)
     spatial = {v.var for v in realize.block.iter_vars if v.iter_type == tirx.IterVar.DataPar}
-    visited = any(v in spatial and x.same_as(loop.loop_var) for v, x in at.items())
+    visited = any(v in spatial and x.same_as(loop.loop_var) for v, x in values.items())
     init = realize.block.init
     if len(before) == 1 and isinstance(before[0], s_tir.SBlockRealize) and init is None:
         init = substitute(before[0].block.body, values_of(before[0]))
     elif before:
         return None
-    store, term = (substitute(x, at) for x in (reduction.store, reduction.term))
+    store, term = (substitute(x, values) for x in (reduction.store, reduction.term))
     held: Any = tirx.BufferLoad(store.buffer, store.indices)
     if init is not None:
-        init = substitute(init, at)
+        init = substitute(init, values)
         if not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(store.buffer):
             return None
         if not same_indices(init.indices, store.indices):
@@ -435,12 +435,12 @@ def _grouped(
     ))  # fmt: skip
     number = tirx.Var(f"{loop.loop_var.name}_0", of)
 
-    def visit(n: int, expr: Any, at: Any = None) -> Any:
+    def visit(n: int, expr: Any, place: Any = None) -> Any:
         """An expression in a visit of the group, at a visit of the reduction."""
         here = {loop.loop_var: number * as_dtype(group, of) + as_dtype(n, of)}
-        return substitute(expr, here if at is None else {**here, inner.loop_var: at})
+        return substitute(expr, here if place is None else {**here, inner.loop_var: place})
 
-    terms: dict[int, Any] = {n: lambda at, n=n: visit(n, term, at) for n in range(group)}
+    terms: dict[int, Any] = {n: lambda x, n=n: visit(n, term, x) for n in range(group)}
     # Many short ones follow each other, few long ones take turns, whose loads overlap.
     turns = [{n: each} for n, each in terms.items()] if group > GROUP // 2 else [terms]
     body = [ask for n in range(group) for ask in asks(visit(n, loop.loop_var))]
@@ -457,8 +457,8 @@ def _grouped(
     block = s_tir.SBlock(
         [], [], [], f"{realize.block.name_hint}_group", as_one(body), alloc_buffers=[parts, sums]
     )
-    known = {r.source: r.source for r in [*realize.block.reads, *realize.block.writes]}
-    reads, writes = s_tir.analysis.get_sblock_read_write_region(block, known)
+    sources = {r.source: r.source for r in [*realize.block.reads, *realize.block.writes]}
+    reads, writes = s_tir.analysis.get_sblock_read_write_region(block, sources)
     block = block_with(block, reads=reads, writes=writes)
     size = as_dtype(group, of)
     groups = tirx.floordiv(loop.extent, size)
@@ -487,17 +487,17 @@ def _in_vectors(
         held = tirx.BufferLoad(store.buffer, store.indices)
         value = cast(held, dtype_of(reduction.term))
         for n in range(tiles.count or 0):
-            at = as_dtype(n, dtype_of(loop.loop_var))
-            value = reduction.combine(value, substitute(reduction.term, {var: at}))
+            step = as_dtype(n, dtype_of(loop.loop_var))
+            value = reduction.combine(value, substitute(reduction.term, {var: step}))
         value = cast(value, dtype_of(held))
         return _placed(loop, reduction, tirx.BufferStore(store.buffer, value, store.indices), [])
     lanes = _lanes(reduction, bits)
     if nodes_of(ir.TensorLoad, extent):
         lanes = min(RAGGED_LANES, lanes)
-    known = isinstance(extent, tirx.IntImm)
-    if lanes < 2 or (known and int(extent) < lanes):
+    constant = isinstance(extent, tirx.IntImm)
+    if lanes < 2 or (constant and int(extent) < lanes):
         return loop
-    if known:
+    if constant:
         tiles = Tiles(lanes, None, int(extent) % lanes == 0)
         return _placed(loop, reduction, *_vectors(loop, reduction, tiles))
     body, buffers = _one_by_one(loop, reduction), []
@@ -512,10 +512,10 @@ def _in_vectors(
 
 def _one_by_one(loop: Any, reduction: Reduction) -> tirx.Stmt:
     """The loop of a reduction, as a statement of its block."""
-    store, (own,) = reduction.store, _variables(loop)[0]
+    store, (reduced,) = reduction.store, _variables(loop)[0]
     one = tirx.Var(f"{loop.loop_var.name}_1", dtype_of(loop.loop_var))
     held = tirx.BufferLoad(store.buffer, store.indices)
-    value = reduction.added(held, substitute(reduction.term, {own.var: one}))
+    value = reduction.added(held, substitute(reduction.term, {reduced.var: one}))
     return loop_over(one, loop.extent, tirx.BufferStore(store.buffer, value, store.indices))
 
 
@@ -525,34 +525,34 @@ def _vectors(loop: Any, reduction: Reduction, tiles: Tiles) -> tuple[tirx.Stmt, 
     One that depends on the place of a NaN, and sees one, is done again, one by one.
     """
     dtype, name, store = dtype_of(loop.loop_var), loop.loop_var.name, reduction.store
-    (own,), _ = _variables(loop)
+    (reduced,), _ = _variables(loop)
     kind = dtype_of(reduction.term)
-    acc, flags = (buffer_var([tiles.lanes], kind, what) for what in ("acc", "seen"))
-    seen = flags if _is_ordered(reduction) else None
+    acc, flags = (buffer_var([tiles.lanes], kind, label) for label in ("acc", "seen"))
+    nans = flags if _is_ordered(reduction) else None
 
-    def term(at: Any) -> Any:
-        return substitute(reduction.term, {own.var: at})
+    def term(visit: Any) -> Any:
+        return substitute(reduction.term, {reduced.var: visit})
 
-    parts = _partial_results(acc, {0: term}, loop, tiles, reduction, seen)
+    parts = _partial_results(acc, {0: term}, loop, tiles, reduction, nans)
     half = tiles.lanes // 2
     while half:
         far = as_dtype(half, dtype)
         lane = tirx.Var(f"{name}_lane", dtype)
         stores: list[Any] = []
-        for buffer, combine in ((acc, reduction.combine), (seen, tirx.max)):
+        for buffer, combine in ((acc, reduction.combine), (nans, tirx.max)):
             if buffer is not None:
-                pair = (tirx.BufferLoad(buffer, [at]) for at in (lane, lane + far))
+                pair = (tirx.BufferLoad(buffer, [i]) for i in (lane, lane + far))
                 stores.append(tirx.BufferStore(buffer, combine(*pair), [lane]))
         parts.append(loop_over(lane, half, as_one(stores), tirx.ForKind.VECTORIZED))
         half //= 2
     zero, held = as_dtype(0, dtype), tirx.BufferLoad(store.buffer, store.indices)
     value = reduction.added(held, tirx.BufferLoad(acc, [zero]))
     done: Any = tirx.BufferStore(store.buffer, value, store.indices)
-    if seen is None:
+    if nans is None:
         return as_one([*parts, done]), [acc]
-    numbers = tirx.BufferLoad(seen, [zero]) <= tirx.const(0, kind)
+    numbers = tirx.BufferLoad(nans, [zero]) <= tirx.const(0, kind)
     done = tirx.IfThenElse(numbers, done, _one_by_one(loop, reduction))
-    return as_one([*parts, done]), [acc, seen]
+    return as_one([*parts, done]), [acc, nans]
 
 
 def _placed(loop: Any, reduction: Reduction, body: tirx.Stmt, locals_: list[Any]) -> tirx.Stmt:
@@ -562,9 +562,9 @@ def _placed(loop: Any, reduction: Reduction, body: tirx.Stmt, locals_: list[Any]
     done, init = under(reduction.conditions, body), block.init
     if init is not None and not any(v.iter_type == tirx.IterVar.CommReduce for v, _ in others):
         done, init = tirx.SeqStmt([init, done]), None
-    known = {r.source: r.source for r in [*block.reads, *block.writes]}
-    made = block_with(block, iter_vars=[v for v, _ in others], body=done, alloc_buffers=locals_)
-    made = block_with(made, init=init, reads=[], writes=[])
-    reads, writes = s_tir.analysis.get_sblock_read_write_region(made, known)
-    made = block_with(made, reads=reads, writes=writes)
-    return s_tir.SBlockRealize([value for _, value in others], True, made)
+    sources = {r.source: r.source for r in [*block.reads, *block.writes]}
+    new = block_with(block, iter_vars=[v for v, _ in others], body=done, alloc_buffers=locals_)
+    new = block_with(new, init=init, reads=[], writes=[])
+    reads, writes = s_tir.analysis.get_sblock_read_write_region(new, sources)
+    new = block_with(new, reads=reads, writes=writes)
+    return s_tir.SBlockRealize([value for _, value in others], True, new)

@@ -1,4 +1,4 @@
-"""Versions of a function, of which sizes choose one at run time, outside of all its loops.
+"""Versions of a function, one of which sizes choose at run time, outside of all its loops.
 
 ::
 
@@ -31,13 +31,13 @@ class Versions(NamedTuple):
 
 
 def joined(versions: Versions) -> tirx.PrimFunc:
-    """One function of all of them."""
+    """The versions joined in one function."""
     *_, (_, _, last) = versions.of
     return last if versions.index is None else up_to(last.params[versions.index], versions.of)[1]
 
 
 def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc, names: Any) -> tirx.PrimFunc:
-    """One function that does as one of two of the same parameters; its own are those of `no`."""
+    """A function that runs one of two with the same parameters; the names are those of `no`."""
     same = dict(zip(yes.params, no.params, strict=True))
     condition = substitute(condition, same)
     bodies = substitute(yes.body, same), no.body
@@ -51,7 +51,7 @@ def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc, names: Any) ->
 
 
 def up_to(size: Any, versions: list[tuple[str, int, tirx.PrimFunc]]) -> tuple[str, tirx.PrimFunc]:
-    """One function of versions by the largest size of each, the last for all above; and a name.
+    """A function of versions by the largest size of each, the last for all above; and a name.
 
     Which one is found by halving.
     """

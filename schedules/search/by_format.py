@@ -14,7 +14,7 @@ from sparsetir.schedules.templates.decomposed import Decomposed, is_full
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
-def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, target: Any) -> Any:
+def by_format(fmt: Format, problem: Spmm, pattern: Pattern, stats: Statistics, target: Any) -> Any:
     """A config for a problem that stores the matrix in a format, without masks where it can.
 
     On a GPU, tensor cores multiply blocks of 16-bit types whole: who names such a format takes
@@ -28,7 +28,7 @@ def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, t
         )
     full = is_full(fmt, pattern)
     if is_gpu(target):
-        return for_format(fmt, problem, given.feat, target) or Decomposed(fmt, full)
+        return for_format(fmt, problem, stats.feat, target) or Decomposed(fmt, full)
     if isinstance(fmt, BSR | DBSR):
-        return block_rows(problem, given, fmt, full, target)
+        return block_rows(problem, stats, fmt, full, target)
     return Decomposed(fmt, full)

@@ -135,22 +135,22 @@ class Statistics:
         return int(self.work_of_threads * (1 - 1 / self.threads) / self.feat)
 
 
-def choose(problem: Any, given: Statistics, target: Any) -> Any:
+def choose(problem: Any, stats: Statistics, target: Any) -> Any:
     """A config for a problem, a pattern and a target."""
-    return candidates(problem, given, target)[0]
+    return candidates(problem, stats, target)[0]
 
 
-def candidates(problem: Any, given: Statistics, target: Any) -> Sequence[Any]:
+def candidates(problem: Any, stats: Statistics, target: Any) -> Sequence[Any]:
     """Configs worth measuring, the default first.
 
     Raises ScheduleError for an operator of which no template says any.
     """
     gpu = is_gpu(target)
     if isinstance(problem, Spmm):
-        return _spmm_gpu(problem, given, target) if gpu else _spmm_cpu(problem, given, target)
+        return _spmm_gpu(problem, stats, target) if gpu else _spmm_cpu(problem, stats, target)
     for template in templates_for(problem, gpu):
         if template.candidates is not None:
-            return template.candidates(problem, given, target)
+            return template.candidates(problem, stats, target)
     raise ScheduleError(
         f"plan: argument 'config': expected one for {type(problem).__name__}, of which no template "
         "says what is chosen"
@@ -162,7 +162,7 @@ def _widest(problem: Spmm) -> str:
     return problem.out or problem.dtype
 
 
-def _spmm_gpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
+def _spmm_gpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     """Blocks on tensor cores, where a matrix of 16-bit numbers is made of full ones.
 
     Else rows by themselves; where some rows are much longer than most, hyb, or one non-zero each.
@@ -177,49 +177,49 @@ def _spmm_gpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     times as many, as each is added by itself. Groups are whole warps: of a long row each 32 are one
     atomic addition. Batches have no hyb, and a row by itself keeps one block for all of its length.
     """
-    rows = RowSplit.for_features(given.feat, _widest(problem))
-    found: list[Any] = [rows]
+    rows = RowSplit.for_features(stats.feat, _widest(problem))
+    configs: list[Any] = [rows]
     if rows.rows_per_block > 1:
-        found.append(replace(rows, rows_per_block=1))
-    mean = given.nnz / max(1, given.m)
-    uneven = given.longest > UNEVEN * mean
+        configs.append(replace(rows, rows_per_block=1))
+    mean = stats.nnz / max(1, stats.m)
+    uneven = stats.longest > UNEVEN * mean
     if not problem.batched:
-        found += _hyb(problem, given, mean)
-        hyb = next(c for c in found if isinstance(c, HybRows))
+        configs += _hyb(problem, stats, mean)
+        hyb = next(c for c in configs if isinstance(c, HybRows))
         if uneven and hyb.k <= MAX_K:
-            found.insert(0, hyb)
-    shared, elements = _groups(problem, given, mean)
-    found += [c for c in (shared, elements) if c.serves(problem)]
-    few = given.feat <= (FEW_OF_A_BATCH if problem.batched else FEW_FEATURES)
+            configs.insert(0, hyb)
+    shared, elements = _groups(problem, stats, mean)
+    configs += [c for c in (shared, elements) if c.serves(problem)]
+    few = stats.feat <= (FEW_OF_A_BATCH if problem.batched else FEW_FEATURES)
     if uneven and few and elements.serves(problem):
-        found.insert(0, elements)
-    if given.block >= TENSOR_BLOCK and given.feat >= TENSOR_FEATURES:
-        config = for_format(BSR(given.block, given.block), problem, given.feat, target)
-        found = found if config is None else [config, *found]
-    return list(dict.fromkeys(found))
+        configs.insert(0, elements)
+    if stats.block >= TENSOR_BLOCK and stats.feat >= TENSOR_FEATURES:
+        config = for_format(BSR(stats.block, stats.block), problem, stats.feat, target)
+        configs = configs if config is None else [config, *configs]
+    return list(dict.fromkeys(configs))
 
 
-def _hyb(problem: Spmm, given: Statistics, mean: float) -> list[HybRows]:
+def _hyb(problem: Spmm, stats: Statistics, mean: float) -> list[HybRows]:
     """Hyb, in one column part and more."""
     k = max(0, ceil(log2(max(1.0, mean))))
-    whole = max(0, ceil(log2(max(1, given.longest))))
+    whole = max(0, ceil(log2(max(1, stats.longest))))
     hyb = HybRows.for_features(
-        given.feat, _widest(problem), 1, k if shares_rows(problem) else whole
+        stats.feat, _widest(problem), 1, k if shares_rows(problem) else whole
     )
     return [hyb, replace(hyb, c=2), replace(hyb, c=4)] if shares_rows(problem) else [hyb]
 
 
-def _groups(problem: Spmm, given: Statistics, mean: float) -> tuple[Groups, Groups]:
+def _groups(problem: Spmm, stats: Statistics, mean: float) -> tuple[Groups, Groups]:
     """Rows that threads share, about as many as it has elements up to 8, and non-zeros by warps.
 
     Groups of 4 and 8 are the best static ones of Sgap's tables 1 and 5.
     """
     lanes = 8 if mean >= 8 else 4
-    shared = Groups.for_features(given.feat, _widest(problem), lanes=lanes, group=lanes)
-    return shared, Groups.for_features(given.feat, _widest(problem), split="non-zeros", group=WARP)
+    shared = Groups.for_features(stats.feat, _widest(problem), lanes=lanes, group=lanes)
+    return shared, Groups.for_features(stats.feat, _widest(problem), split="non-zeros", group=WARP)
 
 
-def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
+def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     """Full blocks, where the matrix is made of them (see :func:`block_rows`); else row blocks.
 
     Of pruned weights, panels of rows by pattern, where :func:`panels_pay` says so.
@@ -251,78 +251,78 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     summed = np.dtype(problem.accumulator).itemsize
     bits, registers = vector_registers(target)
     lanes, most = vector_lanes(problem, bits), sum_vectors(registers)
-    parallel = given.parallel
+    parallel = stats.parallel
     few = min(most, NARROW // (lanes * summed))
     ways = ((most, False), (4, False), (few, True), (few // 2, True), (8, True), (8, False))
-    found = []
+    configs = []
     for vectors, pack in ways:
-        config = RowTile(*feature_tile(given.feat, lanes, vectors), pack=pack)
-        if config.tile == given.feat:
-            config = replace(config, feat=given.feat)
-        own = given.n * config.tile * given.bytes  # of B, for a tile
-        reads = given.nnz >= LENGTH_IN_TURN * given.m
-        misses = given.missed(given.feat * given.bytes, l2_bytes()) >= MISSED
-        in_turn = pack or (reads and config.tile < given.feat and own <= l2_bytes() and misses)
+        config = RowTile(*feature_tile(stats.feat, lanes, vectors), pack=pack)
+        if config.tile == stats.feat:
+            config = replace(config, feat=stats.feat)
+        panel_b = stats.n * config.tile * stats.bytes  # of B, for a tile
+        reads = stats.nnz >= LENGTH_IN_TURN * stats.m
+        misses = stats.missed(stats.feat * stats.bytes, l2_bytes()) >= MISSED
+        in_turn = pack or (reads and config.tile < stats.feat and panel_b <= l2_bytes() and misses)
         config = replace(config, tiles_first=in_turn)
-        tiles = -(-given.feat // config.tile) if in_turn else 1
-        read = config.tile if in_turn else given.feat  # of a row, before the next one
-        row = read * (summed if pack else given.bytes)
-        far = given.missed(row, l2_bytes()) >= FAR and config.tile >= 4 * lanes
-        blocks = tasks(given.threads, tiles)
-        ahead = given.ahead if parallel and tiles == 1 else 0
+        tiles = -(-stats.feat // config.tile) if in_turn else 1
+        read = config.tile if in_turn else stats.feat  # of a row, before the next one
+        row = read * (summed if pack else stats.bytes)
+        far = stats.missed(row, l2_bytes()) >= FAR and config.tile >= 4 * lanes
+        blocks = tasks(stats.threads, tiles)
+        ahead = stats.ahead if parallel and tiles == 1 else 0
         config = replace(config, blocks=blocks, prefetch=PREFETCH if far else 0, ahead=ahead)
-        found.append(config if parallel else replace(config, blocks=1, parallel=False))
-    narrow, narrowest = found[2:4]
-    degree = given.nnz / max(1, given.n)
-    half = given.bytes < summed  # panels save turning what is read often into the larger type
-    wide_enough = given.feat > (lanes if half else PACK_FEATURES)
-    row, panel = given.feat * given.bytes, given.n * narrowest.tile * summed
-    if given.feat == PACK_FEATURES and not half:
-        wide_enough = given.n * row > l2_bytes() and panel <= l3_bytes() // PANELS_OF_L3
-    near = not half and given.missed(row, l1_bytes()) < MISSED
+        configs.append(config if parallel else replace(config, blocks=1, parallel=False))
+    narrow, narrowest = configs[2:4]
+    degree = stats.nnz / max(1, stats.n)
+    half = stats.bytes < summed  # panels save turning what is read often into the larger type
+    wide_enough = stats.feat > (lanes if half else PACK_FEATURES)
+    row, panel = stats.feat * stats.bytes, stats.n * narrowest.tile * summed
+    if stats.feat == PACK_FEATURES and not half:
+        wide_enough = stats.n * row > l2_bytes() and panel <= l3_bytes() // PANELS_OF_L3
+    near = not half and stats.missed(row, l1_bytes()) < MISSED
     if wide_enough and degree >= PACK_DEGREE * narrow.blocks and not near:
         narrow_row = narrow.tile * summed
-        fits = given.n * narrow_row <= l2_bytes() // 2
-        fits = fits or given.missed(narrow_row, l1_bytes()) < MISSED
-        several = half or narrow.tile < given.feat
-        found.insert(0, narrow if fits and several else narrowest)
+        fits = stats.n * narrow_row <= l2_bytes() // 2
+        fits = fits or stats.missed(narrow_row, l1_bytes()) < MISSED
+        several = half or narrow.tile < stats.feat
+        configs.insert(0, narrow if fits and several else narrowest)
     elif wide_enough and degree >= PACK_DEGREE_FAR * narrow.blocks:
-        if given.missed(row, l3_bytes() // 2) > 0.5:
-            found.insert(0, narrowest)
+        if stats.missed(row, l3_bytes() // 2) > 0.5:
+            configs.insert(0, narrowest)
     for config in (narrow, narrowest):
         if (config.feat or 0) % config.tile == 0:
-            found.append(replace(config, parts=4, prefetch=0))
-    sizes = (given.m, given.n, given.nnz, given.feat)
+            configs.append(replace(config, parts=4, prefetch=0))
+    sizes = (stats.m, stats.n, stats.nnz, stats.feat)
     cpu = cpu_name(target)
-    if sorting_pays(*sizes, given.bytes, lanes):
-        found.insert(0, by_length(found[0], given))
+    if sorting_pays(*sizes, stats.bytes, lanes):
+        configs.insert(0, by_length(configs[0], stats))
     if panels_pay(*sizes, lanes, cpu) and decomposed.serves(problem) is None:
-        found.insert(0, panel_rows(given, lanes, most, summed, parallel, cpu))
-    if 1 < given.block and lanes <= given.feat and decomposed.serves(problem) is None:
-        fmt = BSR(given.block, given.block)
-        found.insert(0, block_rows(problem, given, fmt, True, target))
-    if given.feat == 1 and serves(problem):
+        configs.insert(0, panel_rows(stats, lanes, most, summed, parallel, cpu))
+    if 1 < stats.block and lanes <= stats.feat and decomposed.serves(problem) is None:
+        fmt = BSR(stats.block, stats.block)
+        configs.insert(0, block_rows(problem, stats, fmt, True, target))
+    if stats.feat == 1 and serves(problem):
         sliced = SlicedRows.for_pattern(
-            problem, given.m, given.nnz, threads=given.threads,
-            work_of_threads=given.work_of_threads, vector_bits=bits,
+            problem, stats.m, stats.nnz, threads=stats.threads,
+            work_of_threads=stats.work_of_threads, vector_bits=bits,
             cache=l2_bytes(),
         )  # fmt: skip
-        found.insert(0, sliced)
-    return list(dict.fromkeys(found))
+        configs.insert(0, sliced)
+    return list(dict.fromkeys(configs))
 
 
-def by_length(rows: RowTile, given: Statistics) -> RowTile:
+def by_length(rows: RowTile, stats: Statistics) -> RowTile:
     """The same tiles, of rows in the order of their lengths."""
-    blocks, ahead = (given.threads, given.ahead) if given.parallel else (1, 0)
+    blocks, ahead = (stats.threads, stats.ahead) if stats.parallel else (1, 0)
     return replace(
         rows, pack=False, tiles_first=False, prefetch=0, blocks=blocks, ahead=ahead, window=WINDOW
     )
 
 
 def block_rows(
-    problem: Spmm, given: Statistics, fmt: BSR | DBSR, filled: bool, target: Any
+    problem: Spmm, stats: Statistics, fmt: BSR | DBSR, filled: bool, target: Any
 ) -> BlockRows:
-    """Blocks of a CPU kernel: as many sums in registers as there is room for.
+    """Blocks of a CPU kernel, with as many accumulators as the vector registers hold.
 
     Measured on Cascade Lake (AVX-512, one thread), pruned weights of 768 x 768, 3072 x 768 and
     768 x 3072 with 5 to 30 % of the blocks, 128 and 512 features, against row blocks of CSR:
@@ -338,16 +338,16 @@ def block_rows(
     bits, registers = vector_registers(target)
     summed = np.dtype(problem.accumulator).itemsize
     lanes, most = vector_lanes(problem, bits), sum_vectors(registers)
-    uses = given.nnz / max(1, given.n * fmt.rows)
-    pack = given.bytes < summed or uses >= BLOCK_USES
-    fits = given.n * 4 * lanes * summed <= l2_bytes() // 2
-    wide = not pack or fits or given.bytes < summed
+    uses = stats.nnz / max(1, stats.n * fmt.rows)
+    pack = stats.bytes < summed or uses >= BLOCK_USES
+    fits = stats.n * 4 * lanes * summed <= l2_bytes() // 2
+    wide = not pack or fits or stats.bytes < summed
     narrow = NARROW if wide else NARROW // 2
-    tiles = feature_tile(given.feat, lanes, min(4, narrow // (lanes * summed)))
+    tiles = feature_tile(stats.feat, lanes, min(4, narrow // (lanes * summed)))
     vectors = -(-tiles.tile // tiles.lanes)
     rows = next(r for r in range(min(most, fmt.rows), 0, -1) if _fits(r, vectors, most, fmt.rows))
-    parallel = given.parallel
-    parts = tasks(given.threads, -(-given.feat // tiles.tile))
+    parallel = stats.parallel
+    parts = tasks(stats.threads, -(-stats.feat // tiles.tile))
     blocks = parts if parallel and isinstance(fmt, BSR) else 1
     return BlockRows(fmt, rows, *tiles, filled, pack, blocks, parallel)
 

@@ -83,10 +83,10 @@ def tried(problem: Rgms, nnz_rows: int, feat_in: int, feat: int, **options: Any)
     to use them (`parallel`, which is no choice of its own, follows); the other fields have one
     value. Arguments as of :func:`choose_rgms`.
     """
-    found = choose_rgms(problem, nnz_rows, feat_in, feat, **options)
-    choices = found.tries(
-        tile=[n * found.lanes for n in VECTORS if feat % (n * found.lanes) == 0],
-        cache=[int(found.cache * part) for part in CACHES],
+    config = choose_rgms(problem, nnz_rows, feat_in, feat, **options)
+    choices = config.tries(
+        tile=[n * config.lanes for n in VECTORS if feat % (n * config.lanes) == 0],
+        cache=[int(config.cache * part) for part in CACHES],
         threads=[1, options.get("threads", 1)],
     )
     del choices["parallel"]

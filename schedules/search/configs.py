@@ -81,9 +81,9 @@ def _known(kind: str) -> Mapping[str, type]:
 
 
 def _to_data(who: str, kind: str, value: Any) -> dict[str, Any]:
-    known, name = _known(kind), type(value).__name__
-    if known.get(name) is not type(value):
-        raise ValueError(f"{who}: expected a {kind} of {', '.join(sorted(known))}, got {name}")
+    classes, name = _known(kind), type(value).__name__
+    if classes.get(name) is not type(value):
+        raise ValueError(f"{who}: expected a {kind} of {', '.join(sorted(classes))}, got {name}")
     out: dict[str, Any] = {kind: name}
     for field in fields(value):
         out[field.name] = _plain(who, f"{name}.{field.name}", getattr(value, field.name))
@@ -107,33 +107,33 @@ def _scalar(who: str, where: str, value: Any) -> Any:
 
 
 def _from_data(who: str, kind: str, data: Any) -> Any:
-    known = _known(kind)
+    classes = _known(kind)
     if not isinstance(data, Mapping):
         raise ValueError(f"{who}: expected a dict with '{kind}', got {data!r}")
     if kind not in data:
         raise ValueError(f"{who}: '{kind}' is missing in {dict(data)!r}")
     name = data[kind]
-    if isinstance(name, str) and kind == "template" and name in OLDER and name not in known:
+    if isinstance(name, str) and kind == "template" and name in OLDER and name not in classes:
         data = {**OLDER[name], **data}
         name = "RowTile"
-    if not isinstance(name, str) or name not in known:
+    if not isinstance(name, str) or name not in classes:
         raise ValueError(
-            f"{who}: unknown {kind} {name!r}; expected one of {', '.join(sorted(known))}"
+            f"{who}: unknown {kind} {name!r}; expected one of {', '.join(sorted(classes))}"
         )
-    wanted = {f.name: f for f in fields(known[name])}
+    wanted = {f.name: f for f in fields(classes[name])}
     outgrown = {kind, *OUTGROWN.get(name, ())}
-    given = {key: value for key, value in data.items() if key not in outgrown}
-    for key in given:
+    entries = {key: value for key, value in data.items() if key not in outgrown}
+    for key in entries:
         if key not in wanted:
             raise ValueError(
                 f"{who}: unknown field '{key}' of {name}; expected some of {', '.join(wanted)}"
             )
     for key, field in wanted.items():
-        if key not in given and field.default is MISSING and field.default_factory is MISSING:
+        if key not in entries and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{who}: field '{key}' of {name} is missing")
-    values = {key: _value(who, f"{name}.{key}", value) for key, value in given.items()}
+    values = {key: _value(who, f"{name}.{key}", value) for key, value in entries.items()}
     try:
-        return known[name](**values)
+        return classes[name](**values)
     except TypeError as error:
         raise ValueError(f"{who}: {name}: {error}") from error
 

@@ -51,9 +51,9 @@ class Locality:
         farther = 1 - np.cumsum(times[:-1]) / (max(1, size - half) * count)
         held = np.cumsum(farther)
         rows = 1 << np.arange(FIRST, bits + 1)
-        at = np.minimum(np.searchsorted(held, rows), half - 1)
-        found = (np.ceil(farther[at] * STEPS) / STEPS).tolist()
-        return Locality(tuple(float(x) for x in found))
+        window = np.minimum(np.searchsorted(held, rows), half - 1)
+        misses = (np.ceil(farther[window] * STEPS) / STEPS).tolist()
+        return Locality(tuple(float(x) for x in misses))
 
     def missed(self, rows: int) -> float:
         """Share of the nonzeros that a cache of so many rows misses."""

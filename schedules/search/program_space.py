@@ -1,4 +1,4 @@
-"""The schedules that are tried for a program nobody wrote one for.
+"""The schedules that a search tries for programs without a template.
 
 A loop nest that sums over sparse axes for each element of a dense row is what message passing,
 products of sparse matrices and of sparse tensors have in common. Before::
@@ -76,9 +76,9 @@ from sparsetir.sparse_ir.tir import free_vars
 
 CHOICES = ("vectors", "lanes", "order", "size", "inner", "blocks", "parallel", "ahead")
 ROWS_IN_TURN = "rows"
-FIELDS = {"parts": "parts", "sorted": "window", "panels": "rows"}  # by the word of a visit
+FIELDS = {"parts": "parts", "sorted": "window", "panels": "rows"}  # by a visit's first word
 PARTS, PANELS = (4,), (3, 4)  # of the columns; rows of one
-AHEAD = (0, 4, 16)  # elements that gathered rows are asked for ahead
+AHEAD = (0, 4, 16)  # elements by which gathered rows are prefetched
 BLOCKS = (4, 16)  # of equal work, for each thread
 OF_PATTERN = ("m", "n", "nnz")
 
@@ -131,15 +131,15 @@ def space_of(
     after the other; 1 for the order of storage, 0 for as many as sizes ask for. The first values of
     these are a good default.
     """
-    found: dict[str, tuple[Any, ...]] = {}
+    tried: dict[str, tuple[Any, ...]] = {}
     nests = list(_nests(func))
     for nest in nests:
         choices = _choices(func, nest, sizes, bits, threads, alone=len(nests) == 1)
-        found |= {f"{nest.it.name}.{name}": tuple(values) for name, values in choices.items()}
-    if found:
-        return found
-    found = {**_parts(func, sizes), **_sizes(func, sizes)}
-    return {**found, "threads": (0, 1)} if found and threads > 1 else found
+        tried |= {f"{nest.it.name}.{name}": tuple(values) for name, values in choices.items()}
+    if tried:
+        return tried
+    tried = {**_parts(func, sizes), **_sizes(func, sizes)}
+    return {**tried, "threads": (0, 1)} if tried and threads > 1 else tried
 
 
 def together(**chosen: Any) -> Choices | None:
@@ -181,10 +181,10 @@ def work_of(func: SparseFunc, sizes: Mapping[str, int]) -> float:
         visited = [a for x in (it, *iterations_around(func, it)) for a, _, _ in x.axis_of()]
         above = {p.name for a in visited if a.is_variable for p in a.ancestors()[:-1]}
         axes = {a.name: a.nnz if a.is_variable else a.nnz_cols or a.length for a in visited}
-        known = [_known(size, sizes) for name, size in axes.items() if name not in above]
+        lengths = [_known(size, sizes) for name, size in axes.items() if name not in above]
         called = [getattr(x.op, "name", "") for x in nodes_of(ir.Call, it.body)]
         each = 1 + EXPONENTIAL * sum(name in INLINED for name in called)
-        total += each * math.prod(math.inf if size is None else size for size in known)
+        total += each * math.prod(math.inf if size is None else size for size in lengths)
     return total
 
 
@@ -205,14 +205,14 @@ def _sizes(
 
 def _sized(func: SparseFunc) -> Iterator[tuple[str, Loop]]:
     """Iterations with an innermost of several loops over a dense axis, by name; one of a size."""
-    seen: set[str] = set()
+    names: set[str] = set()
     above = {axis.parent.name for axis in func.axes if axis.parent is not None}
     for it in sparse_iterations(func):
         loops = loops_of(it)
         dense = [x for x in loops if isinstance(x.node, Axis) and x.node.kind == "dense_fixed"]
         dense = [x for x in dense if x.name not in above and isinstance(x.node.length, ir.Var)]
-        if len(loops) > 1 and dense and dense[-1].node.length.name not in seen:
-            seen.add(dense[-1].node.length.name)
+        if len(loops) > 1 and dense and dense[-1].node.length.name not in names:
+            names.add(dense[-1].node.length.name)
             yield it.name, dense[-1]
 
 
@@ -227,13 +227,13 @@ def _parts(func: SparseFunc, sizes: Mapping[str, int]) -> dict[str, tuple[int, .
     shape = _elements(func)
     if shape is None:
         return {}
-    found, of = shape
-    known = {name: value for name in of if (value := _known(of[name], sizes)) is not None}
+    sums, of = shape
+    values = {name: value for name in of if (value := _known(of[name], sizes)) is not None}
     parts = [0, 1]
-    if len(known) == len(of):
-        best = element_tile.parts_for(found, known)
+    if len(values) == len(of):
+        best = element_tile.parts_for(sums, values)
         parts = [int(best == 1), 1, max(1, best // 2), 2 * best, 4 * best]
-    return {f"{found.iteration.name}.parts": tuple(dict.fromkeys(parts))}
+    return {f"{sums.iteration.name}.parts": tuple(dict.fromkeys(parts))}
 
 
 @lru_cache(64)  # by identity
@@ -241,12 +241,12 @@ def _elements(func: SparseFunc) -> tuple[ElementReduction, dict[str, Any]] | Non
     """The sums over features for each stored element that a function is, and their sizes."""
     sch = Schedule(func)
     try:
-        found = element_reduction(sch, "space_of")
-        sizes = element_tile.sizes_of(sch, found)
-        element_tile.by_positions(sch, found)
+        sums = element_reduction(sch, "space_of")
+        sizes = element_tile.sizes_of(sch, sums)
+        element_tile.by_positions(sch, sums)
     except ScheduleError:
         return None
-    return found, sizes
+    return sums, sizes
 
 
 def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
@@ -336,13 +336,13 @@ def _in_tiles(sch: Schedule, nest: _Nest, config: Mapping[str, Any]) -> Half:
         sch.bound(rows.features, tile.feat, "exact")
     steps, finish = row_tile.in_tiles(sch, rows, tile)
     if inner:
-        # Partial results of an inner sum, in registers of their own.
+        # Partial results of an inner sum, in separate registers.
         *sums, vector, lane = sch.get_sp_iters(steps[1][0])
-        at = next(handle for handle in sums if handle.name == inner)
+        inner_sum = next(handle for handle in sums if handle.name == inner)
         reduction = reduction_of(find_iteration(sch.func, steps[1][0].name).body)
         assert reduction is not None
         buffer = reduction.store.buffer.name
-        parts = sch.precompute(buffer, at, [vector, lane], hoist=True)
+        parts = sch.precompute(buffer, inner_sum, [vector, lane], hoist=True)
         steps[1:2] = [(step, 2) for step in parts]
     innermost = steps[2 if inner else 1][0]
 
@@ -364,11 +364,11 @@ def _row_reduction(sch: Schedule, nest: _Nest, gathered: list[tuple[str, str]]) 
     ref = sch.get_sparse_iteration(nest.it.name)
     handles = dict(zip((x.name for x in loops_of(nest.it)), sch.get_sp_iters(ref), strict=True))
     outer = [handles[x.name] for x in nest.outer]
-    at = nest.outer.index(nest.rows) if nest.rows is not None else 0
+    place = nest.outer.index(nest.rows) if nest.rows is not None else 0
     operand, axis = gathered[0] if gathered else (None, None)
     return RowReduction(
-        ref, outer[:at], outer[at] if outer else None, [handles[x.name] for x in nest.sums],
-        handles[nest.along.name], nest.result, operand, axis, nest.dtype, False, outer[at + 1 :],
+        ref, outer[:place], outer[place] if outer else None, [handles[x.name] for x in nest.sums],
+        handles[nest.along.name], nest.result, operand, axis, nest.dtype, False, outer[place + 1 :],
     )  # fmt: skip
 
 
@@ -376,17 +376,17 @@ def _nests(func: SparseFunc) -> Iterator[_Nest]:
     """The iterations at the top level that can be tiled."""
     body = func.body
     for it in body.seq if hasattr(body, "seq") else [body]:
-        found = _nest(it) if isinstance(it, SparseIteration) else None
-        if found is not None:
-            yield found
+        tileable = _nest(it) if isinstance(it, SparseIteration) else None
+        if tileable is not None:
+            yield tileable
 
 
 def _nest(it: SparseIteration) -> _Nest | None:
     """The loops of an iteration that can be tiled; None where it has another form."""
-    found = reduction_of(it.body)
-    if found is None or taken_apart(it.body)[0] or not found.store.indices:
+    reduction = reduction_of(it.body)
+    if reduction is None or taken_apart(it.body)[0] or not reduction.store.indices:
         return None
-    loops, last = loops_of(it), found.store.indices[-1]
+    loops, last = loops_of(it), reduction.store.indices[-1]
     along = next((x for x in loops if len(x.vars) == 1 and x.var.same_as(last)), None)
     if along is None or not isinstance(along.node, Axis) or along.node.kind != "dense_fixed":
         return None
@@ -396,7 +396,7 @@ def _nest(it: SparseIteration) -> _Nest | None:
         return None
     visited = {var for x in sums for var in x.vars}
     if not any(x.indices[-1].same_as(last) and visited & free_vars(x)
-               for x in nodes_of(ir.TensorLoad, found.term) if x.indices):  # fmt: skip
+               for x in nodes_of(ir.TensorLoad, reduction.term) if x.indices):  # fmt: skip
         return None  # no terms lie side by side
     outer = [x for x in loops if x is not along and "R" not in x.kinds]
     # Sums come after everything spatial, which must not hang under them.
@@ -404,7 +404,7 @@ def _nest(it: SparseIteration) -> _Nest | None:
         return None
     dense = takewhile(lambda x: getattr(x.node, "kind", "") == "dense_fixed", outer)
     rows = (x for x in dense if any(_is_under(y, x.node) and y.node.is_variable for y in loops))
-    result = found.store.buffer
+    result = reduction.store.buffer
     name, dtype = str(result.name), str(result.ty.dtype)
     return _Nest(it, outer, sums, along, name, dtype, next(rows, None))
 
@@ -441,7 +441,7 @@ def _choices(
 
 
 def _visits(nest: _Nest, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Other orders of rows and of what they store, where these are stored one by one."""
+    """Other orders of rows and of their columns, where columns are stored one by one."""
     yield ROWS_IN_TURN
     column, rows = nest.sums[0].node, getattr(nest.rows, "node", None)
     alone = len(nest.sums) == 1 and _is_under(nest.sums[0], rows)
@@ -463,11 +463,11 @@ def _gathered(func: SparseFunc, nest: _Nest) -> list[tuple[str, str]]:
     visited = getattr(inner.node, "axis", inner.node)
     if not isinstance(visited, Axis) or not visited.is_sparse or len(inner.vars) != 1:
         return []
-    found: dict[str, str] = {}
+    axis_of: dict[str, str] = {}
     for buffer in func.buffers:
         for load in loads_of(nest.it.body, buffer.var):
             for axis, index in zip(buffer.axes or [], load.indices, strict=False):
                 dense = axis.kind == "dense_fixed"
                 if dense and isinstance(index, ir.Var) and index.same_as(inner.vars[0]):
-                    found.setdefault(buffer.name, axis.name)
-    return list(found.items())
+                    axis_of.setdefault(buffer.name, axis.name)
+    return list(axis_of.items())

@@ -1,4 +1,4 @@
-"""The joint space of formats and schedules that a search goes through. (SparseTIR, section 2)
+"""The joint space of formats and schedules that a search explores. (SparseTIR, section 2)
 
 A point says which template (a branch of the space) and a choice for each of its parameters; it is
 flat, and its values are scalars that JSON holds. Not every point is a config: choices may not go
@@ -31,9 +31,9 @@ class Space:
         """
         branch = next((b for b in self.branches if b.name == point.get(BRANCH)), None)
         if branch is None:
-            known = ", ".join(b.name for b in self.branches)
+            names = ", ".join(b.name for b in self.branches)
             raise ValueError(
-                f"Space.config: expected a point with '{BRANCH}' of {known}, got {point}"
+                f"Space.config: expected a point with '{BRANCH}' of {names}, got {point}"
             )
         chosen = {}
         for name, values in branch.choices.items():
@@ -55,18 +55,18 @@ class Space:
 
     @cached_property
     def _points(self) -> dict[Any, Point]:
-        found: dict[Any, Point] = {}
+        points: dict[Any, Point] = {}
         for branch in self.branches:
             for point, config in branch.points():
-                found.setdefault(config, point)
-        return found
+                points.setdefault(config, point)
+        return points
 
 
-def space(problem: Any, pattern: CsrPattern, given: Statistics, target: Any) -> Space:
+def space(problem: Any, pattern: CsrPattern, stats: Statistics, target: Any) -> Space:
     """The space of a problem, for a pattern and a target: a branch of each template that serves it.
 
-    given : of the pattern, as `choose` takes it. What `candidates` gives is always in the space.
+    stats : of the pattern, as `choose` takes it. What `candidates` gives is always in the space.
     """
-    asked = Asked(problem, pattern, given, target, candidates(problem, given, target))
-    branches = (template.branch(asked) for template in templates_for(problem, is_gpu(target)))
+    search = Asked(problem, pattern, stats, target, candidates(problem, stats, target))
+    branches = (template.branch(search) for template in templates_for(problem, is_gpu(target)))
     return Space(tuple(branch for branch in branches if branch is not None))

@@ -44,7 +44,7 @@ def sorting_pays(m: int, n: int, nnz: int, feat: int, bytes: int, lanes: int) ->
 
 
 def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -> bool:
-    """Whether panels are faster than rows by themselves: where patterns have enough entries.
+    """Whether panels are faster than single rows: where patterns have enough entries.
 
     Measured on Cascade Lake (AVX-512, one thread, float32), 64 x 256 to 2048 x 512 and 512 x 2048
     with 50 to 90 % zeros, 32, 128 and 512 features, against row blocks:
@@ -77,11 +77,11 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -
 
 
 def panel_rows(
-    given: Any, lanes: int, sums: int, summed: int, parallel: bool, cpu: str = ""
+    stats: Any, lanes: int, sums: int, summed: int, parallel: bool, cpu: str = ""
 ) -> RowTile:
     """Panels for a pattern, with as many vectors of sums as there are registers for.
 
-    given : :class:`sparsetir.schedules.search.choose.Statistics`
+    stats : :class:`sparsetir.schedules.search.choose.Statistics`
     sums : vectors of sums that registers hold
     summed : bytes of a sum
     cpu : its name, as LLVM has it
@@ -97,13 +97,13 @@ def panel_rows(
     layers with 50 to 80 % zeros, 32 to 512 features: 1.09 to 1.24 times as fast as row blocks.)
     """
     vectors = VECTORS
-    if given.n * vectors * lanes * summed > l2_bytes():
+    if stats.n * vectors * lanes * summed > l2_bytes():
         vectors = max(1, vectors // 2)
-    tile = feature_tile(given.feat, lanes, vectors)
+    tile = feature_tile(stats.feat, lanes, vectors)
     wide = tile.tile >= VECTORS * tile.lanes
     elements = ELEMENTS.get(cpu, ELEMENTS_ELSEWHERE) if wide else ELEMENTS_ELSEWHERE
-    rows = 3 + sum(given.nnz >= given.m * least for least in elements)
+    rows = 3 + sum(stats.nnz >= stats.m * least for least in elements)
     rows = min(rows, 3) if sums < 4 * VECTORS else rows
-    tiles = -(-given.feat // tile.tile)
-    blocks = tasks(given.threads, tiles) if parallel else 1
+    tiles = -(-stats.feat // tile.tile)
+    blocks = tasks(stats.threads, tiles) if parallel else 1
     return RowTile(*tile, pack=True, blocks=blocks, parallel=parallel, rows=rows)

@@ -50,7 +50,7 @@ BLOCKS_OF_A_THREAD = 2  # so that the last one to end ends soon
 
 @dataclass(frozen=True)
 class AmxBlocks(Config):
-    """How blocks are multiplied.
+    """A product with blocks in tiles of the matrix unit.
 
     format : BSR, of blocks that tiles divide: of 2 to 32 rows, and of 4, 6, .. 32 columns of 16-bit
         floats (8, 12, .. 64 of int8). Blocks of 16 and 32 fill them
@@ -76,11 +76,11 @@ class AmxBlocks(Config):
 
     @property
     def compiled(self) -> AmxBlocks:
-        """What a kernel depends on: not on what the dense operand holds."""
+        """The config that a kernel depends on: the same whatever the dense operand holds."""
         return replace(super().compiled, finite=False)
 
     def tiles(self, feat: int) -> int:
-        """How many steps a number of features takes.
+        """Number of steps that cover `feat` features.
 
         Raises ScheduleError where the caller is to bring B in tiles: plans take it as it is.
         """
@@ -126,28 +126,28 @@ def apply(sch: Schedule, config: AmxBlocks) -> None:
 
     Raises ScheduleError for a program of another shape, or of types without such products.
     """
-    found = _found(sch)
-    it = find_iteration(sch.func, found.iteration.name)
+    total = _found(sch)
+    it = find_iteration(sch.func, total.iteration.name)
     axes = {axis.name: (axis, var) for axis, var, _ in it.axis_of()}
-    left, right = _operands(it, axes[found.features.name][1])
+    left, right = _operands(it, axes[total.features.name][1])
     dtype = str(right.source.ty.dtype)
     right_name, left_name = str(right.source.name), str(left.source.name)
-    (rows,), (blocks, inner), (within,) = found.rows, found.columns, found.block
+    (rows,), (blocks, inner), (within,) = total.rows, total.columns, total.block
     width = int(axes[inner.name][0].length)
-    shape = _shape(found.block_rows, width, config.features, dtype)
+    shape = _shape(total.block_rows, width, config.features, dtype)
     group = shape.product.group
-    tiles, columns = sch.split(found.features, [None, config.features])
+    tiles, columns = sch.split(total.features, [None, config.features])
     steps, pairs, lanes = sch.split(inner, [None, shape.depth // group, group])
     outer, held = [rows, tiles], [within, columns]
-    if shape.rows < found.block_rows:
+    if shape.rows < total.block_rows:
         pieces, within = sch.split(within, [None, shape.rows])
         outer, held = [*outer, pieces], [within, columns]
-    sch.sparse_reorder(found.iteration, [*outer, blocks, steps, *held, pairs, lanes])
+    sch.sparse_reorder(total.iteration, [*outer, blocks, steps, *held, pairs, lanes])
     sums = shape.product.sums
-    made = sch.precompute(found.result, outer[-1], held, dtype=sums, name=f"{found.result}_ws")
-    if len(made) != 3 or len(nodes_of(type(it), sch.func.body)) != 4:
+    refs = sch.precompute(total.result, outer[-1], held, dtype=sums, name=f"{total.result}_ws")
+    if len(refs) != 3 or len(nodes_of(type(it), sch.func.body)) != 4:
         raise ScheduleError(f"{WHO}: expected sums that one iteration sets and adds up")
-    whole = sch.get_sparse_iteration(found.iteration.name)
+    whole = sch.get_sparse_iteration(total.iteration.name)
     buffer = sch.func.buffer(right_name)
     down, across = (axis.name for axis in buffer.axes or [])
     sizes = {down: [width // shape.depth, shape.depth // group, group],
@@ -159,13 +159,13 @@ def apply(sch: Schedule, config: AmxBlocks) -> None:
         sch.parallelize(parts)
         if copy is not None:
             sch.parallelize(sch.get_sp_iters(copy)[:2])
-    _in_stage_two(sch, shape, made, copy, [f"{found.result}_ws", left_name, f"{right_name}_tiles"])
+    _in_stage_two(sch, shape, refs, copy, [f"{total.result}_ws", left_name, f"{right_name}_tiles"])
 
 
 def _in_stage_two(
-    sch: Schedule, shape: TileShape, made: list[Any], copy: Any, operands: list[str]
+    sch: Schedule, shape: TileShape, refs: list[Any], copy: Any, operands: list[str]
 ) -> None:
-    start, reduce, write = (f"{ref.name}0" for ref in made)
+    start, reduce, write = (f"{ref.name}0" for ref in refs)
     sch.lower()
     loops = sch.rewrite(operands_alone, reduce, operands)
     zero, product = intrinsics(shape)
@@ -213,18 +213,18 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: AmxBlocks) -> Arranged:
 
 
 def configs(
-    problem: Any, matrix: CsrPattern, given: Any, target: Any, formats: Sequence[Any] = BLOCKS
+    problem: Any, matrix: CsrPattern, stats: Any, target: Any, formats: Sequence[Any] = BLOCKS
 ) -> list[AmxBlocks]:
     """Configs worth measuring, the best guess first; none where the CPU or the pattern is another.
 
-    given : :class:`sparsetir.schedules.search.choose.Statistics`
+    stats : :class:`sparsetir.schedules.search.choose.Statistics`
     formats : that store the matrix, tried in their order; those of blocks that tiles do not divide,
         or that the pattern does not fill, are passed over. Of blocks of 32 rows each tile that is
         loaded is used twice, so by default they come before those of 16
     """
     if not has_product(target, problem.dtype) or problem.batched or problem.reduce != "sum":
         return []
-    found = []
+    fitting = []
     for fmt in formats:
         if not isinstance(fmt, BSR) or not all(_sizes(fmt.rows, fmt.cols, problem.dtype)):
             continue
@@ -232,20 +232,20 @@ def configs(
         sticks_out = matrix.shape[0] % fmt.rows or matrix.shape[1] % fmt.cols
         whole = sticks_out or matrix.nnz % (fmt.rows * fmt.cols) == 0
         if matrix.nnz and whole and fills_blocks(matrix.coordinates, fmt):
-            parallel = given.parallel
-            features = 32 if given.feat > 16 else 16
-            blocks = BLOCKS_OF_A_THREAD * given.threads if parallel else 1
-            found.append(AmxBlocks(fmt, features, blocks=blocks, parallel=parallel))
-    return found
+            parallel = stats.parallel
+            features = 32 if stats.feat > 16 else 16
+            blocks = BLOCKS_OF_A_THREAD * stats.threads if parallel else 1
+            fitting.append(AmxBlocks(fmt, features, blocks=blocks, parallel=parallel))
+    return fitting
 
 
 def fills_blocks(pattern: Pattern, fmt: BSR) -> bool:
     """Whether each block has an element in all places that lie inside of the matrix."""
     m, n = pattern.shape
-    found = find_blocks(pattern, fmt.rows, fmt.cols)
-    first = np.repeat(np.arange(found.grid[0]), np.diff(found.indptr)) * fmt.rows
+    blocks = find_blocks(pattern, fmt.rows, fmt.cols)
+    first = np.repeat(np.arange(blocks.grid[0]), np.diff(blocks.indptr)) * fmt.rows
     rows = np.minimum(fmt.rows, m - first)
-    columns = np.minimum(fmt.cols, n - found.indices.astype(np.int64) * fmt.cols)
+    columns = np.minimum(fmt.cols, n - blocks.indices.astype(np.int64) * fmt.cols)
     return int((rows * columns).sum()) == pattern.nnz
 
 
@@ -292,11 +292,11 @@ def _shape(rows: int, columns: int, features: int, dtype: str) -> TileShape:
 
 def _found(sch: Schedule) -> Any:
     """The sums over blocks; raises ScheduleError where the program has others, too."""
-    found = [x for x in row_sums(sch, WHO) if x.columns]
-    one = len(found) == 1 and len(found[0].rows) == 1 and len(found[0].block) == 1
-    if not one or len(found[0].columns) != 2:
+    sums = [x for x in row_sums(sch, WHO) if x.columns]
+    one = len(sums) == 1 and len(sums[0].rows) == 1 and len(sums[0].block) == 1
+    if not one or len(sums[0].columns) != 2:
         raise ScheduleError(f"{WHO}: expected one iteration that sums up blocks, such as of BSR")
-    return found[0]
+    return sums[0]
 
 
 def _operands(it: Any, features: Any) -> tuple[Any, Any]:

@@ -29,7 +29,7 @@ WHO = "block_attention"
 
 @dataclass(frozen=True)
 class BlockTiles(Config):
-    """How a CPU kernel is made.
+    """Schedule of a CPU kernel.
 
     lanes : of a vector, a power of two that divides the rows of a block
     vectors : of rows in a tile, which make a divisor of the rows of a block
@@ -98,12 +98,12 @@ def _in_tiles(sch: Schedule, it: SparseIteration, lanes: str, config: BlockTiles
     if not summed:
         sch.sparse_reorder(ref, [*others, tiles, *vectors])
         return [(ref, 2)]
-    own: list[Any] = []
+    sub: list[Any] = []
     for other in others:
         length = int(sch.func.axis(other.name).length)
         outer, inner = sch.split(other, [None, greatest_divisor(length, config.tile)], tail="exact")
-        others, own = [outer], [inner]
-    return register_tile.sums_of(sch, ref, nest.result, [*others, tiles], summed, [*own, *vectors])
+        others, sub = [outer], [inner]
+    return register_tile.sums_of(sch, ref, nest.result, [*others, tiles], summed, [*sub, *vectors])
 
 
 register(Template(BlockTiles, BlockAttention, program, apply))

@@ -26,7 +26,7 @@ MOST_LANES = 16
 
 @dataclass(frozen=True)
 class BlockTile(Config):
-    """How a kernel for blocks is made.
+    """Schedule of a kernel for blocks.
 
     tile : tokens at a time, of which there are to be as many; for sums over tokens, columns of a
         block at a time, a divisor
@@ -42,7 +42,7 @@ class BlockTile(Config):
     def for_block(
         problem: BlockLinear | BlockOuter, size: tuple[int, int], tokens: int, parallel: bool
     ) -> Any:
-        """As many sums as stay in vector registers; size : their bits and number."""
+        """The config whose accumulators fill the vector registers; size : their bits and number."""
         bits, registers = size
         lanes = min(MOST_LANES, bits // (64 if problem.accumulator == "float64" else 32))
         while problem.rows % lanes:

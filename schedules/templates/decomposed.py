@@ -49,7 +49,7 @@ class Decomposed(Config):
 
 
 def serves(problem: Any) -> str | None:
-    """What of a problem is not served; None for one that is."""
+    """Why the template does not support `problem`, or None."""
     if problem.batched:
         return "heads"
     if problem.reduce != "sum":
@@ -58,7 +58,7 @@ def serves(problem: Any) -> str | None:
 
 
 def refusal(fmt: Format, pattern: Pattern, problem: Any, count: int | None = None) -> str | None:
-    """Why a pattern is not stored in a format, if it takes too much room there.
+    """Why a format that takes too much space for a pattern is refused, or None.
 
     count : its places, where the caller knows them
     """
@@ -153,9 +153,9 @@ def is_full(fmt: Format, pattern: Pattern, count: int | None = None) -> bool:
     return (fmt.places(pattern) if count is None else count) == pattern.nnz
 
 
-def choices(asked: Asked) -> Tried | None:
+def choices(search: Asked) -> Tried | None:
     """The formats of the library that do not pad the pattern too much, by name."""
-    problem, stored = asked.problem, asked.pattern.coordinates
+    problem, stored = search.problem, search.pattern.coordinates
     if serves(problem) is not None:
         return None
     configs: dict[str, Decomposed] = {}

@@ -21,32 +21,32 @@ from sparsetir.sparse_ir.schedule import Schedule, SpIter
 PART_OF_CACHE = 3 / 4
 
 
-def by_positions(sch: Schedule, found: ElementReduction, parts: int = 0) -> SpIter:
+def by_positions(sch: Schedule, sums: ElementReduction, parts: int = 0) -> SpIter:
     """Visit elements by their positions.
 
     parts : of the columns, visited one after the other, so that gathered rows stay in cache; 1 for
         the order of storage, 0 for as many as sizes ask for
     """
     if parts:
-        return sch.positions(found.elements, parts=parts if parts > 1 else None)
-    named = {name: keyword(size) for name, size in sizes_of(sch, found).items()}
-    default: Any = {"recipe": "cache_parts", **named, **_memory(found)}
+        return sch.positions(sums.elements, parts=parts if parts > 1 else None)
+    named = {name: keyword(size) for name, size in sizes_of(sch, sums).items()}
+    default: Any = {"recipe": "cache_parts", **named, **_memory(sums)}
     return sch.positions(
-        found.elements, parts="parts", default=1 if None in named.values() else default
+        sums.elements, parts="parts", default=1 if None in named.values() else default
     )
 
 
-def sizes_of(sch: Schedule, found: ElementReduction) -> dict[str, Any]:
+def sizes_of(sch: Schedule, sums: ElementReduction) -> dict[str, Any]:
     """The sizes that parts depend on: rows, columns, elements and features, by short names."""
-    row, column = (sch.func.axis(name) for name in found.elements.axes)
-    features = sch.func.axis(found.features.name)
+    row, column = (sch.func.axis(name) for name in sums.elements.axes)
+    features = sch.func.axis(sums.features.name)
     return {"m": row.length, "n": column.length, "nnz": column.nnz, "feat": features.length}
 
 
-def parts_for(found: ElementReduction, sizes: dict[str, int]) -> int:
-    """How many parts sizes ask for, see :func:`sizes_of`."""
-    return cache_parts(**sizes, **_memory(found))
+def parts_for(sums: ElementReduction, sizes: dict[str, int]) -> int:
+    """The number of parts for these sizes, see :func:`sizes_of`."""
+    return cache_parts(**sizes, **_memory(sums))
 
 
-def _memory(found: ElementReduction) -> dict[str, int]:
-    return {"itemsize": np.dtype(found.dtype).itemsize, "cache": int(PART_OF_CACHE * l2_bytes())}
+def _memory(sums: ElementReduction) -> dict[str, int]:
+    return {"itemsize": np.dtype(sums.dtype).itemsize, "cache": int(PART_OF_CACHE * l2_bytes())}

@@ -1,4 +1,4 @@
-"""Operators without a template of their own, such as those of a program and a record alone.
+"""Operators without a template, such as those of a program and a record alone.
 
 A search tries what :mod:`sparsetir.schedules.search.program_space` makes of the program; without
 any choice a kernel has the default schedule, on CPUs and GPUs.
@@ -27,7 +27,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 
 
 def program(problem: OfProgram, config: Any = None) -> SparseFunc:
-    """That of the operator."""
+    """The operator's program."""
     del config
     return problem.program()
 
@@ -35,10 +35,10 @@ def program(problem: OfProgram, config: Any = None) -> SparseFunc:
 def arrange(matrix: CsrPattern, problem: OfProgram, config: Any) -> Arranged:
     """CSR as it is; of a program over the transposed matrix, sizes are those of the matrix."""
     del config
-    given = matrix.arguments()
+    arguments = matrix.arguments()
     if OPERATORS[problem.op].transposed:
-        given |= {"m": given["n"], "n": given["m"]}
-    return Arranged(matrix, given)
+        arguments |= {"m": arguments["n"], "n": arguments["m"]}
+    return Arranged(matrix, arguments)
 
 
 class OfEdges:
@@ -61,15 +61,15 @@ def arrange_edges(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
 def default_of(
     problem: Any, sizes: Mapping[str, Any], target: Any, threads: int, work_of_threads: int
 ) -> Choices:
-    """What the program's space says of sizes that are known; small work is for one thread.
+    """Default choices of the program's space for known sizes; small work runs on one thread.
 
     sizes : by the names of the program's parameters
     threads, work_of_threads : as of :class:`sparsetir.schedules.search.choose.Statistics`
     """
     func, gpu = _program(problem), is_gpu(target)
-    known = program_space.default_of(func, sizes, gpu)
+    choices_of_space = program_space.default_of(func, sizes, gpu)
     few = not gpu and (threads < 2 or program_space.work_of(func, sizes) < work_of_threads)
-    return Choices({**known, "threads": 1} if few else known)
+    return Choices({**choices_of_space, "threads": 1} if few else choices_of_space)
 
 
 def check_choices(config: Choices, problem: Any, sizes: Mapping[str, Any]) -> None:
@@ -78,15 +78,15 @@ def check_choices(config: Choices, problem: Any, sizes: Mapping[str, Any]) -> No
         kind = type(problem).__name__
         raise ScheduleError(f"plan: argument 'config': expected one for {kind}, got {config!r}")
     func = _program(problem)
-    own = program_space.default_of(func, sizes, gpu=True)
-    known = [it.name for it in sparse_iterations(func)]
+    defaults = program_space.default_of(func, sizes, gpu=True)
+    iterations = [it.name for it in sparse_iterations(func)]
     for name, size in config.items():
-        if name.partition(".")[0] not in (*known, "threads", "registers"):
-            expected = f"choices of {', '.join(known)}, threads or registers"
+        if name.partition(".")[0] not in (*iterations, "threads", "registers"):
+            expected = f"choices of {', '.join(iterations)}, threads or registers"
             raise ScheduleError(f"plan: argument 'config': '{name}': expected {expected}")
-        if name.endswith(".size") and size not in (0, own.get(name, size)):
+        if name.endswith(".size") and size not in (0, defaults.get(name, size)):
             raise ScheduleError(
-                f"plan: argument 'config': '{name}': serves {size} features, got {own[name]}"
+                f"plan: argument 'config': '{name}': serves {size} features, got {defaults[name]}"
             )
 
 
@@ -110,25 +110,25 @@ def tried_around(
     return {**({"scheduled": (False, True)} if tiled else {}), **space}, make
 
 
-def candidates(problem: Any, given: Any, target: Any) -> list[Choices]:
+def candidates(problem: Any, stats: Any, target: Any) -> list[Choices]:
     """The default for a matrix."""
-    return [default_of(problem, _sizes(given), target, given.threads, given.work_of_threads)]
+    return [default_of(problem, _sizes(stats), target, stats.threads, stats.work_of_threads)]
 
 
-def choices(asked: Asked) -> Tried | None:
-    """Those of the program's space; None for a GPU, for which there is none."""
-    if is_gpu(asked.target):
+def choices(search: Asked) -> Tried | None:
+    """Choices of the program's space; None for a GPU, which has no such space."""
+    if is_gpu(search.target):
         return None
-    problem, given, target = asked.problem, asked.given, asked.target
-    return tried_around(asked.known[0], problem, _sizes(given), target, given.threads)
+    problem, stats, target = search.problem, search.given, search.target
+    return tried_around(search.known[0], problem, _sizes(stats), target, stats.threads)
 
 
 def _program(problem: Any) -> SparseFunc:
     return TEMPLATES[Choices, type(problem)].program(problem)
 
 
-def _sizes(given: Any) -> dict[str, int]:
-    return {name: getattr(given, name) for name in ("m", "n", "nnz", "feat")}
+def _sizes(stats: Any) -> dict[str, int]:
+    return {name: getattr(stats, name) for name in ("m", "n", "nnz", "feat")}
 
 
 def _register(problem: type, program: Callable[..., SparseFunc], **how: Any) -> None:

@@ -46,7 +46,7 @@ class Tiled(Config):
 
     @property
     def tail(self) -> Any:
-        """What becomes of a last tile, as of `split`."""
+        """The treatment of the last tile, as by `split`."""
         return "exact" if self.feat is None or self.feat % self.tile == 0 else "shift"
 
     def tiles(self, feat: int) -> int:
@@ -64,7 +64,7 @@ class Tiled(Config):
 
 
 class RegisterTile(Tiled):
-    """A config of vectors in registers, of which it has some fields more.
+    """A config of accumulators in vector registers, with further fields.
 
     tile : features of a row that are summed up in registers at a time, 1 to 256
     lanes : of a vector, a power of two, at most `tile`
@@ -141,13 +141,13 @@ def sums_of(
 
 
 def in_registers(
-    sch: Schedule, found: Any, config: Any, rows: Sequence[SpIter], columns: Sequence[SpIter], *,
+    sch: Schedule, shape: Any, config: Any, rows: Sequence[SpIter], columns: Sequence[SpIter], *,
     shared: Sequence[SpIter] = (), held: Sequence[SpIter] = (), tiles_at: int | None = None,
     at: SpIter | None = None, pack: bool = False, race: str = "none", **how: Any,
 ) -> Straight:  # fmt: skip
     """The register tile of a nest: tiles of features, sums, B's copy and threads, in this order.
 
-    found : the nest: its iteration, features, result and what is gathered
+    shape : the nest: its iteration, features, result and what is gathered
     rows, columns : loops around tiles, and reductions
     shared : loops outside of rows, which threads share
     held : loops that are in registers beside the vectors, such as over rows of a block
@@ -156,18 +156,18 @@ def in_registers(
     race : as of `parallelize`
     at, how : as of :func:`sums_of`
     """
-    tiles, vectors = in_tiles(sch, found.features, config)
+    tiles, vectors = in_tiles(sch, shape.features, config)
     shared, rows = [*shared], [*rows]
     if tiles_at is None:
         rows.append(tiles)
     else:
         shared.insert(tiles_at, tiles)
     around, held = [*shared, *rows], [*held, *vectors]
-    steps = sums_of(sch, found.iteration, found.result, around, columns, held, at, **how)
-    if pack and found.gathered is not None:
-        whole = [found.gathered_axis, *vectors]
-        where = shared[-1] if shared else found.iteration
-        copies = sch.precompute(found.gathered, where, whole, scope="global", dtype=how["dtype"])
+    steps = sums_of(sch, shape.iteration, shape.result, around, columns, held, at, **how)
+    if pack and shape.gathered is not None:
+        whole = [shape.gathered_axis, *vectors]
+        where = shared[-1] if shared else shape.iteration
+        copies = sch.precompute(shape.gathered, where, whole, scope="global", dtype=how["dtype"])
         steps += [(copy, len(vectors)) for copy in copies]
     if shared and config.parallel:
         sch.parallelize(shared, race=race)
@@ -182,9 +182,9 @@ def block_around(sch: Any, name: str) -> str:
     return str(ref.stmt.name_hint)
 
 
-def packed_values(sch: Schedule, found: RowReduction) -> list[str]:
+def packed_values(sch: Schedule, reduction: RowReduction) -> list[str]:
     """Names of the buffers over the elements of rows, whose values are worth being in order."""
-    axes = [found.rows.axes[0], found.columns[0].axes[0]]
+    axes = [reduction.rows.axes[0], reduction.columns[0].axes[0]]
     return [b.name for b in sch.func.buffers if [a.name for a in b.axes or ()] == axes]
 
 

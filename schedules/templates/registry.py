@@ -18,9 +18,9 @@ for _room in (templates, gpu):
 
 
 def templates_for(problem: Any, gpu: bool) -> list[Template]:
-    """Those for a problem's operator, and for GPUs or CPUs, in the order of a search."""
-    found = [template for template in TEMPLATES.values() if template.fits(problem, gpu)]
-    return sorted(found, key=lambda template: template.turn)
+    """Templates for a problem's operator, on GPUs or CPUs, in the order of a search."""
+    fitting = [template for template in TEMPLATES.values() if template.fits(problem, gpu)]
+    return sorted(fitting, key=lambda template: template.turn)
 
 
 def template_of(config: Any, problem: Any, gpu: bool) -> Template:
@@ -28,11 +28,11 @@ def template_of(config: Any, problem: Any, gpu: bool) -> Template:
 
     Raises TypeError for what is no config, and for one of another operator or kind of target.
     """
-    found = TEMPLATES.get((type(config), type(problem)))
-    if found is None or not found.fits(problem, gpu):
+    served = TEMPLATES.get((type(config), type(problem)))
+    if served is None or not served.fits(problem, gpu):
         fit = [template.config.__name__ for template in templates_for(problem, gpu)]
         raise TypeError(
             f"plan: argument 'config': expected {' or '.join(fit)} for this operator and target, "
             f"got {type(config).__name__}"
         )
-    return found
+    return served

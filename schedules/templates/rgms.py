@@ -35,7 +35,7 @@ MOST_DEEP = 1024  # features of X at a time
 
 @dataclass(frozen=True)
 class TiledRelations(register_tile.Tiled):
-    """How a CPU kernel is made.
+    """Schedule of a CPU kernel.
 
     feat_in, feat : the feature sizes that it serves, of a block where features are in blocks
     rows : of a relation at a time
@@ -88,7 +88,7 @@ class TiledRelations(register_tile.Tiled):
     def for_sizes(
         feat_in: int, feat: int, lanes: int = 16, sums: int = 24, **options: Any
     ) -> TiledRelations:
-        """As many sums as stay in vector registers, for these feature sizes.
+        """The config whose accumulators fill the vector registers, for these feature sizes.
 
         lanes : of a vector register
         sums : vector registers for sums
@@ -191,40 +191,40 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
                 W_ws[l0, k, l1, l2] = W[r, k, l0 * 64 + l1 * 16 + l2]
             with T.sp_iter([I_tiles], "S", "rgms_rest") as [i_tile]: ...
     """
-    found = _found(sch)
-    relations, rows, columns, features_in, features = found.loops
+    shape = _found(sch)
+    relations, rows, columns, features_in, features = shape.loops
     sch.bound(features_in, config.feat_in, "exact")
     sch.bound(features, config.feat, "exact")
     ranges, tiles, rows = sch.ranges(
         rows, "ranges", config.rows, cost=config.cost,
-        default=_ranges(sch, rows, found.dtype, config) if config.ranges is None else config.ranges,
+        default=_ranges(sch, rows, shape.dtype, config) if config.ranges is None else config.ranges,
     )  # fmt: skip
-    for blocks in found.blocks:
+    for blocks in shape.blocks:
         sch.bound(blocks, config.blocks, "exact")
-    inside, outer = [*found.blocks, features_in], [relations, ranges, tiles]
+    inside, outer = [*shape.blocks, features_in], [relations, ranges, tiles]
     if config.depth < config.feat_in:
         deep, inside[-1] = sch.split(features_in, [None, config.depth])
         outer.append(deep)
     order = [*outer, rows, columns, *inside, features]
-    sch.sparse_reorder(found.iteration, order)
-    total = accumulator(found.dtype)
+    sch.sparse_reorder(shape.iteration, order)
+    total = accumulator(shape.dtype)
     start, sums, product, write = sch.aggregate(
-        found.result, outer[-1], rows, [columns], dtype=total
+        shape.result, outer[-1], rows, [columns], dtype=total
     )
     added_to = _written(sch, write)
-    name = found.iteration.name
+    name = shape.iteration.name
     vectors = []
-    if found.sets:
+    if shape.sets:
         vectors.append((sch.get_sparse_iteration(f"{name}_init"), config.lanes))
-    if total != found.dtype:
+    if total != shape.dtype:
         vectors.append((sch.get_sparse_iteration(f"{name}_round"), config.lanes))
     apart = [ref for ref, _ in vectors]
     vectors += [(start, config.lanes_in), (write, config.lanes)]
-    made = [(ref, _in_lanes(sch, ref, lanes)) for ref, lanes in vectors]
+    straight = [(ref, _in_lanes(sch, ref, lanes)) for ref, lanes in vectors]
     gathering = _summed(sch, sums, config)
-    made += [*gathering, *_multiplied(sch, product, config)]
+    straight += [*gathering, *_multiplied(sch, product, config)]
     if config.packed:
-        made.append((_packed(sch, found.matrices, ranges, outer[3:], product, total), 2))
+        straight.append((_packed(sch, shape.matrices, ranges, outer[3:], product, total), 2))
     if config.parallel:
         for ref in apart:
             sch.parallelize(sch.get_sp_iters(ref)[0])
@@ -233,10 +233,10 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     stage_two.reorder(by_range, relation)
     if config.parallel:
         run_in_parallel(stage_two, by_range, "parallel")
-    register_tile.straight_code(sch, made)
+    register_tile.straight_code(sch, straight)
     if config.prefetch:
         span = min(STRAIGHT * config.lanes_in, config.depth)
-        sch.rewrite(prefetch_gathered, gathering[1][0], found.gathered, config.prefetch, span)
+        sch.rewrite(prefetch_gathered, gathering[1][0], shape.gathered, config.prefetch, span)
     if config.ahead:
         sch.rewrite(prefetch_gathered, write, added_to, config.ahead, config.feat)
 
@@ -247,10 +247,10 @@ def arrange(pattern: Pattern | RelationPattern, problem: Rgms, config: TiledRela
     if isinstance(pattern, Pattern):
         relations, m, n = pattern.shape
         relation, row, column = pattern.coords
-        found = RelationPattern.of(relation, row, column, (relations, m, n), problem.idtype)
+        relations_of = RelationPattern.of(relation, row, column, (relations, m, n), problem.idtype)
     else:
-        found = pattern
-    return Arranged(found, found.arguments())
+        relations_of = pattern
+    return Arranged(relations_of, relations_of.arguments())
 
 
 def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def _multiplied(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) 
 
 
 def _packed(
-    sch: Schedule, matrices: str, at: SpIter, deep: list[SpIter], product: SparseIterationRef,
+    sch: Schedule, matrices: str, above: SpIter, deep: list[SpIter], product: SparseIterationRef,
     dtype: str,
 ) -> SparseIterationRef:  # fmt: skip
     """The copy of a relation's matrix by tiles, rows and vectors of a tile.
@@ -305,7 +305,7 @@ def _packed(
     reduce = sch.get_sparse_iteration(f"{product.name}_reduce")
     inside, _, vectors, lanes = sch.get_sp_iters(reduce)
     axes = [*deep, tiles, inside, vectors, lanes]
-    return sch.precompute(matrices, at, axes, scope="global", dtype=dtype)[0]
+    return sch.precompute(matrices, above, axes, scope="global", dtype=dtype)[0]
 
 
 def _written(sch: Schedule, ref: SparseIterationRef) -> str:

@@ -1,7 +1,7 @@
 """Gradients of relational gather-matmul-scatter for weights, on a CPU: tiles in registers.
 
 Rows of a chunk are summed up, or multiplied by their relation's matrix, in a workspace that stays
-in the first cache. A tile of a relation's sums is in registers while it goes through a chunk.
+in the first cache. Registers hold a tile of a relation's sums during the loop over a chunk.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iteratio
 from sparsetir.sparse_ir.schedule import Schedule
 
 WHO = "rgms_backward"
-# Vectors of sums that the registers have room for, beside operands.
+# Accumulator vectors that fit the registers, beside operands.
 REGISTERS = 24
 MOST_VECTORS = 8  # of features in a row
 
 
 @dataclass(frozen=True)
 class ChunkTiles(Config):
-    """How a CPU kernel is made.
+    """Schedule of a CPU kernel.
 
     lanes : of a vector, a power of two that divides both numbers of features
     tile : rows of a relation's matrix in a tile, at most; a divisor of theirs is taken

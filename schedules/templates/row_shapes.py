@@ -1,4 +1,4 @@
-"""What programs over rows look like: sums of any format, steps for each row, rows in pieces."""
+"""Shapes of programs over rows: sums of any format, steps for each row, rows in pieces."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def row_sums(sch: Schedule, who: str) -> list[RowSums]:
     who : the template, for messages
     Raises ShapeError where one of them looks different, and says how.
     """
-    found = [sch.func.body, *getattr(sch.func.body, "seq", [])]
-    iterations = [it for it in found if isinstance(it, SparseIteration)]
+    stages = [sch.func.body, *getattr(sch.func.body, "seq", [])]
+    iterations = [it for it in stages if isinstance(it, SparseIteration)]
     results = {s.buffer for it in iterations if "R" in it.kinds for s in stores_of(it.body)}
     if not results:
         refuse_shape(who, sch.func, "sums over what rows store")
@@ -131,7 +131,7 @@ def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:
 
 
 def _is_axis_of_blocks(loop: Any, store: Any, it: SparseIteration, features: Any) -> bool:
-    """Whether a loop of constant extent is an axis of its own for rows of blocks.
+    """Whether a loop of constant extent visits a separate axis, as rows of blocks do.
 
     As `ii` in `C[io, ii, k] += A[io, jo, ii, ji] * B[jo, ji, k]`: what has features is the same for
     all of them.
@@ -187,12 +187,12 @@ def row_steps(sch: Schedule, who: str) -> RowSteps:
         refuse_shape(who, func, f"'{it.name}' to visit rows, the steps in it what they store")
     results = {b.var for b in func.buffers if b.handle is not None}
     last = [store.indices[-1] for store in stores_of(it.body) if store.buffer in results]
-    found = [x for x in loops if all(isinstance(i, ir.Var) and i.same_as(x.var) for i in last)]
+    along = [x for x in loops if all(isinstance(i, ir.Var) and i.same_as(x.var) for i in last)]
     ref, handles = Nest(sch, who, it).handles()
-    own = [handles[x.axes] for x in loops if x not in rows]
-    first = handles[found[0].axes] if found else None
+    inner = [handles[x.axes] for x in loops if x not in rows]
+    first = handles[along[0].axes] if along else None
     dtypes = [str(s.buffer.ty.dtype) for step in nested for s in stores_of(step.body)]
-    return RowSteps(ref, handles[rows[0].axes], own, first, dtypes)
+    return RowSteps(ref, handles[rows[0].axes], inner, first, dtypes)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ LEAST = 0.05
 
 @dataclass(frozen=True)
 class RowTile(register_tile.RegisterTile):
-    """How a CPU kernel is made.
+    """Schedule of a CPU kernel.
 
     tiles_first : visit all rows for a tile of features, then for the next one; else all tiles for a
         row
@@ -122,7 +122,7 @@ class RowTile(register_tile.RegisterTile):
 
     @property
     def unpacked(self) -> RowTile:
-        """For values that come with each run, in the order of the matrix.
+        """The config for values handed in at each call, in the order of the matrix.
 
         To read the place of a value takes less than the sums that follow, and what is left of the
         gain of panels pays where they have four rows and more (see
@@ -135,7 +135,7 @@ class RowTile(register_tile.RegisterTile):
 
     @property
     def by_rows(self) -> RowTile:
-        """For patterns whose columns are not in order, or there more than once: rows alone."""
+        """The config for patterns whose columns are unsorted or duplicated: rows alone."""
         return replace(self, rows=1, compact=False, packed=True, tiles_first=self.pack)
 
 
@@ -215,8 +215,8 @@ def _rows(sch: Schedule, nest: RowReduction, config: RowTile, named: bool, hoist
         if config.parts > 1:
             # Parts hang under rows in stage I; here one part of all rows of a block comes first.
             name = register_tile.block_around(stage_two, f"{steps[0][0].name}0")
-            found = stage_two.get_loops(stage_two.get_sblock(name))
-            row, part = found[-2 - (not config.tiles_first) :][:2]
+            of_block = stage_two.get_loops(stage_two.get_sblock(name))
+            row, part = of_block[-2 - (not config.tiles_first) :][:2]
             stage_two.reorder(part, row)
         if config.prefetch and nest.gathered is not None:
             gathered = f"{nest.gathered}_ws" if config.pack else nest.gathered
@@ -285,7 +285,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowTile) -> Arranged:
     return Arranged(stored, matrix.arguments(), numbers)
 
 
-def choices(asked: Asked) -> Tried:
+def choices(search: Asked) -> Tried:
     """Tiles of whole vectors, and those of the candidates.
 
     order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",
@@ -295,13 +295,13 @@ def choices(asked: Asked) -> Tried:
         so. Compacted are panels of at least as many rows as by pattern are the most: smaller ones
         compile sooner by pattern. (Enumerate-and-sparse-coarsen, sections 3.4 and 3.5.)
     """
-    problem, given, known = asked.problem, asked.given, asked.own(RowTile)
-    lanes, feat = known[0].lanes, given.feat
+    problem, stats, listed = search.problem, search.given, search.own(RowTile)
+    lanes, feat = listed[0].lanes, stats.feat
     widths = {min(feat, v * lanes, register_tile.MAX_TILE) for v in VECTORS}
     visits = ["rows"]
-    if any(config.window for config in known):
+    if any(config.window for config in listed):
         visits += [f"sorted {window}" for window in WINDOWS]
-    dense = given.nnz >= LEAST * given.m * given.n and lanes <= feat
+    dense = stats.nnz >= LEAST * stats.m * stats.n and lanes <= feat
     if dense and problem.reduce == "sum" and not problem.batched:
         visits += [f"panels {rows}" for rows in range(2, MOST_ROWS + 1)]
         # Results of compacted panels are added to.
@@ -318,8 +318,8 @@ def choices(asked: Asked) -> Tried:
         config = RowTile(
             tile=tile, lanes=lanes, feat=feat if tile == feat else served(feat, tile, lanes),
             pack=pack, tiles_first=in_turn, prefetch=prefetch, parts=parts, parallel=blocks > 0,
-            blocks=tasks(given.threads, tiles if in_turn else 1, blocks),
-            ahead=given.ahead if blocks > 0 and (order == "rows" or tiles == 1) else 0,
+            blocks=tasks(stats.threads, tiles if in_turn else 1, blocks),
+            ahead=stats.ahead if blocks > 0 and (order == "rows" or tiles == 1) else 0,
         )  # fmt: skip
         if kind == "sorted":
             return replace(config, window=int(by))
@@ -327,7 +327,7 @@ def choices(asked: Asked) -> Tried:
             return config
         if order == "rows" or int(by) * -(-tile // lanes) > MOST_SUMS:
             return None
-        compact, blocks = kind == "compact", tasks(given.threads, tiles, blocks)
+        compact, blocks = kind == "compact", tasks(stats.threads, tiles, blocks)
         feat_of_panels = served(feat, tile, lanes)
         return replace(
             config, feat=feat_of_panels, tiles_first=True, blocks=blocks, ahead=0, rows=int(by),
@@ -335,11 +335,11 @@ def choices(asked: Asked) -> Tried:
         )  # fmt: skip
 
     tried = {
-        "tile": tuple(sorted(widths | {c.tile for c in known})),
+        "tile": tuple(sorted(widths | {c.tile for c in listed})),
         "order": ("rows", "tiles", "packed"),
         "prefetch": (0, 8, 16),
         "parts": (1, 4),
-        "blocks": given.block_counts,
+        "blocks": stats.block_counts,
         "visit": tuple(visits),
     }
     return tried, make

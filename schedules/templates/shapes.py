@@ -1,4 +1,4 @@
-"""What a program looks like: where templates and programs meet, by loops and not by names."""
+"""Shapes of programs: what templates recognise by loops instead of names."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     how.
     """
     nest = only_nest(sch, who)
-    found = nest.reduction
+    reduction = nest.reduction
     axes = {axis.name: var for axis, var, kind in nest.it.axis_of() if kind == "S"}
     columns = [a for a, _, kind in nest.it.axis_of() if kind == "S" and a.kind == "sparse_variable"]
     features = nest.of_kind("R")
@@ -84,7 +84,7 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     above = {p.name for axis, _, _ in nest.it.axis_of() for p in axis.ancestors()[:-1]}
     fits = fits and columns[0].name not in above  # the elements come last
     rows: Any = columns[0].parent if columns else None
-    if found is None or not fits or rows.name not in axes or rows.kind != "dense_fixed":
+    if reduction is None or not fits or rows.name not in axes or rows.kind != "dense_fixed":
         nest.refuse("to reduce over features for each stored element")
     pair = (rows.name, columns[0].name)
     heads = [x.node for x in nest.loops if x not in features and not {*x.axes} & {*pair}]
@@ -95,7 +95,7 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
         nest.refuse(f"to store to a buffer over {list(pair)}")
     operands: list[tuple[str, str]] = []
     for buffer in sch.func.buffers:
-        for load in loads_of(found.term, buffer.var):
+        for load in loads_of(reduction.term, buffer.var):
             if not buffer.axes or features[0].var not in free_vars(load.indices[-1]):
                 continue
             for axis, index in zip(buffer.axes, load.indices, strict=True):
@@ -153,7 +153,7 @@ def row_reduction(sch: Schedule, who: str) -> RowReduction:
 
 
 def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
-    """A nest over these rows, of which there must be one, what they store, and features."""
+    """The reduction of a nest over `rows`, which must be one loop: its columns and features."""
     spatial, columns = nest.of_kind("S"), nest.of_kind("R")
     features = [x for x in nest.along() if x in spatial]
     heads = [x for x in spatial if x not in (*features, *rows)]
@@ -246,7 +246,7 @@ class Nest:
         return races_of(self.it, set())[self.loops.index(loop)] == FREE
 
     def handles(self) -> tuple[SparseIterationRef, dict[tuple[str, ...], SpIter]]:
-        """That of the iteration, and those of its loops by the names of their axes."""
+        """Handles of the iteration, and of its loops by the names of their axes."""
         ref = self.sch.get_sparse_iteration(self.it.name)
         return ref, {h.axes: h for h in self.sch.get_sp_iters(ref)}
 
@@ -257,7 +257,7 @@ class Nest:
 
     @property
     def dtype(self) -> str:
-        """Of the result."""
+        """The type of the result."""
         return str(self.store.buffer.ty.dtype)
 
     def refuse(self, expected: str) -> NoReturn:
@@ -278,5 +278,5 @@ class ShapeError(ScheduleError):
 
 
 def refuse_shape(who: str, func: Any, expected: str) -> NoReturn:
-    """Raise ShapeError: `who` expected a function to look otherwise."""
+    """Raise ShapeError, naming what `who` expected of the function."""
     raise ShapeError(f"{who}: argument 'sch': expected {expected} in '{func.name}'")

@@ -1,4 +1,4 @@
-"""How sparse results are made: what plans keep, and how they are assembled.
+"""Schedules of sparse results: what plans keep, and how results are assembled.
 
 There is nothing to schedule: :mod:`sparsetir.sparse_ir.assemble` makes the programs.
 """
@@ -16,19 +16,19 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 
 @dataclass(frozen=True)
 class Assembled(Config):
-    """How a plan makes a sparse result.
+    """Schedule of a sparse result in a plan.
 
     kept : calls after the first compute the values of the pattern that it found; else each
         assembles its result
-    gathered : a sum goes through one operand after the other and adds to a workspace; else through
+    gathered : a sum iterates over one operand after the other and adds to a workspace; else over
         all of them at once
     parallel : rows are divided among threads
     listed : of a product with a mask, or one that is kept and has few terms for each element, the
-        terms are found beforehand, and calls go through these: two or three places of memory for
-        each, and as long to find as some hundred calls; of a product by element that is kept, the
-        factors of each element
-    dotted : of a product with a mask, each element goes through a row of A and a column of B by
-        itself, for masks with few elements; `listed` is not for it
+        terms are listed beforehand, and calls iterate over the list: two or three indices for each
+        term, whose listing takes as long as some hundred calls; of a product by element that is
+        kept, the factors of each element
+    dotted : of a product with a mask, each element iterates over a row of A and a column of B, for
+        masks with few elements; excludes `listed`
     levels : of the bitmap of a row's columns, where calls assemble: 1 looks at all of its words, 0
         puts elements of short rows into order as they come; by default by how many elements rows
         have
@@ -47,13 +47,13 @@ class Assembled(Config):
         expect(self, "levels", not self.kept or self.levels is None, "None with 'kept'")
 
     def tiles(self, feat: int) -> int:
-        """None: there are no features."""
+        """The feature size of no features: None."""
         del feat
         return 1
 
 
 def program(problem: SparseResult, config: Assembled) -> SparseFunc:
-    """That of the operator."""
+    """The operator's program."""
     return problem.program(config.gathered)
 
 
@@ -64,7 +64,7 @@ def refuse(sch: Any, config: Assembled) -> None:
 
 
 def branch(problem: SparseResult, first: Assembled, threads: int, masked: bool) -> Branch:
-    """What a search tries.
+    """The choices of a search.
 
     first : the default
     masked : whether the pattern is known before the first call
@@ -84,9 +84,9 @@ def branch(problem: SparseResult, first: Assembled, threads: int, masked: bool) 
     def make(**chosen: Any) -> Assembled | None:
         if chosen.get("listed") and (chosen.get("dotted") or not chosen.get("kept", True)):
             return None
-        found = Assembled(**chosen)
-        bitmap = problem.is_product or found.gathered
-        return found if bitmap or found.levels is None else None
+        config = Assembled(**chosen)
+        bitmap = problem.is_product or config.gathered
+        return config if bitmap or config.levels is None else None
 
     return Branch(Assembled.__name__, choices, make)
 

@@ -28,7 +28,7 @@ STRAIGHT = 4  # columns of a block whose code is straight
 
 @dataclass(frozen=True)
 class BlockRows(register_tile.RegisterTile):
-    """How a CPU kernel for blocks is made.
+    """Schedule of a CPU kernel for blocks.
 
     format : BSR or DBSR
     rows : of a block that are summed up in registers at a time, each over the vectors of a tile; a
@@ -78,17 +78,17 @@ def apply(sch: Schedule, config: BlockRows) -> None:
                     ...                               # spmm_bsr_reduce over [JI, II1, K1, K2]
                 ...                                   # spmm_bsr_write
     """
-    found = _blocks(sch)
-    stored = str(found.stored)
-    above, held = sch.split(found.block[0], [None, config.rows])
-    inner, *across = [*found.rows]
+    sums = _blocks(sch)
+    stored = str(sums.stored)
+    above, held = sch.split(sums.block[0], [None, config.rows])
+    inner, *across = [*sums.rows]
     blocks, inner = ([], inner) if across else register_tile.in_blocks(sch, inner, config)
-    *columns, last = found.columns
+    *columns, last = sums.columns
     straight = register_tile.greatest_divisor(config.format.cols, STRAIGHT)
     last = sch.split(last, [None, straight]) if straight > 1 else [last]
-    total = accumulator(sch.func.buffer(found.result).dtype)
+    total = accumulator(sch.func.buffer(sums.result).dtype)
     start, reduce, write, *copies = register_tile.in_registers(
-        sch, found, config, [inner, *across, above], [*columns, *last], shared=blocks, held=[held],
+        sch, sums, config, [inner, *across, above], [*columns, *last], shared=blocks, held=[held],
         tiles_at=0, pack=config.pack, dtype=total,
     )  # fmt: skip
     adds, loops = reduce
@@ -103,7 +103,7 @@ def apply(sch: Schedule, config: BlockRows) -> None:
 
 def _blocks(sch: Schedule) -> RowSums:
     """The sums of a program over blocks; raises ShapeError where it looks different."""
-    sums = [found for found in row_sums(sch, "BlockRows") if found.columns]
+    sums = [s for s in row_sums(sch, "BlockRows") if s.columns]
     fits = len(sums) == 1 and len(sums[0].block) == 1 and len(sums[0].columns) > 1
     if not fits or None in (sums[0].gathered, sums[0].stored):
         refuse_shape("BlockRows", sch.func, "one sum over blocks of rows and columns")
@@ -120,38 +120,38 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: BlockRows) -> Arranged:
 
     Raises ScheduleError for a pattern that takes too much room, or does not fill its blocks.
     """
-    found = decomposed.arrange(matrix, problem, _stored(config))
+    arranged = decomposed.arrange(matrix, problem, _stored(config))
     most = max(1, -(-matrix.shape[0] // config.format.rows))
-    return found._replace(overrides={"blocks": max(1, min(config.blocks, most))})
+    return arranged._replace(overrides={"blocks": max(1, min(config.blocks, most))})
 
 
-def choices(asked: Asked) -> Tried | None:
+def choices(search: Asked) -> Tried | None:
     """Full blocks of the largest size and of a half of it, around the candidate, if there is one.
 
     blocks : as of row blocks, the rows of DBSR in one piece
     """
-    own, given = asked.own(BlockRows), asked.given
-    if not own:
+    configs, stats = search.own(BlockRows), search.given
+    if not configs:
         return None
-    (default,) = own
-    sizes = sorted({given.block, max(2, given.block // 2)})
-    found = {f.name: f for kind in (BSR, DBSR) for f in (kind(n, n) for n in sizes)}
-    lanes, feat = default.lanes, given.feat
+    (default,) = configs
+    sizes = sorted({stats.block, max(2, stats.block // 2)})
+    formats = {f.name: f for kind in (BSR, DBSR) for f in (kind(n, n) for n in sizes)}
+    lanes, feat = default.lanes, stats.feat
 
     def make(format: str, tile: int, blocks: int, **others: Any) -> BlockRows | None:
-        fmt = found[format]
+        fmt = formats[format]
         if isinstance(fmt, DBSR) and blocks > 1:
             return None
-        parts = tasks(given.threads, -(-feat // tile), blocks)
+        parts = tasks(stats.threads, -(-feat // tile), blocks)
         return replace(
             default, format=fmt, tile=tile, feat=served(feat, tile, lanes), parallel=blocks > 0,
             blocks=parts if isinstance(fmt, BSR) else 1, **others,
         )  # fmt: skip
 
-    tried, _ = around(own, tile=(min(feat, v * lanes) for v in (2, 4)))
+    tried, _ = around(configs, tile=(min(feat, v * lanes) for v in (2, 4)))
     return {
-        "format": tuple(found), "tile": tried["tile"], "rows": tried["rows"],
-        "pack": tried["pack"], "blocks": given.block_counts,
+        "format": tuple(formats), "tile": tried["tile"], "rows": tried["rows"],
+        "pack": tried["pack"], "blocks": stats.block_counts,
     }, make  # fmt: skip
 
 

@@ -45,14 +45,14 @@ UNPACKED_LONG = 32
 
 @dataclass(frozen=True)
 class SlicedRows(Config):
-    """How a CPU kernel is made.
+    """Schedule of a CPU kernel.
 
     lanes : rows of a slice, a power of two
     long : elements from which on a row is summed along itself, with `packed` unless it finds a
         slice of rows about as long; at least `lanes`; not compiled in
     window : rows that are sorted by length together; not compiled in
-    blocks : of slices, and of long rows, which are divided among the threads; one is gone through
-        without waking them. Not compiled in, but for one
+    blocks : of slices, and of long rows, which are divided among the threads; one runs on the
+        caller's thread alone. Not compiled in, but for one
     ahead : elements that the first block of slices has more than the others: what the thread that
         calls does while these wake; not compiled in
     prefetch : how many steps of a slice ahead its values and columns are asked for; 0 for never
@@ -102,7 +102,7 @@ class SlicedRows(Config):
 
     @property
     def unpacked(self) -> SlicedRows:
-        """For values that come with each run, in the order of the matrix.
+        """The config for values handed in at each call, in the order of the matrix.
 
         Slices gather them, so more rows are summed along themselves.
         """
@@ -110,7 +110,7 @@ class SlicedRows(Config):
 
     @property
     def compiled(self) -> SlicedRows:
-        """What a kernel depends on: of `long`, which is at least `lanes`, nothing."""
+        """The config that a kernel depends on: the same for each `long`."""
         return replace(super().compiled, long=self.lanes)
 
 
@@ -126,9 +126,9 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
         with T.sp_iter([I_long], "S", "spmv_long") as [i_long]: ...
         with T.sp_iter([I_left], "S", "spmv_left") as [i_left]: ...
     """
-    found = row_sum(sch, "SlicedRows")
+    sums = row_sum(sch, "SlicedRows")
     slices, _, lane, long, _, vector_lane, left, _ = sch.sell_slices(
-        found.rows, found.columns, config.lanes, longest="long", window="window",
+        sums.rows, sums.columns, config.lanes, longest="long", window="window",
         filled=_filled(config),
     )  # fmt: skip
     if config.blocks > 1:
@@ -138,12 +138,12 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
         sch.parallelize(blocks)
         blocks, long = sch.divide(long, "long_blocks", by="work", cost=STORE_COST, default=1)
         sch.parallelize(blocks)
-    total = accumulator(found.dtype)
-    start, reduce, write = sch.precompute(found.result, slices, [lane], dtype=total)
-    vectors = sch.precompute(found.result, long, [], lanes=[vector_lane], dtype=total)
-    sch.precompute(found.result, left, [], dtype=total)
+    total = accumulator(sums.dtype)
+    start, reduce, write = sch.precompute(sums.result, slices, [lane], dtype=total)
+    vectors = sch.precompute(sums.result, long, [], lanes=[vector_lane], dtype=total)
+    sch.precompute(sums.result, left, [], dtype=total)
     if config.packed:
-        for name in found.stored:
+        for name in sums.stored:
             sch.pack(name, reduce)
     stage_two = straight_code(sch, [(step, 1) for step in (start, reduce, *vectors[:2])])
     stage_two.unroll(stage_two.get_loops(stage_two.get_sblock(f"{write.name}0"))[-1])
@@ -199,13 +199,13 @@ def _filled(config: SlicedRows) -> int:
     return FILLED if config.packed else 101
 
 
-def choices(asked: Asked) -> Tried | None:
-    """Around the candidate, of which there is one for sums of one feature."""
-    own, threads = asked.own(SlicedRows), asked.given.threads
-    if not own:
+def choices(search: Asked) -> Tried | None:
+    """Choices around the candidate, which only sums of one feature have."""
+    configs, threads = search.own(SlicedRows), search.given.threads
+    if not configs:
         return None
-    lanes = own[0].lanes
-    return around(own, lanes=(max(1, lanes // 2), 2 * lanes), blocks=(1, threads, 4 * threads))
+    lanes = configs[0].lanes
+    return around(configs, lanes=(max(1, lanes // 2), 2 * lanes), blocks=(1, threads, 4 * threads))
 
 
 register(Template(SlicedRows, Spmm, program, apply, arrange, choices=choices, turn=0))

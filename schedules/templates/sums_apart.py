@@ -35,7 +35,7 @@ def adds_once(func: SparseFunc) -> bool:
 
 
 def sums_apart(func: SparseFunc, result: str, dtype: str) -> SparseFunc:
-    """Sum a result up in an array of its own, of a wider type.
+    """Accumulate a result in a separate array of a wider type.
 
     Before::
 
@@ -68,11 +68,11 @@ def sums_apart(func: SparseFunc, result: str, dtype: str) -> SparseFunc:
             return node
         return tirx.BufferStore(sums, widened(node.value, dtype, held), node.indices)
 
-    at: list[Any] = [tirx.Var(str(a.name).lower(), a.idtype) for a in axes]
-    value = tirx.Cast(target.dtype, tirx.BufferLoad(sums, at))
+    point: list[Any] = [tirx.Var(str(a.name).lower(), a.idtype) for a in axes]
+    value = tirx.Cast(target.dtype, tirx.BufferLoad(sums, point))
     last = SparseIteration(
-        span=None, axes=axes, kinds="S" * len(axes), name=f"{result}_round", vars=at, init=None,
-        body=tirx.BufferStore(target.var, value, at), annotations={},
+        span=None, axes=axes, kinds="S" * len(axes), name=f"{result}_round", vars=point, init=None,
+        body=tirx.BufferStore(target.var, value, point), annotations={},
     )  # fmt: skip
     body = [map_expr(part, [(tirx.BufferStore, store)]) for part in statements(func)]
     return func.replace(

@@ -97,12 +97,12 @@ def test_harness(tmp_path, capsys):
     assert [c["name"] for c in shown] == ["a", "b"]
     (path,) = tmp_path.glob("thing-*-1t.json")
     assert drawn == [path]
-    found = record(tmp_path)
-    assert [c["name"] for c in found["results"]["cells"]] == ["a", "b"]
-    assert found["results"]["load"] == 3
+    saved = record(tmp_path)
+    assert [c["name"] for c in saved["results"]["cells"]] == ["a", "b"]
+    assert saved["results"]["load"] == 3
     times = {"mine": {"min": 0.002}, "other": {"min": 0.01}}
-    found = beside(times, ["mine", "other", "none"], "mine")
-    assert found == ["2.00 (1.00)", "10.00 (5.00)", "-"]
+    saved = beside(times, ["mine", "other", "none"], "mine")
+    assert saved == ["2.00 (1.00)", "10.00 (5.00)", "-"]
     assert beside(times, ["mine"], "none") == ["2.00"]
     assert geomean([1.0, 4.0]) == pytest.approx(2.0)
     assert harness.check("x", np.ones(2), np.ones(2), 1.0) == 0
@@ -111,7 +111,7 @@ def test_harness(tmp_path, capsys):
 
 
 def test_tables(capsys):
-    """Of files that are here, by each command's own `show`."""
+    """Tables of committed files, by each command's own `show`."""
     from docs.measured import step
 
     from bench import attention, graph, mttkrp, sparse_conv, steps
@@ -123,7 +123,7 @@ def test_tables(capsys):
     steps.show(step("steps")["cells"])
     graph.show(step("layers")["cells"])
     show_means(step("sparse 1t")["cells"], "seconds", "sparsetir", lambda c: c["op"])
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     expected = (
         "band ",
         "as fast as c++ registers: geometric mean",
@@ -131,11 +131,11 @@ def test_tables(capsys):
         "as fast as PyG",
         "sum of 2",
     )
-    assert all(line in said for line in expected)
+    assert all(line in printed for line in expected)
 
 
 def test_steps_of_readme_are_commands(tmp_path):
-    """With the data and without; paths of the data are not in the file."""
+    """Commands with the data and without; paths of the data are not in the file."""
     from bench import readme
 
     (tmp_path / "graphs").mkdir()
@@ -160,16 +160,16 @@ def test_readme_of_some_steps(tmp_path):
     common = ["readme", "--quick", "--out", tmp_path, "--only"]
     bench(*common, "products 2t", "memory")
     bench(*common, "products 2t")
-    found = record(tmp_path)["results"]["steps"]
-    assert list(found) == ["products 2t", "memory"]
-    assert found["products 2t"]["results"]["cells"][0]["seconds"]["scipy"]["min"] > 0
+    steps = record(tmp_path)["results"]["steps"]
+    assert list(steps) == ["products 2t", "memory"]
+    assert steps["products 2t"]["results"]["cells"][0]["seconds"]["scipy"]["min"] > 0
 
 
 def test_commands_of_the_readme_are_known():
     text = (ROOT / "bench" / "README.md").read_text()
     lines = re.findall(r"^python -m bench (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
-    seen = {parser().parse_args(line.split()).command for line in lines}
-    assert seen == set(COMMANDS_OF_BENCH)
+    commands = {parser().parse_args(line.split()).command for line in lines}
+    assert commands == set(COMMANDS_OF_BENCH)
 
 
 @pytest.mark.parametrize("words, threads", [
@@ -200,10 +200,10 @@ def test_it_starts_itself_again_where_libraries_have_read_another_environment(
     assert started.value.args[0] == ["-m", "sparsetir", "bench", *words]
 
 
-@pytest.mark.slow  # many kernels, processes of their own
+@pytest.mark.slow  # many kernels, separate processes
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_quick_round(command, tmp_path):
-    """It ends well, its file has what was measured, a picture is there where one is asked for."""
+    """The command succeeds, its file has the measurements, and a picture if requested."""
     words, right = COMMANDS[command]
     bench(command, "--quick", "--out", tmp_path, *words)
     assert right(record(tmp_path)["results"])
@@ -227,10 +227,10 @@ def test_rules_are_the_masks():
 
     from bench import attention
 
-    at = torch.arange(600)
+    position = torch.arange(600)
     for name, make in attention.MASKS.items():
         mask = make(600)
-        held = attention.rule(name, mask)(0, 0, at[:, None], at[None])
+        held = attention.rule(name, mask)(0, 0, position[:, None], position[None])
         assert torch.equal(held, mask.to_dense())
 
 
@@ -262,26 +262,26 @@ def test_ways_that_are_wrong_or_missing_are_not_timed():
         "bad gradients": lambda: Off.apply,
     }
     device = Device(seconds=0.0, least=2)
-    found = Comparison([[x]], layer, grads=[grad]).measure(ways, device)
-    assert set(found["forward"]) == {"right", "inferring", "bad gradients"}
-    assert set(found["backward"]) == {"right"}
-    assert set(found["wrong"]) == {"off", "nan", "gradients of bad gradients"}
-    assert set(found["no_gradient"]) == {"inferring"}
-    assert found["missing"]["absent"].endswith("no such thing")
+    times = Comparison([[x]], layer, grads=[grad]).measure(ways, device)
+    assert set(times["forward"]) == {"right", "inferring", "bad gradients"}
+    assert set(times["backward"]) == {"right"}
+    assert set(times["wrong"]) == {"off", "nan", "gradients of bad gradients"}
+    assert set(times["no_gradient"]) == {"inferring"}
+    assert times["missing"]["absent"].endswith("no such thing")
     out = torch.zeros(4, 3)
-    given = Comparison([[x, out]], lambda x, out: layer(x), written=1)
+    writing = Comparison([[x, out]], lambda x, out: layer(x), written=1)
     copies = {
         "writes": lambda: lambda x, out: out.copy_(layer(x)),
         "nothing": lambda: lambda x, out: out,
     }
-    found = given.measure(copies, device)
-    assert set(found["forward"]) == {"writes"} and set(found["wrong"]) == {"nothing"}
+    times = writing.measure(copies, device)
+    assert set(times["forward"]) == {"writes"} and set(times["wrong"]) == {"nothing"}
 
 
 def test_turns_of_checkouts_are_merged():
     from bench.checkouts import merge
 
-    found = {}
-    merge(found, {"g": {"a": {"min": 2.0, "median": 5.0, "rounds": 3}}})
-    merge(found, {"g": {"a": {"min": 3.0, "median": 4.0, "rounds": 4}}})
-    assert found == {"g": {"a": {"min": 2.0, "median": 4.0, "rounds": 7}}}
+    merged = {}
+    merge(merged, {"g": {"a": {"min": 2.0, "median": 5.0, "rounds": 3}}})
+    merge(merged, {"g": {"a": {"min": 3.0, "median": 4.0, "rounds": 4}}})
+    assert merged == {"g": {"a": {"min": 2.0, "median": 4.0, "rounds": 7}}}

@@ -20,19 +20,19 @@ def test_generated_graphs_are_the_same_in_any_parts(monkeypatch):
     assert whole.shape == (2, 450) and (torch.bincount(whole[1]) == 3).all()
     assert 0 <= int(whole.min()) and int(whole.max()) < 150
     for parts in (2, 7, 20):  # of 20 some have nothing
-        found = [distributed_worker.generated(150, 3, 0.3, part, parts) for part in range(parts)]
-        assert torch.equal(torch.cat(found, 1), whole)
+        pieces = [distributed_worker.generated(150, 3, 0.3, part, parts) for part in range(parts)]
+        assert torch.equal(torch.cat(pieces, 1), whole)
 
 
 def test_expected_shares_are_those_of_generated_graphs():
     nodes, degree, far = 20_000, 8, 0.2
     source, target = distributed_worker.generated(nodes, degree, far, 0, 1).numpy()
     for parts in (1, 4, 16):
-        own = nodes // parts
-        far_edges = source // own != target // own
-        pairs = np.unique(target[far_edges] // own * nodes + source[far_edges])
+        size = nodes // parts
+        far_edges = source // size != target // size
+        pairs = np.unique(target[far_edges] // size * nodes + source[far_edges])
         most = np.bincount(pairs // nodes, minlength=parts).max()
-        counted = (degree * own, own, most, far_edges.mean())
+        counted = (degree * size, size, most, far_edges.mean())
         graph = {"nodes": nodes, "degree": degree, "far": far, "near": 50}
         expected = expected_share(graph, parts)
         np.testing.assert_allclose(expected, counted, rtol=0.06, atol=0.01)
@@ -42,16 +42,16 @@ def test_model_of_time():
     local, share = Local(1e-6, 1e-5, 1e-6, 0.5e-3), Share(1000, 100, 50, 0.25)
     alone = epoch(local, share, Network(0, 1), 1, 10, 100)
     assert alone["epoch"] == pytest.approx(1e-3 + 1e-3 + 0.5e-3)
-    found = epoch(local, share, Network(1e-4, 1e6), 4, 10, 100)
+    times = epoch(local, share, Network(1e-4, 1e6), 4, 10, 100)
     exchange = 4 * (1e-4 + 2e-5) + 4 * 10 * 50 / 1e6
     reduce = 2 * 6 * 1e-4 + 4 * 100 * 6 / 4 / 1e6
-    assert found["exchange"] == pytest.approx(exchange)
-    assert found["hidden"] == pytest.approx(0.75e-3)  # all of the local edges' time
-    assert found["reduce"] == pytest.approx(reduce)
+    assert times["exchange"] == pytest.approx(exchange)
+    assert times["hidden"] == pytest.approx(0.75e-3)  # all of the local edges' time
+    assert times["reduce"] == pytest.approx(reduce)
     whole = 1e-3 + 1e-3 + 50e-6 + 0.5e-3 + exchange - 0.75e-3 + reduce
-    assert found["epoch"] == pytest.approx(whole)
+    assert times["epoch"] == pytest.approx(whole)
     crowded = epoch(local, share, Network(1e-4, 1e6), 4, 10, 100, crowding=2)
-    assert crowded["compute"] == pytest.approx(2 * found["compute"])
+    assert crowded["compute"] == pytest.approx(2 * times["compute"])
 
 
 def process(size, share, memory):
@@ -68,11 +68,11 @@ def process(size, share, memory):
 
 
 def arguments(tmp_path, **more):
-    given = {
+    defaults = {
         "graph": ["generated"], "model": ["sage"], "processes": [1, 2], "epochs": 3,
         "quick": True, "out": tmp_path, "orders": 1, "threads": 1,
     }  # fmt: skip
-    return argparse.Namespace(**{**given, **more})
+    return argparse.Namespace(**{**defaults, **more})
 
 
 def test_tables_of_processes(tmp_path, capsys, monkeypatch):
@@ -82,8 +82,8 @@ def test_tables_of_processes(tmp_path, capsys, monkeypatch):
         distributed, "launch", lambda spec, size: other if spec["order"] else runs[size]
     )
     distributed.run(arguments(tmp_path))
-    said = capsys.readouterr().out
-    assert re.search(r"sage, generated +2 +0.00 +1.010 +1.020 +1.163 +0.0 .* +5.0 +10.0", said)
+    printed = capsys.readouterr().out
+    assert re.search(r"sage, generated +2 +0.00 +1.010 +1.020 +1.163 +0.0 .* +5.0 +10.0", printed)
     (path,) = tmp_path.glob("distributed-*.json")
     results = json.loads(path.read_text())["results"]
     (cell,) = results["cells"]

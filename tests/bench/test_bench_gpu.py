@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
 
 class Event:
-    """In place of a CUDA event."""
+    """A stand-in for a CUDA event."""
 
     def __init__(self, enable_timing):
         self.at = 0.0
@@ -35,7 +35,7 @@ class Event:
 
 
 class Library:
-    """In place of cuSPARSE: does nothing, and notes what it was asked for."""
+    """A stand-in for cuSPARSE: does nothing, and records its calls."""
 
     def __init__(self, *without):
         self.calls, self.without = [], without
@@ -52,9 +52,9 @@ def device(monkeypatch):
     library = Library()
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
     for name in ("full", "empty", "zeros", "ones"):
-        made = getattr(torch, name)
+        original = getattr(torch, name)
         monkeypatch.setattr(
-            torch, name, lambda *words, made=made, device=None, **rest: made(*words, **rest)
+            torch, name, lambda *words, make=original, device=None, **rest: make(*words, **rest)
         )
     properties = argparse.Namespace(L2_cache_size=1000)
     for name, value in {
@@ -87,9 +87,9 @@ def test_a_run(device, tmp_path, capsys):
         f"{kind}{layout}" for layout in ("", " columns")
         for kind in ("CSR_ALG1", "CSR_ALG2", "CSR_ALG3", *(f"COO_ALG{i}" for i in range(1, 5)))
     ]  # fmt: skip
-    asked = [name for name, _ in device.calls]
-    assert asked.count("cusparseSpMM_preprocess") == 14 * gpu.COPIES
-    assert asked.index("cusparseSpMM_preprocess") < asked.index("cusparseSpMM")
+    names = [name for name, _ in device.calls]
+    assert names.count("cusparseSpMM_preprocess") == 14 * gpu.COPIES
+    assert names.index("cusparseSpMM_preprocess") < names.index("cusparseSpMM")
     assert list(tmp_path.glob("*.png"))
 
 
@@ -108,14 +108,14 @@ REHEARSAL = Device("cpu", "llvm", HostClock(), (1, 2, ways.COPIES))
 def test_weights_of_a_gpu_by_formats():
     """Ours by each format that suits, cuBLAS's and torch's; the first copy's result is checked."""
     for kind, stored in (("blocks", {"torch BSR"}), ("weights", set())):
-        found = blocks.measure(Case(kind, 128, 0.7, "float32", 24), REHEARSAL)
+        cell = blocks.measure(Case(kind, 128, 0.7, "float32", 24), REHEARSAL)
         ours = {f"sparsetir {fmt.name}" for fmt in KINDS[kind].formats}
-        assert set(found["times"]) == ours | {"torch dense", "torch CSR"} | stored
-        assert not found["wrong"] and all(t["median"] > 0 for t in found["times"].values())
+        assert set(cell["times"]) == ours | {"torch dense", "torch CSR"} | stored
+        assert not cell["wrong"] and all(t["median"] > 0 for t in cell["times"].values())
         # Panels are for GPUs.
         panels = {"sparsetir panels", "sparsetir panels, atomics"} if kind == "weights" else set()
-        assert set(found["missing"]) == panels
-    blocks.show([{**found, "size": size} for size in (128, 256)], 1)
+        assert set(cell["missing"]) == panels
+    blocks.show([{**cell, "size": size} for size in (128, 256)], 1)
 
 
 @pytest.mark.parametrize("module", [run, blocks, attention])
@@ -132,9 +132,9 @@ def test_without_a_gpu_it_says_so(module, capsys):
 def day(folder, chosen, monkeypatch, **options):
     """The command with these steps; the states by name, and its JSON file."""
     monkeypatch.setattr(gpu_day, "steps", lambda *_: chosen)
-    given = {"out": folder, "quick": True, "target": "cpu", "minutes": 0.2, "only": None}
+    defaults = {"out": folder, "quick": True, "target": "cpu", "minutes": 0.2, "only": None}
     try:
-        gpu_day.run(argparse.Namespace(threads=1, **{**given, **options}))
+        gpu_day.run(argparse.Namespace(threads=1, **{**defaults, **options}))
     finally:
         (path,) = folder.glob("gpu_day-*.json")
         cells = json.loads(path.read_text())["results"]["steps"]
@@ -168,7 +168,7 @@ def test_failures_are_told_and_the_rest_is_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @pytest.mark.parametrize("quick", [False, True])
 def test_commands_are_known(target, quick, tmp_path):
-    """Those of the bench are parsed; shares leave each some time."""
+    """Commands of the bench are parsed; shares leave each some time."""
     steps = gpu_day.steps(target, quick, tmp_path)
     for step in steps:
         if "bench" in step.command:

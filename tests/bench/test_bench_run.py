@@ -49,7 +49,7 @@ def exact_result(it):
 
 
 class Pretender:
-    """In place of a worker: gives the results that it is told to give."""
+    """A stand-in for a worker: returns preset results."""
 
     def __init__(self, name, results):
         self.name, self.results = name, results
@@ -81,29 +81,29 @@ def test_a_wrong_peer_is_caught(tmp_path, op):
         Pretender("absent", {"way": "has no such thing"}),
         Pretender("broken", {"way": "ValueError: oh"}),
     ]
-    found = compare(it, workers, tmp_path, 8, 0.01, Reference(it))
-    assert list(found["peers"]) == ["good", "half"]
-    good = found["peers"]["good"]
+    result = compare(it, workers, tmp_path, 8, 0.01, Reference(it))
+    assert list(result["peers"]) == ["good", "half"]
+    good = result["peers"]["good"]
     assert (good["min"], good["median"]) == pytest.approx((1e-6, 1.05e-6))
     assert good["variant"] == "fast"
     assert (good["turns"], good["variants"]["slow"]["turns"]) == (8, 3)
-    assert found["peers"]["half"]["variant"] == "slow"
-    assert set(found["wrong"]) == {"bad", "forgets", "half", "shape"}
-    assert found["wrong"]["bad"].startswith(f"way: 1 of {right.size} wrong, the first at [")
-    assert found["wrong"]["half"].startswith("fast: 1 of ")
-    assert "expected shape" in found["wrong"]["shape"]
-    assert found["missing"] == {"absent": "has no such thing"}
-    assert found["failed"] == {"broken": "ValueError: oh"}
+    assert result["peers"]["half"]["variant"] == "slow"
+    assert set(result["wrong"]) == {"bad", "forgets", "half", "shape"}
+    assert result["wrong"]["bad"].startswith(f"way: 1 of {right.size} wrong, the first at [")
+    assert result["wrong"]["half"].startswith("fast: 1 of ")
+    assert "expected shape" in result["wrong"]["shape"]
+    assert result["missing"] == {"absent": "has no such thing"}
+    assert result["failed"] == {"broken": "ValueError: oh"}
 
 
 def test_turns_that_others_disturbed_count_only_where_there_are_no_quiet_ones(tmp_path):
-    found = Times()
+    timed = Times()
     for times, switches in [([9], 1), ([5], 0), ([3], 2), ([6], 0)]:
-        found.add(times, switches)
-    assert found.least == 3 and found.summary()["quiet"] == 2
-    found.add([7], 0)
-    found.add([8], 0)
-    summary = found.summary()
+        timed.add(times, switches)
+    assert timed.least == 3 and timed.summary()["quiet"] == 2
+    timed.add([7], 0)
+    timed.add([8], 0)
+    summary = timed.summary()
     assert (summary["min"], summary["median"]) == pytest.approx((5e-9, 6.5e-9))
     assert (summary["turns"], summary["quiet"]) == (6, 4)
     # Rounds go on where turns were disturbed, though not for ever.
@@ -142,14 +142,14 @@ def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
         with pytest.raises(Failed, match="AttributeError"):
             worker.ask("no_such_thing")
         save(it, tmp_path)
-        found = compare(it, [worker], tmp_path, 2, 0.001, Reference(it))
-        assert found["peers"]["scipy"]["calls"] >= 6
+        result = compare(it, [worker], tmp_path, 2, 0.001, Reference(it))
+        assert result["peers"]["scipy"]["calls"] >= 6
         pid = worker._process.pid
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         assert state == "T"
         os.kill(pid, signal.SIGKILL)
-        found = compare(it, [worker], tmp_path, 2, 0.001, Reference(it))
-        assert found["failed"] == {"scipy": "the process was ended by SIGKILL"}
+        result = compare(it, [worker], tmp_path, 2, 0.001, Reference(it))
+        assert result["failed"] == {"scipy": "the process was ended by SIGKILL"}
         assert worker.ask("release") == {}
     finally:
         worker.close()
@@ -201,23 +201,23 @@ def test_judge():
     before = [cell(n, 1.0, 2.0) for n in "abc"] + [cell("noisy", 1.0, 2.0, 0.1), cell("d", 1, 2)]
     after = [cell("a", 1.04, 2.0), cell("b", 1.2, 2.0), cell("c", 0.8, 2.0),
              cell("noisy", 1.2, 2.0, 0.1), cell("e", 1, 2)]  # fmt: skip
-    found = judge(before, after, least=0.05)
+    verdict = judge(before, after, least=0.05)
     name = "{}, spmm, d = 32, float32, 2 thread(s)".format
-    assert [r[0] for r in found["slower"]] == [name("b")]
-    assert [r[0] for r in found["faster"]] == [name("c")]
-    assert [r[0] for r in found["same"]] == [name("a"), name("noisy")]
-    assert (found["missing"], found["new"], found["broken"]) == ([name("d")], [name("e")], [])
+    assert [r[0] for r in verdict["slower"]] == [name("b")]
+    assert [r[0] for r in verdict["faster"]] == [name("c")]
+    assert [r[0] for r in verdict["same"]] == [name("a"), name("noisy")]
+    assert (verdict["missing"], verdict["new"], verdict["broken"]) == ([name("d")], [name("e")], [])
     # The machine is half as fast now; what is not is slower or faster than that.
     slow = [cell(c["problem"], 2 * c["peers"]["sparsetir"]["min"], 4.0) for c in before[:3]]
-    found = judge(before, [*slow[:2], cell("c", 1.0, 4.0)], least=0.05)
-    assert found["drift"] == {2: 2.0} and len(found["same"]) == 2 and not found["slower"]
-    assert found["faster"][0][3] == 0.5
+    verdict = judge(before, [*slow[:2], cell("c", 1.0, 4.0)], least=0.05)
+    assert verdict["drift"] == {2: 2.0} and len(verdict["same"]) == 2 and not verdict["slower"]
+    assert verdict["faster"][0][3] == 0.5
     broken = cell("a", 1.0, 2.0)
     broken["peers"].pop("sparsetir")
     broken["wrong"] = {"sparsetir": "3 of 4", "mkl": "all"}
-    found = judge(before[:1], [broken], least=0.05)
-    assert found["missing"] == [name("a")]
-    assert found["broken"] == [(name("a"), "wrong", "3 of 4")]
+    verdict = judge(before[:1], [broken], least=0.05)
+    assert verdict["missing"] == [name("a")]
+    assert verdict["broken"] == [(name("a"), "wrong", "3 of 4")]
 
 
 @pytest.mark.parametrize("seconds, status", [(1.01, None), (1.5, 1)])
@@ -246,16 +246,16 @@ def test_summary():
     ]
     cells[0]["peers"]["before"] = {"min": 0.5, "median": 0.5}
     cells[1]["peers"]["torch"] = {"min": 0.25, "median": 0.5}
-    found = {(s["threads"], s["peer"], s["class"]): s for s in summarise(cells)}
-    mkl = found[2, "mkl", "all"]
+    means = {(s["threads"], s["peer"], s["class"]): s for s in summarise(cells)}
+    mkl = means[2, "mkl", "all"]
     assert (mkl["cells"], mkl["geomean"], mkl["lowest"]) == (2, 2.0, 1.0)
     assert mkl["lowest_at"] == "b, d = 32"
-    assert found[2, "mkl", "graph"]["geomean"] == pytest.approx(4.0)
-    assert found[2, "best peer", "all"]["geomean"] == 1.0  # 4 and 0.25, without the version before
-    assert found[2, "best peer", "pruned"]["geomean_of_medians"] == 0.5
-    assert found[2, "before", "all"]["geomean"] == 0.5
-    assert found[1, "mkl", "all"]["geomean"] == pytest.approx(8.0)
-    assert (1, "mkl", "graph") not in found
+    assert means[2, "mkl", "graph"]["geomean"] == pytest.approx(4.0)
+    assert means[2, "best peer", "all"]["geomean"] == 1.0  # 4 and 0.25, without the version before
+    assert means[2, "best peer", "pruned"]["geomean_of_medians"] == 0.5
+    assert means[2, "before", "all"]["geomean"] == 0.5
+    assert means[1, "mkl", "all"]["geomean"] == pytest.approx(8.0)
+    assert (1, "mkl", "graph") not in means
 
 
 @pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])

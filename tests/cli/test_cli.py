@@ -76,11 +76,11 @@ def reports(monkeypatch):
 
 
 def found(interrupted=False, states=("ok", "ok", "wrong"), **options):
-    """What a search may have found, and the arguments that it was called with."""
+    """A pretended search, and the arguments that it was called with."""
     calls = []
 
-    def tune(op, matrix, feat, **given):
-        calls.append((op, feat, given))
+    def tune(op, matrix, feat, **options_given):
+        calls.append((op, feat, options_given))
         matrix = SparseMatrix(matrix)
         task = Task(op, matrix, feat, "float32", threads=1)
         configs = [RowTile(tile=16, lanes=n) for n in (16, 8, 4)]
@@ -192,13 +192,13 @@ HUGE = {"{NINES}": "9" * 400, "{TENS}": "10" * 9, "{DEEP}": '{"a":' * 3000}
 
 @pytest.mark.parametrize("row", re.split(r"\n(?! )", USAGE.strip()))
 def test_wrong_words_are_told_in_one_line(run, row):
-    words, _, said = (part.strip() for part in row.partition("# "))
+    words, _, message = (part.strip() for part in row.partition("# "))
     code, out, err = run(*(HUGE.get(word, word) for word in words.split()))
     assert (code, out) == (2, "")
     assert err.startswith("sparsetir") and err.count("\n") == 1 and err.endswith("\n")
-    start = f"sparsetir {words.split()[0]}: argument " if said.startswith("--") else ""
+    start = f"sparsetir {words.split()[0]}: argument " if message.startswith("--") else ""
     assert err.startswith(start)
-    in_order(err[len(start) :], said.split(" .. "))
+    in_order(err[len(start) :], message.split(" .. "))
 
 
 def test_debug_shows_where_an_error_comes_from(run, monkeypatch):
@@ -224,9 +224,9 @@ def test_tune_prints_a_table_and_writes_a_report(run, records, reports, monkeypa
         assert out.count(f"report: sparsetir-tune-spmm-cora-{feat}.html\n") == 1
         assert reports[f"sparsetir-tune-spmm-cora-{feat}.html"] == feat
     assert out.count(f"record: {records.path}\n") == 2
-    (op, feat, given), _ = tune.calls
-    assert (op, feat, given["memory_limit"], given["seed"]) == ("spmm", 32, 2**31, 7)
-    assert given["graph"] == "cora" and "records" not in given
+    (op, feat, options), _ = tune.calls
+    assert (op, feat, options["memory_limit"], options["seed"]) == ("spmm", 32, 2**31, 7)
+    assert options["graph"] == "cora" and "records" not in options
     _, out, _ = run(*words)
     assert "report: sparsetir-tune-spmm-cora-32-2.html" in out
 
@@ -246,7 +246,7 @@ def apply(sch, config):
 
 
 def test_tune_takes_a_function_in_a_file(run, records, monkeypatch):
-    """By what workers measure, without their starting."""
+    """The limits that workers measure by, without starting one."""
     install(monkeypatch)
     Path("mine.py").write_text(MINE)
     a = sp.random_array((20, 30), density=0.2, format="csr", dtype="float32", rng=0)
@@ -559,7 +559,7 @@ def test_doctor(run, records):
 
 
 def test_doctor_where_there_is_no_linux(run, monkeypatch):
-    """No /proc, no /sys, no processors to be bound to, no advice on memory."""
+    """A machine without /proc, /sys, CPU affinity and advice on memory."""
     opened = io.open
 
     def elsewhere(file, *words, **options):
@@ -630,7 +630,7 @@ records list  # Mine lanes=8
 
 @pytest.fixture
 def registries(monkeypatch):
-    """As they were, in the end."""
+    """Restore the registries in the end."""
     every = [OPERATORS, TEMPLATES, REGISTRY, sys.modules]
     before = [dict(registry) for registry in every]
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -643,13 +643,13 @@ def registries(monkeypatch):
 @pytest.mark.parametrize("row", PLUGGED_IN.strip().splitlines())
 @pytest.mark.slow
 def test_plug_ins(run, records, registries, monkeypatch, row):
-    """Each command knows what modules register, before it reads its other arguments."""
+    """Each command imports registered modules before it reads its other arguments."""
     install(monkeypatch)
     records.add(replace(record(), config={"template": "Mine", "lanes": 8}))
     Path("plugged_in.py").write_text(PLUG_IN)
-    words, said = row.split("  # ")
+    words, line = row.split("  # ")
     code, out, err = run(*words.split(), "--modules", "plugged_in")
-    assert code == 0 and said in out, err
+    assert code == 0 and line in out, err
 
 
 def test_plug_ins_of_the_bench(run, registries, capsys):
@@ -683,7 +683,7 @@ def process(*words, **options):
 
 @pytest.mark.slow
 def test_ctrl_c_stops_a_search(records, tmp_path):
-    """As from a terminal: the signal goes to the whole group."""
+    """An interrupt as from a terminal: the signal goes to the whole group."""
     pytest.importorskip("optuna")
     words = ("tune", "spmm", "--graph", "cora", "--no-report", "--sampler", "random")
     with process("-m", "sparsetir", *words, start_new_session=True) as running:

@@ -43,9 +43,9 @@ def explain(capsys, tmp_path, monkeypatch):
 
 def program(name):
     """A test program and its arguments."""
-    found = PROGRAMS[name]
+    tested = PROGRAMS[name]
     rng = np.random.default_rng(0)
-    return found.make("float32", "int32"), found.inputs(rng, "dense_row", "float32", "int32")
+    return tested.make("float32", "int32"), tested.inputs(rng, "dense_row", "float32", "int32")
 
 
 class Balance(HTMLParser):
@@ -69,8 +69,8 @@ def test_a_program_on_a_graph(explain, tmp_path):
     assert (code, err) == (0, "")
     assert out.startswith("spmm (m=2,708, n=2,708, nnz=10,556, feat=64), by the default schedule\n")
     heads = ["Program", "Loops", "Schedule", "Roofline", "Made by"]
-    at = [out.index(f"\n{head}\n---") for head in heads]
-    assert at == sorted(at)
+    begins = [out.index(f"\n{head}\n---") for head in heads]
+    assert begins == sorted(begins)
     assert "update the same\n" in out and "access other elements: C[i, k]" in out
     # The branch that 64 features take: one tile of them, no others.
     assert "acc[k_lane] + A[i, j] * B[J_indices[i, j]," in out and "if feat" not in out
@@ -90,12 +90,12 @@ def test_a_program_on_a_graph(explain, tmp_path):
 def test_facts_as_json(explain):
     code, out, err = explain("spmm.py:spmm", *ON_CORA, "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert [(x["loop"], x["parallel"]) for x in found["loops"]] == [
+    facts = json.loads(out)
+    assert [(x["loop"], x["parallel"]) for x in facts["loops"]] == [
         ("i", "yes"), ("j", "no"), ("k", "yes"),
     ]  # fmt: skip
-    assert found["order"] == {"spmm": "its visits may come in any order"}
-    line = found["roofline"]
+    assert facts["order"] == {"spmm": "its visits may come in any order"}
+    line = facts["roofline"]
     assert line["bound_seconds"] == max(line["memory_seconds"], line["compute_seconds"])
     assert line["reached"] == pytest.approx(line["bound_seconds"] / line["seconds"])
     assert line["memory_seconds"] == line["bytes"] / line["copy_bytes_per_second"]
@@ -147,24 +147,24 @@ def test_a_page_that_cannot_be_written(explain):
 
 
 def test_visits_are_counted():
-    """By index arrays: rows, padding, attached and sibling axes."""
-    found = {}
+    """Visits are counted by index arrays: rows, padding, attached and sibling axes."""
+    counted = {}
     for name in ("spmm", "spmm_ell", "hypergraph", "ragged_matmul", "sddmm_fused", "add_csr"):
         func, args = program(name)
-        found[name] = explained.work_of(func, args)["visits"], args
-    visits, args = found["spmm"]
+        counted[name] = explained.work_of(func, args)["visits"], args
+    visits, args = counted["spmm"]
     assert visits == args["nnz"] * args["feat"]
-    visits, args = found["sddmm_fused"]
+    visits, args = counted["sddmm_fused"]
     assert visits == args["nnz"] * args["feat"]
     _, args = program("spmm_ell")
     assert (args["indices"] < 0).any()
-    assert found["spmm_ell"][0] == (args["indices"] >= 0).sum() * args["feat"]
-    visits, args = found["hypergraph"]
+    assert counted["spmm_ell"][0] == (args["indices"] >= 0).sum() * args["feat"]
+    visits, args = counted["hypergraph"]
     assert visits == np.diff(args["ev_ptr"])[args["ve_idx"]].sum() * args["feat"]
-    visits, args = found["ragged_matmul"]
+    visits, args = counted["ragged_matmul"]
     i, j, k = (np.diff(args[f"{axis}_ptr"]) for axis in "ijk")
     assert visits == (i * j * k).sum() > 0
-    assert found["add_csr"][0] is None  # merged axes: not known before they are visited
+    assert counted["add_csr"][0] is None  # merged axes: not known before they are visited
 
 
 def test_races_name_their_accesses():
@@ -185,8 +185,8 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_innermost_loops_say_what_became_of_them(name):
     stages = lower(program(name)[0], target={"kind": "llvm", "mcpu": "haswell"})
-    found = loop_shapes(stages["II"], explained.with_sizes(stages["II scheduled"], {"feat": 32}))
-    assert found == SHAPES[name]
+    shapes = loop_shapes(stages["II"], explained.with_sizes(stages["II scheduled"], {"feat": 32}))
+    assert shapes == SHAPES[name]
 
 
 OBSTACLES = {
@@ -205,8 +205,8 @@ def test_what_stays_scalar_has_a_reason(body):
         A="E", I_="E int32", OUT="E", F="E bool",
     )  # fmt: skip
     stages = lower(func)
-    (found,) = loop_shapes(stages["II"], stages["II scheduled"]).values()
-    assert found.startswith(f"one by one, as {OBSTACLES[body]}")
+    (shape,) = loop_shapes(stages["II"], stages["II scheduled"]).values()
+    assert shape.startswith(f"one by one, as {OBSTACLES[body]}")
 
 
 def test_branches_go_by_sizes():

@@ -48,7 +48,7 @@ def test_streams_of_few_characters(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_closed_and_full_streams(tmp_path):
-    """As `| head -0`, `>&-` and a full disk; without torch, which takes seconds to import."""
+    """Closed and full streams; without torch, which takes seconds to import."""
     (tmp_path / "torch.py").write_text("raise ImportError('not here')\n")
     paths = os.pathsep.join([str(Path(sparsetir.__file__).parents[1]), str(tmp_path)])
     env = {**os.environ, "PYTHONPATH": paths, "SPARSETIR_RECORDS": "/nonexistent/records"}

@@ -1,4 +1,4 @@
-"""What the tests of sparse tensors share."""
+"""Helpers of the tests of sparse tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dense(shape: Any = (6, 8), dtype: str = "float32", seed: int = 0) -> np.ndar
 
 
 def same(matrix: SparseTensor, want: np.ndarray, zeros: bool = False) -> None:
-    """It is canonical and holds an array; where `zeros` is set, stored zeros beside."""
+    """The matrix is canonical and equals an array; `zeros` allows stored zeros."""
     assert matrix.shape == want.shape
     assert matrix.dtype == want.dtype and matrix.values.shape == (matrix.nnz,)
     Pattern(matrix.pattern.coords, matrix.shape)  # raises if not canonical

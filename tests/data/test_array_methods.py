@@ -51,8 +51,8 @@ FUNCTIONS = (
 REDUCTIONS = ("sum", "mean", "max", "min")
 
 
-def dense_of(found):
-    return found.toarray() if hasattr(found, "toarray") else np.asarray(found)
+def dense_of(result):
+    return result.toarray() if hasattr(result, "toarray") else np.asarray(result)
 
 
 def check(ours, wanted, close=0.0):
@@ -220,15 +220,15 @@ def test_16_bits(dtype):
         assert number or ours.dtype in kept, call
         np.testing.assert_allclose(ours.astype("float64"), wanted, rtol=1e-2, err_msg=call)
     for name in FUNCTIONS:
-        found = getattr(a, name)()
-        assert found.dtype == want.dtype
+        result = getattr(a, name)()
+        assert result.dtype == want.dtype
         wanted = getattr(np, name)(wide)
-        np.testing.assert_allclose(dense_of(found).astype("float32"), wanted, rtol=1e-2)
+        np.testing.assert_allclose(dense_of(result).astype("float32"), wanted, rtol=1e-2)
     for name in REDUCTIONS:
         for axis in (None, 0, 1):
-            found, wanted = getattr(a, name)(axis), getattr(wide, name)(axis)
-            assert dense_of(found).dtype == want.dtype
-            np.testing.assert_array_equal(dense_of(found), wanted.astype(want.dtype))
+            result, wanted = getattr(a, name)(axis), getattr(wide, name)(axis)
+            assert dense_of(result).dtype == want.dtype
+            np.testing.assert_array_equal(dense_of(result), wanted.astype(want.dtype))
     assert (a != a.copy()).nnz == 0 and (a > a.copy()).dtype == bool
     assert a.trace().dtype == want.dtype and a[1, 5] == want[1, 5]
     many = SparseMatrix((np.zeros(4096, int), np.arange(4096)), None, np.ones(4096, want.dtype))
@@ -291,14 +291,14 @@ def test_products_from_the_left(matrix):
     a, rng = SparseMatrix(s), np.random.default_rng(0)
     x = rng.standard_normal((5, s.shape[0])).astype("float32")
     for left in (x, x[0], np.asfortranarray(x), x[:, ::-1], x.astype("float64")):
-        found, wanted = left @ a, left @ s.toarray()
-        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        result, wanted = left @ a, left @ s.toarray()
+        assert (result.dtype, result.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
     for kind in (sp.csr_array, sp.csc_matrix, sp.coo_array):
         left = kind(rng.integers(-2, 2, (5, s.shape[0])).astype("float32"))
-        found = left @ a
-        assert type(found) is SparseMatrix
-        np.testing.assert_allclose(found.toarray(), (left @ s).toarray(), rtol=1e-4, atol=1e-4)
+        result = left @ a
+        assert type(result) is SparseMatrix
+        np.testing.assert_allclose(result.toarray(), (left @ s).toarray(), rtol=1e-4, atol=1e-4)
     tensor = torch.from_numpy(x).to_sparse()
     np.testing.assert_allclose((tensor @ a).toarray(), x @ s.toarray(), rtol=1e-4, atol=1e-4)
 
@@ -355,11 +355,11 @@ def test_products_of_integers(dtypes):
     s = ZOO["random"]
     a = sp.csr_array((np.ceil(s.data * 3).astype(dtypes[0]), s.indices, s.indptr), shape=s.shape)
     x = np.arange(s.shape[1] * 3).reshape(-1, 3).astype(dtypes[1])
-    made = SparseMatrix(a)
+    converted = SparseMatrix(a)
     for operand in (x, x[:, 1], x + x, x[:, 1].copy()):
-        got, want = made @ operand, a.toarray() @ operand
-        assert got.dtype == want.dtype
-        assert np.array_equal(got, want)
+        result, want = converted @ operand, a.toarray() @ operand
+        assert result.dtype == want.dtype
+        assert np.array_equal(result, want)
     held = weakref.ref(operand)
     del operand
     assert held() is None  # though its plan is kept
@@ -371,43 +371,43 @@ def tensor():
 
 
 def test_tensors_of_three_axes(tensor):
-    made = SparseTensor.from_dense(tensor)
+    sparse = SparseTensor.from_dense(tensor)
     for axes in ((2, 0, 1), (0, 2, 1), (2, 1, 0), (-1, 0, 1)):
-        check(made.transpose(axes), tensor.transpose(axes))
-    check(made.T, tensor.T)
+        check(sparse.transpose(axes), tensor.transpose(axes))
+    check(sparse.T, tensor.T)
     for axis in (None, 0, 1, 2, (0, 1), (0, 2), (2, 1), (0, 1, 2)):
         for name in REDUCTIONS:
             for keepdims in (False, True):
                 want = getattr(tensor, name)(axis=axis, keepdims=keepdims)
-                check(getattr(made, name)(axis, keepdims), want, 1e-12)
-    check(made.reshape(20, 6), tensor.reshape(20, 6))
-    check(made > 0, tensor > 0)
-    check(made != made.with_values(np.sqrt(abs(made.values))), tensor != np.sqrt(abs(tensor)))
-    check(made * tensor[0], tensor * tensor[0])
-    check(made.sin() / 2, np.sin(tensor) / 2)
-    same(made.eliminate_zeros(), tensor)
+                check(getattr(sparse, name)(axis, keepdims), want, 1e-12)
+    check(sparse.reshape(20, 6), tensor.reshape(20, 6))
+    check(sparse > 0, tensor > 0)
+    check(sparse != sparse.with_values(np.sqrt(abs(sparse.values))), tensor != np.sqrt(abs(tensor)))
+    check(sparse * tensor[0], tensor * tensor[0])
+    check(sparse.sin() / 2, np.sin(tensor) / 2)
+    same(sparse.eliminate_zeros(), tensor)
 
 
 @pytest.mark.skipif(not hasattr(sp.coo_array, "__getitem__"), reason="before scipy 1.17")
 def test_elements_of_three_axes(tensor):
-    made = SparseTensor.from_dense(tensor).astype("bfloat16")
-    tensor = tensor.astype(made.dtype)
+    sparse = SparseTensor.from_dense(tensor).astype("bfloat16")
+    tensor = tensor.astype(sparse.dtype)
     for key in (
         3, (slice(None), 2), (..., 4), (1, slice(1, 3)), (1, 2), (slice(None), 2, [0, 5]),
         (slice(None, None, -1), ..., slice(4, None, -3)), ([4, 0, 4], slice(None), 1),
         np.array([True, False] * 2 + [True]), ([0, 3, -1], [1, 1, -2], 5),
     ):  # fmt: skip
-        found = dense_of(made[key])
-        assert found.dtype == tensor.dtype
-        np.testing.assert_array_equal(found.astype(float), tensor[key].astype(float))
-    assert made[1, 2, 3] == tensor[1, 2, 3]
+        result = dense_of(sparse[key])
+        assert result.dtype == tensor.dtype
+        np.testing.assert_array_equal(result.astype(float), tensor[key].astype(float))
+    assert sparse[1, 2, 3] == tensor[1, 2, 3]
 
 
 def test_far_coordinates():
     far = 2**40
-    made = SparseTensor([[far - 1, 5, 5], [0, 2, far]], [1.0, 2, 4], (far, far + 1))
-    assert made.T.pattern.coords[0].tolist() == [0, 2, far] and made.sum() == 7
-    assert (made > 1).nnz == 2 and made.transpose((1, 0)).shape == (far + 1, far)
+    sparse = SparseTensor([[far - 1, 5, 5], [0, 2, far]], [1.0, 2, 4], (far, far + 1))
+    assert sparse.T.pattern.coords[0].tolist() == [0, 2, far] and sparse.sum() == 7
+    assert (sparse > 1).nnz == 2 and sparse.transpose((1, 0)).shape == (far + 1, far)
     wide = SparseMatrix(([0, 2, 2], [far, 5, far]), values=np.arange(3.0))
     assert wide[1:, 5:7].toarray().tolist() == [[0, 0], [1, 0]] and wide[2, far] == 2
     assert wide[2].pattern.coords[0].dtype == np.int64 and wide[:, :9].operand().idtype == "int32"
@@ -416,12 +416,12 @@ def test_far_coordinates():
 def test_pydata():
     sparse = pytest.importorskip("sparse")
     want = dense((4, 3, 5))
-    made = SparseTensor.from_dense(want)
-    np.testing.assert_array_equal(made.to_pydata().todense(), want)
+    sparse_ = SparseTensor.from_dense(want)
+    np.testing.assert_array_equal(sparse_.to_pydata().todense(), want)
     coo = sparse.COO.from_numpy(want[0])
     for kind in ("coo", "gcxs", "dok"):
         same(SparseMatrix(coo.asformat(kind)), want[0])
-    same(SparseTensor(made.to_pydata()), want)
+    same(SparseTensor(sparse_.to_pydata()), want)
     a = SparseMatrix(coo)
     check(a @ coo.T, want[0] @ want[0].T)
     with pytest.raises(ValueError, match="'data': expected zeros where nothing is stored, got 1"):

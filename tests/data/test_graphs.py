@@ -25,11 +25,11 @@ EDGES = torch.tensor(np.stack([COLUMNS, ROWS]))
 HEAD = "%%MatrixMarket matrix coordinate "
 
 
-def same(found, dense, dtype="float32"):
-    assert isinstance(found, sp.csr_array) and found.dtype == dtype
-    assert found.indices.dtype == found.indptr.dtype == np.int32
-    assert found.has_canonical_format
-    assert found.shape == np.shape(dense) and np.array_equal(found.toarray(), dense)
+def same(matrix, dense, dtype="float32"):
+    assert isinstance(matrix, sp.csr_array) and matrix.dtype == dtype
+    assert matrix.indices.dtype == matrix.indptr.dtype == np.int32
+    assert matrix.has_canonical_format
+    assert matrix.shape == np.shape(dense) and np.array_equal(matrix.toarray(), dense)
 
 
 def write(path, text):
@@ -64,34 +64,34 @@ HALF = np.float16([1, 2, 4])
 )
 @pytest.mark.parametrize("order", "<>")
 def test_arrays(tmp_path, arrays, dense, dtype, order):
-    """In both orders of bytes; zeros that are stored stay."""
+    """Both byte orders are read; stored zeros stay."""
     dense = np.array(dense)
-    given = ((name, np.asarray(x)) for name, x in arrays.items())
-    ordered = {name: x.astype(x.dtype.newbyteorder(order)) for name, x in given}
+    named = ((name, np.asarray(x)) for name, x in arrays.items())
+    ordered = {name: x.astype(x.dtype.newbyteorder(order)) for name, x in named}
     np.savez(tmp_path / "a.npz", **ordered)
-    found = load_graph(tmp_path / "a.npz")
-    same(found, dense, dtype)
+    graph = load_graph(tmp_path / "a.npz")
+    same(graph, dense, dtype)
     same(load_graph(f"{tmp_path}/a.npz:T"), dense.T, dtype)
     if "indices" in arrays and dense.shape == (2, 3):
-        assert found.nnz == 3
+        assert graph.nnz == 3
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia"])
 def test_what_scipy_saved(tmp_path, form):
     sp.save_npz(tmp_path / "a.npz", sp.csr_array(DENSE).asformat(form))
     same(load_graph(tmp_path / "a.npz"), DENSE)
-    found = SparseMatrix.from_file(tmp_path / "a.npz")
-    np.testing.assert_array_equal(found.to_scipy().toarray(), DENSE)
+    matrix = SparseMatrix.from_file(tmp_path / "a.npz")
+    np.testing.assert_array_equal(matrix.to_scipy().toarray(), DENSE)
 
 
 def test_diagonals(tmp_path):
     """Zeros inside of the matrix are stored; many diagonals of a large one take no time."""
-    made = sp.dia_array((np.arange(8, dtype="f4").reshape(2, 4), [-1, 1]), shape=(3, 5))
-    sp.save_npz(tmp_path / "a.npz", made)
-    same(load_graph(tmp_path / "a.npz"), made.toarray())
+    matrix = sp.dia_array((np.arange(8, dtype="f4").reshape(2, 4), [-1, 1]), shape=(3, 5))
+    sp.save_npz(tmp_path / "a.npz", matrix)
+    same(load_graph(tmp_path / "a.npz"), matrix.toarray())
     assert load_graph(tmp_path / "a.npz").nnz == SparseMatrix.from_file(tmp_path / "a.npz").nnz == 5
-    made = sp.dia_array((np.ones((10**4, 1), "f4"), np.arange(10**4)), shape=(10**6, 10**6))
-    sp.save_npz(tmp_path / "b.npz", made)
+    matrix = sp.dia_array((np.ones((10**4, 1), "f4"), np.arange(10**4)), shape=(10**6, 10**6))
+    sp.save_npz(tmp_path / "b.npz", matrix)
     assert load_graph(tmp_path / "b.npz").nnz == 1
 
 
@@ -133,8 +133,8 @@ def test_text(tmp_path, monkeypatch, name, text, dense, piece):
     monkeypatch.setattr(file_errors, "PIECE", piece)
     path = write(tmp_path / name, text)
     if ".mtx" in name.lower() and piece > 99:
-        found = SparseMatrix.from_file(path)
-        np.testing.assert_array_equal(found.to_scipy().toarray(), dense)
+        matrix = SparseMatrix.from_file(path)
+        np.testing.assert_array_equal(matrix.to_scipy().toarray(), dense)
     same(load_graph(path), dense)
 
 
@@ -167,11 +167,11 @@ def test_names_of_columns(tmp_path, names, dense, ignored):
             x if x[:1] in "#%" else x.replace(" ", sign) for x in (names + LINES).split("\n")
         )
         path = write(tmp_path / f"a{ending}", text.lstrip("\n"))
-        with warnings.catch_warnings(record=True) as told:
-            found = load_graph(path)
-        same(found, dense[:3, :3])
+        with warnings.catch_warnings(record=True) as caught:
+            graph = load_graph(path)
+        same(graph, dense[:3, :3])
         expected = f"{path}: columns that are no weights are ignored: {ignored}"
-        assert [str(x.message) for x in told] == [expected] * bool(ignored)
+        assert [str(x.message) for x in caught] == [expected] * bool(ignored)
 
 
 def test_more_columns_of_any_text(tmp_path):
@@ -184,8 +184,8 @@ def test_matrix_market_as_scipy_writes_it(tmp_path):
     scipy.io.mmwrite(tmp_path / "a.mtx", sp.coo_array(DENSE))
     same(load_graph(tmp_path / "a.mtx"), DENSE)
     write(tmp_path / "b.mtx", HEAD + "real general\n2 2 2\n1 2 NaN\n2 1 -inf\n")
-    found = SparseMatrix.from_file(tmp_path / "b.mtx").values
-    np.testing.assert_array_equal(found, [np.nan, -np.inf])
+    values = SparseMatrix.from_file(tmp_path / "b.mtx").values
+    np.testing.assert_array_equal(values, [np.nan, -np.inf])
     lines = "".join(f"{1 + k % 7} {1 + k // 7} {k}.25\n" for k in range(49))
     write(tmp_path / "c.mtx", f"{HEAD}real general\n7 7 49\n{lines}")
     assert load_graph(tmp_path / "c.mtx").nnz == 49
@@ -240,7 +240,7 @@ def test_files_of_torch(tmp_path, make, dense, new):
 
 
 def test_objects_of_pyg_are_read_without_pyg(tmp_path, monkeypatch):
-    """As objects with attributes alone."""
+    """Graphs as objects with attributes alone."""
     torch.save(pyg_data(edge_weight=WEIGHT), tmp_path / "a.PT")
     for name in [n for n in sys.modules if n.startswith("torch_geometric")]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -264,11 +264,11 @@ def test_binary_file_of_dgl(tmp_path, monkeypatch):
         is_homogeneous=True, edges=lambda: (torch.tensor(COLUMNS), torch.tensor(ROWS)),
         edata={"w": torch.tensor(WEIGHTS).float()}, num_nodes=lambda: 4,
     )  # fmt: skip
-    found = [graph]
-    dgl = SimpleNamespace(load_graphs=lambda path: (found, {}))
+    loaded = [graph]
+    dgl = SimpleNamespace(load_graphs=lambda path: (loaded, {}))
     monkeypatch.setitem(sys.modules, "dgl", dgl)
     same(load_graph(tmp_path), DENSE)
-    found.append(graph)
+    loaded.append(graph)
     with pytest.raises(GraphError, match="graph.dgl: holds 2 graphs, expected one"):
         load_graph(tmp_path)
 

@@ -72,14 +72,14 @@ def zipped(objects):
 
 
 def legacy(**others):
-    """One of before torch 1.6: five pickles, of which some are others."""
+    """A file of before torch 1.6: five pickles, some of which are replaced."""
     facts = {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}
     usual = [pickle.dumps(x, 2) for x in (0x1950A86A20F9469CFC6C, 1001, facts, {}, [])]
     return b"".join(others.get(f"at{n}", part) for n, part in enumerate(usual))
 
 
 def header(shape, dtype="<i8"):
-    """Of an .npy file, which ends behind it."""
+    """An .npy file's header and shape, without its data."""
     out = io.BytesIO()
     npy.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": shape})
     return out.getvalue()
@@ -93,14 +93,14 @@ def archive(**entries):
     return out.getvalue()
 
 
-def arrays(**given):
+def arrays(**changes):
     out = io.BytesIO()
-    np.savez(out, **{name: np.asarray(x) for name, x in given.items() if x is not None})
+    np.savez(out, **{name: np.asarray(x) for name, x in changes.items() if x is not None})
     return out.getvalue()
 
 
 def saved(**changes):
-    """What scipy saves of DENSE, with other arrays instead; those that are None are left out."""
+    """A file of DENSE as SciPy saves it, with some arrays replaced, or left out where None."""
     csr = sp.csr_array(DENSE)
     usual = {"format": b"csr", "shape": csr.shape, "data": csr.data}
     return arrays(**{**usual, "indices": csr.indices, "indptr": csr.indptr, **changes})
@@ -327,7 +327,7 @@ FILES = [
     *SHARES,
     *(("a.mtx", market(text), words) for text, words in MARKET),
     *(("a.npz", saved(**changes), words) for changes, words in SAVED),
-    *(("a.npz", arrays(**given), words) for given, words in ARRAYS),
+    *(("a.npz", arrays(**changes), words) for changes, words in ARRAYS),
     *(("r.npz", arrays(**{**EDGE_TYPES, **changes}), words) for changes, words in RELATIONS),
     *(("a.pt", torch_file(data), words) for data, words in TENSORS),
 ]
@@ -366,21 +366,21 @@ class EvilState(Evil):
 
 @pytest.mark.parametrize("kind", [Evil, EvilState, None])
 def test_no_code_of_a_file_runs(tmp_path, monkeypatch, kind):
-    """In every pickle of every layout; without a kind it is a module that a pickle names."""
-    made, path = tmp_path / "made", tmp_path / "data.pt"
-    (tmp_path / "loaded.py").write_text(f"import os; os.mkdir({str(made)!r})")
+    """Code in every pickle of every layout; without a kind it is a module that a pickle names."""
+    folder, path = tmp_path / "made", tmp_path / "data.pt"
+    (tmp_path / "loaded.py").write_text(f"import os; os.mkdir({str(folder)!r})")
     monkeypatch.syspath_prepend(tmp_path)
-    evil = b"\x80\x02cloaded\nanything\n." if kind is None else pickle.dumps(kind(made), 2)
+    evil = b"\x80\x02cloaded\nanything\n." if kind is None else pickle.dumps(kind(folder), 2)
     files = [zipped(evil), *(legacy(**{f"at{n}": evil}) for n in range(5))]
     if kind is not None:
-        files += [torch_file({**GRAPH, "other": kind(made)}, new) for new in (False, True)]
+        files += [torch_file({**GRAPH, "other": kind(folder)}, new) for new in (False, True)]
     for data in files:
         path.write_bytes(data)
         raises(
             path, "data.pt: (.*got (posix.mkdir|loaded.anything|list), of which no|.*)", load_graph
         )
-    for form in ({}, {"format": b"csr"}, {"format": np.array([kind and kind(made)], object)}):
-        pickled = np.array([kind and kind(made)], object)
+    for form in ({}, {"format": b"csr"}, {"format": np.array([kind and kind(folder)], object)}):
+        pickled = np.array([kind and kind(folder)], object)
         names = ("indptr", "indices", "shape", "row", "col", "data")
         (tmp_path / "a.npz").write_bytes(arrays(**dict.fromkeys(names, pickled), **form))
         raises(tmp_path / "a.npz", "allow_pickle|expected integers", load_graph, argument)
@@ -388,7 +388,7 @@ def test_no_code_of_a_file_runs(tmp_path, monkeypatch, kind):
         raises(tmp_path / "a.npz", "expected integers|format", SparseMatrix.from_file)
     np.save(tmp_path / "a.npy", pickled)
     raises(tmp_path / "a.npy", "allow_pickle", argument)
-    assert not made.exists()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("new", [False, True], ids=["legacy", "zip"])
@@ -401,8 +401,8 @@ def test_damaged_files_are_named(tmp_path, new):
         if n % 3 == 0:
             del data[int(rng.integers(len(data))) :]
         else:
-            for at in rng.integers(len(data), size=n % 3):
-                data[at] = int(rng.integers(256))
+            for place in rng.integers(len(data), size=n % 3):
+                data[place] = int(rng.integers(256))
         path.write_bytes(data)
         try:
             load_graph(path)
@@ -452,7 +452,7 @@ def test_text_that_can_be_printed():
 
 
 def test_files_that_are_no_files(tmp_path):
-    """No reader waits for what never comes, or reads what never ends."""
+    """No reader waits forever, or reads without end."""
     for ending in (".npz", ".mtx", ".txt", ".pt", ".bin", ".csv.gz"):
         os.mkfifo(tmp_path / f"a{ending}")
         (tmp_path / f"b{ending}").symlink_to("/dev/zero")
@@ -471,7 +471,7 @@ def test_files_that_are_no_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "read, who",
+    "read, caller",
     [
         (load_graph, "load_graph: argument 'source'"),
         (load_relations, "load_relations: argument 'source'"),
@@ -479,17 +479,17 @@ def test_files_that_are_no_files(tmp_path):
         (share, "DistGraph.from_file: argument 'path'"),
     ],
 )
-def test_paths_of_all_kinds(tmp_path, monkeypatch, read, who):
+def test_paths_of_all_kinds(tmp_path, monkeypatch, read, caller):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.npz").write_bytes(
         saved(num_nodes=3, src=[0, 1, 2], dst=[1, 2, 0], etype=[0] * 3)
     )
-    found = read("~/a.npz")
-    assert len(found.sources) if read is share else found.nnz == 3
+    matrix = read("~/a.npz")
+    assert len(matrix.sources) if read is share else matrix.nnz == 3
     for wrong in (None, 5, b"a.npz", [1]):
-        with pytest.raises(TypeError, match=f"^{who}: expected a path, got "):
+        with pytest.raises(TypeError, match=f"^{caller}: expected a path, got "):
             read(wrong)
-    with pytest.raises(ValueError, match=f"^{who}: expected a path, got an empty text"):
+    with pytest.raises(ValueError, match=f"^{caller}: expected a path, got an empty text"):
         read("")
     for path in ("x" * 5000 + ".npz", "a\0b.npz", "~nobody_at_all/a.npz"):
         with pytest.raises((ValueError, OSError), match="x{99}|a.x00b|~nobody_at_all"):

@@ -12,8 +12,8 @@ LENGTHS = (0, 1, 16, 100, 130)
 
 
 def positions(length):
-    at = np.arange(length)
-    return at[:, None], at[None]
+    index = np.arange(length)
+    return index[:, None], index[None]
 
 
 def check(mask, wanted):

@@ -29,7 +29,7 @@ KEPT = []
 
 
 class Graph:
-    """What we ask of DGL's, which is not installed here."""
+    """The part of DGL's interface that we use; it is not installed here."""
 
     def __init__(self, *kinds):
         self.canonical_etypes = list(kinds) or [("_N", "_E", "_N")]
@@ -61,12 +61,12 @@ def of_pyg(kind):
     if kind == "EdgeIndex":
         return pytest.importorskip("torch_geometric").EdgeIndex(EDGES, sparse_size=(N, N))
     if kind == "HeteroData":
-        found = data.HeteroData()
-        found["a"].num_nodes = N
-        found["a", "to", "a"].edge_index = EDGES
-        found["a", "to", "a"].edge_weight = WEIGHTS
-        KEPT.append(found)  # its parts refer to it weakly
-        return found["a", "to", "a"]
+        hetero = data.HeteroData()
+        hetero["a"].num_nodes = N
+        hetero["a", "to", "a"].edge_index = EDGES
+        hetero["a", "to", "a"].edge_weight = WEIGHTS
+        KEPT.append(hetero)  # its parts refer to it weakly
+        return hetero["a", "to", "a"]
     weights = {"edge_weight": WEIGHTS} if kind == "weighted" else {}
     return data.Data(edge_index=EDGES, num_nodes=N, **weights)
 
@@ -155,10 +155,10 @@ def test_what_is_none_is_refused_by_name(kind):
         "plan: argument 'matrix': ": lambda A: sparsetir.plan("spmm", A, 4),
         "spmm: argument 'A': ": lambda A: ops.spmm(A, B),
     }
-    for who, entrance in entrances.items():
-        with pytest.raises(error) as told:
+    for prefix, entrance in entrances.items():
+        with pytest.raises(error) as raised:
             entrance(make())
-        assert str(told.value).startswith(who) and message in str(told.value)
+        assert str(raised.value).startswith(prefix) and message in str(raised.value)
 
 
 def test_a_graph_of_many_relations_names_them():

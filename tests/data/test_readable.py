@@ -33,10 +33,10 @@ def negative(x):
 
 
 def wrapped(x):
-    """As torch.func gives to what it traces."""
-    found = []
-    torch.func.vmap(lambda one: (found.append(one), one)[1])(x[None])
-    return found[0]
+    """The wrapper that torch.func gives to traced functions."""
+    wrappers = []
+    torch.func.vmap(lambda one: (wrappers.append(one), one)[1])(x[None])
+    return wrappers[0]
 
 
 HIDDEN = {

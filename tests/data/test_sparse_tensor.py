@@ -41,10 +41,10 @@ def test_scipy(format, dtype, kind):
     want = dense(dtype=dtype)
     source = getattr(sp, f"{format}_{kind}")(want)
     before = source.toarray()
-    made = SparseMatrix(source)
-    same(made, want, zeros=format in ("bsr", "dia"))
-    assert made.nnz == source.nnz
-    assert made.pattern.coords[0].dtype == made.pattern.coords[1].dtype == np.int32
+    sparse = SparseMatrix(source)
+    same(sparse, want, zeros=format in ("bsr", "dia"))
+    assert sparse.nnz == source.nnz
+    assert sparse.pattern.coords[0].dtype == sparse.pattern.coords[1].dtype == np.int32
     np.testing.assert_array_equal(source.toarray(), before)
 
 
@@ -74,17 +74,17 @@ def test_torch_and_back(layout, dtype):
     want = dense(dtype=dtype)
     blocks = {"blocksize": (2, 4)} if layout in ("bsr", "bsc") else {}
     same(SparseMatrix(torch_sparse(want, layout)), want, zeros=bool(blocks))
-    made = SparseMatrix.from_dense(want)
-    back = made.to_torch(layout, **blocks)
+    sparse = SparseMatrix.from_dense(want)
+    back = sparse.to_torch(layout, **blocks)
     assert back.layout == getattr(torch, f"sparse_{layout}") and back.dtype == torch_dtype(dtype)
     assert torch.equal(back.to_dense(), as_torch(want))
     assert layout != "coo" or back.is_coalesced()
-    assert made.to_torch(back.layout, **blocks).layout == back.layout
+    assert sparse.to_torch(back.layout, **blocks).layout == back.layout
     again = SparseMatrix(back)
     if not blocks:
-        assert (again.pattern.coords[1] == made.pattern.coords[1]).all()
+        assert (again.pattern.coords[1] == sparse.pattern.coords[1]).all()
         back.values().zero_()  # of a copy
-    same(made, want)
+    same(sparse, want)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
@@ -98,10 +98,10 @@ def test_types_that_torch_does_not_convert_itself(layout, dtype):
 
 def test_torch_tensor_of_order_3():
     want = dense((3, 4, 5))
-    made = SparseTensor(torch.from_numpy(want).to_sparse())
-    same(made, want)
-    assert torch.equal(made.to_torch().to_dense(), torch.from_numpy(want))
-    values, coords = made.to_scipy()
+    sparse = SparseTensor(torch.from_numpy(want).to_sparse())
+    same(sparse, want)
+    assert torch.equal(sparse.to_torch().to_dense(), torch.from_numpy(want))
+    values, coords = sparse.to_scipy()
     np.testing.assert_array_equal(sp.coo_array((values, coords), want.shape).toarray(), want)
 
 
@@ -129,7 +129,7 @@ def array_of(kind: str, array: np.ndarray) -> Any:
 
 
 class Capsule:
-    """Only what DLPack asks for."""
+    """The part of DLPack that is needed."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array, self.shape, self.dtype = array, array.shape, array.dtype
@@ -148,13 +148,13 @@ def test_arrays(kind, idtype):
     csr = sp.csr_array(want)
     indptr, indices = csr.indptr.astype(idtype), csr.indices.astype(idtype)
     rows, cols = (c.astype(idtype) for c in csr.nonzero())
-    given = [array_of(kind, a) for a in (indptr, indices, csr.data)]
-    same(SparseMatrix.from_csr(*given, shape=want.shape), want)
+    arrays = [array_of(kind, a) for a in (indptr, indices, csr.data)]
+    same(SparseMatrix.from_csr(*arrays, shape=want.shape), want)
     pair = array_of(kind, rows), array_of(kind, cols)
-    same(SparseMatrix(pair, want.shape, given[2]), want)
-    same(SparseTensor(pair, given[2], want.shape), want)
-    same(SparseTensor(array_of(kind, np.stack([rows, cols])), given[2], want.shape), want)
-    assert SparseMatrix.from_csr(*given).shape == (6, cols.max() + 1)
+    same(SparseMatrix(pair, want.shape, arrays[2]), want)
+    same(SparseTensor(pair, arrays[2], want.shape), want)
+    same(SparseTensor(array_of(kind, np.stack([rows, cols])), arrays[2], want.shape), want)
+    assert SparseMatrix.from_csr(*arrays).shape == (6, cols.max() + 1)
 
 
 def test_bfloat16_values_of_torch_and_tvm():
@@ -170,12 +170,12 @@ def test_edge_index(make):
     weights = np.array([1, 2, 4, 8], "float32")
     want = np.zeros((4, 4), "float32")
     np.add.at(want, (edges[1], edges[0]), weights)
-    made = SparseMatrix.from_edge_index(make(edges), weights)
-    same(made, want)
+    sparse = SparseMatrix.from_edge_index(make(edges), weights)
+    same(sparse, want)
     x = np.arange(4, dtype="float32")
     gathered = np.zeros(4, "float32")
     np.add.at(gathered, edges[1], weights * x[edges[0]])  # each node adds up its sources
-    np.testing.assert_array_equal(made.to_scipy() @ x, gathered)
+    np.testing.assert_array_equal(sparse.to_scipy() @ x, gathered)
     same(SparseMatrix.from_edge_index(make(edges), weights, rows="source"), want.T)
     same(SparseMatrix.from_edge_index(make(edges), weights, (4, 6)), np.pad(want, [(0, 0), (0, 2)]))
     assert SparseMatrix.from_edge_index(make(edges)).values.tolist() == [1, 2, 1]
@@ -186,22 +186,22 @@ def test_edge_index(make):
 
 def test_arrange_takes_values_as_they_were_given():
     edges = np.array([[0, 3, 0, 1], [1, 0, 1, 2]])
-    made = SparseMatrix.from_edge_index(edges)
+    sparse = SparseMatrix.from_edge_index(edges)
     weights = torch.tensor([1.0, 2.0, 4.0, 8.0])
-    assert made.arrange(weights).tolist() == [2, 5, 8]
+    assert sparse.arrange(weights).tolist() == [2, 5, 8]
     features = np.stack([weights, -weights], 1)
-    assert made.arrange(features).tolist() == [[2, -2], [5, -5], [8, -8]]
-    again = made.with_values(made.arrange(weights))
+    assert sparse.arrange(features).tolist() == [[2, -2], [5, -5], [8, -8]]
+    again = sparse.with_values(sparse.arrange(weights))
     assert again.T.T.arrange(weights).tolist() == [2, 5, 8]
     np.testing.assert_array_equal(
-        made.T.with_values(made.T.arrange(weights)).to_scipy().toarray(),
+        sparse.T.with_values(sparse.T.arrange(weights)).to_scipy().toarray(),
         again.to_scipy().toarray().T,
     )
     ordered = SparseMatrix(sp.csr_array(dense()))
     assert ordered.places is None
     assert (ordered.arrange(ordered.values) == ordered.values).all()
     with pytest.raises(ValueError, match=r"arrange: .*expected shape \(4, ...\), got \(3,\)"):
-        made.arrange(weights[:3])
+        sparse.arrange(weights[:3])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -211,8 +211,8 @@ def test_dense(dtype):
     same(SparseTensor.from_dense(as_torch(want)), want)
     same(SparseMatrix.from_dense(want[0]), want[0])
     same(SparseMatrix.from_dense(np.asmatrix(want[0])), want[0])
-    made = SparseMatrix.from_dense(np.array([[0, np.nan], [-0.0, np.inf]]))
-    assert made.nnz == 2 and np.isnan(made.values[0])
+    sparse = SparseMatrix.from_dense(np.array([[0, np.nan], [-0.0, np.inf]]))
+    assert sparse.nnz == 2 and np.isnan(sparse.values[0])
 
 
 @pytest.mark.parametrize("dtype", VALUE_DTYPES)
@@ -220,20 +220,20 @@ def test_duplicates_are_added_and_order_is_made(dtype):
     coords = np.array([[1, 0, 1, 0, 1], [2, 1, 2, 0, 0], [0, 3, 0, 0, 1]])
     values = np.array([1, 0, 1, 1, 0], np.dtype(dtype))
     frozen(coords, values)
-    made = SparseTensor(coords, values, (2, 3, 4))
+    sparse = SparseTensor(coords, values, (2, 3, 4))
     twice = 1 if dtype == "bool" else 2
-    assert [tuple(c) for c in made.pattern.coords] == [(0, 0, 1, 1), (0, 1, 0, 2), (0, 3, 1, 0)]
-    assert made.values.tolist() == [1, 0, 0, twice] and made.dtype == np.dtype(dtype)
-    assert made.places.tolist() == [3, 1, 3, 0, 2]
+    assert [tuple(c) for c in sparse.pattern.coords] == [(0, 0, 1, 1), (0, 1, 0, 2), (0, 3, 1, 0)]
+    assert sparse.values.tolist() == [1, 0, 0, twice] and sparse.dtype == np.dtype(dtype)
+    assert sparse.places.tolist() == [3, 1, 3, 0, 2]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_sums_with_infinities_and_in_16_bits(dtype):
     inf, nan = np.inf, np.nan
     values = np.array([inf, -inf, nan, 1, inf, 1, -0.0], np.dtype(dtype))
-    made = SparseTensor([[0, 0, 1, 1, 2, 2, 3]], values)
-    np.testing.assert_array_equal(made.values.astype("float64"), [nan, nan, inf, 0])
-    assert np.signbit(made.values.astype("float32")[3])
+    sparse = SparseTensor([[0, 0, 1, 1, 2, 2, 3]], values)
+    np.testing.assert_array_equal(sparse.values.astype("float64"), [nan, nan, inf, 0])
+    assert np.signbit(sparse.values.astype("float32")[3])
     many = np.full(4096, 1 + 2.0**-7, np.dtype(dtype))  # adding in bfloat16 ends at 256
     total = SparseTensor([np.zeros(4096, int)], many).values
     assert total.astype("float64").tolist() == [4096 * (1 + 2.0**-7)]
@@ -255,16 +255,16 @@ def test_as_scipy_says(data):
          np.append(0, np.bincount(rows, minlength=m).cumsum())), shape=(m, n),
     )  # fmt: skip
     csr.has_canonical_format = True  # a lie
-    for made in (
+    for sparse in (
         SparseMatrix(source),
         SparseMatrix(csr),
         SparseMatrix((rows, cols), (m, n), values),
         SparseMatrix(source.T).T,
         SparseMatrix(csr.T).T,
     ):
-        np.testing.assert_array_equal(made.pattern.indptr, want.indptr)
-        np.testing.assert_array_equal(made.pattern.coords[1], want.indices)
-        np.testing.assert_array_equal(made.values, want.data)
+        np.testing.assert_array_equal(sparse.pattern.indptr, want.indptr)
+        np.testing.assert_array_equal(sparse.pattern.coords[1], want.indices)
+        np.testing.assert_array_equal(sparse.values, want.data)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (4, 3)])
@@ -275,11 +275,11 @@ def test_nothing_stored(shape):
         torch.sparse_coo_tensor(np.zeros((2, 0), int), [], shape),
         torch_sparse(empty, "csr"),
     ]
-    for made in [*map(SparseMatrix, sources), SparseMatrix(([], []), shape)]:
-        same(made, empty)
-        same(made.T, empty.T)
-        assert made.to(CSR()).parts[0].stored == 0
-        assert made.to_scipy().shape == shape and made.to_torch().shape == shape
+    for sparse in [*map(SparseMatrix, sources), SparseMatrix(([], []), shape)]:
+        same(sparse, empty)
+        same(sparse.T, empty.T)
+        assert sparse.to(CSR()).parts[0].stored == 0
+        assert sparse.to_scipy().shape == shape and sparse.to_torch().shape == shape
     assert SparseMatrix(([], [])).shape == (0, 0)
 
 
@@ -296,11 +296,11 @@ def test_explicit_zeros_are_kept():
 
 def test_index_types():
     far = 2**33
-    made = SparseMatrix((np.array([1, 0], "int32"), [far, 5]), (3, far + 1))
-    assert made.pattern.coords[0].dtype == made.pattern.coords[1].dtype == np.int64
-    assert made.pattern.coords[1].tolist() == [5, far] and made.operand().idtype == "int64"
-    made = SparseMatrix((np.array([0, 2, 1], "int64"), [0, 1, 2]), (3, 4))
-    assert made.pattern.coords[0].dtype == np.int32
+    sparse = SparseMatrix((np.array([1, 0], "int32"), [far, 5]), (3, far + 1))
+    assert sparse.pattern.coords[0].dtype == sparse.pattern.coords[1].dtype == np.int64
+    assert sparse.pattern.coords[1].tolist() == [5, far] and sparse.operand().idtype == "int64"
+    sparse = SparseMatrix((np.array([0, 2, 1], "int64"), [0, 1, 2]), (3, 4))
+    assert sparse.pattern.coords[0].dtype == np.int32
     wide = SparseTensor(np.array([[7, 7, 1], [9, 2, 9], [3, 4, 3], [7, 7, 1]]), None, (2**20,) * 4)
     assert [c.tolist() for c in wide.pattern.coords[:2]] == [[1, 7, 7], [9, 2, 9]]
     same(SparseTensor([np.array([1, 0], ">i8")], np.array([1, 2], ">f4")), np.array([2, 1], "f4"))

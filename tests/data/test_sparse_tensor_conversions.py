@@ -21,19 +21,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse .*:UserWarning")
 
 def test_canonical_csr_is_shared():
     csr = sp.csr_array(dense())
-    made = SparseMatrix(csr)
-    assert np.shares_memory(made.values, csr.data)
-    assert np.shares_memory(made.pattern.coords[1], csr.indices)
-    assert np.shares_memory(made.pattern.indptr, csr.indptr)
-    for out in (made.to_scipy().data, made.to_torch().values().numpy()):
+    sparse = SparseMatrix(csr)
+    assert np.shares_memory(sparse.values, csr.data)
+    assert np.shares_memory(sparse.pattern.coords[1], csr.indices)
+    assert np.shares_memory(sparse.pattern.indptr, csr.indptr)
+    for out in (sparse.to_scipy().data, sparse.to_torch().values().numpy()):
         assert not np.shares_memory(out, csr.data)
 
 
 def test_what_is_given_stays_as_it_is():
     csr = sp.csr_array((np.ones(3), np.array([2, 0, 2]), np.array([0, 3, 3])), shape=(2, 3))
     frozen(csr.data, csr.indices, csr.indptr)
-    made = SparseMatrix(csr)
-    assert made.values.tolist() == [1, 2] and csr.nnz == 3
+    sparse = SparseMatrix(csr)
+    assert sparse.values.tolist() == [1, 2] and csr.nnz == 3
     coo = sp.coo_array((np.ones(2), ([1, 0], [0, 0])), shape=(2, 2))
     SparseMatrix(coo)
     assert coo.coords[0].tolist() == [1, 0]
@@ -48,19 +48,19 @@ def test_flags_of_scipy_are_not_relied_on():
 
 
 def test_conversions_are_kept():
-    made = SparseMatrix(sp.csr_array(dense()))
-    first = made.to(BSR(2, 2))
-    assert made.to(BSR(2, 2)) is first and made.to(BSR(2, 4)) is not first
-    assert made.to(BSR(2, 2), made.operand()) is first
+    sparse = SparseMatrix(sp.csr_array(dense()))
+    first = sparse.to(BSR(2, 2))
+    assert sparse.to(BSR(2, 2)) is first and sparse.to(BSR(2, 4)) is not first
+    assert sparse.to(BSR(2, 2), sparse.operand()) is first
     tagged = Operand({"A": "float32"}, ("I", "J"), tag="_x")
-    assert made.to(BSR(2, 2), tagged) is made.to(BSR(2, 2), tagged) is not first
-    assert len(made.cached) == 3 and all(c.nbytes > 0 for c in made.cached.values())
+    assert sparse.to(BSR(2, 2), tagged) is sparse.to(BSR(2, 2), tagged) is not first
+    assert len(sparse.cached) == 3 and all(c.nbytes > 0 for c in sparse.cached.values())
     with pytest.raises(TypeError):
-        made.cached["x"] = 1  # type: ignore[index]
-    made.clear_cache()
-    assert not made.cached and made.to(BSR(2, 2)) is not first
-    assert SparseMatrix(made).to(BSR(2, 2)) is made.to(BSR(2, 2))
-    assert SparseTensor(made).to(BSR(2, 2)) is made.to(BSR(2, 2))
+        sparse.cached["x"] = 1  # type: ignore[index]
+    sparse.clear_cache()
+    assert not sparse.cached and sparse.to(BSR(2, 2)) is not first
+    assert SparseMatrix(sparse).to(BSR(2, 2)) is sparse.to(BSR(2, 2))
+    assert SparseTensor(sparse).to(BSR(2, 2)) is sparse.to(BSR(2, 2))
 
 
 def test_a_rule_is_a_format():
@@ -80,50 +80,50 @@ def test_a_rule_is_a_format():
 
 
 def test_with_values_shares_conversions():
-    made = SparseMatrix(sp.csr_array(dense()))
-    converted = made.to(BSR(2, 2))
-    other = made.with_values(torch.arange(made.nnz, dtype=torch.float32, requires_grad=True))
+    sparse = SparseMatrix(sp.csr_array(dense()))
+    converted = sparse.to(BSR(2, 2))
+    other = sparse.with_values(torch.arange(sparse.nnz, dtype=torch.float32, requires_grad=True))
     assert type(other) is SparseMatrix and other.to(BSR(2, 2)) is converted
-    assert other.to(CSR()) is made.to(CSR())
-    assert other.T.to(CSR()) is made.T.to(CSR())
-    assert other.values.tolist() == list(range(made.nnz))
+    assert other.to(CSR()) is sparse.to(CSR())
+    assert other.T.to(CSR()) is sparse.T.to(CSR())
+    assert other.values.tolist() == list(range(sparse.nnz))
     name = converted.parameter("A", converted.parts[0])
     assert converted.restore("A", other.arguments(BSR(2, 2))).tolist() == other.values.tolist()
-    assert converted.restore("A", made.arguments(BSR(2, 2))).tolist() == made.values.tolist()
-    assert made.arguments(BSR(2, 2))[name] is made.arguments(BSR(2, 2))[name]
-    half = made.astype("float16")
+    assert converted.restore("A", sparse.arguments(BSR(2, 2))).tolist() == sparse.values.tolist()
+    assert sparse.arguments(BSR(2, 2))[name] is sparse.arguments(BSR(2, 2))[name]
+    half = sparse.astype("float16")
     assert half.dtype == np.float16 and half.to(CSR()).operand.buffers == (("A", "float16"),)
     with pytest.raises(ValueError, match=r"SparseMatrix.with_values: argument 'values': expected "):
-        made.with_values(np.ones(made.nnz + 1))
+        sparse.with_values(np.ones(sparse.nnz + 1))
 
 
 def test_transposed():
     want = dense()
-    made = SparseMatrix(sp.csr_array(want))
-    same(made.T, want.T)
-    assert made.T.T is made and made.T is made.T
-    converted = made.T.to(CSR())
-    assert made.T.to(CSR()) is converted
-    other = made.with_values(made.values * 2)
+    sparse = SparseMatrix(sp.csr_array(want))
+    same(sparse.T, want.T)
+    assert sparse.T.T is sparse and sparse.T is sparse.T
+    converted = sparse.T.to(CSR())
+    assert sparse.T.to(CSR()) is converted
+    other = sparse.with_values(sparse.values * 2)
     same(other.T, 2 * want.T)
     same(other.T.T, 2 * want)
-    same(made.T.with_values(made.T.values * 3).T, 3 * want)
-    made.clear_cache()
-    assert made.T.to(CSR()) is not converted
-    same(made.T, want.T)
+    same(sparse.T.with_values(sparse.T.values * 3).T, 3 * want)
+    sparse.clear_cache()
+    assert sparse.T.to(CSR()) is not converted
+    same(sparse.T, want.T)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("format", [CSR(), BSR(2, 2)])
 def test_arguments(format, dtype):
-    made = SparseMatrix.from_dense(dense(dtype=dtype))
+    sparse = SparseMatrix.from_dense(dense(dtype=dtype))
     for drop in (True, False):
-        found = made.arguments(format, drop_full_masks=drop)
-        want = made.to(format).arguments(drop, A=made.values)
-        assert found.keys() == want.keys()
+        args = sparse.arguments(format, drop_full_masks=drop)
+        want = sparse.to(format).arguments(drop, A=sparse.values)
+        assert args.keys() == want.keys()
         for name, value in want.items():
             np.testing.assert_array_equal(
-                np.asarray(found[name], "float64"), np.asarray(value, "float64")
+                np.asarray(args[name], "float64"), np.asarray(value, "float64")
             )
     full = SparseMatrix.from_dense(np.ones((4, 4), np.dtype(dtype)))
     masked = isinstance(format, BSR)
@@ -131,14 +131,14 @@ def test_arguments(format, dtype):
         names = full.arguments(format, drop_full_masks=drop)
         assert any(n.startswith("mask") for n in names) == (masked and not drop)
     two = Operand({"A": dtype, "OUT": dtype})
-    found = made.arguments(format, two, OUT=None)
-    converted = made.to(format, two)
+    args = sparse.arguments(format, two, OUT=None)
+    converted = sparse.to(format, two)
     out = converted.parameter("OUT", converted.parts[0])
-    assert not found[out].any() and found[out].shape == converted.parts[0].shape
-    found[out] = made.arguments(format, two, A=None)[converted.parameter("A", converted.parts[0])]
-    assert not found[out].any()
+    assert not args[out].any() and args[out].shape == converted.parts[0].shape
+    args[out] = sparse.arguments(format, two, A=None)[converted.parameter("A", converted.parts[0])]
+    assert not args[out].any()
     with pytest.raises(ValueError, match=r"argument 'A': expected \(\d+,\) int8, got"):
-        made.arguments(format, Operand({"A": "int8"}))
+        sparse.arguments(format, Operand({"A": "int8"}))
 
 
 def test_a_kernel_runs_on_it():
@@ -149,14 +149,14 @@ with T.sp_iter([I, J], "SR", "row_sums") as [i, j]:
     Y[i] = Y[i] + A[i, j]
 """, "J = T.sparse_variable(I, (n, nnz), (p, x))", A="I J", Y="I")  # fmt: skip  # fmt: skip
     want = dense((13, 11))
-    made = SparseMatrix(sp.csc_array(want))
-    converted = made.to(BSR(4, 2), Operand.of(func, "A"))
-    assert converted is made.to(BSR(4, 2))
+    sparse = SparseMatrix(sp.csc_array(want))
+    converted = sparse.to(BSR(4, 2), Operand.of(func, "A"))
+    assert converted is sparse.to(BSR(4, 2))
     _, run = sparsetir.extract_preprocess(converted.decompose(func))
     kernel = sparsetir.build(run)
     for factor in (1, 3):
         y = np.empty(13, "float32")
-        kernel(y=y, **made.with_values(made.values * np.float32(factor)).arguments(BSR(4, 2)))
+        kernel(y=y, **sparse.with_values(sparse.values * np.float32(factor)).arguments(BSR(4, 2)))
         np.testing.assert_array_equal(y, factor * want.sum(axis=1))
 
 

@@ -1,4 +1,4 @@
-"""What processes of `team.py` check; the first argument is their group.
+"""Checks of the processes of `team.py`; the first argument is their group.
 
 All of them know the whole graph, which is drawn from one seed, and give a part of it.
 """
@@ -63,9 +63,9 @@ def partition_of(kind: str, nodes: int, group: Any) -> Any:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(3)
     parts = torch.randint(0, size, (nodes,))
-    own = torch.randperm(nodes)[rank::size]
+    mine = torch.randperm(nodes)[rank::size]
     last = torch.full((nodes,), size - 1, dtype=torch.int32)  # all nodes on one process
-    return {"given": parts, "shares": (own, parts[own]), "last": last}.get(kind, kind)
+    return {"given": parts, "shares": (mine, parts[mine]), "last": last}.get(kind, kind)
 
 
 def spread(
@@ -83,8 +83,8 @@ def spread(
     return graph, edges, nodes
 
 
-def close(found: Any, wanted: Any, dtype: torch.dtype = torch.float64) -> None:
-    torch.testing.assert_close(found, wanted, **TOLERANCE[dtype])
+def close(result: Any, wanted: Any, dtype: torch.dtype = torch.float64) -> None:
+    torch.testing.assert_close(result, wanted, **TOLERANCE[dtype])
 
 
 # -- graphs and rows ------------------------------------------------------------------------------
@@ -102,13 +102,13 @@ def test_edges_are_where_their_targets_are(group: Any, kind: str, partition: str
     dist.all_reduce(every, group=group)
     assert (every == 1).all() and (graph.nodes[1:] > graph.nodes[:-1]).all()
     # Sources by the numbers of nodes, which come as rows do.
-    known = distributed.with_halo(graph, graph.nodes.double()).long()
+    numbers = distributed.with_halo(graph, graph.nodes.double()).long()
     source, target = graph.edge_index.long()
-    assert torch.equal(known[source], edges[0, number])
+    assert torch.equal(numbers[source], edges[0, number])
     assert torch.equal(graph.nodes[target], edges[1, number])
     assert (source[: len(graph.local.col)] < graph.own).all()
     assert (source[len(graph.local.col) :] >= graph.own).all()
-    assert graph.halo == len(set(known[source].tolist()) - set(graph.nodes.tolist()))
+    assert graph.halo == len(set(numbers[source].tolist()) - set(graph.nodes.tolist()))
     size = dist.get_world_size(group)
     if partition == "rows" and kind == "random":
         work = graph.nnz + graph.own
@@ -121,19 +121,19 @@ def test_rows_there_and_back(group: Any, partition: str) -> None:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     last = size - 1
     x = torch.randn(nodes, 3, 2, dtype=torch.bfloat16)
-    own = graph.scatter(x if rank == last else None, source=last)
-    assert torch.equal(own, x[graph.nodes])
-    found = graph.gather(own, to=last)
-    assert torch.equal(found, x) if rank == last else found is None
-    assert torch.equal(graph.gather(own, to=None), x)
+    rows = graph.scatter(x if rank == last else None, source=last)
+    assert torch.equal(rows, x[graph.nodes])
+    whole = graph.gather(rows, to=last)
+    assert torch.equal(whole, x) if rank == last else whole is None
+    assert torch.equal(graph.gather(rows, to=None), x)
     flags = graph.gather(graph.nodes % 2 == 0, to=None)
     assert flags.tolist() == [i % 2 == 0 for i in range(nodes)]
     torch.manual_seed(5)
     some = torch.randperm(nodes)[rank::size]
-    assert torch.equal(graph.arrange(some.int(), x[some]), own)
-    tensor = graph.to_dtensor(own)
+    assert torch.equal(graph.arrange(some.int(), x[some]), rows)
+    tensor = graph.to_dtensor(rows)
     assert tensor.shape == x.shape and torch.equal(tensor.full_tensor(), x)
-    assert torch.equal(graph.from_dtensor(tensor), own)
+    assert torch.equal(graph.from_dtensor(tensor), rows)
 
 
 def test_coalesced(group: Any) -> None:
@@ -165,8 +165,8 @@ def test_a_graph_of_a_file(group: Any, path: str) -> None:
         assert (graph.num_nodes, graph.num_edges) == (whole.shape[0], whole.nnz)
         assert (graph.values is None) == bool((whole.data == 1).all())
         x = torch.randn(whole.shape[0], 3, dtype=torch.float64)
-        found = graph.gather(graph @ x[graph.nodes], to=None)
-        close(found, torch.from_numpy(whole.astype("float64") @ x.numpy()), torch.float32)
+        product = graph.gather(graph @ x[graph.nodes], to=None)
+        close(product, torch.from_numpy(whole.astype("float64") @ x.numpy()), torch.float32)
 
 
 # -- products -------------------------------------------------------------------------------------
@@ -183,17 +183,17 @@ def alike(
     near : compares two tensors; by default within the dtype's tolerance
     """
     graph, edges, nodes = spread_out
-    at = {"n": graph.nodes, "e": graph.edge_data["number"]}
-    rows = [at[result], *(at[kind] for _, kind in operands)]
-    mine = [x[own].requires_grad_() for (x, _), own in zip(operands, rows[1:], strict=True)]
+    places = {"n": graph.nodes, "e": graph.edge_data["number"]}
+    rows = [places[result], *(places[kind] for _, kind in operands)]
+    mine = [x[index].requires_grad_() for (x, _), index in zip(operands, rows[1:], strict=True)]
     whole = [x.requires_grad_() for x, _ in operands]
-    found, wanted = on_graph(graph, *mine), on_edges((edges, nodes), *whole)
+    outs, wanted = on_graph(graph, *mine), on_edges((edges, nodes), *whole)
     weights = torch.randn_like(wanted)
-    found = [found, *torch.autograd.grad((found * weights[at[result]]).sum(), mine)]
+    outs = [outs, *torch.autograd.grad((outs * weights[places[result]]).sum(), mine)]
     wanted = [wanted, *torch.autograd.grad((wanted * weights).sum(), whole)]
-    for one, other, own in zip(found, wanted, rows, strict=True):
+    for one, other, at in zip(outs, wanted, rows, strict=True):
         assert one.dtype == dtype
-        (near or functools.partial(close, dtype=dtype))(one, other[own])
+        (near or functools.partial(close, dtype=dtype))(one, other[at])
 
 
 def test_spmm(
@@ -201,38 +201,38 @@ def test_spmm(
 ) -> None:
     """heads : which operands have them"""
     partition = partition or ("rows", "given", "shares", "last")[len(kind + reduce + heads) % 4]
-    given = spread(group, kind, partition)
+    graphs = spread(group, kind, partition)
     torch.manual_seed(4)
-    operands = [(torch.randn((given[2], *[HEADS] * ("x" in heads), FEAT), dtype=dtype), "n")]
+    operands = [(torch.randn((graphs[2], *[HEADS] * ("x" in heads), FEAT), dtype=dtype), "n")]
     if "no values" not in heads:
-        shape = given[1].shape[1], *[HEADS] * ("values" in heads)
+        shape = graphs[1].shape[1], *[HEADS] * ("values" in heads)
         operands.append((torch.randn(shape, dtype=dtype), "e"))
     calls = (lambda A, x, v=None, by=by: by.spmm(A, x, reduce, v) for by in (distributed, ops))
-    alike(given, *calls, operands, dtype=dtype)
+    alike(graphs, *calls, operands, dtype=dtype)
 
 
 def test_sddmm(
     group: Any, kind: str, partition: str, dtype: torch.dtype, heads: bool, attention: bool = False
 ) -> None:
     """Or attention, whose values have fewer features than its keys."""
-    given = spread(group, kind, partition)
+    graphs = spread(group, kind, partition)
     torch.manual_seed(4)
     operands = [
-        (torch.randn(given[2], *[HEADS] * heads, feat, dtype=dtype), "n")
+        (torch.randn(graphs[2], *[HEADS] * heads, feat, dtype=dtype), "n")
         for feat in (FEAT, FEAT, 3)[: 2 + attention]
     ]
     if attention:
         scale = None if heads else 0.3
         calls = (lambda A, *x, by=by: by.attention(A, *x, scale) for by in (distributed, ops))
-        alike(given, *calls, operands, dtype=dtype)
+        alike(graphs, *calls, operands, dtype=dtype)
     else:
-        alike(given, distributed.sddmm, ops.sddmm, operands, "e", dtype)
+        alike(graphs, distributed.sddmm, ops.sddmm, operands, "e", dtype)
 
 
 def test_softmax(group: Any, kind: str) -> None:
-    given = spread(group, kind, "given")
-    values = torch.randn(given[1].shape[1], HEADS, dtype=torch.float64)
-    alike(given, distributed.softmax, ops.sparse_softmax, [(values, "e")], "e")
+    graphs = spread(group, kind, "given")
+    values = torch.randn(graphs[1].shape[1], HEADS, dtype=torch.float64)
+    alike(graphs, distributed.softmax, ops.sparse_softmax, [(values, "e")], "e")
 
 
 def test_infinities_and_nan(group: Any) -> None:
@@ -241,9 +241,9 @@ def test_infinities_and_nan(group: Any) -> None:
     x = torch.randn(nodes, FEAT)
     x[4], x[5], x[29] = torch.inf, torch.nan, torch.nan
     for reduce in ("sum", "mean", "max", "min"):
-        found = distributed.spmm(graph, x[graph.nodes], reduce)
+        result = distributed.spmm(graph, x[graph.nodes], reduce)
         wanted = ops.spmm((edges, nodes), x, reduce)[graph.nodes]
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+        torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 # Each reduction with values and without, each kind of heads.
@@ -270,7 +270,7 @@ def test_in_pieces(group: Any, most: int) -> None:
 
 
 def test_gradients_of_halos_go_first(group: Any) -> None:
-    """They are under way while those of own rows are computed; and some of them alone are right."""
+    """Exchanges overlap with the sums of own rows; and some gradients alone are right."""
     graph, *_ = spread(group, "random", "given")
     order: list[str] = []
     begin, transposed = Exchange.begin_back, parts.transposed
@@ -295,17 +295,17 @@ def test_gradients_of_halos_go_first(group: Any) -> None:
             order.clear()
             wanted = torch.autograd.grad(call(x, y).square().sum(), (x, y))
             assert order[-3:] == ["remote", "sent", "local"], order
-            for at, one in enumerate((x, y)):
+            for n, one in enumerate((x, y)):
                 others = [z if z is one else z.detach() for z in (x, y)]
-                for given_ in (others, (x, y)):  # the other takes none; has one that nobody wants
-                    (found,) = torch.autograd.grad(call(*given_).square().sum(), one)
-                    close(found, wanted[at])
+                for given_ in (others, (x, y)):  # the other takes none; has an unused one
+                    (grad,) = torch.autograd.grad(call(*given_).square().sum(), one)
+                    close(grad, wanted[n])
     finally:
         Exchange.begin_back, parts.transposed = begin, transposed
 
 
 def test_gradients_that_others_have_stay(group: Any) -> None:
-    """That of own rows, to which those of halos are added, is not written to."""
+    """The result of own rows, to which those of halos are added, is not written to."""
     graph, *_ = spread(group, "random", "given")
     for call in (distributed.spmm, distributed.with_halo):
         x = torch.randn(graph.own, FEAT, requires_grad=True)
@@ -324,7 +324,7 @@ def test_gradients_that_others_have_stay(group: Any) -> None:
 
 
 def test_bytes(group: Any) -> None:
-    """What is sent is what is needed: a row for each node and process that wants it, once."""
+    """Only necessary bytes are sent: a row for each node and process that needs it, once."""
     graph, edges, nodes = spread(group, "random", "given")
     x = torch.randn(graph.own, FEAT, requires_grad=True)
     halo = torch.tensor([graph.halo])
@@ -333,9 +333,9 @@ def test_bytes(group: Any) -> None:
     def sent(graph: DistGraph) -> int:
         before = graph.exchange.bytes_sent
         distributed.spmm(graph, x).sum().backward()
-        found = torch.tensor([graph.exchange.bytes_sent - before])
-        dist.all_reduce(found, group=group)
-        return int(found)
+        total = torch.tensor([graph.exchange.bytes_sent - before])
+        dist.all_reduce(total, group=group)
+        return int(total)
 
     assert sent(graph) == 2 * 4 * FEAT * int(halo) > 0  # there and back
     for dtype in (torch.float16, torch.bfloat16):
@@ -353,9 +353,9 @@ def test_exchange_in_16_bits(group: Any, dtype: torch.dtype) -> None:
 
     x = torch.randn(nodes, FEAT)
     with torch.autocast("cpu", dtype):
-        found = distributed.spmm(graph, x[graph.nodes])
-    assert found.dtype == dtype
-    close(found, ops.spmm((edges, nodes), x).to(dtype)[graph.nodes], torch.bfloat16)
+        result = distributed.spmm(graph, x[graph.nodes])
+    assert result.dtype == dtype
+    close(result, ops.spmm((edges, nodes), x).to(dtype)[graph.nodes], torch.bfloat16)
     for call in (
         lambda by, A, x: by.spmm(A, x),
         lambda by, A, x: by.spmm(A, x, values=by.sddmm(A, x, x)),
@@ -389,20 +389,20 @@ class Model(torch.nn.Module):
 
 def trained(model: Any, x: Any, graph: Any, train: Any, loss_of: Any, epochs: int) -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    found = []
+    losses = []
     for _ in range(epochs):
         optimizer.zero_grad()
         loss = loss_of(model(x, graph)[train])
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        losses.append(loss.item())
+    return losses
 
 
 def test_losses(
     group: Any, kind: str, partition: str, edges_kind: str = "random", epochs: int = 50
 ) -> list[float]:
-    """Of processes, of their own rows, with torch's DistributedDataParallel, and of one alone.
+    """Losses of processes, on own rows, with torch's DistributedDataParallel, and of one alone.
 
     On a small graph, of which processes may have nothing, or on one of a file; the latter in
     float64, as rounding grows while weights change.
@@ -426,18 +426,18 @@ def test_losses(
         return Model(kind, features, int(y.max()) + 1).to(dtype)
 
     def loss_of(out: torch.Tensor) -> torch.Tensor:
-        own = y[mine][train[mine]]
-        return distributed.mean(F.cross_entropy(out, own, reduction="none"), group)
+        labels = y[mine][train[mine]]
+        return distributed.mean(F.cross_entropy(out, labels, reduction="none"), group)
 
     together = DistributedDataParallel(model(), process_group=group)
-    found = trained(together, x[mine], graph, train[mine], loss_of, epochs)
+    losses = trained(together, x[mine], graph, train[mine], loss_of, epochs)
     if dist.get_rank(group) == 0:  # all processes find the same, as their caller sees
         alone = lambda out: F.cross_entropy(out, y[train])  # noqa: E731
         wanted = trained(model(), x, edges, train, alone, epochs)
-        np.testing.assert_allclose(found, wanted, rtol=2e-4 if small else 1e-7)
-    assert found[-1] < (0.7 if epochs == 50 and small else 1) * found[0]
+        np.testing.assert_allclose(losses, wanted, rtol=2e-4 if small else 1e-7)
+    assert losses[-1] < (0.7 if epochs == 50 and small else 1) * losses[0]
     dist.barrier(group)
-    return found
+    return losses
 
 
 LAYERS = {
@@ -460,7 +460,7 @@ LAYERS = {
 
 
 def test_layers(group: Any, kinds: str, weighted: bool) -> None:
-    """Each of these kinds gives what it gives with edges, and the gradients."""
+    """Each kind of graph gives the results of edges, and the gradients."""
     weight = torch.rand(150, dtype=torch.float64) + 0.5
     attr = torch.randn(150, 2, dtype=torch.float64)
     relations = torch.randint(0, 4, (150,))
@@ -472,23 +472,23 @@ def test_layers(group: Any, kinds: str, weighted: bool) -> None:
             continue
         layer = make().double()
         results = []
-        for at, x in ((graph, whole[mine]), ((edges), whole)):
+        for pattern, x in ((graph, whole[mine]), ((edges), whole)):
             x = x.clone().requires_grad_()
             more: list[Any] = []
-            own = number if at is graph else slice(None)
+            mine_of = number if pattern is graph else slice(None)
             if name == "gat, edges":
-                more = [attr[own]]
+                more = [attr[mine_of]]
             elif name.startswith("rgcn"):
-                more = [relations[own]]
+                more = [relations[mine_of]]
             elif weighted and name.startswith("gcn"):
-                more = [weight[own].clone().requires_grad_()]
+                more = [weight[mine_of].clone().requires_grad_()]
             layer.zero_grad()
             for _ in range(2):  # the second uses what was kept
-                out = layer(None if name == "rgcn, rows" else x, at, *more)
+                out = layer(None if name == "rgcn, rows" else x, pattern, *more)
             grad = torch.linspace(-1, 2, nodes * out.shape[1], dtype=torch.float64).view(nodes, -1)
-            (out * (grad[mine] if at is graph else grad)).sum().backward()
+            (out * (grad[mine] if pattern is graph else grad)).sum().backward()
             gradients = [p.grad.clone() for p in layer.parameters()]
-            if at is graph:
+            if pattern is graph:
                 for g in gradients:
                     dist.all_reduce(g, group=group)
             x.grad = torch.zeros_like(x) if name == "rgcn, rows" else x.grad
@@ -510,9 +510,9 @@ def test_what_layers_give(group: Any) -> None:
     graph, edges, nodes = spread(group, "random", "given")
     mine, whole = graph.nodes, torch.randn(nodes, FEAT, dtype=torch.float64)
     pairs = nn.GATConv(FEAT, 3, heads=2).double()
-    out, (found, alpha) = pairs(whole[mine], graph, return_attention_weights=True)
-    assert found.shape[1] == len(alpha) and alpha.shape[1] == 2
-    sums = torch.zeros(graph.own, 2, dtype=torch.float64).index_add(0, found[1].long(), alpha)
+    out, (edge_index, alpha) = pairs(whole[mine], graph, return_attention_weights=True)
+    assert edge_index.shape[1] == len(alpha) and alpha.shape[1] == 2
+    sums = torch.zeros(graph.own, 2, dtype=torch.float64).index_add(0, edge_index[1].long(), alpha)
     close(sums, torch.ones_like(sums))
     with_values, *_ = spread(group, "random", "given", values=weight)
     A = torch.sparse_coo_tensor(edges.flip(0), weight, (nodes, nodes))
@@ -612,16 +612,16 @@ def test_wrong_on_one_process(group: Any) -> list[tuple[str, str]]:
         lambda: graph.arrange(short, x[: len(short)]): "expected each node once",
         by((graph.nodes, short * 0)): "expected a pair of nodes and their processes, of one length",
     }  # fmt: skip
-    found = []
-    for call, said in calls.items():
+    messages = []
+    for call, expected in calls.items():
         try:
             call()
         except (TypeError, ValueError, DistributedError) as error:
-            found.append((said, f"{type(error).__name__}: {error}"))
+            messages.append((expected, f"{type(error).__name__}: {error}"))
         else:
-            found.append((said, "it has gone well"))
+            messages.append((expected, "it has gone well"))
     assert distributed.spmm(graph, x).shape == x.shape  # all are where they were
-    return found
+    return messages
 
 
 def test_layers_refuse(group: Any) -> tuple[str, str]:
@@ -658,21 +658,21 @@ def test_twice_differentiated(group: Any) -> str:
 
 
 def test_compiled(group: Any, kind: str) -> str:
-    """What lies between operators on a graph is compiled; gives what is said of one whole graph."""
+    """Code between operators on a graph is compiled; returns the message for one whole graph."""
     graph, *_ = spread(group)
     model, x = Model(kind, FEAT, 3), torch.randn(graph.own, FEAT)
     results = []
     for call in (model, torch.compile(model, backend="eager")):
-        given = x.clone().requires_grad_()
-        out = call(given, graph)
-        (grad,) = torch.autograd.grad(out.square().sum(), given)
+        leaf = x.clone().requires_grad_()
+        out = call(leaf, graph)
+        (grad,) = torch.autograd.grad(out.square().sum(), leaf)
         results.append((out, grad))
     for one, other in zip(*results, strict=True):
         close(one, other, torch.float32)
     whole = torch.compile(model, backend="eager", fullgraph=True)
-    said = message(RuntimeError, lambda: whole(x, graph))
+    text = message(RuntimeError, lambda: whole(x, graph))
     torch._dynamo.reset()
-    return said
+    return text
 
 
 class Own(torch.nn.Module):
@@ -710,8 +710,8 @@ def test_data_parallel(group: Any, width: int) -> list[int]:
             out.square().mean().backward()
             results.append([out, *(p.grad.clone() for p in model.parameters())])
             adam.step()
-    for found, wanted in zip(results[3:], results[:3], strict=True):
-        for one, other in zip(found, wanted, strict=True):
+    for result, wanted in zip(results[3:], results[:3], strict=True):
+        for one, other in zip(result, wanted, strict=True):
             close(one, other, torch.float32)
     torch._dynamo.reset()
     return [len(graph.found) for graph in backend.graphs]
@@ -723,9 +723,9 @@ def test_wrong_later(group: Any) -> str:
     for _ in range(20):
         distributed.spmm(graph, torch.ones(graph.own, 3))
     feat = 5 if dist.get_rank(group) == 1 else 4
-    said = message(DistributedError, lambda: distributed.spmm(graph, torch.ones(graph.own, feat)))
+    text = message(DistributedError, lambda: distributed.spmm(graph, torch.ones(graph.own, feat)))
     assert distributed.spmm(graph, torch.ones(graph.own, 3)).shape == (graph.own, 3)
-    return said
+    return text
 
 
 def fails_alone(group: Any, how: str, where: str) -> tuple[str, float]:

@@ -31,7 +31,7 @@ KERNELS = Path(__file__).resolve().parents[2] / ".pytest_cache" / "kernels"
 
 
 class Team:
-    """Processes that are asked for the same thing at a time.
+    """Processes that run the same check at a time.
 
     folder : for the file by which they find each other
     seconds : after which the engine gives up
@@ -44,8 +44,8 @@ class Team:
         with _environment():
             for rank in range(size):
                 ours, theirs = context.Pipe()
-                given = (theirs, rank, size, str(folder / "store"), seconds)
-                process = context.Process(target=_serve, args=given, daemon=True)
+                args = (theirs, rank, size, str(folder / "store"), seconds)
+                process = context.Process(target=_serve, args=args, daemon=True)
                 process.start()
                 self.pipes.append(ours)
                 self.processes.append(process)
@@ -54,7 +54,7 @@ class Team:
         self, check: Callable[..., Any], *args: Any, size: int | None = None,
         seconds: float = TIMEOUT,
     ) -> list[Any]:  # fmt: skip
-        """What `check(group, *args)` gives on each of the first `size` processes.
+        """The results of `check(group, *args)` on each of the first `size` processes.
 
         Raises AssertionError with the traceback of the first that fails.
         """
@@ -67,18 +67,18 @@ class Team:
             pipe.send((check, size or len(self.pipes), args))
 
     def results(self, size: int | None = None, seconds: float = TIMEOUT) -> list[Any]:
-        """What was asked for; None of a process that has ended."""
-        found = []
+        """The results of the processes; None for one that has ended."""
+        answers = []
         for rank, pipe in enumerate(self.pipes[:size]):
             if not pipe.poll(seconds):
                 raise AssertionError(f"process {rank} has not answered in {seconds} s")
             try:
-                found.append(pipe.recv())
+                answers.append(pipe.recv())
             except EOFError:
-                found.append((None, None))
-        for rank, (text, _) in enumerate(found):
-            assert text is None, f"on process {rank} of {len(found)}:\n{text}"
-        return [value for _, value in found]
+                answers.append((None, None))
+        for rank, (text, _) in enumerate(answers):
+            assert text is None, f"on process {rank} of {len(answers)}:\n{text}"
+        return [value for _, value in answers]
 
     def close(self) -> None:
         """End them."""
@@ -89,7 +89,7 @@ class Team:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """What the first process is started with, whose forks the others are."""
+    """The environment of the first process, whose forks the others are."""
     before = dict(os.environ)
     os.environ |= {**ALONE, "SPARSETIR_RECORDS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     try:

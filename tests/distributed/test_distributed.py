@@ -60,9 +60,9 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory):
-    found = Team(4, tmp_path_factory.mktemp("team"))
-    yield found
-    found.close()
+    processes = Team(4, tmp_path_factory.mktemp("team"))
+    yield processes
+    processes.close()
 
 
 @pytest.mark.parametrize("check, args, size", CHECKS)
@@ -73,10 +73,10 @@ def test_one_process_gives_the_same(team, check, args, size):
 @pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "sage", "gat"))
 @pytest.mark.parametrize("epochs", by_default([10, 50], 10))
 def test_losses_of_epochs(team, kind, epochs):
-    """Those of one process with the whole graph, to rounding."""
+    """The losses of one process with the whole graph, to rounding."""
     for size, partition in ((1, "rows"), (2, "given"), (4, "rows")):
-        found = team(checks.test_losses, kind, partition, "random", epochs, size=size)
-        assert all(losses == found[0] for losses in found)  # processes know the same
+        results = team(checks.test_losses, kind, partition, "random", epochs, size=size)
+        assert all(losses == results[0] for losses in results)  # processes know the same
 
 
 @pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "gat"))
@@ -86,8 +86,8 @@ def test_losses_of_epochs(team, kind, epochs):
     pytest.param("no edges", "given", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_losses_where_some_have_nothing(team, kind, edges, partition):
-    found = team(checks.test_losses, kind, partition, edges, 5)
-    assert all(losses == found[0] for losses in found)
+    results = team(checks.test_losses, kind, partition, edges, 5)
+    assert all(losses == results[0] for losses in results)
 
 
 @pytest.mark.slow  # minutes
@@ -105,15 +105,15 @@ def test_saved_on_four_loaded_on_two(team, tmp_path):
 
 
 def test_wrong_on_one_process(team):
-    for said, *others, wrong in zip(*team(checks.test_wrong_on_one_process), strict=True):
-        words, told = wrong
-        assert words in told, wrong
-        for _, other in (said, *others):
-            if words == "expected each node once" and "from_edges" in told:
+    for first, *others, wrong in zip(*team(checks.test_wrong_on_one_process), strict=True):
+        words, message = wrong
+        assert words in message, wrong
+        for _, other in (first, *others):
+            if words == "expected each node once" and "from_edges" in message:
                 assert words in other  # each process names each node: all are wrong
             else:
                 assert other.startswith("DistributedError: "), (wrong, other)
-                # Which of several is wrong nobody can say.
+                # Which of several is wrong cannot be known.
                 assert "the same on" in words or "process " in other, (wrong, other)
 
 
@@ -188,9 +188,9 @@ def test_a_process_that_fails(tmp_path, how, where):
         team.begin(checks.fails_alone, how, where)
         for rank in (0, 2):
             assert team.pipes[rank].poll(40)
-            failed, found = team.pipes[rank].recv()
+            failed, answer = team.pipes[rank].recv()
             assert failed is None, failed
-            text, waited = found
+            text, waited = answer
             assert waited < (10 if how == "killed" else 2 * seconds + 5)
             assert "another process has ended, was not there in time" in text, text
         if how in ("raises", "differs"):

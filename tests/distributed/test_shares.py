@@ -1,4 +1,4 @@
-"""Files of which each process reads a part: the parts together are the file."""
+"""Shares of files, each read by a process: together they are the file."""
 
 import numpy as np
 import pytest
@@ -84,13 +84,13 @@ def test_parts_are_the_whole(path, kind, transposed, monkeypatch):
         shares = [read_share(name, part, parts) for part in range(parts)]
         assert sum(len(s.sources) for s in shares) == GRAPH.nnz
         assert max(len(s.sources) for s in shares) <= 2 + 2 * GRAPH.nnz / parts
-        rows, cols = (np.concatenate([s[at] for s in shares]) for at in (1, 0))
+        rows, cols = (np.concatenate([s[field] for s in shares]) for field in (1, 0))
         values = np.concatenate(
             [np.ones(len(s.sources), "float32") if s.values is None else s.values for s in shares]
         )
         nodes = max(s.nodes for s in shares)
-        found = sp.csr_array((values, (rows, cols)), (nodes, nodes))
-        assert nodes == whole.shape[0] and (found != whole).nnz == 0
+        matrix = sp.csr_array((values, (rows, cols)), (nodes, nodes))
+        assert nodes == whole.shape[0] and (matrix != whole).nnz == 0
     assert read_share(name, 0, 1).values is None or kind not in ("ones", "layer", "text")
 
 
@@ -100,17 +100,17 @@ def test_a_shipped_graph():
     assert all(s.nodes == 2708 and s.told and s.values is None for s in shares)
 
 
-def text(path, said):
+def text(path, content):
     path = path.with_suffix(".txt")
-    path.write_text(said)
+    path.write_text(content)
     return path
 
 
-def arrays(path, **given):
+def arrays(path, **changes):
     csr = GRAPH.tocsr()
-    known = {"shape": csr.shape, "indptr": csr.indptr, "indices": csr.indices}
-    known |= given
-    np.savez(path, **{k: v for k, v in known.items() if v is not None})
+    fields = {"shape": csr.shape, "indptr": csr.indptr, "indices": csr.indices}
+    fields |= changes
+    np.savez(path, **{k: v for k, v in fields.items() if v is not None})
     return path
 
 
@@ -120,7 +120,7 @@ def cut(path):
     return path
 
 
-@pytest.mark.parametrize("write, said", [
+@pytest.mark.parametrize("write, message", [
     (lambda p: p, "no such file; a graph in shares is an .npz file"),
     (lambda p: text(p, ""), "expected row, column and maybe weight; there are none"),
     (lambda p: text(p, "0 1\n2 3\n4 x\n"), "at byte 8: expected row, column and maybe weight, got"),
@@ -144,9 +144,9 @@ def cut(path):
     (lambda p: arrays(p, data=np.zeros(GRAPH.nnz, "complex64")), "expected real numbers"),
     (lambda p: arrays(p, format=np.array(b"bsr")), "got format 'bsr'"),
 ])  # fmt: skip
-def test_what_is_refused(path, write, said):
+def test_what_is_refused(path, write, message):
     name = write(path)
     with pytest.raises(GraphError) as error:
         for part in range(2):
             read_share(name, part, 2)
-    assert said in str(error.value) and str(path.parent) in str(error.value)
+    assert message in str(error.value) and str(path.parent) in str(error.value)

@@ -21,7 +21,7 @@ REDUCE = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
 
 
 def reference(text: str, operands: dict[str, np.ndarray]) -> np.ndarray:
-    """What an expression of dense arrays is, in float64: each term is summed by itself."""
+    """The value of an expression of dense arrays, in float64: each term is summed separately."""
     statement: Any = ast.parse(text).body[0]
     adds = isinstance(statement, ast.AugAssign)
     target = statement.target if adds else statement.targets[0]
@@ -46,10 +46,10 @@ def _reduced(node: Any, operands: Any, sizes: Any, out: list[str], op: str) -> n
     """A tree over the indices `out`, reduced over its others."""
     free = _free(node)
     names = [*out, *(n for n in free if n not in out)]
-    found = np.asarray(_value(node, operands, sizes, names), float)
-    found = np.broadcast_to(found, [sizes[n] for n in names])
+    values = np.asarray(_value(node, operands, sizes, names), float)
+    values = np.broadcast_to(values, [sizes[n] for n in names])
     over = tuple(range(len(out), len(names)))
-    return REDUCE[op](found, axis=over) if over else found
+    return REDUCE[op](values, axis=over) if over else values
 
 
 def _value(node: Any, operands: Any, sizes: Any, names: list[str]) -> Any:
@@ -65,24 +65,24 @@ def _value(node: Any, operands: Any, sizes: Any, names: list[str]) -> Any:
             operands[node.value.id],
             node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice],
         )
-        at = [eval(ast.unparse(p), {n: grid(n) for n in _names(p)}) for p in parts]
+        index = [eval(ast.unparse(p), {n: grid(n) for n in _names(p)}) for p in parts]
         inside = np.True_
-        for x, n in zip(at, array.shape, strict=True):
+        for x, n in zip(index, array.shape, strict=True):
             inside = inside & (x >= 0) & (x < n)
         if 0 in array.shape:
-            return np.zeros(np.broadcast_shapes(*(np.shape(x) for x in at)))
-        clipped = tuple(np.clip(x, 0, n - 1) for x, n in zip(at, array.shape, strict=True))
+            return np.zeros(np.broadcast_shapes(*(np.shape(x) for x in index)))
+        clipped = tuple(np.clip(x, 0, n - 1) for x, n in zip(index, array.shape, strict=True))
         return np.where(inside, array[clipped].astype(float), 0)
     if isinstance(node, ast.Call):
         if node.func.id in REDUCE:
             over = {a.id for a in node.args[:-1]}
             left = [n for n in names if n not in over]
             kept = [n for n in left if n in _free(node)]
-            found = _reduced(node.args[-1], operands, sizes, kept, node.func.id)
+            inner = _reduced(node.args[-1], operands, sizes, kept, node.func.id)
             return (
-                found.reshape([sizes[n] if n in kept else 1 for n in names])
+                inner.reshape([sizes[n] if n in kept else 1 for n in names])
                 if sorted(kept, key=names.index) == kept
-                else found
+                else inner
             )
         return FUNCTIONS[node.func.id](*(_value(a, operands, sizes, names) for a in node.args))
     parts = {
@@ -102,8 +102,8 @@ def _value(node: Any, operands: Any, sizes: Any, names: list[str]) -> Any:
 
 
 def _names(node: Any) -> list[str]:
-    found = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-    return list(dict.fromkeys(n.id for n in sorted(found, key=lambda n: n.col_offset)))
+    nodes = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+    return list(dict.fromkeys(n.id for n in sorted(nodes, key=lambda n: n.col_offset)))
 
 
 def _parts(node: ast.Subscript) -> list[Any]:
@@ -124,7 +124,7 @@ def _free(node: Any) -> list[str]:
 
 
 def _sizes(tree: Any, operands: Any) -> dict[str, int]:
-    """Of indices that are alone somewhere; of others the largest that keeps inside."""
+    """Sizes of indices that stand alone somewhere; of others the largest that stays in bounds."""
     sizes: dict[str, int] = {}
     subscripts = [n for n in ast.walk(tree) if isinstance(n, ast.Subscript)]
     pairs = [x for s in subscripts for x in zip(_parts(s), operands[s.value.id].shape, strict=True)]

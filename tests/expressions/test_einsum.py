@@ -146,7 +146,7 @@ C[i,j] += X[i,k] * Y[j,k] * A[i,j] - x[j]  ; A
 def inputs(text, sparse, shapes, case, dtype="float64", seed=0):
     """Dense arrays and operands by name."""
     rng = np.random.default_rng(seed)
-    given = dict(s.split("=") for s in shapes.split())
+    shape_of = dict(s.split("=") for s in shapes.split())
     dense, operands = {}, {}
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Subscript):
@@ -157,8 +157,8 @@ def inputs(text, sparse, shapes, case, dtype="float64", seed=0):
         if name in dense or (target and "+=" not in text):
             continue
         shape = (
-            tuple(map(int, given[name].split("x")))
-            if name in given
+            tuple(map(int, shape_of[name].split("x")))
+            if name in shape_of
             else tuple(SIZES[p.id] for p in parts)
         )
         dense[name], operands[name] = array(shape, case, rng, name in sparse.split(), dtype)
@@ -171,11 +171,11 @@ def inputs(text, sparse, shapes, case, dtype="float64", seed=0):
 
 def check(text, sparse="", shapes="", case="some", dtype="float64", **tolerance):
     dense, operands = inputs(text, sparse, shapes, case, dtype)
-    got = einsum(text, **operands)
+    result = einsum(text, **operands)
     with np.errstate(all="ignore"):
         want = reference(text, dense)
-    np.testing.assert_allclose(got, want, **(tolerance or CLOSE), err_msg=text)
-    return got
+    np.testing.assert_allclose(result, want, **(tolerance or CLOSE), err_msg=text)
+    return result
 
 
 @pytest.mark.parametrize("row", by_turns(EXPRESSIONS, 2), ids=[r[0].strip() for r in EXPRESSIONS])
@@ -206,13 +206,13 @@ def test_subscripts_of_numpy(text):
     sizes = {"i": 6, "j": 6 if "ii" in text else 5, "k": 4, "l": 3}
     parts = text.split("->")[0].replace("...", "nm" if "..." in text else "").split(",")
     sizes |= {"n": 2, "m": 3}
-    dense, given = [], []
+    dense, operands = [], []
     for n, part in enumerate(parts):
         shape = tuple(sizes[c] for c in part)
         x, operand = array(shape, "some", rng, n == 0 and len(shape) > 1)
         dense.append(x)
-        given.append(operand)
-    np.testing.assert_allclose(einsum(text, *given), np.einsum(text, *dense), **CLOSE)
+        operands.append(operand)
+    np.testing.assert_allclose(einsum(text, *operands), np.einsum(text, *dense), **CLOSE)
 
 
 BROADCAST = [
@@ -248,14 +248,14 @@ def test_dimensions_of_size_1_are_broadcast_as_by_numpy(row):
 def test_types_are_those_of_numpy(dtype, more, want):
     """Two types; sums of 16 bits are in float32, and bool counts."""
     rng = np.random.default_rng(0)
-    A, given = array((6, 5), "some", rng, True, "float32")
-    given = SparseMatrix.from_dense((A * 3).astype(dtype))
+    A, sparse = array((6, 5), "some", rng, True, "float32")
+    sparse = SparseMatrix.from_dense((A * 3).astype(dtype))
     X = (rng.standard_normal((5, 4)) * 3).astype(more)
-    found = einsum("C[i,k] = 2 * A[i,j] * X[j,k]", A=given, X=X)
-    assert found.dtype == want
+    result = einsum("C[i,k] = 2 * A[i,j] * X[j,k]", A=sparse, X=X)
+    assert result.dtype == want
     exact = 2 * (A * 3).astype(dtype).astype(float) @ X.astype(float)
     np.testing.assert_allclose(
-        found, exact, **({"rtol": 5e-3, "atol": 5e-3} if want == "float16" else CLOSE32)
+        result, exact, **({"rtol": 5e-3, "atol": 5e-3} if want == "float16" else CLOSE32)
     )
 
 
@@ -264,16 +264,16 @@ LARGE = SparseMatrix(([0, 1], [2**31 + 7, 3]), shape=(2, 2**31 + 8))
 
 
 def test_long_dimensions_have_wide_indices():
-    found = einsum("y[i] = A[i,j] * 2", A=LARGE)
-    np.testing.assert_array_equal(found, [2, 2])
+    result = einsum("y[i] = A[i,j] * 2", A=LARGE)
+    np.testing.assert_array_equal(result, [2, 2])
 
 
 def test_what_is_not_stored_is_not_visited():
     """Infinities and NaN beside nothing do not show; beside a stored zero they do."""
     A = sp.csr_array((np.array([1.0, 0.0]), ([0, 2], [0, 1])), shape=(3, 2))
     X = np.array([[2.0, 3.0], [np.inf, np.nan]])
-    found = einsum("C[i,k] = A[i,j] * X[j,k]", A=A, X=X)
-    np.testing.assert_array_equal(found, [[2, 3], [0, 0], [np.nan, np.nan]])
+    result = einsum("C[i,k] = A[i,j] * X[j,k]", A=A, X=X)
+    np.testing.assert_array_equal(result, [[2, 3], [0, 0], [np.nan, np.nan]])
 
 
 def test_reductions_are_over_what_is_stored():
@@ -284,16 +284,16 @@ def test_reductions_are_over_what_is_stored():
         want = getattr(np, op)(np.where(stored, dense * x, empty), axis=1)
         np.testing.assert_allclose(einsum("ij,j->i", A, x, reduce=op), want)
         np.testing.assert_allclose(einsum(f"y[i] = {op}(j, A[i,j] * x[j])", A=A, x=x), want)
-    B, given = array((5, 4), "some", np.random.default_rng(2), True)
+    B, factor = array((5, 4), "some", np.random.default_rng(2), True)
     both = stored[:, :, None] & (B != 0)[None]
     want = np.where(both, dense[:, :, None] + B[None], np.inf).min(axis=1)
-    np.testing.assert_allclose(einsum("ij,jk->ik", A, given, semiring="min_plus"), want)
-    B, given = array((7, 5), "some", np.random.default_rng(3), True)
+    np.testing.assert_allclose(einsum("ij,jk->ik", A, factor, semiring="min_plus"), want)
+    B, factor = array((7, 5), "some", np.random.default_rng(3), True)
     D, more = array((7, 5), "some", np.random.default_rng(4), True)
-    there = stored & ((B != 0) | (D != 0))
-    want = np.where(there, dense * (B + D), -np.inf).max(axis=1)
+    mask = stored & ((B != 0) | (D != 0))
+    want = np.where(mask, dense * (B + D), -np.inf).max(axis=1)
     text = "y[i] = max(j, A[i,j] * (B[i,j] + D[i,j]))"
-    np.testing.assert_allclose(einsum(text, A=A, B=given, D=more), want)
+    np.testing.assert_allclose(einsum(text, A=A, B=factor, D=more), want)
 
 
 SPARSE = [[x.strip() for x in line.split(";")] for line in """
@@ -325,14 +325,14 @@ C[i,k,j,l] = A[i,j] * B[k,l]      ; A B   ; csf
 @pytest.mark.parametrize("row", by_turns(SPARSE, 2), ids=[r[0].strip() for r in SPARSE])
 @pytest.mark.default(3)
 def test_sparse_results(row):
-    """They have the numbers of dense ones, and store no more than what is visited."""
+    """Results have the numbers of dense ones, and store nothing but visited elements."""
     text, sparse, format = row
     for case in CASES:
         dense, operands = inputs(text, sparse, "", case)
-        found = einsum(text, format=format, **operands)
-        assert type(found) is (SparseMatrix if len(found.shape) == 2 else SparseTensor)
-        values = np.zeros(found.shape)
-        values[tuple(found.pattern.coords)] = found.values
+        result = einsum(text, format=format, **operands)
+        assert type(result) is (SparseMatrix if len(result.shape) == 2 else SparseTensor)
+        values = np.zeros(result.shape)
+        values[tuple(result.pattern.coords)] = result.values
         np.testing.assert_allclose(values, reference(text, dense), **CLOSE)
         ones = {n: (x != 0).astype(float) for n, x in dense.items()}
         again = sparsetir.plan(text, format=format, **operands)
@@ -341,24 +341,24 @@ def test_sparse_results(row):
                 n: by * (x.values if isinstance(x, SparseTensor) else x)
                 for n, x in operands.items()
             }
-            found = again(**changed)
-            values[tuple(found.pattern.coords)] = found.values
+            result = again(**changed)
+            values[tuple(result.pattern.coords)] = result.values
             want = reference(text, {n: by * x for n, x in dense.items()})
             np.testing.assert_allclose(values, want, **CLOSE)
-        assert again().pattern is found.pattern
+        assert again().pattern is result.pattern
         added = (
             text.replace("-", "+").replace("relu", "abs").replace("(+", "(").replace(", +", ", ")
         )
-        assert found.nnz == np.count_nonzero(reference(added, ones))
+        assert result.nnz == np.count_nonzero(reference(added, ones))
 
 
 def test_rows_that_are_not_stored_are_rows_of_the_result():
-    """Of operands in DCSR, whose rows end where those before them do."""
+    """Operands in DCSR, whose rows end where the previous ones do."""
     dense, A = array((7, 5), "some", np.random.default_rng(0), True)
     x = np.random.default_rng(1).standard_normal(5)
-    found = einsum("C[i,j] = A[i,j] * x[j]", A=A, x=x, format="csr", formats={"A": "dcsr"})
-    np.testing.assert_array_equal(found.pattern.indptr, A.pattern.indptr)
-    np.testing.assert_allclose(found.to_scipy().toarray(), dense * x, **CLOSE)
+    result = einsum("C[i,j] = A[i,j] * x[j]", A=A, x=x, format="csr", formats={"A": "dcsr"})
+    np.testing.assert_array_equal(result.pattern.indptr, A.pattern.indptr)
+    np.testing.assert_allclose(result.to_scipy().toarray(), dense * x, **CLOSE)
 
 
 LAYOUTS = """
@@ -373,22 +373,22 @@ y[j] = A[i,j]                      ; A   ; coo  ; coo
 @pytest.mark.parametrize("row", LAYOUTS)
 @pytest.mark.default(2)
 def test_sparse_results_of_torch(row):
-    """Tensors of the layout that is asked for, or in COO, with gradients for values."""
+    """Tensors of the requested layout, or in COO, with gradients for values."""
     text, sparse, format, layout = (x.strip() for x in row.split(";"))
     dense, operands = inputs(text, sparse, "", "some")
     leaves = {n: torch.from_numpy(x).requires_grad_() for n, x in dense.items()}
-    found = {}
+    results = {}
     for graded in (False, True):
-        given = {n: x.to_torch("coo") for n, x in operands.items()}
-        for n, x in given.items() if graded else ():
-            at = x.indices()
-            given[n] = torch.sparse_coo_tensor(at, leaves[n][tuple(at)], x.shape, is_coalesced=True)
-        found[graded] = einsum(text, format=format, **given)
-        assert found[graded].layout == getattr(torch, f"sparse_{layout}")
-        got = found[graded].detach().to_dense()
-        np.testing.assert_allclose(got, reference(text, dense), **CLOSE)
-    weights = torch.rand(found[True].shape, dtype=torch.float64)
-    total = (found[True].to_dense() * weights).sum()
+        coos = {n: x.to_torch("coo") for n, x in operands.items()}
+        for n, x in coos.items() if graded else ():
+            ix = x.indices()
+            coos[n] = torch.sparse_coo_tensor(ix, leaves[n][tuple(ix)], x.shape, is_coalesced=True)
+        results[graded] = einsum(text, format=format, **coos)
+        assert results[graded].layout == getattr(torch, f"sparse_{layout}")
+        result = results[graded].detach().to_dense()
+        np.testing.assert_allclose(result, reference(text, dense), **CLOSE)
+    weights = torch.rand(results[True].shape, dtype=torch.float64)
+    total = (results[True].to_dense() * weights).sum()
     grads = torch.autograd.grad(total, [*leaves.values()])
     for (n, x), grad in zip(dense.items(), grads):
         step = np.where(x != 0, np.random.default_rng(1).standard_normal(x.shape), 0) * 1e-6
@@ -407,17 +407,17 @@ def test_results_like_operands():
         ("S[i,j] = A[i,j] * X[i,k] * Y[j,k] + X[i,k]", {"like": A}),
         ("S[i,j] = s * A[i,j] * X[i,k] * Y[j,k]", {"like": "A", "s": 0.5}),
     ):
-        found = einsum(text, A=A, X=X, Y=Y, **options)
+        result = einsum(text, A=A, X=X, Y=Y, **options)
         known = {"A": dense, "X": X, "Y": Y, "s": np.asarray(0.5)}
         want = np.where(dense != 0, reference(text, known), 0)
-        assert found.pattern is A.pattern
-        np.testing.assert_allclose(found.to_scipy().toarray(), want, **CLOSE)
+        assert result.pattern is A.pattern
+        np.testing.assert_allclose(result.to_scipy().toarray(), want, **CLOSE)
     for layout in ("csr", "csc", "coo"):
-        found = einsum("ik,jk->ij", torch.from_numpy(X), Y, like=A.to_torch(layout))
-        assert found.layout == getattr(torch, f"sparse_{layout}")
-        np.testing.assert_allclose(found.to_dense(), np.where(dense, X @ Y.T, 0), **CLOSE)
-    found = einsum("ik,jk->ij", X, Y, like=A.to_scipy())
-    np.testing.assert_allclose(found.to_scipy().toarray(), np.where(dense, X @ Y.T, 0), **CLOSE)
+        result = einsum("ik,jk->ij", torch.from_numpy(X), Y, like=A.to_torch(layout))
+        assert result.layout == getattr(torch, f"sparse_{layout}")
+        np.testing.assert_allclose(result.to_dense(), np.where(dense, X @ Y.T, 0), **CLOSE)
+    result = einsum("ik,jk->ij", X, Y, like=A.to_scipy())
+    np.testing.assert_allclose(result.to_scipy().toarray(), np.where(dense, X @ Y.T, 0), **CLOSE)
 
 
 GRADED = [line.split(";") for line in """
@@ -448,7 +448,7 @@ ORDERS = [(row, check) for check in (gradcheck, gradgradcheck) for row in GRADED
 ])  # fmt: skip
 @pytest.mark.slow
 def test_gradients_of_first_and_second_order(row, check):
-    """For values of sparse operands, too."""
+    """Gradients for values of sparse operands, too."""
     _, operands = inputs(row[0], row[1], "", "some", seed=3)
     names, leaves = list(operands), []
     for x in operands.values():
@@ -456,14 +456,14 @@ def test_gradients_of_first_and_second_order(row, check):
         leaves.append(torch.from_numpy(values.copy()).requires_grad_())
 
     def run(*tensors):
-        given = {}
+        args = {}
         for name, t in zip(names, tensors):
             x = operands[name]
             if isinstance(x, SparseTensor):
                 ptr, col = (torch.from_numpy(v) for v in (x.pattern.indptr, x.pattern.columns))
                 t = ops.Operand(ptr, col, *x.shape, t)
-            given[name] = t
-        return einsum(row[0].strip(), **given)
+            args[name] = t
+        return einsum(row[0].strip(), **args)
 
     assert check(run, leaves, fast_mode=True)
 
@@ -496,8 +496,8 @@ def test_terms_that_share_an_operand_have_one_order_of_its_levels():
     arrays = {n: array(shape, "some", rng, True) for n, shape in sizes.items()}
     dense, operands = ({n: x[k] for n, x in arrays.items()} for k in (0, 1))
     text = "C[l,k] = (abs(A[k,l]) - B[j]) * D[k,j,l,i]"
-    found = einsum(text, formats={"A": "coo"}, **operands)
-    np.testing.assert_allclose(found, reference(text, dense), **CLOSE)
+    result = einsum(text, formats={"A": "coo"}, **operands)
+    np.testing.assert_allclose(result, reference(text, dense), **CLOSE)
 
 
 COMPILED = """
@@ -532,40 +532,40 @@ def test_compiled_functions_have_one_graph_or_break_it_once(row):
     operand = ops.resolve((edges, 6))
     shapes = (6, 6), (6, 6), len(edges[0])
     X, Y, values = (torch.from_numpy(rng.random(s)).requires_grad_() for s in shapes)
-    given = {"A": SparseMatrix.from_dense(dense)}
+    sparse = {"A": SparseMatrix.from_dense(dense)}
     options = {"like": {"like": "A"}, "csr": {"format": "csr"}}.get(kind, {})
     tensor = array((6, 6, 6), "some", rng, True)[1]
 
     def function(X, Y, values, edges):
         if "->" in text:
-            pair = (X, Y[:1]) if kind == "broadcast" else (given["A"], 2 * X)
+            pair = (X, Y[:1]) if kind == "broadcast" else (sparse["A"], 2 * X)
             return einsum(text, *pair).sin()
-        known = {"P": tensor} if kind == "tensor" else dict(given)
+        args = {"P": tensor} if kind == "tensor" else dict(sparse)
         if "s *" in text:
-            known["s"] = 0.5
+            args["s"] = 0.5
         if kind == "edges":
-            known["A"] = ops.Operand(operand.rowptr, edges, 6, 6, 2 * values)
+            args["A"] = ops.Operand(operand.rowptr, edges, 6, 6, 2 * values)
         if kind == "coo":
-            known["A"] = torch.sparse_coo_tensor(edges.flip(0), 2 * values, (6, 6)).coalesce()
-        known |= {n: x * 2 for n, x in (("X", X), ("Y", Y)) if n in text}
-        out = einsum(text, **known, **options)
+            args["A"] = torch.sparse_coo_tensor(edges.flip(0), 2 * values, (6, 6)).coalesce()
+        args |= {n: x * 2 for n, x in (("X", X), ("Y", Y)) if n in text}
+        out = einsum(text, **args, **options)
         return (out if out.layout is torch.strided else out.values()).relu().sin()
 
-    found, whole = [], kind not in BROKEN
+    results, whole = [], kind not in BROKEN
     for call in (torch.compile(function, backend=backend, fullgraph=whole), function):
         out = call(X, Y, values, edges)
         grads = torch.autograd.grad(out.sum(), (X, Y, values), allow_unused=True)
-        found.append([out, *(g for g in grads if g is not None and g.any())])
+        results.append([out, *(g for g in grads if g is not None and g.any())])
     # At sparse tensors torch breaks graphs itself; nothing of what einsum calls is in one.
     assert len(graphs) == 1 if whole else len(graphs) <= 3, len(graphs)
-    assert len(found[0]) == len(found[1]) > 1
-    for got, want in zip(*found):
-        torch.testing.assert_close(got, want)
+    assert len(results[0]) == len(results[1]) > 1
+    for result, want in zip(*results):
+        torch.testing.assert_close(result, want)
 
 
 @pytest.mark.slow
 def test_operator_of_compiled_functions():
-    """It is as torch's tests want one; other matrices and sizes go to the same graph."""
+    """Inputs as torch's tests want them; other matrices and sizes use the same graph."""
     X, Y = (torch.rand(n, 4, dtype=torch.float64, requires_grad=True) for n in (6, 5))
     call = "sum\nplus_times\nTrue\n\ndense dense\n\nij,kj->ik"
     torch.library.opcheck(einsum_op, (call, [X, Y], [], []))
@@ -595,7 +595,7 @@ def test_operator_of_compiled_functions():
 @pytest.mark.parametrize("format", by_turns([None, "csc", "coo", "ell", "dcsr"], 2))
 @pytest.mark.default("coo")
 def test_programs_have_their_arguments(format):
-    """What :func:`einsum` runs, by its parameters."""
+    """The operator that :func:`einsum` runs, and its parameters."""
     texts = ["y[i] = s * A[i,j] * x[j]", "C[i,k] += A[i,j] * X[j,k]", "z = A[i,j] * A[j,i]"]
     for text in texts[: 2 if format == "coo" else 3]:  # coordinates of COO cannot be searched
         shapes = "A=6x6" if text.startswith("z") else ""
@@ -616,7 +616,7 @@ def test_programs_have_their_arguments(format):
     "y[i] = 2 * (A[i,j] != 0) * x[j] / w[i]",
 ])  # fmt: skip
 def test_sums_of_many_rows_are_in_slices(text, monkeypatch):
-    """They do without slices where values are others in each call."""
+    """Values that differ in each call do without slices."""
     monkeypatch.setattr(row_sums, "LEAST", 1)
     rng = np.random.default_rng(0)
     dense = np.where(rng.random((60, 50)) < 0.1, rng.random((60, 50)), 0)
@@ -627,8 +627,8 @@ def test_sums_of_many_rows_are_in_slices(text, monkeypatch):
     (bound,) = sparsetir.plan(text, A=A, **operands)._expression.bound({})
     assert bound.kernel.signature.of_values
     for _ in range(3 + row_sums.MOST_CHANGES):
-        found = einsum(text, A=A, **operands)
-        np.testing.assert_allclose(found, reference(text, {"A": dense, **operands}), **CLOSE)
+        result = einsum(text, A=A, **operands)
+        np.testing.assert_allclose(result, reference(text, {"A": dense, **operands}), **CLOSE)
         A, dense = A.with_values(2 * A.values), 2 * dense
     assert not bound.kernel.signature.of_values
 

@@ -44,64 +44,64 @@ def scheduled():
 
 def test_a_program_without_arguments_is_not_run(monkeypatch):
     monkeypatch.setattr(explained, "measured", None)
-    told = sparsetir.explain(SPMM)
-    loops = [(x["loop"], x["parallel"]) for x in told.facts["loops"]]
+    report = sparsetir.explain(SPMM)
+    loops = [(x["loop"], x["parallel"]) for x in report.facts["loops"]]
     assert loops == [("i", "yes"), ("j", "no"), ("k", "yes")]
-    assert told.title == "spmm, by the default schedule" and told.facts["roofline"] == {}
-    assert str(told) == repr(told) == told.text() and "stage III:" not in str(told)
-    assert "Not known without arguments" in str(told) and "if feat" in told.facts["scheduled"]
-    assert "stage III:\n" in told.text(stages=True) and "source:\n" in told.text(stages=True)
-    assert told.html().startswith("<!DOCTYPE html>") and "## Loops\n" in told.markdown()
+    assert report.title == "spmm, by the default schedule" and report.facts["roofline"] == {}
+    assert str(report) == repr(report) == report.text() and "stage III:" not in str(report)
+    assert "Not known without arguments" in str(report) and "if feat" in report.facts["scheduled"]
+    assert "stage III:\n" in report.text(stages=True) and "source:\n" in report.text(stages=True)
+    assert report.html().startswith("<!DOCTYPE html>") and "## Loops\n" in report.markdown()
 
 
 def test_arguments_run_it_and_are_left_as_they_are():
     out = np.full((40, 8), 7, "float32")
-    told = sparsetir.explain(SPMM, {**GIVEN, "c": out})
-    assert told.facts["sizes"] == {"m": 40, "n": 30, "nnz": MATRIX.nnz, "feat": 8}
-    line = told.facts["roofline"]
+    report = sparsetir.explain(SPMM, {**GIVEN, "c": out})
+    assert report.facts["sizes"] == {"m": 40, "n": 30, "nnz": MATRIX.nnz, "feat": 8}
+    line = report.facts["roofline"]
     assert line["visits"] == MATRIX.nnz * 8 and line["flops"] == 2 * MATRIX.nnz * 8
     assert line["seconds"] > 0 and (out == 7).all()
-    assert told.title == f"spmm (m=40, n=30, nnz={MATRIX.nnz}, feat=8), by the default schedule"
-    assert "if feat" not in told.facts["scheduled"]  # the branches that 8 features take
+    assert report.title == f"spmm (m=40, n=30, nnz={MATRIX.nnz}, feat=8), by the default schedule"
+    assert "if feat" not in report.facts["scheduled"]  # the branches that 8 features take
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_a_schedule(given):
-    told = sparsetir.explain(SPMM, schedule=split) if given else sparsetir.explain(scheduled())
-    by = "the schedule split" if given else "its schedule"
-    assert told.title == f"spmm, by {by}"
-    assert told.facts["schedule"] == ("split" if given else None)
-    assert [x["loop"] for x in told.facts["loops"]] == ["i", "j", "k0", "k1"]
-    written = told.text(stages=True).partition("as it was written:")[2].partition("Loops\n")[0]
-    assert ("C[i, k0 * 8 + k1]" in written) != given
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_schedule(by_name):
+    report = sparsetir.explain(SPMM, schedule=split) if by_name else sparsetir.explain(scheduled())
+    by = "the schedule split" if by_name else "its schedule"
+    assert report.title == f"spmm, by {by}"
+    assert report.facts["schedule"] == ("split" if by_name else None)
+    assert [x["loop"] for x in report.facts["loops"]] == ["i", "j", "k0", "k1"]
+    written = report.text(stages=True).partition("as it was written:")[2].partition("Loops\n")[0]
+    assert ("C[i, k0 * 8 + k1]" in written) != by_name
 
 
 def test_a_kernel_is_the_one_that_is_shown(monkeypatch, kernel):
     monkeypatch.setattr(explained, "lower", None)
-    told = sparsetir.explain(kernel, GIVEN)
-    assert told.kernel is kernel and told.title.endswith(", as it was built")
-    assert told.facts["roofline"]["visits"] == MATRIX.nnz * 8
-    assert "as it was written" not in told.text(stages=True)
+    report = sparsetir.explain(kernel, GIVEN)
+    assert report.kernel is kernel and report.title.endswith(", as it was built")
+    assert report.facts["roofline"]["visits"] == MATRIX.nnz * 8
+    assert "as it was written" not in report.text(stages=True)
 
 
 def test_parameters_that_a_schedule_computes_are_not_given():
-    """They count as visited, and have no share in the bytes of the program."""
+    """Computed parameters count as visits, and not among the bytes of the program."""
     sch = sparsetir.Schedule(SPMM)
     rows, columns, _ = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
     sch.sort_rows_by_length(rows, columns, 8)
-    told = sparsetir.explain(sch, GIVEN)
-    assert told.kernel.computed
-    line, sizes = told.facts["roofline"], [x.nbytes for n, x in GIVEN.items() if n != "m"]
+    report = sparsetir.explain(sch, GIVEN)
+    assert report.kernel.computed
+    line, sizes = report.facts["roofline"], [x.nbytes for n, x in GIVEN.items() if n != "m"]
     assert (line["flops"], line["bytes"]) == (2 * MATRIX.nnz * 8, sum(sizes) + 4 * 40 * 8)
 
 
 @pytest.mark.parametrize("text", [TEXT, "ij,jk->ik"])
 def test_an_expression(text):
     named = {"A": MATRIX, "X": X} if text == TEXT else {}
-    told = sparsetir.explain(text, *([] if named else [MATRIX, X]), **named)
-    assert told.title.startswith(f"{text} (") and told.title.endswith(", by the default schedule")
-    assert told.facts["roofline"]["flops"] == 2 * MATRIX.nnz * 8
-    assert told.facts["innermost"] and told.kernel.target.kind.name == "llvm"
+    page = sparsetir.explain(text, *([] if named else [MATRIX, X]), **named)
+    assert page.title.startswith(f"{text} (") and page.title.endswith(", by the default schedule")
+    assert page.facts["roofline"]["flops"] == 2 * MATRIX.nnz * 8
+    assert page.facts["innermost"] and page.kernel.target.kind.name == "llvm"
 
 
 @pytest.mark.parametrize("format", ["csr", "dcsr", "coo"])
@@ -112,16 +112,16 @@ def test_a_sparse_result_is_computed_at_its_pattern(format):
 
 
 def test_an_operand_may_have_the_name_of_an_internal_argument():
-    told = sparsetir.explain(
+    report = sparsetir.explain(
         "y[i] = who[i,j] * text[j]", who=MATRIX, text=X[:, 0].copy(), like=None
     )
-    assert told.facts["roofline"]["flops"] == 2 * MATRIX.nnz
+    assert report.facts["roofline"]["flops"] == 2 * MATRIX.nnz
 
 
 def test_an_expression_for_a_gpu_is_not_run():
-    told = sparsetir.explain(TEXT, A=MATRIX, X=X, target="cuda")
-    assert "seconds" not in told.facts["roofline"] and "not run" in str(told)
-    assert told.facts["innermost"] == {} and "__global__" in told.text(stages=True)
+    report = sparsetir.explain(TEXT, A=MATRIX, X=X, target="cuda")
+    assert "seconds" not in report.facts["roofline"] and "not run" in str(report)
+    assert report.facts["innermost"] == {} and "__global__" in report.text(stages=True)
 
 
 REFUSED = {

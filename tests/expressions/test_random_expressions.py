@@ -37,19 +37,19 @@ def expressions(draw):
     sizes = {n: draw(st.integers(1, 4)) for n in "ijkl"}
     count = draw(st.integers(1, 4))
     names = "ABDE"[:count]
-    accesses, dense, given, formats = [], {}, {}, {}
+    accesses, dense, operands, formats = [], {}, {}, {}
     rng = np.random.default_rng(draw(st.integers(0, 999)))
     case = draw(st.sampled_from(["some", "some", "empty", "one row", "one column"]))
     for name in names:
         rank = draw(st.sampled_from([1, 2, 2, 2, 3, 4]))
-        at = draw(st.permutations("ijkl"))[:rank]
+        index = draw(st.permutations("ijkl"))[:rank]
         sparse = draw(st.booleans())
-        shape = tuple(sizes[n] for n in at)
-        dense[name], given[name] = array(shape, case, rng, sparse)
+        shape = tuple(sizes[n] for n in index)
+        dense[name], operands[name] = array(shape, case, rng, sparse)
         format = draw(st.sampled_from(FORMATS[rank])) if sparse else None
         if format:
             formats[name] = format
-        accesses.append(f"{name}[{','.join(at)}]")
+        accesses.append(f"{name}[{','.join(index)}]")
     parts = []
     for access in accesses:
         wrapped = draw(st.sampled_from(["{}"] * 12 + ["2 * {}", "-{}", "(1 + {})", *FUNCTIONS]))
@@ -66,54 +66,54 @@ def expressions(draw):
     out = draw(st.permutations(free))[: draw(st.integers(0, min(3, len(free))))]
     left = f"C[{','.join(out)}]" if out else "C"
     options = {}
-    masks = [a for a in accesses if a[0] in given and isinstance(given[a[0]], SparseTensor)]
+    masks = [a for a in accesses if a[0] in operands and isinstance(operands[a[0]], SparseTensor)]
     kind = draw(st.sampled_from(["dense"] * 3 + ["like", "sparse"]))
     if kind == "like" and masks:
         mask = draw(st.sampled_from(masks))
         left, options = f"C[{mask[2:-1]}]", {"like": mask[0]}
     elif kind == "sparse" and out:
         options = {"format": draw(st.sampled_from(RESULTS[len(out)]))}
-    return f"{left} = {text}", dense, given, options, formats
+    return f"{left} = {text}", dense, operands, options, formats
 
 
-def dense_of(found):
-    if isinstance(found, SparseTensor):
-        out = np.zeros(found.shape, found.dtype)
-        out[tuple(found.pattern.coords)] = found.values
+def dense_of(result):
+    if isinstance(result, SparseTensor):
+        out = np.zeros(result.shape, result.dtype)
+        out[tuple(result.pattern.coords)] = result.values
         return out
-    return found
+    return result
 
 
 @examples(10, 3000, drawn=expressions())
 def test_random_expressions(drawn):
     """Numbers are those of NumPy, at the pattern where the result has one."""
-    text, dense, given, options, formats = drawn
+    text, dense, operands, options, formats = drawn
     want = reference(text, dense)
     try:
-        found = einsum(text, **given, **options, formats=formats)
+        result = einsum(text, **operands, **options, formats=formats)
     except ValueError as error:
         assume("coo" not in formats.values())  # coordinates that repeat are not searched
         raise error
     if "like" in options:
         want = np.where(dense[options["like"]] != 0, want, 0)
     np.testing.assert_allclose(
-        dense_of(found), want, rtol=1e-8, atol=1e-8, err_msg=f"{text} {formats}"
+        dense_of(result), want, rtol=1e-8, atol=1e-8, err_msg=f"{text} {formats}"
     )
 
 
 @examples(3, 300, drawn=expressions())
 def test_random_gradients(drawn):
     """Gradients for all operands are those of finite differences."""
-    text, dense, given, options, _ = drawn
+    text, dense, inputs, options, _ = drawn
     assume(not options and "sqrt" not in text and "abs" not in text and "relu" not in text)
     leaves = {n: torch.from_numpy(x.copy()).requires_grad_() for n, x in dense.items()}
     tensors = {
-        n: leaves[n] if not isinstance(given[n], SparseTensor) else _sparse(given[n], leaves[n])
-        for n in given
+        n: leaves[n] if not isinstance(inputs[n], SparseTensor) else _sparse(inputs[n], leaves[n])
+        for n in inputs
     }
-    found = einsum(text, **tensors)
-    weights = torch.from_numpy(np.random.default_rng(0).standard_normal(tuple(found.shape)))
-    (found * weights).sum().backward()
+    result = einsum(text, **tensors)
+    weights = torch.from_numpy(np.random.default_rng(0).standard_normal(tuple(result.shape)))
+    (result * weights).sum().backward()
     for name, leaf in leaves.items():
         step = np.random.default_rng(1).standard_normal(leaf.shape) * (dense[name] != 0) * 1e-6
         more, less = ({**dense, name: dense[name] + s * step} for s in (1, -1))
@@ -124,5 +124,5 @@ def test_random_gradients(drawn):
 
 def _sparse(pattern, leaf):
     """A sparse tensor of torch with the values of a dense one."""
-    at = torch.from_numpy(np.stack(pattern.pattern.coords).astype("int64"))
-    return torch.sparse_coo_tensor(at, leaf[tuple(at)], leaf.shape, is_coalesced=True)
+    index = torch.from_numpy(np.stack(pattern.pattern.coords).astype("int64"))
+    return torch.sparse_coo_tensor(index, leaf[tuple(index)], leaf.shape, is_coalesced=True)

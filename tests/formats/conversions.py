@@ -1,4 +1,4 @@
-"""Conversions run through programs: what formats with converters of their own are tested with."""
+"""Conversions run through programs: tests of formats with separate converters."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def patterns(draw: Any, order: int = 2, longest: int = 20) -> Pattern:
 
 def check_values(conv: ConvertedFormat, dtype: str = "float32") -> Arrays:
     """Values come back bit by bit, and padding holds zeros; the arguments with them."""
-    given = values(conv.pattern, dtype)
-    arguments = conv.arguments(A=given)
+    original = values(conv.pattern, dtype)
+    arguments = conv.arguments(A=original)
     back = conv.restore("A", arguments)
-    assert back.dtype == given.dtype and back.tobytes() == given.tobytes()
+    assert back.dtype == original.dtype and back.tobytes() == original.tobytes()
     for part in conv.parts:
         stored = arguments[conv.parameter("A", part)]
-        assert stored.shape == part.shape and stored.dtype == given.dtype
+        assert stored.shape == part.shape and stored.dtype == original.dtype
         assert not stored[part.mask == 0].any()
     return arguments
 
@@ -72,7 +72,7 @@ def as_inferred(
 
 
 def converted(fmt: Format, pattern: Pattern, places: bool = True) -> ConvertedFormat:
-    """Each element in one part, arrays as inferred, and values of float32 that come back."""
+    """Each element in one part, arrays as inferred, and float32 values that round-trip."""
     check_partition(pattern.coords, fmt.split(pattern))
     as_inferred(fmt, pattern, places)
     return round_trip(fmt, pattern, ("float32",))

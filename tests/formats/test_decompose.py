@@ -41,7 +41,7 @@ def relational_coordinates(args: dict[str, Any]) -> tuple[list[np.ndarray], tupl
 
 
 def ways(func: Any) -> list[Any]:
-    """To run: interpreted, by generated code in one function, and in those of copies and the rest.
+    """The ways to run: interpreted, by code in one function, and in those of copies and the rest.
 
     The code is generated once.
     """
@@ -205,8 +205,8 @@ def test_sparse_outputs(program: str, names: list[str], buffers: str, how: str) 
     rules = [matrix(n, buffers=buffers.split()) for n in names]
     # Nothing is taken out where the output alone is in a format.
     func = check(program, rules, csr_coordinates, how="whole" if buffers == "OUT" else how)
-    found = [it.name for it in sparse_iterations(func) if RESTORE in it.annotations]
-    assert found == ([f"restore_OUT_{n}" for n in names] if "OUT" in buffers else [])
+    restores = [it.name for it in sparse_iterations(func) if RESTORE in it.annotations]
+    assert restores == ([f"restore_OUT_{n}" for n in names] if "OUT" in buffers else [])
     # An output that is set before it is read is not copied in.
     copies = [it.name for it in sparse_iterations(func) if it.name.startswith("copy_OUT")]
     assert not copies
@@ -258,7 +258,7 @@ def test_relational_with_the_relation_in_a_buffer() -> None:
 
 
 def block_rows(b: int, *, mask: bool) -> Any:
-    """From the blocks of bsr2 to blocks whose rows are stored only where there is one."""
+    """A conversion from the blocks of bsr2 to blocks whose empty rows are not stored."""
     buffers = {"A_bsr2": "float32"} | ({"MASK_bsr2": "int8"} if mask else {})
     axes = [
         ("O", "dense", 1), ("IO2", "sparse", "mb", "O"), ("JO2", "sparse", "nb", "IO2"),

@@ -28,8 +28,8 @@ from sparsetir.sparse_ir.nodes import sparse_iterations
 
 def over_csr(body: str, axes: str = "", d: str = "") -> Any:
     """A function on A over (I, J) and dense X (n,), Y (m,); and on D, over what is said."""
-    own = f"I_ = T.dense_fixed(m)\nJ_ = T.dense_fixed(n)\n{axes}"
-    return small("f", body, own, A="I J", X="J_", Y="I_", **({"D": d} if d else {}))
+    own_axes = f"I_ = T.dense_fixed(m)\nJ_ = T.dense_fixed(n)\n{axes}"
+    return small("f", body, own_axes, A="I J", X="J_", Y="I_", **({"D": d} if d else {}))
 
 
 def run_over_csr(
@@ -279,13 +279,13 @@ def arguments(pattern: F.Pattern, feat: int = 2) -> dict[str, Any]:
 def check(body: str, fmt: F.Format, feat: int = 2, pattern: F.Pattern = MATRICES["random"]) -> None:
     """The decomposed program leaves what the program leaves, interpreted and built."""
     func = sparsetir.from_source(HEAD + body)
-    given = arguments(pattern, feat)
-    want = copied(given)
+    args = arguments(pattern, feat)
+    want = copied(args)
     sparsetir.interpret(func, want)
     converted = fmt.convert(pattern, F.Operand.of(func, "A"))
     decomposed = converted.decompose(func)
     for run in (sparsetir.interpret, lambda f, args: sparsetir.build(f)(**args)):
-        mine = copied(given)
+        mine = copied(args)
         run(decomposed, mine | converted.arguments(A=mine["a"]))
         np.testing.assert_array_equal(mine["y"], want["y"])
         np.testing.assert_array_equal(mine["a"], want["a"])
@@ -338,13 +338,13 @@ def test_operands_of_another_size_are_refused(fmt: F.Format) -> None:
     converted = matrix.to(fmt)
     _, compute = sparsetir.extract_preprocess(converted.decompose(spmm, drop_full_masks=False))
     kernel = sparsetir.build(compute)
-    given = matrix.arguments(fmt, drop_full_masks=False)
+    args = matrix.arguments(fmt, drop_full_masks=False)
     b, c = np.ones((20, 8), "float32"), np.empty((20, 8), "float32")
-    kernel(b=b, c=c, **given)
+    kernel(b=b, c=c, **args)
     np.testing.assert_allclose(c, MATRIX @ b, rtol=1e-5)
     for operands in ({"b": b[:5].copy(), "c": c}, {"b": b, "c": c[:3].copy()}):
         with pytest.raises(ValueError, match="expected (indices|shape|rows)"):
-            kernel(**operands, **given)
+            kernel(**operands, **args)
     with pytest.raises(ValueError, match="expected (indices|shape|rows)"):
         kernel(b=b, c=c, **larger.arguments(fmt, drop_full_masks=False))
 

@@ -176,21 +176,21 @@ with T.sp_iter([O, R], "SS", "rows") as [o, r]:
 
 @pytest.mark.parametrize("shape", ["(1,)", "(2, 1)"])
 def test_temporaries(shape: str) -> None:
-    """What several parts use gets the outer axes; what one part uses stays."""
-    at = "0" if shape == "(1,)" else "1, 0"
+    """Shared temporaries get the outer axes; those of one part stay."""
+    index = "0" if shape == "(1,)" else "1, 0"
     func = function(f"""
 with T.sp_iter([I], "S", "rows") as [i]:
     once = T.alloc_buffer((1,), "float32")
     once[0] = 3.0
     t = T.alloc_buffer({shape}, "float32")
-    t[{at}] = once[0]
+    t[{index}] = once[0]
     with T.sp_iter([J], "R", "sum") as [j]:
         with T.init():
-            t[{at}] = 1.0
-        t[{at}] = t[{at}] + A[i, j]
+            t[{index}] = 1.0
+        t[{index}] = t[{index}] + A[i, j]
     with T.sp_iter([J], "S", "add") as [j]:
-        OUT[i, j] = A[i, j] + t[{at}]
-    Y[i] = t[{at}]
+        OUT[i, j] = A[i, j] + t[{index}]
+    Y[i] = t[{index}]
 """)
     new = same(func, ["A"], ["rows", "sum", "add", "rows_"])
     text = new.script()

@@ -39,7 +39,7 @@ def dealt(columns: list[int], k: int) -> list[tuple[int, list[int]]]:
 
 
 def slow_hyb(pattern: Pattern, c: int, k: int) -> list[list[Piece]]:
-    """For each part and bucket the pieces (0, row, columns), element by element."""
+    """The pieces (0, row, columns) of each part and bucket, element by element."""
     out: list[list[Piece]] = [[] for _ in range(c * (k + 1))]
     width = math.ceil(pattern.shape[1] / c)
     for part in range(c):
@@ -54,7 +54,7 @@ def slow_hyb(pattern: Pattern, c: int, k: int) -> list[list[Piece]]:
 
 
 def slow_relational(pattern: Pattern, k: int) -> list[list[Piece]]:
-    """For each bucket the pieces (relation, row, columns), relation by relation."""
+    """The pieces (relation, row, columns) of each bucket, relation by relation."""
     out: list[list[Piece]] = [[] for _ in range(k + 1)]
     r, i, j = pattern.coords
     for relation in range(pattern.shape[0]):
@@ -65,7 +65,7 @@ def slow_relational(pattern: Pattern, k: int) -> list[list[Piece]]:
 
 
 def pieces_of(part: Any) -> list[Piece]:
-    """What the index arrays of a part say."""
+    """The pieces in the index arrays of a part."""
     _, row, col = part.rule.axes_after_rewrite
     names = (f"indptr_{row.lower()}", f"indices_{row.lower()}", f"indices_{col.lower()}")
     indptr, rows, columns = (part.indices[part.rule.renamed(n)] for n in names)
@@ -109,7 +109,7 @@ def test_k_is_the_logarithm_of_the_mean_length_rounded_up(rows: int, nnz: int, k
 
 
 def tiles_of(part: Any, rows: int) -> list[tuple[int, list[Piece]]]:
-    """What the index arrays of a part in tiles say: of each the relation and the pieces."""
+    """The relation and the pieces of each tile in the index arrays of a part."""
     _, tile, row, col = part.rule.axes_after_rewrite
     names = (f"indptr_{tile.lower()}", f"indices_{tile.lower()}", f"indices_{row.lower()}",
              f"indices_{col.lower()}")  # fmt: skip
@@ -117,10 +117,10 @@ def tiles_of(part: Any, rows: int) -> list[tuple[int, list[Piece]]]:
     assert indptr.tolist() == [0, len(relation)]
     columns = columns.reshape(len(relation), rows, int(part.rule.axis(col).nnz_cols))
     out = []
-    for r, own, slots in zip(relation, row_of.reshape(-1, rows), columns, strict=True):
-        count = int((own >= 0).sum())  # padding comes last
-        assert count and (own[count:] == -1).all() and (slots[count:] == -1).all()
-        out.append((int(r), [(int(r), int(own[t]), slots[t].tolist()) for t in range(count)]))
+    for r, held, slots in zip(relation, row_of.reshape(-1, rows), columns, strict=True):
+        count = int((held >= 0).sum())  # padding comes last
+        assert count and (held[count:] == -1).all() and (slots[count:] == -1).all()
+        out.append((int(r), [(int(r), int(held[t]), slots[t].tolist()) for t in range(count)]))
     return out
 
 
@@ -131,7 +131,7 @@ def test_tiles_have_the_pieces_of_one_relation(pattern: Pattern, k: int, rows: i
     conv = round_trip(RelationalHyb(k, rows), pattern, ("float32",))
     for part, pieces in zip(conv.parts, slow_relational(pattern, k), strict=True):
         tiles = tiles_of(part, rows)
-        assert [p for _, own in tiles for p in own] == pieces
+        assert [p for _, held in tiles for p in held] == pieces
         for before, after in itertools.pairwise(tiles):  # full but for the last of a relation
             assert len(before[1]) == rows or before[0] != after[0]
 

@@ -200,18 +200,18 @@ def test_random_tensors(pattern: F.Pattern, fmt: F.Format) -> None:
 def test_values_alone(fmt: F.Format) -> None:
     """Structure and values are all arguments; values may be arrays of another library."""
     pattern = MATRICES["random"]
-    conv, given = converted(fmt, pattern), values(pattern)
-    alone = conv.values(A=given)
+    conv, stored = converted(fmt, pattern), values(pattern)
+    alone = conv.values(A=stored)
     assert set(alone) == {conv.parameter("A", part) for part in conv.parts}
-    for found in (conv.arguments(A=given), conv.arguments() | conv.values(A=_tensor(given))):
-        assert set(found) == set(conv.arguments()) | set(alone)
+    for filled in (conv.arguments(A=stored), conv.arguments() | conv.values(A=_tensor(stored))):
+        assert set(filled) == set(conv.arguments()) | set(alone)
         for name, array in alone.items():
-            np.testing.assert_array_equal(found[name], array)
+            np.testing.assert_array_equal(filled[name], array)
     assert not any(array.any() for array in conv.values(A=None).values())
     with pytest.raises(ValueError, match=rf"{fmt.name}: argument 'A': expected .* float32, got"):
-        conv.values(A=given.astype("float64"))
+        conv.values(A=stored.astype("float64"))
     with pytest.raises(ValueError, match=rf"{fmt.name}: expected values of some of .*, got 'X'"):
-        conv.values(X=given)
+        conv.values(X=stored)
 
 
 def _tensor(array: np.ndarray) -> Any:
@@ -273,9 +273,9 @@ def test_interpreted(fmt: F.Format) -> None:
         sparsetir.interpret(conv.decompose(func), args)
         np.testing.assert_allclose(args["c"], want, rtol=1e-5, atol=1e-5, err_msg=name)
         for part in conv.parts:
-            at = conv.parameter("A", part)
+            param = conv.parameter("A", part)
             stored = part.mask != 0
-            np.testing.assert_array_equal(args[at][stored], filled[at][stored], err_msg=at)
+            np.testing.assert_array_equal(args[param][stored], filled[param][stored], err_msg=param)
 
 
 @pytest.mark.parametrize(
@@ -309,22 +309,22 @@ ON_THREADS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("made", [
+@pytest.mark.parametrize("make", [
     pytest.param(OpenCLFunction, marks=requires_opencl, id="OpenCL"),
     pytest.param(CudaFunction, marks=[requires_cuda_text, pytest.mark.slow], id="CUDA"),
 ])  # fmt: skip
 @pytest.mark.parametrize("fmt", by_turns(ON_THREADS, 2), ids=lambda f: f.name)
 @pytest.mark.parametrize("name", ["random", "one dense row"])
 @pytest.mark.default("random-csr-OpenCL", "one dense row-bsr_4_2-OpenCL")
-def test_on_threads(fmt: F.Format, name: str, made: Any) -> None:
-    """By the default schedule of GPUs, as OpenCL and as CUDA on a CPU."""
+def test_on_threads(fmt: F.Format, name: str, make: Any) -> None:
+    """The default schedule of GPUs, as OpenCL and as CUDA on a CPU."""
     args, want = spmm_case(MATRICES[name])
     conv = converted(fmt, MATRICES[name])
     _, compute = sparsetir.extract_preprocess(conv.decompose(program(2)))
-    run = on_threads(compute, sparsetir.lower_sparse_iter(compute), "opencl", made)
-    given = {**args, **conv.arguments(A=args["a"])}
-    found = run({str(p.name): given[str(p.name)] for p in compute.params})["c"]
-    np.testing.assert_allclose(found.reshape(want.shape), want, rtol=1e-4, atol=1e-5)
+    run = on_threads(compute, sparsetir.lower_sparse_iter(compute), "opencl", make)
+    arguments = {**args, **conv.arguments(A=args["a"])}
+    result = run({str(p.name): arguments[str(p.name)] for p in compute.params})["c"]
+    np.testing.assert_allclose(result.reshape(want.shape), want, rtol=1e-4, atol=1e-5)
 
 
 def test_places_of_a_format_of_a_users_own() -> None:
@@ -366,9 +366,9 @@ def test_sampled_products(fmt: F.Format, build: bool) -> None:
 
 @pytest.mark.parametrize("fmt", [*FORMATS, *TENSOR_FORMATS], ids=lambda f: f.name)
 def test_another_order_is_refused(fmt: F.Format) -> None:
-    own, pattern = (2, TENSORS["random"]) if fmt in FORMATS else (3, MATRICES["random"])
-    with pytest.raises(ValueError, match=rf"{fmt.name}: expected a pattern of {own} axes, got"):
+    axes, pattern = (2, TENSORS["random"]) if fmt in FORMATS else (3, MATRICES["random"])
+    with pytest.raises(ValueError, match=rf"{fmt.name}: expected a pattern of {axes} axes, got"):
         fmt.convert(pattern)
     pattern = MATRICES["random"] if fmt in FORMATS else TENSORS["random"]
-    with pytest.raises(ValueError, match=rf"{fmt.name}: argument 'operand': expected {own} axes"):
+    with pytest.raises(ValueError, match=rf"{fmt.name}: argument 'operand': expected {axes} axes"):
         fmt.convert(pattern, F.Operand(axes=("I", "J", "K", "L")))

@@ -41,7 +41,7 @@ def test_csr_and_csc_are_scipys() -> None:
 
 
 def test_diagonals_are_scipys() -> None:
-    """Of the same number, but that scipy has a place for every column and not for every row."""
+    """The same number as SciPy's, whose arrays have a place for every column, not every row."""
     dense = np.diag(np.arange(1.0, 7.0)) + np.diag([7.0, 0, 8, 9], -2)[:6, :6]
     pattern = Pattern(np.nonzero(dense), (6, 6))
     args = DIA().convert(pattern).arguments(A=dense[dense != 0].astype("float32"))
@@ -150,7 +150,7 @@ def slow_columns(pattern: Pattern, rows: int) -> list[Column]:
     stored: dict[tuple[int, int], list[int]] = {}
     for i, j in zip(*(c.tolist() for c in pattern.coords), strict=True):
         stored.setdefault((i // rows, j), []).append(i % rows)
-    return sorted((p, sum(1 << r for r in at), j, at) for (p, j), at in stored.items())
+    return sorted((p, sum(1 << r for r in rs), j, rs) for (p, j), rs in stored.items())
 
 
 def columns_of(part: Any) -> list[tuple[int, int, list[int]]]:
@@ -165,22 +165,22 @@ def columns_of(part: Any) -> list[tuple[int, int, list[int]]]:
 @pytest.mark.parametrize("name", MATRICES)
 def test_statistics_are_those_of_plain_python(name: str) -> None:
     pattern = MATRICES[name]
-    found = EnumeratedPatterns(4).patterns(pattern)
+    stats = EnumeratedPatterns(4).patterns(pattern)
     grouped = groupby(slow_columns(pattern, 4), key=lambda c: c[:2])
     want = [(panel, mask, len(list(columns))) for (panel, mask), columns in grouped]
-    assert list(zip(*(f.tolist() for f in found), strict=True)) == want
+    assert list(zip(*(f.tolist() for f in stats), strict=True)) == want
 
 
 @examples(25, 500, pattern=patterns(), rows=st.integers(1, 16))
 def test_random_groups(pattern: Pattern, rows: int) -> None:
     fmt = EnumeratedPatterns(rows)
     conv = converted(fmt, pattern, places=False)
-    want = [(p, j, at) for p, _, j, at in slow_columns(pattern, rows)]
+    want = [(p, j, rs) for p, _, j, rs in slow_columns(pattern, rows)]
     have = [c for part in conv.parts for c in columns_of(part)]
     assert sorted(have) == sorted(want)
-    found = fmt.patterns(pattern)
-    bits = np.array([int(m).bit_count() for m in found.mask], int)
-    stored = [(found.columns * bits)[bits == q].sum() for q in range(1, rows + 1)]
+    stats = fmt.patterns(pattern)
+    bits = np.array([int(m).bit_count() for m in stats.mask], int)
+    stored = [(stats.columns * bits)[bits == q].sum() for q in range(1, rows + 1)]
     assert stored == [p.stored for p in conv.parts]
 
 

@@ -1,4 +1,4 @@
-"""What formats, their parameters, inference and partitions refuse."""
+"""Errors of formats, their parameters, inference and partitions."""
 
 import numpy as np
 from zoo import MATRICES
@@ -165,7 +165,7 @@ infer_format(matrix("bsr2"), [np.arange(2)] * 2, (2, 2)).restore(np.ones(3))
 
 
 def test_partitions():
-    """Each coordinate is taken once."""
+    """Each coordinate belongs to one part."""
     check_partition(PARTS, [MASK, ~MASK])
     check_partition(PARTS, [MASK, np.array([2, 1]), np.zeros(0, int), np.zeros(4, bool)])
     check_partition(PARTS, [np.arange(4, dtype=np.uint8), []])

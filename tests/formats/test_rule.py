@@ -161,11 +161,11 @@ def scatter(order: int) -> Any:
 def csf_arguments(coords: list[np.ndarray], shape: Any) -> dict[str, Any]:
     """The original's index arrays, by scipy-free means."""
     names = "ijkl"[: len(shape)]
-    known = np.unique(np.stack(coords, axis=1), axis=0) if coords else None
+    elements = np.unique(np.stack(coords, axis=1), axis=0) if coords else None
     args: dict[str, Any] = {f"n_{n}": s for n, s in zip(names, shape)}
     above = np.arange(shape[0])[:, None]
     for level in range(1, len(shape)):
-        here = np.unique(known[:, : level + 1], axis=0)
+        here = np.unique(elements[:, : level + 1], axis=0)
         of = {tuple(c): n for n, c in enumerate(above)}
         counts = np.bincount([of[tuple(c[:-1])] for c in here] or [0], minlength=len(above))
         counts = counts if len(here) else np.zeros(len(above), int)

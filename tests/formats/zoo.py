@@ -65,7 +65,7 @@ TENSORS = _tensors()
 
 
 def values(pattern: Pattern, dtype: str = "float32", seed: int = 1) -> np.ndarray:
-    """Values with explicit zeros, a NaN and an infinity among them where there is room."""
+    """Values with explicit zeros, and with a NaN and an infinity where they fit."""
     out = np.random.default_rng(seed).standard_normal(pattern.nnz).astype(np.dtype(dtype))
     out[::5] = 0
     if pattern.nnz > 3:

@@ -1,4 +1,4 @@
-"""What is no region runs by torch's own kernels, but where a test says otherwise."""
+"""Fixtures that leave nodes outside of regions to torch, unless a test says otherwise."""
 
 import pytest
 import torch

@@ -30,7 +30,7 @@ def written_twice(e):
 
 
 def cumulative(e):
-    """As PyG's `cumsum`: sums are written to a part of new memory."""
+    """Sums are written to a part of new memory, as in PyG's `cumsum`."""
     out = torch.zeros(2, e.shape[1] + 1, dtype=torch.int64)
     torch.cumsum(e != 0, 1, out=out.narrow(1, 1, e.shape[1]))
     return out
@@ -98,7 +98,7 @@ def flat(results):
 
 
 def state(tensors):
-    """Of tensors that may share memory: which do, how each lies there, and the values."""
+    """The aliases of tensors: which share memory, how each is laid out, and the values."""
     storages = {}
     for x in tensors:
         storage = storages.setdefault(x.untyped_storage()._cdata, len(storages))
@@ -109,36 +109,36 @@ def state(tensors):
 def arguments(dtype, layout):
     generator = torch.Generator().manual_seed(3)
     index = torch.randint(0, NODES, (2, EDGES), generator=generator)
-    given = index % 2 == 0 if dtype == torch.bool else index.to(dtype)
+    attributes = index % 2 == 0 if dtype == torch.bool else index.to(dtype)
     if layout == "transposed":
-        return index, given.t().contiguous().t()
+        return index, attributes.t().contiguous().t()
     if layout == "sliced":
-        return index, torch.cat([given, given], 1)[:, 3 : 3 + EDGES]
-    return index, given[:, : 0 if layout == "empty" else EDGES].clone()
+        return index, torch.cat([attributes, attributes], 1)[:, 3 : 3 + EDGES]
+    return index, attributes[:, : 0 if layout == "empty" else EDGES].clone()
 
 
 def steps(backend, cases, dtype, layout, grad, inference):
-    """What is seen of two calls, between which all results are written to."""
+    """Observations of two calls, between which all results are written to."""
     torch._dynamo.reset()
 
-    def model(x, index, given):
+    def model(x, index, attributes):
         computed = [(index + n).to(dtype) for n in range(len(cases))]
         learnt = [(x[:2, :EDGES] * (n + 1)).to(dtype) for n in range(len(cases))]
-        sources = [given, computed, learnt] if given[0].shape[1] else [given]
+        sources = [attributes, computed, learnt] if attributes[0].shape[1] else [attributes]
         results = [[case(e) for case, e in zip(cases, s, strict=True)] for s in sources]
         return results, torch.zeros_like(x).index_add(0, index[1], x[index[0]])
 
     call = torch.compile(model, backend=backend)
     index = arguments(dtype, layout)[0]
-    given = [arguments(dtype, layout)[1] for _ in cases]
+    inputs = [arguments(dtype, layout)[1] for _ in cases]
     for _ in range(2):
         x = torch.linspace(-1, 1, NODES * 8).view(NODES, 8).requires_grad_(grad)
         with torch.inference_mode(inference):
-            results, out = call(x, index, given)
+            results, out = call(x, index, inputs)
         if grad:
             out.sum().backward()
         for written in (False, True):
-            for n, e in enumerate(given):
+            for n, e in enumerate(inputs):
                 tensors = flat([e, *(r[n] for r in results)])
                 with torch.inference_mode(inference), torch.no_grad():
                     for tensor in tensors[1:] if written else []:
@@ -164,5 +164,5 @@ def test_aliases(dtype, layout, grad, inference, plain):
     for cases in (CASES[:2], CASES[2:]):
         how = cases, dtype, layout, grad, inference
         both = list(steps("sparsetir", *how)), list(steps("aot_eager", *how))
-        for (n, found), (_, wanted) in zip(*both, strict=True):
-            assert found == wanted, cases[n]
+        for (n, result), (_, wanted) in zip(*both, strict=True):
+            assert result == wanted, cases[n]

@@ -140,8 +140,8 @@ def inputs():
     return torch.randn(NODES, FEATURES, generator=generator), e, torch.tensor(0.4)
 
 
-def assert_equal(found, expected, texts):
-    for a, b, text in zip(found, expected, texts, strict=True):
+def assert_equal(results, expected, texts):
+    for a, b, text in zip(results, expected, texts, strict=True):
         torch.testing.assert_close(
             a, b, rtol=1e-4, atol=1e-4, equal_nan=True, msg=lambda m, t=text: f"{t}: {m}"
         )
@@ -151,8 +151,8 @@ def test_regions(plain):
     edges, nodes = rows(BOTH + EDGE_ROWS.strip()), rows(NODE_ROWS)
     model, backend = Rows(edges, nodes), Backend()
     with torch.no_grad():
-        found = torch.compile(model, backend=backend)(*inputs())
-        assert_equal(found, model(*inputs()), edges + nodes)
+        results = torch.compile(model, backend=backend)(*inputs())
+        assert_equal(results, model(*inputs()), edges + nodes)
     assert sum(len(graph.found) for graph in backend.graphs) > len(edges)
 
 
@@ -169,10 +169,10 @@ def test_exported(tmp_path, of):
     model, path = Rows(edges, others), tmp_path / "rows.so"
     export(model, inputs(), path)
     vm = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
-    found = vm["main"](*(tvm.runtime.tensor(x.numpy()) for x in inputs()))
+    results = vm["main"](*(tvm.runtime.tensor(x.numpy()) for x in inputs()))
     with torch.no_grad():
         expected = model(*inputs())
-    assert_equal([torch.from_numpy(x.numpy()) for x in found], expected, edges + others)
+    assert_equal([torch.from_numpy(x.numpy()) for x in results], expected, edges + others)
 
 
 @pytest.mark.parametrize("of", by_default(range(5), 0))

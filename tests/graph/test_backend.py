@@ -34,8 +34,8 @@ def compiled(model, **options):
     return torch.compile(model, backend=backend, **options), backend
 
 
-def assert_close(found, expected):
-    for a, b in zip(found, expected, strict=True):
+def assert_close(results, expected):
+    for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, equal_nan=True)
 
 
@@ -58,9 +58,9 @@ def check_many_gradients(model, call, args):
     out = call(*args)
     weights = torch.randn(3, *out.shape)
     options = {"allow_unused": True, "materialize_grads": True}
-    found = torch.autograd.grad(out, leaves, weights, is_grads_batched=True, **options)
+    grads = torch.autograd.grad(out, leaves, weights, is_grads_batched=True, **options)
     each = [torch.autograd.grad(model(*args), leaves, w, **options) for w in weights]
-    assert_close(found, map(torch.stack, zip(*each, strict=True)))
+    assert_close(grads, map(torch.stack, zip(*each, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -85,27 +85,27 @@ def test_layers(name):
 
 
 def test_what_follows_from_edges_is_kept_while_they_stay():
-    model, (x, given) = made("GCN")
+    model, (x, pairs) = made("GCN")
     call, backend = compiled(model)
 
     def runs():
         before = sum(p.runs for p in preludes(backend))
         for _ in range(2):
-            assert_close(gradients(call, model, x, given), gradients(model, model, x, given))
+            assert_close(gradients(call, model, x, pairs), gradients(model, model, x, pairs))
         return sum(p.runs for p in preludes(backend)) - before
 
     assert runs() == 1
-    given[:, :9] = given[:, :9].flip(1) + 1
+    pairs[:, :9] = pairs[:, :9].flip(1) + 1
     assert runs() == 1
-    given.numpy()[0, 4] = 3  # where torch counts no version
+    pairs.numpy()[0, 4] = 3  # where torch counts no version
     assert runs() == 1
-    given = edges(seed=5)
+    pairs = edges(seed=5)
     assert runs() == 1
     with torch.inference_mode():
-        given = given + 1
-        assert_close([call(x, given)], [model(x, given)])
-        given[1] = 2
-        assert_close([call(x, given)], [model(x, given)])
+        pairs = pairs + 1
+        assert_close([call(x, pairs)], [model(x, pairs)])
+        pairs[1] = 2
+        assert_close([call(x, pairs)], [model(x, pairs)])
 
 
 def test_edges_that_are_new_in_each_step_compile_nothing():
@@ -139,26 +139,26 @@ def test_new_edges_are_sorted_by_counting_from_the_first_steps_on(monkeypatch):
 def test_layers_share_what_edges_that_are_new_take(monkeypatch):
     """Edges are sorted once in each direction, by what backward keeps of forward, and what kernels
     take of them is made once for layers that are alike."""
-    made, sorts = [], []
+    prepared, sorts = [], []
 
     def counted(of, name, calls):
         before = getattr(of, name)
         monkeypatch.setattr(of, name, lambda *args: (calls.append(args), before(*args))[1])
 
-    counted(operator, "_prepare", made)
+    counted(operator, "_prepare", prepared)
     counted(orders, "sorted_pairs", sorts)
     layers = (pyg.GINConv(torch.nn.Linear(FEATURES, FEATURES)) for _ in range(3))
     model = pyg.Sequential("x, e", [(layer, "x, e -> x") for layer in layers])
     call, backend = compiled(model)
     for step in range(4):
-        x, given = torch.randn(NODES, FEATURES), edges(step)
+        x, edge_index = torch.randn(NODES, FEATURES), edges(step)
         sorts.clear()
-        made.clear()
-        assert_close(gradients(call, model, x, given), gradients(model, model, x, given))
+        prepared.clear()
+        assert_close(gradients(call, model, x, edge_index), gradients(model, model, x, edge_index))
         if step:
-            given[0, 0] += 1  # which is no matter of what was prepared
+            edge_index[0, 0] += 1  # which is no matter of what was prepared
     assert len(backend.graphs) == 1 and len(backend.graphs[0].found) >= 6
-    assert len(sorts) == 2 and len(made) == 2
+    assert len(sorts) == 2 and len(prepared) == 2
 
 
 def test_sizes_of_any_number_from_the_start():
@@ -172,34 +172,34 @@ def test_sizes_of_any_number_from_the_start():
 
 @pytest.mark.parametrize("wrong", [-1, NODES])
 def test_an_index_out_of_range_is_refused(wrong):
-    model, (x, given, w) = made("raw")
-    given[0, 3] = wrong
+    model, (x, edge_index, w) = made("raw")
+    edge_index[0, 3] = wrong
     with pytest.raises(StructureIndexError, match=f"at least 0 and less than {NODES}, got {wrong}"):
-        compiled(model)[0](x, given, w)
+        compiled(model)[0](x, edge_index, w)
 
 
 @pytest.mark.slow
 def test_kinds_of_edges():
-    model, (x, given, w) = made("raw")
-    check(model, x, given.int(), w)
-    check(model, x, given[:, :0], w[:0])
-    check(model, x, given[:, :1].clone(), w[:1])
+    model, (x, pairs, w) = made("raw")
+    check(model, x, pairs.int(), w)
+    check(model, x, pairs[:, :0], w[:0])
+    check(model, x, pairs[:, :1].clone(), w[:1])
     layer = Wrapped(pyg.SAGEConv(FEATURES, 8))
     size = (NODES, NODES)
-    by_targets = EdgeIndex(given[:, given[1].argsort()], sparse_size=size, sort_order="col")
-    for edge_index in EdgeIndex(given, sparse_size=size), by_targets.fill_cache_():
+    by_targets = EdgeIndex(pairs[:, pairs[1].argsort()], sparse_size=size, sort_order="col")
+    for edge_index in EdgeIndex(pairs, sparse_size=size), by_targets.fill_cache_():
         assert check(layer, x, edge_index).graphs[0].found
-    check(Wrapped(pyg.GCNConv(FEATURES, 8, flow="target_to_source")), x, given)
+    check(Wrapped(pyg.GCNConv(FEATURES, 8, flow="target_to_source")), x, pairs)
 
 
 def test_two_kinds_of_nodes():
     class Pair(Wrapped):
-        def forward(self, x, y, given):
-            return self.layer((x, y), given)
+        def forward(self, x, y, pairs):
+            return self.layer((x, y), pairs)
 
-    given = torch.stack([torch.randint(0, NODES, (60,)), torch.randint(0, 11, (60,))])
+    edge_index = torch.stack([torch.randint(0, NODES, (60,)), torch.randint(0, 11, (60,))])
     x, y = torch.randn(NODES, FEATURES), torch.randn(11, 5)
-    backend = check(Pair(pyg.SAGEConv((FEATURES, 5), 8)), x, y, given)
+    backend = check(Pair(pyg.SAGEConv((FEATURES, 5), 8)), x, y, edge_index)
     assert backend.graphs[0].found and not backend.graphs[0].left
 
 
@@ -209,8 +209,8 @@ def test_one_index_of_nodes_of_two_kinds():
         few = x.new_zeros(len(x), 8).index_add(0, target, y[source] * y[target])
         return few + x, y.new_zeros(len(y), 8).index_add(0, target, y[source])
 
-    given = torch.randn(30, 8), torch.randn(40, 8), edges()
-    for a, b in zip(torch.compile(model, backend="sparsetir")(*given), model(*given), strict=True):
+    args = torch.randn(30, 8), torch.randn(40, 8), edges()
+    for a, b in zip(torch.compile(model, backend="sparsetir")(*args), model(*args), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -221,8 +221,8 @@ def test_two_layers_have_one_prelude():
             super().__init__()
             self.first, self.second = pyg.GCNConv(FEATURES, 8), pyg.GCNConv(8, 4)
 
-        def forward(self, x, given):
-            return self.second(self.first(x, given).relu(), given)
+        def forward(self, x, edge_index):
+            return self.second(self.first(x, edge_index).relu(), edge_index)
 
     backend = check(Two(), torch.randn(NODES, FEATURES), edges())
     (graph,) = backend.graphs
@@ -239,81 +239,81 @@ def test_what_changes_in_each_step_leaves_what_does_not():
             super().__init__()
             self.layer, self.norm = pyg.GCNConv(FEATURES, 8), torch.nn.BatchNorm1d(8)
 
-        def forward(self, x, given, batch):
-            return pyg.global_mean_pool(self.norm(self.layer(x, given)), batch, 3)
+        def forward(self, x, pairs, batch):
+            return pyg.global_mean_pool(self.norm(self.layer(x, pairs)), batch, 3)
 
-    model, x, given = Normed(), torch.randn(NODES, FEATURES), edges()
+    model, x, edge_index = Normed(), torch.randn(NODES, FEATURES), edges()
     call, backend = compiled(model)
     other = Normed()
     other.load_state_dict(model.state_dict())
     for _ in range(3):
         batch = torch.randint(0, 3, (NODES,)).sort().values
-        found, expected = call(x, given, batch), other(x, given, batch)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        result, expected = call(x, edge_index, batch), other(x, edge_index, batch)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     assert sorted(part.runs for part in preludes(backend)) == [1, 3]
 
 
 def test_views_that_divide_edges():
-    def forward(x, given):
-        source, target = given[:, given[0] != given[1]]
+    def forward(x, pairs):
+        source, target = pairs[:, pairs[0] != pairs[1]]
         message = x[source].view(-1, 2, FEATURES // 2).flatten(0, 1) * 2
         halves = torch.stack([target, target + NODES], 1).flatten()
         return x.new_zeros(2 * NODES, FEATURES // 2).index_add(0, halves, message)
 
-    x, given = torch.randn(NODES, FEATURES, requires_grad=True), edges()
+    x, edge_index = torch.randn(NODES, FEATURES, requires_grad=True), edges()
     call, _ = compiled(forward)
-    assert_close([call(x, given)], [forward(x, given)])
+    assert_close([call(x, edge_index)], [forward(x, edge_index)])
 
 
 def test_weights_that_are_learnt():
-    model, (x, given, w) = made("GCN weights")
-    found = []
+    model, (x, edge_index, w) = made("GCN weights")
+    results = []
     call, _ = compiled(model)
     for f in (model, call):
         w = w.detach().requires_grad_()
-        found.append([*gradients(f, model, x, given, w), w.grad])
-    assert_close(*found)
+        results.append([*gradients(f, model, x, edge_index, w), w.grad])
+    assert_close(*results)
 
 
 def test_who_gets_what_a_prelude_keeps_may_write_to_it():
     class Degrees(torch.nn.Module):
-        def forward(self, x, given):
-            ones = torch.ones(given.shape[1])
-            degrees = torch.zeros(len(x)).index_add(0, given[1], ones)
+        def forward(self, x, pairs):
+            ones = torch.ones(pairs.shape[1])
+            degrees = torch.zeros(len(x)).index_add(0, pairs[1], ones)
             return x * degrees[:, None], degrees
 
     call, backend = compiled(Degrees())
-    x, given = torch.randn(NODES, FEATURES, requires_grad=True), edges()
-    first = call(x, given)[1]
+    x, edge_index = torch.randn(NODES, FEATURES, requires_grad=True), edges()
+    first = call(x, edge_index)[1]
     expected = first.clone()
     first.zero_()
-    torch.testing.assert_close(call(x, given)[1], expected)
+    torch.testing.assert_close(call(x, edge_index)[1], expected)
     assert [p.runs for p in preludes(backend)] == [1]
 
 
 def test_a_truth_about_edges_that_a_model_asks_for():
-    def model(x, given):
-        source, target = given[:, given[0] != given[1]]
+    def model(x, pairs):
+        source, target = pairs[:, pairs[0] != pairs[1]]
         if source.numel() > 3:  # which breaks it into two graphs
             torch._dynamo.graph_break()
         return x.new_zeros(x.shape).index_add(0, target, x[source])
 
-    x, given = torch.randn(NODES, FEATURES, requires_grad=True), edges()
-    assert_close([compiled(model)[0](x, given)], [model(x, given)])
+    x, edge_index = torch.randn(NODES, FEATURES, requires_grad=True), edges()
+    assert_close([compiled(model)[0](x, edge_index)], [model(x, edge_index)])
 
 
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_views_of_edges_that_a_model_gives_are_of_these_edges(dynamic):
-    """As those are that a graph hands to the next, where a model breaks."""
+    """Edges that a graph hands to the next, where a model breaks."""
 
-    def model(x, given):
-        source, target = given
+    def model(x, pairs):
+        source, target = pairs
         return x.new_zeros(x.shape).index_add(0, target, x[source]), target.view_as(target)
 
-    x, given = torch.randn(NODES, FEATURES, requires_grad=True), edges()
-    out, target = compiled(model, dynamic=dynamic)[0](x, given)
-    assert_close([out], [model(x, given)[0]])
-    assert torch.equal(target, given[1]) and target.data_ptr() == given[1].data_ptr()
+    x, edge_index = torch.randn(NODES, FEATURES, requires_grad=True), edges()
+    out, target = compiled(model, dynamic=dynamic)[0](x, edge_index)
+    assert_close([out], [model(x, edge_index)[0]])
+    assert torch.equal(target, edge_index[1]) and target.data_ptr() == edge_index[1].data_ptr()
 
 
 def test_buffers_that_a_model_writes_to():
@@ -322,8 +322,8 @@ def test_buffers_that_a_model_writes_to():
             super().__init__()
             self.register_buffer("total", torch.zeros(NODES))
 
-        def forward(self, x, given):
-            self.total += torch.zeros(NODES).index_add(0, given[1], torch.ones(given.shape[1]))
+        def forward(self, x, pairs):
+            self.total += torch.zeros(NODES).index_add(0, pairs[1], torch.ones(pairs.shape[1]))
             return x * self.total[:, None]
 
     model, x = Counts(), torch.randn(NODES, FEATURES)
@@ -348,15 +348,15 @@ def test_autocast_is_left_to_torch():
     model, args = made("GCN")
 
     def cast(call):
-        def run(*given):
+        def run(*inputs):
             with torch.autocast("cpu", torch.bfloat16):
-                return call(*given).float()
+                return call(*inputs).float()
 
         return run
 
     call, backend = compiled(model)
-    found = gradients(cast(call), model, *args)
-    for a, b in zip(found, gradients(cast(model), model, *args), strict=True):
+    results = gradients(cast(call), model, *args)
+    for a, b in zip(results, gradients(cast(model), model, *args), strict=True):
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
     assert any("bfloat16" in x or "not of float32" in x for x in backend.graphs[0].left)
 
@@ -364,14 +364,14 @@ def test_autocast_is_left_to_torch():
 @pytest.mark.slow
 def test_dropout_draws_the_numbers_that_eager_draws():
     model = Wrapped(pyg.GATConv(FEATURES, 4, heads=2, dropout=0.5))
-    x, given = torch.randn(NODES, FEATURES), edges()
+    x, edge_index = torch.randn(NODES, FEATURES), edges()
     call, _ = compiled(model)
-    found = []
+    runs = []
     for f in (model, call, call):
         torch.manual_seed(3)
-        found.append(gradients(f, model, x, given))
-    assert_close(found[1], found[0])
-    assert_close(found[2], found[0])
+        runs.append(gradients(f, model, x, edge_index))
+    assert_close(runs[1], runs[0])
+    assert_close(runs[2], runs[0])
 
 
 def test_second_gradients_are_refused_by_name():
@@ -383,16 +383,16 @@ def test_second_gradients_are_refused_by_name():
 
 
 def test_extrema_keep_nan():
-    model, (x, given) = made("SAGE max")
+    model, (x, edge_index) = made("SAGE max")
     x[3] = float("nan")
     call, _ = compiled(model)
     with torch.no_grad():
-        found, expected = call(x, given), model(x, given)
-    assert torch.equal(found.isnan(), expected.isnan()) and found.isnan().any()
+        result, expected = call(x, edge_index), model(x, edge_index)
+    assert torch.equal(result.isnan(), expected.isnan()) and result.isnan().any()
 
 
 def test_running_means_under_reentrant_checkpoints():
-    """What a layer writes without gradients is written before backward runs it again."""
+    """A layer's writes without gradients happen before backward runs it again."""
     source, target = edges()
     norm = torch.nn.BatchNorm1d(FEATURES)
 
@@ -413,22 +413,22 @@ def test_running_means_under_reentrant_checkpoints():
 
 
 def test_one_row_is_expanded_to_any_number_of_nodes(plain):
-    """As a mean over nodes has it in its gradient: their number is not that of the row."""
+    """A mean over nodes does so in its gradient: their number is not that of the row."""
 
-    def model(x, given):
-        out = torch.zeros_like(x).index_add(0, given[1], x[given[0]])
+    def model(x, pairs):
+        out = torch.zeros_like(x).index_add(0, pairs[1], x[pairs[0]])
         return (out - out.mean(0, keepdim=True)) / (1 + out.pow(2).sum())
 
     norm = Wrapped(model)
     call, _ = compiled(norm)
-    for count in (5, NODES):  # of which the second compilation knows that it may change
+    for count in (5, NODES):  # the second compilation has it as a dynamic size
         x, to = torch.randn(count, FEATURES), torch.randint(count, (2, 40))
-        for given in (to, torch.stack([to[0], 0 * to[1]])):
-            assert_close(gradients(call, norm, x, given), gradients(norm, norm, x, given))
+        for edge_index in (to, torch.stack([to[0], 0 * to[1]])):
+            assert_close(gradients(call, norm, x, edge_index), gradients(norm, norm, x, edge_index))
 
 
 def test_what_is_reduced_in_part_or_of_one_row(plain):
-    """Which have the index of a region, and are none; nor are sums that are added by one row."""
+    """Products that have the index of a region are none; nor are sums that are added by one row."""
 
     def model(x, index, w):
         some, none = index.view(-1, 1).expand(-1, 3), x.new_zeros(NODES, FEATURES)

@@ -21,11 +21,11 @@ def without_loops(edges):
 @pytest.mark.default("True-True")
 def test_other_backends_are_traced_as_before(before, reset):
     def other(graph, inputs):
-        seen.append(config.capture_dynamic_output_shape_ops)
+        settings.append(config.capture_dynamic_output_shape_ops)
         return graph.forward
 
     torch._dynamo.reset()
-    seen, own = [], Backend()
+    settings, own = [], Backend()
     edges = torch.tensor([[0, 1, 2, 2], [0, 2, 2, 1]])
     with config.patch(capture_dynamic_output_shape_ops=before):
         ours, theirs = (torch.compile(lambda x: without_loops(x), backend=b) for b in (own, other))
@@ -36,7 +36,7 @@ def test_other_backends_are_traced_as_before(before, reset):
                 torch._dynamo.reset()
     times = 1 + reset
     assert len(own.graphs) == times
-    assert seen == [before] * len(seen) and len(seen) == times * (1 if before else 2)
+    assert settings == [before] * len(settings) and len(settings) == times * (1 if before else 2)
 
 
 def test_sizes_that_are_asked_for_are_left_to_python():
@@ -53,7 +53,7 @@ def test_sizes_that_are_asked_for_are_left_to_python():
         torch.compile(lists, backend=Backend(), fullgraph=True)(edges)
 
 
-# In a process of its own, since what fails here waits for a lock forever.
+# In a separate process, since a failure waits for a lock forever.
 STEP = """
 import torch
 import sparsetir.graph.backend

@@ -11,7 +11,7 @@ from sparsetir.graph.expressions import aten
 
 
 class Gate(torch.nn.Module):
-    """A message with dropout, in both directions of which there is a function to be wrong."""
+    """A message with dropout, which needs random functions in both directions."""
 
     def forward(self, x, index):
         source, target = index
@@ -42,16 +42,16 @@ def test_what_is_right_passes_and_stays_as_it_is():
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.default(1)
 def test_backward_is_compared_for_the_run_before_it(order):
-    """That of an earlier run passes unseen."""
+    """A mistake of an earlier run is not noticed."""
     torch._dynamo.reset()
     call = torch.compile(Gate().eval(), backend="sparsetir", options={"check": True})
-    given = edges(1, NODES, EDGES)
+    edge_index = edges(1, NODES, EDGES)
     given_x = [torch.randn(NODES, FEATURES, requires_grad=True) for _ in order]
-    results = [call(x, given) for x in given_x]
+    results = [call(x, edge_index) for x in given_x]
     for n in order:
         results[n].square().sum().backward()
     for x in given_x:
-        (again,) = torch.autograd.grad(call(x, given).square().sum(), x)
+        (again,) = torch.autograd.grad(call(x, edge_index).square().sum(), x)
         assert torch.equal(again, x.grad)
 
 

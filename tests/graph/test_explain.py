@@ -1,4 +1,4 @@
-"""What `explain` tells; the programs of two layers."""
+"""The report of `explain`; the programs of two layers."""
 
 import math
 import sys
@@ -19,8 +19,8 @@ from stage2 import golden
 def test_golden(name):
     model, args = made(name)
     before = [p.clone() for p in model.parameters()]
-    told = sparsetir.explain(model, *args)
-    assert told.programs() == golden(f"regions_{name.lower()}").rstrip("\n")
+    report = sparsetir.explain(model, *args)
+    assert report.programs() == golden(f"regions_{name.lower()}").rstrip("\n")
     assert all(map(torch.equal, before, model.parameters()))
     assert all(p.grad is None for p in model.parameters())
 
@@ -28,8 +28,8 @@ def test_golden(name):
 @pytest.mark.slow
 def test_what_takes_how_long():
     model, args = made("Transformer")
-    told = sparsetir.explain(model, *args)
-    (graph,) = told.graphs
+    report = sparsetir.explain(model, *args)
+    (graph,) = report.graphs
     costs = [cost for measured in graph.measured for cost in measured.costs.values()]
     assert {cost.direction for cost in costs} == {"forward", "backward"}
     assert all(0 < cost.seconds < 10 for cost in costs)
@@ -38,10 +38,10 @@ def test_what_takes_how_long():
     assert all(cost.bytes == 4 * math.prod(cost.shape) for cost in costs if cost.what == "mm")
     by_edges = [cost for cost in costs if cost.edges]
     assert by_edges and all(cost.shape[0] == EDGES and cost.shape[1] > 1 for cost in by_edges)
-    lines = str(told).splitlines()
+    lines = str(report).splitlines()
     assert sum("  stored" in line for line in lines) <= len(by_edges)
     assert any(" all " in line and "100%" in line for line in lines)
-    assert "T.prim_func" not in str(told)
+    assert "T.prim_func" not in str(report)
 
 
 def test_what_is_left_and_why():
@@ -54,7 +54,7 @@ def test_what_is_left_and_why():
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_copies_back_to_the_order_of_the_edges(ordered):
-    """Of edges in order there are none."""
+    """Edges in order have no copies."""
 
     def messages(x, rows, others):
         values = x[rows] * x[others]
@@ -62,12 +62,12 @@ def test_copies_back_to_the_order_of_the_edges(ordered):
 
     rows = torch.tensor([0, 2, 2, 5] if ordered else [5, 0, 2, 2])
     x, others = torch.rand(9, 3), torch.tensor([1, 3, 0, 8])
-    told = sparsetir.explain(messages, x, rows, others)
-    (graph,) = told.graphs
+    report = sparsetir.explain(messages, x, rows, others)
+    (graph,) = report.graphs
     costs = [cost for measured in graph.measured for cost in measured.costs.values()]
     (values,) = [cost for cost in costs if cost.region is not None and cost.shape == (4, 3)]
     assert values.edges and values.copied != ordered
-    assert ("stored, copied back" in str(told)) != ordered
+    assert ("stored, copied back" in str(report)) != ordered
 
 
 def test_functions_without_gradients():
@@ -75,7 +75,7 @@ def test_functions_without_gradients():
         return torch.zeros_like(x).index_add(0, index, x[index])
 
     (graph,) = sparsetir.explain(moved, torch.rand(9, 3), torch.arange(9)).graphs
-    assert [found.node for found in graph.found] == ["index_add"] and not graph.left
+    assert [region.node for region in graph.found] == ["index_add"] and not graph.left
 
 
 def test_a_program_that_is_refused_is_left(monkeypatch):

@@ -63,12 +63,12 @@ def check(model, run, weighted=False, width=None):
     of_edges = [()] if weighted else [(width,)] if width else []
     for nodes, count in SIZES:
         x = torch.randn(nodes, FEATURES)
-        given = [x, edges(nodes, nodes, count), *(torch.rand(count, *w) for w in of_edges)]
+        args = [x, edges(nodes, nodes, count), *(torch.rand(count, *w) for w in of_edges)]
         with torch.no_grad():
-            expected = model(*given)
-        found = run(*given)
+            expected = model(*args)
+        outs = run(*args)
         pairs = (
-            [(found, expected)] if torch.is_tensor(expected) else zip(found, expected, strict=True)
+            [(outs, expected)] if torch.is_tensor(expected) else zip(outs, expected, strict=True)
         )
         for a, b in pairs:
             torch.testing.assert_close(torch.from_numpy(a.numpy()), b, rtol=1e-4, atol=1e-5)
@@ -105,7 +105,7 @@ def test_what_is_no_message(tmp_path):
 
 
 class TwoSizes(torch.nn.Module):
-    """One index names nodes of two kinds, of which there are not as many."""
+    """One index names nodes of two kinds, whose numbers differ."""
 
     def forward(self, x, y, edge_index):
         source, target = edge_index
@@ -116,9 +116,9 @@ class TwoSizes(torch.nn.Module):
 @pytest.mark.slow
 def test_an_index_of_nodes_of_two_kinds(tmp_path):
     model, path = TwoSizes(), tmp_path / "model.so"
-    given = torch.randn(30, 8), torch.randn(40, 8), edges(1, 30, 150)
-    sparsetir.export(model, given, path)
-    for a, b in zip(loaded(path)(*given), model(*given), strict=True):
+    args = torch.randn(30, 8), torch.randn(40, 8), edges(1, 30, 150)
+    sparsetir.export(model, args, path)
+    for a, b in zip(loaded(path)(*args), model(*args), strict=True):
         torch.testing.assert_close(torch.from_numpy(a.numpy()), b, rtol=1e-4, atol=1e-5)
 
 
@@ -143,16 +143,16 @@ def test_without_torch_and_this_package(tmp_path):
 
 def test_refusals(tmp_path):
     model, args = made("SAGE")
-    there, to = tmp_path / "there.so", tmp_path / "m.so"
-    there.write_bytes(b"mine")
+    taken, to = tmp_path / "there.so", tmp_path / "m.so"
+    taken.write_bytes(b"mine")
     linear = torch.nn.Linear(FEATURES, 8)
     sums, noise, pool = torch.nn.Sequential(linear, Sums()), Noise(), Pooled()
     refuse(
         """
         sparsetir.export(model, args, tmp_path / "m.tar")  # ValueError: 'path': expected a name tha
-        sparsetir.export(model, args, there)  # FileExistsError: 'path': .. overwrite=True
-        sparsetir.export(len, args, there)  # TypeError: 'model': expected a torch.nn.Module
-        sparsetir.export(model, [1], there)  # TypeError: 'inputs': expected tensors, got int at 0
+        sparsetir.export(model, args, taken)  # FileExistsError: 'path': .. overwrite=True
+        sparsetir.export(len, args, taken)  # TypeError: 'model': expected a torch.nn.Module
+        sparsetir.export(model, [1], taken)  # TypeError: 'inputs': expected tensors, got int at 0
         sparsetir.export(model, args, to, target="cuda")  # ValueError: 'target': expected a CPU
         sparsetir.export(sums, args[:1], to)
             # LoweringError: aten.cumsum.default that gives (s .. 8) .. in layer '1' (Sums)
@@ -164,7 +164,7 @@ def test_refusals(tmp_path):
         """,
         locals(),
     )
-    assert there.read_bytes() == b"mine"
+    assert taken.read_bytes() == b"mine"
     assert [p.name for p in tmp_path.iterdir()] == ["there.so"]
 
 

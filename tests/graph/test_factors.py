@@ -36,35 +36,35 @@ MESSAGES = {
 @pytest.mark.parametrize("name", MESSAGES)
 @pytest.mark.slow
 def test_both_directions(name):
-    model, (_, given, w) = Messages(MESSAGES[name]), made("raw")[1]
+    model, (_, edge_index, w) = Messages(MESSAGES[name]), made("raw")[1]
     x = torch.randn(NODES, FEATURES)
     # What these nodes are is no factor of any edge: it is not in the sums, not even as NaN.
-    given = given.clone()
-    given[1, given[1] % 7 == 0] = 1
+    edge_index = edge_index.clone()
+    edge_index[1, edge_index[1] % 7 == 0] = 1
     x[7], x[14], x[21] = float("nan"), float("inf"), 0
-    given[0, torch.isin(given[0], torch.tensor([7, 14, 21]))] = 1
-    found = gradients(torch.compile(model, backend=Backend()), model, x, given, w)
-    for a, b in zip(found, gradients(model, model, x, given, w), strict=True):
+    edge_index[0, torch.isin(edge_index[0], torch.tensor([7, 14, 21]))] = 1
+    grads = gradients(torch.compile(model, backend=Backend()), model, x, edge_index, w)
+    for a, b in zip(grads, gradients(model, model, x, edge_index, w), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, equal_nan=True)
 
 
 def regions(name):
     backend, (model, args) = Backend(), made(name)
     gradients(torch.compile(model, backend=backend), model, *args)
-    return [found for graph in backend.graphs for found in graph.found]
+    return [region for graph in backend.graphs for region in graph.found]
 
 
 def test_the_gradients_of_a_gate_at_its_targets_are_of_one_sum():
-    sums = [found for found in regions("gate") if found.program.reduce == "sum"]
+    sums = [region for region in regions("gate") if region.program.reduce == "sum"]
     assert len(sums) == 3  # of messages, and in the backward one at each end
 
 
 def test_a_sum_of_numbers_for_edges_serves_all_features():
     backend, model = Backend(), Messages(MESSAGES["one number for all features"])
-    x, given = torch.randn(NODES, FEATURES), edges()
-    torch.compile(model, backend=backend)(x, given, torch.rand(given.shape[1]))
-    (found,) = backend.graphs[0].found
-    assert found.shape == f"({NODES}, 1)"
+    x, edge_index = torch.randn(NODES, FEATURES), edges()
+    torch.compile(model, backend=backend)(x, edge_index, torch.rand(edge_index.shape[1]))
+    (region,) = backend.graphs[0].found
+    assert region.shape == f"({NODES}, 1)"
 
 
 def test_without_edges():
@@ -75,28 +75,28 @@ def test_without_edges():
 
 
 def test_a_gradient_that_is_not_selected_is_none_of_the_sum():
-    """Where relu is 0 for all edges of a node, NaN does not come back through it."""
+    """Where relu is 0 for all edges of a node, NaN does not spread to its gradient."""
     model = Messages(lambda i, j, a, w: torch.relu(i * a + j) * w)
-    x, given = torch.randn(NODES, FEATURES), edges()
-    x[given[0, given[1] == 5]], x[5] = -9.0, -9.0
-    w, gradient = torch.rand(given.shape[1]), torch.ones(NODES, FEATURES)
+    x, edge_index = torch.randn(NODES, FEATURES), edges()
+    x[edge_index[0, edge_index[1] == 5]], x[5] = -9.0, -9.0
+    w, gradient = torch.rand(edge_index.shape[1]), torch.ones(NODES, FEATURES)
     gradient[5] = float("nan")
-    found = []
+    grads = []
     for call in (torch.compile(model, backend="sparsetir"), model):
         leaf = x.clone().requires_grad_()
-        found.append(torch.autograd.grad(call(leaf, given, w), [leaf, model.a], gradient))
-    for a, b in zip(*found, strict=True):
+        grads.append(torch.autograd.grad(call(leaf, edge_index, w), [leaf, model.a], gradient))
+    for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5, equal_nan=True)
 
 
 def test_sums_at_nodes_that_are_selected_later(plain):
     """A sum over all edges is not made of sums by an index that comes after it."""
 
-    def model(x, given, w):
-        values = w[:, None] * x[given[0]]
+    def model(x, edge_index, w):
+        values = w[:, None] * x[edge_index[0]]
         values = values * values.sum(0)
-        return values.sum(0), torch.zeros_like(x).index_add(0, given[1], values)
+        return values.sum(0), torch.zeros_like(x).index_add(0, edge_index[1], values)
 
     args = torch.randn(NODES, FEATURES), edges(), torch.rand(edges().shape[1])
-    found, expected = torch.compile(model, backend="sparsetir")(*args), model(*args)
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)
+    result, expected = torch.compile(model, backend="sparsetir")(*args), model(*args)
+    torch.testing.assert_close(result, expected, rtol=2e-4, atol=2e-5)

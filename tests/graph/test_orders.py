@@ -28,9 +28,9 @@ def test_both_are_in_one_order(dtype, ordered):
     for size in (12, 15, 9):
         starts = np.searchsorted(rows.numpy()[places], np.arange(size + 1))
         np.testing.assert_array_equal(order.starts(size), starts)
-    found, nodes = order.taken_along(others)
-    np.testing.assert_array_equal(found, others.numpy()[places])
-    assert torch.equal(found, arranged(others, rows)) and found.dtype == torch.int32
+    taken, nodes = order.taken_along(others)
+    np.testing.assert_array_equal(taken, others.numpy()[places])
+    assert torch.equal(taken, arranged(others, rows)) and taken.dtype == torch.int32
     assert nodes == range_of(others) == (others.min(), others.max())
     others[3] = 7  # which ends that it is known
     assert order.taken_along(others) is None

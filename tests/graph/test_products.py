@@ -10,8 +10,8 @@ from sparsetir.graph.products import Product, Run, pays, take_products
 
 
 def expected(x, y, bias, gradient):
-    found = (x.t() if gradient else x).double() @ y.double()
-    return (found if bias is None else found + bias.double()).float()
+    product = (x.t() if gradient else x).double() @ y.double()
+    return (product if bias is None else product + bias.double()).float()
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -27,10 +27,10 @@ def test_sizes(inner, outer, gradient, bias, rows, monkeypatch):
     added = None if shape is None else torch.randn(shape)
     wanted = expected(x, y, added, gradient)
     before = None if added is None else added.clone()
-    found = Run(gradient)(x, y, *([] if added is None else [added]), into=bias == "into")
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    result = Run(gradient)(x, y, *([] if added is None else [added]), into=bias == "into")
+    torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
     if bias == "into":
-        assert found.data_ptr() == added.data_ptr()
+        assert result.data_ptr() == added.data_ptr()
     elif before is not None:
         assert torch.equal(added, before)
 
@@ -68,11 +68,11 @@ def test_which_are_taken():
         h = torch.addmm(b, x, w.t())
         return h, x.t() @ h, h @ v, h.double() @ v.double()
 
-    given = [torch.randn(*s) for s in [(5000, 64), (32, 64), (32, 3), (32,)]]
-    module = make_fx(model, tracing_mode="fake")(*given)
+    args = [torch.randn(*s) for s in [(5000, 64), (32, 64), (32, 3), (32,)]]
+    module = make_fx(model, tracing_mode="fake")(*args)
     take_products(module.graph)
     module.recompile()
     targets = [n.target for n in module.graph.nodes if n.op == "call_function"]
     assert [t.gradient for t in targets if isinstance(t, Run)] == [False, True]
     assert targets.count(aten.mm.default) == 2
-    torch.testing.assert_close(module(*given), model(*given), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(module(*args), model(*args), rtol=1e-4, atol=1e-3)

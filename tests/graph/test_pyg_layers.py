@@ -57,9 +57,9 @@ TYPES = ["a", "b"], [("a", "to", "b"), ("b", "to", "a")]
 
 
 def both(model, x):
-    """Of nodes of two types."""
-    found = model({"a": x, "b": x.sin()}, {TYPES[1][0]: E, TYPES[1][1]: E.flip(0)})
-    return torch.cat(list(found.values()))
+    """The results at nodes of two types."""
+    results = model({"a": x, "b": x.sin()}, {TYPES[1][0]: E, TYPES[1][1]: E.flip(0)})
+    return torch.cat(list(results.values()))
 
 
 def pair(model, x):
@@ -173,8 +173,8 @@ class Called(torch.nn.Module):
 
 def check(model, *args):
     expected = gradients(model, model, *args)
-    found = gradients(torch.compile(model, backend="sparsetir"), model, *args)
-    for a, b in zip(found, expected, strict=True):
+    grads = gradients(torch.compile(model, backend="sparsetir"), model, *args)
+    for a, b in zip(grads, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -193,5 +193,5 @@ def test_a_call(name):
 def test_a_layer(layer):
     name, args, options, *more = (*layer, *[(), {}][len(layer) - 1 :])
     torch.manual_seed(0)
-    model, given = getattr(pyg, name)(*args, **options), (edges(1, NODES, EDGES), *more)
-    check(model, torch.randn(NODES, F), *given)
+    model, inputs = getattr(pyg, name)(*args, **options), (edges(1, NODES, EDGES), *more)
+    check(model, torch.randn(NODES, F), *inputs)

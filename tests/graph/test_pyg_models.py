@@ -32,14 +32,14 @@ BONDS = MOLECULES.fill_diagonal_(False).nonzero().T.contiguous()  # sorted by ta
 
 
 def bonds(*_, loop=False, **__):
-    """In place of pyg-lib's `radius_graph`."""
+    """A stand-in for pyg-lib's `radius_graph`."""
     if not loop:
         return BONDS
     return torch.cat([BONDS, torch.arange(NODES).expand(2, -1)], 1)
 
 
 def triplets(edge_index, num_nodes):
-    """In place of those of DimeNet, which need torch_sparse."""
+    """Stand-ins for DimeNet's triplets, which need torch_sparse."""
     source, target = edge_index
     out, into = ((source[:, None] == target) & (target[:, None] != source)).nonzero().T
     return target, source, target[out], source[out], source[into], into, out
@@ -71,7 +71,7 @@ def batched(x, net):
 
 
 def basic(net, **options):
-    """One of the models that share a class."""
+    """A model that shares a class with others."""
     return lambda: Stack(plain, net(F, H, 2, OUT, **options))
 
 
@@ -79,8 +79,8 @@ def pooled(make, *args, **options):
     """A layer, a pool, a layer on what is left, and a mean of each graph."""
 
     def call(x, first, pool, second):
-        x, given, _, batch, *_ = pool(first(x, E).relu(), E, batch=BATCH)
-        return pyg.global_mean_pool(second(x, given), batch, 4)
+        x, pooled_edges, _, batch, *_ = pool(first(x, E).relu(), E, batch=BATCH)
+        return pyg.global_mean_pool(second(x, pooled_edges), batch, 4)
 
     return lambda: Stack(
         call, pyg.GraphConv(F, H), make(H, *args, **options), pyg.GraphConv(H, OUT)
@@ -91,8 +91,8 @@ def merged(make):
     """A pool that joins nodes."""
 
     def call(x, first, pool, second):
-        x, given, batch, _ = pool(first(x, E).relu(), E, BATCH)
-        return pyg.global_add_pool(second(x, given), batch, 4)
+        x, pooled_edges, batch, _ = pool(first(x, E).relu(), E, BATCH)
+        return pyg.global_add_pool(second(x, pooled_edges), batch, 4)
 
     return lambda: Stack(call, pyg.GCNConv(F, H), make(H), pyg.GCNConv(H, OUT))
 
@@ -169,10 +169,10 @@ def meta():
 
     def of_nodes(x, edge_index, attributes, u, batch):
         source, target = edge_index
-        found = pyg.aggr.MeanAggregation()(
+        means = pyg.aggr.MeanAggregation()(
             torch.cat([x[source], attributes], 1), target, dim_size=len(x)
         )
-        return net.parts[2](torch.cat([x, found, u[batch]], 1))
+        return net.parts[2](torch.cat([x, means, u[batch]], 1))
 
     def of_graphs(x, edge_index, attributes, u, batch):
         return torch.cat([u, pyg.global_mean_pool(x, batch, 4)], 1)
@@ -206,9 +206,9 @@ def memory():
 def hetero(conv, jump=False):
     def call(x, first, second, *jumps):
         kinds = {"a": x, "b": x.sin()}
-        given = dict(zip(OF_TYPES, (E, E.flip(0)), strict=True))
-        one = {k: v.relu() for k, v in first(kinds, given).items()}
-        two = second(one, given)
+        edges_of = dict(zip(OF_TYPES, (E, E.flip(0)), strict=True))
+        one = {k: v.relu() for k, v in first(kinds, edges_of).items()}
+        two = second(one, edges_of)
         for jump in jumps:
             two = jump({k: [one[k], two[k]] for k in one})
         return list(two.values())
@@ -224,9 +224,9 @@ def typed(make):
     """A layer of metadata, twice."""
 
     def call(x, *layers):
-        kinds, given = {"a": x, "b": x.cos()}, dict(zip(OF_TYPES, (E, E.flip(0)), strict=True))
+        kinds, edges_of = {"a": x, "b": x.cos()}, dict(zip(OF_TYPES, (E, E.flip(0)), strict=True))
         for layer in layers:
-            kinds = layer(kinds, given)
+            kinds = layer(kinds, edges_of)
         return list(kinds.values())
 
     metadata = ["a", "b"], OF_TYPES
@@ -238,12 +238,12 @@ def typed(make):
 def converted():
     """A model of one kind of nodes, as `to_hetero` makes it one of several."""
     net = pyg.to_hetero(pyg.GraphSAGE((F, F), H, 2, OUT), (["a", "b"], OF_TYPES))
-    given = dict(zip(OF_TYPES, (E, E.flip(0)), strict=True))
-    return Stack(lambda x, net: list(net({"a": x, "b": x.exp()}, given).values()), net)
+    edges_of = dict(zip(OF_TYPES, (E, E.flip(0)), strict=True))
+    return Stack(lambda x, net: list(net({"a": x, "b": x.exp()}, edges_of).values()), net)
 
 
 def propagated(net, soft=True):
-    """Of labels, or of what a model says of them."""
+    """The loss on labels, or on what a model says of them."""
 
     def call(x, lin, net):
         y = lin(x).softmax(-1)
@@ -486,13 +486,13 @@ FORMS = {
 
 
 def run(call, net, x):
-    """What a call gives, and gradients of the features, then of parameters."""
+    """The results of a call, and gradients of the features, then of parameters."""
     x = x.clone().requires_grad_()
     torch.manual_seed(7)
     out = call(x)
-    given = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor)]
-    floats = [o for o in given if o.is_floating_point() and o.requires_grad]
-    values = [o.detach().clone() for o in given]  # a reversible layer drops its own
+    tensors = [o for o in tree_leaves(out) if isinstance(o, torch.Tensor)]
+    floats = [o for o in tensors if o.is_floating_point() and o.requires_grad]
+    values = [o.detach().clone() for o in tensors]  # a reversible layer drops its own
     net.zero_grad()
     sum((o * torch.linspace(0.2, 1, o.numel()).view_as(o)).sum() for o in floats).backward()
     return [*values, x.grad, *(p.grad for p in net.parameters())]
@@ -500,7 +500,7 @@ def run(call, net, x):
 
 @pytest.fixture(autouse=True)
 def plain_kernels(plain):
-    """Nothing here is about schedules."""
+    """Schedules do not matter here."""
 
 
 @pytest.mark.slow
@@ -515,15 +515,15 @@ def test_a_model(name, training, monkeypatch):
 
 
 def check(name, training, backend):
-    made = []
+    both = []
     for _ in range(2):
         torch.manual_seed(0)
-        made.append(FORMS[name]().train(training))
-    net, ours = made
+        both.append(FORMS[name]().train(training))
+    net, ours = both
     x = torch.randn(NODES, F)
     expected = run(net, net, x)
-    found = run(torch.compile(ours, backend=backend), ours, x)
-    for a, b in zip(found, expected, strict=True):
+    result = run(torch.compile(ours, backend=backend), ours, x)
+    for a, b in zip(result, expected, strict=True):
         assert (a is None) == (b is None)
         if b is not None:
             scale = max(1.0, b.abs().max().item()) if b.numel() else 1.0

@@ -59,15 +59,15 @@ class Messages(torch.nn.Module):
         index = [torch.randint(0, n - 1, (EDGES,)) for n in (NODES, OTHERS)]
         return [x, y, w], index
 
-    def forward(self, x, y, w, at, other):
+    def forward(self, x, y, w, index, other):
         draw = Drawn(self.numbers)
-        values = [x[at], y.index_select(0, other), w, self.first, self.second]
+        values = [x[index], y.index_select(0, other), w, self.first, self.second]
         if draw.random() < 0.5:
-            values.append(x[at].sum(-1, keepdim=True) if self.shape else y[other])
+            values.append(x[index].sum(-1, keepdim=True) if self.shape else y[other])
         message = self.made(draw, values, draw.choice([1, 2, 3, 4]))
-        out = self.reduced(draw, message, at, len(x))
+        out = self.reduced(draw, message, index, len(x))
         if draw.random() < 0.4:  # a second round, of what came of the first
-            again = self.made(draw, [*values, out[at]], 2)
+            again = self.made(draw, [*values, out[index]], 2)
             if draw.random() < 0.5:
                 return out, self.reduced(draw, again, other, len(y))
             return out, again
@@ -80,28 +80,28 @@ class Messages(torch.nn.Module):
         if draw.random() < 0.3:
             return draw.choice(UNARY)(self.made(draw, values, depth - 1))
         left, right = self.made(draw, values, depth - 1), self.made(draw, values, depth - 1)
-        found = draw.choice(BINARY)(left, right)
-        if self.shape and found.dim() > len(self.shape) and draw.random() < 0.15:
-            found = found.sum(-1, keepdim=True)
-        return found
+        value = draw.choice(BINARY)(left, right)
+        if self.shape and value.dim() > len(self.shape) and draw.random() < 0.15:
+            value = value.sum(-1, keepdim=True)
+        return value
 
-    def reduced(self, draw, message, at, nodes):
+    def reduced(self, draw, message, target, nodes):
         message = (
             message.expand(EDGES, *self.shape) if message.dim() <= len(self.shape) else message
         )
         message = message + torch.zeros(EDGES, *[1] * (message.dim() - 1))
-        index = at.view(-1, *[1] * (message.dim() - 1)).expand_as(message)
+        index = target.view(-1, *[1] * (message.dim() - 1)).expand_as(message)
         zeros = message.new_zeros(nodes, *message.shape[1:])
         kind = draw.choice(["index_add", "scatter", "index_put", "sum", "amax", "amin", "softmax"])
         if kind == "index_add":
-            return zeros.index_add(0, at, message)
+            return zeros.index_add(0, target, message)
         if kind == "index_put":
-            return zeros.index_put((at,), message, accumulate=True)
+            return zeros.index_put((target,), message, accumulate=True)
         if kind == "softmax":
             top = zeros.scatter_reduce(0, index, message.detach(), "amax", include_self=False)
-            message = (message - top[at]).exp()
-            total = zeros.index_add(0, at, message) + 1e-16
-            return zeros.index_add(0, at, message / total[at] * (message + 1))
+            message = (message - top[target]).exp()
+            total = zeros.index_add(0, target, message) + 1e-16
+            return zeros.index_add(0, target, message / total[target] * (message + 1))
         if kind == "scatter":
             return zeros.scatter_add(0, index, message)
         return zeros.scatter_reduce(0, index, message, kind, include_self=False)
@@ -121,8 +121,8 @@ def check(seed):
     floats, index = model.inputs()
     expected = gradients(model, model, floats, index)
     backend = Backend()
-    found = gradients(torch.compile(model, backend=backend), model, floats, index)
-    for n, (a, b) in enumerate(zip(found, expected, strict=True)):
+    grads = gradients(torch.compile(model, backend=backend), model, floats, index)
+    for n, (a, b) in enumerate(zip(grads, expected, strict=True)):
         assert (a is None) == (b is None), (seed, n)
         if a is not None:
             scale = max(1.0, b.abs().max().item())

@@ -1,4 +1,4 @@
-"""What is no region, by Inductor."""
+"""Nodes outside of regions, compiled by Inductor."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ def compiled(model, **options):
 class Near(torch.nn.Linear):
     """Messages between different nodes, as often as there are, through weights."""
 
-    def forward(self, x, given):
-        source, target = given[:, given[0] != given[1]]
+    def forward(self, x, edge_index):
+        source, target = edge_index[:, edge_index[0] != edge_index[1]]
         near = torch.zeros(NODES).index_add(0, target, torch.ones(len(target)))
         summed = torch.zeros_like(x).index_add(0, target, x[source].sin())
         return super().forward(summed * near[:, None]).tanh()
@@ -35,9 +35,9 @@ def test_a_layer():
     call, backend = compiled(model)
     first, other = edges(), edges(seed=2)
     other[:, :9] = 1
-    for given in (first, first, other, first):
-        found, expected = gradients(call, model, x, given), gradients(model, model, x, given)
-        torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)
+    for graph in (first, first, other, first):
+        result, expected = gradients(call, model, x, graph), gradients(model, model, x, graph)
+        torch.testing.assert_close(result, expected, rtol=2e-4, atol=2e-5)
     with torch.no_grad():
         torch.testing.assert_close(call(x, other), model(x, other), rtol=2e-4, atol=2e-5)
     assert [graph.rest for graph in backend.graphs] == [
@@ -63,8 +63,8 @@ def test_a_graph_that_inductor_does_not_take(monkeypatch):
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", fail)
     model, args = made("raw")
     call, _ = compiled(model)
-    found, expected = gradients(call, model, *args), gradients(model, model, *args)
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)
+    result, expected = gradients(call, model, *args), gradients(model, model, *args)
+    torch.testing.assert_close(result, expected, rtol=2e-4, atol=2e-5)
     text = str(sparsetir.explain(model, *args))
     for direction in ("forward", "backward"):
         assert f"{direction}, without Inductor: no such thing\n" in text + "\n"

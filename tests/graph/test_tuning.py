@@ -20,7 +20,7 @@ W = torch.rand(150)
 
 @pytest.fixture
 def configs(tmp_path, monkeypatch):
-    """Of kernels that regions took; records are in a file of their own."""
+    """Configs of the kernels of regions; records are in a separate file."""
     monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
     monkeypatch.setattr(module, "_seen", (None, {}))
     monkeypatch.setattr(module, "_warned", set())
@@ -34,35 +34,35 @@ def configs(tmp_path, monkeypatch):
     return taken
 
 
-def tuned(monkeypatch, told):
+def tuned(monkeypatch, report):
     """A search of a sum at nodes, in which the default is the slowest; what it finds is right."""
-    (graph,) = told.graphs
-    call = graph.call([found.node for found in graph.found].index("index_add"))
+    (graph,) = report.graphs
+    call = graph.call([region.node for region in graph.found].index("index_add"))
     install(monkeypatch, lambda config: Outcome("ok", seconds=0.5 if config else 1.0))
-    found = sparsetir.tune(call.function, call.arguments, trials=3, sampler="random")
-    prepared = ProgramCase(found.task).prepared(found.best.config)
+    result = sparsetir.tune(call.function, call.arguments, trials=3, sampler="random")
+    prepared = ProgramCase(result.task).prepared(result.best.config)
     prepared.call()
-    assert found.config and prepared.wrong() is None
-    return found
+    assert result.config and prepared.wrong() is None
+    return result
 
 
 def test_a_record_is_used(configs, monkeypatch, tmp_path):
     model, args = Own(FEATURES, 32), (torch.randn(NODES, FEATURES), edges(), W)
     expected = gradients(model, model, *args)
-    told = sparsetir.explain(model, *args)
-    found = tuned(monkeypatch, told)
-    assert [r.key for r in Records().all()] == [found.key] and not any(configs)
+    report = sparsetir.explain(model, *args)
+    result = tuned(monkeypatch, report)
+    assert [r.key for r in Records().all()] == [result.key] and not any(configs)
 
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="sparsetir")
     torch.testing.assert_close(gradients(compiled, model, *args), expected, rtol=1e-4, atol=1e-5)
-    assert [dict(c) for c in configs if c] == [found.config]
+    assert [dict(c) for c in configs if c] == [result.config]
 
     configs.clear()
     other = edges(seed=2)  # of the same sizes, for which there is no record
     expected = gradients(model, model, args[0], other, W)
-    found = gradients(compiled, model, args[0], other, W)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    result = gradients(compiled, model, args[0], other, W)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     assert not any(configs)
 
 
@@ -71,12 +71,12 @@ def test_a_model(configs, monkeypatch):
     model, args = Own(FEATURES, 32), (torch.randn(NODES, FEATURES), edges(), W)
     expected = gradients(model, model, *args)
     install(monkeypatch, lambda config: Outcome("ok", seconds=0.5 if config else 1.0))
-    found = sparsetir.tune(model, *args, trials=2, sampler="random")
-    searched = [region.tuned for region in found.regions if region.tuned is not None]
+    result = sparsetir.tune(model, *args, trials=2, sampler="random")
+    searched = [region.tuned for region in result.regions if region.tuned is not None]
     assert searched and len(searched) == len(Records().all())
     assert all(tuned.speedup == 2 for tuned in searched)
-    assert all(0.02 <= region.share < 1 for region in found.regions)
-    assert len(str(found).splitlines()) == 1 + len(found.regions)
+    assert all(0.02 <= region.share < 1 for region in result.regions)
+    assert len(str(result).splitlines()) == 1 + len(result.regions)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="sparsetir")
     torch.testing.assert_close(gradients(compiled, model, *args), expected, rtol=1e-4, atol=1e-5)
@@ -94,8 +94,8 @@ def test_a_model(configs, monkeypatch):
 
 def test_a_record_that_fails_is_warned_of(configs, monkeypatch, tmp_path):
     model, args = Own(FEATURES, 32), (torch.randn(NODES, FEATURES), edges(), W)
-    told = sparsetir.explain(model, *args)
-    tuned(monkeypatch, told)
+    report = sparsetir.explain(model, *args)
+    tuned(monkeypatch, report)
     kernel = Program.kernel
 
     def fail(self, aligned, config=None):
@@ -107,12 +107,12 @@ def test_a_record_that_fails_is_warned_of(configs, monkeypatch, tmp_path):
     expected = gradients(model, model, *args)
     torch._dynamo.reset()
     with pytest.warns(RuntimeWarning, match="with the config .* failed: ValueError: gone"):
-        found = gradients(torch.compile(model, backend="sparsetir"), model, *args)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        grads = gradients(torch.compile(model, backend="sparsetir"), model, *args)
+    torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_region_that_did_not_run(configs):
     model = Own(FEATURES, 32)
-    told = sparsetir.explain(model, torch.randn(NODES, FEATURES), edges(count=0), W[:0])
+    report = sparsetir.explain(model, torch.randn(NODES, FEATURES), edges(count=0), W[:0])
     with pytest.raises(ValueError, match="call: argument 'number': expected a region that ran"):
-        told.graphs[0].call(0)
+        report.graphs[0].call(0)

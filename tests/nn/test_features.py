@@ -26,20 +26,20 @@ def edges():
 
 def test_made_once():
     x = words()
-    found = as_sparse(x)
-    assert isinstance(found, Operand) and as_sparse(x) is found
-    assert torch.equal(spmm(found, torch.eye(FEATURES, dtype=x.dtype)), x)
+    sparse = as_sparse(x)
+    assert isinstance(sparse, Operand) and as_sparse(x) is sparse
+    assert torch.equal(spmm(sparse, torch.eye(FEATURES, dtype=x.dtype)), x)
 
 
 def test_layers_do_what_they_are_told(monkeypatch):
-    x, graph, seen = words(), edges(), []
-    monkeypatch.setattr(linear, "as_sparse", lambda x: seen.append(x) or x)
+    x, graph, inputs = words(), edges(), []
+    monkeypatch.setattr(linear, "as_sparse", lambda x: inputs.append(x) or x)
     for layer in LAYERS:
         layer(FEATURES, 3).double()(x, graph)
-        assert not seen
+        assert not inputs
         layer(FEATURES, 3, sparse_features=True).double()(x, graph)
-        assert seen
-        seen.clear()
+        assert inputs
+        inputs.clear()
     with pytest.raises(TypeError, match="RGCNConv: got an unexpected keyword .* 'sparse_features'"):
         RGCNConv(FEATURES, 3, 2, sparse_features=True)
 
@@ -48,31 +48,31 @@ def test_layers_do_what_they_are_told(monkeypatch):
 def test_results_and_gradients_stay(layer):
     x, graph = words(), edges()
     torch.manual_seed(1)
-    model, found = layer(FEATURES, 3, sparse_features=True).double(), []
+    model, results = layer(FEATURES, 3, sparse_features=True).double(), []
     dense = layer(FEATURES, 3).double()
     dense.load_state_dict(model.state_dict())
     for each in (dense, model, model):
         each.zero_grad()
         out = each(x, graph)
         out.sin().sum().backward()
-        found.append([out, *(p.grad.clone() for p in each.parameters())])
-    torch.testing.assert_close(found[1], found[0])
-    torch.testing.assert_close(found[2], found[0])
+        results.append([out, *(p.grad.clone() for p in each.parameters())])
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
 
 
 def test_known_from_inference_and_used_in_training():
     x, graph, layer = words(), edges(), GCNConv(FEATURES, 3, sparse_features=True).double()
     with torch.inference_mode():
-        found = [layer(x, graph) for _ in range(3)]
+        outs = [layer(x, graph) for _ in range(3)]
     out = layer(x, graph)
-    torch.testing.assert_close(out, found[0])
+    torch.testing.assert_close(out, outs[0])
     out.sum().backward()
     torch.testing.assert_close(layer.bias.grad, torch.full((3,), float(NODES), dtype=x.dtype))
 
 
 @pytest.mark.parametrize("write", ["torch", "data", "numpy"])
 def test_what_is_written_is_seen(write):
-    """By torch, and behind its back, to where zeros were or by exchanging columns."""
+    """Writes by torch, and unnoticed ones, to zeros, or by exchanging columns."""
     x, graph = words(dtype=torch.float32), edges()
     layer = SAGEConv(FEATURES, 3, sparse_features=True)
     for _ in range(3):
@@ -115,16 +115,16 @@ def test_compiled_code_does_not_ask():
     for _ in range(3):
         layer(x, edges())
     torch.compiler.reset()
-    seen = []
+    targets = []
 
     def backend(graph, _):
-        seen.extend(str(node.target) for node in graph.graph.nodes)
+        targets.extend(str(node.target) for node in graph.graph.nodes)
         return graph.forward
 
     graph = edges()
     out = torch.compile(layer, fullgraph=True, backend=backend)(x, graph)
     torch.testing.assert_close(out, layer(x, graph))
-    assert sum("spmm" in name for name in seen) == 1
+    assert sum("spmm" in name for name in targets) == 1
 
 
 def test_they_are_in_the_one_cache_while_they_live():
@@ -132,10 +132,10 @@ def test_they_are_in_the_one_cache_while_they_live():
     x = words()
     before = ops.cache_info()
     as_sparse(x)
-    found = ops.cache_info()
-    assert found["entries"] == before["entries"] + 1
-    assert found["bytes"] >= x.count_nonzero() * (x.itemsize + 8)
+    info = ops.cache_info()
+    assert info["entries"] == before["entries"] + 1
+    assert info["bytes"] >= x.count_nonzero() * (x.itemsize + 8)
     assert as_sparse(x) is as_sparse(x)
     del x
     gc.collect()
-    assert ops.cache_info() == {**before, "misses": found["misses"]}
+    assert ops.cache_info() == {**before, "misses": info["misses"]}

@@ -25,10 +25,10 @@ def seed():
 
 def graph(nodes=NODES, edges=EDGES):
     """Random edges, some of them loops, some parallel, and a node without any."""
-    found = torch.randint(0, nodes - 1, (2, edges))
-    found[:, :3] = torch.tensor([[0, 1, 1], [0, 1, 1]])
-    found[:, 3:5] = torch.tensor([[2, 2], [3, 3]])
-    return found
+    edge_index = torch.randint(0, nodes - 1, (2, edges))
+    edge_index[:, :3] = torch.tensor([[0, 1, 1], [0, 1, 1]])
+    edge_index[:, 3:5] = torch.tensor([[2, 2], [3, 3]])
+    return edge_index
 
 
 def features(nodes=NODES, dtype=torch.float64):
@@ -36,7 +36,7 @@ def features(nodes=NODES, dtype=torch.float64):
 
 
 def fresh(x):
-    """A leaf of its own, where there can be a gradient."""
+    """A new leaf, if it can have a gradient."""
     dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
     return x.clone().requires_grad_() if dense and x.is_floating_point() else x
 
@@ -52,10 +52,10 @@ def same(name, options, arguments, dtype=torch.float64, others=None):
     theirs.load_state_dict(mine.state_dict())
     assert repr(mine) == repr(theirs)
     results, gradients = [], []
-    for layer, given in ((mine, arguments), (theirs, others or arguments)):
-        given = tuple(map(fresh, given))
-        leaves = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
-        out = layer(*given)
+    for layer, inputs in ((mine, arguments), (theirs, others or arguments)):
+        inputs = tuple(map(fresh, inputs))
+        leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+        out = layer(*inputs)
         (out * torch.linspace(-1, 2, out.numel(), dtype=dtype).view_as(out)).sum().backward()
         results.append(out)
         gradients.append([x.grad for x in (*layer.parameters(), *leaves)])
@@ -105,11 +105,11 @@ RGCN = [
 ])  # fmt: skip
 @pytest.mark.default(14)
 def test_layers(name, options, weighted, out, dtype):
-    given = [features(dtype=dtype), graph()]
+    args = [features(dtype=dtype), graph()]
     if name == "RGCNConv":
-        given.append(torch.randint(0, RELATIONS - 1, (EDGES,)))  # one has no edges
-    given += [torch.rand(EDGES, dtype=dtype)] * weighted
-    same(name, {"in_channels": FEATURES, "out_channels": out, **options}, given, dtype)
+        args.append(torch.randint(0, RELATIONS - 1, (EDGES,)))  # one has no edges
+    args += [torch.rand(EDGES, dtype=dtype)] * weighted
+    same(name, {"in_channels": FEATURES, "out_channels": out, **options}, args, dtype)
 
 
 def two_sides():
@@ -152,9 +152,9 @@ ALSO = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "given"), ALSO)
-def test_other_options_and_graphs(name, options, given):
-    same(name, {"in_channels": FEATURES, "out_channels": 3, **options}, given())
+@pytest.mark.parametrize(("name", "options", "make"), ALSO)
+def test_other_options_and_graphs(name, options, make):
+    same(name, {"in_channels": FEATURES, "out_channels": 3, **options}, make())
 
 
 @pytest.mark.parametrize("out", [3, 9])
@@ -164,9 +164,9 @@ def test_gcn_weights_of_a_wider_type(normalize, out):
     x, edges, weight = features(dtype=torch.float32), graph(), torch.rand(EDGES).double()
     mine, theirs = (p.GCNConv(FEATURES, out, normalize=normalize) for p in (ours, pyg))
     mine.load_state_dict(theirs.state_dict())
-    found = mine(x, edges, weight)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, theirs(x, edges, weight), rtol=1e-5, atol=1e-6)
+    result = mine(x, edges, weight)
+    assert result.dtype == torch.float64
+    torch.testing.assert_close(result, theirs(x, edges, weight), rtol=1e-5, atol=1e-6)
 
 
 def test_gcn_cached_keeps_the_first_graph():
@@ -206,18 +206,18 @@ def test_bipartite(name, with_targets):
     edges, x = two_sides(), (features(), features(7)[:, :5] if with_targets else None)
     options = {"in_channels": (FEATURES, 5), "out_channels": 4}
     size = (NODES, 7)
-    given = (x, edges, size) if name == "SAGEConv" else (x, edges, None, size)
-    same(name, options, given)
+    args = (x, edges, size) if name == "SAGEConv" else (x, edges, None, size)
+    same(name, options, args)
 
 
 def test_gat_attention_weights():
     mine, theirs = ours.GATConv(FEATURES, 4, heads=2), pyg.GATConv(FEATURES, 4, heads=2)
     mine.load_state_dict(theirs.state_dict())
     x, edges = features(dtype=torch.float32), graph()
-    out, (found, alpha) = mine(x, edges, return_attention_weights=True)
+    out, (edges_out, alpha) = mine(x, edges, return_attention_weights=True)
     expected, (expected_edges, expected_alpha) = theirs(x, edges, return_attention_weights=True)
     torch.testing.assert_close(out, expected)
-    assert torch.equal(found, expected_edges)
+    assert torch.equal(edges_out, expected_edges)
     torch.testing.assert_close(alpha, expected_alpha)
 
 
@@ -250,22 +250,22 @@ def test_rgcn_keeps_a_graph_once(blocks):
     """One structure of the graph, and the same result where sums are in place."""
     ops.clear_cache()
     layer = ours.RGCNConv(FEATURES, 4, RELATIONS, num_blocks=blocks).double()
-    given = features(), graph(), torch.randint(0, RELATIONS, (EDGES,))
-    out = layer(*given)
+    args = features(), graph(), torch.randint(0, RELATIONS, (EDGES,))
+    out = layer(*args)
     with torch.no_grad():
-        torch.testing.assert_close(layer(*given), out)
+        torch.testing.assert_close(layer(*args), out)
     assert sum(key[0][0] == "relations" for key in kept._entries) == 1
     ops.clear_cache()
 
 
 @pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "RGCNConv"])
 def test_a_seed_gives_the_parameters_of_pyg(name):
-    made = []
+    states = []
     for package in (ours, pyg):
         torch.manual_seed(3)
         arguments = (FEATURES, 4, 2) if name == "RGCNConv" else (FEATURES, 4)
-        made.append(getattr(package, name)(*arguments).state_dict())
-    mine, theirs = made
+        states.append(getattr(package, name)(*arguments).state_dict())
+    mine, theirs = states
     assert list(mine) == list(theirs)
     for key in mine:
         torch.testing.assert_close(mine[key], theirs[key])
@@ -287,13 +287,13 @@ def test_features_counted_by_the_first_input(name):
 def test_sparse_features(name, out):
     x, edges = features().relu(), graph()
     layer = getattr(ours, name)(FEATURES, out).double()
-    found = []
-    for given in (x, x.to_sparse_csr()):
+    results = []
+    for rows in (x, x.to_sparse_csr()):
         layer.zero_grad()
-        y = layer(given, edges)
+        y = layer(rows, edges)
         y.square().sum().backward()
-        found.append([y, *(p.grad.clone() for p in layer.parameters())])
-    torch.testing.assert_close(*found)
+        results.append([y, *(p.grad.clone() for p in layer.parameters())])
+    torch.testing.assert_close(*results)
 
 
 def test_layers_can_be_copied_and_pickled(tmp_path):

@@ -37,15 +37,15 @@ def seed():
 @pytest.fixture
 def calls(monkeypatch):
     """Counts products of ours."""
-    found = []
+    arguments_of = []
     product = adapter.spmm
 
     def counted(*arguments, **options):
-        found.append(arguments)
+        arguments_of.append(arguments)
         return product(*arguments, **options)
 
     monkeypatch.setattr(adapter, "spmm", counted)
-    return found
+    return arguments_of
 
 
 def graph(weighted=False):
@@ -68,31 +68,31 @@ def gradients(layer, x, *graph):
 def test_layers_call_our_kernels_and_give_the_same(name, kind, calls):
     layer, x = LAYERS[name](), torch.randn(NODES, FEATURES)
     edges, _ = graph()
-    given = edges if kind == "edges" else to_torch_csr_tensor(edges.flip(0), size=NODES)
-    expected = gradients(layer, x, given)
+    adjacency = edges if kind == "edges" else to_torch_csr_tensor(edges.flip(0), size=NODES)
+    expected = gradients(layer, x, adjacency)
     assert not calls
     with accelerate():
-        found = gradients(layer, x, given)
+        grads = gradients(layer, x, adjacency)
     assert calls
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
     calls.clear()
-    torch.testing.assert_close(gradients(layer, x, given), expected)
+    torch.testing.assert_close(gradients(layer, x, adjacency), expected)
     assert not calls
 
 
 def test_weights_of_edges_have_gradients(calls):
     layer, x = pyg.GraphConv(FEATURES, 4), torch.randn(NODES, FEATURES)
     edges, weight = graph(weighted=True)
-    found = []
+    grads = []
     for accelerated in (False, True):
         patch = accelerate() if accelerated else None
         w = weight.clone().requires_grad_()
         layer(x, edges, w).square().sum().backward()
-        found.append(w.grad)
+        grads.append(w.grad)
         if patch:
             patch.undo()
     assert len(calls) == 1
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_of_a_wider_type(calls):
@@ -110,9 +110,9 @@ def test_bipartite_with_a_size(calls):
     edges = torch.stack([torch.randint(0, NODES, (30,)), torch.randint(0, 5, (30,))])
     expected = layer(x, edges), layer((x[0], None), edges, size=(NODES, 5))
     with accelerate():
-        found = layer(x, edges), layer((x[0], None), edges, size=(NODES, 5))
+        results = layer(x, edges), layer((x[0], None), edges, size=(NODES, 5))
     assert len(calls) == 2
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(results, expected)
 
 
 def test_a_layer_made_within(calls):
@@ -122,10 +122,10 @@ def test_a_layer_made_within(calls):
     x, (edges, _) = torch.randn(NODES, FEATURES), graph()
     with accelerate():
         layer = Mine(FEATURES, 4)
-        found = layer(x, edges)
+        result = layer(x, edges)
     assert calls
     calls.clear()
-    torch.testing.assert_close(layer(x, edges), found)
+    torch.testing.assert_close(layer(x, edges), result)
     assert not calls
 
 
@@ -157,7 +157,7 @@ def test_methods_of_an_instance_are_left_alone(name, calls):
     x, (edges, _) = torch.randn(NODES, FEATURES), graph()
     layer = pyg.SAGEConv(FEATURES, 4)
     method = getattr(layer, name)
-    setattr(layer, name, lambda *given, **named: 5 * method(*given, **named))
+    setattr(layer, name, lambda *args, **named: 5 * method(*args, **named))
     expected = layer(x, edges)
     with accelerate():
         torch.testing.assert_close(layer(x, edges), expected)
@@ -208,14 +208,14 @@ def test_nothing_is_kept_of_edges_that_are_made_in_each_call():
 @pytest.fixture
 def norms(monkeypatch):
     """Counts what PyG's `gcn_norm` computes."""
-    found = []
+    computed = []
     norm = adapter._gcn_norm
 
     def counted(old, *args, **options):
-        return norm(lambda *x, **named: found.append(x) or old(*x, **named), *args, **options)
+        return norm(lambda *x, **named: computed.append(x) or old(*x, **named), *args, **options)
 
     monkeypatch.setattr(adapter, "_gcn_norm", counted)
-    return found
+    return computed
 
 
 @pytest.mark.parametrize("options", [{}, {"add_self_loops": False}, {"improved": True}])
@@ -225,12 +225,12 @@ def test_norms_are_kept_while_edges_and_weights_stay(weighted, options, norms):
     (edges, weight), others = graph(weighted), graph(weighted)
     ops.clear_cache()
 
-    def check(*given):
-        expected = gradients(layer, x, *given)
+    def check(*args):
+        expected = gradients(layer, x, *args)
         norms.clear()
         with accelerate():
-            found = gradients(layer, x, *given)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            grads = gradients(layer, x, *args)
+        torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
         return len(norms)
 
     assert [check(edges, weight), check(edges, weight)] == [1, 0]
@@ -253,8 +253,8 @@ def test_norms_of_weights_with_gradients_are_not_kept(norms):
     expected = torch.autograd.grad(layer(x, edges, weight).square().sum(), weight)
     with accelerate():
         for _ in range(2):
-            found = torch.autograd.grad(layer(x, edges, weight).square().sum(), weight)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            grad = torch.autograd.grad(layer(x, edges, weight).square().sum(), weight)
+            torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-5)
     assert len(norms) == 2
 
 
@@ -263,15 +263,15 @@ def test_norms_that_were_written_to_are_made_again(norms):
     with accelerate():
         norm = pyg.conv.gcn_conv.gcn_norm
         expected = [x.clone() for x in norm(edges)]
-        for found in norm(edges):
-            found.zero_()
+        for norm_part in norm(edges):
+            norm_part.zero_()
         torch.testing.assert_close(list(norm(edges)), expected)
     assert len(norms) == 2
 
 
 @pytest.mark.parametrize("name", ["_set_jittable_templates", "explain", "get_param_names"])
 def test_a_pyg_without_what_is_needed(name, calls, monkeypatch):
-    """Nothing is patched, each call says so, and the next that can succeeds."""
+    """Nothing is patched, each call warns, and the next that can succeeds."""
     layer, x, (edges, _) = pyg.SAGEConv(FEATURES, 4), torch.randn(NODES, FEATURES), graph()
     before = torch_geometric.utils.spmm, pyg.SAGEConv.propagate
     with monkeypatch.context() as other:
@@ -319,8 +319,8 @@ def derived(call, x):
     yield torch.func.jacfwd(call)(x)
     out = call(leaf)
     many = torch.eye(out.numel()).view(*out.shape, *out.shape).flatten(0, out.dim() - 1)
-    (found,) = torch.autograd.grad(out, leaf, many, is_grads_batched=True)
-    yield found.view(*out.shape, *x.shape)
+    (grads,) = torch.autograd.grad(out, leaf, many, is_grads_batched=True)
+    yield grads.view(*out.shape, *x.shape)
 
 
 @pytest.mark.parametrize("name", ["GCNConv", "SAGEConv max", "GraphConv", "SGConv"])
@@ -328,12 +328,12 @@ def test_derivatives_of_many_results_at_once(name, monkeypatch):
     monkeypatch.setattr("sparsetir.ops.products._sorted", 0)
     layer, x = LAYERS[name](), torch.randn(NODES, FEATURES)
     with accelerate():
-        for _ in range(18):  # of which the last are not sorted
+        for _ in range(18):  # the last of which are not sorted
             edges = graph()[0]
             layer(x, edges)
         expected = torch.autograd.functional.jacobian(lambda x: layer(x, edges), x)
-        for found in derived(lambda x: layer(x, edges), x):
-            torch.testing.assert_close(found, expected)
+        for jacobian in derived(lambda x: layer(x, edges), x):
+            torch.testing.assert_close(jacobian, expected)
 
 
 def scripted(model, *args):
@@ -382,7 +382,7 @@ def test_what_torch_captures_is_pygs(name, capture, calls):
 @pytest.mark.parametrize("layer", [pyg.SAGEConv, pyg.GCNConv, pyg.GATConv])
 @pytest.mark.default("GCNConv")
 def test_layers_are_leaves_of_tracers(layer, calls):
-    """As `to_hetero` traces a model."""
+    """Models as `to_hetero` traces them."""
     types, options = ["a", "b"], {"add_self_loops": False} if layer is not pyg.SAGEConv else {}
     ends = [("a", "b"), ("b", "a")] if layer is not pyg.GCNConv else [("a", "a"), ("b", "b")]
     relations = [(source, "to", target) for source, target in ends]
@@ -402,10 +402,10 @@ def test_layers_are_leaves_of_tracers(layer, calls):
     plain = pyg.to_hetero(Model(), (types, relations))
     expected = plain(x, edges)
     with accelerate(compile_from=0):
-        found = pyg.to_hetero(Model(), (types, relations))
-        found.load_state_dict(plain.state_dict())
-        torch.testing.assert_close(found(x, edges), expected)
-    torch.testing.assert_close(found(x, edges), expected)
+        hetero = pyg.to_hetero(Model(), (types, relations))
+        hetero.load_state_dict(plain.state_dict())
+        torch.testing.assert_close(hetero(x, edges), expected)
+    torch.testing.assert_close(hetero(x, edges), expected)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
@@ -414,11 +414,11 @@ def test_errors_and_warnings_of_products_are_those_of_pyg(calls):
     with accelerate():
         spmm = torch_geometric.utils.spmm
         for convert, reduce in [("csc", "sum"), ("coo", "mean"), ("csc", "max"), ("csr", "min")]:
-            given = getattr(matrix, f"to_sparse_{convert}")()
-            with warnings.catch_warnings(record=True) as seen:
+            sparse = getattr(matrix, f"to_sparse_{convert}")()
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                spmm(given, x, reduce)
-            texts = [str(w.message) for w in seen if w.filename == __file__]
+                spmm(sparse, x, reduce)
+            texts = [str(w.message) for w in caught if w.filename == __file__]
             assert len(calls) == 1 and len(texts) == (convert != "csr")
             assert all(t.startswith("Converting sparse tensor to CSR format") for t in texts)
             calls.clear()

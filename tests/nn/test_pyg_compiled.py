@@ -31,16 +31,16 @@ def afresh():
 @pytest.fixture
 def graphs(monkeypatch):
     """Regions of the graphs that were compiled."""
-    found = []
+    counts = []
     compile_graph = backend.compile_graph
 
     def noted(module, inputs, about, rest):
         run = compile_graph(module, inputs, about, rest)
-        found.append(len(about.found))
+        counts.append(len(about.found))
         return run
 
     monkeypatch.setattr(backend, "compile_graph", noted)
-    return found
+    return counts
 
 
 W = torch.rand(EDGES)
@@ -54,8 +54,8 @@ def check(layer, *args):
     """Compare a call with PyG's."""
     expected = gradients(layer, layer, *args)
     with accelerate(compile_from=0):
-        found = gradients(layer, layer, *args)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        grads = gradients(layer, layer, *args)
+    torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
 
 
 LAYERS = {
@@ -75,7 +75,7 @@ def test_values_and_gradients(name, graphs):
 
 
 def test_a_layer_is_compiled_once(graphs):
-    """Also where `accelerate` begins and ends, for its copies, and with new graphs of all sizes."""
+    """Copies of layers, also where `accelerate` begins and ends, with new graphs of all sizes."""
     layer, x, weight = Own(FEATURES, 8), torch.randn(NODES, FEATURES), torch.rand(EDGES)
     for call in (layer, layer, copy.deepcopy(layer)):
         check(call, x, edges(), weight)
@@ -160,7 +160,7 @@ def hooked_outside():
 def replaced():
     layer = Own(FEATURES, 8)
     message = layer.message
-    layer.message = lambda **given: 3 * message(**given)
+    layer.message = lambda **args: 3 * message(**args)
     return layer
 
 
@@ -215,13 +215,13 @@ def test_what_has_no_region_is_left(graphs):
 
 
 def test_autocast_transforms_and_global_hooks_are_left(graphs):
-    layer, (x, edge_index), seen = Own(FEATURES, 8), given(), []
-    hook = torch.nn.modules.module.register_module_forward_hook(lambda *args: seen.append(args[0]))
+    layer, (x, edge_index), ran = Own(FEATURES, 8), given(), []
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *args: ran.append(args[0]))
     try:
         check_values(layer, x, edge_index, W)
     finally:
         hook.remove()
-    assert seen.count(layer) == 2
+    assert ran.count(layer) == 2
     with accelerate(compile_from=0):
         with torch.autocast("cpu", torch.bfloat16):
             layer(x, edge_index, W)
@@ -257,7 +257,7 @@ def test_a_backend_that_fails_is_left(monkeypatch):
 
 def test_backward_twice_and_writes_to_results(graphs):
     layer, args = Own(FEATURES, 8), (*given(), W)
-    found = []
+    results = []
     for least in (None, 0):
         with accelerate(compile_from=least):
             layer.zero_grad()
@@ -266,9 +266,9 @@ def test_backward_twice_and_writes_to_results(graphs):
             for _ in range(2):
                 out.sum().backward(retain_graph=True)
             layer(*args).zero_()
-            found.append([layer(*args), *(p.grad.clone() for p in layer.parameters())])
+            results.append([layer(*args), *(p.grad.clone() for p in layer.parameters())])
     assert len(graphs) == 1
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 def test_checkpoints(graphs):
@@ -281,8 +281,8 @@ def test_checkpoints(graphs):
     expected = gradients(call, layer, x)
     with accelerate(compile_from=0):
         for _ in range(2):
-            found = gradients(call, layer, x)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            grads = gradients(call, layer, x)
+            torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1
 
 
@@ -320,8 +320,8 @@ def test_nothing_is_compiled_within_a_compiled_model(through, graphs):
     model.forward = lambda *args: layer(*args)
     expected = layer(*args)
     with accelerate(compile_from=0):
-        found = torch.compile(model.forward, backend=through, fullgraph=True)(*args)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        result = torch.compile(model.forward, backend=through, fullgraph=True)(*args)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     assert len(graphs) == (through == "sparsetir")
 
 
@@ -331,19 +331,19 @@ def test_layers_that_know_their_sizes_later(graphs):
     with accelerate(compile_from=0):
         layer(*args)
         assert not graphs
-        found = layer(*args)
+        result = layer(*args)
     assert len(graphs) == 1
-    torch.testing.assert_close(found, layer(*args), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result, layer(*args), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_threads():
     layers, args = [Own(FEATURES, 8) for _ in range(3)], (*given(), W)
-    expected, found = [layer(*args) for layer in layers], [None] * 3
+    expected, results = [layer(*args) for layer in layers], [None] * 3
 
     def run(n):
         for _ in range(5):
-            found[n] = layers[n](*args)
+            results[n] = layers[n](*args)
 
     with accelerate(compile_from=0):
         threads = [threading.Thread(target=run, args=(n,)) for n in range(3)]
@@ -351,7 +351,7 @@ def test_threads():
             thread.start()
         for thread in threads:
             thread.join()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(results, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_is_kept_of_layers_that_are_gone():

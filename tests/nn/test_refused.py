@@ -1,4 +1,4 @@
-"""What layers refuse, and how it is said."""
+"""Errors of layers and their messages."""
 
 import torch
 

@@ -27,10 +27,10 @@ def _empty_cache():
     ops.clear_cache()
 
 
-def gradients(layer, *given):
-    """Of its result and its parameters, once."""
+def gradients(layer, *args):
+    """The result of a layer and the gradients of its parameters, once."""
     layer.zero_grad()
-    out = layer(*given)
+    out = layer(*args)
     out.sin().sum().backward()
     return [out.detach(), *(p.grad.clone() for p in layer.parameters())]
 
@@ -44,14 +44,14 @@ def test_first_graph_seen_in_inference_mode(name, layout):
     layer, x, graph = LAYERS[name]().double(), torch.randn(N, F).double(), torch.randint(N, (2, E))
     if layout == "csr":
         graph = torch.eye(N).double().to_sparse_csr()
-    given = (x, graph, torch.randint(2, (E,))) if name == "rgcn" else (x, graph)
+    args = (x, graph, torch.randint(2, (E,))) if name == "rgcn" else (x, graph)
     with torch.inference_mode():
-        layer(*given)
-    found = gradients(layer, *given)
+        layer(*args)
+    grads = gradients(layer, *args)
     ops.clear_cache()
     fresh = LAYERS[name]().double()
     fresh.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(found, gradients(fresh, *given))
+    torch.testing.assert_close(grads, gradients(fresh, *args))
 
 
 def test_learnt_weights_first_seen_in_inference_mode():
@@ -149,13 +149,13 @@ def test_compiled_without_graph_breaks(backend, layer):
     torch.compiler.reset()
     relational = layer is RGCNConv
     model = RGCNConv(FEATURES, 8, 3, num_bases=2) if relational else Model(layer)
-    given = (features(), graph(), *[torch.arange(90) % 3] * relational)
+    args = (features(), graph(), *[torch.arange(90) % 3] * relational)
     compiled, parameters = (
         torch.compile(model, fullgraph=True, backend=backend),
         list(model.parameters()),
     )
     for _ in range(2):
-        both = compiled(*given), model(*given)
+        both = compiled(*args), model(*args)
         torch.testing.assert_close(*both)
         gradients = [torch.autograd.grad(out.square().sum(), parameters) for out in both]
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)

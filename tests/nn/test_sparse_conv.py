@@ -43,9 +43,9 @@ def in_box(x: SparsePoints, stride: Any = (1, 1, 1)) -> Tensor:
 
 def of_points(dense: Tensor, coords: Tensor, stride: Any = (1, 1, 1)) -> Tensor:
     """(n, channels) of the numbers of a dense result that such a box gave."""
-    b, *at = coords.long().unbind(1)
-    at = [x - LOW // s for x, s in zip(at, stride, strict=True)]
-    return dense.movedim(1, -1)[b, at[0], at[1], at[2]]
+    b, *cell = coords.long().unbind(1)
+    cell = [x - LOW // s for x, s in zip(cell, stride, strict=True)]
+    return dense.movedim(1, -1)[b, cell[0], cell[1], cell[2]]
 
 
 triples = st.tuples(*[st.integers(1, 3)] * 3)
@@ -135,13 +135,13 @@ def test_dtypes(dtype: torch.dtype) -> None:
     exact = SparseConv3d(5, 7, 3).double()
     exact.load_state_dict(layer.state_dict())
     features = [x.features.clone().requires_grad_(), x.features.double().requires_grad_()]
-    found, wanted = (
+    result, wanted = (
         f(x.with_features(a)).features for f, a in zip((layer, exact), features, strict=True)
     )
-    assert found.dtype == dtype
+    assert result.dtype == dtype
     tolerance = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 16 * torch.finfo(dtype).eps}
-    torch.testing.assert_close(found.double(), wanted, **tolerance)
-    for y in (found, wanted):
+    torch.testing.assert_close(result.double(), wanted, **tolerance)
+    for y in (result, wanted):
         y.sum().backward()
     pairs = [(features[0].grad, features[1].grad), (layer.weight.grad, exact.weight.grad)]
     for a, b in pairs:
@@ -150,26 +150,26 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_gradients_of_gradients() -> None:
-    """At the same points, and from coarse ones back to fine ones."""
+    """Gradients of gradients at the same points, and from coarse ones back to fine ones."""
     x = cloud(5, 12, 2, extent=3)
     same, down = SparseConv3d(2, 2, 3).double(), SparseConv3d(2, 2, 2, 2).double()
     up = SparseConvTranspose3d(2, 2, 2, 2).double()
 
     def net(features: Tensor, *weights: Tensor) -> Tensor:
-        found = x.with_features(features)
+        result = x.with_features(features)
         for layer, weight in zip((same, down, up), weights, strict=True):
-            found = torch.func.functional_call(layer, {"weight": weight}, (found,))
-        return found.features
+            result = torch.func.functional_call(layer, {"weight": weight}, (result,))
+        return result.features
 
     weights = [layer.weight.detach().clone() for layer in (same, down, up)]
-    given = [v.requires_grad_() for v in (x.features, *weights)]
-    torch.autograd.gradgradcheck(net, given, fast_mode=True)
+    leaves = [v.requires_grad_() for v in (x.features, *weights)]
+    torch.autograd.gradgradcheck(net, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("strides", [False, True])
 @pytest.mark.default("False")
 def test_compile(strides: bool) -> None:
-    """Where outputs with strides are is found outside of the graphs; all products are in them."""
+    """Outputs with strides are located outside of the graphs, which hold all products."""
     torch.compiler.reset()
     x, act, graphs = cloud(6, 30, 2), OnFeatures(torch.nn.ReLU()), []
     first, second = SparseConv3d(2, 2, 3).double(), SparseConv3d(2, 2, (1, 3, 1)).double()
@@ -184,17 +184,17 @@ def test_compile(strides: bool) -> None:
     def model(features: Tensor) -> Tensor:
         return second(act(first(x.with_features(features)))).features.square().sum()
 
-    found = []
+    results = []
     for f in (model, torch.compile(model, fullgraph=not strides, backend=backend)):
         features = x.features.clone().requires_grad_()
         result = f(features)
-        found.append(
+        results.append(
             [result, *torch.autograd.grad(result, [features, first.weight, second.weight])]
         )
-    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*results)
     assert sum("points_sum" in target for graph in graphs for target in graph) == 2
-    found = torch.compile(model, fullgraph=not strides, backend="aot_eager")(x.features)
-    torch.testing.assert_close(found, model(x.features))
+    results = torch.compile(model, fullgraph=not strides, backend="aot_eager")(x.features)
+    torch.testing.assert_close(results, model(x.features))
 
 
 def test_checks_of_torch() -> None:
@@ -207,8 +207,8 @@ def test_checks_of_torch() -> None:
     torch.library.opcheck(
         library.points_sum, (features, weight.requires_grad_(), *where, True), test_utils=tests
     )
-    given = (features, torch.randn_like(features), *where)
-    torch.library.opcheck(library.points_weight, given, test_utils=tests)
+    args = (features, torch.randn_like(features), *where)
+    torch.library.opcheck(library.points_weight, args, test_utils=tests)
 
 
 def test_coordinates_whose_places_are_gone() -> None:
@@ -217,15 +217,15 @@ def test_coordinates_whose_places_are_gone() -> None:
     layer = SparseConv3d(3, 2, 3, bias=False).double()
     weight, numbers = layer.weight.flatten(0, 2), list(layer.conv.numbers)
     coords = x.coords.clone()
-    found = torch.ops.sparsetir.points_sum(x.features, weight, coords, None, numbers, False)
-    torch.testing.assert_close(found, layer(x).features)
+    result = torch.ops.sparsetir.points_sum(x.features, weight, coords, None, numbers, False)
+    torch.testing.assert_close(result, layer(x).features)
 
 
 def test_maps_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
+    maps: list[str] = []
     for name in ("submanifold", "reached", "between"):
         original = getattr(points, name)
-        monkeypatch.setattr(points, name, lambda *a, f=original, n=name: (made.append(n), f(*a))[1])
+        monkeypatch.setattr(points, name, lambda *a, f=original, n=name: (maps.append(n), f(*a))[1])
     x = cloud(3, 40, 4)
     first, second = SparseConv3d(4, 4, 3).double(), SparseConv3d(4, 4, 3).double()
     down = SparseConv3d(4, 4, 2, stride=2).double()
@@ -234,7 +234,7 @@ def test_maps_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         low = down(act(second(first(x))))
         up(first(low)).features.sum().backward()
-    assert made == ["submanifold", "reached", "submanifold"]
+    assert maps == ["submanifold", "reached", "submanifold"]
     again = SparsePoints(x.coords, x.features)
     assert again.places is SparsePoints(x.coords, x.features).places
 
@@ -242,11 +242,11 @@ def test_maps_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_map() -> None:
     """Points 0 and 2 are neighbours along z, 1 is alone."""
     coords = torch.tensor([[0, 0, 0, 1], [0, 5, 0, 0], [0, 0, 0, 0]])
-    found = kernel_map(coords, (1, 1, 3))
-    assert found.row_ptr.tolist() == [0, 1, 4, 5]
-    assert found.rows.tolist() == [0, 0, 1, 2, 2]
-    assert found.indices.tolist() == [2, 0, 1, 2, 0]
-    assert found.indptr.tolist() == list(range(6)) and (found.m, found.n) == (3, 3)
+    kmap = kernel_map(coords, (1, 1, 3))
+    assert kmap.row_ptr.tolist() == [0, 1, 4, 5]
+    assert kmap.rows.tolist() == [0, 0, 1, 2, 2]
+    assert kmap.indices.tolist() == [2, 0, 1, 2, 0]
+    assert kmap.indptr.tolist() == list(range(6)) and (kmap.m, kmap.n) == (3, 3)
     coarse = kernel_map(coords, 2, stride=2)
     assert coarse.coords.tolist() == [[0, 0, 0, 0], [0, 2, 0, 0]]
     assert [coarse.rows.tolist(), coarse.indices.tolist()] == [[0, 0, 1], [2, 0, 1]]
@@ -255,8 +255,8 @@ def test_a_map() -> None:
 def test_points_far_apart() -> None:
     far = 2**31 - 1
     coords = torch.tensor([[0, -far, 0, 3], [0, far, 0, 2], [7, far, 0, 3]])
-    found = kernel_map(coords, 3)
-    assert found.rows.tolist() == [0, 1, 2] and found.offsets == 27
+    kmap = kernel_map(coords, 3)
+    assert kmap.rows.tolist() == [0, 1, 2] and kmap.offsets == 27
 
 
 def of_ones(*rows: Any, **how: Any) -> Any:

@@ -37,9 +37,9 @@ def made(out, features, block, dtype=torch.float32, bias=True, sparsity=0.6):
     return SparseLinear.from_linear(dense, sparsity=sparsity, block=block)
 
 
-def close(found, wanted, dtype, terms):
+def close(result, wanted, dtype, terms):
     bound = CLOSE[dtype] * (1 + wanted.abs().max().item()) * terms**0.5
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=bound)
+    torch.testing.assert_close(result.double(), wanted, rtol=0, atol=bound)
 
 
 BLOCKS = [(32, 32), (16, 8), (8, 16), (4, 4), (6, 2), (64, 32), None]
@@ -54,14 +54,14 @@ def test_forward_and_backward(block, dtype, shape):
     bias = None if layer.bias is None else layer.bias.detach().double()
     x = torch.randn(shape).to(dtype).requires_grad_()
     other = x.detach().double().requires_grad_()
-    found, wanted = layer(x), linear(other, weight, bias)
-    assert found.dtype == dtype and found.shape == wanted.shape and found.is_contiguous()
-    if not found.numel():
+    result, wanted = layer(x), linear(other, weight, bias)
+    assert result.dtype == dtype and result.shape == wanted.shape and result.is_contiguous()
+    if not result.numel():
         return
-    grad = torch.randn(found.shape).to(dtype)
-    found.backward(grad)
+    grad = torch.randn(result.shape).to(dtype)
+    result.backward(grad)
     wanted.backward(grad.double())
-    close(found, wanted, dtype, 1)
+    close(result, wanted, dtype, 1)
     close(x.grad, other.grad, dtype, 1)
     stored = SparseLinear(weight.grad, layer.dense_weight() != 0, None, block).values
     close(layer.values.grad, stored, dtype, len(grad.reshape(-1, 384)))
@@ -77,8 +77,8 @@ def test_second_gradients(block):
     x = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
 
     def run(x, values, bias):
-        given = {"values": values, "bias": bias}
-        return torch.func.functional_call(layer, given, (x,))
+        parameters = {"values": values, "bias": bias}
+        return torch.func.functional_call(layer, parameters, (x,))
 
     assert torch.autograd.gradcheck(run, (x, layer.values, layer.bias))
     assert torch.autograd.gradgradcheck(run, (x, layer.values, layer.bias))
@@ -110,8 +110,8 @@ def test_state_dictionaries(block):
 
 
 def test_examples_in_docstrings():
-    found = doctest.testmod(importlib.import_module("sparsetir.nn.sparse_linear"))
-    assert found.attempted and not found.failed
+    tests = doctest.testmod(importlib.import_module("sparsetir.nn.sparse_linear"))
+    assert tests.attempted and not tests.failed
 
 
 def test_under_autocast():
@@ -195,7 +195,7 @@ def test_weights_that_are_not_numbers_are_kept(how):
 
 
 def described(layer):
-    """What a module has besides hooks and its weight."""
+    """A module's attributes besides hooks and its weight."""
     weight = layer.values if isinstance(layer, SparseLinear) else layer.weight
     flags = [(x.requires_grad, x.dtype, x.device) for x in (weight, layer.bias)]
     kept = layer.scale is SCALE, layer.count is COUNT, layer.other is OTHER, layer.name, layer.none
@@ -207,7 +207,7 @@ SCALE, COUNT, OTHER = torch.nn.Parameter(torch.ones(1)), torch.ones(1), torch.nn
 
 @pytest.mark.parametrize("one, two, three", [(0, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1)])
 def test_what_torch_keeps_of_a_module_is_kept(one, two, three):
-    """By copies, and by layers that are swapped, whose hooks go by their handles."""
+    """Hooks survive copies, and swaps of layers, by their handles."""
     dense = torch.nn.Linear(8, 8, dtype=torch.float64 if one else torch.bfloat16).train(bool(two))
     dense.weight.requires_grad_(bool(three))
     dense.bias.requires_grad_(bool(two))
@@ -219,8 +219,8 @@ def test_what_torch_keeps_of_a_module_is_kept(one, two, three):
     if two == three:
         torch_prune.l1_unstructured(dense, "weight", 0.5)
 
-    def called(*given):
-        calls.append(len(given))
+    def called(*args):
+        calls.append(len(args))
 
     handles = [
         dense.register_forward_pre_hook(called), dense.register_forward_hook(called),
@@ -250,7 +250,7 @@ class Layer(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """With layers in a list, one used twice, an output tied to an embedding, and attention."""
+    """A model with a list of layers, one used twice, a tied output, and attention."""
 
     def __init__(self):
         super().__init__()
@@ -394,17 +394,17 @@ def test_sums_are_vectors_in_registers(shape):
 
 @pytest.mark.parametrize("block", [(8, 4), (4, 8)])
 def test_blocks_elsewhere_than_on_a_cpu(monkeypatch, block):
-    """There the products are dense ones."""
+    """Elsewhere the products are dense."""
     layer, x = made(32, 16, block), torch.randn(3, 16, requires_grad=True)
-    found = []
+    results = []
     for kernels in (True, False):
         monkeypatch.setattr(
             sys.modules["sparsetir.ops.block_linear"], "_has_kernels", lambda _, k=kernels: k
         )
         out = layer(x)
         wanted = (x, layer.values, layer.bias)
-        found.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
-    for one, other in zip(*found, strict=True):
+        results.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -414,30 +414,30 @@ def test_blocks_elsewhere_than_on_a_cpu(monkeypatch, block):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Kernels of GPUs in the place of others, their CUDA text run on the CPU; those compiled."""
-    made: list[str] = []
+    compiled_for: list[str] = []
 
     def compiled(key, target, stages):
-        found = stages()
-        made.append(type(key[0]).__name__)
-        names = [str(p.name) for p in found["III"].params]
-        signature, function = signature_of(found), CudaFunction(found["III"])
+        lowered = stages()
+        compiled_for.append(type(key[0]).__name__)
+        names = [str(p.name) for p in lowered["III"].params]
+        signature, function = signature_of(lowered), CudaFunction(lowered["III"])
 
-        def run(**given):
-            sizes = [given.get(name) for name in signature.names]
+        def run(**args):
+            sizes = [args.get(name) for name in signature.names]
             for name in signature.names:
-                if torch.is_tensor(given[name]):
+                if torch.is_tensor(args[name]):
                     shape = signature.expected_shape(signature.position[name], sizes)
-                    assert [*given[name].shape] == shape and given[name].is_contiguous()
+                    assert [*args[name].shape] == shape and args[name].is_contiguous()
             arrays = {
                 n: x.view(torch.int16).numpy().view("bfloat16")
                 if torch.is_tensor(x) and x.dtype == torch.bfloat16
                 else x.numpy() if torch.is_tensor(x) else x
-                for n, x in given.items()
+                for n, x in args.items()
             }  # fmt: skip
             with bfloat16_arrays():
                 out = function({n: arrays[c] for n, c in zip(names, signature.passed, strict=True)})
             result = out[names[signature.passed.index("out")]]
-            given["out"].view(torch.int16).copy_(torch.from_numpy(result.view("int16")))
+            args["out"].view(torch.int16).copy_(torch.from_numpy(result.view("int16")))
 
         return run
 
@@ -449,7 +449,7 @@ def as_on_a_gpu(monkeypatch):
         kernel(**{n: plain_tensor(x) if torch.is_tensor(x) else x for n, x in named.items()})
 
     monkeypatch.setattr(operator, "launch", launch)
-    return made
+    return compiled_for
 
 
 @requires_cuda_text
@@ -460,11 +460,11 @@ def as_on_a_gpu(monkeypatch):
 def test_blocks_on_tensor_cores(as_on_a_gpu, block, dtype):
     layer = made(64, 48, block, dtype)
     x = torch.randn(5, 48).to(dtype).requires_grad_()
-    found, other = layer(x), x.detach().double().requires_grad_()
+    result, other = layer(x), x.detach().double().requires_grad_()
     wanted = linear(other, layer.dense_weight().double(), layer.bias.detach().double())
-    found.backward(torch.ones_like(found))
+    result.backward(torch.ones_like(result))
     wanted.sum().backward()
-    close(found, wanted, dtype, 2)
+    close(result, wanted, dtype, 2)
     close(x.grad, other.grad, dtype, 1)
     assert as_on_a_gpu == ["BlockSpmm", "BlockSpmm"]
 

@@ -1,4 +1,4 @@
-"""Each test begins as a new process does.
+"""Fixtures that let each test begin as a new process does.
 
 Nothing is kept of patterns; edges are sorted, also where others were seen before.
 """

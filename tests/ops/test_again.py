@@ -18,10 +18,10 @@ OTHER = DENSE.roll(1, 1)
 
 @pytest.fixture
 def repeats(monkeypatch):
-    """How often a call took the short way."""
-    found, run = [], Plan.repeat
-    monkeypatch.setattr(Plan, "repeat", lambda self, *args: found.append(self) or run(self, *args))
-    return found
+    """The plans of calls that took the short way."""
+    plans, run = [], Plan.repeat
+    monkeypatch.setattr(Plan, "repeat", lambda self, *args: plans.append(self) or run(self, *args))
+    return plans
 
 
 def operand(dense=DENSE):
@@ -46,9 +46,9 @@ def test_the_same_again(repeats):
         x = b if name != "edges" else torch.cat([b, torch.zeros(M - N, F)])
         warm(A, x)
         del repeats[:]
-        found = ops.spmm(A, x)
+        result = ops.spmm(A, x)
         assert len(repeats) == 1, name
-        torch.testing.assert_close(found, DENSE @ b)
+        torch.testing.assert_close(result, DENSE @ b)
 
 
 def test_writing_is_seen():
@@ -66,7 +66,7 @@ def test_writing_is_seen():
 def test_other_memory_is_seen():
     b, csr = torch.randn(N, F), DENSE.to_sparse_csr()
     warm(csr, b)
-    csr.data = 2 * OTHER.to_sparse_csr()  # of which torch takes what it likes
+    csr.data = 2 * OTHER.to_sparse_csr()  # from which torch may take parts
     torch.testing.assert_close(ops.spmm(csr, b), csr.to_dense() @ b)
     A = operand()
     warm(A, b)
@@ -82,7 +82,7 @@ def test_memory_that_is_used_again():
         A = operand(dense)
         warm(A, b)
         torch.testing.assert_close(ops.spmm(A, b), dense @ b)
-        del A  # the next one may come to be where it was
+        del A  # the next one may get its address
         gc.collect()
 
 
@@ -121,11 +121,11 @@ def test_gradients_that_are_asked_for_later(repeats):
         del repeats[:]
         ops.spmm(A, b, values=values).backward(grad)
     assert len(repeats) == 3
-    at = DENSE.nonzero().t()
-    torch.testing.assert_close(values.grad, (grad @ b.detach().t())[at[0], at[1]])
+    places = DENSE.nonzero().t()
+    torch.testing.assert_close(values.grad, (grad @ b.detach().t())[places[0], places[1]])
     with torch.no_grad():
         assert not ops.spmm(A, b).requires_grad
-    ops.spmm(A, b, values=values).sum().backward()  # a gradient without memory of its own
+    ops.spmm(A, b, values=values).sum().backward()  # a gradient without separate memory
 
 
 def test_negative_bits(repeats):
@@ -146,8 +146,8 @@ def test_what_watches_is_asked_first():
     A, b = operand(), torch.randn(N, F)
     warm(A, b)
     batch = torch.randn(3, N, F)
-    found = torch.func.vmap(lambda x: ops.spmm(A, x))(batch)
-    torch.testing.assert_close(found, DENSE @ batch)
+    result = torch.func.vmap(lambda x: ops.spmm(A, x))(batch)
+    torch.testing.assert_close(result, DENSE @ batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert ops.spmm(A, b).dtype == torch.bfloat16
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Each operator of the table: values, gradients, transforms, compilation, and what it refuses."""
+"""Each operator of the table: values, gradients, transforms, compilation, and errors."""
 
 # pyright: reportAttributeAccessIssue=false
 
@@ -28,26 +28,26 @@ def weights_of(x, seed=9):
     return torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def check(op, case, dtype="float32", given=None):
+def check(op, case, dtype="float32", inputs=None):
     """The result and its gradients, beside those of float64."""
     kind = getattr(torch, dtype)
-    given = op.operands(case, kind) if given is None else given
-    exact = [x.detach().double().requires_grad_() for x in given]
-    found, want = op.call(case.A, *given), op.exact(case, *exact)
-    assert found.dtype == kind and found.shape == want.shape
-    assert_close(found / op.close, want / op.close, dtype)
+    inputs = op.operands(case, kind) if inputs is None else inputs
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    result, want = op.call(case.A, *inputs), op.exact(case, *exact)
+    assert result.dtype == kind and result.shape == want.shape
+    assert_close(result / op.close, want / op.close, dtype)
     with torch.no_grad():
-        assert torch.equal(op.call(case.A, *given), found)
+        assert torch.equal(op.call(case.A, *inputs), result)
     weights = weights_of(want)
-    got = torch.autograd.grad((found * weights.to(kind)).sum(), given)
-    for x, y in zip(got, torch.autograd.grad((want * weights).sum(), exact), strict=True):
+    grads = torch.autograd.grad((result * weights.to(kind)).sum(), inputs)
+    for x, y in zip(grads, torch.autograd.grad((want * weights).sum(), exact), strict=True):
         assert x.dtype == kind
         assert_close(x / op.close / 4, y / op.close / 4, dtype)
 
 
 @pytest.mark.parametrize(("name", "dtype", "half"), [
     pytest.param(name, dtype, half, marks=[] if (dtype, half) == quick else [pytest.mark.slow])
-    for at, name in enumerate(OPS) for quick in [(TURNS[at % len(TURNS)], at // 2 % 2)]
+    for n, name in enumerate(OPS) for quick in [(TURNS[n % len(TURNS)], n // 2 % 2)]
     for dtype in DTYPES for half in (0, 1)
 ])  # fmt: skip
 def test_patterns(name, dtype, half):
@@ -66,25 +66,25 @@ def test_messages(name):
 @SOME
 @pytest.mark.default(9)
 def test_gradients_of_gradients(name):
-    """By finite differences."""
+    """Gradients of gradients, by finite differences."""
     op = OPS[name]
-    given = op.operands(SMALL, torch.float64)
+    inputs = op.operands(SMALL, torch.float64)
 
-    def call(*given):
-        return op.call(SMALL.A, *given)
+    def call(*operands):
+        return op.call(SMALL.A, *operands)
 
-    assert torch.autograd.gradcheck(call, given, fast_mode=True)
-    assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
+    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
 
 
 @SOME
 def test_gradients_of_some_operands(name):
     """Whichever of them take gradients."""
     op = OPS[name]
-    given = op.operands(SMALL, torch.float64)
-    all_of_them = torch.autograd.grad(op.call(SMALL.A, *given).sin().sum(), given)
-    for wanted in itertools.product([False, True], repeat=len(given)):
-        leaves = [x.detach().requires_grad_(w) for x, w in zip(given, wanted)]
+    inputs = op.operands(SMALL, torch.float64)
+    all_of_them = torch.autograd.grad(op.call(SMALL.A, *inputs).sin().sum(), inputs)
+    for wanted in itertools.product([False, True], repeat=len(inputs)):
+        leaves = [x.detach().requires_grad_(w) for x, w in zip(inputs, wanted)]
         out = op.call(SMALL.A, *leaves)
         assert out.requires_grad == any(wanted)
         if any(wanted):
@@ -97,33 +97,33 @@ def test_gradients_of_some_operands(name):
 @SOME
 def test_operands_that_are_not_contiguous(name):
     op = OPS[name]
-    given = [x.detach() for x in op.operands(EDGES, torch.float64)]
-    other = [torch.stack([x, x], -1)[..., 0] for x in given]
-    last_first = [x.permute(*reversed(range(x.dim()))).contiguous() for x in given]
+    inputs = [x.detach() for x in op.operands(EDGES, torch.float64)]
+    other = [torch.stack([x, x], -1)[..., 0] for x in inputs]
+    last_first = [x.permute(*reversed(range(x.dim()))).contiguous() for x in inputs]
     last_first = [x.permute(*reversed(range(x.dim()))) for x in last_first]
-    want = op.call(EDGES.A, *given)
+    want = op.call(EDGES.A, *inputs)
     for views in (other, last_first):
         assert torch.equal(op.call(EDGES.A, *views), want)
-    wide = [x[:1].expand_as(x).requires_grad_() for x in given]
+    wide = [x[:1].expand_as(x).requires_grad_() for x in inputs]
     check(op, EDGES, "float64", wide)
     op.call(EDGES.A, *wide).sum().backward()  # with a gradient of strides 0
 
 
 @SOME
 def test_nothing_to_compute_with(name):
-    """No features, no heads, no width, with gradients."""
+    """Operands without features, heads, or width, with gradients."""
     op = OPS[name]
     letters = "".join(op.dims.values())
     for letter in set("khw") & set(letters) if "q" not in letters else ():
-        given = [
+        inputs = [
             x[(slice(None),) * dims.index(letter) + (slice(0),)] if letter in dims else x
             for x, dims in zip(op.operands(SMALL, torch.float64), op.dims.values())
         ]
-        given = [x.detach().requires_grad_() for x in given]
-        found, want = op.call(SMALL.A, *given), op.exact(SMALL, *given)
-        torch.testing.assert_close(found, want)
-        found.sum().backward()
-        assert all(x.grad is not None and x.grad.isfinite().all() for x in given)
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        result, want = op.call(SMALL.A, *inputs), op.exact(SMALL, *inputs)
+        torch.testing.assert_close(result, want)
+        result.sum().backward()
+        assert all(x.grad is not None and x.grad.isfinite().all() for x in inputs)
 
 
 CHECKS = ("test_schema", "test_faketensor", "test_autograd_registration")
@@ -144,17 +144,17 @@ class Calls(TorchDispatchMode):
 
 def test_torch_checks_the_operators():
     """Schemas, gradients, fake kernels and dynamic shapes, by torch's own tests."""
-    seen = {}
+    calls_seen = {}
     for op in OPS.values():
         with Calls() as calls:
             op.call(SMALL.A, *op.operands(SMALL, torch.float64)).sum().backward()
-        seen |= calls.seen
-    names = {str(func).split(".")[1] for func in seen}
+        calls_seen |= calls.seen
+    names = {str(func).split(".")[1] for func in calls_seen}
     assert names >= {
         "spmm", "spmm_transposed", "sddmm", "row_pointers", "gspmm", "gspmm_arg", "gsddmm", "rgms",
         "rgms_weight", "segment_softmax", "segment_softmax_backward", "edge_attention",
     }  # fmt: skip
-    for operator, arguments in seen.items():
+    for operator, arguments in calls_seen.items():
         again = [x.detach().clone() if torch.is_tensor(x) else x for x in arguments]
         for x in again:
             if torch.is_tensor(x) and x.is_floating_point():
@@ -165,37 +165,37 @@ def test_torch_checks_the_operators():
 
 @pytest.mark.parametrize("name", by_turns(COUNTED, 3))  # relations sum up or multiply first
 def test_nan_and_infinities(name):
-    """They come where they would by torch's operators, and nowhere else."""
+    """NaN and infinities spread as in torch's operators, and no further."""
     op = OPS[name]
     for value in (torch.nan, torch.inf, -torch.inf):
-        for at in range(len(op.dims)):
-            given = [x.detach() for x in op.operands(EDGES, torch.float64)]
-            given[at][3] = value
-            found, want = op.call(EDGES.A, *given), op.exact(EDGES, *given)
-            torch.testing.assert_close(found, want, equal_nan=True)
+        for n in range(len(op.dims)):
+            inputs = [x.detach() for x in op.operands(EDGES, torch.float64)]
+            inputs[n][3] = value
+            result, want = op.call(EDGES.A, *inputs), op.exact(EDGES, *inputs)
+            torch.testing.assert_close(result, want, equal_nan=True)
 
 
 def loss_of(name):
     op = OPS[name]
-    return lambda *given: op.call(SMALL.A, *given).sin().sum()
+    return lambda *inputs: op.call(SMALL.A, *inputs).sin().sum()
 
 
 @SOME
 def test_transforms(name):
     """grad, vjp and vmap of torch.func, and many gradients in one."""
-    loss, given = loss_of(name), OPS[name].operands(SMALL, torch.float64)
-    plain, each = [x.detach() for x in given], tuple(range(len(given)))
-    want = torch.autograd.grad(loss(*given), given)
+    loss, inputs = loss_of(name), OPS[name].operands(SMALL, torch.float64)
+    plain, each = [x.detach() for x in inputs], tuple(range(len(inputs)))
+    want = torch.autograd.grad(loss(*inputs), inputs)
     torch.testing.assert_close(grad(loss, each)(*plain), want)
     out, pullback = vjp(loss, *plain)
     torch.testing.assert_close(pullback(torch.ones_like(out)), want)
     weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    found = torch.autograd.grad(loss(*given), given, weights, is_grads_batched=True)
+    result = torch.autograd.grad(loss(*inputs), inputs, weights, is_grads_batched=True)
     stacked = [torch.stack([x, 2 * x]) for x in plain]
     inside = grad(lambda *x: vmap(loss)(*x).sum(), each)(*stacked)
     second = grad(loss, each)(*(2 * x for x in plain))
     many = vmap(grad(loss, each))(*stacked)
-    for both, one, other, *mapped in zip(found, want, second, many, inside, strict=True):
+    for both, one, other, *mapped in zip(result, want, second, many, inside, strict=True):
         torch.testing.assert_close(both, torch.stack([one, 2 * one]))
         for each_of in mapped:
             torch.testing.assert_close(each_of, torch.stack([one, other]))
@@ -204,30 +204,30 @@ def test_transforms(name):
 @SOME
 @pytest.mark.default(6)
 def test_compiled_without_breaks(name):
-    op, given = OPS[name], OPS[name].operands(SMALL, torch.float64)
+    op, inputs = OPS[name], OPS[name].operands(SMALL, torch.float64)
     torch.compiler.reset()
     A = ops.resolve(SMALL.A)
 
-    def twice(*given):
-        return op.call(A, *given) * 2
+    def twice(*operands):
+        return op.call(A, *operands) * 2
 
     fast = torch.compile(twice, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(fast(*given), twice(*given))
-    both = [torch.autograd.grad(f(*given).pow(2).sum(), given) for f in (fast, twice)]
+    torch.testing.assert_close(fast(*inputs), twice(*inputs))
+    both = [torch.autograd.grad(f(*inputs).pow(2).sum(), inputs) for f in (fast, twice)]
     torch.testing.assert_close(*both)
 
 
 @SOME
 @pytest.mark.default(9)
 def test_autocast(name):
-    op, given = OPS[name], OPS[name].operands(EDGES, torch.float32)
-    want = op.exact(EDGES, *(x.detach().double() for x in given))
+    op, inputs = OPS[name], OPS[name].operands(EDGES, torch.float32)
+    want = op.exact(EDGES, *(x.detach().double() for x in inputs))
     with torch.autocast("cpu", torch.bfloat16):
-        found = op.call(EDGES.A, *given)
-        wide = op.call(EDGES.A, *(x.double() for x in given))
-    assert found.dtype == torch.bfloat16 and wide.dtype == torch.float64
-    assert_close(found / op.close, want / op.close, "bfloat16")
-    grads = torch.autograd.grad(found.float().sum(), given)
+        result = op.call(EDGES.A, *inputs)
+        wide = op.call(EDGES.A, *(x.double() for x in inputs))
+    assert result.dtype == torch.bfloat16 and wide.dtype == torch.float64
+    assert_close(result / op.close, want / op.close, "bfloat16")
+    grads = torch.autograd.grad(result.float().sum(), inputs)
     assert all(x.dtype == torch.float32 for x in grads)
 
 
@@ -239,34 +239,34 @@ OF_ROWS = [
 
 @EACH
 def test_refusals(name):
-    """Each operand in turn: of another kind, type, device or number of rows."""
+    """Each operand in turn has a wrong kind, type, device or number of rows."""
     op, case = OPS[name], PATTERNS["edges"]
-    for at, named in enumerate(op.dims):
+    for n, named in enumerate(op.dims):
         for change, error in (
             (lambda x: 3, TypeError), (lambda x: x.tolist(), TypeError),
             (lambda x: x.to(torch.int32), TypeError), (lambda x: x > 0, TypeError),
             (lambda x: x.to_sparse(), TypeError), *OF_ROWS * op.counted,
         ):  # fmt: skip
-            given = [x.detach() for x in op.operands(case, torch.float32)]
-            given[at] = change(given[at])
+            inputs = [x.detach() for x in op.operands(case, torch.float32)]
+            inputs[n] = change(inputs[n])
             with pytest.raises(error, match=rf"^\w+: argument '{named}': expected .*, got "):
-                op.call(case.A, *given)
-        if len(op.dims) > 1:  # the types of two operands differ, the second of which is named
-            given = [x.detach() for x in op.operands(case, torch.float32)]
-            given[at] = given[at].double()
+                op.call(case.A, *inputs)
+        if len(op.dims) > 1:  # types of two operands differ; the second is named
+            inputs = [x.detach() for x in op.operands(case, torch.float32)]
+            inputs[n] = inputs[n].double()
             with pytest.raises(TypeError, match=r"^\w+: argument '\w+': expected .* as .*, got "):
-                op.call(case.A, *given)
+                op.call(case.A, *inputs)
 
 
 @SOME
 def test_results_are_written_to(name):
-    """In place, as by torch.relu_, but what a softmax is of: its gradient is made of it."""
+    """Changes in place, as by torch.relu_, are right, or refused: a softmax keeps its result."""
     op = OPS[name]
-    given = op.operands(SMALL, torch.float64)
-    want = torch.autograd.grad((op.call(SMALL.A, *given) * 3).sum(), given)
-    loss = op.call(SMALL.A, *given).mul_(3).sum()
+    inputs = op.operands(SMALL, torch.float64)
+    want = torch.autograd.grad((op.call(SMALL.A, *inputs) * 3).sum(), inputs)
+    loss = op.call(SMALL.A, *inputs).mul_(3).sum()
     if "softmax" in name:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
     else:
-        torch.testing.assert_close(torch.autograd.grad(loss, given), want)
+        torch.testing.assert_close(torch.autograd.grad(loss, inputs), want)

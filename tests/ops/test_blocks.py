@@ -30,10 +30,10 @@ def blocked(shape, size, dtype=torch.float32, idtype=torch.int64, seed=0):
     mask[1] = False
     full = np.kron(mask, np.ones(size))
     full *= rng.standard_normal(full.shape)
-    made = torch.from_numpy(full).to(dtype).to_sparse_bsr(size)
-    values = made.values().clone().requires_grad_()
-    indices = made.crow_indices().to(idtype), made.col_indices().to(idtype)
-    A = torch.sparse_bsr_tensor(*indices, values, made.shape)
+    bsr = torch.from_numpy(full).to(dtype).to_sparse_bsr(size)
+    values = bsr.values().clone().requires_grad_()
+    indices = bsr.crow_indices().to(idtype), bsr.col_indices().to(idtype)
+    A = torch.sparse_bsr_tensor(*indices, values, bsr.shape)
     return A, values, torch.from_numpy(full).to(dtype)
 
 
@@ -67,12 +67,12 @@ def test_products_and_gradients(size, dtype, idtype, feat):
     full = grad.double() @ B.detach().double().T
     rows = torch.repeat_interleave(torch.arange(5), A.crow_indices().diff().long())
     for_values = of_blocks(values, full)[rows, A.col_indices().long()]
-    for found, wanted in (
+    for result, wanted in (
         (out, wide @ B.detach().double()), (B.grad, wide.T @ grad.double()),
         (values.grad, for_values),
     ):  # fmt: skip
         close = CLOSE[dtype] * (1 + wanted.abs().max().item())
-        np.testing.assert_allclose(found.detach().double(), wanted, atol=close)
+        np.testing.assert_allclose(result.detach().double(), wanted, atol=close)
     names = {c.format.name for c in plans(A) if isinstance(c, BlockRows)}
     assert names == {f"bsr_{r}_{c}" for r, c in (size, size[::-1])}
 
@@ -114,19 +114,19 @@ def test_values_beside_a_tensor():
 
 @requires_cuda_text
 def test_on_a_gpu_tensor_cores_take_them(monkeypatch):
-    """What a plan is asked for, and its kernel with values block by block, on the CPU."""
+    """The request for a plan, and its kernel with values block by block, on the CPU."""
     A, values, dense = blocked((3, 4), (16, 8), torch.float16)
     operand, target = ops.resolve(A), resolve_target({"kind": "cuda", "arch": "sm_90"})
     structure = ops.structure_of(*operand[:2], operand.n)
     b = np.random.default_rng(1).standard_normal((32, 24)).astype("float16")
-    asked: list[str] = []
+    formats: list[str] = []
 
     def plan(op, matrix, feat, **options):
         fmt = options.pop("format")
-        asked.append(fmt.name)
+        formats.append(fmt.name)
         wanted = request(op, matrix, feat, **options)
-        given = wanted.pattern.coordinates, wanted.statistics, wanted.target
-        config = by_format(fmt, wanted.problem, *given)
+        facts = wanted.pattern.coordinates, wanted.statistics, wanted.target
+        config = by_format(fmt, wanted.problem, *facts)
         template = wanted.template(config)
         arranged = template.arrange(wanted.pattern, wanted.problem, config)
         assert isinstance(config, TensorCores) and arranged.stored.keeps_order
@@ -135,10 +135,10 @@ def test_on_a_gpu_tensor_cores_take_them(monkeypatch):
         return run_kernel(kernel(template, wanted.problem, config, as_cuda=True), args)["out"]
 
     monkeypatch.setattr(blocks, "plan", plan)
-    found: Any = structure.blocks.plan(structure.pattern, 24, "float16", target)
+    result: Any = structure.blocks.plan(structure.pattern, 24, "float16", target)
     wanted = dense.double().numpy() @ b
-    np.testing.assert_allclose(found, wanted, atol=3e-3 * (1 + np.abs(wanted).max()))
+    np.testing.assert_allclose(result, wanted, atol=3e-3 * (1 + np.abs(wanted).max()))
     assert structure.blocks.plan(structure.pattern, 24, "float32", target) is None
     other = ops.structure_of(*ops.resolve(blocked((3, 4), (4, 4), torch.float16)[0])[:2], 16)
     assert other.blocks.plan(other.pattern, 24, "float16", target) is None
-    assert asked == ["bsr_16_8"]
+    assert formats == ["bsr_16_8"]

@@ -37,10 +37,10 @@ def test_compile(backend):
         pytest.skip("no C++ compiler")
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend=backend)
-    given = inputs()
-    want, got = model(*given), compiled(*given)
-    torch.testing.assert_close(got, want)
-    for x, y in zip(torch.autograd.grad(got, given[1:]), torch.autograd.grad(want, given[1:])):
+    args = inputs()
+    want, result = model(*args), compiled(*args)
+    torch.testing.assert_close(result, want)
+    for x, y in zip(torch.autograd.grad(result, args[1:]), torch.autograd.grad(want, args[1:])):
         torch.testing.assert_close(x, y)
 
 
@@ -68,7 +68,7 @@ def test_compile_once_for_patterns_of_all_sizes():
 )
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_compile_with_a_sparse_tensor(layout):
-    """At which torch breaks the graph; values of their own have gradients all the same."""
+    """torch breaks the graph at sparse tensors; their values have gradients all the same."""
     torch.compiler.reset()
     block = {"blocksize": (2, 3)} if layout == "bsr" else {}
     dense, X = (torch.arange(36.0).view(6, 6) % 5).relu(), torch.randn(6, F)
@@ -80,11 +80,11 @@ def test_compile_with_a_sparse_tensor(layout):
     compiled = torch.compile(layer, backend="aot_eager")
     torch.testing.assert_close(compiled(A, X), (dense @ X).relu())
     dense.requires_grad_()
-    found = []
+    grads = []
     for call in (compiled, layer):
         out = call(dense.to_sparse(layout=A.layout, **block), X)
-        found += torch.autograd.grad(out.sum(), dense)
-    torch.testing.assert_close(*found)
+        grads += torch.autograd.grad(out.sum(), dense)
+    torch.testing.assert_close(*grads)
 
 
 class Layer(torch.nn.Module):
@@ -124,19 +124,19 @@ def test_autocast_in_a_compiled_function():
 
 
 def test_the_dispatcher_and_the_short_way_agree():
-    """What calls it by name, with gradients of all orders."""
+    """A call by name has gradients of all orders."""
     X, values = (rounded(s, "float64", 5)[0] for s in ((6, F), (7,)))
-    found = []
+    results = []
     for call in (products.SPMM, torch.ops.sparsetir.spmm):
         out = call(ROWPTR, EDGES, values, X, "sum")
         first = torch.autograd.grad(out.sin().sum(), (X, values), create_graph=True)
         second = torch.autograd.grad(sum(g.cos().sum() for g in first), (X, values))
-        found.append((out, *first, *second))
-    assert all(map(torch.equal, *found))
+        results.append((out, *first, *second))
+    assert all(map(torch.equal, *results))
 
 
 def test_memory_of_a_pattern_is_used_again_by_compiled_code():
-    """Which torch does not count as writing to it."""
+    """Writes that torch does not count."""
     edges, X = EDGES.clone(), torch.randn(6, F)
     call = torch.ops.sparsetir.spmm
     rowptr = torch.empty(6, dtype=torch.int64)
@@ -210,15 +210,15 @@ def test_layers(layer):
     def loss(parameters):
         return functional_call(layer, parameters, (X, edges)).sin().sum()
 
-    found = grad(loss)(parameters)
+    grads = grad(loss)(parameters)
     layer(X, edges).sin().sum().backward()
     for name, parameter in parameters.items():
-        torch.testing.assert_close(found[name], parameter.grad)
+        torch.testing.assert_close(grads[name], parameter.grad)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 def test_traced():
-    """What is traced is the operator, and not its result as a constant."""
+    """The trace holds the operator, and not its result as a constant."""
     operand = ops.resolve(A, VALUES)
     traced = torch.jit.trace(lambda x: ops.spmm(operand, x), X, check_trace=False)
     torch.testing.assert_close(traced(X.cos()), ops.spmm(operand, X.cos()))

@@ -1,4 +1,4 @@
-"""What is refused, and how it is said."""
+"""Errors of operators and their messages."""
 
 import numpy as np
 import pytest
@@ -100,12 +100,12 @@ def test_sizes_by_numpy(size):
 
 def test_a_scale_by_numpy():
     x = torch.randn(3, 4)
-    found = ops.attention((EDGES, 3), x, x, x, scale=np.float32(2))
-    assert torch.equal(found, ops.attention((EDGES, 3), x, x, x, scale=2))
+    result = ops.attention((EDGES, 3), x, x, x, scale=np.float32(2))
+    assert torch.equal(result, ops.attention((EDGES, 3), x, x, x, scale=2))
 
 
 def test_a_trusted_pattern_needs_values():
-    """Of `plan`, which takes the pattern alone."""
+    """Calls of `plan`, which takes the pattern alone."""
     pattern = ops.structure_of(ROWPTR, COL, 3).pattern
     plan = sparsetir.plan("spmm", pattern, 4)
     with pytest.raises(TypeError, match="spmm: argument 'values': expected an array, got None"):

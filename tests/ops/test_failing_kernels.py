@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 
 
 class Counted:
-    """In the place of a compiled function: counts its runs, and raises an error if it has one."""
+    """A stand-in for a compiled function: counts its runs, and raises an error if it has one."""
 
     def __init__(self, function):
         self.function, self.runs, self.error = function, 0, None
@@ -34,18 +34,18 @@ class Counted:
 @pytest.fixture
 def kernels(monkeypatch):
     """All that is compiled."""
-    made, real = [], run_plan.kernel_of
+    compiled, real = [], run_plan.kernel_of
 
     def counted(stages, target, *, check):
         kernel = real(stages, target, check=check)
-        made.append(Counted(kernel.entry))
+        compiled.append(Counted(kernel.entry))
         parts = kernel.name, kernel.signature, kernel.stages, target
-        return Kernel({kernel.name: made[-1]}, *parts, check=check)
+        return Kernel({kernel.name: compiled[-1]}, *parts, check=check)
 
     monkeypatch.setattr(run_plan, "kernel_of", counted)
     monkeypatch.setattr(run_plan, "_kernels", type(run_plan._kernels)())
     monkeypatch.setattr(sys.modules["sparsetir.planning.plan"], "_likes", {})
-    return made
+    return compiled
 
 
 B = torch.randn(20, 16)
@@ -79,12 +79,12 @@ def test_by_a_plan(kernels, call, error):
 
 @pytest.mark.parametrize("error", ERRORS, ids=["runtime", "value"])
 @pytest.mark.parametrize("reduce", ["sum", "max"])
-@pytest.mark.parametrize("seen", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize("known", [False, True], ids=["first", "again"])
 @pytest.mark.parametrize("gradient", [False, True], ids=["plain", "gradient"])
-def test_by_an_operator(kernels, reduce, seen, gradient, error):
+def test_by_an_operator(kernels, reduce, known, gradient, error):
     b = B.clone().requires_grad_(gradient)
     ops.spmm(MATRIX, b, reduce=reduce)
-    if not seen:
+    if not known:
         ops.clear_cache()
     for kernel in kernels:
         kernel.runs, kernel.error = 0, error
@@ -96,11 +96,11 @@ def test_by_an_operator(kernels, reduce, seen, gradient, error):
 def test_a_kernel_that_is_called(kernels):
     kernel = sparsetir.plan("spmm", A, 16).kernel
     (counted,) = kernels
-    given = {"a": A.data, "indptr": A.indptr, "indices": A.indices, "out": np.empty((30, 16), "f")}
+    args = {"a": A.data, "indptr": A.indptr, "indices": A.indices, "out": np.empty((30, 16), "f")}
     names = {
-        n: B.numpy() if n == "b" else given[n]
+        n: B.numpy() if n == "b" else args[n]
         for n in kernel.signature.names
-        if n in given or n == "b"
+        if n in args or n == "b"
     }
     for error in ERRORS:
         counted.runs, counted.error = 0, error
@@ -110,15 +110,15 @@ def test_a_kernel_that_is_called(kernels):
 
 
 def test_memory_for_a_result_that_there_is_not(kernels, monkeypatch):
-    """Is asked for once."""
+    """Memory is requested once."""
     ops.spmm(MATRIX, B)
-    asked = []
+    shapes = []
 
     def refuse(*shape, **options):
-        asked.append(shape)
+        shapes.append(shape)
         raise RuntimeError("cannot allocate")
 
     monkeypatch.setattr(torch.Tensor, "new_empty", refuse)
     with pytest.raises(RuntimeError, match="cannot allocate"):
         ops.spmm(MATRIX, B)
-    assert len(asked) == 1
+    assert len(shapes) == 1

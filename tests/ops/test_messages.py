@@ -33,13 +33,13 @@ def test_names():
     assert torch.equal(ops.gsddmm(A, "v_sub_u", v, u), ops.gsddmm(A, "sub", v, u, "v", "u"))
     assert torch.equal(ops.gsddmm(A, "copy_v", v), v[edges[1]])
     assert torch.equal(ops.gspmm(A, "add", "sum", u, u[edges[0]]), ops.gspmm(A, "copy_u", u=2 * u))
-    values, own = randn(NNZ), ops.resolve(A, randn(NNZ))  # a matrix's own values are the edges'
+    values, matrix = randn(NNZ), ops.resolve(A, randn(NNZ))  # a matrix's own values are the edges'
     expected = ops.gspmm(A, "u_add_e", "sum", u, values[:, None])
-    assert torch.equal(ops.gspmm(own, "u_add_e", "sum", u), expected)
+    assert torch.equal(ops.gspmm(matrix, "u_add_e", "sum", u), expected)
 
 
 def test_logsumexp_of_extreme_numbers():
-    """As torch's, but for rows without elements, which are zero as in all reductions."""
+    """Extreme values give torch's results, except rows without elements, which are zero."""
     inf, nan = float("inf"), float("nan")
     rows = [[], [1000, 1001], [-1000, -1001], [-inf, -inf], [-inf, 2], [inf, 1], [inf, -inf],
             [nan, 1], [65504, 65504], [1e-3] * 70]  # fmt: skip
@@ -47,19 +47,19 @@ def test_logsumexp_of_extreme_numbers():
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         parts = [torch.tensor(row, dtype=dtype) for row in rows]
         x = torch.cat(parts)[:, None].requires_grad_()
-        found = ops.segment_reduce(x, rowptr, "logsumexp")
+        result = ops.segment_reduce(x, rowptr, "logsumexp")
         want = [part.double().logsumexp(0) if len(part) else torch.zeros(()) for part in parts]
         torch.testing.assert_close(
-            found[:, 0], torch.stack([w.to(dtype) for w in want]), equal_nan=True
+            result[:, 0], torch.stack([w.to(dtype) for w in want]), equal_nan=True
         )
-        assert found.dtype == dtype
-        found[:5].sum().backward()
+        assert result.dtype == dtype
+        result[:5].sum().backward()
         want = torch.cat([part.double().softmax(0) for part in parts[1:5]]).nan_to_num(0)
         torch.testing.assert_close(x.grad[: len(want), 0].double(), want, atol=4e-3, rtol=0)
 
 
 def test_logsumexp_goes_along_with_the_others():
-    """Its names, no elements, compiled calls, and plans, which are of one pass."""
+    """Names, no elements, compiled calls, and plans, which take one pass."""
     A, u = (graph(), (N, M)), randn(N, 3)
     named = ops.gspmm(A, "copy_u_logsumexp", u=u)
     assert torch.equal(named, ops.gspmm(A, "copy_u", "logsumexp", u=u))
@@ -77,9 +77,9 @@ def test_nan_inf_and_whose_the_maximum_is():
     edges = torch.tensor([[0, 1, 2, 0], [1, 1, 2, 3]])
     u = torch.tensor([[float("-inf")], [float("nan")], [float("-inf")]])
     e = torch.ones(4, 1, requires_grad=True)
-    found = ops.gspmm((edges, (3, 5)), "u_add_e", "max", u, e)
-    assert found[1].isnan() and found[2].isneginf() and not found[0] and not found[4]
-    found[2].backward()
+    result = ops.gspmm((edges, (3, 5)), "u_add_e", "max", u, e)
+    assert result[1].isnan() and result[2].isneginf() and not result[0] and not result[4]
+    result[2].backward()
     assert e.grad.flatten().tolist() == [0, 0, 1, 0]
 
 
@@ -95,12 +95,12 @@ def test_gradient_of_the_mean_of_a_row_longer_than_float16_counts():
 def test_segment_reduce(reduce):
     rowptr = torch.tensor([0, 0, 3, 4, 9, 9])
     values = randn(9, 3, grad=True)
-    found = ops.segment_reduce(values, rowptr, reduce)
+    result = ops.segment_reduce(values, rowptr, reduce)
     rows = torch.tensor([1, 1, 1, 2, 3, 3, 3, 3, 3])
     expected = reduced(Case(None, rows, rows, (5, 9)), values, reduce)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     for one, other in zip(
-        *(torch.autograd.grad(x.pow(2).sum(), values) for x in (found, expected)), strict=True
+        *(torch.autograd.grad(x.pow(2).sum(), values) for x in (result, expected)), strict=True
     ):
         torch.testing.assert_close(one, other)
     assert ops.segment_reduce(values.detach()[:, 0], rowptr, reduce).shape == (5,)
@@ -112,11 +112,11 @@ def test_threads():
     u, e = randn(200, 2, 64, dtype=torch.float32), randn(9000, 2, 1, dtype=torch.float32)
     case = Case(None, edges[1], edges[0], (300, 200))
     expected = reduced(case, (u[edges[0]] * e).double())
-    found = ops.gspmm((edges, (200, 300)), "u_mul_e", "sum", u, e)
-    assert (found - expected).abs().max() < 1e-4
-    assert torch.equal(found, ops.gspmm((edges, (200, 300)), "u_mul_e", "sum", u, e))
-    found = ops.gsddmm((edges, (200, 300)), "u_add_v", u, found)
-    assert found.shape == (9000, 2, 64)
+    result = ops.gspmm((edges, (200, 300)), "u_mul_e", "sum", u, e)
+    assert (result - expected).abs().max() < 1e-4
+    assert torch.equal(result, ops.gspmm((edges, (200, 300)), "u_mul_e", "sum", u, e))
+    result = ops.gsddmm((edges, (200, 300)), "u_add_v", u, result)
+    assert result.shape == (9000, 2, 64)
 
 
 A, U, E = (graph(), (N, M)), randn(N, 3, 4), randn(NNZ, 3, 4)
@@ -146,10 +146,10 @@ def test_names_of_dgl_hold_the_reduction(name):
     u, e = torch.rand(3, 2), torch.rand(4, 2)
     op, _, reduce = name.rpartition("_")
     expected = ops.gspmm(edges, op, reduce, u, e)
-    given = {"copy_u": {"lhs_data": u}, "copy_e": {"rhs_data": e}}
-    given = given.get(op, {"lhs_data": u, "rhs_data": e})
-    assert torch.equal(ops.gspmm(edges, name, **given), expected)
-    assert torch.equal(ops.gspmm(edges, op, reduce_op=reduce, **given), expected)
+    operands = {"copy_u": {"lhs_data": u}, "copy_e": {"rhs_data": e}}
+    operands = operands.get(op, {"lhs_data": u, "rhs_data": e})
+    assert torch.equal(ops.gspmm(edges, name, **operands), expected)
+    assert torch.equal(ops.gspmm(edges, op, reduce_op=reduce, **operands), expected)
     assert torch.equal(
         ops.gsddmm(edges, "add", lhs_data=u, rhs_data=u), ops.gsddmm(edges, "add", u, u)
     )

@@ -12,7 +12,7 @@ from sparsetir.sparse_ir.errors import StructureError
 
 @pytest.fixture(autouse=True)
 def from_the_first_on(monkeypatch):
-    """As in a process that has seen many patterns."""
+    """Counts as in a process that has seen many patterns."""
     monkeypatch.setattr(products, "_sorted", products.SORTED)
     monkeypatch.setattr(compress, "_left", 0)
 
@@ -45,12 +45,12 @@ def counted(monkeypatch):
 def test_the_second_pattern_of_a_process_is_the_first_that_is_not_sorted(counted, monkeypatch):
     monkeypatch.setattr(products, "_sorted", 0)
     first, second = graph(30, 40, 200), graph(30, 40, 200, seed=1)
-    b, seen = torch.randn(40, 8), []
+    b, counts = torch.randn(40, 8), []
     for edges in (first, first, second, first):
-        found = ops.spmm((edges, (40, 30)), b)
-        torch.testing.assert_close(found.double(), expected(edges, 30, b), rtol=1e-5, atol=1e-5)
-        seen.append(len(counted))
-    assert seen == [0, 0, 1, 1]
+        result = ops.spmm((edges, (40, 30)), b)
+        torch.testing.assert_close(result.double(), expected(edges, 30, b), rtol=1e-5, atol=1e-5)
+        counts.append(len(counted))
+    assert counts == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
@@ -67,9 +67,9 @@ def test_sums_and_gradients(counted, sizes, weighted, reduce, dtype, idtype):
     wanted = expected(edges, m, b, values, reduce)
     torch.testing.assert_close(out.double(), wanted, **tolerance)
     grad = torch.randn(m, feat, dtype=dtype)
-    (found,) = torch.autograd.grad(out, b, grad)
+    (grad_b,) = torch.autograd.grad(out, b, grad)
     (of_wanted,) = torch.autograd.grad(wanted, b, grad.double())
-    torch.testing.assert_close(found, of_wanted.to(dtype), **tolerance)
+    torch.testing.assert_close(grad_b, of_wanted.to(dtype), **tolerance)
     assert len(counted) == 2
 
 
@@ -81,11 +81,11 @@ def test_second_gradients_are_of_the_sorted_way():
 
 def test_as_many_sums_as_sorting_would_have_taken(counted):
     edges, b = graph(100, 100, 500), torch.randn(100, 8)
-    found = [ops.spmm((edges, 100), b) for _ in range(products.MOST_SUMS + 3)]
+    results = [ops.spmm((edges, 100), b) for _ in range(products.MOST_SUMS + 3)]
     assert len(counted) == products.MOST_SUMS
     assert structure.known_edges(edges, 100, 100) is not None
-    for x in found:
-        torch.testing.assert_close(x, found[0])
+    for x in results:
+        torch.testing.assert_close(x, results[0])
     wide, edges = torch.randn(100, 4096), graph(100, 100, 50_000)
     ops.spmm((edges, 100), wide)
     assert len(counted) == products.MOST_SUMS  # each edge would write a long row
@@ -105,8 +105,8 @@ def test_edges_that_were_written_are_new(counted):
 def test_out_of_range(row, number):
     edges, b = graph(40, 40, 100), torch.randn(40, 8)
     edges[row, 7] = number
-    what = "source" if row == 0 else "target"
-    with pytest.raises(StructureError, match=f"argument 'A': expected each {what} .* got {number}"):
+    end = "source" if row == 0 else "target"
+    with pytest.raises(StructureError, match=f"argument 'A': expected each {end} .* got {number}"):
         ops.spmm((edges, 40), b)
 
 
@@ -115,8 +115,8 @@ def test_the_gradient_is_that_of_what_was_computed():
     (wanted,) = torch.autograd.grad(expected(edges, 40, b).sin().sum(), b)
     out = ops.spmm((edges, 40), b)
     edges.numpy()[0] = 10**6  # which torch does not see
-    (found,) = torch.autograd.grad(out.sin().sum(), b)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    (grad_b,) = torch.autograd.grad(out.sin().sum(), b)
+    torch.testing.assert_close(grad_b, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_gradient_with_the_negative_bit():
@@ -124,9 +124,9 @@ def test_a_gradient_with_the_negative_bit():
     edges, b = graph(40, 40, 100), torch.randn(40, 8, requires_grad=True)
     grad = torch._neg_view(torch.randn(40, 8))
     assert grad.is_neg() and grad.is_contiguous()
-    (found,) = torch.autograd.grad(ops.spmm((edges, 40), b), b, grad)
+    (grad_b,) = torch.autograd.grad(ops.spmm((edges, 40), b), b, grad)
     (wanted,) = torch.autograd.grad(expected(edges, 40, b), b, grad.double())
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grad_b, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_inference_mode():

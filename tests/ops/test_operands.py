@@ -46,29 +46,29 @@ def test_resolve(kind):
 
 @pytest.mark.parametrize("kind", CASES)
 def test_results_come_in_the_order_of_the_values(kind):
-    """What sddmm gives is taken back by spmm, for every kind."""
+    """The results of sddmm fit spmm, for every kind."""
     case = CASES[kind]
     X = torch.randn(M, 3)
-    found = ops.sddmm(case.A, X, B)
-    torch.testing.assert_close(found, expected_sddmm(case, X, B))
-    want = torch.zeros(SHAPE).index_put((case.rows, case.cols), found, accumulate=True) @ B
-    torch.testing.assert_close(ops.spmm(case.A, B, values=found), want)
+    result = ops.sddmm(case.A, X, B)
+    torch.testing.assert_close(result, expected_sddmm(case, X, B))
+    want = torch.zeros(SHAPE).index_put((case.rows, case.cols), result, accumulate=True) @ B
+    torch.testing.assert_close(ops.spmm(case.A, B, values=result), want)
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_gradient_through_a_sparse_tensor(kind):
-    """To the values that the tensor was made of."""
+    """Gradients reach the values that the tensor was made of."""
     case = CASES[kind]
     values = case.A.values().detach().clone().requires_grad_()
     if kind == "coo":
         A = torch.sparse_coo_tensor(case.A.indices(), values, SHAPE, is_coalesced=True)
     else:
         A = compressed(case.A, values)
-    (got,) = torch.autograd.grad(ops.spmm(A, B).sin().sum(), values)
+    (grads,) = torch.autograd.grad(ops.spmm(A, B).sin().sum(), values)
     flat = values.detach().flatten().requires_grad_()
     out = torch.zeros(SHAPE).index_put((case.rows, case.cols), flat) @ B
     (want,) = torch.autograd.grad(out.sin().sum(), flat)
-    torch.testing.assert_close(got.flatten(), want)
+    torch.testing.assert_close(grads.flatten(), want)
 
 
 @pytest.mark.parametrize("kind", ["coo", "csr"])
@@ -182,8 +182,8 @@ plan_of(A)(FEATURES, out=freed(torch.empty(6, 4)))  # TypeError: 'out': expected
 
 
 def test_transforms_take_a_compressed_tensor_that_was_prepared() -> None:
-    found = under_grad(ops.prepare(CSR), FEATURES)
-    torch.testing.assert_close(found, CSR.to_dense().sum(0)[:, None].expand(5, 4))
+    result = under_grad(ops.prepare(CSR), FEATURES)
+    torch.testing.assert_close(result, CSR.to_dense().sum(0)[:, None].expand(5, 4))
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

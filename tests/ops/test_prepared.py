@@ -1,4 +1,4 @@
-"""What was prepared is what it was, whoever writes to the memory that it came from."""
+"""Prepared patterns stay as they were, whoever writes to the memory they came from."""
 
 import gc
 import pickle
@@ -43,10 +43,10 @@ def test_all_operators_take_it(kind):
         lambda A, x: ops.gsddmm(A, "u_sub_v", x, x),
         lambda A, x: ops.attention(A, x[:, None], x[:, None], x[:, None]),
     ):
-        found, wanted = call(g, x), call(A, x)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-        got = [torch.autograd.grad(y.sum(), x)[0] for y in (found, wanted)]
-        torch.testing.assert_close(*got, rtol=0, atol=1e-6)
+        result, wanted = call(g, x), call(A, x)
+        torch.testing.assert_close(result, wanted, rtol=0, atol=0)
+        grads = [torch.autograd.grad(y.sum(), x)[0] for y in (result, wanted)]
+        torch.testing.assert_close(*grads, rtol=0, atol=1e-6)
 
 
 def test_writing_unseen_changes_nothing():
@@ -63,18 +63,18 @@ def test_writing_unseen_changes_nothing():
 
 
 def test_it_needs_no_cache(monkeypatch):
-    """Nothing is made anew for it when the caches are emptied, and it goes with the handle."""
+    """Emptying the caches rebuilds nothing for it, and it is freed with the handle."""
     g, x = ops.prepare(torch.stack([COLUMNS, ROWS]), N), torch.rand(N, F, requires_grad=True)
     ops.spmm(g, x).sum().backward()
     kept = weakref.ref(g.structure)
-    taken, made, repeat = [], [], Plan.repeat
+    taken, structures, repeat = [], [], Plan.repeat
     monkeypatch.setattr(Plan, "repeat", lambda self, *a: taken.append(self) or repeat(self, *a))
-    monkeypatch.setattr(structure.Structure, "__init__", lambda *a: made.append(a))
+    monkeypatch.setattr(structure.Structure, "__init__", lambda *a: structures.append(a))
     for _ in range(2):
         ops.clear_cache()
         ops.spmm(g, x).sum().backward()
         torch.testing.assert_close(ops.gspmm(g, "copy_u", "sum", x.detach()), DENSE @ x.detach())
-    assert len(taken) >= 4 and not made
+    assert len(taken) >= 4 and not structures
     del g, taken
     gc.collect()
     assert kept() is None
@@ -146,10 +146,10 @@ def test_relations():
     x = torch.rand(N, F, requires_grad=True)
     w = torch.rand(4, F, 3, requires_grad=True)
     for reduce in ("sum", "mean"):
-        found, wanted = ops.rgms(x, w, g, reduce=reduce), ops.rgms(x, w, edges, types, None, reduce)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        out, wanted = ops.rgms(x, w, g, reduce=reduce), ops.rgms(x, w, edges, types, None, reduce)
+        torch.testing.assert_close(out, wanted, rtol=0, atol=0)
         for a, b in zip(
-            *(torch.autograd.grad(y.sum(), (x, w)) for y in (found, wanted)), strict=True
+            *(torch.autograd.grad(y.sum(), (x, w)) for y in (out, wanted)), strict=True
         ):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
     edges[:] = 0  # its copies stay
@@ -167,10 +167,10 @@ def test_relations_are_made_once_and_live_as_long_as_their_handle():
     ops.clear_cache()
     x, w = torch.rand(N, F), torch.rand(4, F, 3)
     ops.rgms(x, w, g)
-    made = g.structure.by_target.made
-    assert made and ops.cache_info()["entries"] == 0
+    plans = g.structure.by_target.made
+    assert plans and ops.cache_info()["entries"] == 0
     ops.rgms(x, w, g)
-    assert g.structure.by_target.made is made
+    assert g.structure.by_target.made is plans
     kept = weakref.ref(g.structure)
     del g
     gc.collect()
@@ -224,11 +224,11 @@ def test_compiled_code_takes_it():
         return ops.spmm(g, x) + ops.attention(g, x, x, x), ops.rgms(x, w, h)
 
     compiled = torch.compile(run, fullgraph=True, backend="eager")
-    for found, wanted in zip(compiled(x), run(x), strict=True):
-        torch.testing.assert_close(found, wanted)
+    for result, wanted in zip(compiled(x), run(x), strict=True):
+        torch.testing.assert_close(result, wanted)
 
     def given(g, x):
         return ops.spmm(g, x, "mean")
 
-    found = torch.compile(given, fullgraph=True, backend="eager")(g, x)
-    torch.testing.assert_close(found, given(g, x))
+    result = torch.compile(given, fullgraph=True, backend="eager")(g, x)
+    torch.testing.assert_close(result, given(g, x))

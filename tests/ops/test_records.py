@@ -55,13 +55,13 @@ pytestmark = pytest.mark.usefixtures("records")
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Of each plan that runs: the operator, the config, and what has chosen it."""
-    found, inside = [], []
+    """The operator, config, and source of the config of each plan that runs."""
+    calls, inside = [], []
 
     def noting(run):
         def noted(self, *args, **values):
             if not inside:  # one of them calls the other
-                found.append((self.op, self.config, self.chosen_by))
+                calls.append((self.op, self.config, self.chosen_by))
             inside.append(run)
             try:
                 return run(self, *args, **values)
@@ -72,11 +72,11 @@ def runs(monkeypatch):
 
     for name in ("__call__", "repeat"):
         monkeypatch.setattr(Plan, name, noting(getattr(Plan, name)))
-    return found
+    return calls
 
 
 def add(records, op, config, feat=FEAT, matrix=MATRIX, dtype="float32", **options):
-    """As `sparsetir tune` does."""
+    """Add a record as `sparsetir tune` does."""
     task = Task(op, matrix, feat, dtype, **{"threads": default_threads(), **options})
     data = config if isinstance(config, dict) else to_data(config)
     records.add(Record(Key.of(task), data, 1.0))
@@ -88,11 +88,11 @@ def check_spmm(case, weighted, reduce="sum", feat=FEAT):
     w, w64 = rounded((len(case.rows),), "float32", 2)
     if not weighted:
         w64 = torch.ones_like(w64, requires_grad=True)
-    got = ops.spmm(case.A, b, reduce, w if weighted else None)
+    result = ops.spmm(case.A, b, reduce, w if weighted else None)
     want = expected_spmm(case, w64, b64, reduce, M)
-    assert_close(got, want, "float32")
+    assert_close(result, want, "float32")
     grad, grad64 = rounded((M, feat), "float32", 3)
-    got.backward(grad.detach())
+    result.backward(grad.detach())
     want.backward(grad64.detach())
     assert_close(b.grad, b64.grad, "float32")
     if weighted:
@@ -124,15 +124,15 @@ def test_without_weights(records, runs, name):
     check_spmm(CASES[name], weighted=False)
     assert runs[2:] == [("spmm", FORMAT, "record")] * 2
     edges, (n, m) = CASES[name].A
-    made = ops.structure_of(torch.zeros(m + 1), edges, n).planned(
+    planned = ops.structure_of(torch.zeros(m + 1), edges, n).planned(
         "spmm", FEAT, torch.float32, ones=True
     )
-    assert made.plan.arranges_values and not made.plan.needs_values
+    assert planned.plan.arranges_values and not planned.plan.needs_values
 
 
 @pytest.mark.parametrize("reduce", ["mean", "max"])
 def test_reductions(records, runs, reduce):
-    """Where elements are taken in another order, the gradient of a maximum finds its element."""
+    """In another order of elements, the gradient of a maximum still finds its element."""
     add(records, "spmm", ROW_BLOCKS, reduce=reduce)
     check_spmm(CASES["edges in any order"], weighted=True, reduce=reduce)
     assert runs[0] == ("spmm", ROW_BLOCKS, "record")
@@ -145,10 +145,10 @@ def test_spmv(records, runs, tuned):
     add(records, tuned, config, feat=1)
     case, x = CASES["edges in any order"], torch.randn(N)
     values = torch.rand(len(case.rows))
-    for given in (None, values):
-        weights = torch.ones(len(case.rows)) if given is None else given
+    for weights_given in (None, values):
+        weights = torch.ones(len(case.rows)) if weights_given is None else weights_given
         want = expected_spmm(case, weights.double(), x.double()[:, None], "sum", M)[:, 0]
-        assert_close(ops.spmv(case.A, x, values=given), want, "float32")
+        assert_close(ops.spmv(case.A, x, values=weights_given), want, "float32")
     assert runs == [("spmm", config, "record"), ("spmm", config.unpacked, "record")]
 
 
@@ -156,11 +156,11 @@ def test_heads(records, runs):
     add(records, "spmm", ROW_BLOCKS, heads=2)
     case = CASES["edges in any order"]
     b, values = torch.randn(2, N, FEAT), torch.rand(2, len(case.rows))
-    got = ops.spmm(case.A, b.transpose(0, 1), values=values.t()).transpose(0, 1)
+    result = ops.spmm(case.A, b.transpose(0, 1), values=values.t()).transpose(0, 1)
     assert runs == [("spmm", ROW_BLOCKS, "record")]
     for head in range(2):
         want = expected_spmm(case, values[head].double(), b[head].double(), "sum", M)
-        assert_close(got[head], want, "float32")
+        assert_close(result[head], want, "float32")
     ops.spmm(case.A, b.transpose(0, 1))  # twice the features, which is another problem
     assert {by for *_, by in runs[1:]} == {"default"}
 

@@ -36,12 +36,12 @@ def operands(dtype=torch.float64, feat_in=6, feat=4, edges=E, relations=RELATION
     """x, weight and edge_weight, which take gradients."""
     rng = torch.Generator().manual_seed(1)
     shapes = ((n, feat_in), (relations, feat_in, feat), (edges,))
-    made = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
-    return [x.to(dtype).requires_grad_() for x in made]
+    tensors = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
+    return [x.to(dtype).requires_grad_() for x in tensors]
 
 
 def expected(x, weight, edge_index, edge_type, edge_weight=None, reduce="sum", m=M):
-    """By dense tensors in float64."""
+    """The result of dense tensors in float64."""
     (source, target), kind = edge_index.long(), edge_type.long()
     count, n = weight.shape[0], x.shape[0]
     a = torch.ones(len(source), dtype=torch.float64)
@@ -67,15 +67,15 @@ def in_blocks(blocks, rows, columns, dtype=torch.float64, relations=RELATIONS):
 
 def agree(pattern, x, weight, edge_weight, reduce="sum", m=M, scale=8):
     """The result and its gradients."""
-    dtype, given = x.dtype, [x, weight, *([] if edge_weight is None else [edge_weight])]
-    found = ops.rgms(x, weight, *pattern, edge_weight, reduce, num_targets=m)
+    dtype, leaves = x.dtype, [x, weight, *([] if edge_weight is None else [edge_weight])]
+    result = ops.rgms(x, weight, *pattern, edge_weight, reduce, num_targets=m)
     exact = whole(weight) if weight.dim() == 4 else weight
     want = expected(x, exact, *pattern, edge_weight, reduce, m)
     by = torch.randn(want.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    got = torch.autograd.grad((found * by.to(dtype)).sum(), given)
-    wanted = torch.autograd.grad((want * by).sum(), given)
+    grads = torch.autograd.grad((result * by.to(dtype)).sum(), leaves)
+    wanted = torch.autograd.grad((want * by).sum(), leaves)
     tolerance = scale * TOLERANCE[str(dtype)[6:]]
-    for one, other in zip((found, *got), (want, *wanted), strict=True):
+    for one, other in zip((result, *grads), (want, *wanted), strict=True):
         assert one.dtype == dtype
         torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance)
 
@@ -92,15 +92,15 @@ def test_weights_in_blocks(dtype, sizes):
 
 
 def test_features_of_any_number_and_threads(monkeypatch):
-    """Several vectors, parts of them; many rows of a relation, of which pieces are made."""
+    """Several vectors, and parts of them; relations of many rows, in pieces."""
     from sparsetir.ops import relations, rgms_kernels
 
     monkeypatch.setattr(rgms_kernels, "pays", lambda *_: True)
     monkeypatch.setattr(rgms_kernels, "default_threads", lambda: 2)
     monkeypatch.setattr(relations, "CHUNKS_OF_PIECE", 2)
     for sizes in ((32, 48), (19, 36)):
-        given = operands(torch.float32, *sizes, 3000, n=300)
-        agree(graph(3000, n=300, m=200), *given, m=200, scale=100)
+        inputs = operands(torch.float32, *sizes, 3000, n=300)
+        agree(graph(3000, n=300, m=200), *inputs, m=200, scale=100)
 
 
 def test_what_is_not_finite_stays_where_it_belongs():
@@ -111,10 +111,10 @@ def test_what_is_not_finite_stays_where_it_belongs():
     x[source[-1]] = torch.inf
     weight[0] = torch.nan  # of a relation without edges
     x.requires_grad_(), weight.requires_grad_(), edge_weight.requires_grad_()
-    found = ops.rgms(x, weight, *pattern, edge_weight, num_targets=M)
+    result = ops.rgms(x, weight, *pattern, edge_weight, num_targets=M)
     touched = torch.zeros(M, dtype=torch.bool).index_fill(0, target[source == source[-1]], True)
-    assert torch.equal(found.isfinite().all(1), ~touched)
-    of_x, of_weight, of_edges = torch.autograd.grad(found.sum(), (x, weight, edge_weight))
+    assert torch.equal(result.isfinite().all(1), ~touched)
+    of_x, of_weight, of_edges = torch.autograd.grad(result.sum(), (x, weight, edge_weight))
     assert of_x.isfinite().all()
     relations = torch.zeros(RELATIONS, dtype=torch.bool)
     relations[kind[source == source[-1]]] = True
@@ -185,16 +185,16 @@ of(X.to("meta"))  # ValueError: rgms: argument 'weight': expected to be on meta 
 @pytest.mark.parametrize("first", [[1, 3], [2, RELATIONS - 1], range(1, RELATIONS)], ids=str)
 @pytest.mark.default("range(1, 5)-float32")
 def test_products_before_sums(dtype, first, monkeypatch):
-    """Of some relations, and of all that have edges, in all directions."""
+    """Products first for some relations, and for all that have edges, in all directions."""
     from sparsetir.ops import relations
 
-    made = []
+    calls = []
 
     def chosen(sizes, m, n, *features):
-        found = np.isin(np.arange(RELATIONS), first) & (sizes.edges > 0)
+        first_of = np.isin(np.arange(RELATIONS), first) & (sizes.edges > 0)
         assert ((sizes.columns > 0) == (sizes.edges > 0)).all()
-        made.append(features)
-        return found
+        calls.append(features)
+        return first_of
 
     monkeypatch.setattr(relations, "products_first", chosen)
     ops.clear_cache()
@@ -202,11 +202,11 @@ def test_products_before_sums(dtype, first, monkeypatch):
     pattern, (x, weight, a) = graph(60, idtype, seed=5), operands(getattr(torch, dtype), edges=60)
     for reduce, extra in (("mean", None), ("sum", a), ("sum", None)):
         agree(pattern, x, weight, extra, reduce)
-    assert len(made) >= 2
+    assert len(calls) >= 2
 
 
 def test_products_are_no_more_than_nodes():
-    """A relation of two columns and many rows is multiplied twice, of which each row takes one."""
+    """A relation of two columns and many rows has two products, one of which each row takes."""
     from sparsetir.ops.relations import relations_of, seen_edges, where_products_first
 
     rng = torch.Generator().manual_seed(3)
@@ -216,28 +216,28 @@ def test_products_are_no_more_than_nodes():
     kind[:20], edges[0, :20] = 1, torch.arange(20)
     x, weight, _ = operands(torch.float32, 64, 64, relations=2, n=20000)
     rows = relations_of(*seen_edges(edges, kind), 20000, 20000, 2).by_target
-    found = where_products_first(rows, 20000, 20000, 64, 64, 1)
-    assert found is not None and found.others is not None
-    assert (found.sums.n, found.sums.nnz, len(found.others.indices)) == (2, 19980, 20)
+    plan = where_products_first(rows, 20000, 20000, 64, 64, 1)
+    assert plan is not None and plan.others is not None
+    assert (plan.sums.n, plan.sums.nnz, len(plan.others.indices)) == (2, 19980, 20)
     kept = []
     for _ in range(2):  # the parts of shares are made once
-        got = ops.rgms(x, weight, edges, kind, reduce="mean")
-        kept.append(found._kept)
+        result = ops.rgms(x, weight, edges, kind, reduce="mean")
+        kept.append(plan._kept)
         want = torch.zeros(20000, 64).index_add(
             0, target, torch.stack([x[edges[0]] @ w for w in weight])[kind, torch.arange(20000)]
         )
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-4)
     assert kept[0] is not None and kept[0] is kept[1]
 
 
 def test_blocks_of_one_size_but_more_of_them():
-    """On one graph each number of blocks has a plan of its own."""
+    """On one graph each number of blocks has its plan."""
     pattern = graph(60)
     for blocks in (2, 3):
         weight = in_blocks(blocks, 4, 4)
         x, _, _ = operands(torch.float64, blocks * 4, 1, 60)
-        found = ops.rgms(x, weight, *pattern, num_targets=M)
-        torch.testing.assert_close(found, expected(x, whole(weight), *pattern))
+        result = ops.rgms(x, weight, *pattern, num_targets=M)
+        torch.testing.assert_close(result, expected(x, whole(weight), *pattern))
 
 
 def test_blocks_with_products_first(monkeypatch):

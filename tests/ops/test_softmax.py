@@ -36,23 +36,23 @@ def test_sparse_softmax_of_torch(layout):
     dense = torch.zeros(M, N).index_put((edges[1], edges[0]), scores(edges).detach().float())
     A = dense.to_sparse(layout=layout)
     values = A.values().clone().requires_grad_()
-    found = ops.sparse_softmax(A)
-    assert torch.equal(found, ops.sparse_softmax(A, values))
+    result = ops.sparse_softmax(A)
+    assert torch.equal(result, ops.sparse_softmax(A, values))
     expected = torch.sparse.softmax(dense.to_sparse_coo().coalesce(), 1).values()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     ops.sparse_softmax(A, values).pow(2).sum().backward()
     assert values.grad.abs().max() > 0
 
 
 def test_extremes():
-    """What torch gives for infinities and NaN; no overflow; tiny weights are 0 or right."""
+    """Infinities and NaN give torch's results; no overflow; tiny weights are 0 or right."""
     nan, inf = float("nan"), float("inf")
     rows = [[0.0, -inf, 1], [-inf, -inf, -inf], [inf, 0, 1], [nan, 0, 1], [1e30, -1e30, 1e30],
             [0, -86.9, -120], [-1e38, -3e38, -1e38]]  # fmt: skip
     x = torch.tensor(rows)
     A = torch.ones_like(x).to_sparse_csr()
-    found = ops.sparse_softmax(A, x.flatten()).view(x.shape)
-    torch.testing.assert_close(found, x.softmax(1), equal_nan=True, atol=1e-37, rtol=1e-5)
+    result = ops.sparse_softmax(A, x.flatten()).view(x.shape)
+    torch.testing.assert_close(result, x.softmax(1), equal_nan=True, atol=1e-37, rtol=1e-5)
 
 
 def test_exponential():
@@ -66,9 +66,9 @@ def test_exponential():
     x = torch.linspace(-87, 0, 4001)
     pairs = torch.stack([torch.zeros_like(x), x], 1)
     A = torch.ones_like(pairs).to_sparse_csr()
-    found = ops.sparse_softmax(A, pairs.flatten()).view(-1, 2)[:, 1].double()
+    result = ops.sparse_softmax(A, pairs.flatten()).view(-1, 2)[:, 1].double()
     expected = pairs.double().softmax(1)[:, 1]
-    assert ((found - expected) / expected).abs().max() < 5e-7
+    assert ((result - expected) / expected).abs().max() < 5e-7
 
 
 def test_many_edges_over_threads():
@@ -99,8 +99,8 @@ def operands(heads, feat, width, dtype=torch.float64):
     rng = torch.Generator().manual_seed(1)
     before = () if heads is None else (heads,)
     shapes = ((M, *before, feat), (N, *before, feat), (N, *before, width))
-    made = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
-    return [x.to(dtype).requires_grad_() for x in made]
+    tensors = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
+    return [x.to(dtype).requires_grad_() for x in tensors]
 
 
 def test_large_scores_infinities_and_nan():
@@ -108,8 +108,8 @@ def test_large_scores_infinities_and_nan():
     q = torch.tensor([[1e20], [-1.0], [0.0]])
     k = torch.tensor([[1.0], [2.0], [float("nan")]])
     v = torch.tensor([[1.0], [float("inf")], [5.0]])
-    found = ops.attention((edges, (3, 3)), q, k, v, scale=1.0)
-    assert found[0].isinf() and found[1].isinf() and found[2].isnan()
+    result = ops.attention((edges, (3, 3)), q, k, v, scale=1.0)
+    assert result[0].isinf() and result[1].isinf() and result[2].isnan()
 
 
 def test_attention_over_threads():
@@ -117,10 +117,10 @@ def test_attention_over_threads():
     edges = torch.stack([torch.randint(0, n, (20000,), generator=rng) for n in (300, 500)])
     q, k, v = (torch.randn(n, 2, 32, generator=rng) for n in (500, 300, 300))
     A = (edges, (300, 500))
-    found, before = ops.attention(A, q, k, v), sparsetir.compilations()
+    result, before = ops.attention(A, q, k, v), sparsetir.compilations()
     scores = (q[edges[1]] * k[edges[0]]).sum(-1) * 32**-0.5
     weighted = ops.edge_softmax(A, scores)[..., None] * v[edges[0]]
     expected = torch.zeros(500, 2, 32).index_add(0, edges[1], weighted)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    assert torch.equal(found, ops.attention((edges.clone(), (300, 500)), q, k, v))
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(result, ops.attention((edges.clone(), (300, 500)), q, k, v))
     assert sparsetir.compilations() <= before + 1  # the softmax alone

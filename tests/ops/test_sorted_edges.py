@@ -14,19 +14,19 @@ ORDERS = ["row", "col"]
 
 @pytest.fixture
 def sorts(monkeypatch):
-    """Which sorts are made from now on, of any library."""
-    made: list[str] = []
+    """Names of the sorts that follow, by any library."""
+    names: list[str] = []
 
     def counted(of, name):
         before = getattr(of, name)
-        monkeypatch.setattr(of, name, lambda *a, **k: (made.append(name), before(*a, **k))[1])
+        monkeypatch.setattr(of, name, lambda *a, **k: (names.append(name), before(*a, **k))[1])
 
     counted(torch, "argsort")
     counted(torch, "sort")
     counted(torch.Tensor, "sort")
     counted(compress, "_of_pairs")
     counted(compress, "_of_rows")
-    return made
+    return names
 
 
 def edges(order, m=M, n=N, fill=True):
@@ -34,26 +34,26 @@ def edges(order, m=M, n=N, fill=True):
     sources, targets = (torch.randint(0, k, (NNZ,), generator=generator) for k in (n, m))
     plain = torch.stack([sources, targets])
     plain = plain[:, torch.argsort(plain[0 if order == "row" else 1], stable=True)]
-    found = EdgeIndex(plain, sparse_size=(n, m), sort_order=order)
-    return plain, found.fill_cache_() if fill else found
+    index = EdgeIndex(plain, sparse_size=(n, m), sort_order=order)
+    return plain, index.fill_cache_() if fill else index
 
 
 @pytest.mark.parametrize("left", [0, 1 << 30], ids=["counting", "torch"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_sums_and_gradients(order, left, sorts, monkeypatch):
-    plain, own = edges(order)
+    plain, index = edges(order)
     ours = ops.Operand(*ops.resolve((plain.clone(), (N, M)))[:4])
     values, x = torch.rand(NNZ, dtype=torch.float64), torch.rand(N, 5, dtype=torch.float64)
     expected, *of_expected = gradients(ours, values, x)
     monkeypatch.setattr(compress, "_left", left)
     sorts.clear()
-    found, *of_found = gradients(own, values, x)
+    result, *of_found = gradients(index, values, x)
     assert sorts == []
-    for a, b in zip([found, *of_found], [expected, *of_expected]):
+    for a, b in zip([result, *of_found], [expected, *of_expected]):
         torch.testing.assert_close(a, b)
     dense = torch.zeros(M, N, dtype=torch.float64)
     dense.index_put_((plain[1], plain[0]), values, accumulate=True)
-    torch.testing.assert_close(found, dense @ x)
+    torch.testing.assert_close(result, dense @ x)
 
 
 def gradients(A, values, x):
@@ -64,42 +64,42 @@ def gradients(A, values, x):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_layers(order, sorts):
-    plain, own = edges(order, N, N)
+    plain, index = edges(order, N, N)
     x = torch.rand(N, 6)
     layers = [nn.SAGEConv(6, 4), nn.GCNConv(6, 4, add_self_loops=False)]
     expected = [layer(x, plain.clone()) for layer in layers]
     sorts.clear()
     for layer, wanted in zip(layers, expected):
-        found = layer(x, own)
-        found.sum().backward()
-        torch.testing.assert_close(found, wanted)
+        result = layer(x, index)
+        result.sum().backward()
+        torch.testing.assert_close(result, wanted)
     assert sorts == []
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_pyg_keeps_what_it_sorts(order, sorts):
     """Forward and backward sort once; and none is wanted once the cache of patterns is cleared."""
-    _, own = edges(order, fill=False)
+    _, index = edges(order, fill=False)
     values, x = torch.rand(NNZ), torch.rand(N, 5)
     sorts.clear()
-    gradients(own, values, x)
+    gradients(index, values, x)
     assert len(sorts) == 1
     if order == "row":
         sorts.clear()
         ops.clear_cache()
-        gradients(own, values, x)
+        gradients(index, values, x)
         assert sorts == []
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_written_to_since(order):
     """An order that is of other edges by now is not believed."""
-    plain, own = edges(order)
+    plain, index = edges(order)
     new = torch.stack([torch.randint(0, N, (NNZ,)), torch.randint(0, M, (NNZ,))])
-    own.as_tensor().copy_(new)
+    index.as_tensor().copy_(new)
     x = torch.rand(N, 5, dtype=torch.float64)
     values = torch.rand(NNZ, dtype=torch.float64)
-    found, *of_found = gradients(own, values, x)
+    result, *of_found = gradients(index, values, x)
     expected, *of_expected = gradients((new, (N, M)), values, x)
-    for a, b in zip([found, *of_found], [expected, *of_expected]):
+    for a, b in zip([result, *of_found], [expected, *of_expected]):
         torch.testing.assert_close(a, b)

@@ -20,9 +20,9 @@ TYPES = tuple(CLOSE)
 
 
 def table(high, wide, seed=0):
-    found = np.random.default_rng(seed).random((high, wide)) < 0.4
-    found[0] = False
-    return found
+    blocks = np.random.default_rng(seed).random((high, wide)) < 0.4
+    blocks[0] = False
+    return blocks
 
 
 MASKS = {
@@ -39,34 +39,34 @@ def operands(mask, feat, width, dtype=torch.float32, batch=2, heads=3):
     rng = torch.Generator().manual_seed(1)
     m, n = mask.shape
     shapes = ((batch, heads, m, feat), (batch, heads, n, feat), (batch, heads, n, width))
-    made = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
-    return [x.to(dtype).requires_grad_() for x in made]
+    tensors = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
+    return [x.to(dtype).requires_grad_() for x in tensors]
 
 
 def dense(mask, q, k, v, scale=None):
-    """In float64; zeros for rows without elements."""
+    """The result in float64; zeros for rows without elements."""
     q, k, v = (x.double() for x in (q, k, v))
     some = mask.any(1)[:, None]
-    found = torch.nn.functional.scaled_dot_product_attention(
+    result = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask | ~some, scale=scale
     )
-    return torch.where(some, found, 0)
+    return torch.where(some, result, 0)
 
 
-def check(mask, given, given_mask=None):
+def check(mask, inputs, given_mask=None):
     """The result and its gradients."""
-    dtype = given[0].dtype
-    found = ops.sparse_attention(*given, mask if given_mask is None else given_mask)
-    expected = dense(mask.to_dense(), *given)
-    assert found.dtype == dtype and found.shape == expected.shape
-    assert (found - expected).abs().max() <= CLOSE[dtype]
+    dtype = inputs[0].dtype
+    result = ops.sparse_attention(*inputs, mask if given_mask is None else given_mask)
+    expected = dense(mask.to_dense(), *inputs)
+    assert result.dtype == dtype and result.shape == expected.shape
+    assert (result - expected).abs().max() <= CLOSE[dtype]
     weights = torch.randn(expected.shape, dtype=torch.float64)
-    got = torch.autograd.grad((found * weights.to(dtype)).sum(), given)
-    want = torch.autograd.grad((expected * weights).sum(), given)
-    for g, w in zip(got, want, strict=True):
+    grads = torch.autograd.grad((result * weights.to(dtype)).sum(), inputs)
+    want = torch.autograd.grad((expected * weights).sum(), inputs)
+    for g, w in zip(grads, want, strict=True):
         assert g.dtype == dtype
         assert (g - w).abs().max() <= 8 * CLOSE[dtype] * (1 + w.abs().max())
-    return found
+    return result
 
 
 @pytest.fixture
@@ -100,10 +100,10 @@ def as_elements(mask):
 
 def test_elements_in_blocks(by_small_blocks):
     mask = MASKS["band"](100, 16)
-    given, sparse = operands(mask, 8, 12), mask.to_dense().float().to_sparse_csr()
-    found = check(mask, given, sparse)
-    assert torch.equal(found, ops.sparse_attention(*given, as_elements(mask)))
-    assert torch.equal(found, ops.sparse_attention(*given, mask))
+    inputs, sparse = operands(mask, 8, 12), mask.to_dense().float().to_sparse_csr()
+    result = check(mask, inputs, sparse)
+    assert torch.equal(result, ops.sparse_attention(*inputs, as_elements(mask)))
+    assert torch.equal(result, ops.sparse_attention(*inputs, mask))
 
 
 @pytest.mark.parametrize(("width", "block"), [(20, 16), (200, 32), (1600, 64)])
@@ -133,8 +133,8 @@ def test_elements_that_are_there_twice_count_twice():
     rowptr, col = torch.tensor([0, 3]), torch.tensor([0, 0, 1])
     q, k = torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 2, 8)
     v = torch.tensor([3.0, 0.0]).reshape(1, 1, 2, 1)
-    found = ops.sparse_attention(q, k, v, ops.Operand(rowptr, col, 1, 2))
-    torch.testing.assert_close(found, torch.full((1, 1, 1, 1), 2.0))
+    result = ops.sparse_attention(q, k, v, ops.Operand(rowptr, col, 1, 2))
+    torch.testing.assert_close(result, torch.full((1, 1, 1, 1), 2.0))
 
 
 # -- values ---------------------------------------------------------------------------------------
@@ -142,14 +142,14 @@ def test_elements_that_are_there_twice_count_twice():
 
 def test_rows_without_elements_give_zeros():
     mask = masks.blocks(np.array([[False, False], [True, False]]), 16)
-    given = operands(mask, 8, 12)
-    found = check(mask, given)
-    assert not found[..., :16, :].any() and found[..., 16:, :].all()
+    inputs = operands(mask, 8, 12)
+    result = check(mask, inputs)
+    assert not result[..., :16, :].any() and result[..., 16:, :].all()
     none = masks.blocks(np.zeros((2, 2), bool), 16)
-    out = ops.sparse_attention(*given, none)
+    out = ops.sparse_attention(*inputs, none)
     out.sum().backward()
-    assert out.shape == found.shape and not out.any()
-    assert all(not x.grad.any() for x in given)
+    assert out.shape == result.shape and not out.any()
+    assert all(not x.grad.any() for x in inputs)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_rows_without_elements_give_zeros():
 @pytest.mark.default("0-8-12-20", "1-8-12-0")
 def test_nothing(batch, feat, width, length):
     mask = masks.causal(length, 16)
-    given = operands(mask, feat, width, batch=batch)
-    found = ops.sparse_attention(*given, mask)
-    torch.testing.assert_close(found.double(), dense(mask.to_dense(), *given))
-    found.sum().backward()
-    assert [x.grad.shape for x in given] == [x.shape for x in given]
+    inputs = operands(mask, feat, width, batch=batch)
+    result = ops.sparse_attention(*inputs, mask)
+    torch.testing.assert_close(result.double(), dense(mask.to_dense(), *inputs))
+    result.sum().backward()
+    assert [x.grad.shape for x in inputs] == [x.shape for x in inputs]
 
 
 def test_large_scores_infinities_and_nan():
@@ -176,24 +176,24 @@ def test_large_scores_infinities_and_nan():
     assert (large - expected).abs().max() < 1e-2  # differences of scores of 1e4
     before = ops.sparse_attention(q, k, v, mask)
     q[0, 0, 3, 0], v[0, 0, 20, 1], k[0, 0, 35, 2] = torch.nan, torch.inf, -torch.inf
-    found = ops.sparse_attention(q, k, v, mask)
-    assert found[0, 0, 3].isnan().all() and found[0, 0, 20, 1].isinf()
+    result = ops.sparse_attention(q, k, v, mask)
+    assert result[0, 0, 3].isnan().all() and result[0, 0, 20, 1].isinf()
     other = torch.arange(16) != 3  # rows that share no block with an infinity
-    assert torch.equal(found[0, 0, :16][other], before[0, 0, :16][other])
-    assert torch.equal(found[0, 0, 16:32, 2:], before[0, 0, 16:32, 2:])
+    assert torch.equal(result[0, 0, :16][other], before[0, 0, :16][other])
+    assert torch.equal(result[0, 0, 16:32, 2:], before[0, 0, 16:32, 2:])
     # A score of +infinity gives NaN, as in a dense softmax, one of -infinity a weight of zero.
     up = q[0, 0, 35:, 2] < 0
-    assert (found[0, 0, 35:, 0].isnan() == up).all() and up.any() and not up.all()
+    assert (result[0, 0, 35:, 0].isnan() == up).all() and up.any() and not up.all()
 
 
 def test_views_and_scale():
     mask = masks.band(50, 10, 16)
-    given = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in operands(mask, 8, 12)]
-    before = [x.clone() for x in given]
-    found = ops.sparse_attention(*given, mask, scale=0.3)
-    expected = dense(mask.to_dense(), *given, scale=0.3)
-    assert (found - expected).abs().max() < CLOSE[torch.float32]
-    assert all(map(torch.equal, given, before))
+    args = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in operands(mask, 8, 12)]
+    before = [x.clone() for x in args]
+    result = ops.sparse_attention(*args, mask, scale=0.3)
+    expected = dense(mask.to_dense(), *args, scale=0.3)
+    assert (result - expected).abs().max() < CLOSE[torch.float32]
+    assert all(map(torch.equal, args, before))
 
 
 # -- torch ----------------------------------------------------------------------------------------
@@ -202,43 +202,43 @@ def test_views_and_scale():
 @pytest.mark.parametrize("elements", by_default([False, True], True))
 def test_compiled_without_breaks(elements, by_small_blocks):
     mask = masks.band(50, 10, 16)
-    given, A = operands(mask, 8, 12), as_elements(mask) if elements else mask
+    inputs, A = operands(mask, 8, 12), as_elements(mask) if elements else mask
 
     def attention(q, k, v):
         return ops.sparse_attention(q, k, v, A) * 2
 
     fast = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(fast(*given), attention(*given))
-    both = [torch.autograd.grad(f(*given).pow(2).sum(), given) for f in (fast, attention)]
-    for got, want in zip(*both, strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(fast(*inputs), attention(*inputs))
+    both = [torch.autograd.grad(f(*inputs).pow(2).sum(), inputs) for f in (fast, attention)]
+    for grads, want in zip(*both, strict=True):
+        torch.testing.assert_close(grads, want)
 
 
 def test_autocast():
     mask = masks.band(50, 10, 16)
-    given = operands(mask, 8, 12)
+    inputs = operands(mask, 8, 12)
     with torch.autocast("cpu", torch.bfloat16):
-        found = ops.sparse_attention(*given, mask)
-        found.sum().backward()
-    assert found.dtype == torch.bfloat16 and given[0].grad.dtype == torch.float32
-    assert (found - dense(mask.to_dense(), *given)).abs().max() < CLOSE[torch.bfloat16]
+        result = ops.sparse_attention(*inputs, mask)
+        result.sum().backward()
+    assert result.dtype == torch.bfloat16 and inputs[0].grad.dtype == torch.float32
+    assert (result - dense(mask.to_dense(), *inputs)).abs().max() < CLOSE[torch.bfloat16]
 
 
 def test_torch_knows_the_operators(by_small_blocks):
     mask = masks.band(20, 10, 16)
-    given = operands(mask, 8, 12)
-    arguments = (*given, *mask.rows, *mask.columns, 0.5)
+    inputs = operands(mask, 8, 12)
+    arguments = (*inputs, *mask.rows, *mask.columns, 0.5)
     torch.library.opcheck(torch.ops.sparsetir.block_attention.default, arguments)
-    elements = (*given, *mask.csr, 0.5)
+    elements = (*inputs, *mask.csr, 0.5)
     torch.library.opcheck(torch.ops.sparsetir.element_attention.default, elements)
 
 
 def test_no_second_gradients(by_small_blocks):
     mask = masks.band(20, 10, 16)
-    given = operands(mask, 8, 12)
+    inputs = operands(mask, 8, 12)
     for A in (mask, as_elements(mask)):
-        out = ops.sparse_attention(*given, A).sum()
-        (first,) = torch.autograd.grad(out, given[:1], create_graph=True)
+        out = ops.sparse_attention(*inputs, A).sum()
+        (first,) = torch.autograd.grad(out, inputs[:1], create_graph=True)
         with pytest.raises(NotImplementedError, match="no gradients of gradients"):
             first.sum().backward()
 
@@ -270,7 +270,7 @@ def test_refusals():
 
 
 def test_what_tiles_do_not_take_goes_by_elements(monkeypatch, by_elements):
-    """As float32 on a GPU, whose tensor cores take 16 bits."""
+    """The types of float32 on a GPU, whose tensor cores take 16 bits."""
     monkeypatch.setattr(module, "_in_tiles", lambda q: False)
     monkeypatch.setattr(module, "_run", None)
     mask = masks.band(70, 9, 16) & masks.causal(70, 16)
@@ -280,12 +280,12 @@ def test_what_tiles_do_not_take_goes_by_elements(monkeypatch, by_elements):
 
 def test_what_kernels_of_gpus_are_given(monkeypatch):
     """Whole blocks and features in multiples of 16, in the type of q; results are cut to size."""
-    made, cuda = [], tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+    calls, cuda = [], tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 
     def compiled(key, target, stages):
         text = stages()["III"].script()
         assert target is cuda and "mma" in text and "ldmatrix" in text
-        return lambda **given: made.append(given)
+        return lambda **args: calls.append(args)
 
     monkeypatch.setattr(sys.modules["sparsetir.planning.run_plan"], "compiled", compiled)
     monkeypatch.setattr(module, "target_of", lambda device: cuda)
@@ -296,12 +296,12 @@ def test_what_kernels_of_gpus_are_given(monkeypatch):
     out, lse = module.attention_over_blocks(q, k, v, mask.rows, 0.5)
     assert (out.shape, lse.shape) == ((1, 2, 40, 20), (1, 2, 40))
     assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
-    found = module.gradients_over_blocks(q, k, v, out, lse, out, mask.rows, mask.columns, 0.5)
-    assert [x.shape for x in found] == [x.shape for x in (q, k, v)]
-    for given in made:
-        wide = {n: x for n, x in given.items() if torch.is_tensor(x) and x.dim() == 4}
+    grads = module.gradients_over_blocks(q, k, v, out, lse, out, mask.rows, mask.columns, 0.5)
+    assert [x.shape for x in grads] == [x.shape for x in (q, k, v)]
+    for call in calls:
+        wide = {n: x for n, x in call.items() if torch.is_tensor(x) and x.dim() == 4}
         assert {tuple(x.shape) for x in wide.values()} == {(2, 3, 16, 32)}
         assert {x.dtype for x in wide.values()} == {torch.bfloat16}
-        assert (given["rows"], given["cols"], given["heads"]) == (3, 3, 2)
-    assert ["out" in x for x in made] == [True, False, False]
+        assert (call["rows"], call["cols"], call["heads"]) == (3, 3, 2)
+    assert ["out" in x for x in calls] == [True, False, False]
     assert module._in_tiles(q) and not module._in_tiles(q.float())

@@ -22,9 +22,9 @@ OPS["minimum"] = torch.minimum
 
 
 def matrix(seed: int, shape: tuple[int, int], density: float = 0.4) -> Any:
-    found = sp.random_array(shape, density=density, format="csr", rng=np.random.default_rng(seed))
-    found.sort_indices()
-    return found
+    sparse = sp.random_array(shape, density=density, format="csr", rng=np.random.default_rng(seed))
+    sparse.sort_indices()
+    return sparse
 
 
 def tensor(a: Any, values: Tensor | None = None, dtype: Any = torch.float64) -> Tensor:
@@ -39,27 +39,27 @@ A, B, D = matrix(0, (6, 7)), matrix(1, (7, 5)), matrix(2, (6, 7))
 @pytest.mark.parametrize("mask", [None, matrix(3, (6, 5))])
 def test_gradients_of_products(mask: Any) -> None:
     values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B)]
-    given = None if mask is None else tensor(mask)
+    pattern = None if mask is None else tensor(mask)
 
     def run(a: Tensor, b: Tensor) -> Tensor:
-        return ops.spgemm(tensor(A, a), tensor(B, b), mask=given).values()
+        return ops.spgemm(tensor(A, a), tensor(B, b), mask=pattern).values()
 
     torch.autograd.gradcheck(run, values)
-    found = ops.spgemm(tensor(A), tensor(B), mask=given)
-    torch.testing.assert_close(found.values(), run(*values).detach())
+    result = ops.spgemm(tensor(A), tensor(B), mask=pattern)
+    torch.testing.assert_close(result.values(), run(*values).detach())
     dense = (A @ B).toarray()
     kept = dense if mask is None else np.where(mask.toarray() != 0, dense, 0)
-    np.testing.assert_allclose(found.to_dense().numpy(), kept, rtol=1e-12)
+    np.testing.assert_allclose(result.to_dense().numpy(), kept, rtol=1e-12)
 
 
 @pytest.mark.parametrize("mask", [None, matrix(3, (6, 5))])
 def test_gradients_of_inner_products(mask: Any) -> None:
-    """Of all pairs, of some, and of rows of the same number."""
+    """Products of all pairs, of some, and of rows with the same number."""
     values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B.T.tocsr(), D)]
-    given = None if mask is None else tensor(mask)
+    pattern = None if mask is None else tensor(mask)
 
     def run(a: Tensor, b: Tensor) -> Tensor:
-        return ops.inner(tensor(A, a), tensor(B.T.tocsr(), b), mask=given).values()
+        return ops.inner(tensor(A, a), tensor(B.T.tocsr(), b), mask=pattern).values()
 
     def dots(a: Tensor, d: Tensor) -> Tensor:
         return ops.vecdot(tensor(A, a), tensor(D, d))
@@ -67,8 +67,8 @@ def test_gradients_of_inner_products(mask: Any) -> None:
     torch.autograd.gradcheck(run, values[:2])
     torch.autograd.gradcheck(dots, values[::2])
     dots(values[0], values[2]).mul_(2).sum().backward()  # a result may be written to
-    expected = ops.spgemm(tensor(A), tensor(B), mask=given)
-    torch.testing.assert_close(ops.inner(tensor(A), tensor(B.T.tocsr()), mask=given), expected)
+    expected = ops.spgemm(tensor(A), tensor(B), mask=pattern)
+    torch.testing.assert_close(ops.inner(tensor(A), tensor(B.T.tocsr()), mask=pattern), expected)
     dense = torch.linalg.vecdot(*(torch.from_numpy(x.toarray()) for x in (A, D)))
     torch.testing.assert_close(dots(*values[::2]).detach(), dense)
 
@@ -77,12 +77,12 @@ def test_gradients_of_inner_products(mask: Any) -> None:
 def test_gradients_of_kronecker_products() -> None:
     values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B)]
     torch.autograd.gradcheck(lambda a, b: ops.kron(tensor(A, a), tensor(B, b)).values(), values)
-    found = ops.kron(tensor(A, values[0]), tensor(B))
-    np.testing.assert_array_equal(found.detach().to_dense().numpy(), sp.kron(A, B).toarray())
+    result = ops.kron(tensor(A, values[0]), tensor(B))
+    np.testing.assert_array_equal(result.detach().to_dense().numpy(), sp.kron(A, B).toarray())
     half = [torch.ones(x.nnz, dtype=torch.float16, requires_grad=True) for x in (A, B)]
-    made = ops.kron(tensor(A, half[0]), tensor(B, half[1])).values()
-    made.sum().backward()
-    assert half[0].grad.dtype is made.dtype is torch.float16
+    product = ops.kron(tensor(A, half[0]), tensor(B, half[1])).values()
+    product.sum().backward()
+    assert half[0].grad.dtype is product.dtype is torch.float16
     assert (half[0].grad == B.nnz).all() and (half[1].grad == A.nnz).all()
 
 
@@ -103,7 +103,7 @@ def test_kinds_of_matrices() -> None:
     dense[edge_index[1], edge_index[0]] = 1
     weights = torch.arange(1.0, 5.0)
     weighted = torch.zeros(3, 3).index_put((edge_index[1], edge_index[0]), weights)
-    own = ops.resolve((edge_index, 3), weights)
+    operand = ops.resolve((edge_index, 3), weights)
     kinds = [(edge_index, 3), dense.to_sparse_csr(), dense.to_sparse(), dense.to_sparse_csc()]
     kinds += [
         sp.csr_array(dense.numpy()),
@@ -111,8 +111,8 @@ def test_kinds_of_matrices() -> None:
         ops.prepare((edge_index, 3)),
     ]
     for kind in kinds:
-        torch.testing.assert_close(ops.spgemm(kind, own).to_dense(), dense @ weighted)
-        torch.testing.assert_close(ops.add(kind, own, kind).to_dense(), 2 * dense + weighted)
+        torch.testing.assert_close(ops.spgemm(kind, operand).to_dense(), dense @ weighted)
+        torch.testing.assert_close(ops.add(kind, operand, kind).to_dense(), 2 * dense + weighted)
 
 
 CALLS = {
@@ -179,17 +179,17 @@ def test_types(dtype: torch.dtype) -> None:
     a = dense.to_sparse_csr()
     wide = dense.double()
     each = ((ops.spgemm(a, a), wide @ wide), (ops.mul(a, a), wide**2))
-    for found, exact in (*each, (ops.inner(a, a, mask=a), wide @ wide.T * (wide != 0))):
-        assert found.dtype is dtype and found.layout is torch.sparse_csr
-        torch.testing.assert_close(found.to_dense().double(), exact)
+    for result, exact in (*each, (ops.inner(a, a, mask=a), wide @ wide.T * (wide != 0))):
+        assert result.dtype is dtype and result.layout is torch.sparse_csr
+        torch.testing.assert_close(result.to_dense().double(), exact)
     assert ops.vecdot(a, a).tolist() == [4, 10, 0] and ops.vecdot(a, a).dtype is dtype
 
 
 def test_bools() -> None:
     dense = torch.tensor([[False, True], [True, True]])
     a = dense.to_sparse_csr()
-    for found in (ops.spgemm(a, a), ops.add(a, a), ops.mul(a, a), ops.kron(a, a)):
-        assert found.dtype is torch.bool and (found.values() == True).all()  # noqa: E712
+    for result in (ops.spgemm(a, a), ops.add(a, a), ops.mul(a, a), ops.kron(a, a)):
+        assert result.dtype is torch.bool and (result.values() == True).all()  # noqa: E712
 
 
 def test_semirings_have_no_gradients() -> None:
@@ -202,7 +202,7 @@ def test_semirings_have_no_gradients() -> None:
 
 @pytest.mark.slow
 def test_between_other_operators() -> None:
-    """A model goes through it, also where torch.compile breaks its graph there."""
+    """A model with sparse results, also where torch.compile breaks its graph there."""
     weights = torch.rand(A.nnz, dtype=torch.float64, requires_grad=True)
     x = torch.rand(7, 3, dtype=torch.float64)
 

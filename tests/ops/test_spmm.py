@@ -29,15 +29,15 @@ def test_extremum_takes_the_first_of_equals_and_keeps_nan():
 
 
 def test_gradient_of_an_extremum_by_the_operator_alone():
-    """`sparsetir::spmm` finds out where the extremum is when it is asked for a gradient."""
+    """`sparsetir::spmm` locates the extremum when a gradient is requested."""
     case = CASES["edges"]
     rowptr, col, *_ = ops.resolve(case.A)
     b, B = rounded((N, F), "float64", 1)
     for reduce in ("max", "min"):
-        got = torch.ops.sparsetir.spmm(rowptr, col, None, b, reduce)
+        result = torch.ops.sparsetir.spmm(rowptr, col, None, b, reduce)
         want = expected_spmm(case, None, B, reduce)
-        assert_close(got, want, "float64")
-        grads = [torch.autograd.grad(c.sin().sum(), x)[0] for c, x in ((got, b), (want, B))]
+        assert_close(result, want, "float64")
+        grads = [torch.autograd.grad(c.sin().sum(), x)[0] for c, x in ((result, b), (want, B))]
         assert_close(*grads, "float64")
 
 
@@ -64,8 +64,8 @@ def test_parallel_edges_have_values_of_their_own():
     values = torch.tensor([1.0, 10.0, 100.0, -5.0], dtype=torch.float64)
     B = torch.tensor([[2.0] * F, [3.0] * F], dtype=torch.float64)
     for reduce in REDUCTIONS:
-        got = ops.spmm(case.A, B, reduce, values=values)
-        assert_close(got, expected_spmm(case, values, B, reduce, m=1), "float64")
+        result = ops.spmm(case.A, B, reduce, values=values)
+        assert_close(result, expected_spmm(case, values, B, reduce, m=1), "float64")
     assert ops.sddmm(case.A, torch.ones(1, F), B.float()).tolist() == [9, 9, 6, 9]
 
 
@@ -76,7 +76,7 @@ def hub(degree):
 
 
 def test_mean_of_a_long_row():
-    """It is scaled once, so that it is as good as the sum, which 16 bits may not hold."""
+    """The sum is scaled once, so it is as exact as the sum, which 16 bits may not hold."""
     count = 100_000
     A = hub(count)
     assert ops.spmm(A, torch.ones(count, 1), "mean").item() == pytest.approx(1, abs=1e-6)
@@ -98,5 +98,5 @@ def test_gradient_of_the_mean_of_a_row_longer_than_float16_counts():
 def test_the_least_of_negative_zeros_is_one():
     A = torch.tensor([[0, 1], [0, 0]]), (2, 2)
     for values in (None, torch.ones(2)):
-        found = ops.spmm(A, torch.full((2, 3), -0.0), "min", values=values)
-        assert found[0].signbit().all() and not found[1].signbit().any()  # which is empty
+        result = ops.spmm(A, torch.full((2, 3), -0.0), "min", values=values)
+        assert result[0].signbit().all() and not result[1].signbit().any()  # which is empty

@@ -1,4 +1,4 @@
-"""What is kept of patterns is never used for other ones, nor made unfit for gradients."""
+"""Cached patterns are never used for other ones, nor made unfit for gradients."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def edges_of(seed):
 
 
 def sums(edges, x):
-    """What comes in at each node."""
+    """The inputs of each node."""
     return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
 
 
@@ -66,9 +66,9 @@ def test_first_seen_in_inference_mode(call, kind):
     ops.clear_cache()
     with torch.inference_mode():
         run(A, x)
-    found = run(A, leaves[1])
-    found.sin().sum().backward()
-    assert torch.equal(found, want) and torch.equal(leaves[1].grad, leaves[0].grad)
+    result = run(A, leaves[1])
+    result.sin().sum().backward()
+    assert torch.equal(result, want) and torch.equal(leaves[1].grad, leaves[0].grad)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -79,8 +79,8 @@ def test_made_in_inference_mode(call):
     run = CALLS[call] if call != "segments" else lambda A, x: ops.segment_reduce(x, rowptr, "mean")
     x = torch.randn(N, F)
     leaves = [x.clone().requires_grad_() for _ in range(2)]
-    for leaf, given in zip(leaves, (EDGES, edges), strict=True):
-        run((given, N), leaf).sin().sum().backward()
+    for leaf, pattern in zip(leaves, (EDGES, edges), strict=True):
+        run((pattern, N), leaf).sin().sum().backward()
     assert torch.equal(leaves[0].grad, leaves[1].grad)
 
 
@@ -101,7 +101,7 @@ MOVES = {
 
 @pytest.mark.parametrize("move", MOVES)
 def test_tensors_that_let_go_of_their_memory(move):
-    """New tensors would come to lie there, with the key of the old ones."""
+    """New tensors would have the same address, with the key of the old ones."""
     x, kept = torch.randn(N, F), []
     for i in range(20):
         edges, other = edges_of(2 * i), edges_of(2 * i + 1)
@@ -158,18 +158,18 @@ def copy_for(write, x):
 
 
 def check(run, tensors, others, write):
-    """What `run` gives after each write, beside copies that nobody has seen."""
-    given = [copy_for(write, x) for x in tensors]
+    """The results of `run` after each write, beside those of fresh copies."""
+    copies = [copy_for(write, x) for x in tensors]
     x = torch.randn(N, F, requires_grad=True)
     for now in (tensors, others, tensors):
-        for at, new in zip(given, now, strict=True):
-            write(at, new)
+        for old, new in zip(copies, now, strict=True):
+            write(old, new)
         for _ in range(2):
-            found, wanted = run(*given, x), run(*(part.clone() for part in now), x)
-            torch.testing.assert_close(found, wanted)
-            for out, want in ((found, wanted), (run(*given, x.detach()), wanted.detach())):
+            result, wanted = run(*copies, x), run(*(part.clone() for part in now), x)
+            torch.testing.assert_close(result, wanted)
+            for out, want in ((result, wanted), (run(*copies, x.detach()), wanted.detach())):
                 torch.testing.assert_close(out, want)
-            both = [torch.autograd.grad(out.sin().sum(), x)[0] for out in (found, wanted)]
+            both = [torch.autograd.grad(out.sin().sum(), x)[0] for out in (result, wanted)]
             torch.testing.assert_close(*both)
 
 
@@ -239,8 +239,8 @@ def test_the_gradient_is_that_of_what_was_computed():
             edges = edges_of(1)
             out = run((edges, N), x)
             write(edges, edges_of(2))
-            (found,) = torch.autograd.grad(out.sin().sum(), x)
-            torch.testing.assert_close(found, wanted, msg=name)
+            (grad_x,) = torch.autograd.grad(out.sin().sum(), x)
+            torch.testing.assert_close(grad_x, wanted, msg=name)
 
 
 def test_compiled_code():
@@ -294,11 +294,11 @@ def test_relational_layers(name, write):
 @pytest.mark.parametrize("options", [{}, {"num_bases": 2}])
 def test_relational_layers_of_rows(options, write):
     layer = nn.RGCNConv(N, 6, 3, **options)
-    given = [copy_for(write, x) for x in (edges_of(1), TYPES[0].to(torch.int16))]
+    copies = [copy_for(write, x) for x in (edges_of(1), TYPES[0].to(torch.int16))]
     for now in ((edges_of(1), TYPES[0]), (edges_of(2), TYPES[0]), (edges_of(2), TYPES[1])):
-        for at, new in zip(given, now, strict=True):
-            write(at, new.to(at.dtype))
-        torch.testing.assert_close(layer(None, *given), layer(None, *(x.clone() for x in now)))
+        for old, new in zip(copies, now, strict=True):
+            write(old, new.to(old.dtype))
+        torch.testing.assert_close(layer(None, *copies), layer(None, *(x.clone() for x in now)))
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
@@ -309,9 +309,9 @@ def test_points(write):
         coords, x = copy_for(write, cloud[0]), torch.randn(N, F)
         for now in (cloud[0], cloud[1], cloud[0]):
             write(coords, now)
-            found, wanted = (layer(nn.SparsePoints(at, x)) for at in (coords, now.clone()))
-            assert torch.equal(found.coords, wanted.coords)
-            torch.testing.assert_close(found.features, wanted.features)
+            result, wanted = (layer(nn.SparsePoints(c, x)) for c in (coords, now.clone()))
+            assert torch.equal(result.coords, wanted.coords)
+            torch.testing.assert_close(result.features, wanted.features)
 
 
 def test_what_torch_writes_to_the_tensors_of_an_operand():

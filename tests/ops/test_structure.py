@@ -23,7 +23,7 @@ def structure_of_edges(edges, m, n):
 
 
 def dense(structure):
-    """How often each element is there."""
+    """The number of times that each element is stored."""
     out = torch.zeros(structure.shape, dtype=torch.int64)
     return out.index_put_((structure.rows, structure.col), torch.tensor(1), accumulate=True)
 
@@ -47,8 +47,8 @@ def test_what_is_measured():
     x, y = torch.zeros(8), np.zeros(16, "int8")
     held = {"a": x, "b": [x[2:], x.numpy()], "c": (y, y[3:], None, "text")}
     assert measured(held) == 32 + 16
-    made = sparsetir.plan("spmm", sparsetir.SparseMatrix(torch.eye(64).to_sparse()), 4)
-    assert 65 * 4 + 2 * 64 * 4 <= measured(made) < 4096
+    plan = sparsetir.plan("spmm", sparsetir.SparseMatrix(torch.eye(64).to_sparse()), 4)
+    assert 65 * 4 + 2 * 64 * 4 <= measured(plan) < 4096
     held["a"] = held  # which holds itself
     assert measured(held) == 48
 
@@ -68,7 +68,7 @@ def compiled_kernels(monkeypatch):
 
 
 def test_what_is_kept_goes_with_the_memory_of_the_edges(compiled_kernels):
-    """At once, but not while a view, a structure's user or a backward pass needs it."""
+    """Memory is freed at once, unless a view, a structure's user or a backward pass needs it."""
     gc.disable()
     try:
         edges, x = EDGES.clone(), torch.rand(4, 4, requires_grad=True)
@@ -126,23 +126,23 @@ def test_few_bytes_are_not_measured_again(monkeypatch):
     """Beside what new edges take, to walk through what is kept for others takes long."""
     calls, measured = [], cache.measured
     monkeypatch.setattr(cache, "measured", lambda *args: (calls.append(args), measured(*args))[1])
-    made = cache.Cache(max_entries=100, max_bytes=1 << 30)
+    small = cache.Cache(max_entries=100, max_bytes=1 << 30)
     owners = [torch.arange(1000) for _ in range(2 * cache.RECENT)]
     for owner in owners:
-        made.keep("key", lambda x: x, owner)
-    assert not calls and made.bytes == 2 * 8000 * len(owners)
-    made.limit(None, 8000 * 2 * len(owners))
+        small.keep("key", lambda x: x, owner)
+    assert not calls and small.bytes == 2 * 8000 * len(owners)
+    small.limit(None, 8000 * 2 * len(owners))
     calls.clear()
     for owner in [torch.arange(1000) for _ in range(cache.RECENT)]:
-        made.keep("key", lambda x: x, owner)
+        small.keep("key", lambda x: x, owner)
     assert calls
 
 
 def test_rows_degrees_and_order():
-    found = ops.structure_of(ROWPTR, COL, 4)
-    assert found.rows.tolist() == [0, 0, 2, 2, 2]
-    assert found.degrees.tolist() == [2, 0, 3]
-    assert found.order is None and found.pattern.indices.dtype == np.int32
+    sparse = ops.structure_of(ROWPTR, COL, 4)
+    assert sparse.rows.tolist() == [0, 0, 2, 2, 2]
+    assert sparse.degrees.tolist() == [2, 0, 3]
+    assert sparse.order is None and sparse.pattern.indices.dtype == np.int32
     edges = structure_of_edges(EDGES, 3, 4)
     assert torch.equal(edges.rowptr, ROWPTR) and edges.col.tolist() == [3, 0, 1, 1, 0]
     assert edges.order.tolist() == [0, 2, 1, 3, 4]
@@ -171,23 +171,23 @@ def test_numbers_of_threads_are_followed():
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_transposed(dtype):
-    found = structure_of_edges(EDGES.to(dtype), 3, 4)
-    other = found.transposed
-    assert torch.equal(dense(other), dense(found).T)
+    sparse = structure_of_edges(EDGES.to(dtype), 3, 4)
+    other = sparse.transposed
+    assert torch.equal(dense(other), dense(sparse).T)
     assert other.rowptr.dtype == other.col.dtype == torch.int32  # as kernels take them
     arranged = other.arranged(EDGES)  # sources are its rows, targets its columns
     assert arranged.tolist() == [other.rows.tolist(), other.col.tolist()]
     again = other.transposed
-    assert torch.equal(dense(again), dense(found))
+    assert torch.equal(dense(again), dense(sparse))
 
 
 def test_limits():
     ops.limit_cache(entries=3)
     edges = [torch.tensor([[i], [0]]) for i in range(6)]
-    found = [structure_of_edges(e, 1, 6) for e in edges]
+    structures = [structure_of_edges(e, 1, 6) for e in edges]
     assert ops.cache_info()["entries"] == 3
-    assert structure_of_edges(edges[5], 1, 6) is found[5]
-    assert structure_of_edges(edges[0], 1, 6) is not found[0]
+    assert structure_of_edges(edges[5], 1, 6) is structures[5]
+    assert structure_of_edges(edges[0], 1, 6) is not structures[0]
     ops.limit_cache(bytes=1)
     assert ops.cache_info()["entries"] == 1  # the last one always stays
     with pytest.raises(ValueError, match="limit_cache: argument 'entries': expected 1 or more"):
@@ -212,10 +212,10 @@ def resident():
 
 
 def test_what_the_cache_drops_is_freed_at_once():
-    """Nothing that a structure keeps refers to it: graphs are large, and cycles stay for long."""
+    """A structure's caches do not refer to it: graphs are large, and cycles live long."""
 
     def living():
-        return [found for found in gc.get_objects() if type(found) is Structure]
+        return [obj for obj in gc.get_objects() if type(obj) is Structure]
 
     others = living()  # of what other tests keep
     edges = torch.randint(0, 30, (2, 90))
@@ -254,21 +254,21 @@ def test_a_new_pattern_each_time(count, compiled_kernels):
 def test_many_threads_and_one_structure():
     rng = np.random.default_rng(0)
     A = (torch.from_numpy(rng.integers(0, 300, (2, 6000))), 300)
-    given = [(torch.randn(300, 16), torch.randn(6000)) for _ in range(8)]
+    inputs = [(torch.randn(300, 16), torch.randn(6000)) for _ in range(8)]
 
     def run(B, values):
         B, values = B.clone().requires_grad_(), values.clone().requires_grad_()
         out = ops.spmm(A, B, values=values)
         return out, *torch.autograd.grad(out.sin().sum(), (B, values))
 
-    want = [run(*each) for each in given]
+    want = [run(*each) for each in inputs]
     ops.clear_cache()
     wrong, start = [], threading.Barrier(8)
 
     def work(i):
         start.wait()
         for _ in range(25):
-            if not all(map(torch.equal, run(*given[i]), want[i])):
+            if not all(map(torch.equal, run(*inputs[i]), want[i])):
                 wrong.append(i)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]

@@ -47,7 +47,7 @@ def exact_gated(problem, pattern, values, operands):
     return (a @ b) * np.tanh(g), size
 
 
-# Of two iterations, the second of which reads what the first writes: there is no gradient.
+# Two iterations; the second reads what the first writes: there is no gradient.
 NORMED = """
 @T.prim_func
 def normed(
@@ -77,7 +77,7 @@ def normed(problem):
 
 
 def of_contributing():
-    """What the block of the page registers."""
+    """The operators that the block of the page registers."""
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "def distances" in b)
     # TVMScript reads the source again.

@@ -77,15 +77,15 @@ def test_values_and_gradients(op, name):
     m, n, edge_index = PATTERNS[name]
     operands = [x.requires_grad_() for x in dense(op, m, n, 3, torch.float64)]
     values = values_of(op, edge_index, torch.float64)
-    given = {} if values is None else {"values": values.requires_grad_()}
-    leaves = [*operands, *given.values()]
+    options = {} if values is None else {"values": values.requires_grad_()}
+    leaves = [*operands, *options.values()]
     run = getattr(ops, op)
-    found = run((edge_index, (n, m)), *operands, **given)
+    result = run((edge_index, (n, m)), *operands, **options)
     right = want(op, edge_index, m, operands, values)
-    torch.testing.assert_close(found, right)
-    weights = torch.linspace(1, 2, found.numel(), dtype=torch.float64).reshape(found.shape)
+    torch.testing.assert_close(result, right)
+    weights = torch.linspace(1, 2, result.numel(), dtype=torch.float64).reshape(result.shape)
     for a, b in zip(
-        torch.autograd.grad((found * weights).sum(), leaves, create_graph=True),
+        torch.autograd.grad((result * weights).sum(), leaves, create_graph=True),
         torch.autograd.grad((right * weights).sum(), leaves, create_graph=True), strict=True,
     ):  # fmt: skip
         torch.testing.assert_close(a, b)
@@ -106,13 +106,13 @@ def test_types(op, dtype):
     m, n, edge_index = PATTERNS["plain"]
     operands = dense(op, m, n, 8, dtype)
     values = values_of(op, edge_index, dtype)
-    given = {} if values is None else {"values": values}
-    found = getattr(ops, op)((edge_index, (n, m)), *operands, **given)
+    options = {} if values is None else {"values": values}
+    result = getattr(ops, op)((edge_index, (n, m)), *operands, **options)
     wide = [x.double() for x in operands]
     right = want(op, edge_index, m, wide, None if values is None else values.double())
     tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
-    torch.testing.assert_close(found.double(), right, rtol=tolerance, atol=tolerance)
-    assert found.dtype == dtype
+    torch.testing.assert_close(result.double(), right, rtol=tolerance, atol=tolerance)
+    assert result.dtype == dtype
 
 
 @pytest.mark.slow
@@ -121,11 +121,11 @@ def test_compiled_by_torch(op):
     m, n, edge_index = PATTERNS["plain"]
     operands = [x.clone().requires_grad_() for x in dense(op, m, n, 4, torch.float32)]
     values = values_of(op, edge_index, torch.float32)
-    given = {} if values is None else {"values": values}
+    options = {} if values is None else {"values": values}
     run = getattr(ops, op)
 
     def loss(*operands):
-        return run((edge_index, (n, m)), *operands, **given).sin().sum()
+        return run((edge_index, (n, m)), *operands, **options).sin().sum()
 
     torch.compile(loss, fullgraph=True)(*operands).backward()
     plain = [x.detach().clone().requires_grad_() for x in operands]
@@ -139,9 +139,9 @@ def test_plans_and_searches():
     x, y = (np.random.default_rng(0).random((s, 16), dtype="float32") for s in matrix.shape)
     rows, columns = matrix.nonzero()
     right = ((x[rows] - y[columns]) ** 2).sum(1)
-    made = sparsetir.plan("distances", matrix, 16)
-    assert (made.chosen_by, made.config["distances.size"]) == ("default", 16)
-    np.testing.assert_allclose(made(x, y), right, rtol=1e-5)
+    distances = sparsetir.plan("distances", matrix, 16)
+    assert (distances.chosen_by, distances.config["distances.size"]) == ("default", 16)
+    np.testing.assert_allclose(distances(x, y), right, rtol=1e-5)
     b, g = (np.random.default_rng(1).random((s, 16), dtype="float32") for s in (30, 40))
     space = sparsetir.plan_candidates("gated", matrix, 16)
     assert space == [Choices({"gated.size": 16, "threads": 1})]
@@ -150,8 +150,8 @@ def test_plans_and_searches():
     assert tuned.counts.get("ok", 0) >= 2 and tuned.configs > 3
     for trial in tuned.trials:
         if trial.outcome.state == "ok":
-            got = sparsetir.plan("gated", matrix, 16, config=trial.config)(b, g)
-            np.testing.assert_allclose(got, (matrix @ b) * np.tanh(g), rtol=1e-4, atol=1e-5)
+            result = sparsetir.plan("gated", matrix, 16, config=trial.config)(b, g)
+            np.testing.assert_allclose(result, (matrix @ b) * np.tanh(g), rtol=1e-4, atol=1e-5)
 
 
 def test_values_that_no_tensor_holds_are_as_the_operands():

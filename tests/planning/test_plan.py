@@ -37,11 +37,11 @@ ONES, NESTED = torch.ones(20, 1, 16), torch.nested.nested_tensor([torch.ones(2)]
 def test_arrays_of_all_kinds_give_arrays_of_their_kind():
     want = A @ B
     np.testing.assert_allclose(PLAN(B), want, atol=1e-5)
-    got = PLAN(torch.from_numpy(B))
-    assert isinstance(got, torch.Tensor)
-    np.testing.assert_allclose(got.numpy(), want, atol=1e-5)
-    got = PLAN(tvm.runtime.tensor(B))
-    np.testing.assert_allclose(got.numpy(), want, atol=1e-5)
+    result = PLAN(torch.from_numpy(B))
+    assert isinstance(result, torch.Tensor)
+    np.testing.assert_allclose(result.numpy(), want, atol=1e-5)
+    result = PLAN(tvm.runtime.tensor(B))
+    np.testing.assert_allclose(result.numpy(), want, atol=1e-5)
 
 
 def test_values_of_a_run():
@@ -72,12 +72,12 @@ def test_read_only_and_unaligned_operands():
 
 def test_values_of_no_elements():
     run = sparsetir.plan("spmv", sp.csr_array((3, 20), dtype="float32"))
-    got = run(np.ones(20, "float32"), values=np.zeros(0, "float32"))  # strides are 0, not 4
-    np.testing.assert_array_equal(got, np.zeros(3))
+    result = run(np.ones(20, "float32"), values=np.zeros(0, "float32"))  # strides are 0, not 4
+    np.testing.assert_array_equal(result, np.zeros(3))
 
 
 def test_values_are_rounded_to_bfloat16():
-    """To the nearest, of two to the even one; NaN and infinities stay what they are."""
+    """Rounded to nearest, ties to even; NaN and infinities are kept."""
     tie, step = 2.0**-8, 2.0**-7
     rounded = {
         1 + tie: 1, 1 + 3 * tie: 1 + 2 * step, 1 + tie + 2.0**-20: 1 + step, -1 - tie: -1,
@@ -85,8 +85,8 @@ def test_values_are_rounded_to_bfloat16():
     }  # fmt: skip
     diagonal = sp.diags_array(np.array(list(rounded), "float32")).tocsr()
     plan = sparsetir.plan("spmm", diagonal, 2, dtype="bfloat16")
-    got = plan(np.ones((len(rounded), 2), "bfloat16")).astype("float32")
-    np.testing.assert_array_equal(got[:, 0], np.array(list(rounded.values()), "float32"))
+    result = plan(np.ones((len(rounded), 2), "bfloat16")).astype("float32")
+    np.testing.assert_array_equal(result[:, 0], np.array(list(rounded.values()), "float32"))
 
 
 test_refusals = refusals(
@@ -157,7 +157,7 @@ def test_a_format_that_the_user_names(format):
 
 
 def test_blocks_are_kept():
-    """Of torch, of scipy, and of a matrix that is made of them."""
+    """Operands of torch, of scipy, and of a matrix that is made of them."""
     rng = np.random.default_rng(0)
     dense = np.kron(rng.random((4, 6)) < 0.4, np.ones((8, 8))) * rng.random((32, 48))
     dense = dense.astype("float32")
@@ -174,7 +174,7 @@ def test_blocks_are_kept():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_runs_kernels():
-    """As in workers of a torch DataLoader: the threads of the parent are not there."""
+    """Workers of a torch DataLoader lack the parent's threads."""
     want = PLAN(B)
     child = os.fork()
     if child == 0:
@@ -215,15 +215,15 @@ def test_sddmm_candidates(feat):
 
 
 def test_large_results_are_asked_for_in_large_pages(monkeypatch):
-    asked = []
-    monkeypatch.setattr(run_plan, "in_large_pages", lambda x: asked.append(x) or in_large_pages(x))
+    large = []
+    monkeypatch.setattr(run_plan, "in_large_pages", lambda x: large.append(x) or in_large_pages(x))
     run = sparsetir.plan("spmm", sp.eye_array(4096, format="csr", dtype="float32"), feat=256)
     b = torch.rand(4096, 256)
-    assert torch.equal(run(b), b) and [x.nbytes for x in asked] == [1 << 22]
+    assert torch.equal(run(b), b) and [x.nbytes for x in large] == [1 << 22]
     run(b, out=torch.empty_like(b))
     small = torch.empty(64)
-    in_large_pages(small)  # less than a page: nothing is asked for
-    assert len(asked) == 1
+    in_large_pages(small)  # less than a page: no request
+    assert len(large) == 1
 
 
 def test_what_changes_between_calls_is_seen():
@@ -257,18 +257,18 @@ def test_counts_may_be_of_numpy(op, feat, options):
     values, dense = np.ones(24, "float32"), np.ones((2, 3, 4))
     matrix = SparseTensor(dense.nonzero(), values, dense.shape) if op == "rgms" else A
     numbers = {name: np.int64(value) for name, value in options.items()}
-    found = requested(op, matrix, feat and np.int64(feat), **numbers)
+    request = requested(op, matrix, feat and np.int64(feat), **numbers)
     expected = requested(op, matrix, feat, **options)
     for name in ("problem", "features", "sizes", "callers", "threads", "shapes"):
-        assert repr(getattr(found, name)) == repr(getattr(expected, name))
-    assert found.chosen() == expected.chosen()
+        assert repr(getattr(request, name)) == repr(getattr(expected, name))
+    assert request.chosen() == expected.chosen()
 
 
 def test_an_operand_says_features_types_and_heads():
     b = np.ones((A.shape[1], 5), "float64")
-    made = sparsetir.plan("spmm", A, b, target="cpu")
-    assert (made.feat, made.problem.dtype) == (5, "float64")
-    np.testing.assert_allclose(made(b), A.astype("float64") @ b)
+    run = sparsetir.plan("spmm", A, b, target="cpu")
+    assert (run.feat, run.problem.dtype) == (5, "float64")
+    np.testing.assert_allclose(run(b), A.astype("float64") @ b)
     heads = np.ones((A.shape[1], 3, 5), "float32")
     assert sparsetir.plan("spmm", A, heads)(heads).shape == (A.shape[0], 3, 5)
     assert sparsetir.plan("spmv", A, b[:, 0]).problem.dtype == "float64"
@@ -288,8 +288,8 @@ def test_an_operand_says_features_types_and_heads():
 def test_a_plan_has_the_matrix_as_it_was(options):
     """Whatever the schedule: what it takes in place of copies would be read unchecked."""
     a = A.copy()
-    given = SparseMatrix(a)
-    run, values = sparsetir.plan("spmm", given, 16, **options), A.data + 1
+    matrix = SparseMatrix(a)
+    run, values = sparsetir.plan("spmm", matrix, 16, **options), A.data + 1
     want, other = A @ B, sp.csr_array((values, A.indices, A.indptr), A.shape) @ B
     a.data *= 2
     a.indices[:] = 0
@@ -327,17 +327,17 @@ def _at(array, offset):
     """The same numbers in memory that begins so many bytes behind a cache line."""
     memory = np.empty(array.nbytes + 128, np.uint8)
     begin = -memory.ctypes.data % 64 + offset
-    found = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    found[...] = array
-    return found
+    moved = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
 
 
 def test_results_take_the_memory_that_they_hold_alone():
     tracemalloc.start()
-    made = empty((1 << 20,), "float32")
+    result = empty((1 << 20,), "float32")
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert made.nbytes <= most < 1.1 * made.nbytes
+    assert result.nbytes <= most < 1.1 * result.nbytes
 
 
 @pytest.mark.parametrize("offset", [0, 4, 16])
@@ -348,15 +348,15 @@ def test_memory_that_begins_within_a_cache_line(dtype, offset):
     plan = sparsetir.plan("spmm", a, 64)
     assert plan.config.pack is False and plan._gathered >= 0
     b = np.random.default_rng(3).random((500, 64)).astype(dtype)
-    given = _at(b, offset * b.itemsize // 4)
-    tensor = torch.from_numpy(given)
-    result = plan(given)
+    placed = _at(b, offset * b.itemsize // 4)
+    tensor = torch.from_numpy(placed)
+    result = plan(placed)
     assert result.ctypes.data % 64 == 0
     out = _at(np.zeros((600, 64), dtype), offset * b.itemsize // 4)
-    assert plan(given, out=out) is out
-    for found in (result, out, plan(tensor), plan.repeat([tensor])):
-        np.testing.assert_allclose(found, a @ b, rtol=1e-4)
-    np.testing.assert_array_equal(given, b)
+    assert plan(placed, out=out) is out
+    for array in (result, out, plan(tensor), plan.repeat([tensor])):
+        np.testing.assert_allclose(array, a @ b, rtol=1e-4)
+    np.testing.assert_array_equal(placed, b)
 
 
 def test_candidates_of_operators_of_further_matrices():

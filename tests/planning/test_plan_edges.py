@@ -44,20 +44,20 @@ def drawn(*shape, seed=2, dtype="float32"):
 
 
 def exact(matrix, op, reduce, u, e):
-    """By torch's operators in float64: zero in rows without elements, NaN where one is."""
-    given = {"copy_u": {"u": u}, "copy_e": {"e": e}}.get(op, {"u": u, "e": e})
-    wide = [torch.from_numpy(np.asarray(x, "float64")) for x in given.values()]
-    return gspmm(op, reduce, given).exact(case_of(matrix), *wide).numpy()
+    """The result of torch's operators in float64: zero in rows without elements, NaN is kept."""
+    operands = {"copy_u": {"u": u}, "copy_e": {"e": e}}.get(op, {"u": u, "e": e})
+    wide = [torch.from_numpy(np.asarray(x, "float64")) for x in operands.values()]
+    return gspmm(op, reduce, operands).exact(case_of(matrix), *wide).numpy()
 
 
 def softmax(matrix, x):
     return row_softmax(case_of(matrix), torch.from_numpy(np.asarray(x, "float64"))).numpy()
 
 
-def is_close(found, want, dtype="float32"):
-    found = np.asarray(found, "float64")
+def is_close(result, want, dtype="float32"):
+    result = np.asarray(result, "float64")
     scale = np.nan_to_num(np.abs(want), posinf=0).max(initial=1.0)
-    np.testing.assert_allclose(found, want, rtol=CLOSE[dtype], atol=CLOSE[dtype] * scale)
+    np.testing.assert_allclose(result, want, rtol=CLOSE[dtype], atol=CLOSE[dtype] * scale)
 
 
 # -- results --------------------------------------------------------------------------------------
@@ -65,28 +65,28 @@ def is_close(found, want, dtype="float32"):
 
 @pytest.mark.parametrize("name", ZOO)
 def test_zoo(name):
-    """Each pattern with kernels that all share; no name has another's place."""
+    """Each pattern with kernels that all share; no pattern gets another's result."""
     matrix = SparseMatrix(ZOO[name])
     (m, n), nnz = matrix.shape, matrix.nnz
     u, e = drawn(n, 2, 5), drawn(nnz, 2, 5, seed=3)
     run = sparsetir.plan("u_sub_e_max", matrix, u, edge_feat=5, threads=1)
     is_close(run(u, e), exact(matrix, "u_sub_e", "max", u, e))
     u = drawn(n, 5)
-    own = sparsetir.plan("u_add_e_mean", matrix, 5, threads=1)
-    is_close(own(u), exact(matrix, "u_add_e", "mean", u, matrix.values))
+    unweighted = sparsetir.plan("u_add_e_mean", matrix, 5, threads=1)
+    is_close(unweighted(u), exact(matrix, "u_add_e", "mean", u, matrix.values))
     x = drawn(nnz, 3) * 9
-    found = sparsetir.plan("softmax", matrix, x, threads=1)(x)
-    is_close(found, softmax(matrix, x))
+    result = sparsetir.plan("softmax", matrix, x, threads=1)(x)
+    is_close(result, softmax(matrix, x))
     q, k, v = drawn(m, 2, 4), drawn(n, 2, 4, seed=5), drawn(n, 2, 6, seed=6)
-    found = sparsetir.plan("attention", matrix, v, feat_in=4, threads=1)(q, k, v)
+    result = sparsetir.plan("attention", matrix, v, feat_in=4, threads=1)(q, k, v)
     wide = [torch.from_numpy(x.astype("float64")) for x in (q, k, v)]
-    is_close(found, attention("mhk", "nhk", "nhw").exact(case_of(matrix), *wide).numpy())
+    is_close(result, attention("mhk", "nhk", "nhw").exact(case_of(matrix), *wide).numpy())
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("op", ["copy_u", "copy_e", "u_add_e", "u_sub_e", "u_mul_e", "u_div_e"])
 def test_every_message(op, reduce):
-    """By one name, and by two; values of the matrix, and those of a run."""
+    """Plans of one matrix and two; with its own values, and those of a run."""
     if op == "copy_e":
         e = drawn(A.nnz, 8)
         run = sparsetir.plan(f"copy_e_{reduce}", A, e)
@@ -117,8 +117,8 @@ def test_pattern_without_values(idtype):
     with pytest.raises(TypeError, match="u_add_e_sum: argument 'values': expected an array"):
         run(u)
     x = drawn(10)
-    found = sparsetir.plan("edge_softmax", pattern, x)(x)
-    sums = [found[a:b].sum() for a, b in zip(indptr, indptr[1:], strict=False)]
+    result = sparsetir.plan("edge_softmax", pattern, x)(x)
+    sums = [result[a:b].sum() for a, b in zip(indptr, indptr[1:], strict=False)]
     np.testing.assert_allclose(sums, [1, 0, 1, 1], atol=1e-6)
 
 
@@ -131,18 +131,18 @@ def test_nan_and_infinity():
             want = exact(A, "u_add_e", reduce, u, A.values)
         is_close(run(u), want)
     x[0] = np.nan
-    found = sparsetir.plan("softmax", A, x)(x)
-    assert np.isnan(found[: A.pattern.indptr[1]]).all() == (A.pattern.indptr[1] > 0)
-    assert np.isfinite(found[A.pattern.indptr[np.flatnonzero(A.pattern.indptr)[0]] :]).all()
+    result = sparsetir.plan("softmax", A, x)(x)
+    assert np.isnan(result[: A.pattern.indptr[1]]).all() == (A.pattern.indptr[1] > 0)
+    assert np.isfinite(result[A.pattern.indptr[np.flatnonzero(A.pattern.indptr)[0]] :]).all()
 
 
 def test_softmax_of_torch_and_heads():
     x = torch.from_numpy(drawn(A.nnz, 3))
-    found = sparsetir.plan("edge_softmax", A, x)(x)
-    assert torch.allclose(found, ops.edge_softmax(A, x))
+    result = sparsetir.plan("edge_softmax", A, x)(x)
+    assert torch.allclose(result, ops.edge_softmax(A, x))
     out = torch.empty_like(x)
     assert sparsetir.plan("edge_softmax", A, heads=3)(x, out=out) is out
-    assert torch.equal(out, found)
+    assert torch.equal(out, result)
     wide = sparsetir.plan("softmax", A, dtype="float64")(np.ones(A.nnz))
     assert wide.dtype == np.float64
 
@@ -161,10 +161,10 @@ def test_many_threads(monkeypatch):
     """Every config of a space gives the same."""
     u, e = drawn(N, 12), drawn(A.nnz, 12)
     want = exact(A, "u_add_e", "max", u, e)
-    found = plan_candidates("u_add_e_max", A, 12, edge_feat=12, threads=2)
-    assert found[0] == sparsetir.plan("u_add_e_max", A, 12, edge_feat=12, threads=2).config
-    assert {c.get("threads", 0) for c in found} == {0, 1} and len(found) > 5
-    for config in found:
+    configs = plan_candidates("u_add_e_max", A, 12, edge_feat=12, threads=2)
+    assert configs[0] == sparsetir.plan("u_add_e_max", A, 12, edge_feat=12, threads=2).config
+    assert {c.get("threads", 0) for c in configs} == {0, 1} and len(configs) > 5
+    for config in configs:
         is_close(sparsetir.plan("u_add_e_max", A, 12, edge_feat=12, config=config)(u, e), want)
     one = Choices({"rows.size": 1, "threads": 1})
     assert plan_candidates("softmax", A, threads=1) == [one]
@@ -188,16 +188,16 @@ def test_parallel_edges_of_an_edge_index():
 
 
 def test_numbers_of_edges_have_an_order():
-    """Those of edges in another order would be those of others: refused, but for a SparseMatrix."""
+    """Edges in another order are refused, but for a SparseMatrix, since their numbers would mix."""
     edges, e = EDGES[:, 1:], drawn(3, 4)
     for op, options in (("copy_e_sum", {"feat": 4}), ("softmax", {})):
         with pytest.raises(ValueError, match=r"expected elements in the order.*A\.arrange"):
             sparsetir.plan(op, (edges, 3), **options)
     matrix = SparseMatrix.from_edge_index(edges, shape=(3, 3))
-    found = sparsetir.plan("copy_e_sum", matrix, 4)(matrix.arrange(e))
+    result = sparsetir.plan("copy_e_sum", matrix, 4)(matrix.arrange(e))
     want = np.zeros((3, 4))
     np.add.at(want, edges[1], e)
-    is_close(found, want)
+    is_close(result, want)
     x = drawn(3, 2)
     attended = sparsetir.plan("attention", (edges, 3), x)(x, x, x)
     x = torch.from_numpy(x)
@@ -281,19 +281,19 @@ TUNED = [
 @pytest.mark.parametrize(("op", "options", "best"), TUNED)
 @pytest.mark.slow
 def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monkeypatch):
-    """With seconds that are pretended; what is tried is right."""
+    """Seconds are pretended; each config that is tried gives the right result."""
     best = Choices(best)
 
     def measured(config):
         return Outcome("ok", seconds=1e-3 if config == best else 2e-3)
 
     install(monkeypatch, measured)
-    found = sparsetir.tune(op, A, threads=2, sampler="exhaustive", graph="small", **options)
-    assert found.config == best and found.speedup == 2 and found.configs == len(found.trials)
+    tuned = sparsetir.tune(op, A, threads=2, sampler="exhaustive", graph="small", **options)
+    assert tuned.config == best and tuned.speedup == 2 and tuned.configs == len(tuned.trials)
     (record,) = records.all()
     assert record.graph == "small"
     again = sparsetir.plan(op, A, threads=2, **options)
-    assert (again.chosen_by, again.config) == ("record", found.plan().config)
+    assert (again.chosen_by, again.config) == ("record", tuned.plan().config)
     assert sparsetir.plan(op, A, threads=1, **options).chosen_by == "default"
     task = of_operator(
         op, A, options.pop("feat", None), threads=2, target="llvm", device=None, **options
@@ -305,15 +305,15 @@ def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monk
 
 def test_one_config(records, monkeypatch):
     install(monkeypatch)
-    found = sparsetir.tune("copy_e_sum", A, 1, threads=1)
-    assert found.configs == 1 and len(found.trials) == 1 and found.speedup == 1
+    tuned = sparsetir.tune("copy_e_sum", A, 1, threads=1)
+    assert tuned.configs == 1 and len(tuned.trials) == 1 and tuned.speedup == 1
     from sparsetir.tuning.report import table
 
-    assert "There is one config for this problem, the default: nothing to choose." in table(found)
+    assert "There is one config for this problem, the default: nothing to choose." in table(tuned)
 
 
 def test_operators_of_torch_take_records(records, monkeypatch):
-    """Those of the same pattern in any order, and no others; what fails is said once."""
+    """Records serve the same pattern in any order, and no other one; a failure is reported once."""
     rows, columns = (torch.from_numpy(x).long() for x in A.pattern.coords)
     order = torch.randperm(A.nnz, generator=torch.Generator().manual_seed(0))
     edges = torch.stack([columns, rows])[:, order], (N, M)
@@ -331,12 +331,12 @@ def test_operators_of_torch_take_records(records, monkeypatch):
     def all_of_them():
         kernels.clear()
         ops.clear_cache()
-        found = (
+        results = (
             ops.gspmm(edges, "u_add_e", "max", u, e[order]),
             ops.attention(edges, q, v, v),
             ops.edge_softmax(edges, e[order, :, 0].contiguous()),
         )
-        return list(kernels), found
+        return list(kernels), results
 
     def record(op, config, seconds=1e-3, **options):
         key = Key.of(requested(op, A, **options).task())
@@ -344,21 +344,21 @@ def test_operators_of_torch_take_records(records, monkeypatch):
 
     before, plain = all_of_them()
     messages = {"feat": 8, "heads": 2, "edge_feat": 8}
-    asked = [
+    cases = [
         ("u_add_e_max", {"gspmm.size": 16}, messages),
         ("attention", {"score.size": 8}, {"feat": 8, "heads": 2}),
         ("edge_softmax", {"rows.size": 2}, {"heads": 2}),
     ]
-    for op, config, options in asked:
+    for op, config, options in cases:
         record(op, config, **options)
-    after, found = all_of_them()
+    after, tuned = all_of_them()
     assert not set(before) & set(after)
-    for a, b in zip(plain, found, strict=True):
+    for a, b in zip(plain, tuned, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
-    plans = [sparsetir.plan(op, A, **options) for op, _, options in asked]
-    assert [made.chosen_by for made in plans] == ["record"] * 3
+    plans = [sparsetir.plan(op, A, **options) for op, _, options in cases]
+    assert [plan.chosen_by for plan in plans] == ["record"] * 3
     # They share kernels, but for that of messages in another order.
-    assert [made.kernel in after for made in plans] == [False, True, True]
+    assert [plan.kernel in after for plan in plans] == [False, True, True]
     record("attention", {"gspmm.size": 8}, 1e-4, feat=8, heads=2)  # of messages
     with pytest.warns(RuntimeWarning, match=re.escape("is not used, it failed")):
         last, _ = all_of_them()

@@ -23,10 +23,10 @@ OUT = {"float16": "float32", "bfloat16": "float32", "int8": "int32"}
 
 
 def matrix(dtype):
-    """Whole numbers, of which all sums are exact."""
-    found = sp.random_array((50, 40), density=0.2, format="csr", dtype="float32", rng=0)
-    found.data = np.random.default_rng(0).integers(-128, 128, found.nnz).astype("float32")
-    return found.astype("int8") if dtype == "int8" else found
+    """A matrix of integers, all sums of which are exact."""
+    a = sp.random_array((50, 40), density=0.2, format="csr", dtype="float32", rng=0)
+    a.data = np.random.default_rng(0).integers(-128, 128, a.nnz).astype("float32")
+    return a.astype("int8") if dtype == "int8" else a
 
 
 def operand(feat, dtype):
@@ -42,29 +42,29 @@ def test_sums_are_not_rounded(dtype, fmt):
     a, b = matrix(dtype), operand(24, dtype)
     run = sparsetir.plan("spmm", a, 24, dtype=dtype, out_dtype=OUT[dtype], format=fmt)
     wanted = torch.from_numpy(a.toarray().astype("float64") @ b.double().numpy())
-    found = run(b)
-    assert str(found.dtype) == f"torch.{OUT[dtype]}"
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=0)
-    out = torch.full((50, 24), 7, dtype=found.dtype)
-    assert run(b, out=out) is out and torch.equal(out, found)
+    result = run(b)
+    assert str(result.dtype) == f"torch.{OUT[dtype]}"
+    torch.testing.assert_close(result.double(), wanted, rtol=0, atol=0)
+    out = torch.full((50, 24), 7, dtype=result.dtype)
+    assert run(b, out=out) is out and torch.equal(out, result)
 
 
 @pytest.mark.parametrize("dtype", OUT)
 def test_vectors(dtype):
     a, b = matrix(dtype), operand(1, dtype)[:, 0].contiguous()
-    found = sparsetir.plan("spmv", a, dtype=dtype, out_dtype=OUT[dtype])(b)
+    result = sparsetir.plan("spmv", a, dtype=dtype, out_dtype=OUT[dtype])(b)
     wanted = a.toarray().astype("float64") @ b.double().numpy()
-    assert str(found.dtype) == f"torch.{OUT[dtype]}"
-    np.testing.assert_array_equal(found.double(), wanted)
+    assert str(result.dtype) == f"torch.{OUT[dtype]}"
+    np.testing.assert_array_equal(result.double(), wanted)
 
 
 def test_other_arrays_and_overlaps():
     a, b = matrix("int8"), operand(24, "int8").numpy()
     run = sparsetir.plan("spmm", a, 24, out_dtype="int32")
     wanted = a.toarray().astype("int32") @ b.astype("int32")
-    for found in (run(b), run(tvm.runtime.tensor(b)).numpy()):
-        assert found.dtype == "int32"
-        np.testing.assert_array_equal(found, wanted)
+    for result in (run(b), run(tvm.runtime.tensor(b)).numpy()):
+        assert result.dtype == "int32"
+        np.testing.assert_array_equal(result, wanted)
     memory = torch.zeros(50 * 24 * 4, dtype=torch.int8)
     out, inside = memory.view(torch.int32).view(50, 24), memory[-960:].view(40, 24)
     with pytest.raises(ValueError, match="argument 'out' shares memory with 'b'"):
@@ -77,12 +77,12 @@ def test_other_arrays_and_overlaps():
 @pytest.mark.parametrize("feat", by_turns([24, 1], 2))
 @pytest.mark.slow
 def test_on_gpus(feat):
-    """One of each template that is chosen among: vectors are of the wider type."""
+    """One config of each template that may be chosen: vectors are of the wider type."""
     a = matrix("float16")
     wanted = request("spmm", a, feat, dtype="float16", out_dtype="float32", target=GPU)
     b = operand(feat, "float16").numpy()
-    found = candidates(wanted.problem, wanted.statistics, wanted.target)
-    for config in {type(c): c for c in found}.values():
+    configs = candidates(wanted.problem, wanted.statistics, wanted.target)
+    for config in {type(c): c for c in configs}.values():
         template, sizes = wanted.template(config), {"heads": 1, "tiles": config.tiles(feat)}
         arranged = template.arrange(wanted.pattern, wanted.problem, config)
         args = {**sizes, "feat": feat, **arranged.arguments, "b": b}

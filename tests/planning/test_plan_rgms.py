@@ -31,9 +31,9 @@ PLAIN = sparsetir.plan("rgms", RelationPattern.of(*TRIPLES, MASK.shape, "int64")
 CUDA = {"kind": "cuda", "arch": "sm_90"}
 
 
-def right(got, a=VALUES, x=X, w=W, mask=MASK, atol=1e-4):
+def right(result, a=VALUES, x=X, w=W, mask=MASK, atol=1e-4):
     want = exact(mask, {"a": a, "x": x, "w": w})
-    np.testing.assert_allclose(np.asarray(got, "float64"), want, atol=atol)
+    np.testing.assert_allclose(np.asarray(result, "float64"), want, atol=atol)
 
 
 def test_the_values_of_the_tensor_and_of_a_run():
@@ -88,15 +88,15 @@ def test_a_config_of_ones_own_and_other_types():
     plan = sparsetir.plan("rgms", A, 16, feat_in=8, config=config, dtype="float16",
                           out_dtype="float32")  # fmt: skip
     x, w, a = (v.astype("float16") for v in (X, W, VALUES))
-    got = plan(x, w)
-    assert got.dtype == "float32" and plan.config is config and plan.chosen_by == "user"
-    right(got, a, x, w, atol=1e-3)
+    result = plan(x, w)
+    assert result.dtype == "float32" and plan.config is config and plan.chosen_by == "user"
+    right(result, a, x, w, atol=1e-3)
     assert "rgms_product" in plan.kernel.stages["I"].script()
 
 
 @pytest.mark.parametrize("shape", [(3, 50, 40), (2, 0, 40), (1, 5, 0)])
 def test_empty_patterns(shape):
-    """With the kernel of the others, they get zeros."""
+    """Features without a kernel get zeros from that of the others."""
     coords = [np.zeros(0, "int32")] * 3
     a = sparsetir.SparseTensor(coords, np.zeros(0, "float32"), shape)
     plan = sparsetir.plan("rgms", a, 16, feat_in=8)
@@ -114,8 +114,8 @@ def test_candidates_begin_with_the_chosen_config():
 
 
 def test_what_is_chosen_for_a_gpu():
-    made = requested("rgms", A, 16, feat_in=8, target=CUDA)
-    assert isinstance(made.chosen(), RelationalRows) and made.pattern is A.pattern
+    wanted = requested("rgms", A, 16, feat_in=8, target=CUDA)
+    assert isinstance(wanted.chosen(), RelationalRows) and wanted.pattern is A.pattern
     half = requested("rgms", A, 16, feat_in=8, target=CUDA, dtype="float16", out_dtype="float32")
     kinds = [type(config) for config in half.candidates()]
     assert kinds[0] is RelationalTensorCores and kinds[-1] is RelationalRows
@@ -123,7 +123,7 @@ def test_what_is_chosen_for_a_gpu():
 
 @requires_cuda_text
 def test_a_plan_for_a_gpu(monkeypatch):
-    """Its kernel on the CPU, for a tensor and for triples in any order; 15 features are padded."""
+    """The kernel on the CPU, for a tensor and for triples in any order; 15 features are padded."""
     kernels = run_plans(monkeypatch)
     config = RelationalRows.for_features(16, 16, k=1, rows=16)
     order = RNG.permutation(len(VALUES))
@@ -145,9 +145,9 @@ def test_features_that_fill_no_vectors():
         (torch.from_numpy, torch.empty(50, 33)),
         (tvm.runtime.tensor, tvm.runtime.empty((50, 33))),
     ):
-        given = [kind(v) for v in (X2, W2)]
-        right(ODD(*given).numpy(), x=X2, w=W2)
-        assert ODD(*given, out=out) is out
+        inputs = [kind(v) for v in (X2, W2)]
+        right(ODD(*inputs).numpy(), x=X2, w=W2)
+        assert ODD(*inputs, out=out) is out
         right(out.numpy(), x=X2, w=W2)
 
 

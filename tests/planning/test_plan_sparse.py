@@ -37,9 +37,9 @@ def matrix(shape: Any, seed: int, dtype: str = "float64", density: float = 0.3) 
 
 
 def plan(op: str, *matrices: Any, **options: Any) -> SparsePlan:
-    found = sparsetir.plan(op, *matrices, **options)
-    assert isinstance(found, SparsePlan)
-    return found
+    planned = sparsetir.plan(op, *matrices, **options)
+    assert isinstance(planned, SparsePlan)
+    return planned
 
 
 def pair(op: str, m: int, n: int, more: int, *types: Any) -> list[SparseMatrix]:
@@ -48,12 +48,12 @@ def pair(op: str, m: int, n: int, more: int, *types: Any) -> list[SparseMatrix]:
     return [matrix(s, q, *types) for q, s in enumerate(((m, n), second))]
 
 
-def same(found: SparseMatrix, expected: SparseMatrix, rtol: float = 0) -> None:
-    np.testing.assert_array_equal(found.pattern.indptr, expected.pattern.indptr)
-    np.testing.assert_array_equal(found.pattern.columns, expected.pattern.columns)
-    values = (np.float64(x.values) for x in (found, expected))
+def same(result: SparseMatrix, expected: SparseMatrix, rtol: float = 0) -> None:
+    np.testing.assert_array_equal(result.pattern.indptr, expected.pattern.indptr)
+    np.testing.assert_array_equal(result.pattern.columns, expected.pattern.columns)
+    values = (np.float64(x.values) for x in (result, expected))
     np.testing.assert_allclose(*values, rtol=rtol, atol=0)
-    assert found.dtype == expected.dtype and found.shape == expected.shape
+    assert result.dtype == expected.dtype and result.shape == expected.shape
 
 
 def by_method(op: str, *matrices: SparseMatrix, **options: Any) -> SparseMatrix:
@@ -79,9 +79,9 @@ def test_values_that_change(op: str) -> None:
     same(run(), first)
     assert run().pattern is run.pattern is first.pattern
     out = np.full(first.nnz, np.nan)
-    found = run(others[0].values, out=out)
-    assert found.values is out
-    same(found, by_method(op, others[0], b))
+    result = run(others[0].values, out=out)
+    assert result.values is out
+    same(result, by_method(op, others[0], b))
 
 
 @pytest.mark.parametrize("op", OF_MATRICES)
@@ -131,8 +131,8 @@ def test_elements_by_themselves_where_there_are_few() -> None:
 @pytest.mark.parametrize(("threads", "few"), [(1, 0), (1, 99), (3, 0), (3, 99)])
 @pytest.mark.default("3-99")
 def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int, few: int) -> None:
-    """By the elements of the result, or as they come; of all patterns, a few terms at a time, of
-    all types; with a mask, also one that keeps none, and without."""
+    """Terms by element of the result or in turn, of all patterns and types, a few at a time; with
+    a mask, also one that keeps none, and without."""
     monkeypatch.setattr(sparse_results, "TERMS", 7)
     monkeypatch.setattr(sparse_plan, "FEW", few)
     config = Assembled(listed=True)
@@ -156,7 +156,7 @@ def test_listed_terms(monkeypatch: pytest.MonkeyPatch, threads: int, few: int) -
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int64"])
 @pytest.mark.default("float64-3")
 def test_products_by_element_keep_the_places_of_factors(threads: int, dtype: str) -> None:
-    """Of up to three operands, of nothing in common, and of values that are no numbers."""
+    """Up to three operands, with nothing in common, and with NaN and infinity."""
     for a in map(SparseMatrix, ZOO.values()):
         a = a.astype(dtype)
         others = matrix(a.shape, 5, dtype), matrix(a.shape, 6, dtype, 0.6)
@@ -262,7 +262,7 @@ def test_messages_keep_their_names() -> None:
 
 
 def test_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a search found is what plans of the same patterns take, and of no others."""
+    """Plans of the same patterns take what a search found, and others do not."""
     install(monkeypatch)
     monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
     a, b = matrix((60, 50), 0, "float32"), matrix((50, 40), 1, "float32")
@@ -280,18 +280,18 @@ def test_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_workers_know_what_is_right() -> None:
-    """From what they are sent; a value that is wrong, or another pattern, is found."""
+    """Workers compute the result from their input; a wrong value or another pattern is reported."""
     a, mask = matrix((20, 20), 0, "float32"), matrix((20, 20), 1, "float32")
-    for given, options in (
+    for operands, options in (
         (("spgemm", a, a), {"semiring": "min_plus", "mask": mask}), (("add", a, a, mask), {}),
     ):  # fmt: skip
-        asked = sparsetir.planning.plan.requested(*given, threads=1, **options)
-        task = pickle.loads(pickle.dumps(SparseTask(asked)))
+        request = sparsetir.planning.plan.requested(*operands, threads=1, **options)
+        task = pickle.loads(pickle.dumps(SparseTask(request)))
         case = SparseCase(task)
-        assert task.identity() == SparseTask(asked).identity() == case.task.identity()
-        made = case.prepared(asked.chosen())
-        made.call()
-        assert made.wrong() is None
+        assert task.identity() == SparseTask(request).identity() == case.task.identity()
+        prepared = case.prepared(request.chosen())
+        prepared.call()
+        assert prepared.wrong() is None
         right = case.expected
         wrong = right.values.copy()
         wrong[3] += 1
@@ -302,37 +302,37 @@ def test_workers_know_what_is_right() -> None:
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
 @pytest.mark.slow
 def test_workers_know_integers(dtype: str) -> None:
-    """Which wrap around, and have no infinity where a mask meets no term; they are not all zero."""
+    """Integers wrap around, without infinity where a mask meets no term; not all are zero."""
     a, mask = matrix((20, 20), 0, "float64", 0.1).astype(dtype), matrix((20, 20), 1)
     ops = {"spgemm": {"semiring": "min_plus", "mask": mask}, "add": {}, "sub": {}}
     for op, options in list(ops.items())[: 2 if dtype == "bool" else 3]:
-        asked = sparsetir.planning.plan.requested(op, a, a, threads=1, **options)
-        case = SparseCase(SparseTask(asked))
-        made = case.prepared(asked.chosen())
-        made.call()
-        assert made.wrong() is None and case.expected.values.any()
+        request = sparsetir.planning.plan.requested(op, a, a, threads=1, **options)
+        case = SparseCase(SparseTask(request))
+        prepared = case.prepared(request.chosen())
+        prepared.call()
+        assert prepared.wrong() is None and case.expected.values.any()
 
 
 @pytest.mark.parametrize("op, stored", [("spgemm", 0), ("add", 0), ("kron", 12)])
 def test_workers_know_results_of_nothing_and_of_much(op: str, stored: int) -> None:
-    """What they store, which SciPy does not of the products of nearly full blocks."""
+    """Results keep what SciPy drops of the products of nearly full blocks."""
     a = SparseMatrix(np.divmod(np.arange(stored), 4), (4, 4))
-    asked = sparsetir.planning.plan.requested(op, a, a, threads=1)
-    assert SparseCase(SparseTask(asked)).prepared(asked.chosen()).wrong() is None
+    request = sparsetir.planning.plan.requested(op, a, a, threads=1)
+    assert SparseCase(SparseTask(request)).prepared(request.chosen()).wrong() is None
 
 
 @pytest.mark.parametrize("semiring", ["", *SEMIRINGS])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.default("False-min_plus", "False-max_plus", "True-plus_times")
 def test_what_is_right_is_found_without_kernels(semiring: str, masked: bool) -> None:
-    """In float64, of all operators: which elements there are, also of a mask, and their values."""
+    """The float64 results of all operators: the elements, also with a mask, and their values."""
     a, b, mask = (matrix((20, 20), n) for n in range(3))
     ops = [op for op in OF_MATRICES if (op in PRODUCTS) == bool(semiring)]
     more = {"semiring": semiring} if semiring else {}
     more |= {"mask": mask} if masked else {}
     for op in [x for x in ops if not masked or "mask" in OF_MATRICES[x].options]:
-        asked = sparsetir.planning.plan.requested(op, a, b, threads=1, **more)
-        same(exact_result(asked)[0], plan(op, a, b, threads=1, **more)())
+        request = sparsetir.planning.plan.requested(op, a, b, threads=1, **more)
+        same(exact_result(request)[0], plan(op, a, b, threads=1, **more)())
 
 
 @pytest.mark.slow

@@ -41,8 +41,8 @@ def check(monkeypatch: pytest.MonkeyPatch, op: str, *each: SparseMatrix, **optio
         expected = by_method(op, *matrices, **options)
         np.testing.assert_array_equal(run.pattern.columns, expected.pattern.columns)
         np.testing.assert_array_equal(run.pattern.indptr, expected.pattern.indptr)
-        found = run(*(torch.from_numpy(x.values) for x in matrices))
-        np.testing.assert_array_equal(found.numpy(), expected.values)
+        result = run(*(torch.from_numpy(x.values) for x in matrices))
+        np.testing.assert_array_equal(result.numpy(), expected.values)
 
 
 @requires_cuda_text
@@ -94,18 +94,18 @@ def test_what_is_not_stored_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Emulated:
-    """What :class:`RowTablesPlan` asks of a kernel: called by name, it writes to its arguments."""
+    """A kernel as :class:`RowTablesPlan` calls it: by name, writing to its arguments."""
 
     def __init__(self, stages: Any) -> None:
         self.function = CudaFunction(stages["III"])
         self.names = [str(p.name) for p in stages["III"].params]
 
-    def __call__(self, **given: Any) -> None:
-        arrays = {x: to_numpy(y) if hasattr(y, "shape") else y for x, y in given.items()}
-        made = self.function({x: arrays[x.lower()] for x in self.names})
+    def __call__(self, **inputs: Any) -> None:
+        arrays = {x: to_numpy(y) if hasattr(y, "shape") else y for x, y in inputs.items()}
+        results = self.function({x: arrays[x.lower()] for x in self.names})
         for x in self.names:
             if x.lower() in ("counts", "c_indices", "c"):
-                arrays[x.lower()][...] = made[x]
+                arrays[x.lower()][...] = results[x]
 
 
 @pytest.fixture
@@ -113,16 +113,16 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Let hash tables run; the bins that kernels were made for."""
     run_plans(monkeypatch)
     kernels: dict[Any, Emulated] = {}
-    made: list[Any] = []
+    bins: list[Any] = []
 
     def compiled(key: Any, target: Any, stages: Any) -> Emulated:
-        made.append(key[1])
+        bins.append(key[1])
         if key not in kernels:
             kernels[key] = Emulated(stages())
         return kernels[key]
 
     monkeypatch.setattr(sparse_plan, "compiled", compiled)
-    return made
+    return bins
 
 
 def check_tables(A: SparseMatrix, B: SparseMatrix, **options: Any) -> RowTablesPlan:
@@ -131,17 +131,17 @@ def check_tables(A: SparseMatrix, B: SparseMatrix, **options: Any) -> RowTablesP
     assert isinstance(run, RowTablesPlan)
     for factor in (1, 3):
         expected = (factor * A).matmul(B, **options)
-        found = run(torch.from_numpy((factor * A).values), torch.from_numpy(B.values))
+        result = run(torch.from_numpy((factor * A).values), torch.from_numpy(B.values))
         np.testing.assert_array_equal(run.pattern.indptr, expected.pattern.indptr)
         np.testing.assert_array_equal(run.pattern.columns, expected.pattern.columns)
-        np.testing.assert_array_equal(found.numpy(), expected.values)
+        np.testing.assert_array_equal(result.numpy(), expected.values)
     return run
 
 
 @requires_cuda_text
 @pytest.mark.parametrize("dtype", by_default(["float32", "float64", "int32"], "float32"))
 def test_hash_tables(tables: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    """Rows without terms, of each bin's threads, and of so many that they go through ranges."""
+    """Rows without terms, for each bin's threads, and so long that threads take ranges of them."""
     bins = (Bin(8, 16), Bin(32, 64), Bin(128, 128))
     monkeypatch.setattr(sparse_plan, "BINS", bins)
     rng = np.random.default_rng(0)
@@ -166,7 +166,7 @@ SMALL = (Bin(8, 16), Bin(32, 64), Bin(128, 128))
 def test_hash_tables_of_semirings(
     tables: list[Any], monkeypatch: pytest.MonkeyPatch, semiring: str, dtype: str
 ) -> None:
-    """With masks, too, of which some rows are empty, and some long; negative values and zeros."""
+    """Masks, some rows of which are empty, and some long; negative values and zeros."""
     monkeypatch.setattr(sparse_plan, "BINS", SMALL[:1])
     if dtype not in dtypes_of(semiring):
         return
@@ -195,7 +195,7 @@ def test_hash_tables_of_int64(tables: list[Any], monkeypatch: pytest.MonkeyPatch
 @requires_cuda_text
 @pytest.mark.slow
 def test_hash_tables_of_patterns(tables: list[Any]) -> None:
-    """Of the zoo, NaN and infinity within, columns far apart, and of results that are empty."""
+    """The zoo, with NaN and infinity, columns far apart, and empty results."""
     for x in map(SparseMatrix, ZOO.values()):
         a = x.astype("float32").with_values(np.arange(x.nnz, dtype="float32") % 5)
         check_tables(a, a.T)

@@ -1,4 +1,4 @@
-"""Memory that sparse results are made in: nobody's who has a result, bounded, given back."""
+"""Memory of sparse results: never shared with a live result, bounded, given back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOLDERS: dict[str, Callable[[np.ndarray], Any]] = {
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rooms are kept, 1 MiB of them."""
+    """Keep all arrays, up to 1 MiB of them."""
     rooms.release()
     monkeypatch.setattr(rooms, "LEAST", 0)
     monkeypatch.setattr(rooms, "MOST", 1 << 20)
@@ -45,9 +45,9 @@ def test_a_room_is_free_when_nobody_has_anything_of_it(holder: str) -> None:
     held = HOLDERS[holder](array)
 
     def is_free() -> bool:
-        found = address(rooms.room((100,), np.dtype("float64"))) == first
+        is_same = address(rooms.room((100,), np.dtype("float64"))) == first
         rooms.release()  # what it gave
-        return found
+        return is_same
 
     assert not is_free()
     del array
@@ -67,12 +67,12 @@ def test_what_is_kept_is_bounded_and_given_back() -> None:
     while held:
         del held[0]
     assert at() == last  # the others are gone
-    there = [
+    pair = [
         rooms.room((1 << 17,), np.dtype("float64")),
         rooms.room((1 << 17,), np.dtype("float64")),
     ]
-    assert sum(address(x) == last for x in there) == 1
-    del there
+    assert sum(address(x) == last for x in pair) == 1
+    del pair
     rooms.release()
     assert rooms.room((1 << 18,), np.dtype("float64")).base is None  # too large to be kept
     rooms.room((4,), np.dtype("float64"))[:] = 3
@@ -83,12 +83,12 @@ def test_what_is_kept_is_bounded_and_given_back() -> None:
 def matrices(seed: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
     size = int(rng.integers(1, 60))
-    found = [sp.random_array((size, size), density=0.2, format="csr", rng=rng) for _ in range(2)]
-    return found[0], found[1]
+    drawn = [sp.random_array((size, size), density=0.2, format="csr", rng=rng) for _ in range(2)]
+    return drawn[0], drawn[1]
 
 
 def test_results_are_right_while_others_live() -> None:
-    """In several threads, some results held and some dropped at once."""
+    """Results of several threads, some held and some dropped at once."""
     wrong: list[Any] = []
 
     def work(first: int) -> None:
@@ -96,8 +96,8 @@ def test_results_are_right_while_others_live() -> None:
         for seed in range(first, first + 40):
             A, B = matrices(seed)
             a, b = SparseMatrix(A), SparseMatrix(B)
-            found = (a @ b) @ (a + b)
-            held.append((found, (A @ B) @ (A + B)))
+            result = (a @ b) @ (a + b)
+            held.append((result, (A @ B) @ (A + B)))
             if seed % 3 == 0:
                 del held[0]
         wrong.extend(x for x, y in held if not np.allclose(x.to_scipy().toarray(), y.toarray()))

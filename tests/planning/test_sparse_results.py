@@ -34,20 +34,20 @@ def matrix(rng: np.random.Generator, shape: Any, density: float = 0.3, dtype: st
 
 
 def stored(a: Any) -> np.ndarray:
-    """Where a matrix stores something."""
+    """The mask of stored elements of a matrix."""
     a = a.to_scipy() if isinstance(a, SparseMatrix) else a
     return sp.csr_array((np.ones(a.nnz), a.indices, a.indptr), shape=a.shape).toarray() > 0
 
 
-def check(found: SparseMatrix, there: np.ndarray, dense: np.ndarray) -> None:
-    """It stores what it should, in order; the values are exact, and of the type."""
-    np.testing.assert_array_equal(stored(found), there)
-    assert found.nnz == there.sum()
-    np.testing.assert_array_equal(found.to_scipy().toarray(), np.where(there, dense, 0))
+def check(result: SparseMatrix, mask: np.ndarray, dense: np.ndarray) -> None:
+    """The result stores its elements in order; the values are exact, and of the type."""
+    np.testing.assert_array_equal(stored(result), mask)
+    assert result.nnz == mask.sum()
+    np.testing.assert_array_equal(result.to_scipy().toarray(), np.where(mask, dense, 0))
 
 
 def product_of(A: Any, B: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Where a product stores something, and the product."""
+    """The mask of stored elements of a product, and the product."""
     return stored(A).astype(int) @ stored(B).astype(int) > 0, A.toarray() @ B.toarray()
 
 
@@ -89,8 +89,8 @@ def check_all(given_: tuple[Any, ...]) -> None:
     anywhere = np.logical_or.reduce([stored(x) for x in terms])
     everywhere = np.logical_and.reduce([stored(x) for x in terms])
     for name, how in IN_ROWS.items():
-        there = everywhere if name == "multiply" else anywhere
-        check(getattr(known[0], name)(*known[1:]), there, how.reduce([x.toarray() for x in terms]))
+        mask = everywhere if name == "multiply" else anywhere
+        check(getattr(known[0], name)(*known[1:]), mask, how.reduce([x.toarray() for x in terms]))
 
 
 test_random_matrices = examples(4, 4000, given_=matrices())(check_all)
@@ -114,10 +114,10 @@ def rows(draw: Any) -> tuple[Any, ...]:
 def check_inner(drawn: tuple[Any, ...]) -> None:
     A, B, M = drawn
     a, b, m = map(SparseMatrix, drawn)
-    there, dense = product_of(A, B.T.tocsr())
-    check(a.inner(b), there, dense)
-    for found in (a.inner(b, mask=m), a.matmul(b.T, mask=m)):
-        check(found, stored(M), dense)
+    mask, dense = product_of(A, B.T.tocsr())
+    check(a.inner(b), mask, dense)
+    for result in (a.inner(b, mask=m), a.matmul(b.T, mask=m)):
+        check(result, stored(M), dense)
     if A.shape == B.shape:
         check(a * b, stored(A) & stored(B), A.toarray() * B.toarray())
         planned = plan("mul", a, b)
@@ -173,8 +173,8 @@ def calls(draw: Any) -> tuple[Any, ...]:
 
 def expected_of(op: str, semiring: str, A: Any, B: Any) -> dict[tuple[int, int], float]:
     """The elements of a result, by what is stored alone."""
-    left, right = ({(int(i), int(j)): x.data[q] for q, (i, j) in enumerate(zip(*at, strict=True))}
-                   for x, at in ((y, (y.row, y.col)) for y in (A.tocoo(), B.tocoo())))  # fmt: skip
+    left, right = ({(int(i), int(j)): x.data[q] for q, (i, j) in enumerate(zip(*ij, strict=True))}
+                   for x, ij in ((y, (y.row, y.col)) for y in (A.tocoo(), B.tocoo())))  # fmt: skip
     if op == "kron":
         p, q = B.shape
         pairs = ((i, j) for i in left.items() for j in right.items())
@@ -188,44 +188,44 @@ def expected_of(op: str, semiring: str, A: Any, B: Any) -> dict[tuple[int, int],
     rows: dict[int, list[Any]] = {}
     for (j, k), y in right.items():
         rows.setdefault(j, []).append((k, y))
-    found: dict[tuple[int, int], float] = {}
+    elements: dict[tuple[int, int], float] = {}
     for (i, j), x in left.items():
         for k, y in rows.get(j, ()):
-            found[i, k] = add(found.get((i, k), first), np.float64(make(x, y)))
-    return found
+            elements[i, k] = add(elements.get((i, k), first), np.float64(make(x, y)))
+    return elements
 
 
 @np.errstate(all="ignore")
 def check_call(drawn: tuple[Any, ...]) -> None:
-    """As it comes from a plan, twice, and from the method; in the matrices' dtype."""
+    """The results of a plan, twice, and of the method; in the matrices' dtype."""
     op, semiring, (A, B), mask, kind, config = drawn
     if A.dtype == np.bool_:
         exact = expected_of(op, "or_and" if semiring == "plus_times" else semiring, A, B)
     else:
         exact = expected_of(op, semiring, A, B)
-    given = [x.asformat(kind) if kind in ("csr", "csc", "coo") else SparseMatrix(x) for x in (A, B)]
+    terms = [x.asformat(kind) if kind in ("csr", "csc", "coo") else SparseMatrix(x) for x in (A, B)]
     if kind == "int64":
         far = [x.indptr.astype("int64") for x in (A, B)]
-        given = [sp.csr_array((x.data, x.indices.astype("int64"), y), shape=x.shape)
+        terms = [sp.csr_array((x.data, x.indices.astype("int64"), y), shape=x.shape)
                  for x, y in zip((A, B), far, strict=True)]  # fmt: skip
     options = {"mask": mask} if mask is not None else {}
     options |= {"semiring": semiring} if op in ("spgemm", "inner") else {}
     fits = config is None or not config.listed or op in ("spgemm", "inner")
-    run = plan(op, *given, threads=2, config=config if fits else None, **options)
-    found = [run(), run()]
+    run = plan(op, *terms, threads=2, config=config if fits else None, **options)
+    results = [run(), run()]
     if op in ("spgemm", "inner", "kron"):
         method = {"spgemm": "matmul"}.get(op, op)
-        found.append(getattr(SparseMatrix(A), method)(given[1], **options))
-    for x in found:
+        results.append(getattr(SparseMatrix(A), method)(terms[1], **options))
+    for x in results:
         assert x.dtype == A.dtype
         first = TERMS[semiring][2] if op in ("spgemm", "inner") else 0.0
         rows, columns = (y.tolist() for y in x.pattern.coords)
-        there = set(exact) if mask is None else set(zip(*mask.tocoo().coords, strict=True))
-        assert x.nnz == len(there) and set(zip(rows, columns, strict=True)) == there
-        wanted = [exact.get(at, first) for at in zip(rows, columns, strict=True)]
+        places = set(exact) if mask is None else set(zip(*mask.tocoo().coords, strict=True))
+        assert x.nnz == len(places) and set(zip(rows, columns, strict=True)) == places
+        wanted = [exact.get(place, first) for place in zip(rows, columns, strict=True)]
         finite = np.isfinite(np.array(wanted, "float64")) | np.array("float" in str(A.dtype))
-        got, wanted = np.float64(x.values), np.array(wanted, "float64")
-        np.testing.assert_array_equal(got[finite], wanted[finite])
+        values, wanted = np.float64(x.values), np.array(wanted, "float64")
+        np.testing.assert_array_equal(values[finite], wanted[finite])
 
 
 test_random_calls = examples(3, 3000, drawn=calls())(check_call)
@@ -241,11 +241,11 @@ def test_semirings_and_masks(semiring: str) -> None:
     for i, j in np.argwhere(stored(A)):
         for k in np.flatnonzero(stored(B)[j]):
             expected[i, k] = add(expected[i, k], make(A[i, j], B[j, k]))
-    there, _ = product_of(A, B)
+    mask, _ = product_of(A, B)
     a, b = SparseMatrix(A), SparseMatrix(B)
-    found = a.matmul(b, semiring=semiring)
-    np.testing.assert_array_equal(found.values, expected[there])
-    np.testing.assert_array_equal(stored(found), there)
+    result = a.matmul(b, semiring=semiring)
+    np.testing.assert_array_equal(result.values, expected[mask])
+    np.testing.assert_array_equal(stored(result), mask)
     np.testing.assert_array_equal(
         a.matmul(b, semiring=semiring, mask=M).values, expected[stored(M)]
     )
@@ -256,24 +256,24 @@ def test_bools() -> None:
     A, B = (abs(matrix(rng, (9, 9))) for _ in range(2))
     a, b = (SparseMatrix(x).astype("bool") for x in (A, B))
     left, right = (x.toarray() > 0 for x in (A, B))
-    for found, dense in ((a @ b, left @ right), (a + b, left | right), (a * b, left & right)):
-        assert found.dtype == np.bool_
-        np.testing.assert_array_equal(found.to_scipy().toarray(), dense)
+    for result, dense in ((a @ b, left @ right), (a + b, left | right), (a * b, left & right)):
+        assert result.dtype == np.bool_
+        np.testing.assert_array_equal(result.to_scipy().toarray(), dense)
     with pytest.raises(TypeError, match="subtract: expected numbers, got matrices of bool"):
         a - b
 
 
 def test_int64_indices() -> None:
-    """Of columns that int32 does not number, of which there is no dense row."""
+    """Columns beyond int32, for which no dense row fits."""
     far = 2**31 + 5
     a = SparseMatrix(([0, 2], [1, 0]), shape=(3, 2))
     b = SparseMatrix(([0, 0, 1], [3, far - 1, 1]), shape=(2, far))
     inner = SparseMatrix(([0, 1], [far - 1, 3]), shape=(2, far)).inner(b)
     assert inner.values.tolist() == [1, 1] and inner.pattern.columns.tolist() == [0, 0]
-    found = a @ b
-    assert found.shape == (3, far) and found.pattern.columns.dtype == np.int64
-    np.testing.assert_array_equal(found.pattern.columns, [1, 3, far - 1])
-    np.testing.assert_array_equal(found.pattern.indptr, [0, 1, 1, 3])
+    result = a @ b
+    assert result.shape == (3, far) and result.pattern.columns.dtype == np.int64
+    np.testing.assert_array_equal(result.pattern.columns, [1, 3, far - 1])
+    np.testing.assert_array_equal(result.pattern.indptr, [0, 1, 1, 3])
     mask = SparseMatrix(([0, 2, 2], [1, 7, far - 1]), shape=(3, far))
     np.testing.assert_array_equal(a.matmul(b, mask=mask).values, [1, 0, 1])
     blocks = a.kron(b)
@@ -286,9 +286,9 @@ def test_infinities_and_nan_stay_where_they_are() -> None:
     """0 x inf is NaN where both are stored, and nothing elsewhere."""
     a = SparseMatrix(([0, 0, 1], [0, 1, 1]), values=np.array([0.0, 1.0, 2.0]), shape=(3, 2))
     b = SparseMatrix(([0, 1], [0, 1]), values=np.array([np.inf, np.nan]), shape=(2, 3))
-    found = a @ b
-    np.testing.assert_array_equal(found.values, [np.nan, np.nan, np.nan])
-    np.testing.assert_array_equal(found.pattern.columns, [0, 1, 1])
+    result = a @ b
+    np.testing.assert_array_equal(result.values, [np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(result.pattern.columns, [0, 1, 1])
     pairs = a.inner(b.T, mask=SparseMatrix.from_dense(np.ones((3, 3))))
     np.testing.assert_array_equal(pairs.values, [np.nan, np.nan, 0, 0, np.nan, 0, 0, 0, 0])
     np.testing.assert_array_equal(a.vecdot(b.T), [np.nan, np.nan, 0])
@@ -304,8 +304,8 @@ def test_zeros_that_come_out_are_stored() -> None:
 
 def test_numbers_and_signs() -> None:
     a = SparseMatrix.from_dense(np.array([[1.0, 0.0], [2.0, 3.0]]))
-    for found in (a * 2, 2 * a, -(a * -2)):
-        np.testing.assert_array_equal(found.values, [2, 4, 6])
+    for result in (a * 2, 2 * a, -(a * -2)):
+        np.testing.assert_array_equal(result.values, [2, 4, 6])
     halves = a.astype("int32") * 0.5  # as in NumPy, no integers
     np.testing.assert_array_equal(halves.values, [0.5, 1, 1.5])
     assert (a.astype("float16") * 2.5).dtype == np.float16
@@ -322,11 +322,11 @@ def test_matrices_of_others() -> None:
 
 
 def test_results_do_not_share_memory() -> None:
-    """Of a mask's pattern either, but for the arrays that nobody writes."""
+    """Results share no memory, except read-only arrays of a mask's pattern."""
     a = SparseMatrix.from_dense(np.eye(3))
-    found = a @ a
-    assert not np.shares_memory(found.values, a.values)
-    assert not np.shares_memory(a.matmul(a, mask=found).values, found.values)
+    result = a @ a
+    assert not np.shares_memory(result.values, a.values)
+    assert not np.shares_memory(a.matmul(a, mask=result).values, result.values)
 
 
 A, B = SparseMatrix.from_dense(np.ones((2, 3))), SparseMatrix.from_dense(np.ones((3, 4)))
@@ -371,7 +371,7 @@ def test_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def calls_of(run: Callable[[], object]) -> int:
-    """How many functions a call calls, which is what small matrices take time for."""
+    """The number of functions in a call, which determines the time of small matrices."""
     counted = 0
 
     def count(_: object, event: str, __: object) -> None:
@@ -404,7 +404,7 @@ def test_what_is_kept_with_a_matrix_is_of_its_own_values() -> None:
     check(twice + b, stored(A) | stored(B), 2 * A.toarray() + B.toarray())
     check(a.T @ b, *product_of(A.T.tocsr(), B))
     assert (narrow + narrow).dtype == "float32"
-    a.values[:] = 0  # which is seen, as ever
+    a.values[:] = 0  # as always, the change is noticed
     check(a + b, stored(A) | stored(B), B.toarray())
 
 
@@ -420,8 +420,8 @@ def test_row_pointers_of_another_type_than_columns() -> None:
 def test_bounds_of_small_results_are_not_written_to() -> None:
     x = sparse_results.csr(SparseMatrix(matrix(np.random.default_rng(0), (6, 6))))
     kernel = sparse_results.kernel_of(product_program, "plus_times", "float64", "float64", "int32")
-    given = sparse_results.arguments("ab", (x, x), dict.fromkeys("mln", 6), "int32")
-    bounds = kernel.bounds(given)
-    assert bounds is kernel.bounds(given)  # as others have them
+    args = sparse_results.arguments("ab", (x, x), dict.fromkeys("mln", 6), "int32")
+    bounds = kernel.bounds(args)
+    assert bounds is kernel.bounds(args)  # as others have them
     with pytest.raises(ValueError, match="read-only"):
         bounds.ends[1] = 1 << 40

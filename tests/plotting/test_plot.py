@@ -70,11 +70,11 @@ def panel_rule():
 
 def check_located(part, pattern):
     """Elements lie where they were; what a rule pads has the place that inference would give it."""
-    at = np.flatnonzero(part.places >= 0)
-    where = locate(part, part.places[at])
+    stored = np.flatnonzero(part.places >= 0)
+    where = locate(part, part.places[stored])
     assert where.valid.all()
-    np.testing.assert_array_equal(where.rows, pattern.coords[0][at])
-    np.testing.assert_array_equal(where.cols, pattern.coords[1][at])
+    np.testing.assert_array_equal(where.rows, pattern.coords[0][stored])
+    np.testing.assert_array_equal(where.cols, pattern.coords[1][stored])
     where = locate(part, np.arange(part.size))
     if not part.rule.masked:
         np.testing.assert_array_equal(where.valid, part.mask.reshape(-1) == 1)
@@ -103,8 +103,8 @@ def test_places_below_a_shared_axis():
     pairs = set(zip(where.rows[where.valid].tolist(), where.cols[where.valid].tolist()))
     assert pairs == {(0, 0), (0, 1), (2, 0), (2, 1), (5, 2)}
     assert np.count_nonzero(where.valid) == 5 and part.size == 3 * 4
-    at = locate(part, part.places)
-    np.testing.assert_array_equal(np.stack([at.rows, at.cols]), np.stack(pattern.coords))
+    places = locate(part, part.places)
+    np.testing.assert_array_equal(np.stack([places.rows, places.cols]), np.stack(pattern.coords))
 
 
 def drawn(ax):
@@ -318,10 +318,10 @@ def test_legend_overlaps_nothing(fmt, name):
 
 def test_other_orders_are_refused():
     tensor = TENSORS["random"]
-    got = r": expected 2 axes, got shape \(5, 6, 7\)"
-    with pytest.raises(ValueError, match="plot_pattern: argument 'pattern'" + got):
+    expected = r": expected 2 axes, got shape \(5, 6, 7\)"
+    with pytest.raises(ValueError, match="plot_pattern: argument 'pattern'" + expected):
         plot_pattern(tensor)
-    with pytest.raises(ValueError, match="plot_format: argument 'converted'" + got):
+    with pytest.raises(ValueError, match="plot_format: argument 'converted'" + expected):
         plot_format(CSF((0, 1, 2)).convert(tensor))
     with pytest.raises(TypeError, match="plot_pattern: .*expected a Pattern.*, got ndarray"):
         plot_pattern(np.eye(3))
@@ -342,7 +342,7 @@ def test_missing_matplotlib(monkeypatch):
         )
 
 
-@pytest.mark.slow  # a process of its own
+@pytest.mark.slow  # a separate process
 def test_matplotlib_is_imported_late_and_without_pyplot():
     code = (
         f"import sys, numpy; {WITHOUT_TORCH}; import sparsetir.plotting.patterns as plot\n"
@@ -362,7 +362,7 @@ def test_names_that_are_formulas_or_code(size):
     figure = plot_pattern(matrix.pattern, name="<script>a()</script> $\\frac{ & \x1b[31m\n")
     text = io.BytesIO()
     figure.savefig(text, format="svg")
-    found = text.getvalue().decode()
-    parseString(found)
-    assert "<script" not in found and "\x1b" not in found
+    svg = text.getvalue().decode()
+    parseString(svg)
+    assert "<script" not in svg and "\x1b" not in svg
     assert "$\\frac{ & \\x1b[31m\\n" in figure.axes[0].get_title()

@@ -1,4 +1,4 @@
-"""What every test program is made of: the record, random patterns, and their storage.
+"""Parts of test programs: the record, random patterns, and their storage.
 
 Patterns are boolean masks; :func:`csr` and :func:`csf` store them. Nothing here uses sparsetir.
 """
@@ -24,7 +24,7 @@ _SHAPES = dict(zip(CASES, ((13, 11), (7, 5), (9, 17), (1, 13), (11, 1), (10, 9))
 
 @dataclass(frozen=True)
 class Program:
-    """One stage-I program with its inputs and its oracle.
+    """A stage-I program with its inputs and its oracle.
 
     make : (value_dtype, idtype) -> SparseFunc, the same each time, as parsing takes a while
     inputs : (rng, case, value_dtype, idtype) -> every argument by parameter name; arrays in their
@@ -92,7 +92,7 @@ def ragged(rng: np.random.Generator, case: str, rows: int, longest: int = 5) -> 
 
 
 def copied(args: Arrays) -> Arrays:
-    """Arguments with arrays of their own, for what writes to them."""
+    """Arguments with copied arrays, for functions that write to them."""
     return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
 
 
@@ -149,16 +149,16 @@ def scatter_sum(shape: Any, where: Any, terms: np.ndarray) -> np.ndarray:
 def program(
     name: str, body: str, axes: str, base: Inputs, oracle: Callable[[Arrays], np.ndarray],
     first: str = "", gpu: bool = True, scatter: bool = False, cases: tuple[str, ...] = CASES,
-    **given: str,
+    **how: str,
 ) -> Program:  # fmt: skip
     """A program of :func:`small.making`, and its inputs: what it takes of `base`, and more.
 
     oracle : the output, of arguments whose arrays of floats are float64
-    given : by names in capitals, the axes of buffers; by others, how arguments are filled, and
+    how : by names in capitals, the axes of buffers; by others, how arguments are filled, and
         their sizes: "fill n feat", "values m", "below relations nnz" for integers, "out m feat"
     """
-    make = making(name, body, axes, first, **{k: v for k, v in given.items() if k.isupper()})
-    filled = {k: v.split() for k, v in given.items() if not k.isupper()}
+    make = making(name, body, axes, first, **{k: v for k, v in how.items() if k.isupper()})
+    filled = {k: v.split() for k, v in how.items() if not k.isupper()}
     (output,) = (k for k, (how, *_) in filled.items() if how == "out")
 
     def inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:

@@ -21,8 +21,8 @@ def _ell(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays
     """Padded slots hold NaN in `a`."""
     mask = mask2(rng, case)
     rowmap = np.nonzero(mask.any(axis=1))[0].astype(idtype)
-    found = slots(mask[rowmap], idtype)
-    rows, cols, indices = *found.shape, found.reshape(-1)
+    columns_of = slots(mask[rowmap], idtype)
+    rows, cols, indices = *columns_of.shape, columns_of.reshape(-1)
     a = np.where(indices < 0, np.nan, values(rng, indices.size, dtype)).astype(dtype)
     sizes = {"m": mask.shape[0], "n": mask.shape[1], "rows": rows, "cols": cols}
     return {"a": a, "rowmap": rowmap, "indices": indices, **sizes}
@@ -52,7 +52,7 @@ def _largest(args: Arrays) -> np.ndarray:
 
 
 def _distances(args: Arrays) -> np.ndarray:
-    """Of padded slots what was there before."""
+    """Padded slots keep their previous values."""
     rows, stored = np.repeat(np.arange(args["m"]), args["cols"]), args["indices"] >= 0
     between = args["x"][rows] - args["y"][args["indices"]]
     return np.where(stored, (between**2).sum(axis=1), args["s"])

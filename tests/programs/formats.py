@@ -10,8 +10,8 @@ BLOCK = 3
 
 
 def _csc(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
-    found = csr_arrays(mask2(rng, case).T, idtype, m="n", n="m")
-    return {**found, "a": values(rng, found["nnz"], dtype)}
+    arrays = csr_arrays(mask2(rng, case).T, idtype, m="n", n="m")
+    return {**arrays, "a": values(rng, arrays["nnz"], dtype)}
 
 
 def _coo(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
@@ -32,20 +32,20 @@ def _shuffled(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> A
 
 
 def _blocks(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
-    found = csr_arrays(mask2(rng, case), idtype, nnz="nnzb", m="mb", n="nb")
-    a = values(rng, (found["nnzb"], BLOCK, BLOCK), dtype)
-    sizes = {"m": found["mb"] * BLOCK, "n": found["nb"] * BLOCK, "block": BLOCK}
-    return {**found, **sizes, "a": a}
+    arrays = csr_arrays(mask2(rng, case), idtype, nnz="nnzb", m="mb", n="nb")
+    a = values(rng, (arrays["nnzb"], BLOCK, BLOCK), dtype)
+    sizes = {"m": arrays["mb"] * BLOCK, "n": arrays["nb"] * BLOCK, "block": BLOCK}
+    return {**arrays, **sizes, "a": a}
 
 
 def _stored_blocks(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
     """Without empty rows."""
     mask = mask2(rng, case)
     rows = np.nonzero(mask.any(axis=1))[0].astype(idtype)
-    found = csr_arrays(mask[rows], idtype, nnz="nnzb", m="nnzr", n="nb")
-    a = values(rng, (found["nnzb"], BLOCK, BLOCK), dtype)
+    arrays = csr_arrays(mask[rows], idtype, nnz="nnzb", m="nnzr", n="nb")
+    a = values(rng, (arrays["nnzb"], BLOCK, BLOCK), dtype)
     stored = {"row_ptr": np.array([0, len(rows)], idtype), "rows": rows, "mb": len(mask)}
-    return {**found, **stored, "a": a, "block": BLOCK}
+    return {**arrays, **stored, "a": a, "block": BLOCK}
 
 
 def _block_product(args: Arrays, rows: np.ndarray) -> np.ndarray:

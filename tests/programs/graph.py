@@ -32,7 +32,7 @@ def _two_hops(args: Arrays) -> np.ndarray:
 
 
 def _of_edges(args: Arrays) -> np.ndarray:
-    """One small product per edge."""
+    """A small product per edge."""
     terms = (args["w"][args["etype"]] * args["x"][args["indices"]][:, None, :]).sum(axis=2)
     return scatter_sum(args["y"].shape, rows_of(args), terms)
 

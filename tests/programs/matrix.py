@@ -18,8 +18,8 @@ from .common import (
 
 def csr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
     """`a`, `indptr`, `indices`, `m`, `n`, `nnz` of a random CSR matrix."""
-    found = csr_arrays(mask2(rng, case), idtype)
-    return {**found, "a": values(rng, found["nnz"], dtype)}
+    arrays = csr_arrays(mask2(rng, case), idtype)
+    return {**arrays, "a": values(rng, arrays["nnz"], dtype)}
 
 
 def csr_product(args: Arrays) -> np.ndarray:

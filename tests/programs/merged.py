@@ -1,4 +1,4 @@
-"""Several sparse operands gone through together: unions and intersections."""
+"""Iterations over several sparse operands together: unions and intersections."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def dense_of(args: Arrays, name: str) -> np.ndarray:
 
 
 def stored_of(args: Arrays, name: str) -> np.ndarray:
-    """Where a CSR operand stores something."""
+    """The mask of a CSR operand."""
     return dense_of({**args, name: np.ones(len(args[name]))}, name) != 0
 
 
@@ -78,8 +78,8 @@ def _rows_and_slots(rng: np.random.Generator, case: str, dtype: str, idtype: str
     rows = np.flatnonzero(mask.any(axis=1))
     cols = max(1, int(other.sum(axis=1).max()) + 1)
     slots = np.full((len(mask), cols), -1)
-    for row, found in zip(slots, map(np.flatnonzero, other), strict=True):
-        row[np.sort(rng.permutation(cols)[: len(found)])] = found
+    for row, columns in zip(slots, map(np.flatnonzero, other), strict=True):
+        row[np.sort(rng.permutation(cols)[: len(columns)])] = columns
     args = {**_operand(rng, mask[rows], "a", dtype, idtype), "m": len(mask), "rows": len(rows)}
     args |= {"row_ptr": np.array([0, len(rows)], idtype), "row_idx": rows.astype(idtype)}
     args |= {"slots": slots.reshape(-1).astype(idtype), "cols": cols}

@@ -53,7 +53,7 @@ def _strides(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Ar
 
 
 def _gathered(args: Arrays) -> np.ndarray:
-    """Of an array with zeros appended."""
+    """The result on an array with zeros appended."""
     padded = np.zeros(args["size"] + 2 * args["rows"] + args["width"])
     padded[: args["size"]] = args["a"]
     i, j = np.indices((args["rows"], args["width"]))

@@ -57,7 +57,7 @@ def _batches(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Ar
 
 
 def _dense_products(args: Arrays) -> np.ndarray:
-    """One product per batch."""
+    """A product per batch."""
     parts, x_at, y_at = [np.zeros(0)], 0, 0
     for i, j, k in zip(*(np.diff(args[f"{axis}_ptr"]) for axis in "ijk"), strict=True):
         x = args["x"][x_at : x_at + i * j].reshape(i, j)

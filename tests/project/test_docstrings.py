@@ -15,24 +15,24 @@ ROLE = re.compile(r":(\w+):`~?([^`]+)`")
 
 
 def lookup(name):
-    """What a dotted name is, of which the first part is a package; AttributeError if nothing."""
+    """The object of a dotted name that begins with a package; AttributeError if there is none."""
     first, *rest = name.split(".")
     if not first:
         raise AttributeError(name)
     try:
-        found = importlib.import_module(first)
-        for at, part in enumerate(rest, start=1):
-            if not hasattr(found, part):
-                importlib.import_module(".".join([first, *rest[:at]]))
-            found = getattr(found, part)
+        thing = importlib.import_module(first)
+        for n, part in enumerate(rest, start=1):
+            if not hasattr(thing, part):
+                importlib.import_module(".".join([first, *rest[:n]]))
+            thing = getattr(thing, part)
     except ImportError:
         raise AttributeError(name) from None
-    return found
+    return thing
 
 
 def documented():
     """(name, function, class or method) of the reference, each once."""
-    found = {}
+    things = {}
     for page in sorted((ROOT / "docs" / "api").glob("*.md")):
         module = "sparsetir"
         for line in page.read_text().splitlines():
@@ -44,14 +44,14 @@ def documented():
                 module = name
             elif kind == "automodule":
                 names = [f"{name}.{public}" for public in lookup(name).__all__]
-                found |= {public: lookup(public) for public in names if callable(lookup(public))}
+                things |= {public: lookup(public) for public in names if callable(lookup(public))}
             else:
                 full = name if name.startswith("sparsetir.") else f"{module}.{name}"
-                found[full] = lookup(full)
-    for name, thing in list(found.items()):
+                things[full] = lookup(full)
+    for name, thing in list(things.items()):
         if inspect.isclass(thing):
-            found |= {f"{name}.{k}": v for k, v in methods(thing)}
-    distinct = {id(thing): (name, thing) for name, thing in found.items()}
+            things |= {f"{name}.{k}": v for k, v in methods(thing)}
+    distinct = {id(thing): (name, thing) for name, thing in things.items()}
     return [pair for pair in distinct.values() if pair[1].__doc__]
 
 
@@ -102,21 +102,21 @@ def given(thing):
 
 
 def complaints(text, thing):
-    """What a docstring lacks."""
-    found = sections(text)
-    out = [f"{heading}: no section of numpydoc" for heading in found if heading not in ["", *ORDER]]
-    if [heading for heading in ORDER if heading in found] != list(found)[1:]:
-        out.append(f"order of sections: {[*found][1:]}")
-    loose = [line for line in found[""] if line in ORDER or re.match(r"^\*{0,2}\w+ : ", line)]
+    """Complaints about a docstring."""
+    parts = sections(text)
+    out = [f"{heading}: no section of numpydoc" for heading in parts if heading not in ["", *ORDER]]
+    if [heading for heading in ORDER if heading in parts] != list(parts)[1:]:
+        out.append(f"order of sections: {[*parts][1:]}")
+    loose = [line for line in parts[""] if line in ORDER or re.match(r"^\*{0,2}\w+ : ", line)]
     out += [f"not in a section: {line}" for line in loose]
-    described = entries(found.get("Parameters", []))
+    described = entries(parts.get("Parameters", []))
     if inspect.isclass(thing):
-        if issubclass(thing, BaseException) or not described and "Attributes" in found:
+        if issubclass(thing, BaseException) or not described and "Attributes" in parts:
             return out
         names = given(thing)[0]
     else:
         names, gives = given(thing)
-        if names and gives and not {"Returns", "Yields"} & {*found}:
+        if names and gives and not {"Returns", "Yields"} & {*parts}:
             out.append("no section Returns")
     out += [f"not described: {name}" for name in names if name not in described]
     return out + [f"no parameter: {name}" for name in described if name not in names]

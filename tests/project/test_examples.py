@@ -69,17 +69,17 @@ def test_accuracy_of_the_literature(run, example, least):
 @pytest.mark.parametrize("gains", [True, False])
 @pytest.mark.default("False")
 def test_demo(run, monkeypatch, gains):
-    """With invented measurements: schedules are twice as fast as the default, or none is."""
+    """Measurements are pretended: schedules are twice as fast as the default, or none is."""
     seconds = 1e-3 if gains else 2e-3
     install(monkeypatch, lambda config: Outcome("ok", seconds=seconds if config else 2e-3))
     text = run("demo.py", "--nodes", "60", "--edges", "300", "--features", "8", "--trials", "2")
     assert len(text.splitlines()) <= 90
-    said = [
+    parts = [
         "10,556 links", "Largest difference from scipy's result: ", "with T.sp_iter([I, A1, K]",
         "a reduction: visits that differ in j", "tiles of 8 in registers",
         "a dense product of as many flops takes ", "2 schedules of ",
     ]  # fmt: skip
-    assert [part for part in said if part not in text] == []
+    assert [part for part in parts if part not in text] == []
     assert (" features in registers\n" in text) == gains
     assert ("none was 2 % faster than the default" in text) != gains
     names = ["sparsetir", "scipy", "torch", "default", *(["tuned"] if gains else [])]
@@ -113,10 +113,10 @@ def test_rgcn_of_labels_and_of_groups(tmp_path):
         "dst": [2, 3, 4, 5, 5, 5],
         "etype": [0] * 6,
     }
-    given = {"labels": [0, 1, -1, 0, 1, 0, 1], "train": [0, 1], "test": [3]}
-    np.savez(tmp_path / "a.npz", **arrays, **given)
+    labels = {"labels": [0, 1, -1, 0, 1, 0, 1], "train": [0, 1], "test": [3]}
+    np.savez(tmp_path / "a.npz", **arrays, **labels)
     data = module["load"](str(tmp_path / "a.npz"))
-    assert data.labels.tolist() == given["labels"]
+    assert data.labels.tolist() == labels["labels"]
     assert [x.tolist() for x in data.split] == [[0, 1], [3]]
     names = ["Forschungsgruppen", "Publikationen", "Personen"]
     arrays |= {"etype": [0, 0, 0, 1, 1, 1], "etype_names": ["publishes", "author"]}
@@ -143,18 +143,18 @@ def test_pruned_encoder(run, tmp_path):
     (path,) = tmp_path.glob("encoder-*.json")
     written = json.loads(path.read_text())
     assert {"cpu", "threads", "versions", "sizes"} < set(written)
-    found = {(r["model"], r["dtype"]): r for r in written["results"]}
-    assert len(found) == 6
-    for (_, dtype), record in found.items():
+    results = {(r["model"], r["dtype"]): r for r in written["results"]}
+    assert len(results) == 6
+    for (_, dtype), record in results.items():
         assert 0 < record["seconds"] and record["difference"] < {"float32": 1e-5}.get(dtype, 0.1)
-    dense, blocks = (found[name, "float32"]["bytes"] for name in ("dense", "blocks of 32, 90%"))
+    dense, blocks = (results[name, "float32"]["bytes"] for name in ("dense", "blocks of 32, 90%"))
     assert blocks < dense / 4
 
 
 def test_an_encoder_with_weights_of_a_file(run, tmp_path):
     sizes = {"layers": 1, "hidden": 8, "intermediate": 16, "heads": 2}
-    made = runpy.run_path(str(EXAMPLES / "pruned_encoder.py"))["Encoder"](**sizes)
-    state = {f"bert.encoder.{name}": x for name, x in made.state_dict().items()}
+    encoder = runpy.run_path(str(EXAMPLES / "pruned_encoder.py"))["Encoder"](**sizes)
+    state = {f"bert.encoder.{name}": x for name, x in encoder.state_dict().items()}
     assert "bert.encoder.layer.0.attention.self.query.weight" in state
     torch.save({**state, "bert.pooler.dense.bias": torch.ones(2)}, tmp_path / "bert.pt")
     options = [f"--{name}={value}" for name, value in sizes.items()]
@@ -184,15 +184,15 @@ def test_sage_distributed():
     )
     assert done.returncode == 0, done.stderr
     assert "here 1358 nodes, 5258 edges, 1102 nodes of others>" in done.stdout
-    (found,) = re.findall(r"^test accuracy ([\d.]+)%$", done.stdout, re.MULTILINE)
-    assert float(found) > 75
+    (accuracy,) = re.findall(r"^test accuracy ([\d.]+)%$", done.stdout, re.MULTILINE)
+    assert float(accuracy) > 75
 
 
 @pytest.mark.slow  # several seconds of training
 def test_sparse_unet(run):
     text = run("sparse_unet.py", "--steps", "25", "--points", "4000", "--batches", "4")
-    (found,) = re.findall(r"^accuracy on new clouds: ([\d.]+) %$", text, re.MULTILINE)
-    assert float(found) > 85
+    (accuracy,) = re.findall(r"^accuracy on new clouds: ([\d.]+) %$", text, re.MULTILINE)
+    assert float(accuracy) > 85
 
 
 @pytest.mark.slow  # many processes
@@ -207,14 +207,14 @@ def test_epoch_time(run, tmp_path):
     )  # fmt: skip
     written = json.loads(out.read_text())
     assert {"date", "commit", "cpu", "threads", "versions"} < set(written)
-    (found,) = written["results"]
-    assert found["graph"] == "small"
-    assert set(found["peers"]) == {"sparsetir", "pyg edges", "pyg adj_t"}
-    for name, peer in found["peers"].items():
+    (cell,) = written["results"]
+    assert cell["graph"] == "small"
+    assert set(cell["peers"]) == {"sparsetir", "pyg edges", "pyg adj_t"}
+    for name, peer in cell["peers"].items():
         assert re.search(rf"^  {name} +[\d.]+ ms", text, re.MULTILINE)
         assert 0 < peer["min"] <= peer["median"]
         # The same model from the same seed on the same data.
-        np.testing.assert_allclose(peer["losses"], found["peers"]["sparsetir"]["losses"], rtol=1e-3)
+        np.testing.assert_allclose(peer["losses"], cell["peers"]["sparsetir"]["losses"], rtol=1e-3)
 
 
 def test_cora_as_it_ships():

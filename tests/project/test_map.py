@@ -28,7 +28,7 @@ def steps(text):
 
 
 def parts():
-    """Parts of the page by what is traced for them; the second call is a part of its own."""
+    """Parts of the page by traced call; the second call is a separate part."""
     sections = dict(re.findall(r"^## (Life of .*)\n((?:(?!## ).*\n)*)", PAGE, re.MULTILINE))
     first, second = sections["Life of a product"].split("**The second call**")
     return {**sections, "Life of a product": first, "The second call": second}
@@ -43,14 +43,14 @@ def test_files_and_names_exist():
 
 
 def test_calls_come_in_this_order():
-    """In a process of its own: no program is parsed, and no kernel compiled there yet."""
+    """The order of calls in a new process: no program parsed, and no kernel compiled beforehand."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(ROOT / "tests" / "trace_map.py")]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     traced = json.loads(printed.stdout)
     assert set(traced) == set(parts())
     for section, text in parts().items():
-        visited = {step: at for at, step in enumerate(traced[section])}
+        visited = {step: n for n, step in enumerate(traced[section])}
         assert [step for step in steps(text) if step not in visited] == [], section
         wanted = list(dict.fromkeys(steps(text)))
         assert wanted == sorted(wanted, key=visited.__getitem__), section
@@ -61,7 +61,7 @@ def test_concepts_are_few():
 
 
 def test_files_are_listed(monkeypatch):
-    """By the first sentence of each; a file without one would be missing."""
+    """The table has the first sentence of each file; a file without one would be missing."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     lines = importlib.import_module("file_lines")
     assert {".", "ops", "sparse_ir", "sparse_ir/schedule", "schedules/gpu/passes"} <= set(

@@ -1,4 +1,4 @@
-"""What is built and installed: every way to install gives the same modules."""
+"""Builds and installations: every way to install gives the same modules."""
 
 import os
 import shutil
@@ -96,7 +96,7 @@ def test_core_is_relative_links():
 
 
 def test_wheel_holds_every_file(wheel):
-    """Nothing is left out: a folder that lacks its __init__.py shows here."""
+    """No module is left out: a folder that lacks its __init__.py shows here."""
     package = ROOT / "python" / "sparsetir"
     files = {
         Path(folder, name).relative_to(ROOT / "python").as_posix()
@@ -125,9 +125,9 @@ def test_sdist_gives_the_same_wheel(sdist, wheel, tmp_path):
 def test_editable_finds_the_same_modules(tree, wheel, tmp_path):
     site = tmp_path / "site"
     zipfile.ZipFile(build(tree, tmp_path / "out", "editable")).extractall(site)
-    found = python("-S", "-c", LIST, site, cwd=tmp_path).split()
-    assert set(found) == modules(wheel)
-    assert len(found) == len(set(found))
+    listed = python("-S", "-c", LIST, site, cwd=tmp_path).split()
+    assert set(listed) == modules(wheel)
+    assert len(listed) == len(set(listed))
 
 
 def test_installed_wheel_imports(wheel, tmp_path):
@@ -142,9 +142,9 @@ def test_installed_wheel_imports(wheel, tmp_path):
         "print(sparsetir.__file__); print(core.__file__)\n"
         "from sparsetir.cli import main; sys.stderr = sys.stdout; print(main(['bench', 'run']))"
     )
-    *found, told, status = python("-c", code, cwd=empty).splitlines()
-    shown, core = map(Path, found)
-    assert "run `python -m bench` in a checkout" in told and status == "1"
+    *paths, message, status = python("-c", code, cwd=empty).splitlines()
+    shown, core = map(Path, paths)
+    assert "run `python -m bench` in a checkout" in message and status == "1"
     assert shown == target / "sparsetir" / "__init__.py"
     assert core.is_relative_to(target)
 
@@ -152,8 +152,8 @@ def test_installed_wheel_imports(wheel, tmp_path):
 def interpreter(version):
     """A Python of that version with its own `venv`, from the path or from pyenv; None for none."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [shutil.which(f"python{version}"), *versions.glob(f"{version}.*/bin/python")]
-    for file in filter(None, found):
+    candidates = [shutil.which(f"python{version}"), *versions.glob(f"{version}.*/bin/python")]
+    for file in filter(None, candidates):
         if subprocess.run([file, "-c", "import ensurepip"], capture_output=True).returncode == 0:
             return file
     return None
@@ -162,7 +162,7 @@ def interpreter(version):
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.10", "3.13"])
 def test_other_pythons_install_the_wheel(version, wheel, tmp_path):
-    """Where that Python is: all modules compile, and without TVM the import says what it needs."""
+    """With another Python, all modules compile, and without TVM the import says what it needs."""
     file = interpreter(version)
     if file is None:
         pytest.skip(f"python{version} is not on this machine")
@@ -173,8 +173,8 @@ def test_other_pythons_install_the_wheel(version, wheel, tmp_path):
     assert done.returncode == 0, done.stderr
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     assert run([here, "-m", "compileall", "-q", "-f", site / "sparsetir"]).returncode == 0
-    told = run([here, "-c", "import sparsetir"], env={"PATH": os.environ["PATH"]})
-    assert "needs apache-tvm==" in told.stderr and "found no apache-tvm" in told.stderr
+    failed = run([here, "-c", "import sparsetir"], env={"PATH": os.environ["PATH"]})
+    assert "needs apache-tvm==" in failed.stderr and "found no apache-tvm" in failed.stderr
 
 
 def test_wheel_names_the_backend_of_torch(wheel):
@@ -186,7 +186,7 @@ def test_wheel_names_the_backend_of_torch(wheel):
 
 @pytest.mark.slow
 def test_torch_finds_the_backend_without_an_import(wheel, tmp_path):
-    """In a process that has not imported sparsetir; by its name, a layer is what it is in eager."""
+    """A process that has not imported sparsetir; by its name, a layer gives eager's results."""
     pytest.importorskip("torch")
     target = tmp_path / "target"
     zipfile.ZipFile(wheel).extractall(target)

@@ -35,8 +35,8 @@ def test_table() -> None:
     """After a change: `python docs/primitive_table.py`."""
     (shown,) = TABLE.MARKED.findall(PAGE)
     assert shown == TABLE.table()
-    said = {int(n) for n in re.findall(r"^(\d+)\. ", shown, re.M)}
-    assert said == {int(n) for n in re.findall(r"\((\d+)\)", shown)}
+    notes = {int(n) for n in re.findall(r"^(\d+)\. ", shown, re.M)}
+    assert notes == {int(n) for n in re.findall(r"\((\d+)\)", shown)}
 
 
 def inputs(storage: str) -> tuple[dict[str, Any], np.ndarray]:
@@ -71,7 +71,7 @@ def inputs(storage: str) -> tuple[dict[str, Any], np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", TABLE.STORAGES)
 def test_what_works_is_right(storage: str) -> None:
-    given, dense = inputs(storage)
+    args, dense = inputs(storage)
     b = np.random.default_rng(2).uniform(-1, 1, (40, 32)).astype("float32")
     for primitive in TABLE.PRIMITIVES:
         case = TABLE.case_of(primitive, storage)
@@ -81,7 +81,7 @@ def test_what_works_is_right(storage: str) -> None:
         arrays = {"b": b, "c": c}
         if storage == "BSR":
             arrays = {"b": b.reshape(5, 8, 32), "c": c.reshape(6, 4, 32)}
-        sparsetir.build(case.sch)(**given, **arrays)
+        sparsetir.build(case.sch)(**args, **arrays)
         np.testing.assert_allclose(c, dense @ b, rtol=1e-4, atol=1e-5, err_msg=primitive)
 
 
@@ -144,7 +144,7 @@ def test_kernels_for_gpus(tmp_path: Path) -> None:
     ids=str,
 )
 def test_index_reads(storage: Any, names: list[str]) -> None:
-    """What only says where other accesses are, and whether; the operands stay."""
+    """Statements about the position of other accesses; the operands stay."""
     case = TABLE.Case(TABLE.STORAGES.get(storage, storage))
     assert set(TABLE.hide_index_reads(case.sch, case.block)) == set(names)
     assert {str(r.source.name)[0] for r in case.sch.get(case.block).reads} - {"C"} == {"A", "B"}
@@ -172,7 +172,7 @@ def test_an_intrinsic_of_vectors() -> None:
     case.sch.decompose_reduction(case.block, case.loops[0])
     TABLE.hide_index_reads(case.sch, case.block)
     case.sch.tensorize(lanes, "test_axpy_by_ramps")
-    given, dense = inputs("CSR")
+    args, dense = inputs("CSR")
     b, c = np.random.default_rng(2).random((40, 32), "float32"), np.empty((24, 32), "float32")
-    sparsetir.build(case.sch)(**given, b=b, c=c)
+    sparsetir.build(case.sch)(**args, b=b, c=c)
     np.testing.assert_allclose(c, dense @ b, rtol=1e-4)

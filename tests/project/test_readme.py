@@ -57,10 +57,10 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def blocks(page):
     """(Python, expected text or "") in the order of the file."""
-    found = BLOCK.findall((ROOT / page).read_text())
-    for at, (language, code) in enumerate(found):
+    fences = BLOCK.findall((ROOT / page).read_text())
+    for n, (language, code) in enumerate(fences):
         if language == "python":
-            follows = found[at + 1] if at + 1 < len(found) else ("", "")
+            follows = fences[n + 1] if n + 1 < len(fences) else ("", "")
             yield code, follows[1] if follows[0] == "text" else ""
 
 
@@ -82,13 +82,13 @@ def page(request):
 
 @pytest.fixture(scope="module")
 def outputs(page, tmp_path_factory):
-    """What each block printed; each is a module, since TVM reads the source of its functions."""
+    """The output of each block; each is a module, since TVM reads the source of its functions."""
     folder, names, out = tmp_path_factory.mktemp("page"), {}, []
     kept, patch = [dict(registry) for registry in REGISTRIES], pytest.MonkeyPatch()
     if page in PRETENDED:
         install(patch)
-    for at, (code, _) in enumerate(blocks(page)):
-        name = f"page_block_{at}"
+    for n, (code, _) in enumerate(blocks(page)):
+        name = f"page_block_{n}"
         (folder / f"{name}.py").write_text(code)
         spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
@@ -104,8 +104,8 @@ def outputs(page, tmp_path_factory):
     for registry, before in zip(REGISTRIES, kept, strict=True):  # recipes add to them
         registry.clear()
         registry.update(before)
-    for at in range(len(out)):
-        del sys.modules[f"page_block_{at}"]
+    for n in range(len(out)):
+        del sys.modules[f"page_block_{n}"]
 
 
 def test_blocks_run(page, outputs):
@@ -113,16 +113,16 @@ def test_blocks_run(page, outputs):
 
 
 def test_blocks_print_what_is_said(page, outputs):
-    said = [text for _, text in blocks(page)]
-    for expected, output in zip(said, outputs, strict=True):
+    texts = [text for _, text in blocks(page)]
+    for expected, output in zip(texts, outputs, strict=True):
         line = missing_line(expected, output)
         assert line is None, f"not printed, or not in this order: {line}\n{output}"
-    assert sum(map(bool, said)) == (ROOT / page).read_text().count("\n```text\n")
+    assert sum(map(bool, texts)) == (ROOT / page).read_text().count("\n```text\n")
 
 
 @pytest.mark.slow
 def test_modules_can_be_imported_alone(tmp_path):
-    """Each block that is a module, in a process of its own; on all pages sparsetir comes first."""
+    """Each block that is a module, in a separate process; on all pages sparsetir comes first."""
     modules = []
     for page in WITH_CODE:
         code = "".join(block for block, _ in blocks(page))
@@ -199,24 +199,24 @@ def test_pages_say_what_the_file_does():
     marks = []
     for page in speed.PAGES:
         text = (ROOT / page).read_text()
-        marks += [found[1] for found in speed.MARK.finditer(text)]
+        marks += [mark[1] for mark in speed.MARK.finditer(text)]
         assert text.count("<!-- speed ") == len(speed.MARK.findall(text)), page
         assert speed.filled(text) == text, page
     assert set(marks) == set(speed.TEXTS)
     operators = importlib.import_module("operator_table")
     (shown,) = operators.MARKED.findall((ROOT / "docs" / "operators.md").read_text())
     assert shown == operators.table()
-    found = {c.key: c for c in measured.comparisons()}
-    assert len(found) == len(measured.comparisons())
-    assert all(0 < cell.ratio < 1000 for c in found.values() for cell in c.cells)
+    by_key = {c.key: c for c in measured.comparisons()}
+    assert len(by_key) == len(measured.comparisons())
+    assert all(0 < cell.ratio < 1000 for c in by_key.values() for cell in c.cells)
     # By another way: losses beside MKL, straight from the file.
     steps = json.loads(measured.file().read_text())["results"]["steps"]
     times = [
         (c["peers"]["mkl"]["min"], c["peers"]["sparsetir"]["min"])
         for c in steps["mkl avx512"]["results"]["cells"]
     ]
-    assert sum(mkl < 0.99 * ours for mkl, ours in times) == len(found["forced"].lost)
-    assert min(mkl / ours for mkl, ours in times) == found["forced"].worst.ratio
+    assert sum(mkl < 0.99 * ours for mkl, ours in times) == len(by_key["forced"].lost)
+    assert min(mkl / ours for mkl, ours in times) == by_key["forced"].worst.ratio
 
 
 @pytest.mark.parametrize("package", ["", ".distributed", ".formats", ".masks", ".nn", ".ops"])

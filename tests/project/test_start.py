@@ -1,4 +1,4 @@
-"""What is loaded when, the TVM pair that is checked first, and who may import whom."""
+"""Lazy loading, the TVM pair that is checked first, and the import rules."""
 
 import ast
 import os
@@ -20,7 +20,7 @@ HEAVY = {"tvm", "tvm_ffi", "torch", "numpy", "scipy", "optuna", "matplotlib"}
 
 
 def python(code):
-    """What a process printed."""
+    """The output of a process."""
     env = {**os.environ, "PYTHONPATH": FOLDER}
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120
@@ -57,7 +57,7 @@ DIALECT = "from tvm.script import sparse_tir as T; assert T.sp_iter; import tvm,
 def test_the_dialect_is_known_whatever_comes_first(code):
     python(f"""
 import sys; sys.modules['torch'] = None  # which TVM would import, in seconds
-class Behind:  # which is asked for all modules
+class Behind:  # which looks up all modules
     asked = set()
     find_spec = lambda name, *_: Behind.asked.add(name)
 sys.meta_path.insert(0, Behind)
@@ -81,12 +81,12 @@ def test_a_worker_comes_without_torch(tmp_path):
 def test_names_are_the_same_for_people_programs_and_type_checkers():
     tree = ast.parse(Path(sparsetir.__file__).read_text())
     (block,) = (x for x in tree.body if isinstance(x, ast.If))
-    told = {}
+    modules = {}
     for line in block.body:
-        told.update({name.name: line.module for name in line.names})
-    packages = {name for name, module in told.items() if module == "sparsetir"}
+        modules.update({name.name: line.module for name in line.names})
+    packages = {name for name, module in modules.items() if module == "sparsetir"}
     assert packages == set(sparsetir._PACKAGES)
-    names = {name: module for name, module in told.items() if module != "sparsetir"}
+    names = {name: module for name, module in modules.items() if module != "sparsetir"}
     assert names == sparsetir._WHERE and set(sparsetir.__all__) < set(names)
     assert {*sparsetir.__all__, *packages, "__version__"} <= set(dir(sparsetir))
     assert all(getattr(sparsetir, name).__name__ == name for name in names)
@@ -149,7 +149,7 @@ def test_a_checkout_without_links_is_refused_and_windows_is_warned_of(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("installed", "found"),
+    ("installed", "versions"),
     [
         ({"apache_tvm": TVM, "apache_tvm_ffi": "0.1.15.post2"}, "apache-tvm-ffi 0.1.15.post2"),
         ({"apache_tvm": "0.26.0", "apache_tvm_ffi": "0.1.14.post1"}, "apache-tvm 0.26.0"),
@@ -159,11 +159,11 @@ def test_a_checkout_without_links_is_refused_and_windows_is_warned_of(tmp_path):
         ({}, "no apache-tvm and no apache-tvm-ffi"),
     ],
 )
-def test_wrong_pair_is_refused(monkeypatch, installed, found):
+def test_wrong_pair_is_refused(monkeypatch, installed, versions):
     pretend(monkeypatch, **installed)
     with pytest.raises(ImportError) as error:
         _versions.check()
-    assert str(error.value) == f"{NEEDS}, found {found}: {RUN}"
+    assert str(error.value) == f"{NEEDS}, found {versions}: {RUN}"
 
 
 def test_thread_defaults(monkeypatch):
@@ -176,12 +176,12 @@ def test_thread_defaults(monkeypatch):
 
 
 def test_check_comes_first():
-    """From its own file, without the package and TVM; a wrong pair is told before TVM is loaded."""
+    """The check from its own file, without the package and TVM, is before TVM is loaded."""
     python(
         f"import runpy, sys; runpy.run_path({_versions.__file__!r})['check']()\n"
         "assert not {'tvm', 'tvm_ffi', 'numpy'} & set(sys.modules)"
     )
-    told = python("""
+    printed = python("""
 import sys
 from importlib import metadata
 metadata.version = lambda name: '0.0.1'
@@ -189,7 +189,7 @@ try: import sparsetir
 except ImportError as error: print(error)
 assert not {'tvm', 'tvm_ffi'} & set(sys.modules)
 """)
-    assert told.startswith(f"{NEEDS}, found apache-tvm 0.0.1 and apache-tvm-ffi 0.0.1")
+    assert printed.startswith(f"{NEEDS}, found apache-tvm 0.0.1 and apache-tvm-ffi 0.0.1")
 
 
 def test_pins_agree():
@@ -229,12 +229,12 @@ def within(module, package):
 
 @pytest.mark.parametrize("package", CORE)
 def test_core_imports_only_what_it_may(graph, package):
-    """No front end, which is whatever is not in the core: a new module of it is covered too."""
+    """The core imports no front end: any module outside of it, including new ones."""
     assert package in graph.modules  # through symbolic links in a source tree
-    known = sys.stdlib_module_names | CORE[package]
+    allowed = sys.stdlib_module_names | CORE[package]
     assert not {
         (importer, imported)
         for importer, imported in imports(graph, package)
         if (not any(within(imported, r) for r in CORE))
-        and (within(imported, "sparsetir") or imported.split(".")[0] not in known)
+        and (within(imported, "sparsetir") or imported.split(".")[0] not in allowed)
     }

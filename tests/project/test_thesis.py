@@ -41,8 +41,8 @@ def sizes(args):
     """The numbers that the shapes of arrays imply."""
     if "indptr" in args:
         right = args["x"] if "x" in args else args["b"]
-        found = {"m": len(args["indptr"]) - 1, "n": len(right), "nnz": len(args["a"])}
-        return found | ({"feat": right.shape[1]} if "b" in args else {})
+        of_csr = {"m": len(args["indptr"]) - 1, "n": len(right), "nnz": len(args["a"])}
+        return of_csr | ({"feat": right.shape[1]} if "b" in args else {})
     return inputs.mttkrp_sizes(args)
 
 
@@ -109,8 +109,8 @@ def test_workspaces_hold_partial_products():
         to = f"{ws}_workspace[j0, j1]" if ws != "A" else f"A[i, {place}]"
         term = f"{name} * {factor}, {place}]"
         # What is without terms stays 0, whatever it would be multiplied with.
-        seen = f"{name.partition('[')[0]}_any[()]"
-        term = term if ws == "BF" else f"T.Select({seen}, {term}, T.float32(0.0))"
+        flag = f"{name.partition('[')[0]}_any[()]"
+        term = term if ws == "BF" else f"T.Select({flag}, {term}, T.float32(0.0))"
         name, line = to, f"{to} = {to} + {term}"
         assert line in lines
 
@@ -146,6 +146,6 @@ def test_on_gpus(name, dtype, idtype):
         program.__name__, 0.01, dtype, idtype, columns=COLUMNS.get(program.__name__, 37)
     )
     kernel = CudaStages(program(dtype, idtype), schedule)
-    found = kernel({**args, **sizes(args)})[result]
+    out = kernel({**args, **sizes(args)})[result]
     tolerance = 1e-4 if dtype == "float32" else 1e-12
-    np.testing.assert_allclose(found, exact, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(out, exact, rtol=tolerance, atol=tolerance)

@@ -1,4 +1,4 @@
-"""How much of what users import has a type that is known; `typed.py` says which types some have."""
+"""Completeness of the types of public names; `typed.py` checks what types some have."""
 
 import importlib
 import json
@@ -18,14 +18,14 @@ PUBLIC = (
 
 
 def public_names():
-    """Where what users import is defined."""
+    """The names of public objects by their modules."""
     for package in PUBLIC:
         module = importlib.import_module(package)
         for name in module.__all__:
-            found = getattr(module, name)
-            home = getattr(found, "__module__", None) or package
+            public = getattr(module, name)
+            home = getattr(public, "__module__", None) or package
             if home.startswith("sparsetir"):
-                yield f"{home}.{getattr(found, '__qualname__', name)}"
+                yield f"{home}.{getattr(public, '__qualname__', name)}"
 
 
 def is_private(name):
@@ -47,14 +47,14 @@ def test_every_public_name_has_a_known_type(tmp_path):
     symbols = json.loads(run.stdout)["typeCompleteness"]["symbols"]
     public = set(public_names())
     assert len(public) > 100
-    unknown, seen = {}, set()
+    unknown, roots = {}, set()
     for symbol in symbols:
         name = symbol["name"]
         root = next((p for p in public if name == p or name.startswith(f"{p}.")), None)
         if root is None or is_private(name[len(root) :]):
             continue
-        seen.add(root)
+        roots.add(root)
         if not symbol["isTypeKnown"] or symbol.get("isTypeAmbiguous"):
             unknown[name] = [d["message"] for d in symbol["diagnostics"]]
     assert unknown == {}
-    assert len(seen) > 0.9 * len(public)  # others are constants, or inherited
+    assert len(roots) > 0.9 * len(public)  # others are constants, or inherited

@@ -15,8 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 START, *SECTIONS = (ROOT / "docs/upstream.md").read_text().split("\n## ")
 SECTIONS = {text.partition("\n")[0]: text for text in SECTIONS}
-# In processes of their own, since one is of TVM's threads as they are by default, and others end
-# the process.
+# In separate processes, since one is of TVM's default threads, and others end the process.
 APART = [
     "Errors of parallel loops are lost", "Storing what has no value ends the process",
     "An error in `structural_map` frees memory twice",
@@ -25,25 +24,25 @@ APART = [
 
 def block(text: str, language: str) -> str:
     """The only block of a language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return found
+    (code,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return code
 
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
     """Modules of the programs by title: TVM reads the source of its functions."""
     folder = tmp_path_factory.mktemp("upstream")
-    found = {title: f"fault_{n}" for n, title in enumerate(SECTIONS)}
-    for title, name in found.items():
+    modules = {title: f"fault_{n}" for n, title in enumerate(SECTIONS)}
+    for title, name in modules.items():
         code = block(START, "python") + "\n\n" + block(SECTIONS[title], "python")
         (folder / f"{name}.py").write_text(code)
     sys.path.insert(0, str(folder))
-    yield found
+    yield modules
     sys.path.remove(str(folder))
 
 
 def printed_apart(module: str) -> str:
-    """What a program prints in a process of its own."""
+    """The output of a program in a separate process."""
     code = "import sys; sys.modules['torch'] = None\n"  # which TVM would import, in seconds
     code += f"sys.path.insert(0, {sys.path[0]!r}); import tvm, signal\n"
     code += "signal.signal(signal.SIGSEGV, signal.SIG_DFL)\n"  # TVM's handler takes seconds

@@ -25,9 +25,9 @@ def of_plans(matrix: SparseMatrix, tensor: SparseTensor) -> None:
 
 
 def of_searches(matrix: SparseMatrix, tensor: SparseTensor, func: SparseFunc, name: str) -> None:
-    found = assert_type(sparsetir.tune("spmm", matrix, 64, trials=8, heads=2), Tuned)
-    assert_type(found.plan(), Plan)
-    assert_type(found.speedup, float | None)
+    tuned = assert_type(sparsetir.tune("spmm", matrix, 64, trials=8, heads=2), Tuned)
+    assert_type(tuned.plan(), Plan)
+    assert_type(tuned.speedup, float | None)
     assert_type(sparsetir.tune("attention", matrix, 64).plan(), Plan)
     assert_type(sparsetir.tune("softmax", matrix), TunedPlan)
     assert_type(sparsetir.tune("rgms", tensor, 64, feat_in=32), TunedPlan)

@@ -135,7 +135,7 @@ def shift_left(a: Array, by: Array) -> Array:
 
 
 def shift_right(a: Array, by: Array) -> Array:
-    """With the sign of signed integers."""
+    """The type with the sign of signed integers."""
     width = 8 * a.dtype.itemsize
     shifted = a >> np.minimum(by, width - 1).astype(a.dtype)
     return shifted if a.dtype.kind == "i" else np.where(by >= width, 0, shifted).astype(a.dtype)
@@ -169,7 +169,7 @@ COMPARISONS = {
 
 
 def comparison(how: str, floats: bool) -> Callable[[Array, Array], Array]:
-    """Of two numbers; of floats `ltu` and the like hold for NaN, `lt` and the like do not."""
+    """A comparison of two numbers; of NaN `ltu` and the like hold, `lt` and the like do not."""
     if not floats:
         return COMPARISONS[how]
 

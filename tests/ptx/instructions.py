@@ -1,4 +1,4 @@
-"""What each instruction does: a maker for each opcode gives a step of a run.
+"""Instructions: a maker for each opcode returns a step of a run.
 
 A maker gets a :class:`Made`: the kernel, the opcode's modifiers and the operands; it refuses
 modifiers that it does not know, so that nothing is run as if it were something else.
@@ -29,11 +29,11 @@ NUMBER = re.compile(r"-?(0[fFdD][0-9a-fA-F]+|\d\w*)")
 
 def step(kernel: Kernel, statement: Statement) -> Step:
     """The step of an instruction; raises `PtxError` for what is not known."""
-    made = Made(kernel, statement)
-    maker = MAKERS.get(made.name)
+    op = Made(kernel, statement)
+    maker = MAKERS.get(op.name)
     if maker is None:
         raise PtxError(f"not known: {statement}")
-    return maker(made)
+    return maker(op)
 
 
 class Made:
@@ -62,14 +62,14 @@ class Made:
 
     def one_of(self, *modifiers: str) -> str:
         """The one of these that it has."""
-        found = [m for m in self.modifiers if m in modifiers]
-        if len(found) != 1:
+        present = [m for m in self.modifiers if m in modifiers]
+        if len(present) != 1:
             raise PtxError(f"not known: {self.statement}")
-        return found[0]
+        return present[0]
 
     @property
     def kind(self) -> Kind:
-        """Its last type, which operands have."""
+        """The last type, which operands have."""
         return KINDS[self.kinds[-1]]
 
     @property
@@ -78,11 +78,11 @@ class Made:
         return next((m for m in self.modifiers if m in SPACES), "generic")
 
     def registers(self, operand: str) -> list[str]:
-        """Those of `{..}`, or the one that is written; "_" for none."""
+        """Registers of `{..}`, or the single one; "_" for none."""
         return [o.strip() for o in split(operand.strip("{} "))]
 
     def source(self, operand: str, kind: Kind | None = None) -> Callable[[Run, Lanes], Array]:
-        """What gives the numbers of an operand for lanes, by default in the instruction's type."""
+        """A function giving an operand's numbers for lanes, by default in the opcode's type."""
         kind = kind or self.kind
         if operand.startswith("!"):
             inner = self.source(operand[1:].strip(), kind)
@@ -107,12 +107,12 @@ class Made:
         return lambda run, lanes: np.full(len(lanes.ids), run.symbol(operand), kind.number)
 
     def sources(self, *operands: str, kind: Kind | None = None) -> Callable[..., list[Array]]:
-        """What gives the numbers of several operands."""
-        found = [self.source(operand, kind) for operand in operands]
-        return lambda run, lanes: [source(run, lanes) for source in found]
+        """A function that gives the numbers of several operands."""
+        readers = [self.source(operand, kind) for operand in operands]
+        return lambda run, lanes: [source(run, lanes) for source in readers]
 
     def target(self, operand: str, kind: Kind | None = None) -> Callable[[Run, Lanes, Array], None]:
-        """What writes numbers, by default in the instruction's type, to a register."""
+        """A function that writes numbers to a register, by default in the instruction's type."""
         kind = kind or self.kind
         if operand == "_":
             return lambda run, lanes, value: None
@@ -127,7 +127,7 @@ class Made:
         return write
 
     def address(self, operand: str) -> Callable[[Run, Lanes], Array]:
-        """What gives the addresses `[base + offset]`, as int64; those of 32 bits wrap around."""
+        """A function giving addresses `[base + offset]`, as int64; those of 32 bits wrap around."""
         match = re.fullmatch(r"\[\s*([^\s+\]-]+)\s*(?:([+-])\s*(-?\w+))?\s*\]", operand)
         if match is None:
             raise PtxError(f"not known: address {operand}")
@@ -137,8 +137,8 @@ class Made:
         source = self.source(base, KINDS["u32" if narrow else "s64"])
 
         def addresses(run: Run, lanes: Lanes) -> Array:
-            found = source(run, lanes).astype(np.int64) + shift
-            return found & 0xFFFFFFFF if narrow else found
+            sums = source(run, lanes).astype(np.int64) + shift
+            return sums & 0xFFFFFFFF if narrow else sums
 
         return addresses
 
@@ -159,9 +159,9 @@ def makes(*names: str) -> Callable[[Callable[[Made], Step]], Callable[[Made], St
     return register
 
 
-def computed(made: Made, function: Callable[..., Array]) -> Step:
+def computed(op: Made, function: Callable[..., Array]) -> Step:
     """The step of an instruction whose operands and result have its type."""
-    sources, target = made.sources(*made.operands[1:]), made.target(made.operands[0])
+    sources, target = op.sources(*op.operands[1:]), op.target(op.operands[0])
     return lambda run, lanes: target(run, lanes, function(*sources(run, lanes)))
 
 
@@ -180,130 +180,130 @@ SIMPLE: dict[str, tuple[Callable[..., Array], tuple[str, ...]]] = {
 
 
 @makes(*SIMPLE)
-def _simple(made: Made) -> Step:
-    function, modifiers = SIMPLE[made.name]
-    made.allow(*modifiers)
-    return computed(made, function)
+def _simple(op: Made) -> Step:
+    function, modifiers = SIMPLE[op.name]
+    op.allow(*modifiers)
+    return computed(op, function)
 
 
 @makes("min", "max")
-def _extremum(made: Made) -> Step:
-    made.allow("NaN")
-    floats = np.dtype(made.kind.number).kind == "f" and not made.has("NaN")
-    if made.name == "min":
-        return computed(made, np.fmin if floats else np.minimum)
-    return computed(made, np.fmax if floats else np.maximum)
+def _extremum(op: Made) -> Step:
+    op.allow("NaN")
+    floats = np.dtype(op.kind.number).kind == "f" and not op.has("NaN")
+    if op.name == "min":
+        return computed(op, np.fmin if floats else np.minimum)
+    return computed(op, np.fmax if floats else np.maximum)
 
 
 @makes("div", "rem")
-def _quotient(made: Made) -> Step:
-    made.allow("rn", "approx", "full")
-    if made.name == "rem":
-        return computed(made, lambda x, y: x - a.divide(x, y) * y)
-    floats = np.dtype(made.kind.number).kind == "f"
-    return computed(made, np.divide if floats else a.divide)
+def _quotient(op: Made) -> Step:
+    op.allow("rn", "approx", "full")
+    if op.name == "rem":
+        return computed(op, lambda x, y: x - a.divide(x, y) * y)
+    floats = np.dtype(op.kind.number).kind == "f"
+    return computed(op, np.divide if floats else a.divide)
 
 
 @makes("fma")
-def _fma(made: Made) -> Step:
-    made.allow("rn", "rz", "rm", "rp", "relu")
-    fused = a.multiply_add(made.one_of("rn", "rz", "rm", "rp"))
-    if made.has("relu"):
-        return computed(made, lambda x, y, z: np.maximum(fused(x, y, z), 0))
-    return computed(made, fused)
+def _fma(op: Made) -> Step:
+    op.allow("rn", "rz", "rm", "rp", "relu")
+    fused = a.multiply_add(op.one_of("rn", "rz", "rm", "rp"))
+    if op.has("relu"):
+        return computed(op, lambda x, y, z: np.maximum(fused(x, y, z), 0))
+    return computed(op, fused)
 
 
 @makes("mul", "mad")
-def _product(made: Made) -> Step:
-    made.allow("wide", "lo", "hi", "rn")
+def _product(op: Made) -> Step:
+    op.allow("wide", "lo", "hi", "rn")
     product: Callable[..., Array] = np.multiply
-    result = made.kind
-    if made.has("wide"):
+    result = op.kind
+    if op.has("wide"):
         product = a.wide_product
-        result = KINDS[made.kinds[-1][0] + str(2 * int(made.kinds[-1][1:]))]
-    elif made.has("hi"):
+        result = KINDS[op.kinds[-1][0] + str(2 * int(op.kinds[-1][1:]))]
+    elif op.has("hi"):
         product = a.high_product
-    factors, target = made.sources(*made.operands[1:3]), made.target(made.operands[0], result)
-    if made.name == "mul":
+    factors, target = op.sources(*op.operands[1:3]), op.target(op.operands[0], result)
+    if op.name == "mul":
         return lambda run, lanes: target(run, lanes, product(*factors(run, lanes)))
-    added = made.source(made.operands[3], result)
+    added = op.source(op.operands[3], result)
     return lambda run, lanes: target(run, lanes, product(*factors(run, lanes)) + added(run, lanes))
 
 
 @makes("shl", "shr")
-def _shift(made: Made) -> Step:
-    made.allow()
-    function = a.shift_left if made.name == "shl" else a.shift_right
-    value, by = made.source(made.operands[1]), made.source(made.operands[2], KINDS["u32"])
-    target = made.target(made.operands[0])
+def _shift(op: Made) -> Step:
+    op.allow()
+    function = a.shift_left if op.name == "shl" else a.shift_right
+    value, by = op.source(op.operands[1]), op.source(op.operands[2], KINDS["u32"])
+    target = op.target(op.operands[0])
     return lambda run, lanes: target(run, lanes, function(value(run, lanes), by(run, lanes)))
 
 
 @makes("bfind")
-def _highest_bit(made: Made) -> Step:
-    made.allow("shiftamt")
-    bits = KINDS["b" + made.kinds[-1][1:]]
-    if made.kinds[-1][0] == "s":
-        raise PtxError(f"not known: {made.statement}")
-    value, last = made.source(made.operands[1], bits), 8 * np.dtype(bits.bits).itemsize - 1
-    target, shift = made.target(made.operands[0], KINDS["s32"]), made.has("shiftamt")
+def _highest_bit(op: Made) -> Step:
+    op.allow("shiftamt")
+    bits = KINDS["b" + op.kinds[-1][1:]]
+    if op.kinds[-1][0] == "s":
+        raise PtxError(f"not known: {op.statement}")
+    value, last = op.source(op.operands[1], bits), 8 * np.dtype(bits.bits).itemsize - 1
+    target, shift = op.target(op.operands[0], KINDS["s32"]), op.has("shiftamt")
 
     def run_it(run: Run, lanes: Lanes) -> None:
-        found = a.highest_bit(value(run, lanes))
-        target(run, lanes, np.where(found < 0, found, last - found) if shift else found)
+        bit = a.highest_bit(value(run, lanes))
+        target(run, lanes, np.where(bit < 0, bit, last - bit) if shift else bit)
 
     return run_it
 
 
 @makes("bfi")
-def _insert_bits(made: Made) -> Step:
-    made.allow()
-    if made.kinds != ["b32"]:
-        raise PtxError(f"not known: {made.statement}")
+def _insert_bits(op: Made) -> Step:
+    op.allow()
+    if op.kinds != ["b32"]:
+        raise PtxError(f"not known: {op.statement}")
 
-    def function(bits: Array, into: Array, at: Array, count: Array) -> Array:
-        at, count = (np.minimum(x & 255, 32).astype(np.uint64) for x in (at, count))
-        mask = ((np.uint64(1) << count) - np.uint64(1)) << at
-        moved = bits.astype(np.uint64) << at
+    def function(bits: Array, into: Array, start: Array, count: Array) -> Array:
+        start, count = (np.minimum(x & 255, 32).astype(np.uint64) for x in (start, count))
+        mask = ((np.uint64(1) << count) - np.uint64(1)) << start
+        moved = bits.astype(np.uint64) << start
         return ((moved & mask) | (into & ~mask)).astype(np.uint32)
 
-    return computed(made, function)
+    return computed(op, function)
 
 
 @makes("prmt")
-def _permute(made: Made) -> Step:
-    made.allow()
+def _permute(op: Made) -> Step:
+    op.allow()
 
     def function(low: Array, high: Array, selector: Array) -> Array:
         data = np.ascontiguousarray(np.stack([low, high], -1)).view(np.uint8).reshape(-1, 8)
-        found = np.zeros((len(data), 4), np.uint8)
+        chosen = np.zeros((len(data), 4), np.uint8)
         for k in range(4):
             nibble = selector >> np.uint32(4 * k) & np.uint32(15)
             byte = data[np.arange(len(data)), nibble & 7]
-            found[:, k] = np.where(nibble & 8, np.where(byte & 0x80, 0xFF, 0), byte)
-        return found.view(np.uint32).reshape(-1)
+            chosen[:, k] = np.where(nibble & 8, np.where(byte & 0x80, 0xFF, 0), byte)
+        return chosen.view(np.uint32).reshape(-1)
 
-    return computed(made, function)
+    return computed(op, function)
 
 
 @makes("setp")
-def _compare(made: Made) -> Step:
-    how, *joined = [m for m in made.modifiers if m != "ftz"]
+def _compare(op: Made) -> Step:
+    how, *joined = [m for m in op.modifiers if m != "ftz"]
     if how.removesuffix("u") not in (*a.COMPARISONS, "num", "nan"):
-        raise PtxError(f"not known: {made.statement}")
-    floats = np.dtype(made.kind.number).kind == "f"
+        raise PtxError(f"not known: {op.statement}")
+    floats = np.dtype(op.kind.number).kind == "f"
     compare = a.comparison(how, floats)
-    values = made.sources(*made.operands[1:3])
-    first, _, second = made.operands[0].partition("|")
-    target, other = (made.target(t or "_", KINDS["pred"]) for t in (first.strip(), second.strip()))
+    values = op.sources(*op.operands[1:3])
+    first, _, second = op.operands[0].partition("|")
+    target, other = (op.target(t or "_", KINDS["pred"]) for t in (first.strip(), second.strip()))
     join = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
-    if len(joined) > 1 or len(made.operands) != 3 + len(joined):
-        raise PtxError(f"not known: {made.statement}")
-    also = made.source(made.operands[3], KINDS["pred"]) if joined else None
+    if len(joined) > 1 or len(op.operands) != 3 + len(joined):
+        raise PtxError(f"not known: {op.statement}")
+    also = op.source(op.operands[3], KINDS["pred"]) if joined else None
 
     def run_it(run: Run, lanes: Lanes) -> None:
-        found = compare(*values(run, lanes))
-        one, two = found, ~found
+        holds = compare(*values(run, lanes))
+        one, two = holds, ~holds
         if also is not None:
             with_it = also(run, lanes)
             one, two = join[joined[0]](one, with_it), join[joined[0]](two, with_it)
@@ -314,10 +314,10 @@ def _compare(made: Made) -> Step:
 
 
 @makes("selp")
-def _select(made: Made) -> Step:
-    made.allow()
-    values, chosen = made.sources(*made.operands[1:3]), made.source(made.operands[3], KINDS["pred"])
-    target = made.target(made.operands[0])
+def _select(op: Made) -> Step:
+    op.allow()
+    values, chosen = op.sources(*op.operands[1:3]), op.source(op.operands[3], KINDS["pred"])
+    target = op.target(op.operands[0])
 
     def run_it(run: Run, lanes: Lanes) -> None:
         first, second = values(run, lanes)
@@ -327,23 +327,23 @@ def _select(made: Made) -> Step:
 
 
 @makes("mov")
-def _move(made: Made) -> Step:
-    made.allow()
-    into, of = made.operands
-    kind = made.kind if made.kinds[-1] == "pred" else KINDS["b" + made.kinds[-1][1:].split("x")[0]]
+def _move(op: Made) -> Step:
+    op.allow()
+    into, of = op.operands
+    kind = op.kind if op.kinds[-1] == "pred" else KINDS["b" + op.kinds[-1][1:].split("x")[0]]
     size = np.dtype(kind.bits).itemsize
     if of.startswith("{"):
-        parts = made.registers(of)
-        part, target = KINDS[f"b{8 * size // len(parts)}"], made.target(into, kind)
-        sources = made.sources(*parts, kind=part)
+        parts = op.registers(of)
+        part, target = KINDS[f"b{8 * size // len(parts)}"], op.target(into, kind)
+        sources = op.sources(*parts, kind=part)
         return lambda run, lanes: target(
             run, lanes, np.stack(sources(run, lanes), -1).view(kind.bits).reshape(-1)
         )
-    source = made.source(of, kind)
+    source = op.source(of, kind)
     if into.startswith("{"):
-        parts = made.registers(into)
+        parts = op.registers(into)
         part = KINDS[f"b{8 * size // len(parts)}"]
-        targets = [made.target(p, part) for p in parts]
+        targets = [op.target(p, part) for p in parts]
 
         def unpack(run: Run, lanes: Lanes) -> None:
             value = np.ascontiguousarray(source(run, lanes)).view(part.bits)
@@ -351,29 +351,27 @@ def _move(made: Made) -> Step:
                 target(run, lanes, value[k :: len(targets)])
 
         return unpack
-    target = made.target(into, kind)
+    target = op.target(into, kind)
     return lambda run, lanes: target(run, lanes, source(run, lanes))
 
 
 @makes("cvt")
-def _convert(made: Made) -> Step:
-    made.allow("rn", "rna", "rz", "sat", "ftz", *a.WHOLE)
-    to, of = (KINDS[kind] for kind in made.kinds)
-    target = made.target(made.operands[0], to)
-    if made.kinds[0] in ("f16x2", "bf16x2"):
-        pair = made.sources(*made.operands[1:], kind=of)
+def _convert(op: Made) -> Step:
+    op.allow("rn", "rna", "rz", "sat", "ftz", *a.WHOLE)
+    to, of = (KINDS[kind] for kind in op.kinds)
+    target = op.target(op.operands[0], to)
+    if op.kinds[0] in ("f16x2", "bf16x2"):
+        pair = op.sources(*op.operands[1:], kind=of)
         return lambda run, lanes: target(run, lanes, np.stack(pair(run, lanes)[::-1], -1))
-    source = made.source(made.operands[1], of)
-    return lambda run, lanes: target(
-        run, lanes, a.converted(source(run, lanes), to, made.modifiers)
-    )
+    source = op.source(op.operands[1], of)
+    return lambda run, lanes: target(run, lanes, a.converted(source(run, lanes), to, op.modifiers))
 
 
 @makes("cvta")
-def _to_address(made: Made) -> Step:
-    made.allow("to", *SPACES)
-    window = WINDOWS[made.one_of(*WINDOWS)] * (-1 if made.has("to") else 1)
-    source, target = made.source(made.operands[1], KINDS["s64"]), made.target(made.operands[0])
+def _to_address(op: Made) -> Step:
+    op.allow("to", *SPACES)
+    window = WINDOWS[op.one_of(*WINDOWS)] * (-1 if op.has("to") else 1)
+    source, target = op.source(op.operands[1], KINDS["s64"]), op.target(op.operands[0])
     return lambda run, lanes: target(
         run, lanes, (source(run, lanes) + np.int64(window)).view(np.uint64)
     )
@@ -397,14 +395,14 @@ CACHES = (
 
 
 @makes("ld", "ldu")
-def _load(made: Made) -> Step:
-    made.allow(*SPACES, *CACHES, "nc", "v2", "v4", "volatile", "relaxed", "gpu", "cta", "weak")
-    space, kind = made.space, made.kind
+def _load(op: Made) -> Step:
+    op.allow(*SPACES, *CACHES, "nc", "v2", "v4", "volatile", "relaxed", "gpu", "cta", "weak")
+    space, kind = op.space, op.kind
     if space == "param":
-        target, param = made.target(made.operands[0]), made.operands[1].strip("[] ")
+        target, param = op.target(op.operands[0]), op.operands[1].strip("[] ")
         size = np.dtype(kind.bits).itemsize
-        if param not in dict(made.kernel.text.params):
-            raise PtxError(f"not known: {made.statement}")
+        if param not in dict(op.kernel.text.params):
+            raise PtxError(f"not known: {op.statement}")
 
         def parameter(run: Run, lanes: Lanes) -> None:
             declared, value = run.launch.values[param]
@@ -415,25 +413,25 @@ def _load(made: Made) -> Step:
             target(run, lanes, kind.decode(np.repeat(data.view(kind.bits), len(lanes.ids))))
 
         return parameter
-    targets = [made.target(r) for r in made.registers(made.operands[0])]
-    address, how = made.address(made.operands[1]), "nc" if made.has("nc") else "read"
-    made.accesses(space, np.dtype(kind.bits).itemsize * len(targets))
+    targets = [op.target(r) for r in op.registers(op.operands[0])]
+    address, how = op.address(op.operands[1]), "nc" if op.has("nc") else "read"
+    op.accesses(space, np.dtype(kind.bits).itemsize * len(targets))
 
     def run_it(run: Run, lanes: Lanes) -> None:
-        found = run.load(space, address(run, lanes), lanes, kind.bits, len(targets), how)
-        for target, bits in zip(targets, found, strict=True):
+        words = run.load(space, address(run, lanes), lanes, kind.bits, len(targets), how)
+        for target, bits in zip(targets, words, strict=True):
             target(run, lanes, kind.decode(bits))
 
     return run_it
 
 
 @makes("st")
-def _store(made: Made) -> Step:
-    made.allow(*SPACES, *CACHES, "v2", "v4", "volatile", "relaxed", "gpu", "cta", "weak")
-    space, kind, address = made.space, made.kind, made.address(made.operands[0])
-    registers = made.registers(made.operands[1])
-    values = made.sources(*registers)
-    made.accesses(space, np.dtype(kind.bits).itemsize * len(registers))
+def _store(op: Made) -> Step:
+    op.allow(*SPACES, *CACHES, "v2", "v4", "volatile", "relaxed", "gpu", "cta", "weak")
+    space, kind, address = op.space, op.kind, op.address(op.operands[0])
+    registers = op.registers(op.operands[1])
+    values = op.sources(*registers)
+    op.accesses(space, np.dtype(kind.bits).itemsize * len(registers))
 
     def run_it(run: Run, lanes: Lanes) -> None:
         bits = [kind.encode(value) for value in values(run, lanes)]
@@ -449,26 +447,26 @@ CHANGES: dict[str, Callable[..., Array]] = {
 
 
 @makes("atom", "red")
-def _atomic(made: Made) -> Step:
-    made.allow(*SPACES, *CHANGES, "cas", "relaxed", "gpu", "cta", "noftz", "sys", "v2", "v4")
-    operands = made.operands if made.name == "atom" else ["_", *made.operands]
-    how, kind, space = made.one_of(*CHANGES, "cas"), made.kind, made.space
-    registers = made.registers(operands[2])
-    if len(registers) > 1 and made.name == "atom":
-        raise PtxError(f"not known: {made.statement}")
-    address, values = made.address(operands[1]), made.sources(*registers)
-    swapped = made.source(operands[3]) if how == "cas" else None
-    target = made.target(operands[0].strip("{} "))
+def _atomic(op: Made) -> Step:
+    op.allow(*SPACES, *CHANGES, "cas", "relaxed", "gpu", "cta", "noftz", "sys", "v2", "v4")
+    operands = op.operands if op.name == "atom" else ["_", *op.operands]
+    how, kind, space = op.one_of(*CHANGES, "cas"), op.kind, op.space
+    registers = op.registers(operands[2])
+    if len(registers) > 1 and op.name == "atom":
+        raise PtxError(f"not known: {op.statement}")
+    address, values = op.address(operands[1]), op.sources(*registers)
+    swapped = op.source(operands[3]) if how == "cas" else None
+    target = op.target(operands[0].strip("{} "))
     size = np.dtype(kind.bits).itemsize
-    made.accesses(space, size)
+    op.accesses(space, size)
 
     def run_it(run: Run, lanes: Lanes) -> None:
-        at, count = address(run, lanes), len(lanes.ids)
+        where, count = address(run, lanes), len(lanes.ids)
         run.launch.counts["atomics"] += count * len(registers)
         new = swapped(run, lanes) if swapped is not None else None
         old = np.zeros((count, *kind.decode(np.zeros(1, kind.bits)).shape[1:]), kind.number)
         for k, value in enumerate(values(run, lanes)):
-            for which, data, offset in run.resolved(space, at + k * size, lanes, size, "atomic"):
+            for which, data, offset in run.resolved(space, where + k * size, lanes, size, "atomic"):
                 view, first = data.view(kind.bits), offset // size
                 for turn in _turns(first, run.launch.random):
                     some, cells = which[turn], first[turn]
@@ -494,40 +492,40 @@ def _turns(cells: Array, random: np.random.Generator) -> list[Array]:
 
 
 @makes("cp")
-def _copy(made: Made) -> Step:
+def _copy(op: Made) -> Step:
     """Copies that are read at once, and written where they are waited for."""
-    made.allow("async", "ca", "cg", "shared", "shared_cta", "global", "commit_group", "wait_group",
+    op.allow("async", "ca", "cg", "shared", "shared_cta", "global", "commit_group", "wait_group",
                "wait_all", "L2_128B", "L2_256B", "L2_64B")  # fmt: skip
-    if not made.has("async"):
-        raise PtxError(f"not known: {made.statement}")
-    if made.has("commit_group"):
+    if not op.has("async"):
+        raise PtxError(f"not known: {op.statement}")
+    if op.has("commit_group"):
 
         def commit(run: Run, lanes: Lanes) -> None:
             run.groups[lanes.ids] += 1
 
         return commit
-    if made.has("wait_group") or made.has("wait_all"):
-        left = int(made.operands[0]) if made.operands else -1
+    if op.has("wait_group") or op.has("wait_all"):
+        left = int(op.operands[0]) if op.operands else -1
         return lambda run, lanes: _wait(run, lanes, left)
-    size = int(made.operands[2], 0)
-    into, of = made.address(made.operands[0]), made.address(made.operands[1])
-    given = made.source(made.operands[3], KINDS["u32"]) if len(made.operands) > 3 else None
-    made.accesses("shared", size)
-    made.accesses("global", size)
+    size = int(op.operands[2], 0)
+    into, of = op.address(op.operands[0]), op.address(op.operands[1])
+    count = op.source(op.operands[3], KINDS["u32"]) if len(op.operands) > 3 else None
+    op.accesses("shared", size)
+    op.accesses("global", size)
 
     def copy(run: Run, lanes: Lanes) -> None:
-        at, source = into(run, lanes), of(run, lanes)
-        wanted = given(run, lanes) if given is not None else np.full(len(lanes.ids), size)
+        to, source = into(run, lanes), of(run, lanes)
+        wanted = count(run, lanes) if count is not None else np.full(len(lanes.ids), size)
         if not np.isin(wanted, (0, size)).all():
             raise PtxError("not known: an asynchronous copy of a part")
         data, some = np.zeros((len(lanes.ids), size // 4), np.uint32), np.flatnonzero(wanted)
         if some.size:
             read = lanes.where(wanted > 0)
-            found = run.load("global", source[some], read, np.uint32, size // 4)
-            data[some] = np.stack(found, -1)
+            words = run.load("global", source[some], read, np.uint32, size // 4)
+            data[some] = np.stack(words, -1)
         nothing = np.full(len(lanes.ids), 0xFFFFFFFF, np.uint32)
-        run.store("shared", at, lanes, [nothing] * (size // 4), "copy")
-        run.copies.append((lanes.ids.copy(), run.groups[lanes.ids].copy(), at, data))
+        run.store("shared", to, lanes, [nothing] * (size // 4), "copy")
+        run.copies.append((lanes.ids.copy(), run.groups[lanes.ids].copy(), to, data))
 
     return copy
 
@@ -539,13 +537,13 @@ def _wait(run: Run, lanes: Lanes, left: int) -> None:
     here = np.zeros(run.count, bool)
     here[lanes.ids] = True
     rest = []
-    for ids, groups, at, data in run.copies:
+    for ids, groups, to, data in run.copies:
         arrived = here[ids] & (groups < run.groups[ids] - left)
         if arrived.any():
             values = [np.ascontiguousarray(column) for column in data[arrived].T]
-            run.store("shared", at[arrived], Some(ids[arrived], False), values, "arrived")
+            run.store("shared", to[arrived], Some(ids[arrived], False), values, "arrived")
         if not arrived.all():
-            rest.append((ids[~arrived], groups[~arrived], at[~arrived], data[~arrived]))
+            rest.append((ids[~arrived], groups[~arrived], to[~arrived], data[~arrived]))
     run.copies = rest
 
 
@@ -553,16 +551,16 @@ def _wait(run: Run, lanes: Lanes, left: int) -> None:
 
 
 @makes("shfl")
-def _shuffle(made: Made) -> Step:
-    made.allow("sync", "up", "down", "bfly", "idx")
-    mode, word = made.one_of("up", "down", "bfly", "idx"), KINDS["u32"]
-    into, _, flag = made.operands[0].partition("|")
-    target, other = made.target(into.strip(), word), made.target(flag.strip() or "_", KINDS["pred"])
-    sources = made.sources(*made.operands[1:], kind=word)
+def _shuffle(op: Made) -> Step:
+    op.allow("sync", "up", "down", "bfly", "idx")
+    mode, word = op.one_of("up", "down", "bfly", "idx"), KINDS["u32"]
+    into, _, flag = op.operands[0].partition("|")
+    target, other = op.target(into.strip(), word), op.target(flag.strip() or "_", KINDS["pred"])
+    sources = op.sources(*op.operands[1:], kind=word)
 
     def run_it(run: Run, lanes: Lanes) -> None:
         value, by, bounds, mask = sources(run, lanes)
-        run.check_mask(lanes, mask, made.statement.opcode)
+        run.check_mask(lanes, mask, op.statement.opcode)
         run.launch.counts["shuffles"] += len(lanes.ids)
         lane, by = lanes.ids & 31, (by & 31).astype(np.int64)
         segment, clamp = (
@@ -588,32 +586,32 @@ def _shuffle(made: Made) -> Step:
 
 
 @makes("vote", "activemask")
-def _vote(made: Made) -> Step:
-    made.allow("sync", "ballot", "any", "all")
-    how = "active" if made.name == "activemask" else made.one_of("ballot", "any", "all")
+def _vote(op: Made) -> Step:
+    op.allow("sync", "ballot", "any", "all")
+    how = "active" if op.name == "activemask" else op.one_of("ballot", "any", "all")
     word, result = KINDS["u32"], KINDS["u32" if how in ("ballot", "active") else "pred"]
-    target = made.target(made.operands[0], result)
+    target = op.target(op.operands[0], result)
     if how == "active":
         holds, masks = None, None
     else:
-        holds = made.source(made.operands[1], KINDS["pred"])
-        masks = made.source(made.operands[2], word)
+        holds = op.source(op.operands[1], KINDS["pred"])
+        masks = op.source(op.operands[2], word)
 
     def run_it(run: Run, lanes: Lanes) -> None:
-        own, warp = np.uint32(1) << (lanes.ids & 31).astype(np.uint32), lanes.ids >> 5
+        bit, warp = np.uint32(1) << (lanes.ids & 31).astype(np.uint32), lanes.ids >> 5
         yes = np.zeros(run.count // 32, np.uint32)
         if holds is None or masks is None:
-            np.bitwise_or.at(yes, warp, own)
+            np.bitwise_or.at(yes, warp, bit)
             target(run, lanes, yes[warp])
             return
         mask = masks(run, lanes)
-        run.check_mask(lanes, mask, made.statement.opcode)
+        run.check_mask(lanes, mask, op.statement.opcode)
         here = np.zeros_like(yes)
-        np.bitwise_or.at(here, warp, own)
-        np.bitwise_or.at(yes, warp, np.where(holds(run, lanes), own, np.uint32(0)))
-        found, all_of = yes[warp] & mask, here[warp] & mask
+        np.bitwise_or.at(here, warp, bit)
+        np.bitwise_or.at(yes, warp, np.where(holds(run, lanes), bit, np.uint32(0)))
+        votes, all_of = yes[warp] & mask, here[warp] & mask
         answers = {
-            "ballot": found, "any": found != 0, "all": found == all_of,
+            "ballot": votes, "any": votes != 0, "all": votes == all_of,
         }  # fmt: skip
         target(run, lanes, answers[how])
 
@@ -621,23 +619,23 @@ def _vote(made: Made) -> Step:
 
 
 @makes("bar")
-def _warp_barrier(made: Made) -> Step:
-    made.allow("warp", "sync")
-    if not made.has("warp"):
-        raise PtxError(f"not known: {made.statement}")
-    masks = made.source(made.operands[0], KINDS["u32"])
+def _warp_barrier(op: Made) -> Step:
+    op.allow("warp", "sync")
+    if not op.has("warp"):
+        raise PtxError(f"not known: {op.statement}")
+    masks = op.source(op.operands[0], KINDS["u32"])
 
     def run_it(run: Run, lanes: Lanes) -> None:
-        run.check_mask(lanes, masks(run, lanes), made.statement.opcode)
+        run.check_mask(lanes, masks(run, lanes), op.statement.opcode)
         run.who.warp_time[lanes.ids] += 1
 
     return run_it
 
 
 @makes("membar", "fence")
-def _fence(made: Made) -> Step:
+def _fence(op: Made) -> Step:
     """Orders nothing here: blocks race, whatever they wait for."""
-    made.allow("gl", "cta", "sys", "gpu", "sc", "acq_rel")
+    op.allow("gl", "cta", "sys", "gpu", "sc", "acq_rel")
     return lambda run, lanes: None
 
 

@@ -31,7 +31,7 @@ class Lanes(NamedTuple):
     whole: bool
 
     def of(self, values: Array) -> Array:
-        """Their part of an array over all threads."""
+        """The lanes' part of an array over all threads."""
         return values if self.whole else values[self.ids]
 
     def put(self, values: Array, new: Array) -> None:
@@ -39,7 +39,7 @@ class Lanes(NamedTuple):
         values[slice(None) if self.whole else self.ids] = new
 
     def where(self, condition: Array) -> Lanes:
-        """Those for which a condition holds."""
+        """The lanes for which a condition holds."""
         return self if condition.all() else Lanes(self.ids[condition], False)
 
 
@@ -57,7 +57,7 @@ class Module:
 
 
 class Kernel:
-    """A kernel whose instructions are steps: functions of a run and the lanes that come to them."""
+    """A kernel whose instructions are steps: functions of a run and the lanes that reach them."""
 
     def __init__(self, text: Text) -> None:
         self.text, self.name = text, text.name
@@ -115,7 +115,7 @@ def _guarded(step: Step, statement: Statement) -> Step:
 
 
 class Launch:
-    """What all blocks of a launch have in common."""
+    """The state that all blocks of a launch share."""
 
     def __init__(
         self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], values: Sequence[Any],
@@ -213,7 +213,7 @@ class Run:
                 lanes.put(self.at, taken)
 
     def _release(self) -> None:
-        """Let blocks go on from a barrier, which all of their threads must have come to."""
+        """Let blocks leave a barrier, which all of their threads must have reached."""
         table = self.at.reshape(-1, self.launch.per_block)
         after = self.after.reshape(table.shape)
         waiting = table == WAITING
@@ -256,12 +256,12 @@ class Run:
     ) -> list[Array]:
         """Neighbouring numbers at the address of each lane, as bits; how : or "nc"."""
         size = np.dtype(bits).itemsize
-        found = [np.zeros(len(lanes.ids), bits) for _ in range(count)]
+        words = [np.zeros(len(lanes.ids), bits) for _ in range(count)]
         for which, data, offset in self.resolved(space, address, lanes, size * count, how):
             view, first = data.view(bits), offset // size
             for k in range(count):
-                found[k][which] = view[first + k]
-        return found
+                words[k][which] = view[first + k]
+        return words
 
     def store(
         self, space: str, address: Array, lanes: Lanes, values: Sequence[Array], how: str = "write"
@@ -284,15 +284,15 @@ class Run:
     ) -> list[tuple[Array, Array, Array]]:  # fmt: skip
         """(which lanes, bytes, offsets in them) of each memory touched, after all checks."""
         if space == "generic":
-            found = []
+            parts = []
             for name, window in WINDOWS.items():
                 which = np.flatnonzero(address >> 60 == window >> 60)
                 if which.size:
                     some = Lanes(lanes.ids[which], False)
                     part = [value[which] for value in values]
                     inner = self.resolved(name, address[which] - window, some, size, how, part)
-                    found += [(which[places], data, offset) for places, data, offset in inner]
-            return found
+                    parts += [(which[places], data, offset) for places, data, offset in inner]
+            return parts
         crooked = np.flatnonzero(address % size)
         if crooked.size:
             place = int(crooked[0])
@@ -334,7 +334,7 @@ class Run:
             raise PtxError(
                 f"out of bounds: {self._says(lanes, place, how, size)} {where}"
             ) from None
-        found = []
+        pieces = []
         for which, buffer in parts:
             if buffer.read_only and how in ("write", "atomic"):
                 raise PtxError(f"{buffer.name} may only be read: {how}")
@@ -348,8 +348,8 @@ class Run:
                 some = Lanes(lanes.ids[which], False)
                 part = [value[which] for value in values]
                 self._raced(accesses, offset, some, size, how, buffer.bytes, part, buffer)
-            found.append((which, buffer.bytes, offset))
-        return found
+            pieces.append((which, buffer.bytes, offset))
+        return pieces
 
     def _raced(
         self, accesses: Accesses, offset: Array, lanes: Lanes, size: int, how: str, data: Array,
@@ -359,8 +359,8 @@ class Run:
         same = None
         if self.launch.equal and how == "write" and len(values):
             first, bits = offset // values[0].itemsize, values[0].dtype
-            there = data.view(bits)
-            same = np.logical_and.reduce([there[first + k] == v for k, v in enumerate(values)])
+            stored = data.view(bits)
+            same = np.logical_and.reduce([stored[first + k] == v for k, v in enumerate(values)])
         try:
             accesses.touch(offset, size, how, self.who.of(lanes.ids), same)
         except Race as race:
@@ -372,8 +372,8 @@ class Run:
 
     def _says(self, lanes: Lanes, place: int, how: str, size: int = 0) -> str:
         does = {"write": "writes", "atomic": "changes by an atomic", "copy": "copies to"}
-        told = f"{self.told(self.who.threads[lanes.ids[place]])} {does.get(how, 'reads')}"
-        return f"{told} {size} bytes" if size else told
+        lane = f"{self.told(self.who.threads[lanes.ids[place]])} {does.get(how, 'reads')}"
+        return f"{lane} {size} bytes" if size else lane
 
     def _element(self, byte: int, buffer: Buffer | None) -> str:
         """An element of a buffer, or the place in an array in shared memory."""
@@ -381,35 +381,35 @@ class Run:
             return f"{buffer.name}[{(byte + buffer.base - buffer.start) // buffer.element}]"
         byte %= self.launch.shared_size
         shared = self.kernel.text.shared
-        for name, at in shared.places.items():
-            if at <= byte < at + shared.sizes[name]:
-                return f"{readable(name)}[byte {byte - at}]"
+        for name, start in shared.places.items():
+            if start <= byte < start + shared.sizes[name]:
+                return f"{readable(name)}[byte {byte - start}]"
         return f"dynamic shared memory[byte {byte - self.launch.dynamic_at}]"
 
     # --- warps -------------------------------------------------------------------------------
 
-    def check_mask(self, lanes: Lanes, mask: Array, what: str) -> None:
+    def check_mask(self, lanes: Lanes, mask: Array, name: str) -> None:
         """Raise where a mask names lanes that neither come nor have ended, or not the lane."""
         warp = lanes.ids >> 5
-        own = np.uint32(1) << (lanes.ids & 31).astype(np.uint32)
-        if (mask & own == 0).any():
-            raise PtxError(f"{what}: the mask does not name the lane itself")
+        bit = np.uint32(1) << (lanes.ids & 31).astype(np.uint32)
+        if (mask & bit == 0).any():
+            raise PtxError(f"{name}: the mask does not name the lane itself")
         here = np.zeros(self.count // WARP, np.uint32)
-        np.bitwise_or.at(here, warp, own)
+        np.bitwise_or.at(here, warp, bit)
         powers = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
         ended = (self.at.reshape(-1, WARP) == ENDED) @ powers.astype(np.uint64)
         missing = np.flatnonzero(mask & ~(here | ended.astype(np.uint32))[warp])
         if missing.size:
-            told = self.told(self.who.threads[lanes.ids[int(missing[0])]])
-            raise PtxError(f"{what} of {told}: lanes of its mask do not come")
+            lane = self.told(self.who.threads[lanes.ids[int(missing[0])]])
+            raise PtxError(f"{name} of {lane}: lanes of its mask do not come")
 
-    def whole_warps(self, lanes: Lanes, what: str) -> int:
+    def whole_warps(self, lanes: Lanes, name: str) -> int:
         """The number of warps that come; raises where lanes of one do not."""
         ids = lanes.ids
         if len(ids) % WARP or (ids.reshape(-1, WARP)[:, 0] % WARP).any() or (
             ids[WARP - 1 :: WARP] - ids[::WARP] != WARP - 1
         ).any():  # fmt: skip
-            raise PtxError(f"{what}: lanes of a warp do not come")
+            raise PtxError(f"{name}: lanes of a warp do not come")
         return len(ids) // WARP
 
 
@@ -419,10 +419,10 @@ def _place(block: int) -> int:
 
 def _special(launch: Launch, place: Array, block: Array) -> dict[str, Array]:
     """Special registers, of each thread."""
-    found = {"%laneid": place % WARP, "%warpid": place // WARP}
+    registers = {"%laneid": place % WARP, "%warpid": place // WARP}
     for name, number, sizes in (("tid", place, launch.block), ("ctaid", block, launch.grid)):
         for letter, size in zip("xyz", sizes, strict=True):
-            found[f"%{name}.{letter}"] = number % size
-            found[f"%n{name}.{letter}"] = np.full(len(place), size)
+            registers[f"%{name}.{letter}"] = number % size
+            registers[f"%n{name}.{letter}"] = np.full(len(place), size)
             number = number // size
-    return {name: values.astype(np.uint32) for name, values in found.items()}
+    return {name: values.astype(np.uint32) for name, values in registers.items()}

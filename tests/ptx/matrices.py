@@ -54,26 +54,26 @@ def _numbers(registers: Array, kind: str) -> Array:
 
 
 @makes("mma")
-def _multiply(made: Made) -> Step:
-    parts = made.statement.opcode.split(".")
+def _multiply(op: Made) -> Step:
+    parts = op.statement.opcode.split(".")
     match = re.fullmatch(
         r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col(\.satfinite)?\.(\w+)\.(\w+)\.(\w+)\.(\w+)",
-        made.statement.opcode,
+        op.statement.opcode,
     )
     if match is None or match[3] != match[6] or match[4] not in FACTORS or "satfinite" in parts:
-        raise PtxError(f"not known: {made.statement}")
+        raise PtxError(f"not known: {op.statement}")
     depth, total, kinds = int(match[1]), match[3], (match[4], match[5])
     per = 4 // np.dtype(FACTORS[kinds[0]]).itemsize
     word = KINDS["b32"]
-    groups = [made.registers(operand) for operand in made.operands]
+    groups = [op.registers(operand) for operand in op.operands]
     if [len(g) for g in groups[1:3]] != [depth // (2 * per), depth // (4 * per)]:
-        raise PtxError(f"not known: {made.statement}")
-    factors = [made.sources(*group, kind=word) for group in groups[1:3]]
+        raise PtxError(f"not known: {op.statement}")
+    factors = [op.sources(*group, kind=word) for group in groups[1:3]]
     halves = total == "f16"  # two sums in a register
-    added = made.sources(*groups[3], kind=word)
-    targets = [made.target(register, word) for register in groups[0]]
+    added = op.sources(*groups[3], kind=word)
+    targets = [op.target(register, word) for register in groups[0]]
     if len(targets) != (2 if halves else 4):
-        raise PtxError(f"not known: {made.statement}")
+        raise PtxError(f"not known: {op.statement}")
     places, number = (of_a(depth, per), of_b(depth, per)), KINDS[total].number
 
     def run_it(run: Run, lanes: Lanes) -> None:
@@ -101,18 +101,18 @@ def _multiply(made: Made) -> Step:
 
 
 @makes("ldmatrix")
-def _load_matrices(made: Made) -> Step:
+def _load_matrices(op: Made) -> Step:
     """Lanes 8 n to 8 n + 7 give the addresses of the rows of matrix n."""
-    made.allow("sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared_cta")
-    if made.kinds != ["b16"]:
-        raise PtxError(f"not known: {made.statement}")
-    targets = [made.target(r, KINDS["b32"]) for r in made.registers(made.operands[0])]
-    if len(targets) != int(made.one_of("x1", "x2", "x4")[1:]):
-        raise PtxError(f"not known: {made.statement}")
-    address = made.address(made.operands[1])
-    made.accesses("shared", 16)
+    op.allow("sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared_cta")
+    if op.kinds != ["b16"]:
+        raise PtxError(f"not known: {op.statement}")
+    targets = [op.target(r, KINDS["b32"]) for r in op.registers(op.operands[0])]
+    if len(targets) != int(op.one_of("x1", "x2", "x4")[1:]):
+        raise PtxError(f"not known: {op.statement}")
+    address = op.address(op.operands[1])
+    op.accesses("shared", 16)
     row, column = np.broadcast_to(GROUP[:, None], (32, 2)), 2 * PLACE[:, None] + np.arange(2)
-    if made.has("trans"):
+    if op.has("trans"):
         row, column = column, row
 
     def run_it(run: Run, lanes: Lanes) -> None:

@@ -1,4 +1,4 @@
-"""Buffers that kernels may touch, and who touched each part of them: races."""
+"""Buffers of kernels, and records of the threads that touched them: races."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ class Global:
         self.buffers.append(Buffer(name, at, size, element, read_only))
 
     def parts(self, addresses: Array, size: int) -> list[tuple[Array, Buffer]]:
-        """Each buffer that is touched, and which of the addresses lie in it; -1 for the others."""
+        """Each touched buffer, and which of the addresses lie in it; -1 for the others."""
         left = np.ones(len(addresses), bool)
-        found = []
+        touched = []
         low, high = int(addresses.min()), int(addresses.max()) + size
         for buffer in self.buffers:
             if buffer.start < high and low < buffer.stop:
                 inside = (addresses >= buffer.start) & (addresses + size <= buffer.stop) & left
                 if inside.any():
-                    found.append((np.flatnonzero(inside), buffer))
+                    touched.append((np.flatnonzero(inside), buffer))
                     left &= ~inside
         if left.any():
             place = int(np.flatnonzero(left)[0])
             raise OutOfBounds(place, self.nearest(int(addresses[place])))
-        return found
+        return touched
 
     def nearest(self, address: int) -> str:
-        """Where an address lies, by the buffer that is nearest."""
+        """The location of an address, relative to the nearest buffer."""
         by_distance = sorted(
             self.buffers, key=lambda b: max(b.start - address, address - b.stop + 1)
         )
@@ -117,32 +117,32 @@ class _Records:
         self.warp_time = np.zeros(size, np.int32)
         self.some = False  # whether anything is recorded
 
-    def unordered(self, at: Array, who: Who) -> Array:
+    def unordered(self, index: Array, by: Who) -> Array:
         """Whether no barrier lies between what is recorded at granules and accesses to them."""
         if not self.some:
-            return np.zeros(len(at), bool)
-        thread, spread = self.thread[at], self.spread[at]
-        before = (self.block[at] == who.blocks) & (spread < MANY) & (self.time[at] < who.time)
-        in_warp = (thread >> 5 == who.threads >> 5) & (spread <= WARP)
-        before |= in_warp & (self.warp_time[at] < who.warp_time)
-        return (thread >= 0) & ~before & ((thread != who.threads) | (spread > ONE))
+            return np.zeros(len(index), bool)
+        thread, spread = self.thread[index], self.spread[index]
+        before = (self.block[index] == by.blocks) & (spread < MANY) & (self.time[index] < by.time)
+        in_warp = (thread >> 5 == by.threads >> 5) & (spread <= WARP)
+        before |= in_warp & (self.warp_time[index] < by.warp_time)
+        return (thread >= 0) & ~before & ((thread != by.threads) | (spread > ONE))
 
-    def add(self, at: Array, who: Who) -> None:
+    def add(self, index: Array, by: Who) -> None:
         """Record accesses, beside those that did not happen before them."""
         self.some = True
-        thread, block = self.thread[at], self.block[at]
+        thread, block = self.thread[index], self.block[index]
         spread = np.where(
-            self.unordered(at, who),
-            np.maximum(self.spread[at], _spread(thread, block, who.threads, who.blocks)),
+            self.unordered(index, by),
+            np.maximum(self.spread[index], _spread(thread, block, by.threads, by.blocks)),
             ONE,
         )
-        self.thread[at], self.block[at], self.spread[at] = who.threads, who.blocks, spread
-        self.time[at], self.warp_time[at] = who.time, who.warp_time
-        other = self.thread[at]
-        twice = np.flatnonzero(other != who.threads)  # lanes of one instruction
+        self.thread[index], self.block[index], self.spread[index] = by.threads, by.blocks, spread
+        self.time[index], self.warp_time[index] = by.time, by.warp_time
+        other = self.thread[index]
+        twice = np.flatnonzero(other != by.threads)  # lanes of one instruction
         if twice.size:
-            same = at[twice]
-            level = _spread(other[twice], self.block[same], who.threads[twice], who.blocks[twice])
+            same = index[twice]
+            level = _spread(other[twice], self.block[same], by.threads[twice], by.blocks[twice])
             np.maximum.at(self.spread, same, level.astype(np.int8))
 
 
@@ -156,7 +156,7 @@ class Race(Exception):
 
 
 class Accesses:
-    """Who touched which granule of some bytes, and what of it holds nothing yet.
+    """The threads that touched each granule of some bytes; which are uninitialised.
 
     granule : bytes of the narrowest access
     known : whether everything holds a value, as in global memory
@@ -169,7 +169,7 @@ class Accesses:
         self.empty = None if known else np.ones(count, bool)
         self.coming = None if known else np.zeros(count, bool)
 
-    def touch(self, first: Array, size: int, how: str, who: Who, same: Array | None = None) -> None:
+    def touch(self, first: Array, size: int, how: str, by: Who, same: Array | None = None) -> None:
         """Record accesses to `size` bytes from offsets on.
 
         how : "read", "write" or "atomic"
@@ -178,42 +178,42 @@ class Accesses:
         Raises `Race`.
         """
         for k in range(max(1, size // self.granule)):
-            at = first // self.granule + k
+            index = first // self.granule + k
             others = [(self.writes, "wrote")]
             if how != "atomic":
                 others.append((self.atomics, "changed by an atomic"))
             if how != "read":
                 others.append((self.reads, "read"))
             for records, did in others:
-                bad = records.unordered(at, who)
+                bad = records.unordered(index, by)
                 if same is not None and did == "wrote":
                     bad &= ~same
                 if bad.any():
                     place = int(np.flatnonzero(bad)[0])
-                    other = int(records.thread[at[place]])
-                    raise Race(place, int(at[place]) * self.granule, other, did)
+                    other = int(records.thread[index[place]])
+                    raise Race(place, int(index[place]) * self.granule, other, did)
             records = {"read": self.reads, "write": self.writes, "atomic": self.atomics}[how]
-            records.add(at, who)
+            records.add(index, by)
             if how == "write" and same is None:
-                twice = np.flatnonzero(records.thread[at] != who.threads)
+                twice = np.flatnonzero(records.thread[index] != by.threads)
                 if twice.size:
                     place = int(twice[0])
-                    other = int(records.thread[at[place]])
-                    raise Race(place, int(at[place]) * self.granule, other, "wrote")
+                    other = int(records.thread[index[place]])
+                    raise Race(place, int(index[place]) * self.granule, other, "wrote")
 
     def filled(self, first: Array, size: int, how: str) -> None:
         """Note what holds a value now, or is to come ("copy"); raises for reads of none."""
         if self.empty is None or self.coming is None:
             return
         for k in range(max(1, size // self.granule)):
-            at = first // self.granule + k
+            index = first // self.granule + k
             if how == "copy":
-                self.coming[at] = True
+                self.coming[index] = True
                 continue
-            if how != "arrived" and self.coming[at].any():
+            if how != "arrived" and self.coming[index].any():
                 raise PtxError(f"{how}s where an asynchronous copy is on its way, not waited for")
-            if how in ("read", "atomic") and self.empty[at].any():
+            if how in ("read", "atomic") and self.empty[index].any():
                 raise PtxError("reads what nobody has written")
-            self.empty[at] = False
+            self.empty[index] = False
             if how == "arrived":
-                self.coming[at] = False
+                self.coming[index] = False

@@ -21,22 +21,22 @@ def order(successors: Mapping[int, Sequence[int]], entry: int = 0) -> list[int]:
     loops = (leads & leads.T).argmax(1)
     ways = leads.sum(0)
     places = sorted(range(len(nodes)), key=lambda n: (ways[n], loops[n], n))
-    found: list[int] = []
+    ordered: list[int] = []
     for loop in dict.fromkeys(int(loops[n]) for n in places):
         inside = [nodes[n] for n in places if loops[n] == loop]
         if len(inside) == 1:
-            found += inside
+            ordered += inside
             continue
         entered = {m for n in nodes if n not in inside for m in successors[n]} | {entry}
         head = next((n for n in inside if n in entered), inside[0])
         rest = {n: successors[n] for n in inside if n != head}
         first = next((m for m in successors[head] if m in rest), min(rest))
-        found += [head, *order(rest, first)]
-    return found
+        ordered += [head, *order(rest, first)]
+    return ordered
 
 
 def _reachable(nodes: list[int], successors: Mapping[int, Sequence[int]]) -> np.ndarray:
-    """Which block leads to which, itself included."""
+    """Reachability of blocks, including from themselves."""
     place = {node: n for n, node in enumerate(nodes)}
     leads = np.eye(len(nodes), dtype=np.float32)
     for node in nodes:

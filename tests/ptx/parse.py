@@ -75,15 +75,15 @@ def parse(text: str) -> dict[str, Text]:
     """The kernels of a module by name."""
     text = re.sub(r"//[^\n]*", "", re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL))
     shared, dynamic = Arrays(), set[str]()
-    found: dict[str, Text] = {}
-    outside, at = "", 0
+    kernels: dict[str, Text] = {}
+    outside, begin = "", 0
     for match in re.finditer(r"(?:\.visible\s+)?\.(entry|func)\b", text):
-        if match.start() < at:
+        if match.start() < begin:
             continue
         opening = text.index("{", match.start())
         end = _closing(text, opening)
-        outside += text[at : match.start()]
-        at = end + 1
+        outside += text[begin : match.start()]
+        begin = end + 1
         if match[1] == "func":
             continue  # a call of it is not known
         head = text[match.start() : opening]
@@ -92,11 +92,11 @@ def parse(text: str) -> dict[str, Text]:
         assert name is not None
         kernel = Text(name[1], [(p, kind) for kind, p in params], shared, dynamic)
         _Body(kernel).read(text[opening + 1 : end])
-        found[kernel.name] = kernel
-    for statement in (outside + text[at:]).split(";"):
+        kernels[kernel.name] = kernel
+    for statement in (outside + text[begin:]).split(";"):
         if ".shared" in statement:
             _shared(statement, shared, dynamic)
-    return found
+    return kernels
 
 
 def _closing(text: str, opening: int) -> int:
@@ -220,17 +220,17 @@ def _successors(block: Block) -> list[int]:
 def _pieces(text: str) -> Iterator[tuple[str, str]]:
     """Braces of scopes ("open", "close"), labels and statements ("do")."""
     form = re.compile(r"\s*(?:(\{)|(\})|([\w$]+)\s*:(?!:)|([^;]*);)")
-    at = 0
-    while match := form.match(text, at):
-        at = match.end()
+    begin = 0
+    while match := form.match(text, begin):
+        begin = match.end()
         if match[1] or match[2]:
             yield ("open" if match[1] else "close"), ""
         elif match[3]:
             yield "label", match[3]
         elif match[4].strip():
             yield "do", " ".join(match[4].split())
-    if text[at:].strip():
-        raise PtxError(f"text {text[at : at + 80].strip()!r}")
+    if text[begin:].strip():
+        raise PtxError(f"text {text[begin : begin + 80].strip()!r}")
 
 
 def split(text: str) -> list[str]:

@@ -57,12 +57,12 @@ class Case(NamedTuple):
         signature = kernel.signature
         values = [self.given.get(name) for name in signature.names]
         out: dict[str, Any] = {}
-        for at, (name, value) in enumerate(zip(signature.names, values, strict=True)):
-            if value is None and at in signature.arrays:
-                shape, dtype = signature.expected_shape(at, values), signature.dtypes[at]
+        for n, (name, value) in enumerate(zip(signature.names, values, strict=True)):
+            if value is None and n in signature.arrays:
+                shape, dtype = signature.expected_shape(n, values), signature.dtypes[n]
                 value = RNG.uniform(-1, 1, shape).astype(dtype)
-            if at in signature.outputs:
-                value = np.full(signature.expected_shape(at, values), np.nan, signature.dtypes[at])
+            if n in signature.outputs:
+                value = np.full(signature.expected_shape(n, values), np.nan, signature.dtypes[n])
             out[name] = value
         return out
 
@@ -115,17 +115,17 @@ def registered(problem: Any, config: Any, pattern: Any = PATTERN, feat: int = FE
     template = TEMPLATES[type(config), type(problem)]
     arranged = template.arrange(pattern, problem, config)
     sizes = {"heads": 1, "feat": feat, "feat_in": FEAT, "tiles": config.tiles(feat)}
-    given = {**sizes, **arranged.arguments}
+    args = {**sizes, **arranged.arguments}
     if not isinstance(problem, Sddmm):
         nnz = len(pattern.indices)
-        given |= arranged.stored.values(A=RNG.uniform(-1, 1, nnz).astype("float32"))
-    return Case(template.program(problem, config), template.apply, config, given)
+        args |= arranged.stored.values(A=RNG.uniform(-1, 1, nnz).astype("float32"))
+    return Case(template.program(problem, config), template.apply, config, args)
 
 
-def of(problem: Any, config: Any, given: dict[str, Any]) -> Case:
+def of(problem: Any, config: Any, args: dict[str, Any]) -> Case:
     """A kernel of a template of other operators."""
     template = TEMPLATES[type(config), type(problem)]
-    return Case(template.program(problem, config), template.apply, config, given)
+    return Case(template.program(problem, config), template.apply, config, args)
 
 
 MASK_TILES = BlockTiles(8, 2, 3)
@@ -157,7 +157,7 @@ TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
 
 
 def plain(apply: Callable[..., Any], name: str = "spmm") -> Case:
-    """A test program by a primitive: `apply(sch, it, loops)`, of which `loops` has I, J, K."""
+    """A test program scheduled by a primitive: `apply(sch, it, loops)`; `loops` has I, J, K."""
 
     def scheduled(sch: Any) -> None:
         it = sch.get_sparse_iteration(name)
@@ -165,8 +165,8 @@ def plain(apply: Callable[..., Any], name: str = "spmm") -> Case:
         apply(sch, it, SimpleNamespace(**loops))
 
     program = PROGRAMS[name]
-    given = program.inputs(RNG, "small", "float32", "int32")
-    return Case(program.make("float32", "int32"), scheduled, None, given)
+    args = program.inputs(RNG, "small", "float32", "int32")
+    return Case(program.make("float32", "int32"), scheduled, None, args)
 
 
 def _pieces(sch: Any, it: Any, x: Any) -> None:

@@ -1,4 +1,4 @@
-"""What `test_pool.py` runs, each in a process: `python pool_checks.py NAME`."""
+"""Checks that `test_pool.py` runs, each in a process: `python pool_checks.py NAME`."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def products() -> list[Callable[[], bool]]:
     rng = np.random.default_rng(0)
     a = sp.random_array((ROWS, COLUMNS), density=0.02, format="csr", dtype="float32", rng=rng)
     b, wanted = np.ones((COLUMNS, FEAT), "float32"), a @ np.ones((COLUMNS, FEAT), "float32")
-    found = []
+    checks = []
     for blocks in (2, 7):
         config = RowTile(tile=32, lanes=16, tiles_first=False, prefetch=0, blocks=blocks)
         plan = sparsetir.plan("spmm", a, feat=FEAT, threads=blocks, config=config)
-        found.append(lambda plan=plan: np.allclose(plan(b), wanted, atol=1e-4))
+        checks.append(lambda plan=plan: np.allclose(plan(b), wanted, atol=1e-4))
     kernel, x = sparsetir.build(doubled), rng.random(100_003, dtype="float32")
 
     def plain() -> bool:
@@ -70,7 +70,7 @@ def products() -> list[Callable[[], bool]]:
         kernel(x, y)
         return bool((y == 2 * x).all())
 
-    return [*found, plain]
+    return [*checks, plain]
 
 
 def right(calls: list[Callable[[], bool]]) -> None:
@@ -78,7 +78,7 @@ def right(calls: list[Callable[[], bool]]) -> None:
 
 
 def use(kind: int) -> None:
-    """As though the user had said so."""
+    """An environment variable as if the user had set it."""
     launcher, why = pool._launcher()
     assert launcher is not None, why
     library = pool._openmp(True) if kind == pool.OPENMP else None
@@ -103,22 +103,22 @@ def torch_first() -> None:
         right(calls)
 
 
-def settled(said: str = "", most: str = "2") -> tuple[str, int]:
-    """What is chosen anew with these variables."""
-    os.environ.update({"SPARSETIR_POOL": said, "TVM_NUM_THREADS": most})
+def settled(choice: str = "", most: str = "2") -> tuple[str, int]:
+    """The pool and threads chosen with these variables."""
+    os.environ.update({"SPARSETIR_POOL": choice, "TVM_NUM_THREADS": most})
     pool._state.settled = False
     return sparsetir.threads()[:2]
 
 
 def torch_later() -> None:
-    """And what variables choose; of numbers of threads the smaller counts."""
+    """Variables choose, too; the smaller number of threads counts."""
     assert sys.modules["torch"] is None
     calls, kernel = products(), sparsetir.build(doubled)
     right(calls)
     assert pool.threads().pool == "tvm" and pool.threads().why == "torch is not loaded"
     assert not any("gomp" in line for line in open("/proc/self/maps"))  # none of ours is loaded
-    for said, wanted in (("", "tvm"), ("openmp", "tvm"), ("tvm", "tvm"), ("serial", "serial")):
-        assert settled(said)[0] == wanted
+    for choice, wanted in (("", "tvm"), ("openmp", "tvm"), ("tvm", "tvm"), ("serial", "serial")):
+        assert settled(choice)[0] == wanted
         right(calls)
     assert "SPARSETIR_POOL says so" in sparsetir.threads().why
     settled()
@@ -131,8 +131,8 @@ def torch_later() -> None:
     assert pool._state.kind == pool.OPENMP and (y == 2).all()
     assert pool.threads().pool == "openmp"
     right(calls)  # of kernels made before
-    for said in ("", "openmp", "tvm", "serial"):
-        assert settled(said)[0] == (said or "openmp")
+    for choice in ("", "openmp", "tvm", "serial"):
+        assert settled(choice)[0] == (choice or "openmp")
         right(calls)
     for most, of_torch in (("1", 2), ("2", 1), ("3", 2), ("2", 4), ("9" * 30, 2)):
         torch.set_num_threads(of_torch)
@@ -147,7 +147,7 @@ def torch_later() -> None:
 
 
 def errors() -> None:
-    """None is lost on any pool, in twenty calls each, and none is kept for ever.
+    """No pool loses an exception, in twenty calls each, or keeps it alive.
 
     On OpenMP's threads one takes milliseconds.
     """
@@ -225,7 +225,7 @@ def forks() -> None:
 
 
 def spawned() -> None:
-    """Which imports all there is in each worker."""
+    """A start method that imports everything in each worker."""
     from torch.utils.data import DataLoader
 
     loader = DataLoader(Items(), num_workers=2, multiprocessing_context="spawn")
@@ -233,14 +233,14 @@ def spawned() -> None:
 
 
 class Items:
-    """Of a dataset: 1 where a product in a worker was right, on one thread."""
+    """A dataset: 1 where a product in a worker was right, on one thread."""
 
     calls: list[Any] = []
 
     def __len__(self) -> int:
         return 6
 
-    def __getitem__(self, at: int) -> int:
+    def __getitem__(self, index: int) -> int:
         if not self.calls:
             self.calls.extend(products())
         return int(all(call() for call in self.calls) and pool.threads().count == 1)
@@ -265,7 +265,7 @@ def on_two_threads() -> tuple[Any, Any, Any]:
 
 
 def others() -> None:
-    """Modules that somebody else loads keep TVM's launcher."""
+    """Modules that others load keep TVM's launcher."""
     import tvm
 
     kernel, launcher, fields = on_two_threads()
@@ -281,9 +281,9 @@ def others() -> None:
     x, y = np.ones(1000, "float32"), np.zeros(1000, "float32")
     kernel(x, y)
     assert launches == [1] and (y == 2).all()
-    made = tvm.compile(tvm.IRModule({"doubled": doubled.with_attr("global_symbol", "doubled")}),
+    compiled = tvm.compile(tvm.IRModule({"doubled": doubled.with_attr("global_symbol", "doubled")}),
                        target=kernel.target)  # fmt: skip
-    made["doubled"](x, y, 1000)
+    compiled["doubled"](x, y, 1000)
     assert launches == [1]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.so"
@@ -304,10 +304,10 @@ def late_starts() -> None:
 
     @number
     def slow() -> int:
-        found = me()
-        if found:
+        late = me()
+        if late:
             time.sleep(0.005)
-        return found
+        return late
 
     x, y = np.ones(1000, "float32"), np.zeros(1000, "float32")
     fields.limit = pool.LATE
@@ -386,7 +386,7 @@ MS = 1e6  # nanoseconds
 
 
 def busy_for(on: float, off: float, slice: float = 4 * MS) -> Callable[[float], float]:
-    """How late a thread starts where another program has its core for some time of each period."""
+    """The delay of a thread's start while another program takes its core in part of a period."""
 
     def late(now: float) -> float:
         left = on - now % (on + off)
@@ -400,7 +400,7 @@ def quiet_machine() -> None:
 
 
 def busy_machine() -> None:
-    """With pauses and without, short loops and long: at most an eighth is lost, soon less."""
+    """Short loops and long, with pauses and without: at most an eighth is lost, soon less."""
     for work, gap in ((MS, 0), (MS, 20 * MS), (0.3 * MS, 3 * MS)):
         share, time = Simulated(work, lambda _: 4 * MS).calls(4, gap)
         assert share < 0.03 and time < 1.125
@@ -431,7 +431,7 @@ def taking_turns() -> None:
 
 
 def another_tvm() -> None:
-    """Where TVM's insides are not what they were, its pool is used, with the reason."""
+    """Where TVM's internals have changed, its pool is used, with the reason."""
     import torch
     import tvm_ffi
 
@@ -445,8 +445,8 @@ def another_tvm() -> None:
 
     pool.tvm_ffi.get_global_func = changed
     right(products())
-    found = sparsetir.threads()
-    assert found.pool == "tvm" and "ValueError: no such function" in found.why
+    chosen = sparsetir.threads()
+    assert chosen.pool == "tvm" and "ValueError: no such function" in chosen.why
 
 
 # By the processes that they are made in.

@@ -1,4 +1,4 @@
-"""What `sparsetir.build` takes, for which targets, and what it gives."""
+"""Arguments, targets and results of `sparsetir.build`."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_module_with_several_functions_of_all_stages():
 
 
 def test_plain_prim_func_takes_arrays_of_any_alignment():
-    """Its buffers are 64-byte aligned by default; vector code then ends the process."""
+    """Its buffers are 64-byte aligned by default; vector code then crashes the process."""
     schedule = s_tir.Schedule(scale)
     (loop,) = schedule.get_loops("scale")
     schedule.vectorize(schedule.split(loop, [None, 16])[1])
@@ -164,7 +164,7 @@ sparsetir.build(scale)(X[:4], Y, 1)  # ValueError: argument 'x': expected shape 
      (1.0, "Y[i] * X[i, j] * X[i, j]", "(x * x).prod(1)")],
 )  # fmt: skip
 def test_update_of_several_terms(init: float, update: str, expected: str) -> None:
-    """What stands behind the total is one term, in any number of parts."""
+    """A value after the total is one term, in any number of parts."""
     func = sparsetir.from_source(
         "@T.prim_func\ndef f(x: T.handle, y: T.handle, m: T.int32, n: T.int32):\n"
         "    I = T.dense_fixed(m)\n    J = T.dense_fixed(n)\n"

@@ -15,13 +15,13 @@ from sparsetir.schedules.templates.block_linear import BlockTile
 
 @pytest.fixture
 def made(monkeypatch):
-    """What was compiled; a kernel is its stages here."""
-    found = []
+    """The kernels that were compiled; a kernel is its stages here."""
+    kernels = []
     monkeypatch.setattr(run_plan, "_kernels", OrderedDict())
     monkeypatch.setattr(
-        run_plan, "kernel_of", lambda stages, *_, **__: found.append(stages) or stages
+        run_plan, "kernel_of", lambda stages, *_, **__: kernels.append(stages) or stages
     )
-    return found
+    return kernels
 
 
 def wanted(key):
@@ -43,12 +43,12 @@ def test_what_was_not_wanted_for_longest_goes(made, monkeypatch):
 
 def test_operators_keep_no_kernels_of_their_own(made, monkeypatch):
     monkeypatch.setattr(run_plan, "MOST_KERNELS", 1)
-    monkeypatch.setattr(run_plan, "lower_template", lambda *given: given[1])
+    monkeypatch.setattr(run_plan, "lower_template", lambda *args: args[1])
     config, target = BlockTile(lanes=8), resolve_target("llvm")
     chosen = []
 
-    def choose(*given):
-        chosen.append(given)
+    def choose(*args):
+        chosen.append(args)
         return config
 
     for rows in (8, 8, 16, 8):

@@ -42,15 +42,15 @@ def test_loaded_kernel_runs_and_knows_its_parameters(saved):
     built = kernel()
     assert loaded.name == built.name == "spmm"
     assert str(loaded.target) == str(built.target)
-    for what in ("names", "dtypes", "outputs", "index_arrays", "index_sizes", "inferences"):
-        assert getattr(loaded.signature, what) == getattr(built.signature, what)
+    for field in ("names", "dtypes", "outputs", "index_arrays", "index_sizes", "inferences"):
+        assert getattr(loaded.signature, field) == getattr(built.signature, field)
     assert loaded.stages == {}
     assert loaded.assumes == built.assumes and set(built.assumes) == {"l2_bytes", "threads"}
     assert repr(loaded) == repr(built)
 
 
 def test_a_file_says_for_which_machine_it_was_scheduled(tmp_path, monkeypatch):
-    """What this one has plays no part where it is loaded."""
+    """The machine where a kernel is loaded counts, not this one."""
     machine = {"l2_bytes": 123, "threads": 7}
     monkeypatch.setattr("sparsetir.runtime.kernel.assumed_machine", lambda target: machine)
     sparsetir.build(scale).export(tmp_path / "scale.so")
@@ -151,13 +151,13 @@ def test_loading_a_gpu_kernel(tmp_path):
 
 
 def test_no_bit_may_differ(saved, tmp_path):
-    """In the first bytes, in the last ones and anywhere; and no byte may be missing."""
+    """Bits in the first bytes, in the last ones and anywhere; and no byte may be missing."""
     whole, path = saved.read_bytes(), tmp_path / "a.so"
     rng = np.random.default_rng(0)
     places = [*range(0, 64, 7), *range(len(whole) - TRAILER, len(whole))]
-    for at in (*places, *rng.integers(0, len(whole), 30)):
+    for place in (*places, *rng.integers(0, len(whole), 30)):
         data = bytearray(whole)
-        data[at] ^= 1 << rng.integers(8)
+        data[place] ^= 1 << rng.integers(8)
         path.write_bytes(data)
         with pytest.raises(ValueError, match=r"a.so' is not a kernel exported by sparsetir: "):
             sparsetir.load(path)
@@ -203,20 +203,20 @@ def test_forged_descriptions(saved, tmp_path, changes, message):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="libraries of ELF")
 def test_libraries_of_another_processor(saved, tmp_path):
-    library, found = read_library(saved)
+    library, facts = read_library(saved)
     other = bytearray(library)
     other[18] ^= 0xFF
-    forge(tmp_path / "a.so", bytes(other), json.dumps(found).encode())
+    forge(tmp_path / "a.so", bytes(other), json.dumps(facts).encode())
     with pytest.raises(RuntimeError, match="cannot be loaded here: it is for another kind of proc"):
         sparsetir.load(tmp_path / "a.so")
     # Of another name: a library that is mapped may not be cut off.
-    forge(tmp_path / "b.so", b"no library", json.dumps(found).encode())
+    forge(tmp_path / "b.so", b"no library", json.dumps(facts).encode())
     with pytest.raises(RuntimeError, match=r"load: argument 'path': .* cannot be loaded here"):
         sparsetir.load(tmp_path / "b.so")
 
 
 def test_files_that_are_written_into_while_loaded(saved, tmp_path):
-    """As `cp` does: it would end the process, a fork here, or change what the kernel computes."""
+    """Overwriting as by `cp` would end the process, or a fork, or change the kernel's results."""
     path, whole = tmp_path / "a.so", saved.read_bytes()
     path.write_bytes(whole)
     loaded = sparsetir.load(path)

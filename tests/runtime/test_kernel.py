@@ -124,8 +124,8 @@ def test_empty_arrays(kind, empty):
     if empty == "nnz":
         args |= {"a": args["a"][:0], "indices": args["indices"][:0]}
         args["indptr"] = np.zeros(21, "int32")
-    given = {k: KINDS[kind](v) for k, v in args.items()}
-    kernel()(**given)
+    arrays = {k: KINDS[kind](v) for k, v in args.items()}
+    kernel()(**arrays)
     check(args)
 
 
@@ -146,18 +146,18 @@ def test_odd_strides_of_dimensions_of_size_one():
 
 def test_torch_inputs_that_require_gradients():
     args = arguments()
-    given = {name: torch.from_numpy(value) for name, value in args.items()}
-    given["a"].requires_grad_()
-    given["b"].requires_grad_()
-    kernel()(**given)
+    tensors = {name: torch.from_numpy(value) for name, value in args.items()}
+    tensors["a"].requires_grad_()
+    tensors["b"].requires_grad_()
+    kernel()(**tensors)
     check(args)
-    assert given["c"].grad_fn is None
+    assert tensors["c"].grad_fn is None
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("dtype, bound", [("bfloat16", 0.1), ("float16", 0.02)])
 def test_half_precision(kind, dtype, bound):
-    """With indices of 64 bits."""
+    """Kernels of 16-bit floats have indices of 64 bits."""
     built = kernel("spmm", dtype, "int64")
     numpy_dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     for feat in (1, 7, 16, 40):
@@ -167,10 +167,10 @@ def test_half_precision(kind, dtype, bound):
             built(**args)
         else:
             wide = {k: v.astype("float32") if k in "abc" else v for k, v in args.items()}
-            given = {k: torch.from_numpy(v) for k, v in wide.items()}
-            given |= {k: given[k].to(getattr(torch, dtype)) for k in "abc"}
-            built(**given)
-            args["c"] = given["c"].float().numpy()
+            tensors = {k: torch.from_numpy(v) for k, v in wide.items()}
+            tensors |= {k: tensors[k].to(getattr(torch, dtype)) for k in "abc"}
+            built(**tensors)
+            args["c"] = tensors["c"].float().numpy()
         check(args, bound)
 
 

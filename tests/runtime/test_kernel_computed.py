@@ -26,7 +26,7 @@ def built():
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How often a kernel computes."""
+    """The number of times that a kernel computes its parameters."""
     calls = []
 
     def counting(*args, **named):
@@ -140,11 +140,11 @@ def test_listing_and_computing(built):
     assert built.computed == {**COMPUTED, **OF_DEFAULT}
     args = plain_arguments()
     arguments = {**args, "indptr": torch.from_numpy(args["indptr"])}
-    found = built.compute(arguments, {"blocks": 3})
-    assert found["blocks"] == 3
-    np.testing.assert_array_equal(found["block_ptr"], equal_work(args["indptr"], 3, 2))
-    given = {**args, **sizes(args), **found}
-    built.run_unchecked([given[name] for name in built.signature.passed])
+    computed = built.compute(arguments, {"blocks": 3})
+    assert computed["blocks"] == 3
+    np.testing.assert_array_equal(computed["block_ptr"], equal_work(args["indptr"], 3, 2))
+    every = {**args, **sizes(args), **computed}
+    built.run_unchecked([every[name] for name in built.signature.passed])
     check(args)
 
 

@@ -1,4 +1,4 @@
-"""What a kernel refuses, and what it says."""
+"""Errors of kernels and their messages."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def change(**new):
 def call(request):
     """A kernel called for the first time, one that saw these index arrays, one without checks."""
     built = fresh(check=request.param != "unchecked")
-    known = arguments()
+    accepted = arguments()
     if request.param == "seen":
-        built(**known)
+        built(**accepted)
 
     def run(*args, **kwargs):
         for name in ("indptr", "indices"):
-            given = kwargs.get(name)
-            if getattr(given, "dtype", None) == "int32" and np.array_equal(given, known[name]):
-                kwargs[name] = known[name]
+            array = kwargs.get(name)
+            if getattr(array, "dtype", None) == "int32" and np.array_equal(array, accepted[name]):
+                kwargs[name] = accepted[name]
         built(*args, **kwargs)
 
     yield run
@@ -148,8 +148,8 @@ WRONG_SCALARS = [
 
 @pytest.mark.parametrize("name, value, error, message", WRONG_SCALARS)
 def test_wrong_scalar(call, name, value, error, message):
-    who = r"spmm: argument '\w+'" if "shape" in message else f"spmm: argument '{name}'"
-    with pytest.raises(error, match=f"{who}: {message}"):
+    start = r"spmm: argument '\w+'" if "shape" in message else f"spmm: argument '{name}'"
+    with pytest.raises(error, match=f"{start}: {message}"):
         call(**{**arguments(), **SCALARS, name: value})
 
 
@@ -195,7 +195,7 @@ def test_neighbours_in_memory_do_not_overlap(kind):
 
 
 def test_empty_arrays_do_not_overlap():
-    """Also where they point into the output."""
+    """Index arrays that point into the output are refused, too."""
     args = arguments()
     args["a"] = args["c"].reshape(-1)[5:5]
     args["indices"] = args["c"].view("int32").reshape(-1)[7:7]
@@ -230,10 +230,10 @@ def test_cpu_arrays_for_a_gpu_kernel(checked, kind):
 # -- structure --------------------------------------------------------------------------------
 
 
-def edit(at, value):
+def edit(place, value):
     def change_one(x):
         x = x.copy()
-        x[at] = value
+        x[place] = value
         return x
 
     return change_one
@@ -241,8 +241,8 @@ def edit(at, value):
 
 def first_pair(of):
     """The first two indices of the first row that has two are others of them."""
-    at = arguments()["indptr"][np.flatnonzero(np.diff(arguments()["indptr"]) > 1)[0]]
-    return lambda x: edit(slice(at, at + 2), x[at + np.array(of)])(x)
+    first = arguments()["indptr"][np.flatnonzero(np.diff(arguments()["indptr"]) > 1)[0]]
+    return lambda x: edit(slice(first, first + 2), x[first + np.array(of)])(x)
 
 
 WRONG_STRUCTURE = [

@@ -74,7 +74,7 @@ def test_no_blocks_are_not_launched(dtype):
 
 
 def test_tools_refuse_what_a_driver_refuses(monkeypatch):
-    """So that a host part which launches it is seen."""
+    """A launch whose host part is thereby observable."""
     monkeypatch.setattr(gpu_host, "launched_within_limits", lambda mod: mod)
     run = Recorded(function(lambda m, n: (m + 15) // 16))
     with pytest.raises(ValueError, match=r"launched with 0 of blockIdx\.x, not 1 to 2147483647"):
@@ -104,10 +104,10 @@ def test_extents_are_computed_in_64_bits():
 def test_too_many_blocks_are_refused(tag, most):
     run = Recorded(function(lambda m, n: m, "int64", tag))
     assert max(run(m=most, n=0)[1]) == most
-    for got in (most + 1, 2**32 + 5):  # of which a driver reads 5
-        told = f"two_kernel_1: expected at most {most} blocks in {tag[-1]}, got {got}"
-        with pytest.raises(ValueError, match=told):
-            run(m=got, n=0)
+    for count in (most + 1, 2**32 + 5):  # which a driver reads as 5
+        message = f"two_kernel_1: expected at most {most} blocks in {tag[-1]}, got {count}"
+        with pytest.raises(ValueError, match=message):
+            run(m=count, n=0)
     with pytest.raises(ValueError, match=f"at most {most} blocks in {tag[-1]}, got {most + 1}"):
         Recorded(function(lambda m, n: T.int64(most + 1), "int64", tag))
 
@@ -141,13 +141,13 @@ def sharing(size: int, scope: str) -> Any:
 def test_too_much_shared_memory_is_refused(arch, scope, most):
     elements = most * 256
     assert Recorded(sharing(elements, scope), arch)(m=2) == [(2, 1, 1)]
-    told = f"shares_kernel: expected at most {most * 1024} bytes of .*shared memory, got "
-    with pytest.raises(ValueError, match=f"{told}{most * 1024 + 4}"):
+    message = f"shares_kernel: expected at most {most * 1024} bytes of .*shared memory, got "
+    with pytest.raises(ValueError, match=f"{message}{most * 1024 + 4}"):
         Recorded(sharing(elements + 1, scope), arch)
 
 
 def test_limits_of_other_gpus():
-    """What TVM knows of a target; blocks are numbered in 32 bits everywhere."""
+    """Limits that TVM knows of a target; blocks are numbered in 32 bits everywhere."""
     limits = limits_of(tvm.target.Target("vulkan"))
     assert limits[THREADS] == 256
     assert set(limits) == {THREADS, "blockIdx.x", "blockIdx.y", "blockIdx.z"}
@@ -157,7 +157,7 @@ def test_limits_of_other_gpus():
 @pytest.mark.parametrize("target", ["cuda", {"kind": "cuda", "arch": "sm_90"}])
 @pytest.mark.default(1)
 def test_built_kernels_check_their_launches(target):
-    """As those of the tests do; and what a CPU runs launches nothing."""
+    """Functions without limits, as in these tests; and those of a CPU, which launch nothing."""
     program = PROGRAMS["spmm"].make("float32", "int64")
     assert "sparsetir.refuse_launch" in sparsetir.build(program, target).source("ll")
     assert "refuse_launch" not in sparsetir.build(program).source("ll")

@@ -94,16 +94,16 @@ def test_last_passes_are_in_stage_three(target):
         if target == "llvm"
         else (TEMPLATES[RowSplit, Spmm], request("spmm", A, 32).problem, RowSplit.for_features(32))
     )
-    found = text(lower_template(template, problem, config, target))
-    assert '"local"' in found["II scheduled"]
-    assert ('"local"' in found["III"]) == (target is GPU)
+    stages_text = text(lower_template(template, problem, config, target))
+    assert '"local"' in stages_text["II scheduled"]
+    assert ('"local"' in stages_text["III"]) == (target is GPU)
 
 
 def test_a_function_of_stage_two_is_taken_as_it_is():
     second = sparsetir.lower_sparse_iter(spmm())
     sch = s_tir.Schedule(s_tir.renew_defs(second))
-    for given, func in ((second, second), (sch, sch.mod["main"])):
-        stages = sparsetir.lower(given)
+    for source, func in ((second, second), (sch, sch.mod["main"])):
+        stages = sparsetir.lower(source)
         assert list(stages) == ["II scheduled", "III"]
         assert stages["II scheduled"].script() == func.script()
     assert list(sparsetir.lower(plain)) == ["III"]
@@ -162,9 +162,9 @@ def test_a_schedule_for_a_module_of_one_function():
 )
 def test_a_plan_has_every_stage(op, config):
     stages = request(op, A, 32).stages(config)
-    found = text(stages)
-    assert list(stages) == STAGES and len(set(found.values())) == 4
-    assert text(sparsetir.plan(op, A, 32, config=config).kernel.stages) == found
+    stages_text = text(stages)
+    assert list(stages) == STAGES and len(set(stages_text.values())) == 4
+    assert text(sparsetir.plan(op, A, 32, config=config).kernel.stages) == stages_text
 
 
 def test_a_template_of_primitives_alone():

@@ -1,4 +1,4 @@
-"""What is read of machines, on folders and values that stand for other systems."""
+"""Readings of machines, on folders and values that stand for other systems."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ GROUPS = [
     # The least of a group and those around it.
     (3, {"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "800000 100000",
          "sys/fs/cgroup/a/cpu.max": "300000 100000"}),
-    # Version 1: one hierarchy for processors among others, of which a container sees its own group.
+    # Version 1: a hierarchy for processors among others; a container sees its own group.
     (4, {"proc/self/cgroup": "5:memory:/docker/1\n4:cpu,cpuacct:/docker/1\n0::/",
          f"{V1}_quota_us": "400000", f"{V1}_period_us": "100000",
          "sys/fs/cgroup/memory/cpu.cfs_quota_us": "100000",
@@ -120,7 +120,7 @@ def test_big_and_little_cores_of_arm(tmp_path):
 
 
 def test_caches_are_what_the_system_says(tmp_path):
-    """Not those of instructions, and none that it does not know."""
+    """Caches of data alone, and none of unknown kinds."""
     caches = ("1 Data 48K", "1 Instruction 32K", "2 Unified 2048K", "3 Unified 36M", "4 Unified ?")
     texts = {f"{CPU}0/cache/index5/id": "1", "proc/cpuinfo": "processor : 0\nmodel name\t: A CPU "}
     for number, cache in enumerate(caches):
@@ -180,12 +180,12 @@ def test_pools_of_other_systems():
 
 
 def test_kernels_are_opened_and_called_on_other_systems(tmp_path):
-    """By plain files, since memory has none there."""
+    """Kernels are in plain files, since these systems have no files in memory."""
     matrix = scipy.sparse.random(60, 50, 0.1, "csr", "float32", rng=np.random.default_rng(0))
     x = np.ones((50, 8), "float32")
     with assume(linux_or("darwin", real_machine().architecture)):
-        made = sparsetir.plan("spmm", matrix, feat=8)
-        np.testing.assert_allclose(made(x), matrix @ x, rtol=1e-5)
+        plan = sparsetir.plan("spmm", matrix, feat=8)
+        np.testing.assert_allclose(plan(x), matrix @ x, rtol=1e-5)
 
 
 # -- registers -------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def built() -> Any:
 
 
 def arguments(seed: int = 0) -> dict[str, Any]:
-    """Those of the program by name, all but the sizes that shapes imply."""
+    """The program's arguments by name, except the sizes that shapes imply."""
     rng = np.random.default_rng(seed)
     a = sp.random_array((7, 9), density=0.4, format="csr", dtype="float32", rng=rng)
     return {
@@ -123,15 +123,15 @@ def test_the_call_is_the_same(built: Any) -> None:
 def test_recipes_of_others_are_what_they_were(built: Any) -> None:
     args = arguments()
     sizes = {"m": 7, "n": 9, "nnz": len(args["w"])}
-    made = built.compute({**args, **sizes}, {"parts": 9})
-    assert list(made) == list(COMPUTED)
-    every = {**args, **sizes, **made}
-    assert list(built.of_values(args, {n: v for n, v in made.items() if "ed" not in n})) == [
+    computed = built.compute({**args, **sizes}, {"parts": 9})
+    assert list(computed) == list(COMPUTED)
+    every = {**args, **sizes, **computed}
+    assert list(built.of_values(args, {n: v for n, v in computed.items() if "ed" not in n})) == [
         "packed"
     ]
     built.run_unchecked([every[name] for name in built.signature.passed])
     order = np.argsort(args["indices"], kind="stable")
-    np.testing.assert_array_equal(made["order"], order)
+    np.testing.assert_array_equal(computed["order"], order)
     rows = np.repeat(np.arange(7), np.diff(args["indptr"]))
     expected = args["w"] * args["x"][rows] * args["y"][args["indices"]]
     np.testing.assert_allclose(args["out"], expected[order], rtol=1e-6)
@@ -164,15 +164,15 @@ def test_a_kernel_for_gpus(built: Any) -> None:
     every = {**args, **sizes, **built.compute({**args, **sizes})}
     func = sparsetir.lower(program(), target=GPU)["III"]
     names = dict(zip((str(p.name) for p in func.params), TAKEN, strict=True))
-    found = run_opencl(func, {flat: every[name] for flat, name in names.items()})
-    check({**args, "out": found["OUT"]})
+    out = run_opencl(func, {flat: every[name] for flat, name in names.items()})
+    check({**args, "out": out["OUT"]})
 
 
 def test_a_tuned_program() -> None:
     args, func = arguments(), program()
     case = ProgramCase(ProgramTask(func, bound_arguments(func, args)))
-    made = case.prepared(Choices())
-    made.call()
-    assert made.wrong() is None
-    given = sum(args[name].nbytes for name in ("w", "x", "y", "out", "indptr", "indices"))
-    assert made.about["bytes"] == given + 3 * args["w"].nbytes  # rows, columns, packed values
+    prepared = case.prepared(Choices())
+    prepared.call()
+    assert prepared.wrong() is None
+    taken = sum(args[name].nbytes for name in ("w", "x", "y", "out", "indptr", "indices"))
+    assert prepared.about["bytes"] == taken + 3 * args["w"].nbytes  # rows, columns, packed values

@@ -24,7 +24,7 @@ from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 
 pytestmark = linker
-TARGET = {"kind": "llvm", "opt-level": 0}  # of which any CPU has all features
+TARGET = {"kind": "llvm", "opt-level": 0}  # any CPU has all its features
 # Taken by kernels for GPUs alone, which cannot be run here.
 ON_GPUS = {"rows_of_blocks", "rows_of_positions", "shared_rows"}
 
@@ -76,17 +76,17 @@ print(json.dumps(failed))
 
 
 def run_anew(code: str, folder: Path) -> str:
-    """What a new process prints that runs some code in a folder, without torch.
+    """The output of a new process that runs some code in a folder, without torch.
 
     TVM would import it, which takes seconds.
     """
     env = {**os.environ, "PYTHONPATH": str(Path(sparsetir.__file__).parents[1])}
     begin = "import json, sys\nimport numpy as np\nsys.modules['torch'] = None\n"
     command = [sys.executable, "-c", begin + code]
-    made = subprocess.run(
+    done = subprocess.run(
         command, env=env, cwd=folder, timeout=300, check=True, stdout=subprocess.PIPE, text=True
     )
-    return made.stdout
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -96,20 +96,20 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names: dict[str, str] = {}
     recipes: set[Any] = set()
     for case, make in CASES.items():
-        made = make()
-        kernel = sparsetir.build(made.func, TARGET, schedule=made.apply, config=made.config)
+        entry = make()
+        kernel = sparsetir.build(entry.func, TARGET, schedule=entry.apply, config=entry.config)
         kernel.export(folder / f"{case}.so")
         names[case] = kernel.name
         recipes |= {how["recipe"] for how in kernel.computed.values()}
-        given = {k: v for k, v in made.arguments(kernel).items() if v is not None}
-        computed = kernel.compute(given)
-        passed = {**given, **computed, **kernel.of_values(given, computed)}
-        np.savez(folder / f"{case}.given.npz", **given)
+        args = {k: v for k, v in entry.arguments(kernel).items() if v is not None}
+        computed = kernel.compute(args)
+        passed = {**args, **computed, **kernel.of_values(args, computed)}
+        np.savez(folder / f"{case}.given.npz", **args)
         taken = {name: passed[name] for name in kernel.signature.passed}
         np.savez(folder / f"{case}.passed.npz", **taken)
-        sparsetir.interpret(made.func, given)
-        outputs = [kernel.signature.names[at] for at in kernel.signature.outputs]
-        np.savez(folder / f"{case}.wanted.npz", **{name: given[name] for name in outputs})
+        sparsetir.interpret(entry.func, args)
+        outputs = [kernel.signature.names[n] for n in kernel.signature.outputs]
+        np.savez(folder / f"{case}.wanted.npz", **{name: args[name] for name in outputs})
     (folder / "names.json").write_text(json.dumps(names))
     assert RECIPES.keys() - recipes == ON_GPUS, "a recipe that no kernel here takes"
     return folder
@@ -122,13 +122,13 @@ def test_loaded_and_run(exported: Path, loader: str) -> None:
 
 
 def test_every_template_for_cpus_is_here() -> None:
-    """But for that of tiles of matrices, which few CPUs have, and of assembled results."""
+    """Except those of matrix tiles, which few CPUs have, and of assembled results."""
     here = {type(make().config) for make in CASES.values()}
-    there = {
+    for_cpus = {
         kind for (kind, _), t in TEMPLATES.items()
         if not t.gpu and kind.__module__.startswith("sparsetir.")
     }  # fmt: skip
-    assert there - here == {AmxBlocks, Assembled}
+    assert for_cpus - here == {AmxBlocks, Assembled}
 
 
 OWN = """
@@ -155,7 +155,7 @@ print(json.dumps([recipes, refused, np.allclose(args["c"], np.load("wanted.npy")
 
 
 def test_scheduled_text_and_recipes_of_users(tmp_path: Path) -> None:
-    """What a program names is found by whoever reads it; recipes of others where they are imported.
+    """Readers find what a program names; recipes of others where they are imported.
 
     And those that only kernels for GPUs take are there, too.
     """

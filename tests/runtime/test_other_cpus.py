@@ -27,14 +27,14 @@ def innermost(text: str) -> list[list[str]]:
     """The innermost loops of a function's code: from a label to a branch back to it."""
     lines = [x for x in text.splitlines() if not NO_CODE.match(x) or re.match(r"\.?LBB\w+:", x)]
     labels = {line.partition(":")[0]: n for n, line in enumerate(lines) if ":" in line}
-    found = []
+    loops = []
     for end, line in enumerate(lines):
         name = re.match(r"\s+(?:b\.?\w*|cbn?z|tbn?z)\s.*?(\.?LBB\w+)$", line)
         start = labels.get(name[1], end) if name else end
         body = lines[start + 1 : end]
         if start < end and not any(":" in x for x in body):
-            found.append(body)
-    return found
+            loops.append(body)
+    return loops
 
 
 def count(body: list[str], words: str) -> int:

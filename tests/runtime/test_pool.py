@@ -19,7 +19,7 @@ OPENMP = pytest.mark.skipif(sys.platform != "linux", reason="OpenMP's pool is us
 @OPENMP
 @pytest.mark.parametrize("name", NAMES)
 def test_pools(name: str) -> None:
-    """In a process of its own, as torch and pools stay once they are there."""
+    """Each check runs in a separate process, as torch and pools stay once they are loaded."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "TVM_NUM"))}
     environment |= {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(HERE.parents[1] / "python")}
     environment.pop("SPARSETIR_POOL", None)

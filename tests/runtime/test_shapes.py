@@ -1,4 +1,4 @@
-"""One kernel serves every shape, and offsets do not stop at 2^31."""
+"""One kernel serves every shape, and offsets may exceed 2^31."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def test_one_build_serves_ten_graphs(monkeypatch):
 
 def accesses(func, *names):
     """(buffer, dtype of its one index) of each load and store."""
-    found = []
+    pairs = []
 
     def visit(node):
         if isinstance(node, ir.TensorLoad) and node.source.name in names:
-            found.append((node.source.name, *(str(i.ty.dtype) for i in node.indices)))
+            pairs.append((node.source.name, *(str(i.ty.dtype) for i in node.indices)))
         elif isinstance(node, tirx.BufferStore) and node.buffer.name in names:
-            found.append((node.buffer.name, *(str(i.ty.dtype) for i in node.indices)))
+            pairs.append((node.buffer.name, *(str(i.ty.dtype) for i in node.indices)))
 
     walk(func.body, visit)
-    return found
+    return pairs
 
 
 @pytest.mark.parametrize("target", [None, "llvm", CUDA], ids=["unscheduled", "llvm", "cuda"])
@@ -90,21 +90,21 @@ def test_offsets_are_64_bit_although_sizes_are_32_bit(target):
     func = sparsetir.lower_sparse_iter(PROGRAMS["spmm"].make("float32", "int32"))
     if target is not None:
         func = sparsetir.default_schedule(func, tvm.target.Target(target))
-    found = accesses(sparsetir.lower_sparse_buffer(func), "B", "C")
-    assert set(found) == {("B", "int64"), ("C", "int64")}
+    pairs = accesses(sparsetir.lower_sparse_buffer(func), "B", "C")
+    assert set(pairs) == {("B", "int64"), ("C", "int64")}
 
 
 def products_of_sizes(func):
     """32-bit products of two parameters."""
-    found = []
+    products = []
 
     def visit(node):
         if isinstance(node, tirx.Mul) and str(node.ty.dtype) == "int32":
             if isinstance(node.a, ir.Var) and isinstance(node.b, ir.Var):
-                found.append(str(node))
+                products.append(str(node))
 
     walk(func, visit)
-    return found
+    return products
 
 
 @pytest.mark.parametrize("target", ["llvm", CUDA], ids=["llvm", "cuda"])
@@ -197,13 +197,13 @@ def test_a_size_that_its_type_cannot_hold_is_refused():
 def _of_stored(name, over, x, y, body="X[{x}, k] * Y[{y}, k]", axes=""):
     """Sums of features for each stored element, whose result lies over some axes."""
     visited = [axis for axis in over.split() if axis != "K"]
-    at = ", ".join(axis.lower() for axis in visited)
+    coordinates = ", ".join(axis.lower() for axis in visited)
     term = body.format(x=x, y=y)
     return small(name, f"""
-with T.sp_iter([{", ".join(visited)}, K], "{"S" * len(visited)}R", "{name}") as [{at}, k]:
+with T.sp_iter([{", ".join(visited)}, K], "{"S" * len(visited)}R", "{name}") as [{coordinates}, k]:
     with T.init():
-        S[{at}] = 0.0
-    S[{at}] = S[{at}] + {term}
+        S[{coordinates}] = 0.0
+    S[{coordinates}] = S[{coordinates}] + {term}
 """, axes, X=XY[x], Y=XY[y], S=over)  # fmt: skip
 
 
@@ -261,7 +261,7 @@ def _parallel(func):
 
 
 def _by_elements(func, rows=True):
-    """Where rows and what they store are loops after each other, by positions of these.
+    """Rows and stored columns are nested loops, and positions count the columns.
 
     rows : whether of all rows, or of each one's slots
     """
@@ -330,13 +330,13 @@ def test_natural_and_flat_arrays_are_taken_under_any_schedule(case, schedule):
         return tuple(eval(size, {**args}) for size in shape.split())
 
     for shape in [*shapes, *shapes]:  # the first of them for the first time
-        given = copied(arrays)
-        mine = given[name] = given[name].reshape(of(shape))
-        kernel(**given, **{k: v for k, v in sizes.items() if k not in implied})
-        assert given[name] is mine
+        passed = copied(arrays)
+        mine = passed[name] = passed[name].reshape(of(shape))
+        kernel(**passed, **{k: v for k, v in sizes.items() if k not in implied})
+        assert passed[name] is mine
         for output in (k for k in arrays if not np.array_equal(done[k], args[k], equal_nan=True)):
             np.testing.assert_allclose(
-                given[output].reshape(-1), done[output].reshape(-1), **tolerance("float32")
+                passed[output].reshape(-1), done[output].reshape(-1), **tolerance("float32")
             )
     for shape, words in (wrong, "shape"), (shapes[0], "a contiguous array"):
         array = np.repeat(arrays[name].reshape(-1), 2)[::2]

@@ -33,7 +33,7 @@ SAPPHIRE_RAPIDS = {**ROCKET_LAKE, "mcpu": "sapphirerapids"}
 
 
 def has_all_of(target):
-    """What LLVM says of a CPU that has the features of a target and no others."""
+    """The features by LLVM of a CPU that has a target's features and no others."""
     return {f: f in cpu_features(tvm.target.Target(target)) for f in host_features()}
 
 
@@ -42,8 +42,8 @@ def differences(name, has):
 
 
 def test_the_host_target_has_the_features_of_the_cpu_and_no_others():
-    made, has = cpu_features(host_target()), host_features()
-    wrong = [f for f in has if f not in targets._UNUSED and has[f] != (f in made)]
+    features, has = cpu_features(host_target()), host_features()
+    wrong = [f for f in has if f not in targets._UNUSED and has[f] != (f in features)]
     assert has and wrong == missing_features(host_target()) == []
 
 
@@ -71,8 +71,8 @@ def test_features_keep_the_width_of_vectors():
 @x86
 def test_a_target_with_features_passes_for_a_key():
     spelled = targets._named_and_different("rocketlake", has_all_of(SAPPHIRE_RAPIDS))
-    given = {str(k): v for k, v in spelled.export().items()}
-    assert str(tvm.target.Target(given)) == str(spelled) and "+amx-bf16" in str(spelled)
+    exported = {str(k): v for k, v in spelled.export().items()}
+    assert str(tvm.target.Target(exported)) == str(spelled) and "+amx-bf16" in str(spelled)
 
 
 # -- exported kernels -------------------------------------------------------------------------
@@ -123,9 +123,9 @@ def test_plans(machine: Any) -> None:
     sddmm = sparsetir.plan("sddmm", A, feat=48)
     left = RNG.random((300, 48), dtype="float32")
     rows = np.repeat(np.arange(300), np.diff(A.indptr))
-    found = sddmm(left, X)
+    result = sddmm(left, X)
     expected = (left[rows] * X[A.indices]).sum(1)
-    np.testing.assert_allclose(np.asarray(found).ravel(), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(result).ravel(), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_names(machine: Any) -> None:

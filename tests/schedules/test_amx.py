@@ -68,7 +68,7 @@ def pattern_of(matrix):
 
 
 def product(a, b):
-    """In float64; what is not stored plays no part."""
+    """The product in float64, of stored elements alone."""
     out = np.zeros((a.shape[0], b.shape[1]))
     with np.errstate(invalid="ignore"):
         for i, j in zip(*np.nonzero(a), strict=True):
@@ -83,28 +83,28 @@ def arguments(matrix, config, feat, seed=1, fill=None):
     b = rounded(np.random.default_rng(seed).uniform(-1, 1, (matrix.shape[1], feat)))
     if fill is not None:
         b[fill[0]] = fill[1]
-    given = {**arranged.arguments, **arranged.stored.values(A=values.astype(BF16)), "feat": feat}
-    given["b"] = b.astype(BF16)
+    args = {**arranged.arguments, **arranged.stored.values(A=values.astype(BF16)), "feat": feat}
+    args["b"] = b.astype(BF16)
     if config.given:
-        given["b"] = amx.in_tiles(given["b"].view("uint16"), config.format.cols, config.features)
-        given["b"] = given["b"].view(BF16)
-    return given, product(matrix, b)
+        args["b"] = amx.in_tiles(args["b"].view("uint16"), config.format.cols, config.features)
+        args["b"] = args["b"].view(BF16)
+    return args, product(matrix, b)
 
 
-def run(kernel, given, out):
+def run(kernel, args, out):
     """Call a kernel; the result in float64. bfloat16 goes by TVM's arrays."""
     arrays = {n: tvm.runtime.tensor(x) if getattr(x, "dtype", None) == BF16 else x
-              for n, x in given.items()}  # fmt: skip
+              for n, x in args.items()}  # fmt: skip
     written = tvm.runtime.tensor(out)
     kernel(**arrays, out=written)
     return written.numpy().astype("float64")
 
 
 def check(kernel, matrix, config, feat, **options):
-    given, wanted = arguments(matrix, config, feat, **options)
-    found = run(kernel, given, np.full(wanted.shape, np.nan).astype(BF16))
-    np.testing.assert_allclose(found, wanted, rtol=ROUNDED, atol=1e-5)
-    return found
+    args, wanted = arguments(matrix, config, feat, **options)
+    result = run(kernel, args, np.full(wanted.shape, np.nan).astype(BF16))
+    np.testing.assert_allclose(result, wanted, rtol=ROUNDED, atol=1e-5)
+    return result
 
 
 # Kernels take a while to compile: one of each config for the whole file.
@@ -158,12 +158,12 @@ def test_no_blocks_at_all():
 def test_infinities_and_nan_stay_where_they_are_read(value):
     matrix = blocked((100, 90), 32, 32)
     read = np.nonzero(matrix.any(axis=0))[0][0]
-    found = check(kernel_for(CONFIG), matrix, CONFIG, 40, fill=((read, 3), value))
-    assert not np.isfinite(found[:, 3]).all() and np.isfinite(found[:, :3]).all()
+    result = check(kernel_for(CONFIG), matrix, CONFIG, 40, fill=((read, 3), value))
+    assert not np.isfinite(result[:, 3]).all() and np.isfinite(result[:, :3]).all()
 
 
 def test_places_of_a_block_without_an_element():
-    """They are zeros: of finite numbers the products are zero, of others NaN."""
+    """Empty places are zeros: their products with finite numbers are zero, with others NaN."""
     matrix = blocked((64, 64), 32, 32, fill=1)
     matrix[3] = 0
     pattern, _ = pattern_of(matrix)
@@ -171,23 +171,23 @@ def test_places_of_a_block_without_an_element():
         amx.arrange(pattern, PROBLEM, CONFIG)
     config = replace(CONFIG, finite=True)
     check(kernel_for(config), matrix, config, 32)
-    given, wanted = arguments(matrix, config, 32, fill=((5, 0), np.inf))
-    found = run(kernel_for(config), given, np.full(wanted.shape, np.nan).astype(BF16))
-    assert wanted[3, 0] == 0 and np.isnan(found[3, 0])
-    np.testing.assert_allclose(found[:, 1:], wanted[:, 1:], rtol=ROUNDED, atol=1e-5)
+    args, wanted = arguments(matrix, config, 32, fill=((5, 0), np.inf))
+    result = run(kernel_for(config), args, np.full(wanted.shape, np.nan).astype(BF16))
+    assert wanted[3, 0] == 0 and np.isnan(result[3, 0])
+    np.testing.assert_allclose(result[:, 1:], wanted[:, 1:], rtol=ROUNDED, atol=1e-5)
 
 
 def test_each_worker_configures_its_tiles():
     matrix = blocked((900, 200), 32, 32)
-    given, wanted = arguments(matrix, CONFIG, 64)
+    args, wanted = arguments(matrix, CONFIG, 64)
     kernel = kernel_for(CONFIG)
     signature = kernel.kernel.signature
-    arrays = {n: tvm.runtime.tensor(x) if hasattr(x, "shape") else x for n, x in given.items()}
+    arrays = {n: tvm.runtime.tensor(x) if hasattr(x, "shape") else x for n, x in args.items()}
     arrays["out"] = tvm.runtime.tensor(np.full(wanted.shape, np.nan).astype(BF16))
-    integers = {n: x for n, x in given.items() if getattr(x, "dtype", None) != BF16}
-    made = kernel.kernel.compute(integers, {"blocks": 7})
-    made = {n: tvm.runtime.tensor(x) if hasattr(x, "shape") else x for n, x in made.items()}
-    kernel.run([{**arrays, **made}[name] for name in signature.passed])
+    integers = {n: x for n, x in args.items() if getattr(x, "dtype", None) != BF16}
+    computed = kernel.kernel.compute(integers, {"blocks": 7})
+    computed = {n: tvm.runtime.tensor(x) if hasattr(x, "shape") else x for n, x in computed.items()}
+    kernel.run([{**arrays, **computed}[name] for name in signature.passed])
     np.testing.assert_allclose(
         arrays["out"].numpy().astype("float64"), wanted, rtol=ROUNDED, atol=1e-5
     )
@@ -211,7 +211,7 @@ def test_b_that_the_caller_brings_in_tiles():
 
 
 def blocks_of(dtype, sums, apart=1, size=32):
-    """Blocks in an array of their own, and a result of another type, of which some rows are set."""
+    """Blocks in a separate array, and a result of another type, some rows of which are set."""
 
     place = f"(io * {size} + ii) * {apart}"
     return small("bsr", f"""
@@ -234,7 +234,7 @@ M = T.dense_fixed(mb * {size * apart})
     "dtype, sums, apart", [("bfloat16", "float32", 1), ("int8", "int32", 1), ("int8", "int32", 2)]
 )
 def test_results_of_the_type_of_the_sums(dtype, sums, apart):
-    """They are stored from tiles, but where a block of features sticks out, or rows are apart."""
+    """Results are stored from tiles, unless a block of features sticks out, or rows are apart."""
     rng = np.random.default_rng(0)
     kind = BF16 if dtype == "bfloat16" else np.dtype(dtype)
     func, config = blocks_of(dtype, sums, apart), AmxBlocks(BSR(32, 32))
@@ -328,13 +328,13 @@ def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch
     assert candidates(whole_blocks(16))[0].format == BSR(16, 16)
     assert candidates(whole_blocks(32, (70, 100)))[0].format == BSR(32, 32)
     scattered = sparsetir.SparseMatrix(sp.eye_array(64, format="csr", dtype="float32"))
-    for found in (
+    for configs in (
         others, candidates(scattered), candidates(whole_blocks(32), reduce="mean"),
         candidates(whole_blocks(32), dtype="float32"), candidates(whole_blocks(32), heads=2),
         candidates(whole_blocks(32), {**SPR, "mcpu": "icelake-server"}),
         candidates(pattern_of(np.ones((32, 32)))[0]),
     ):  # fmt: skip
-        assert not any(isinstance(c, AmxBlocks) for c in found)
+        assert not any(isinstance(c, AmxBlocks) for c in configs)
     wanted = requested("spmm", whole_blocks(32), 64, dtype="bfloat16", target=SPR)
     for fmt, served in (
         (BSR(8, 16), True),
@@ -351,11 +351,11 @@ def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch
 def test_a_kernel_that_cannot_run_here_says_so(tmp_path):
     target = tvm.target.Target(SPR)
     kernel = kernel_of(lower_template(amx, PROBLEM, CONFIG, target), target)
-    given, wanted = arguments(blocked((64, 64), 32, 32), CONFIG, 32)
+    args, wanted = arguments(blocked((64, 64), 32, 32), CONFIG, 32)
     with pytest.raises(
         RuntimeError, match=r"spmm: it needs a CPU with amx-tile and amx-bf16, which this one has n"
     ):
-        run(kernel, given, np.zeros(wanted.shape).astype(BF16))
+        run(kernel, args, np.zeros(wanted.shape).astype(BF16))
 
 
 def test_files_say_what_kernels_need(tmp_path):

@@ -64,11 +64,11 @@ def arrays(mask: masks.BlockMask, shape: Shape, seed: int = 0) -> dict[str, Any]
     """The arguments of the forward kernel."""
     rng, (m, n) = np.random.default_rng(seed), mask.shape
     sizes = {"q": (m, shape.feat), "k": (n, shape.feat), "v": (n, shape.width)}
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         name: rng.standard_normal((HEADS, *size)).astype(as_dtype(shape.dtype))
         for name, size in sizes.items()
     }
-    return {**given, "scale": float(np.float32(shape.feat**-0.5))}
+    return {**inputs, "scale": float(np.float32(shape.feat**-0.5))}
 
 
 def pattern(rows: Any) -> dict[str, Any]:
@@ -77,21 +77,21 @@ def pattern(rows: Any) -> dict[str, Any]:
     return {"indptr": indptr, "indices": indices, "kind": kind, "bits": bits, **sizes}
 
 
-def exact(given: dict[str, Any], mask: masks.BlockMask) -> dict[str, torch.Tensor]:
+def exact(inputs: dict[str, Any], mask: masks.BlockMask) -> dict[str, torch.Tensor]:
     """Attention and its gradients in float64."""
     q, k, v, grad = (
-        torch.from_numpy(given[x].astype("float64")).requires_grad_()
+        torch.from_numpy(inputs[x].astype("float64")).requires_grad_()
         for x in ("q", "k", "v", "grad")
     )
     here = mask.to_dense()
-    scores = (q @ k.transpose(1, 2) * float(given["scale"])).masked_fill(~here, -torch.inf)
+    scores = (q @ k.transpose(1, 2) * float(inputs["scale"])).masked_fill(~here, -torch.inf)
     some = here.any(1, keepdim=True)
     weights = torch.where(some, scores, 0.0).softmax(-1) * some
     out = weights @ v
     out.backward(grad.detach())
     lse = torch.where(some[:, 0], scores.logsumexp(-1), -torch.inf)
-    found = {"out": out, "lse": lse, "dq": q.grad, "dk": k.grad, "dv": v.grad}
-    return {name: x.detach() for name, x in found.items()}
+    results = {"out": out, "lse": lse, "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    return {name: x.detach() for name, x in results.items()}
 
 
 def by_block(x: np.ndarray, block: int) -> np.ndarray:
@@ -99,15 +99,15 @@ def by_block(x: np.ndarray, block: int) -> np.ndarray:
 
 
 def run(
-    template: Any, problem: Any, given: dict[str, Any], out: Any, config: Any
+    template: Any, problem: Any, inputs: dict[str, Any], out: Any, config: Any
 ) -> list[dict[str, np.ndarray]]:
-    """What a kernel writes to arrays like these, in two orders of its warps.
+    """The results of a kernel in arrays like these, in two orders of its warps.
 
     On a CPU also what the interpreter gives.
     """
     args = {
         name: by_block(x, problem.block) if np.ndim(x) > 1 and name != "bits" else x
-        for name, x in {**given, **out}.items()
+        for name, x in {**inputs, **out}.items()
     }
     program = template.program(problem)
     if isinstance(config, BlockTiles):
@@ -117,53 +117,53 @@ def run(
     else:
         with bfloat16_arrays():
             results = [CudaStages(program, apply, config)(args)]
-    return [{name: found[name].reshape(x.shape) for name, x in out.items()} for found in results]
+    return [{name: result[name].reshape(x.shape) for name, x in out.items()} for result in results]
 
 
 def nothing(rows: int, width: int, dtype: Any) -> np.ndarray:
     return np.full((HEADS, rows, width) if width else (HEADS, rows), np.nan, dtype)
 
 
-def check(found: np.ndarray, expected: torch.Tensor, dtype: str, terms: int) -> None:
-    """Each of the terms is rounded a few times, and the result."""
+def check(result: np.ndarray, expected: torch.Tensor, dtype: str, terms: int) -> None:
+    """The tolerance has a few roundings of each term, and of the result."""
     exact = expected.numpy()
     size = 1 + np.abs(exact[np.isfinite(exact)]).max(initial=0)
     error = 4 * ROUNDING[dtype] * terms**0.5 * size
-    np.testing.assert_allclose(found.astype("float64"), exact, atol=error, rtol=0)
+    np.testing.assert_allclose(result.astype("float64"), exact, atol=error, rtol=0)
 
 
 def forward(mask: masks.BlockMask, shape: Shape, config: Any = DEFAULT) -> None:
-    given, (m, n), problem = arrays(mask, shape), mask.shape, block_attention.BlockAttention(*shape)
-    expected = exact({**given, "grad": np.zeros((HEADS, m, shape.width))}, mask)
-    args = {**given, **pattern(mask.rows), "heads": HEADS, "cols": n // shape.block}
+    dense, (m, n), problem = arrays(mask, shape), mask.shape, block_attention.BlockAttention(*shape)
+    expected = exact({**dense, "grad": np.zeros((HEADS, m, shape.width))}, mask)
+    args = {**dense, **pattern(mask.rows), "heads": HEADS, "cols": n // shape.block}
     out = {"out": nothing(m, shape.width, as_dtype(shape.dtype))}
     out["lse"] = nothing(m, 0, problem.accumulator)
-    for found in run(block_attention, problem, args, out, config):
-        check(found["out"], expected["out"], shape.dtype, shape.feat)
+    for results in run(block_attention, problem, args, out, config):
+        check(results["out"], expected["out"], shape.dtype, shape.feat)
         close = 0.05 if shape.dtype in CORES else 1e-5
-        np.testing.assert_allclose(found["lse"], expected["lse"], atol=close)
+        np.testing.assert_allclose(results["lse"], expected["lse"], atol=close)
 
 
 def backward(
     mask: masks.BlockMask, shape: Shape, config: Any = DEFAULT, which: Any = (False, True)
 ) -> None:
-    given, dtype, (m, n) = arrays(mask, shape), as_dtype(shape.dtype), mask.shape
+    inputs, dtype, (m, n) = arrays(mask, shape), as_dtype(shape.dtype), mask.shape
     grad = np.random.default_rng(5).standard_normal((HEADS, m, shape.width)).astype(dtype)
-    expected = exact({**given, "grad": grad}, mask)
+    expected = exact({**inputs, "grad": grad}, mask)
     for keys in which:
         problem = block_attention_backward.BlockAttentionBackward(*shape, keys)
         delta = (expected["out"].numpy() * grad.astype("float64")).sum(-1)
-        made = {"lse": expected["lse"].numpy(), "delta": delta}
-        made = {name: x.astype(problem.accumulator) for name, x in made.items()}
+        saved = {"lse": expected["lse"].numpy(), "delta": delta}
+        saved = {name: x.astype(problem.accumulator) for name, x in saved.items()}
         rows, cols = (mask.columns, m) if keys else (mask.rows, n)
         out = {"dq": nothing(m, shape.feat, dtype)}
         if keys:
             out = {"dk": nothing(n, shape.feat, dtype), "dv": nothing(n, shape.width, dtype)}
-        args = {**given, **made, "grad": grad, "heads": HEADS, **pattern(rows)}
+        args = {**inputs, **saved, "grad": grad, "heads": HEADS, **pattern(rows)}
         args["cols"] = cols // shape.block
-        for found in run(block_attention_backward, problem, args, out, config):
+        for results in run(block_attention_backward, problem, args, out, config):
             for name in out:
-                check(found[name], expected[name], shape.dtype, 8 * shape.block)
+                check(results[name], expected[name], shape.dtype, 8 * shape.block)
 
 
 def test_on_a_cpu():
@@ -203,7 +203,7 @@ SIZES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("places", covering([len(v) for v in SIZES.values()]), ids=str)
 def test_sizes(places):
-    chosen = [values[at] for values, at in zip(SIZES.values(), places, strict=True)]
+    chosen = [values[n] for values, n in zip(SIZES.values(), places, strict=True)]
     block, feat, width, dtype, name, config = chosen
     mask, shape = rows_of_blocks(block)[name], Shape(block, feat, width, dtype)
     forward(mask, shape, config)
@@ -234,9 +234,9 @@ def test_refusals(change, message):
 def test_instructions(arch, tmp_path):
     problem = block_attention.BlockAttention(64, 64, 64, "bfloat16")
     stages = scheduled(problem, {"kind": "cuda", "arch": arch})
-    made = compile_cuda(cuda_source(stages["III"], arch), tmp_path, arch)
-    assert made.spills <= 16
-    text = instructions(made.cubin)
+    compiled = compile_cuda(cuda_source(stages["III"], arch), tmp_path, arch)
+    assert compiled.spills <= 16
+    text = instructions(compiled.cubin)
     for name in ("HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS.E.BYPASS.128"):
         assert name in text
 
@@ -254,19 +254,19 @@ def test_attention_of_elements_with_heads_first():
     rng, heads = np.random.default_rng(0), 2
     indptr, indices = np.array([0, 3, 3, 5], "int32"), np.array([0, 2, 3, 1, 1], "int32")
     shapes = {"q": (3, 5), "k": (4, 5), "v": (4, 6), "out": (3, 6)}
-    given = {n: rng.standard_normal((heads, *s)).astype("float32") for n, s in shapes.items()}
-    given["out"][:] = np.nan
+    inputs = {n: rng.standard_normal((heads, *s)).astype("float32") for n, s in shapes.items()}
+    inputs["out"][:] = np.nan
     rest = {
         "scores": np.zeros(heads * 5, "float32"), "scale": 0.5, "indptr": indptr,
         "indices": indices, "m": 3, "n": 4, "nnz": 5, "heads": heads, "feat": 5, "width": 6,
     }  # fmt: skip
-    found = []
+    outs = []
     for first in (True, False):
         program = edge_program(EdgeAttention(heads_first=first))
-        turned = {n: x if first else x.swapaxes(0, 1).copy() for n, x in given.items()}
+        turned = {n: x if first else x.swapaxes(0, 1).copy() for n, x in inputs.items()}
         interpreted = {n: x.copy() for n, x in turned.items()}
         interpret(program, {**interpreted, **rest})
         build(program, check=False)(**turned, **rest)
         np.testing.assert_allclose(turned["out"], interpreted["out"], atol=1e-6)
-        found.append(turned["out"] if first else turned["out"].swapaxes(0, 1))
-    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+        outs.append(turned["out"] if first else turned["out"].swapaxes(0, 1))
+    np.testing.assert_allclose(outs[0], outs[1], atol=1e-6)

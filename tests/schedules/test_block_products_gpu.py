@@ -41,13 +41,13 @@ def arguments(sampled, rows, cols, feat, dtype):
 
 def exact(args):
     row = np.repeat(np.arange(MB), np.diff(args["indptr"]))
-    given = {name: array.astype("float64") for name, array in args.items() if name in "abxy"}
-    if "x" in given:
-        return given["x"][:, row] @ given["y"][:, args["indices"]].swapaxes(2, 3)
+    wide = {name: array.astype("float64") for name, array in args.items() if name in "abxy"}
+    if "x" in wide:
+        return wide["x"][:, row] @ wide["y"][:, args["indices"]].swapaxes(2, 3)
     out = np.zeros(args["out"].shape)
-    products = given["a"] @ given["b"][:, args["indices"]]
-    for at, product in zip(row, products.swapaxes(0, 1), strict=True):
-        out[:, at] += product
+    products = wide["a"] @ wide["b"][:, args["indices"]]
+    for row_of, product in zip(row, products.swapaxes(0, 1), strict=True):
+        out[:, row_of] += product
     return out
 
 
@@ -69,9 +69,9 @@ def test_products_of_blocks(shape):
         config = spmm_tensor_cores.TensorCores.for_features(BSR(rows, cols), feat, dtype)
     args = arguments(*shape)
     with bfloat16_arrays():
-        found = CudaStages(program(*shape), apply, config)(args)["out"]
+        result = CudaStages(program(*shape), apply, config)(args)["out"]
     bound = 2.0**-8 if dtype == "bfloat16" else 2.0**-11  # the result alone is rounded
-    np.testing.assert_allclose(found.astype("float64"), exact(args), rtol=bound, atol=1e-4)
+    np.testing.assert_allclose(result.astype("float64"), exact(args), rtol=bound, atol=1e-4)
 
 
 @pytest.mark.parametrize("sampled", [False, True])

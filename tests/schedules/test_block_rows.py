@@ -38,7 +38,7 @@ BODIES = {"plain": PLAIN, "rows first": ROWS_FIRST, "some rows": SOME}
 
 
 def blocks(rows: int, cols: int, dtype: str) -> dict[str, Any]:
-    """Four rows of blocks, of which the third is empty and the last is full."""
+    """Four rows of blocks, the third of which is empty, and the last is full."""
     rng = np.random.default_rng(rows * 100 + cols)
     mask = rng.random((4, 5)) < 0.4
     mask[2], mask[3] = False, True
@@ -63,12 +63,12 @@ def test_rows_of_blocks(body: str, rows: int, cols: int, dtype: str) -> None:
         A="IO JO II JI", B="NO JI K", C="IO II K", **extra,
     )  # fmt: skip
     kernel = sparsetir.build(func)
-    given = blocks(rows, cols, dtype)
+    inputs = blocks(rows, cols, dtype)
     rng = np.random.default_rng(0)
     for feat in (0, 1, 21, 70):
         b = rng.integers(-3, 4, (5, cols, feat)).astype(dtype)
         outs = [np.full((4, rows, feat), 9, dtype) for _ in range(2)]
-        arguments = {**given, "b": b}
+        arguments = {**inputs, "b": b}
         if not extra:
             arguments.pop("d")
         kernel(**arguments, c=outs[0])

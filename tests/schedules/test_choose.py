@@ -1,4 +1,4 @@
-"""What problems get by default: configs, register tiles, how near to each other rows are used."""
+"""Default configs of problems, register tiles, and the locality of the rows that are used."""
 
 from dataclasses import replace
 
@@ -85,16 +85,16 @@ PRUNED = Statistics(m=512, n=1024, nnz=512 * 1024 // 5, feat=128)
 
 
 def test_panels_of_pruned_weights():
-    """By what is stored, how many elements a row has, and features."""
-    found = choose(Spmm(), PRUNED, CPU)
-    assert found == RowTile(64, 16, rows=4, pack=True, parallel=False)
+    """Depends on the density, the elements of a row, and the features."""
+    config = choose(Spmm(), PRUNED, CPU)
+    assert config == RowTile(64, 16, rows=4, pack=True, parallel=False)
     narrow = choose(Spmm(), replace(PRUNED, feat=40), CPU)
     assert narrow == RowTile(40, 16, 40, rows=4, pack=True, parallel=False)
     assert choose(Spmm("float64"), replace(PRUNED, bytes=8), CPU).tile == 32
     assert choose(Spmm(), replace(PRUNED, n=2048, nnz=512 * 500), CPU).rows == 5
     zen = tvm.target.Target({"kind": "llvm", "mcpu": "znver5"})
     larger = [replace(PRUNED, n=512, nnz=512 * length) for length in (90, 150, 250)]
-    assert [choose(Spmm(), given, zen).rows for given in larger] == [4, 5, 6]
+    assert [choose(Spmm(), stats, zen).rows for stats in larger] == [4, 5, 6]
     assert choose(Spmm(), replace(PRUNED, feat=32), zen).rows == 4
     large = Statistics(m=65536, n=512, nnz=65536 * 110, feat=512)
     assert choose(Spmm(), large, zen).in_panels
@@ -123,9 +123,9 @@ def test_vectors_are_as_wide_as_the_registers_of_a_cpu(cpu, bits):
 
 
 def test_full_blocks():
-    """Where the matrix is made of them, and features fill a vector."""
-    found = choose(Spmm(), BLOCKED, CPU)
-    assert found == BlockRows(BSR(32, 32), parallel=False, pack=True)
+    """Chosen where the matrix consists of blocks, and features fill a vector."""
+    config = choose(Spmm(), BLOCKED, CPU)
+    assert config == BlockRows(BSR(32, 32), parallel=False, pack=True)
     for other in (replace(BLOCKED, block=1), replace(BLOCKED, feat=8)):
         assert isinstance(choose(Spmm(), other, CPU), RowTile)
     for problem in (Spmm(reduce="mean"), Spmm(batched=True)):
@@ -144,10 +144,10 @@ def test_a_tile_gives_what_the_program_does(config, tiles_at, pack):
     b = np.random.default_rng(2).standard_normal((7, feat)).astype("float32")
 
     def schedule(sch):
-        found = row_reduction(sch, "test")
-        blocks, rows = register_tile.in_blocks(sch, found.rows, config, 3)
+        shape = row_reduction(sch, "test")
+        blocks, rows = register_tile.in_blocks(sch, shape.rows, config, 3)
         steps = register_tile.in_registers(
-            sch, found, config, [rows], found.columns, shared=blocks, tiles_at=tiles_at, pack=pack,
+            sch, shape, config, [rows], shape.columns, shared=blocks, tiles_at=tiles_at, pack=pack,
             dtype="float32",
         )  # fmt: skip
         staged.append(sch.func)
@@ -183,10 +183,10 @@ ROUNDED = 1 / STEPS
 def exact(columns, rows):
     """Share of the nonzeros of the second half that a cache of so many rows misses, LRU."""
     held, misses, half = [], 0, len(columns) // 2
-    for at, column in enumerate(columns.tolist()):
+    for use, column in enumerate(columns.tolist()):
         if column in held:
             held.remove(column)
-        elif at >= half:
+        elif use >= half:
             misses += 1
         held = [*held[-(rows - 1) :], column]
     return misses / (len(columns) - half)
@@ -203,8 +203,8 @@ def test_as_a_cache_that_forgets_what_was_used_longest_ago(name, rows):
         "a cycle": np.arange(size) % 100,
         "skewed": np.minimum(RNG.geometric(0.02, size), 4000),
     }[name].astype("int32")
-    found = Locality.of(columns).missed(rows)
-    assert abs(found - exact(columns, rows)) < ROUNDED + 0.05
+    misses = Locality.of(columns).missed(rows)
+    assert abs(misses - exact(columns, rows)) < ROUNDED + 0.05
 
 
 def test_a_sample_of_a_large_pattern():
@@ -218,15 +218,15 @@ def test_a_sample_of_a_large_pattern():
 @pytest.mark.parametrize("size", [FEW, 100_000, 1_000_000])
 def test_reuse_distances(size):
     """A cache of so many rows misses about so many uses; one of a quarter misses more."""
-    at = np.arange(size)
+    place = np.arange(size)
     for spread in (100, 1000, 3000):
-        columns = (at // 40 + RNG.integers(0, spread, size)).astype("int32")
+        columns = (place // 40 + RNG.integers(0, spread, size)).astype("int32")
         rows = reuse_distance(columns)
         if rows == size:  # the sample is too short
             assert size == FEW and spread > 100
             continue
-        seen = Locality.of(columns)
-        assert seen.missed(4 * rows) <= MISSED + 0.1 and seen.missed(rows // 4) > MISSED
+        locality = Locality.of(columns)
+        assert locality.missed(4 * rows) <= MISSED + 0.1 and locality.missed(rows // 4) > MISSED
     assert reuse_distance(np.zeros(size, "int32")) <= 1
     assert reuse_distance(RNG.integers(0, 10**6, size)) == size
 
@@ -236,9 +236,9 @@ def test_reuse_distances(size):
     repeats=st.sampled_from([1, 1000, FEW]),
 )  # fmt: skip
 def test_reuse_distances_of_any_pattern(columns, repeats):
-    found = np.tile(np.array(columns, "int32"), repeats)
-    assert 0 <= reuse_distance(found) <= len(found)
-    assert reuse_distance(found) <= len(set(columns)) or len(found) < FEW
+    repeated = np.tile(np.array(columns, "int32"), repeats)
+    assert 0 <= reuse_distance(repeated) <= len(repeated)
+    assert reuse_distance(repeated) <= len(set(columns)) or len(repeated) < FEW
 
 
 @examples(
@@ -246,9 +246,9 @@ def test_reuse_distances_of_any_pattern(columns, repeats):
     rows=st.integers(0, 1 << 20),
 )  # fmt: skip
 def test_any_pattern_has_a_share(columns, rows):
-    found = Locality.of(np.array(columns, "int32"))
-    assert 0 <= found.missed(rows) <= 1
-    assert list(found.misses) == sorted(found.misses, reverse=True)
+    locality = Locality.of(np.array(columns, "int32"))
+    assert 0 <= locality.missed(rows) <= 1
+    assert list(locality.misses) == sorted(locality.misses, reverse=True)
 
 
 def test_what_fits_is_not_missed():

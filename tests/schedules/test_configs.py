@@ -17,7 +17,7 @@ NAMES = {**vars(formats), **{t.__name__: t for pair in TEMPLATES for t in pair}}
 
 
 def made(text):
-    """What each line of a text makes."""
+    """The values of each line of a text."""
     return [eval(line, dict(NAMES)) for line in text.strip().splitlines()]
 
 

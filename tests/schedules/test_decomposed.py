@@ -42,7 +42,7 @@ BAND = sp.csr_array(np.tri(19, 26, 2, "float32") - np.tri(19, 26, -3, "float32")
 
 
 def check(config, feat, dtype="float32", matrices=ZOO, special=True):
-    """On all matrices which the format is not too large for; the last plan."""
+    """Run on all matrices that fit the format; returns the last plan."""
     for matrix in (BAND, *matrices.values()):
         pattern = sparsetir.SparseMatrix(matrix).pattern
         if refusal(config.format, pattern, Spmm(dtype)) is None:
@@ -53,7 +53,7 @@ def check(config, feat, dtype="float32", matrices=ZOO, special=True):
 @pytest.mark.parametrize("fmt", by_turns(FORMATS, 3), ids=lambda f: f.name)
 @pytest.mark.default("coo", "dia")
 def test_default_schedule(fmt):
-    """One kernel for all patterns and features; padding does not show."""
+    """One kernel serves all patterns and features; padding has no effect."""
     before = sparsetir.compilations()
     check(Decomposed(fmt), 5)
     check(Decomposed(fmt), 18)
@@ -83,7 +83,7 @@ NARROW = [(dtype, fmt) for dtype in ("float16", "bfloat16") for fmt in FORMATS]
 @pytest.mark.parametrize(("dtype", "fmt"), by_turns(NARROW, 14), ids=str)
 @pytest.mark.default("float16-CSR()")
 def test_sums_of_16_bits_are_rounded_once(dtype, fmt):
-    """In all formats, in pieces of rows and over several rules too."""
+    """Batches in all formats, in pieces of rows, and over several rules."""
     check(Decomposed(fmt), 29, dtype, special=False)
 
 

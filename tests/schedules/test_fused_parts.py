@@ -63,7 +63,7 @@ def launches(func: Any, schedule: Any = None) -> int:
 
 @requires_cuda_text
 def test_spmm_over_ten_buckets() -> None:
-    """One launch, behind that of the init; without fusion one for each bucket."""
+    """One launch after that of the init; without fusion one for each bucket."""
     matrix, b = graph(), np.random.default_rng(1).uniform(-1, 1, (90, 21)).astype("float32")
     func, args = decomposed(SPMM, "A", Hyb(1, 9), matrix)
     assert launches(func) == 11
@@ -162,7 +162,7 @@ REFUSED = table("""
 
 @pytest.mark.parametrize(("section", "call", "words"), REFUSED)
 def test_refusals(section: str, call: str, words: list[str]) -> None:
-    """Named parts are refused with the reason; by themselves they stay apart."""
+    """Naming parts raises the reason; by default they stay apart."""
 
     def fuse(first: str, second: str, parts: Any = ("first", "second"), **options: Any) -> None:
         func = small("two", TWO.format(first, second), A="I", B="I", C="I")

@@ -36,7 +36,7 @@ def run(function: OpenCLFunction, args: list[Any]) -> list[Any]:
 
 
 def kernels(text: str) -> int:
-    """How many kernels a CUDA text has."""
+    """Number of kernels in a CUDA text."""
     return len(set(re.findall(r"__global__ void.*?(\w+_kernel\w*)\(", text)))
 
 
@@ -314,7 +314,7 @@ def test_refusal_of_unknown_names() -> None:
 
 
 def test_what_the_caller_vouches_for() -> None:
-    """Buffers of which nests use different elements, given by name."""
+    """Buffers, given by name, where nests use different elements."""
     update = "X[vi, vk] = X[vi, vk] + T.float32({})"
     init, one, two = ONE.replace("one", "init"), nest("one", update.format(1)), nest("two", update)
     two = nest("two", update.format(2))
@@ -369,7 +369,7 @@ def test_loops_of_different_types() -> None:
 
 @requires_opencl
 def test_nests_without_blocks() -> None:
-    """In stage III."""
+    """Nests of stage III."""
     func = small("two", """
 with T.sp_iter([I], "S", "first") as [i]:
     A[i] = 2.0 * C[i]
@@ -382,8 +382,8 @@ with T.sp_iter([I, K], "SS", "second") as [i, k]:
     function = OpenCLFunction(horizontal_fuse(sparsetir.lower_sparse_buffer(scheduled)))
     for m, feat in ((5, 7), (3, 40), (0, 3)):
         c = np.arange(m, dtype="float32")
-        given = [np.zeros(m, "float32"), np.zeros(m * feat, "float32"), c, m, feat]
-        a, b, *_ = run(function, given)
+        args = [np.zeros(m, "float32"), np.zeros(m * feat, "float32"), c, m, feat]
+        a, b, *_ = run(function, args)
         np.testing.assert_array_equal(a, 2 * c)
         np.testing.assert_array_equal(b.reshape(m, feat), np.tile(3 * c[:, None], feat))
         assert len(function.launches) == 1

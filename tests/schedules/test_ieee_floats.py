@@ -61,7 +61,7 @@ def pairs(dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """As numpy computes it."""
+    """The result as NumPy computes it."""
     z, p, q = a.dtype.type(0), a.dtype.type(1), a.dtype.type(2)
     with np.errstate(all="ignore"):
         return np.array([
@@ -94,11 +94,11 @@ def test_on_gpu() -> None:
     stage_two = sparsetir.lower_sparse_iter(program("float32"))
     gpu = tvm.target.Target("opencl")
     last = sparsetir.lower(default_schedule(stage_two, gpu), target=gpu)["III"]
-    given = {"a": a, "b": b, "o": np.zeros_like(wanted), "n": len(a)}
+    inputs = {"a": a, "b": b, "o": np.zeros_like(wanted), "n": len(a)}
     names = [p.name for p in last.params]
-    got = gpu_runner.run_opencl(last, dict(zip(names, given.values(), strict=True)))
+    result = gpu_runner.run_opencl(last, dict(zip(names, inputs.values(), strict=True)))
     # What is multiplied and subtracted may be one instruction, which rounds once.
-    np.testing.assert_allclose(got[names[2]].reshape(wanted.shape), wanted, atol=1e-12)
+    np.testing.assert_allclose(result[names[2]].reshape(wanted.shape), wanted, atol=1e-12)
 
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -143,33 +143,33 @@ def is_defined(values: np.ndarray, to: str) -> np.ndarray:
 @np.errstate(all="ignore")
 @pytest.mark.default("uint16", "bool")
 def test_casts(dtype: str) -> None:
-    """To each type and back, in an expression, a variable, a local array, and memory, as NumPy."""
+    """Casts to each type and back, in an expression, a variable, a local array, and memory."""
     body = "".join(CHAINS.format(n=n, to=to, dtype=dtype) for n, to in enumerate(TYPES))
     body = 'with T.sp_iter([I], "S", "f") as [i]:\n' + body.replace("\n", "\n    ")
     buffers = {"A": f"I {dtype}", "Y": f"R I {dtype}"}
     buffers |= {f"M{n}": f"I {to}" for n, to in enumerate(TYPES)}
     func, a = small("f", body, f"R = T.dense_fixed({3 * len(TYPES)})", **buffers), numbers(dtype)
     for run in (sparsetir.interpret, lambda f, args: sparsetir.build(f)(**args)):
-        there = {f"m{n}": np.zeros(len(a), to) for n, to in enumerate(TYPES)}
+        memory = {f"m{n}": np.zeros(len(a), to) for n, to in enumerate(TYPES)}
         y = np.zeros((3 * len(TYPES), len(a)), dtype)
-        run(func, {"a": a, "y": y, **there, "m": len(a)})
+        run(func, {"a": a, "y": y, **memory, "m": len(a)})
         for n, to in enumerate(TYPES):
-            wanted, known = a.astype(to), is_defined(a, to)
-            equal(there[f"m{n}"], wanted, known, to)
-            known &= is_defined(wanted, dtype)
+            wanted, defined = a.astype(to), is_defined(a, to)
+            equal(memory[f"m{n}"], wanted, defined, to)
+            defined &= is_defined(wanted, dtype)
             for back in y[3 * n : 3 * n + 3]:
-                equal(back, wanted.astype(dtype), known, to)
+                equal(back, wanted.astype(dtype), defined, to)
 
 
-def equal(got: np.ndarray, wanted: np.ndarray, where: Any, what: str = "") -> None:
+def equal(result: np.ndarray, wanted: np.ndarray, where: Any, message: str = "") -> None:
     """The same numbers, and NaN."""
-    if str(got.dtype) in FLOATS:
-        got, wanted = got.astype("float64"), wanted.astype("float64")
-    np.testing.assert_array_equal(got[where], wanted[where], what)
+    if str(result.dtype) in FLOATS:
+        result, wanted = result.astype("float64"), wanted.astype("float64")
+    np.testing.assert_array_equal(result[where], wanted[where], message)
 
 
 def test_bfloat16_in_expressions() -> None:
-    """What is computed twice, of what TVM makes variables; and a sum, which is one of float32."""
+    """Common subexpressions, which TVM makes variables; and a sum, which is in float32."""
     body = """
 with T.sp_iter([I], "S", "f") as [i]:
     E[i] = T.exp(T.cast(A[i], "float32")) * T.cast(A[i], "float32")
@@ -202,8 +202,8 @@ with T.sp_iter([I], "S", "f") as [i]:
     out = {n.lower(): np.zeros(5, kind) for n, kind in kinds.items()}
     sparsetir.build(func)(a=a, **out)
     np.testing.assert_allclose(out.pop("e"), wanted["e"], 1e-6)
-    for name, got in out.items():
-        equal(got, wanted[name], ..., name)
+    for name, result in out.items():
+        equal(result, wanted[name], ..., name)
 
 
 def test_bfloat16_that_is_added_to() -> None:

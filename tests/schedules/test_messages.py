@@ -51,9 +51,9 @@ def config_of(problem, arguments, target="llvm", least=0):
 
 
 def interpreted(program, arguments):
-    found = copied(arguments)
-    sparsetir.interpret(program, found)
-    return found
+    arrays = copied(arguments)
+    sparsetir.interpret(program, arrays)
+    return arrays
 
 
 def check(problem, arguments, outputs, expected=None):
@@ -64,13 +64,13 @@ def check(problem, arguments, outputs, expected=None):
     taken = {p.name: arguments[p.name] for p in program.params if p.name not in computed}
     expected = expected or interpreted(program, taken)
     for least in (0, 1 << 30):
-        config, found = config_of(problem, arguments, least=least), copied(taken)
+        config, arrays = config_of(problem, arguments, least=least), copied(taken)
         stages = sparsetir.lower(program, template.apply, config)
         assert ("T.parallel(" in stages["III"].script()) == (least == 0), config
-        sparsetir.build(program, schedule=template.apply, config=config, check=False)(**found)
+        sparsetir.build(program, schedule=template.apply, config=config, check=False)(**arrays)
         for name in outputs:
-            np.testing.assert_allclose(found[name], expected[name], atol=1e-5, rtol=1e-5)
-            assert not np.isnan(found[name].astype("float64")).all()
+            np.testing.assert_allclose(arrays[name], expected[name], atol=1e-5, rtol=1e-5)
+            assert not np.isnan(arrays[name].astype("float64")).all()
 
 
 def check_on_threads(problem, arguments, outputs, run, expected=None):
@@ -82,9 +82,9 @@ def check_on_threads(problem, arguments, outputs, run, expected=None):
     expected = expected or interpreted(program, taken)
     last = stages["III"]
     names = dict(zip(taken, (p.name for p in last.params), strict=True))
-    found = run(last, {names[k]: v for k, v in taken.items()})
+    result = run(last, {names[k]: v for k, v in taken.items()})
     for name in outputs:
-        np.testing.assert_allclose(found[names[name]], expected[name], atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(result[names[name]], expected[name], atol=1e-5, rtol=1e-5)
 
 
 def message_arguments(problem, feat, seed=1):
@@ -122,7 +122,7 @@ def test_messages(problem, feat):
 
 
 def test_whose_given_results_are():
-    """What finds the results on the way says the same."""
+    """The search for results on the way gives the same."""
     problem = Messages("mul", "max", "hf", "", ordered=True, arg=True)
     arguments = message_arguments(problem, 6)
     program = messages.program(problem)
@@ -138,7 +138,7 @@ def test_whose_given_results_are():
 
 def edge_arguments(problem, feat):
     rng, nnz = np.random.default_rng(2), 9
-    lhs_rows, rhs_rows = (nnz if at == "edge" else N for at in (problem.lhs_at, problem.rhs_at))
+    lhs_rows, rhs_rows = (nnz if end == "edge" else N for end in (problem.lhs_at, problem.rhs_at))
     shape = (nnz, HEADS) if problem.op == "dot" else (nnz, HEADS, feat)
     return {
         "lhs": features(rng, lhs_rows, problem.lhs, feat, problem.dtype),
@@ -233,7 +233,7 @@ def test_attention_on_threads(run):
 
 @pytest.mark.parametrize("run", [None, *RUNNERS])
 def test_sums_of_16_bits(run):
-    """They are rounded once: 2048 + 1 is 2048 in float16."""
+    """Sums are rounded once: 2048 + 1 is 2048 in float16."""
     problem = Messages("copy_u", "sum", "hf", "", "float16")
     arguments = message_arguments(problem, 3)
     arguments["u"][:], lengths = 1, np.diff(arguments["indptr"])

@@ -44,9 +44,9 @@ def versions_of(built):
 
 def check(built, m, n, nnz, feat, dtype="float32"):
     rng = np.random.default_rng(nnz + feat)
-    at = np.sort(rng.choice(m * n, nnz, replace=False))
-    indptr = np.searchsorted(at // n, np.arange(m + 1)).astype("int32")
-    a, indices = rng.random(nnz).astype(dtype), (at % n).astype("int32")
+    places = np.sort(rng.choice(m * n, nnz, replace=False))
+    indptr = np.searchsorted(places // n, np.arange(m + 1)).astype("int32")
+    a, indices = rng.random(nnz).astype(dtype), (places % n).astype("int32")
     b, c = rng.random((n, feat)).astype(dtype), np.full((m, feat), np.nan, dtype)
     built(a, b, c, indptr, indices, n=n)
     exact = sp.csr_array((a.astype("float64"), indices, indptr), shape=(m, n)) @ b.astype("float64")
@@ -91,20 +91,20 @@ def test_results_where_the_work_is_for_threads(feat):
 
 
 def test_results_where_rows_are_asked_for_ahead():
-    """What is gathered from is larger than any L2 cache; the last rows have no rows ahead."""
+    """The gathered matrix is larger than any L2 cache; the last rows have no rows ahead."""
     check(kernel(), 40, 40_000, 300, 200)
 
 
 def reuse_of(matrix):
-    """What a kernel computes of a pattern, by which it asks for rows ahead."""
+    """The reuse distance that a kernel computes from a pattern, which decides on prefetches."""
     built = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
-    found = built.compute({"indices": matrix.indices})
+    computed = built.compute({"indices": matrix.indices})
     assert "J_indices_reuse" in built.stages["III"].script()
-    return found["J_indices_reuse"]
+    return computed["J_indices_reuse"]
 
 
 def test_rows_that_are_used_again_soon_are_not_asked_for():
-    """Of a band of 20 columns a cache holds what it needs, whatever its length is."""
+    """A cache holds the working set of a band of 20 columns, however long the band is."""
     size, rng = 40_000, np.random.default_rng(0)
     band = sp.diags_array([np.ones(size, "float32")] * 20, offsets=range(20), shape=(size, size))
     assert reuse_of(sp.csr_array(band)) < 200
@@ -114,7 +114,7 @@ def test_rows_that_are_used_again_soon_are_not_asked_for():
 
 
 def test_the_name_of_what_is_computed_may_be_taken():
-    """By an array or a number, which are the caller's; by an axis, too."""
+    """The parameter is an array or a number of the caller's; or an axis."""
     text, name = PROGRAMS["spmm"].make("float32", "int32").script(), "J_indices_reuse"
     array = text.replace("C[", f"{name}[").replace("C = ", f"{name} = ")
     number = text.replace("feat: T.int32", f"feat: T.int32, {name}: T.int64")
@@ -138,7 +138,7 @@ def test_known_sizes_choose_when_it_is_built():
 
 @pytest.mark.parametrize("marked", ["i", "j", "k"])
 def test_a_schedule_that_is_begun_is_gone_on_with(marked):
-    """What the author has said of a loop stays, and the default schedule does the rest."""
+    """The author's annotations of a loop stay, and the default schedule does the rest."""
 
     def begun(sch):
         i, j, k = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
@@ -206,22 +206,22 @@ def test_sampled_products_of_matrices_that_divide_nothing(case, dtype):
 
 
 def test_sampled_products_in_parts_of_the_columns():
-    """Rows of Y that no cache holds are gone through in parts, in order of the columns."""
+    """Rows of Y that no cache holds are read in parts, in the order of columns."""
     matrix = sp.random_array((40, 2000), density=0.2, format="csr", dtype="float32", rng=0)
     built = sampled()
     how = built.computed["parts"]
-    given = {"m": 40, "n": 2000, "nnz": matrix.nnz, "feat": 300}
-    known = {k: v for k, v in how.items() if k in ("itemsize", "cache")}
-    assert set(how) == {"recipe", *given, *known}
-    assert RECIPES[how["recipe"]](**given, **known) > 1
+    sizes = {"m": 40, "n": 2000, "nnz": matrix.nnz, "feat": 300}
+    machine = {k: v for k, v in how.items() if k in ("itemsize", "cache")}
+    assert set(how) == {"recipe", *sizes, *machine}
+    assert RECIPES[how["recipe"]](**sizes, **machine) > 1
     check_sampled(built, matrix, 300)
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17])
 def test_sampled_products_of_few_elements(count):
-    """Fewer than a group, and groups of which the last one begins earlier."""
-    at = np.arange(count)
-    matrix = sp.csr_array((np.ones(count, "float32"), (at // 4, at)), shape=(5, 20))
+    """Fewer elements than a group, and groups the last of which begins earlier."""
+    places = np.arange(count)
+    matrix = sp.csr_array((np.ones(count, "float32"), (places // 4, places)), shape=(5, 20))
     for feat in (3, 4, 6, 8, 33, 150):
         check_sampled(sampled(), matrix, feat)
 
@@ -306,7 +306,7 @@ with T.sp_iter([I, E, K], "SSR", "dots") as [i, e, k]:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_maxima_over_features_are_in_order(nested):
-    """Which of them follows a NaN is left out or not, as in the interpreter."""
+    """Elements after a NaN may be left out or not, as in the interpreter."""
     heads = ['with T.sp_iter([I, J, K], "SSR", "pairs") as [i, j, k]:']
     if nested:
         heads = ['with T.sp_iter([I], "S", "rows") as [i]:']
@@ -339,7 +339,7 @@ def test_maxima_over_features_are_in_order(nested):
     ids=["max", "min", "product"],
 )  # fmt: skip
 def test_other_operators_than_sums_over_features(update, init, combine):
-    """What becomes of the lanes follows the operator."""
+    """Lanes are combined as the operator is."""
     func = small("pairs", f"""
 with T.sp_iter([T.fuse(I, J), K], "SSR", "pairs") as [i, j, k]:
     with T.init():
@@ -464,7 +464,7 @@ with T.sp_iter([I, ONE], "SR", "sums") as [i, o]:
 
 
 def test_a_sum_over_two_sizes():
-    """Where the inner one is 1, what is left is a term, and the outer one is still a loop."""
+    """Where the inner loop has one step, a term is left, and the outer one is still a loop."""
     built = sparsetir.build(sparsetir.expression("z = a[i] * b[k]"))
     for m, feat in ((1, 1), (3, 1), (17, 1), (1, 5), (3, 2), (6, 3), (5, 40)):
         a, b, z = np.arange(m, dtype="float32"), np.ones(feat, "float32"), np.zeros((), "float32")

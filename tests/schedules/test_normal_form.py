@@ -49,14 +49,14 @@ def test_diagonals(body: str) -> None:
     func = small("f", body, AXES, **BUFFERS)
     expected = (["R", "D", "K"], body != DIAGONALS)
     assert loops(normal_form(func)) == {"sum": expected}
-    kernel, given = sparsetir.build(func), diagonals()
+    kernel, args = sparsetir.build(func), diagonals()
     rng = np.random.default_rng(1)
     for feat in (0, 1, 20, 70):
         b = rng.integers(-3, 4, (37, feat)).astype("float32")
         outs = [np.full((40, feat), 2, "float32") for _ in range(2)]
-        kernel(**given, b=b, c=outs[0])
+        kernel(**args, b=b, c=outs[0])
         sizes = {"m": 40, "n": 37, "feat": feat, "nd": 5}
-        sparsetir.interpret(func, {**given, "b": b, "c": outs[1], **sizes})
+        sparsetir.interpret(func, {**args, "b": b, "c": outs[1], **sizes})
         np.testing.assert_array_equal(outs[0], outs[1])
 
 

@@ -110,7 +110,7 @@ def test_a_check_takes_right_results_and_no_wrong_ones(dtype, most_exact):
     ],
 )
 def test_shapes_of_callers(op, heads, callers):
-    """Of a (2, 3) matrix with 5 elements, and 8 features."""
+    """Sizes of a (2, 3) matrix with 5 elements, and 8 features."""
     record = OPERATORS[op]
     assert record.shapes((2, 3), 5, 8, heads) == callers
     assert record.names == tuple(n for n in ("b", "x", "y") if n in callers)

@@ -1,4 +1,4 @@
-"""What templates refuse: problems, programs, targets, feature sizes and patterns."""
+"""Errors of templates: problems, programs, targets, feature sizes and patterns."""
 
 import importlib
 from dataclasses import replace
@@ -30,8 +30,8 @@ spmm_cpu=templates.row_tile spmv_cpu=templates.spmv
 """
 NAMES = {
     **vars(formats), **{kind.__name__: kind for pair in TEMPLATES for kind in pair},
-    **{n: importlib.import_module(f"sparsetir.schedules.{at}")
-       for n, at in (pair.split("=") for pair in MODULES.split())},
+    **{n: importlib.import_module(f"sparsetir.schedules.{folder}")
+       for n, folder in (pair.split("=") for pair in MODULES.split())},
     "lower": lower, "RelationPattern": RelationPattern, "replace": replace, "GPU": GPU,
 }  # fmt: skip
 TARGET = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}

@@ -19,7 +19,7 @@ template = TEMPLATES[ChunkTiles, RgmsBackward]
 def arguments(
     problem: RgmsBackward, density: float = 0.4, blocks: int = 1
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Of the program, and where elements are; the second relation has none."""
+    """Arguments of the program, and the mask of elements; the second relation has none."""
     rng = np.random.default_rng(0)
     mask = rng.random((RELATIONS, M, N)) < density
     mask[1] = False
@@ -55,15 +55,15 @@ def check(problem: RgmsBackward, stages: Any, density: float = 0.4, blocks: int 
     x, grad = args["x"].astype(float), args["grad"].astype(float)
     if problem.edges:
         want = np.einsum("jbk,rblk,ibl->rij", x, args["w"].astype(float), grad)[mask]
-        found = args["da"]
+        result = args["da"]
     else:
         a = np.zeros(mask.shape)
         a[mask] = args.get("a", 1.0)
         want = np.einsum("rij,jbk,ibl->rbkl", a, x, grad)
-        found = np.zeros(want.shape)
+        result = np.zeros(want.shape)
         relation = [r for r in range(RELATIONS) for _ in range(pieces(mask[r]))]
-        np.add.at(found, relation, args["dw"])
-    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+        np.add.at(result, relation, args["dw"])
+    np.testing.assert_allclose(result, want, rtol=1e-4, atol=1e-4)
 
 
 def pieces(mask: np.ndarray) -> int:
@@ -89,7 +89,7 @@ def test_scheduled(edges: bool, sizes: tuple[int, int], config: ChunkTiles) -> N
 
 @pytest.mark.parametrize("edges", [False, True])
 def test_operands_of_16_bits(edges: bool) -> None:
-    """As they are, with sums in float32."""
+    """Operands in their own type, with sums in float32."""
     problem = RgmsBackward(32, 16, CHUNK, edges, "float16", weighted=not edges)
     check(problem, lower_template(template, problem, ChunkTiles(16, 4, 2)))
 
@@ -102,7 +102,7 @@ def test_no_elements() -> None:
 @pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.default("False")
 def test_features_in_blocks(edges: bool) -> None:
-    """Each by its own part of the weights, by the plain program and the scheduled one."""
+    """Each piece by its part of the weights, by the plain program and the scheduled one."""
     problem = RgmsBackward(8, 4, CHUNK, edges, weighted=not edges)
     check(problem, lower(program(problem)), blocks=3)
     check(problem, lower_template(template, problem, ChunkTiles(4, 3, 2)), blocks=3)

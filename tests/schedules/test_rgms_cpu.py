@@ -82,7 +82,7 @@ def test_the_plain_program(dtype: str, weighted: bool) -> None:
 
 
 def test_each_step_means_the_same() -> None:
-    """What the schedule makes, interpreted before it goes on to stage II."""
+    """The program of the schedule, interpreted before stage II."""
     problem = Rgms("float16")
     sch = sparsetir.Schedule(program(problem))
     apply(sch, TiledRelations(6, 4, rows=3, tile=2, lanes=2, lanes_in=1, depth=3, ranges=2))
@@ -110,7 +110,7 @@ def test_bfloat16() -> None:
 @pytest.mark.parametrize("sizes", [(3, 8, 16), (2, 5, 7)])
 @pytest.mark.default(1)
 def test_features_in_blocks(sizes: tuple[int, int, int]) -> None:
-    """Each block by a matrix of its own, as by matrices with blocks on the diagonal; interpreted
+    """Each block by a matrix, as by matrices with blocks on the diagonal; interpreted
     after the steps of stage I, and compiled."""
     blocks, k, feat = sizes
     problem = Rgms("float16" if k == 5 else "float32", "int64", in_blocks=True)
@@ -160,7 +160,7 @@ def test_added_to_what_is_there() -> None:
     [(Rgms(weighted=False), (96, 64)), (Rgms("float16"), (160, 48))], 2), ids=str
 )  # fmt: skip
 def test_matrices_in_panels(problem: Rgms, sizes: tuple[int, int]) -> None:
-    """For each range and relation, also of several steps over features."""
+    """Tiles for each range and relation, also of several steps over features."""
     config = TiledRelations.for_sizes(*sizes, sums=6, packed=True, ranges=2, ahead=5)
     config = replace(config, depth=32)
     rng = np.random.default_rng(8)
@@ -188,7 +188,7 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
 
 
 def test_the_registered_template() -> None:
-    """From a pattern of three axes and values in its order to the result."""
+    """The whole way from a pattern of three axes, and values in its order, to the result."""
     problem, rng = Rgms(), np.random.default_rng(6)
     config = TiledRelations.for_sizes(32, 32)
     template = template_of(config, problem, gpu=False)
@@ -212,25 +212,25 @@ def test_patterns_of_triples() -> None:
     shape = (3, 20, 10)
     triples = [rng.integers(0, size, 100) for size in shape]
     for idtype in (None, "int64"):
-        found = RelationPattern.of(*triples, shape, idtype)
-        assert found.rows.dtype == np.dtype(idtype or "int32")
-        rows = np.repeat(np.arange(len(found.rows)), np.diff(found.indptr))
-        relation = np.repeat(np.arange(3), np.diff(found.row_ptr))[rows]
+        sparse = RelationPattern.of(*triples, shape, idtype)
+        assert sparse.rows.dtype == np.dtype(idtype or "int32")
+        rows = np.repeat(np.arange(len(sparse.rows)), np.diff(sparse.indptr))
+        relation = np.repeat(np.arange(3), np.diff(sparse.row_ptr))[rows]
         values = np.arange(100.0)
-        np.testing.assert_array_equal(found.values(A=values)["a"], values[found.order])
-        for got, key in zip((relation, found.rows[rows], found.indices), triples, strict=True):
-            np.testing.assert_array_equal(got, key[found.order])
-        of_row = (relation[:, None] == relation) & (found.rows[rows][:, None] == found.rows[rows])
-        np.testing.assert_array_equal(found.counts, of_row.sum(axis=1))
-        assert np.all(np.diff(_joined(found, relation, rows)) >= 0)
+        np.testing.assert_array_equal(sparse.values(A=values)["a"], values[sparse.order])
+        for coords, key in zip((relation, sparse.rows[rows], sparse.indices), triples, strict=True):
+            np.testing.assert_array_equal(coords, key[sparse.order])
+        of_row = (relation[:, None] == relation) & (sparse.rows[rows][:, None] == sparse.rows[rows])
+        np.testing.assert_array_equal(sparse.counts, of_row.sum(axis=1))
+        assert np.all(np.diff(_joined(sparse, relation, rows)) >= 0)
     far = [triples[0], triples[1] * 2**40, triples[2] * 2**20]  # too far to sort as one number
     again = RelationPattern.of(*far, (3, 2**45, 2**24))
-    np.testing.assert_array_equal(again.order, found.order)
+    np.testing.assert_array_equal(again.order, sparse.order)
     assert again.rows.dtype == np.int64
     nothing = np.zeros(0, "int64")
     empty = RelationPattern.of(nothing, nothing, nothing, (2, 3, 0))
     assert (empty.nnz, [*empty.row_ptr], [*empty.indptr]) == (0, [0, 0, 0], [0])
 
 
-def _joined(found: RelationPattern, relation: Any, rows: Any) -> Any:
-    return (relation * 20 + found.rows[rows]) * 10 + found.indices
+def _joined(pattern: RelationPattern, relation: Any, rows: Any) -> Any:
+    return (relation * 20 + pattern.rows[rows]) * 10 + pattern.indices

@@ -37,7 +37,7 @@ HALF_EDGES = RgmsGradient("float16", weighted=False, edges=True)
 
 
 def config_of(problem: Any, feat_in: int, feat: int, k: int = 1, rows: int = 32) -> Any:
-    """On tensor cores, of 16 bits; a kernel for features of any number."""
+    """Configs for tensor cores, of 16 bits; a kernel for any number of features."""
     cores = problem.dtype in UNITS
     if isinstance(problem, RgmsGradient):
         return GradientTiles.for_features(problem, feat_in, feat, k, rows, cores)
@@ -46,9 +46,9 @@ def config_of(problem: Any, feat_in: int, feat: int, k: int = 1, rows: int = 32)
 
 
 def of_any_size(problem: RgmsGradient) -> GradientTiles:
-    given = config_of(problem, 20, 36)
-    changes = {"feat_in": None, "feat": None, "tile": (32, 32), "shape": given.shape and (4, 2)}
-    return GradientTiles(**{**vars(given), **changes})
+    config = config_of(problem, 20, 36)
+    changes = {"feat_in": None, "feat": None, "tile": (32, 32), "shape": config.shape and (4, 2)}
+    return GradientTiles(**{**vars(config), **changes})
 
 
 # A kernel of each, for all patterns and sizes.
@@ -75,56 +75,56 @@ def operands(problem: Any, shape: Any, nnz: int, feat_in: int, feat: int) -> dic
     """x, w, grad and a, in the types that kernels take; shape: relations, rows and columns."""
     rng, (relations, m, n) = np.random.default_rng(0), shape
     shapes = {"x": (n, feat_in), "grad": (m, feat), "w": (relations, feat_in, feat)}
-    made = {k: rng.standard_normal(s).astype(as_dtype(problem.dtype)) for k, s in shapes.items()}
-    made["a"] = rng.standard_normal(nnz).astype(as_dtype(problem.values or problem.dtype))
+    arrays = {k: rng.standard_normal(s).astype(as_dtype(problem.dtype)) for k, s in shapes.items()}
+    arrays["a"] = rng.standard_normal(nnz).astype(as_dtype(problem.values or problem.dtype))
     if not problem.weighted:
-        made["a"][:] = 1
-    return made
+        arrays["a"][:] = 1
+    return arrays
 
 
-def arguments(problem: Any, config: Any, pattern: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Of a kernel."""
+def arguments(problem: Any, config: Any, pattern: Any, arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a kernel."""
     arranged = TEMPLATES[type(config), type(problem)].arrange(pattern, problem, config)
-    (relations, m, _), (_, feat_in, feat) = pattern.shape, given["w"].shape
+    (relations, m, _), (_, feat_in, feat) = pattern.shape, arrays["w"].shape
     if isinstance(problem, Rgms):
         names, shape = "xw", (m, feat)
     elif problem.edges:
         names, shape = ("x", "grad", "w"), (pattern.nnz,)
     else:
         names, shape = ("x", "grad"), (relations, feat_in, feat)
-    args = {**arranged.arguments, **{name: given[name] for name in names}}
+    args = {**arranged.arguments, **{name: arrays[name] for name in names}}
     if problem.weighted:
-        args |= arranged.stored.values(A=given["a"])
+        args |= arranged.stored.values(A=arrays["a"])
     out = np.full(shape, 7, as_dtype(problem.out or problem.dtype))
     return {**args, "out": out, "feat_in": feat_in, "feat": feat}
 
 
-def exact(problem: Any, places: Any, given: dict[str, Any]) -> np.ndarray:
-    """Of elements at these places alone, in float64."""
+def exact(problem: Any, places: Any, arrays: dict[str, Any]) -> np.ndarray:
+    """The result of the elements at these places, in float64."""
     r, i, j = places
-    a, x, grad, w = (given[n].astype(float) for n in ("a", "x", "grad", "w"))
+    a, x, grad, w = (arrays[n].astype(float) for n in ("a", "x", "grad", "w"))
     with np.errstate(invalid="ignore", over="ignore"):
         if isinstance(problem, Rgms):
-            out, at = np.zeros(grad.shape), i
+            out, index = np.zeros(grad.shape), i
             terms = np.einsum("e,ek,ekl->el", a, x[j], w[r])
         elif problem.edges:
             return np.einsum("ek,ekl,el->e", x[j], w[r], grad[i])
         else:
-            out, at = np.zeros(w.shape), r
+            out, index = np.zeros(w.shape), r
             terms = np.einsum("e,ek,el->ekl", a, x[j], grad[i])
-        np.add.at(out, at, terms)
+        np.add.at(out, index, terms)
     return out
 
 
 def check(problem: Any, config: Any, mask: np.ndarray, feat_in: int, feat: int) -> CudaStages:
     """Run a kernel and compare: float32 sums of so many terms, and inner sums that are rounded."""
     run, places = kernel(problem, config), mask.nonzero()
-    given = operands(problem, mask.shape, len(places[0]), feat_in, feat)
+    arrays = operands(problem, mask.shape, len(places[0]), feat_in, feat)
     with bfloat16_arrays():
-        args = arguments(problem, config, Pattern(places, mask.shape), given)
-        found = run(args, seeds=SEEDS)["out"]
-    expected = exact(problem, places, given)
-    scale = exact(problem, places, {k: np.abs(v) for k, v in given.items()})
+        args = arguments(problem, config, Pattern(places, mask.shape), arrays)
+        result = run(args, seeds=SEEDS)["out"]
+    expected = exact(problem, places, arrays)
+    scale = exact(problem, places, {k: np.abs(v) for k, v in arrays.items()})
     cores = getattr(config, "shares", None) is not None
     if isinstance(problem, Rgms):
         terms = feat_in * int(mask.sum(axis=(0, 2)).max(initial=0))
@@ -134,7 +134,7 @@ def check(problem: Any, config: Any, mask: np.ndarray, feat_in: int, feat: int) 
         rounded = cores and not problem.edges
     unit = 2.0**-53 if problem.dtype == "float64" else 2.0**-24
     allowed = (2 * (terms + 2) * unit + (UNITS[problem.dtype] if rounded else 0)) * scale + 1e-6
-    wrong = ~(np.abs(found - expected) <= allowed)  # NaN is wrong, too
+    wrong = ~(np.abs(result - expected) <= allowed)  # NaN is wrong, too
     assert not wrong.any(), f"{wrong.sum()} of {wrong.size} are wrong"
     return run
 
@@ -160,24 +160,24 @@ def test_patterns(kind: str) -> None:
 @each_kind
 @pytest.mark.default("rows", "cores", "weights on cores")
 def test_padding_meets_no_number(kind: str) -> None:
-    """What is not finite is where stored elements have it, and nowhere else."""
+    """Only stored elements pass on NaN and infinity."""
     problem, config = KINDS[kind]
     mask = MASKS["mixed"].copy()
     mask[:, 0] = mask[:, :, 0] = False  # where padding would point to
     places, pattern = mask.nonzero(), Pattern(mask.nonzero(), mask.shape)
-    given = operands(problem, mask.shape, pattern.nnz, 20, 36)
-    given["x"][0], given["grad"][0] = np.nan, np.inf
+    arrays = operands(problem, mask.shape, pattern.nnz, 20, 36)
+    arrays["x"][0], arrays["grad"][0] = np.nan, np.inf
 
     def found() -> np.ndarray:
-        args = arguments(problem, config, pattern, given)
+        args = arguments(problem, config, pattern, arrays)
         return kernel(problem, config)(args, seeds=SEEDS)["out"]
 
     assert np.isfinite(found()).all()
-    given["x"][1, 0] = np.inf
+    arrays["x"][1, 0] = np.inf
     if isinstance(problem, Rgms):
-        given["x"][2], given["x"][3, -1], given["a"][::11] = np.nan, -np.inf, 0
-        given["w"][0, 0, 0], given["w"][-1, -1, -1] = np.inf, np.nan
-    want, have = exact(problem, places, given), found()
+        arrays["x"][2], arrays["x"][3, -1], arrays["a"][::11] = np.nan, -np.inf, 0
+        arrays["w"][0, 0, 0], arrays["w"][-1, -1, -1] = np.inf, np.nan
+    want, have = exact(problem, places, arrays), found()
     np.testing.assert_array_equal(np.isfinite(have), np.isfinite(want))
     assert not np.isfinite(have).all() and np.isfinite(have).any()
 
@@ -187,35 +187,35 @@ def test_padding_meets_no_number(kind: str) -> None:
 def test_values_of_padding_are_not_read(kind: str) -> None:
     problem, config = KINDS[kind]
     pattern = Pattern(MASKS["mixed"].nonzero(), MASKS["mixed"].shape)
-    given = operands(problem, pattern.shape, pattern.nnz, 20, 36)
-    args = padded = arguments(problem, config, pattern, given)
+    arrays = operands(problem, pattern.shape, pattern.nnz, 20, 36)
+    args = padded = arguments(problem, config, pattern, arrays)
     for name in [n for n in args if n.startswith("a_")]:
         columns = args[name.replace("a_", "indices_jb_", 1)].reshape(args[name].shape)
         nan = as_dtype(problem.dtype).type("nan")
         padded = {**padded, name: np.where(columns < 0, nan, args[name])}
         assert np.isnan(padded[name]).any()
     run = kernel(problem, config)
-    found = [run(x, seeds=(0,))["out"] for x in (args, padded)]
-    np.testing.assert_array_equal(*found)
-    assert not np.isnan(found[0]).any() and found[0].any()
+    results = [run(x, seeds=(0,))["out"] for x in (args, padded)]
+    np.testing.assert_array_equal(*results)
+    assert not np.isnan(results[0]).any() and results[0].any()
 
 
 @requires_cuda_text
 @pytest.mark.parametrize("kind", ["rows", "weights", "edges"])
 @pytest.mark.default("edges")
 def test_elements_that_are_there_several_times(kind: str) -> None:
-    """As triples of a graph are, in any order; results for them are in theirs."""
+    """Triples in any order, as of a graph; results for them are in the same order."""
     problem, config = KINDS[kind]
     rng, mask = np.random.default_rng(2), MASKS["mixed"]
     r, i, _ = mask.nonzero()
     order = rng.permutation(len(r))
     places = r[order], i[order], rng.integers(0, mask.shape[2], len(r))
-    given = operands(problem, mask.shape, len(r), 20, 36)
+    arrays = operands(problem, mask.shape, len(r), 20, 36)
     pattern = RelationPattern.of(*places, mask.shape)
     assert not pattern.keeps_order
-    args = arguments(problem, config, pattern, given)
-    found = kernel(problem, config)(args, seeds=SEEDS)["out"]
-    np.testing.assert_allclose(found, exact(problem, places, given), rtol=1e-4, atol=1e-3)
+    args = arguments(problem, config, pattern, arrays)
+    result = kernel(problem, config)(args, seeds=SEEDS)["out"]
+    np.testing.assert_allclose(result, exact(problem, places, arrays), rtol=1e-4, atol=1e-3)
 
 
 SIZES = ((16, 16), (32, 32), (48, 20), (20, 48), (33, 7), (64, 100), (1, 1), (24, 200), (130, 8))
@@ -286,17 +286,17 @@ BARRIERS = ((PLAIN_HALF, "first"), (EDGES, "last"), (HALF_EDGES, "first"), (HALF
 @pytest.mark.parametrize(("problem", "which"), by_turns(BARRIERS, 3), ids=str)
 def test_a_barrier_that_is_missing_is_found(problem: RgmsGradient, which: str) -> None:
     def without(source: str) -> str:
-        found = [*re.finditer(r"__syncthreads\(\);", source)]
+        barriers = [*re.finditer(r"__syncthreads\(\);", source)]
         before = source.find("+ __shfl_xor_sync(")
-        gone = found[0] if which == "first" else [x for x in found if x.start() < before][-1]
+        gone = barriers[0] if which == "first" else [x for x in barriers if x.start() < before][-1]
         return source[: gone.start()] + source[gone.end() :]
 
     config = config_of(problem, 68, 36, 0)
     run = kernel(problem, config, edit=without)
     pattern = Pattern(MASKS["mixed"].nonzero(), MASKS["mixed"].shape)
-    given = operands(problem, pattern.shape, pattern.nnz, 68, 36)
+    arrays = operands(problem, pattern.shape, pattern.nnz, 68, 36)
     with pytest.raises(KernelError, match="race"):
-        run(arguments(problem, config, pattern, given), seeds=SEEDS)
+        run(arguments(problem, config, pattern, arrays), seeds=SEEDS)
 
 
 @pytest.mark.parametrize(("problem", "config"), [
@@ -306,21 +306,21 @@ def test_a_barrier_that_is_missing_is_found(problem: RgmsGradient, which: str) -
     (EDGES, GradientTiles(1, 4, (16, 16), 4, (1, 1), shape=(2, 2))),
 ], ids=["rows", "sums", "weights", "edges"])  # fmt: skip
 def test_the_program_means_the_same(problem: Any, config: Any) -> None:
-    """In stage I, tiles of rows and all; and the gradients' own programs."""
+    """Programs in stage I, including tiles of rows; and the gradients' own programs."""
     mask = np.random.default_rng(0).random((2, 5, 4)) < 0.5
     places, pattern = mask.nonzero(), Pattern(mask.nonzero(), mask.shape)
-    given = operands(problem, mask.shape, pattern.nnz, 3, 2)
-    args = arguments(problem, config, pattern, given) | {"relations": 2, "m": 5, "n": 4}
+    arrays = operands(problem, mask.shape, pattern.nnz, 3, 2)
+    args = arguments(problem, config, pattern, arrays) | {"relations": 2, "m": 5, "n": 4}
     runs = [(TEMPLATES[type(config), type(problem)].program(problem, config), args)]
     if isinstance(problem, RgmsGradient):
         of = RelationPattern.of(*places, mask.shape)
-        plain = {**args, **of.arguments(), "a": given["a"], "out": args["out"].copy()}
+        plain = {**args, **of.arguments(), "a": arrays["a"], "out": args["out"].copy()}
         runs.append((program(problem), plain | {"edge": np.arange(of.nnz, dtype="int32")}))
-    for func, own in runs:
+    for func, call in runs:
         names = {str(p.name) for p in func.params}
-        interpret(func, {k: v for k, v in own.items() if k in names})
-        want = exact(problem, places, given)
-        np.testing.assert_allclose(own["out"], want, rtol=1e-5, atol=1e-5)
+        interpret(func, {k: v for k, v in call.items() if k in names})
+        want = exact(problem, places, arrays)
+        np.testing.assert_allclose(call["out"], want, rtol=1e-5, atol=1e-5)
 
 
 @requires_nvcc
@@ -331,9 +331,9 @@ def test_cuda(kind: str, tmp_path: Any) -> None:
     problem, _ = KINDS[kind]
     config = config_of(problem, 64, 64, 1, 64)
     stages = lower_template(TEMPLATES[type(config), type(problem)], problem, config, GPU)
-    found = compile_cuda(kernel_of(stages, GPU).source("cuda"), tmp_path, "sm_80")
-    assert found.spills == 0 and found.registers <= 128
-    code = instructions(found.cubin)
+    compiled = compile_cuda(kernel_of(stages, GPU).source("cuda"), tmp_path, "sm_80")
+    assert compiled.spills == 0 and compiled.registers <= 128
+    code = instructions(compiled.cubin)
     # Two buckets; 4 warps of 32 by 32 sums, over 64 terms, in 2 visits that may be written out.
     products = len(re.findall(r"HMMA\.16816\.F32", code))
     assert products in ((64,) if kind == "cores" else (32, 64) if "cores" in kind else (0,))

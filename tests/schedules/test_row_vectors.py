@@ -15,23 +15,23 @@ INDPTR = np.cumsum([0, *LENGTHS]).astype("int32")
 INDICES = np.concatenate([np.sort((np.arange(n) * 7 + n) % N) for n in LENGTHS]).astype("int32")
 
 
-def ran(body, out, dtype, **given):
-    """What a program makes of a row's values `A`, of its divisor `D` and the columns' `X`."""
+def ran(body, out, dtype, **inputs):
+    """The results of a program on a row's values `A`, its divisor `D` and the columns' `X`."""
     over = {"A": "I J", "D": "I", "X": "N", "OUT": out}
     program = small("rows", body, dtype=dtype, **over)
-    arguments = {"indptr": INDPTR, "indices": INDICES, "m": M, "n": N, "nnz": NNZ, **given}
+    arguments = {"indptr": INDPTR, "indices": INDICES, "m": M, "n": N, "nnz": NNZ, **inputs}
     shape = (NNZ,) if "J" in out else (M,)
     kernel, expected = sparsetir.build(program), np.full(shape, 7, dtype)
     sparsetir.interpret(program, {**arguments, "out": expected})
-    found = np.full(shape, 7, dtype)
-    kernel(**arguments, out=found)
-    return found, expected
+    result = np.full(shape, 7, dtype)
+    kernel(**arguments, out=result)
+    return result, expected
 
 
 def operands(dtype, seed=0):
-    made = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     whole = dtype.startswith("int")
-    draw = (lambda n: made.integers(1, 9, n)) if whole else made.standard_normal
+    draw = (lambda n: rng.integers(1, 9, n)) if whole else rng.standard_normal
     return {"a": draw(NNZ).astype(dtype), "d": draw(M).astype(dtype), "x": draw(N).astype(dtype)}
 
 
@@ -51,43 +51,43 @@ def test_sums(dtype, term):
             OUT[i] = T.{dtype}(3)
         OUT[i] = OUT[i] + {TERMS[term]}
     """
-    found, expected = ran(body, "I", dtype, **operands(dtype))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    result, expected = ran(body, "I", dtype, **operands(dtype))
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("at", [None, 0, 5, -1])
+@pytest.mark.parametrize("nan_at", [None, 0, 5, -1])
 @pytest.mark.parametrize("term", TERMS)
-def test_extrema_keep_nan(term, at):
-    given = operands("float32")
-    if at is not None:
-        given["a"][INDPTR[:-1][np.diff(INDPTR) > 7] + (at % 8)] = np.nan
+def test_extrema_keep_nan(term, nan_at):
+    inputs = operands("float32")
+    if nan_at is not None:
+        inputs["a"][INDPTR[:-1][np.diff(INDPTR) > 7] + (nan_at % 8)] = np.nan
     body = f"""
     {ITERATION}
         with T.init():
             OUT[i] = T.float32("-inf")
         OUT[i] = {BETTER.format(x=f"({TERMS[term]})")}
     """
-    found, expected = ran(body, "I", "float32", **given)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert np.isnan(found).any() == (at is not None)
+    result, expected = ran(body, "I", "float32", **inputs)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert np.isnan(result).any() == (nan_at is not None)
 
 
-@pytest.mark.parametrize("at", [None, 0, 5, -1])
+@pytest.mark.parametrize("nan_at", [None, 0, 5, -1])
 @pytest.mark.parametrize("operator", ["max", "min"])
-def test_extrema_after_a_nan_are_those_of_what_follows(operator, at):
+def test_extrema_after_a_nan_are_those_of_what_follows(operator, nan_at):
     """Rows in vectors, and in order where one sees a NaN; infinities are none."""
-    given = operands("float32")
-    given["a"][INDPTR[:-1][np.diff(INDPTR) > 8] + 6] = np.inf if operator == "max" else -np.inf
-    if at is not None:
-        given["a"][INDPTR[:-1][np.diff(INDPTR) > 7] + (at % 8)] = np.nan
+    inputs = operands("float32")
+    inputs["a"][INDPTR[:-1][np.diff(INDPTR) > 8] + 6] = np.inf if operator == "max" else -np.inf
+    if nan_at is not None:
+        inputs["a"][INDPTR[:-1][np.diff(INDPTR) > 7] + (nan_at % 8)] = np.nan
     body = f"""
     {ITERATION}
         with T.init():
             OUT[i] = T.float32(0)
         OUT[i] = T.{operator}(OUT[i], A[i, j] * X[j])
     """
-    found, expected = ran(body, "I", "float32", **given)
-    np.testing.assert_array_equal(found, expected)
+    result, expected = ran(body, "I", "float32", **inputs)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_conditions_and_products_are_as_they_were():
@@ -98,8 +98,8 @@ def test_conditions_and_products_are_as_they_were():
         if A[i, j] > X[j]:
             OUT[i] = OUT[i] * A[i, j]
     """
-    found, expected = ran(body, "I", "float64", **operands("float64"))
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    result, expected = ran(body, "I", "float64", **operands("float64"))
+    np.testing.assert_allclose(result, expected, rtol=1e-9)
 
 
 POINTWISE = {
@@ -116,8 +116,8 @@ def test_values_of_each_nonzero(body):
     with T.sp_iter([I, J], "SS", "rows") as [i, j]:
         {POINTWISE[body]}
     """
-    found, expected = ran(text, "I J", "float32", **operands("float32"))
-    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
+    result, expected = ran(text, "I J", "float32", **operands("float32"))
+    np.testing.assert_allclose(result, expected, rtol=2e-6, atol=1e-6)
 
 
 def test_a_sum_without_terms_is_not_multiplied():
@@ -152,7 +152,7 @@ def test_what_is_finite_needs_no_look_for_terms():
 KK, KINDS = 5, 3
 SLOTS = np.stack([np.sort((np.arange(KK) * 11 + i) % N) for i in range(M)]).astype("int32")
 SLOTS[1, 2:], SLOTS[4] = -1, -1  # padding
-FIBERS = np.cumsum([0, *(np.arange(NNZ) % 4)]).astype("int32")  # of which every fourth is empty
+FIBERS = np.cumsum([0, *(np.arange(NNZ) % 4)]).astype("int32")  # every fourth is empty
 ELL = "E = T.sparse_fixed(I, (n, kk), slots)"
 CSF = "L = T.sparse_variable(J, (n, fibers), (l_ptr, l_idx))"
 MAP = """
@@ -228,7 +228,7 @@ def test_innermost_sums_in_other_nests(kind, feat):
     pairs = np.array([0, 4, 4, 7], "int32")
     sizes = {"m": M, "n": N, "nnz": NNZ, "feat": feat, "kk": KK, "kinds": KINDS, "cin": 6}
     sizes |= {"pairs": 7, "fibers": fibers}
-    there = {
+    inputs = {
         "indptr": INDPTR, "indices": INDICES, "o_ptr": pairs,
         "o_idx": np.int32([0, 2, 5, 14, 1, 2, 3]), "l_ptr": FIBERS,
         "l_idx": np.concatenate([np.arange(n) * 5 for n in np.diff(FIBERS)]).astype("int32"),
@@ -239,21 +239,21 @@ def test_innermost_sums_in_other_nests(kind, feat):
         "a": draw(fibers if axes == CSF else NNZ).astype("float32"), **sizes,
     }  # fmt: skip
     if axes == MAP:
-        there["x"] = draw((N, 6)).astype("float32")
+        inputs["x"] = draw((N, 6)).astype("float32")
     shape = {"I E": (M * KK,), "I J": (NNZ,), "I": (M,), "I K": (M, feat)}[over["OUT"]]
     kernel, names = sparsetir.build(program), {p.name for p in program.params}
     if "slots" in kind or "condition" in kind:
         assert "T.vectorized(" in kernel.stages["II scheduled"].script()
-    given = {name: value for name, value in there.items() if name in names}
-    expected, found = np.full(shape, 3, "float32"), np.full(shape, 3, "float32")
-    sparsetir.interpret(program, {**given, "out": expected})
-    kernel(**given, out=found)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    args = {name: value for name, value in inputs.items() if name in names}
+    expected, result = np.full(shape, 3, "float32"), np.full(shape, 3, "float32")
+    sparsetir.interpret(program, {**args, "out": expected})
+    kernel(**args, out=result)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("feat", [0, 1, 5, 8, 21, 64])
 def test_elements_are_added_to_rows_at_loaded_indices_in_vectors(feat):
-    """Also to none, of which there is no row, and from none."""
+    """Some indices are beyond the rows of the result or of the operand."""
     program = small("rows", """
     with T.sp_iter([E, K], "SS", "scatter") as [e, k]:
         OUT[ROW[e], k] = OUT[ROW[e], k] + A[e] * X[COL[e], k]
@@ -261,16 +261,16 @@ def test_elements_are_added_to_rows_at_loaded_indices_in_vectors(feat):
     )  # fmt: skip
     kernel, rng = sparsetir.build(program), np.random.default_rng(feat)
     assert "T.vectorized(" in kernel.stages["II scheduled"].script()
-    given = {
+    args = {
         "a": rng.random(50, dtype="float32"), "x": rng.random((N, feat), dtype="float32"),
         "row": rng.integers(-1, M + 1, 50).astype("int32"),
         "col": rng.integers(-1, N + 1, 50).astype("int32"),
         "count": 50, "m": M, "n": N, "feat": feat,
     }  # fmt: skip
-    found, expected = (np.full((M, feat), 3, "float32") for _ in range(2))
-    kernel(**given, out=found)
-    sparsetir.interpret(program, {**given, "out": expected})
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    result, expected = (np.full((M, feat), 3, "float32") for _ in range(2))
+    kernel(**args, out=result)
+    sparsetir.interpret(program, {**args, "out": expected})
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 SUMS = """
@@ -315,19 +315,12 @@ def test_iterations_over_rows_of_their_own_share_visits(kind, scratch):
     program = small("rows", f"{allocated}{SUMS}{body}", **over)
     kernel, shape = sparsetir.build(program), (NNZ,) if "J" in out else (M,)
     assert kernel.stages["III"].script().count("T.parallel(") == loops
-    given = {
-        "indptr": INDPTR,
-        "indices": INDICES,
-        "m": M,
-        "n": N,
-        "nnz": NNZ,
-        **operands("float32"),
-    }
-    given = {name: x for name, x in given.items() if name in {p.name for p in program.params}}
-    expected, found = np.full(shape, 7, "float32"), np.full(shape, 7, "float32")
-    sparsetir.interpret(program, {**given, "out": expected})
-    kernel(**given, out=found)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    args = {"indptr": INDPTR, "indices": INDICES, "m": M, "n": N, "nnz": NNZ, **operands("float32")}
+    args = {name: x for name, x in args.items() if name in {p.name for p in program.params}}
+    expected, result = np.full(shape, 7, "float32"), np.full(shape, 7, "float32")
+    sparsetir.interpret(program, {**args, "out": expected})
+    kernel(**args, out=result)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def test_conditions_of_no_visits_are_not_evaluated():

@@ -31,27 +31,27 @@ def case(mask, feat, dtype="float32", idtype="int32", heads=()):
     return SimpleNamespace(pattern=stored, x=x, y=y, rows=rows)
 
 
-def check(given, **choices):
+def check(tested, **choices):
     """The result of a plan, whose config is the default but for some choices."""
-    x, y, dtype = given.x, given.y, str(given.x.dtype).removeprefix("torch.")
+    x, y, dtype = tested.x, tested.y, str(tested.x.dtype).removeprefix("torch.")
     options = {"dtype": dtype, "heads": x.shape[1] if x.ndim == 3 else None}
-    default, *_ = sparsetir.plan_candidates("sddmm", given.pattern, x.shape[-1], **options)
+    default, *_ = sparsetir.plan_candidates("sddmm", tested.pattern, x.shape[-1], **options)
     config = Choices({**default, **{f"sddmm.{name}": value for name, value in choices.items()}})
-    plan = sparsetir.plan("sddmm", given.pattern, x.shape[-1], config=config, **options)
-    out = torch.full((len(given.rows), *x.shape[1:-1]), float("nan"), dtype=x.dtype)
-    found = plan(x, y, out=out).double().numpy()
-    terms = (x[given.rows].double() * y[given.pattern.indices].double()).numpy()
+    plan = sparsetir.plan("sddmm", tested.pattern, x.shape[-1], config=config, **options)
+    out = torch.full((len(tested.rows), *x.shape[1:-1]), float("nan"), dtype=x.dtype)
+    result = plan(x, y, out=out).double().numpy()
+    terms = (x[tested.rows].double() * y[tested.pattern.indices].double()).numpy()
     with np.errstate(invalid="ignore"):
         exact, size = terms.sum(-1), np.abs(terms).sum(-1)
-        right = np.abs(found - exact) <= CLOSE[dtype] * (size + 1)
-    right |= (found == exact) | (np.isnan(found) & np.isnan(exact))
+        right = np.abs(result - exact) <= CLOSE[dtype] * (size + 1)
+    right |= (result == exact) | (np.isnan(result) & np.isnan(exact))
     assert right.all()
 
 
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.default("empty", "less than a group")
 def test_patterns(name):
-    """In the order of storage, and in parts of the columns."""
+    """Sampled products in the order of storage, and in parts of the columns."""
     check(case(PATTERNS[name], 20))
     check(case(PATTERNS[name], 64), parts=3)
     check(case(PATTERNS[name], 64), parts=0, size=0)
@@ -79,13 +79,13 @@ def test_types(dtype, feat):
 
 
 def test_columns_in_any_order_and_more_than_once():
-    """As edges of a graph are; plans trust such patterns."""
+    """Columns unsorted and duplicated, as of a graph's edges; plans trust such patterns."""
     indices = np.array([3, 1, 1, 0, 4, 4, 2, 0, 3, 3, 1], "int32")
-    given = case(np.ones((3, 5), bool), 20)
-    given.pattern = CsrPattern(np.array([0, 5, 5, 11], "int32"), indices, (3, 5))
-    given.rows = np.repeat([0, 2], [5, 6])
-    check(given)
-    check(given, parts=2)
+    tested = case(np.ones((3, 5), bool), 20)
+    tested.pattern = CsrPattern(np.array([0, 5, 5, 11], "int32"), indices, (3, 5))
+    tested.rows = np.repeat([0, 2], [5, 6])
+    check(tested)
+    check(tested, parts=2)
 
 
 @pytest.mark.parametrize("name", ["random", "empty", "no rows", "less than a group"])
@@ -96,8 +96,8 @@ def test_heads(name):
 @pytest.mark.parametrize("feat", by_turns([3, 20, 128], 2))
 def test_nan_and_infinity_stay_in_their_elements(feat):
     """An element without them is finite, and one with them is what float64 sums are."""
-    given = case(RANDOM, feat)
-    given.x[3, 0], given.x[5, -1], given.x[7, 1] = float("nan"), float("inf"), float("inf")
-    given.y[2, -1], given.y[4, 0] = float("nan"), -float("inf")
-    check(given)
-    check(given, parts=2, size=0)
+    tested = case(RANDOM, feat)
+    tested.x[3, 0], tested.x[5, -1], tested.x[7, 1] = float("nan"), float("inf"), float("inf")
+    tested.y[2, -1], tested.y[4, 0] = float("nan"), -float("inf")
+    check(tested)
+    check(tested, parts=2, size=0)

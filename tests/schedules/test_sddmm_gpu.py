@@ -53,13 +53,13 @@ def run(
     args: dict[str, Any] = {"x": x, "y": y, "out": out, "heads": HEADS, "feat": feat}
     args |= arranged.arguments
     signature = scheduled(problem, config).attrs[SIGNATURE]
-    made = kernel(TEMPLATE, problem, config, as_cuda=as_cuda)
-    found = run_kernel(made, args | compute(signature, args))["out"]
+    function = kernel(TEMPLATE, problem, config, as_cuda=as_cuda)
+    result = run_kernel(function, args | compute(signature, args))["out"]
     rows = np.repeat(np.arange(mask.shape[0]), np.diff(pattern.indptr))
     with np.errstate(invalid="ignore"):
         left, right = x.astype("float64")[..., rows, :], y.astype("float64")
         expected = (left * right[..., pattern.indices, :]).sum(-1)
-    check(found, expected, problem.dtype)
+    check(result, expected, problem.dtype)
 
 
 @requires_opencl
@@ -114,10 +114,10 @@ def test_cuda_loads_vectors_and_reduces_by_shuffles(arch, feat, dtype, tmp_path)
     config = FusedNonzeros.for_features(feat, dtype) if feat else FusedNonzeros()
     problem = Sddmm(dtype)
     source = cuda_source(lower_sparse_buffer(scheduled(problem, config)), arch)
-    made = compile_cuda(source, tmp_path, arch)
+    compiled = compile_cuda(source, tmp_path, arch)
     loads = 2 * config.work * config.coarsen
     wide = {8: r"ld\.global\.nc\.v4", 4: r"ld\.global\.nc\.v[42]"}[config.vector]
-    assert len(re.findall(wide, made.ptx)) >= loads
-    assert "shfl.sync" in made.ptx
-    assert "bar.sync" not in made.ptx
-    assert made.spills == 0
+    assert len(re.findall(wide, compiled.ptx)) >= loads
+    assert "shfl.sync" in compiled.ptx
+    assert "bar.sync" not in compiled.ptx
+    assert compiled.spills == 0

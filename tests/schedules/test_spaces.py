@@ -1,4 +1,4 @@
-"""The spaces that searches go through: what is in them, and that all of it works."""
+"""The spaces of searches: their configs, and that all of these work."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ def given(matrix, feat, threads=2, size=4):
 
 
 def of(problem, feat, target=CPU, matrix=MATRIX, threads=2, more=1):
-    """The space, what `candidates` gives; `more` times as many elements are told."""
+    """The space, and what `candidates` returns; statistics have `more` times as many elements."""
     statistics = given(matrix, feat, threads, 8 if problem.dtype == "float64" else 4)
     statistics = Statistics(**{**vars(statistics), "nnz": statistics.nnz * more})
     pattern = CsrPattern(matrix.indptr, matrix.indices, matrix.shape)
@@ -52,25 +52,25 @@ def of(problem, feat, target=CPU, matrix=MATRIX, threads=2, more=1):
 @pytest.mark.default(3)
 def test_candidates_are_points_for_all_features(problem, target):
     for feat, (threads, more) in zip(FEATURES, itertools.cycle(((1, 1), (6, 10**5)))):
-        found, known = of(problem, feat, target, threads=threads, more=more)
-        for config in known:
-            point = found.point(config)
+        tried, known_configs = of(problem, feat, target, threads=threads, more=more)
+        for config in known_configs:
+            point = tried.point(config)
             assert point is not None, (feat, threads, config)
-            assert found.config(point) == config
+            assert tried.config(point) == config
 
 
 @pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("problem", [Spmm(), Spmm("float64", reduce="mean"), Sddmm()], ids=str)
 def test_points_are_scalars_and_each_config_is_there_once(problem, target):
     for feat in (1, 33, 128):
-        found, _ = of(problem, feat, target)
-        points = found.points()
+        tried, _ = of(problem, feat, target)
+        points = tried.points()
         configs = [config for _, config in points]
         assert len(set(configs)) == len(configs) > 5
         assert points == of(problem, feat, target)[0].points()
         for point, config in points:
-            assert found.config(point) == config == from_data(to_data(config))
-            assert found.point(config) == point
+            assert tried.config(point) == config == from_data(to_data(config))
+            assert tried.point(config) == point
             assert all(v is None or type(v) in (int, str, bool) for v in point.values())
             config.tiles(feat)  # raises for features that it does not serve
 
@@ -81,11 +81,11 @@ def test_full_blocks_have_a_branch_of_their_own(threads):
     blocks = sp.csr_array(np.kron(mask, np.ones((8, 8), "float32")))
     statistics = replace(given(blocks, 100, threads), block=8)
     pattern, target = CsrPattern(blocks.indptr, blocks.indices, blocks.shape), resolve_target(CPU)
-    found = space(Spmm(), pattern, statistics, target)
-    configs = [c for _, c in found.points() if isinstance(c, BlockRows)]
+    whole = space(Spmm(), pattern, statistics, target)
+    configs = [c for _, c in whole.points() if isinstance(c, BlockRows)]
     assert {c.format for c in configs} == {BSR(8, 8), BSR(4, 4), DBSR(8, 8), DBSR(4, 4)}
     for config in candidates(Spmm(), statistics, target):
-        assert found.config(found.point(config)) == config == from_data(to_data(config))
+        assert whole.config(whole.point(config)) == config == from_data(to_data(config))
     assert all(c.filled and c.tiles(100) for c in configs)
     for config in configs[:: 15 * threads]:
         b = np.random.default_rng(1).random((64, 100), "float32")
@@ -99,8 +99,8 @@ def test_patterns_without_elements(shape):
     for problem in (Spmm(), Sddmm()):
         for feat in (1, 24):
             for target in (CPU, GPU):
-                found, known = of(problem, feat, target, sp.csr_array(shape, dtype="float32"))
-                assert found.point(known[0]) is not None
+                tried, configs = of(problem, feat, target, sp.csr_array(shape, dtype="float32"))
+                assert tried.point(configs[0]) is not None
 
 
 @pytest.mark.parametrize(("op", "feat"), by_turns([("spmm", 40), ("spmv", 1), ("sddmm", 40)], 2))
@@ -108,10 +108,10 @@ def test_patterns_without_elements(shape):
 def test_configs_are_accepted_and_right(op, feat):
     """Some of them, far from each other."""
     problem = Sddmm() if op == "sddmm" else Spmm()
-    found, _ = of(problem, feat, "llvm")
+    tried, _ = of(problem, feat, "llvm")
     rng = np.random.default_rng(0)
     b = rng.random((300, feat), "float32")
-    points = found.points()
+    points = tried.points()
     for _, config in points[:: len(points) // 5]:
         run = sparsetir.plan(op, MATRIX, feat, config=config)
         if op == "sddmm":
@@ -143,30 +143,30 @@ def test_points_of_elsewhere_are_refused():
 
 @dataclass(frozen=True)
 class Sized(RowTile):
-    """A template of elsewhere, of which a field says what a search tries."""
+    """A template of a plug-in, a field of which says what a search tries."""
 
     size: int = number(3, tries=(1, 9))
 
 
 def test_a_template_of_elsewhere_joins_by_its_record(monkeypatch):
-    """Where its choices are, none of the lists of the library names it."""
+    """The template registers its choices, and no list of the library names it."""
     monkeypatch.setattr(registry, "TEMPLATES", dict(TEMPLATES))
     tried = around([Sized(), Sized(tile=64)], tile=(32,), parallel=())
     assert tried[0] == {"tile": (32, 64, 128), "parallel": (True,), "size": (1, 3, 9)}
     ours = TEMPLATES[RowTile, Spmm]
-    made = replace(ours, config=Sized, choices=lambda asked: tried, turn=-1)
-    registry.TEMPLATES[Sized, Spmm] = made
-    found, known = of(Spmm(), 32)
-    assert [b.name for b in found.branches][:2] == ["Sized", "RowTile"]
-    assert found.points()[0][1] == Sized(tile=32, size=1)
-    assert registry.template_of(Sized(), Spmm(), False) is made
+    template = replace(ours, config=Sized, choices=lambda search: tried, turn=-1)
+    registry.TEMPLATES[Sized, Spmm] = template
+    searched, configs = of(Spmm(), 32)
+    assert [b.name for b in searched.branches][:2] == ["Sized", "RowTile"]
+    assert searched.points()[0][1] == Sized(tile=32, size=1)
+    assert registry.template_of(Sized(), Spmm(), False) is template
     with pytest.raises(TypeError, match="expected Sized or SlicedRows or .*, got int"):
         registry.template_of(3, Spmm(), False)
-    assert found.branches[0].one_by_one() == [
+    assert searched.branches[0].one_by_one() == [
         Sized(tile=32, size=1), *(Sized(tile=t, size=1) for t in (64, 128)),
         *(Sized(tile=32, size=n) for n in (3, 9)),
     ]  # fmt: skip
-    assert all(found.point(config) is not None for config in known)
+    assert all(searched.point(config) is not None for config in configs)
 
 
 def test_an_operator_of_which_no_template_says_what_is_chosen():

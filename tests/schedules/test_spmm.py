@@ -31,7 +31,7 @@ def test_patterns(name, reduce):
 @pytest.mark.parametrize("config", [None, RowTile(16, parts=4), RowTile(16, pack=True)])
 @pytest.mark.default("None")
 def test_mean_of_a_long_row(config):
-    """As exact as the sum; in parts, too, where the mean so far is stored in 16 bits."""
+    """Results as exact as the sum; in parts, too, where the partial mean is stored in 16 bits."""
     a = sp.csr_array(np.ones((1, 100_000), "float32"))
     for dtype, close in (("float32", 1e-6), ("float16", 2e-3)):
         plan = sparsetir.plan("spmm", a, 16, dtype=dtype, reduce="mean", config=config)
@@ -84,7 +84,7 @@ def test_one_kernel_serves_all_patterns_of_a_tile():
 
 @pytest.mark.parametrize("reduce", ["sum", "max", "min"])
 def test_what_is_not_finite(reduce):
-    """Only elements that are stored meet what B holds, and NaN and inf stay what they are."""
+    """Only stored elements meet what B holds, and NaN and inf stay what they are."""
     a = sp.csr_array(([1.0, 0.0, -1.0], ([0, 0, 2], [0, 1, 2])), shape=(4, 5), dtype="float32")
     b = np.full((5, 18), np.nan, "float32")
     b[0], b[1], b[2] = 2.0, 3.0, np.inf
@@ -119,9 +119,9 @@ def test_heads():
     for h in range(heads):
         want = expected(a, values[:, h], b[:, h], "sum")[0]
         np.testing.assert_allclose(out[:, h], want, atol=1e-5)
-    given = torch.empty(61, heads, feat)
-    assert run(torch.from_numpy(b), values=torch.from_numpy(values), out=given) is given
-    np.testing.assert_array_equal(given.numpy(), out)
+    out_tensor = torch.empty(61, heads, feat)
+    assert run(torch.from_numpy(b), values=torch.from_numpy(values), out=out_tensor) is out_tensor
+    np.testing.assert_array_equal(out_tensor.numpy(), out)
     with pytest.raises(ValueError, match="'b': .* with heads as the second dimension, got .3, 47"):
         run(b.swapaxes(0, 1))
     with pytest.raises(ValueError, match="'values': .* with heads as the second dimension, got .3"):
@@ -132,7 +132,7 @@ def test_heads():
 
 
 def test_the_code_keeps_a_tile_in_registers():
-    """No accumulator is loaded or stored in the loop over non-zeros, and rows are prefetched."""
+    """The loop over nonzeros neither loads nor stores an accumulator, and prefetches rows."""
 
     target = {"kind": "llvm", "mcpu": "cascadelake"}  # for others LLVM may write loops out twice
     plan = sparsetir.plan("spmm", ZOO["random"], 128, config=RowTile(prefetch=8), target=target)
@@ -187,7 +187,7 @@ def test_types_and_tails_of_panels(case):
 
 
 def test_edges_of_torch_take_values_by_their_places():
-    """In any order, and more than once; with heads, too."""
+    """Columns unsorted and duplicated; with heads, too."""
     config = RowTile(16, 16, 16, window=99, tiles_first=False)
     assert config.unpacked == RowTile(16, 16, 16, packed=False, window=99, tiles_first=False)
     pattern = sparsetir.schedules.operators.problems.CsrPattern(
@@ -205,7 +205,7 @@ def test_edges_of_torch_take_values_by_their_places():
 
 
 def test_values_of_a_run_are_read_by_their_places():
-    """In panels of four rows and more; of fewer, rows by themselves take less time."""
+    """Panels have four rows or more; with fewer, single rows take less time."""
     config = RowTile(32, rows=4, pack=True, blocks=2)
     assert config.unpacked == RowTile(32, rows=4, pack=True, blocks=2, packed=False)
     few = RowTile(32, rows=3, pack=True, blocks=2)
@@ -223,17 +223,17 @@ def test_edges_in_any_order():
     b, values = torch.from_numpy(RNG.random((200, 32))), torch.from_numpy(RNG.random(a.nnz))
     twice = torch.cat([edges, edges[:, -9:]], dim=1), torch.cat([values, values[-9:]])
     turned = edges.flip(1), values.flip(0)
-    for (given, weights), in_panels in (((edges, values), True), (turned, False), (twice, False)):
-        found = sparsetir.ops.spmm((given, (200, 48)), b, values=weights)
-        exact = sp.coo_array((weights, tuple(given.flip(0))), (48, 200)) @ b.numpy()
-        np.testing.assert_allclose(found, exact, rtol=1e-12)
-        structure = sparsetir.ops.structure_of(torch.zeros(49), given, 200)
-        made = structure.plan("spmm", 32, torch.float64)
-        assert made.config.in_panels == in_panels
+    for (order, weights), in_panels in (((edges, values), True), (turned, False), (twice, False)):
+        result = sparsetir.ops.spmm((order, (200, 48)), b, values=weights)
+        exact = sp.coo_array((weights, tuple(order.flip(0))), (48, 200)) @ b.numpy()
+        np.testing.assert_allclose(result, exact, rtol=1e-12)
+        structure = sparsetir.ops.structure_of(torch.zeros(49), order, 200)
+        plan = structure.plan("spmm", 32, torch.float64)
+        assert plan.config.in_panels == in_panels
 
 
 def test_sums_stay_in_registers():
-    """Each pattern has one loop; a row of B is loaded once in it for all of the pattern's rows."""
+    """Each pattern has one loop, which loads a row of B once for all of the pattern's rows."""
     config = RowTile(64, 16, 64, rows=4, pack=True, parallel=False)
     plan = sparsetir.plan(
         "spmm",
@@ -245,10 +245,10 @@ def test_sums_stay_in_registers():
     text = plan.kernel.source("asm")
     assert text.count("vfmadd") == 4 * 32  # 15 patterns of 32 rows in all, by 4 vectors
     loops = re.split(r"^\.LBB\S+:", re.sub(r"^\.Ltmp.*\n", "", text, flags=re.M), flags=re.M)
-    found = [body for body in loops if "vfmadd" in body]
+    bodies = [body for body in loops if "vfmadd" in body]
     # Two registers of a vector hold one feature of a row of B each; nothing is stored between.
-    assert len(found) == 15
-    for body in found:
+    assert len(bodies) == 15
+    for body in bodies:
         products = body.count("vfmadd")
         loads = len(re.findall(r"^\tv(?:movu|mova|fmadd\w)\S*\s.*\(", body, flags=re.M))
         assert (loads, body.count("vbroadcastss")) == (4, products // 4)

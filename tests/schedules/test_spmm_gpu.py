@@ -132,7 +132,7 @@ def without(after: str) -> Any:
 
 @requires_cuda_text
 def test_a_missing_barrier_is_found() -> None:
-    """Each of the two: before columns are written again, and before they are read.
+    """A barrier is missing before columns are written again, or before they are read.
 
     Without the second, a thread takes a column from where none is yet, which holds -1, or races.
     """
@@ -214,12 +214,12 @@ def test_nan_and_infinities_in_panels(way: str) -> None:
 @requires_cuda_text
 @pytest.mark.parametrize("way", by_default(WAYS, "compact, atomics"))
 def test_values_of_a_run_are_read_by_their_places(way: str) -> None:
-    own = panels(way).unpacked
-    assert own == replace(panels(way), packed=False)
-    assert replace(own, unroll=8).unpacked == own
+    config = panels(way).unpacked
+    assert config == replace(panels(way), packed=False)
+    assert replace(config, unroll=8).unpacked == config
     for name in ("random", "one dense row", "empty rows", "no rows"):
-        run(Spmm(), own, of_mask(MASKS[name], "int32"), special=name == "random")
-    assert own.by_rows == panels(way).by_rows == RowSplit(8, 1, 2, 1, 16)
+        run(Spmm(), config, of_mask(MASKS[name], "int32"), special=name == "random")
+    assert config.by_rows == panels(way).by_rows == RowSplit(8, 1, 2, 1, 16)
 
 
 # Problem, config, features.
@@ -258,7 +258,7 @@ def test_types_and_sizes(case: tuple[Spmm, PanelThreads, int]) -> None:
 
 
 def test_shared_rows() -> None:
-    """Only rows of several pieces are marked, whichever buckets and parts these are in."""
+    """Only rows of several pieces are marked, in whatever buckets and parts they are."""
     mask = np.zeros((5, 12), bool)
     mask[0, :4] = mask[1, :5] = mask[2, [0, 11]] = mask[3, 11] = True
     matrix = of_mask(mask, "int32")
@@ -286,7 +286,7 @@ def test_shared_rows() -> None:
 ], 2), ids=str)  # fmt: skip
 @pytest.mark.default(1)
 def test_a_program_of_a_user(config: Any) -> None:
-    """One that gathers nothing."""
+    """A program that gathers nothing."""
     args, wanted = spmm_gpu_common.scaled_sums()
     apply = TEMPLATES[type(config), Spmm].apply
     out = CudaStages(from_source(SCALED_SUMS), apply, config)(args)["out"]
@@ -301,12 +301,12 @@ def test_promises() -> None:
         (Spmm(), RowSplit(feat=96), [("feat", "exact", 96)]),
         (Spmm(idtype="int64"), RowSplit(), [rows, ("feat", "multiple", 128)]),
     ):
-        found = promises_of(scheduled(problem, config).attrs[SIGNATURE])
-        assert [(p["param"], p["kind"], p["value"]) for p in found] == expected
+        promises = promises_of(scheduled(problem, config).attrs[SIGNATURE])
+        assert [(p["param"], p["kind"], p["value"]) for p in promises] == expected
 
 
 def test_row_numbers_stay_in_one_piece() -> None:
-    """Of sums of casts nvcc does not see that stores are aligned."""
+    """nvcc does not see that stores of sums of casts are aligned."""
     for idtype, value in (
         ("int32", "i_0 * 4 + i_1 | 0"),
         ("int64", 'T.Cast("int64", T.Cast("int32", i_0 * T.int64(4) + i_1) | 0)'),
@@ -366,11 +366,11 @@ def test_cuda(problem: Spmm, config: RowSplit, width: str, registers: int, tmp_p
     """Loads of B and stores of C are 128 bits wide, and sums stay in registers."""
     source = cuda_source(lower_sparse_buffer(scheduled(problem, config)))
     assert "__syncthreads" not in source
-    found = compile_cuda(source, tmp_path)
-    assert re.search(rf"ld\.global\.nc\.{width}\.", found.ptx)
-    assert re.search(rf"st\.global\.{width}\.", found.ptx)
-    assert "local" not in found.ptx and found.spills == 0
-    assert found.registers <= registers
+    compiled = compile_cuda(source, tmp_path)
+    assert re.search(rf"ld\.global\.nc\.{width}\.", compiled.ptx)
+    assert re.search(rf"st\.global\.{width}\.", compiled.ptx)
+    assert "local" not in compiled.ptx and compiled.spills == 0
+    assert compiled.registers <= registers
 
 
 HYB = [
@@ -391,12 +391,12 @@ def test_hyb_in_cuda(problem: Spmm, config: HybRows, atomics: bool, tmp_path: An
     """Loads of columns and of B are 128 bits wide, and sums stay in registers."""
     source = cuda_source(lower_sparse_buffer(scheduled(problem, config)))
     assert "__syncthreads" not in source
-    found = compile_cuda(source, tmp_path)
-    assert len(re.findall(r"ld\.global\.nc\.v4\.", found.ptx)) > 1 << config.k
-    stores = re.findall(r"st\.global\.\S+", found.ptx)
+    compiled = compile_cuda(source, tmp_path)
+    assert len(re.findall(r"ld\.global\.nc\.v4\.", compiled.ptx)) > 1 << config.k
+    stores = re.findall(r"st\.global\.\S+", compiled.ptx)
     assert len(stores) > config.k and all(".v4." in s for s in stores)
-    assert ("red." in found.ptx or "atom." in found.ptx) == atomics
-    assert found.spills == 0 and found.registers <= 64
+    assert ("red." in compiled.ptx or "atom." in compiled.ptx) == atomics
+    assert compiled.spills == 0 and compiled.registers <= 64
 
 
 # Name: (config, loads of B, products), of 15 patterns that are 32 rows, or of 4 counts, 10 rows.
@@ -409,7 +409,7 @@ PANELS = {"panels": (15, 32), "atomics": (15, 32), "compact": (4, 10), "compact,
 @pytest.mark.parametrize("way", by_default(PANELS, "panels", "compact, atomics"))
 @pytest.mark.default("compact, atomics-sm_90")
 def test_panels_in_cuda(way: str, arch: str, tmp_path: Any) -> None:
-    """One load of B for all rows of an entry, 128 bits wide, and sums in registers.
+    """One load of B, 128 bits wide, for all rows of an entry, and sums in registers.
 
     Each loop is there for steps of four entries and for what is left.
     """
@@ -418,9 +418,9 @@ def test_panels_in_cuda(way: str, arch: str, tmp_path: Any) -> None:
     loads, products = (n * (UNROLLED + 1) for n in PANELS[way])
     # Of other vectors: the result, where it is added to.
     assert len(re.findall(r"= \*\(float4\*\)\(B_ptr \+", source)) == loads
-    found = compile_cuda(source, tmp_path, arch)
-    assert "local" not in found.ptx and found.spills == 0 and found.registers <= 64
-    code = instructions(found.cubin)
+    compiled = compile_cuda(source, tmp_path, arch)
+    assert "local" not in compiled.ptx and compiled.spills == 0 and compiled.registers <= 64
+    code = instructions(compiled.cubin)
     added = 10 if way == "compact" else 0
     assert len(re.findall(r"\bLDG\.E\.128\b", code)) == loads + added
     assert len(re.findall(r"\bFFMA\b", code)) == products * 4

@@ -55,14 +55,14 @@ def test_matrices(name: str) -> None:
         run(Spmm(), ALGORITHMS[name], of_mask(mask, "int32"))
 
 
-OVER = {"vector": 1, "coarsen": 2, "block": 32}  # of columns, of which some are left over
+OVER = {"vector": 1, "coarsen": 2, "block": 32}  # some columns are left over
 CONFIGS = [
     Groups("rows", lanes=4, group=4, threads=2, block=64),  # any number of features
     Groups("rows", threads=2, block=32, feat=40),  # many tiles
     Groups("rows", lanes=32, group=32, threads=1, block=64, feat=8),  # all lanes of a warp
     Groups("rows", lanes=64, group=32, threads=1, block=128, feat=4),  # rows of several warps
     Groups("rows", lanes=4, group=1, threads=2, block=64, feat=8),  # each lane for itself
-    Groups("rows", 2, 8, 8, threads=2, block=64, feat=8),  # groups go through rows
+    Groups("rows", 2, 8, 8, threads=2, block=64, feat=8),  # groups iterate over rows
     Groups("rows", 1, 4, 4, 4, feat=13, **OVER),
     Groups("rows", threads=8, vector=1, block=32, feat=5),  # fewer columns than threads
     Groups("non-zeros", 7, threads=4, vector=2, feat=10),
@@ -97,7 +97,7 @@ of_the_space = functools.partial(
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [70, 9])
 def test_configs_of_the_space(step: int) -> None:
-    """Each serves the problem: some of them, far from each other."""
+    """Some configs, far from each other, each of which serves the problem."""
     for problem in (Spmm(), Spmm(reduce="max")):
         for config in of_the_space(problem, 12)[::step]:
             run(problem, config, of_mask(PATTERNS["one dense row"], "int32"))
@@ -105,10 +105,10 @@ def test_configs_of_the_space(step: int) -> None:
 
 def test_the_space() -> None:
     """All four algorithms, each with several groups; without atomics two of them."""
-    found = of_the_space(Spmm(), 64)
-    assert 200 <= len(found) <= 500 and all(c.tiles(64) for c in found)
-    shapes = {(c.split, min(c.work, 2), c.lanes, c.group) for c in found}
-    assert {c.rows for c in found} == {"table", "search", "blocks"}
+    configs = of_the_space(Spmm(), 64)
+    assert 200 <= len(configs) <= 500 and all(c.tiles(64) for c in configs)
+    shapes = {(c.split, min(c.work, 2), c.lanes, c.group) for c in configs}
+    assert {c.rows for c in configs} == {"table", "search", "blocks"}
     for shape in (
         ("rows", 1, 1, 1), ("rows", 2, 1, 1), ("rows", 1, 8, 8), ("rows", 1, 32, 8),
         ("non-zeros", 2, 1, 1), ("non-zeros", 1, 1, 8), ("non-zeros", 1, 1, 32),
@@ -149,7 +149,7 @@ def test_problems(problem: Spmm, name: str) -> None:
 @requires_cuda_text
 @pytest.mark.parametrize("name", ["1/g row", "1 nnz"])
 def test_nan_and_infinities(name: str) -> None:
-    """What lanes beyond a row, or of another one, would have is not added."""
+    """Lanes beyond a row, or of another one, add nothing."""
     matrix = of_mask(PATTERNS["random"], "int32")
     for reduce in ("sum", "max") if name in ROWS else ("sum", "mean"):
         run(Spmm(reduce=reduce), ALGORITHMS[name], matrix, special=True)
@@ -178,17 +178,17 @@ CUDA = {
 @pytest.mark.default("1/g row, r < g-sm_90")
 def test_cuda(name: str, arch: str, tmp_path: Any) -> None:
     """Loads of B are 128 bits wide, and sums stay in registers."""
-    config, there, absent, registers = CUDA[name]
+    config, present, absent, registers = CUDA[name]
     source = cuda_source(lower_sparse_buffer(scheduled(Spmm(), config)), arch)
-    found = compile_cuda(source, tmp_path, arch)
-    assert re.search(r"ld\.global\.nc\.v4\.", found.ptx)
-    assert "local" not in found.ptx and found.spills == 0
-    assert found.registers <= registers
-    code = instructions(found.cubin)
+    compiled = compile_cuda(source, tmp_path, arch)
+    assert re.search(r"ld\.global\.nc\.v4\.", compiled.ptx)
+    assert "local" not in compiled.ptx and compiled.spills == 0
+    assert compiled.registers <= registers
+    code = instructions(compiled.cubin)
     assert re.search(r"\bLDG\.E\.128\b", code)
     wide = re.search(r"\bSTG\.E\.128\b", code) is not None  # of rows, or of the init
     assert wide == (name != "1/g row")
-    for opcode in there.split():
+    for opcode in present.split():
         assert re.search(rf"\b{opcode}G?\b", code), opcode
     for opcode in absent.split():
         assert not re.search(rf"\b{opcode}G?\b", code), opcode
@@ -219,11 +219,11 @@ def check(program: Program, config: Groups, schedule: Any = apply, cases: Any = 
     for case in cases:
         args = program.inputs(rng, case, "float32", "int32")
         feat = args["feat"]
-        own = replace(config, vector=vector_width(feat, "float32"), feat=feat)
-        found = CudaStages(program.make("float32", "int32"), schedule, own)(args)
+        config_of = replace(config, vector=vector_width(feat, "float32"), feat=feat)
+        result = CudaStages(program.make("float32", "int32"), schedule, config_of)(args)
         with np.errstate(invalid="ignore"):
             for name, exact in program.oracle(args).items():
-                np.testing.assert_allclose(found[name], exact, rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(result[name], exact, rtol=1e-4, atol=1e-4)
 
 
 # Of MTTKRP the template takes those that need no steps or pieces of what two levels store.

@@ -50,8 +50,8 @@ FEATURES = (72, 129, 36, 16, 30, 1, 256)
 def test_rows_of_any_number_of_blocks(stages):
     """Pipelines that have nothing to do, and less than they hold."""
     config = TensorCores(BSR(32, 32), stages=stages, tile=64, warps=(2, 1))
-    found = check(kernel(config), pattern(config.format, SHAPE, COUNTS), feat=72)
-    assert not found[:32].any()  # a row of no blocks
+    result = check(kernel(config), pattern(config.format, SHAPE, COUNTS), feat=72)
+    assert not result[:32].any()  # a row of no blocks
 
 
 @requires_cuda_text
@@ -100,10 +100,10 @@ def test_shapes(fmt, shape):
 @pytest.mark.default("SRBCRS(t=8, g=8)")
 def test_stage_one_means_the_same(fmt):
     """Workspaces and steps of a block, with tails in all directions, in the interpreter."""
-    made = kernel(TensorCores(fmt, tile=16, warps=(1, 1), depth=8))
+    built = kernel(TensorCores(fmt, tile=16, warps=(1, 1), depth=8))
     mask = pattern(fmt, (20, 27), [0, 1, 3])
-    args, values = arguments(made, mask, feat=24)
-    first = made.run.stages["I"]
+    args, values = arguments(built, mask, feat=24)
+    first = built.run.stages["I"]
     interpret(first, {p.name: args[p.name] for p in first.params})
     dense = np.zeros(mask.shape)
     dense[mask] = values
@@ -113,16 +113,16 @@ def test_stage_one_means_the_same(fmt):
 @requires_cuda_text
 def test_nothing_stored():
     for fmt in (BSR(32, 32), SRBCRS(8, 16), DBSR(16, 16)):
-        found = check(kernel(TensorCores.for_features(fmt, 40)), np.zeros((40, 50), bool), feat=40)
-        assert not found.any()
+        result = check(kernel(TensorCores.for_features(fmt, 40)), np.zeros((40, 50), bool), feat=40)
+        assert not result.any()
 
 
 @requires_cuda_text
 @pytest.mark.parametrize("fmt", by_turns((SRBCRS(16, 32), BSR(32, 32), DBSR(16, 16)), 3), ids=str)
 def test_int64(fmt):
     config = TensorCores.for_features(fmt, 36)
-    made = kernel(config, idtype="int64")
-    check(made, pattern(fmt, SHAPE, COUNTS), feat=36)
+    built = kernel(config, idtype="int64")
+    check(built, pattern(fmt, SHAPE, COUNTS), feat=36)
 
 
 @requires_cuda_text
@@ -143,7 +143,7 @@ def operands(mask, feat):
 @requires_cuda_text
 @pytest.mark.parametrize("fmt", [BSR(32, 32), SRBCRS(8, 16)], ids=str)
 def test_infinities_where_nothing_is_padding(fmt):
-    """In rows of B that no block reads, and of full blocks, results are what they should be."""
+    """Rows of B that no block reads, and full blocks, give the right results."""
     config = TensorCores.for_features(fmt, 40)
     mask = pattern(fmt, (64, 96), [1, 2], share=1.0)
     if isinstance(fmt, SRBCRS):
@@ -152,11 +152,11 @@ def test_infinities_where_nothing_is_padding(fmt):
     b = operands(mask, 40)
     b[unread] = np.nan
     b[read[0], 3], b[read[0], 5] = np.inf, np.nan
-    found = check(kernel(config), mask, 40, b=b)
-    others = np.delete(found, [3, 5], axis=1)
+    result = check(kernel(config), mask, 40, b=b)
+    others = np.delete(result, [3, 5], axis=1)
     assert np.isfinite(others).all()
-    assert (np.isfinite(found[:, 3]) == ~mask[:, read[0]]).all()
-    assert (np.isnan(found[:, 5]) == mask[:, read[0]]).all()
+    assert (np.isfinite(result[:, 3]) == ~mask[:, read[0]]).all()
+    assert (np.isnan(result[:, 5]) == mask[:, read[0]]).all()
 
 
 @requires_cuda_text
@@ -166,13 +166,13 @@ def test_padding_is_zero_times_finite():
     mask[0, 0] = True
     b = operands(mask, 40)
     b[7] = np.inf  # no element is in this column
-    found = check(kernel(TensorCores.for_features(BSR(32, 32), 40)), mask, 40, b=b)
-    assert np.isnan(found).all()
-    found = check(kernel(TensorCores.for_features(SRBCRS(8, 16), 40)), mask, 40, b=b)
-    assert np.isfinite(found).all()
+    result = check(kernel(TensorCores.for_features(BSR(32, 32), 40)), mask, 40, b=b)
+    assert np.isnan(result).all()
+    result = check(kernel(TensorCores.for_features(SRBCRS(8, 16), 40)), mask, 40, b=b)
+    assert np.isfinite(result).all()
     b[0] = np.inf  # of one element in a tile of 8 rows
-    found = check(kernel(TensorCores.for_features(SRBCRS(8, 16), 40)), mask, 40, b=b)
-    assert np.isinf(found[0]).all() and np.isnan(found[1:8]).all() and not found[8:].any()
+    result = check(kernel(TensorCores.for_features(SRBCRS(8, 16), 40)), mask, 40, b=b)
+    assert np.isinf(result[0]).all() and np.isnan(result[1:8]).all() and not result[8:].any()
 
 
 # -- what the runner sees -----------------------------------------------------------------------
@@ -188,15 +188,15 @@ def test_as_plans_have_it(dtype):
     problem, config = Spmm(dtype), TensorCores.for_features(BSR(32, 32), 40, dtype)
     template, mask = TEMPLATES[TensorCores, Spmm], pattern(BSR(32, 32), SHAPE, COUNTS)
     matrix = of_mask(mask, "int32")
-    given = spmm_gpu_common.operands(matrix, problem, 40)
+    inputs = spmm_gpu_common.operands(matrix, problem, 40)
     arranged = template.arrange(matrix, problem, config)
-    args = {**arranged.arguments, **arranged.stored.values(A=given["a"]), "b": given["b"]}
-    args |= {"feat": 40, "out": np.full((mask.shape[0], 40), 7, given["b"].dtype)}
-    made = spmm_gpu_common.kernel(template, problem, config, as_cuda=True)
+    args = {**arranged.arguments, **arranged.stored.values(A=inputs["a"]), "b": inputs["b"]}
+    args |= {"feat": 40, "out": np.full((mask.shape[0], 40), 7, inputs["b"].dtype)}
+    function = spmm_gpu_common.kernel(template, problem, config, as_cuda=True)
     with bfloat16_arrays():
-        found = run_kernel(made, args)["out"]
-    expected = spmm_gpu_common.oracle(matrix, problem, given["a"], given["b"])
-    spmm_gpu_common.check(found, expected, dtype)
+        result = run_kernel(function, args)["out"]
+    expected = spmm_gpu_common.oracle(matrix, problem, inputs["a"], inputs["b"])
+    spmm_gpu_common.check(result, expected, dtype)
 
 
 def block_matrix(share):
@@ -205,18 +205,18 @@ def block_matrix(share):
 
 
 def test_chosen_for_full_blocks_and_for_formats_that_are_named():
-    """By default where padding is none; for a format that a user names, padding or not."""
+    """Chosen by default where there is no padding; and for any format that a user names."""
     for share, dtype, kind in ((1.0, "bfloat16", TensorCores), (1.0, "float32", RowSplit)):
         wanted = request("spmm", block_matrix(share), 64, dtype=dtype, target=GPU)
         assert isinstance(choose(wanted.problem, wanted.statistics, GPU), kind)
     wanted = request("spmm", block_matrix(0.9), 64, dtype="float16", target=GPU)
     assert isinstance(choose(wanted.problem, wanted.statistics, GPU), RowSplit)
-    given = wanted.pattern.coordinates, wanted.statistics, GPU
-    config = by_format(DBSR(16, 16), wanted.problem, *given)
+    args = wanted.pattern.coordinates, wanted.statistics, GPU
+    config = by_format(DBSR(16, 16), wanted.problem, *args)
     assert config == TensorCores.for_features(DBSR(16, 16), 64)
     for fmt in (BSR(4, 4), ELL()):  # of other blocks, and of none
-        assert isinstance(by_format(fmt, wanted.problem, *given), Decomposed)
-    assert isinstance(by_format(BSR(16, 16), Spmm(), *given), Decomposed)
+        assert isinstance(by_format(fmt, wanted.problem, *args), Decomposed)
+    assert isinstance(by_format(BSR(16, 16), Spmm(), *args), Decomposed)
 
 
 # -- what nvcc makes of it ----------------------------------------------------------------------
@@ -238,9 +238,9 @@ def test_instructions(name, tmp_path):
     problem = Spmm(dtype, out="int32" if dtype == "int8" else "float32")
     target = resolve_target({"kind": "cuda", "arch": arch})
     stages = lower_template(TEMPLATES[TensorCores, Spmm], problem, config, target)
-    found = compile_cuda(kernel_of(stages, target).source("cuda"), tmp_path, arch)
-    assert found.spills <= 16 and found.registers <= 160
-    code = instructions(found.cubin)
+    compiled = compile_cuda(kernel_of(stages, target).source("cuda"), tmp_path, arch)
+    assert compiled.spills <= 16 and compiled.registers <= 160
+    code = instructions(compiled.cubin)
     for opcode in (product, r"\bLDSM\.", r"\bLDGSTS\.E\.BYPASS\.128"):
         assert re.search(opcode, code), opcode
 
@@ -250,9 +250,9 @@ def test_instructions(name, tmp_path):
 
 @requires_cuda_text
 def test_more_shared_memory_than_kernels_declare():
-    """One array that a launch asks for: 8 stages of 64 rows and 32 terms of both."""
+    """A dynamic array of the launch: 8 stages of 64 rows and 32 terms of both."""
     config = TensorCores(BSR(64, 64), tile=64, warps=(2, 2), stages=8)
-    made = kernel(config)
-    check(made, pattern(config.format, SHAPE, COUNTS), feat=72)
-    found = made.run.stages["II scheduled"].script()
-    assert found.count('scope="shared.dyn"') == 1 and 'scope="shared")' not in found
+    built = kernel(config)
+    check(built, pattern(config.format, SHAPE, COUNTS), feat=72)
+    script = built.run.stages["II scheduled"].script()
+    assert script.count('scope="shared.dyn"') == 1 and 'scope="shared")' not in script

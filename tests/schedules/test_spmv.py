@@ -40,7 +40,7 @@ CONFIGS = [
 
 @functools.cache
 def kernel_of(problem, config):
-    """Of a config as it is compiled."""
+    """The kernel of a config as it is compiled."""
     return build(program(problem, config), schedule=apply, config=config)
 
 
@@ -51,8 +51,8 @@ def arranged(a, config, idtype="int32"):
 
 def product(a, values, x, config):
     """A x by a plan with its values, of torch tensors."""
-    given = sparsetir.SparseMatrix.from_csr(a.indptr, a.indices, values, shape=a.shape)
-    plan = sparsetir.plan("spmv", given, dtype=str(x.dtype).split(".")[1], config=config)
+    sparse = sparsetir.SparseMatrix.from_csr(a.indptr, a.indices, values, shape=a.shape)
+    plan = sparsetir.plan("spmv", sparse, dtype=str(x.dtype).split(".")[1], config=config)
     out = torch.full((a.shape[0],), float("nan"), dtype=x.dtype)
     return plan(x, out=out)
 
@@ -61,9 +61,9 @@ def check(a, config, dtype="float32"):
     kind = getattr(torch, dtype)
     x = torch.from_numpy(RNG.standard_normal(a.shape[1])).to(kind)
     values = torch.from_numpy(RNG.standard_normal(a.nnz)).to(kind)
-    got = product(a, values, x, config).double().numpy()
+    result = product(a, values, x, config).double().numpy()
     want, size = expected(a, values.double().numpy(), x.double().numpy()[:, None])
-    assert (np.abs(got - want[:, 0]) <= CLOSE[dtype] * (size[:, 0] + 1)).all()
+    assert (np.abs(result - want[:, 0]) <= CLOSE[dtype] * (size[:, 0] + 1)).all()
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -89,17 +89,17 @@ def test_int64_indices(monkeypatch):
 
 @pytest.mark.parametrize("config", CONFIGS[1:3], ids=str)
 def test_what_is_not_finite(config):
-    """Only elements that are stored meet what x holds, in full slices and in padded ones."""
+    """Only stored elements meet what x holds, in full slices and in padded ones."""
     a = ZOO["uneven"]
     values = torch.from_numpy(RNG.standard_normal(a.nnz).astype("float32"))
     for bad in (float("nan"), float("inf")):
         for place in (0, 50):
             x = torch.ones(a.shape[1])
             x[place] = bad
-            got = product(a, values, x, config)
+            result = product(a, values, x, config)
             touched = (a[:, [place]].toarray() != 0).ravel()
             assert 0 < touched.sum() < a.shape[0]
-            assert (torch.isfinite(got).numpy() == ~touched).all()
+            assert (torch.isfinite(result).numpy() == ~touched).all()
     x = torch.ones(a.shape[1])
     x[3] = float("inf")
     stored_zeros = product(a, torch.zeros(a.nnz), x, config)
@@ -107,13 +107,13 @@ def test_what_is_not_finite(config):
 
 
 def test_values_of_padded_slots_do_not_count():
-    """What fills a slot up is the first value of the matrix, whatever that is."""
+    """Padded slots hold the matrix's first value, whatever that is."""
     a = ZOO["uneven"]
     values = torch.ones(a.nnz)
     values[0] = float("nan")
-    got = product(a, values, torch.ones(a.shape[1]), SlicedRows())
+    result = product(a, values, torch.ones(a.shape[1]), SlicedRows())
     first = int(np.flatnonzero(np.diff(a.indptr))[0])
-    assert torch.isnan(got).nonzero().ravel().tolist() == [first]
+    assert torch.isnan(result).nonzero().ravel().tolist() == [first]
 
 
 def test_one_kernel_serves_all_patterns():
@@ -130,12 +130,12 @@ def test_a_program_of_ones_own():
     config = SlicedRows(lanes=4, long=8)
     kernel = build(case.make("float32", "int32"), schedule=apply, config=config)
     for which in case.cases:
-        given = case.inputs(np.random.default_rng(1), which, "float32", "int32")
-        want = copied(given)
-        kernel(**given)
+        args = case.inputs(np.random.default_rng(1), which, "float32", "int32")
+        want = copied(args)
+        kernel(**args)
         sparsetir.interpret(case.make("float32", "int32"), want)
         for output in case.outputs:
-            np.testing.assert_allclose(given[output], want[output], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(args[output], want[output], rtol=1e-4, atol=1e-5)
 
 
 def test_the_code_keeps_sums_in_registers():
@@ -153,10 +153,10 @@ def test_values_of_all_kinds_of_arrays_are_packed(dtype):
     a = ZOO["uneven"]
     values = torch.from_numpy(RNG.standard_normal(a.nnz)).to(getattr(torch, dtype))
     kernel = kernel_of(Spmm(dtype=dtype), SlicedRows().compiled)
-    made = arranged(a, SlicedRows()).computed(kernel.signature.func, {})
-    want = values[torch.from_numpy(made["i_slots"]).long()].double().numpy()
+    computed = arranged(a, SlicedRows()).computed(kernel.signature.func, {})
+    want = values[torch.from_numpy(computed["i_slots"]).long()].double().numpy()
     kinds = [values, tvm_ffi.from_dlpack(values)]
-    for given in kinds if dtype == "bfloat16" else [*kinds, values.numpy()]:
-        found = kernel.of_values({"a": given}, made)
-        assert [*found] == ["a_packed"] and str(found["a_packed"].dtype) == dtype
-        assert (found["a_packed"].astype("float64") == want).all()
+    for array in kinds if dtype == "bfloat16" else [*kinds, values.numpy()]:
+        packed = kernel.of_values({"a": array}, computed)
+        assert [*packed] == ["a_packed"] and str(packed["a_packed"].dtype) == dtype
+        assert (packed["a_packed"].astype("float64") == want).all()

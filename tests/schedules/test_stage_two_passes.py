@@ -76,7 +76,7 @@ def in_panels(by: str) -> tuple[Any, Any, Any]:
 
 
 def spmm_of(sch: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What the kernel of a schedule gives, and what it should."""
+    """The result of a schedule's kernel, and the expected one."""
     a = sp.random_array((20, 17), density=0.4, format="csr", dtype="float32", rng=0)
     a = sp.csr_array(a.toarray() * (np.arange(20) // 3 != 2)[:, None])  # a panel without any
     b = np.random.default_rng(0).random((17, 4), "float32")
@@ -102,8 +102,8 @@ def test_what_is_written_out_means_the_same(by: str, count: int) -> None:
     sch.rewrite(skip_if_empty, "spmm0", reduce)
     sch.rewrite(unroll_with_remainder, reduce, count)
     with_cases(sch, loops, by)
-    found, wanted = spmm_of(sch)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    result, wanted = spmm_of(sch)
+    np.testing.assert_allclose(result, wanted, rtol=1e-5)
 
 
 def test_text_of_what_is_written_out() -> None:
@@ -114,10 +114,10 @@ def test_text_of_what_is_written_out() -> None:
     sch.rewrite(unroll_with_remainder, reduce, 4)
     with_cases(sch, loops, "count")
     text = loops.mod.script()
-    # Three cases, each in steps and by itself, chosen by two questions for what there is.
+    # Three cases, each in steps and singly, chosen by two tests of the count.
     assert text.count('T.sblock("spmm_reduce0")') == 3 * 2
-    asked = re.findall(r"if (I_counts\[\S+\]) < (\d):", text)
-    assert [n for _, n in asked] == ["2", "3"]
+    questions = re.findall(r"if (I_counts\[\S+\]) < (\d):", text)
+    assert [n for _, n in questions] == ["2", "3"]
     assert len(re.findall(r"in T.unroll\(4\)", text)) == 3
     loops = re.findall(r"for \w+ in T.serial\((.*), unroll=False\)", text)
     assert [x.replace(" ", "")[-2:] for x in loops] == ["/4", "%4"] * 3
@@ -287,7 +287,7 @@ def test_rows_of_any_length(idtype):
 
 
 def test_loops_of_no_visits_are_not_tiled() -> None:
-    """Whose extent nothing may be divided by."""
+    """A loop whose extent nothing may be divided by."""
     sums = small("sums", """
 with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
     with T.init():
@@ -330,9 +330,9 @@ def test_errors(name):
     right = exact(x.astype("float64"))
     units = np.abs(y - right) / np.spacing(np.abs(right).astype("float32"))
     assert units.max() <= most
-    found = np.empty_like(SPECIAL)
-    kernel(SPECIAL, found)
-    np.testing.assert_array_equal(found, np.array(special, "float32"))
+    results = np.empty_like(SPECIAL)
+    kernel(SPECIAL, results)
+    np.testing.assert_array_equal(results, np.array(special, "float32"))
 
 
 def test_other_types_stay():

@@ -187,7 +187,7 @@ def by_hand(sch):
 
 @requires_cuda_text
 def test_a_product_of_a_user_by_tensorize():
-    """It runs, by as many instructions as the template's."""
+    """The kernel runs, with as many instructions as the template's."""
     config = TensorCores(BSR(32, 32))
     template = kernel(config)
     rules = BSR(32, 32).rules(Operand({"A": "float16"}, ("I", "J"), "int32"))
@@ -286,14 +286,14 @@ def edited(*changes: tuple[str, str], of: Any = products) -> Any:
     from tvm.script import from_source
 
     text = of.script()
-    for what, instead in changes:
-        assert what in text, text
-        text = text.replace(what, instead)
+    for old, instead in changes:
+        assert old in text, text
+        text = text.replace(old, instead)
     return from_source(text, s_tir=True)
 
 
 def test_a_condition_within_a_factor_stays() -> None:
-    """What is added to a choice is there also where that is zero."""
+    """An addition to a choice also takes place where the choice is zero."""
     row = "X[J[vt, vi, vj], vk0 * 4 + vk1]"
     chosen = f"T.if_then_else(J[vt, vi, vj] < 5, {row}, T.float32(0.0))"
     text = plain_text(apart(edited((f"* {row}", f"* ({chosen} + T.float32(1.0))"))))

@@ -27,26 +27,26 @@ def drawn(rng: random.Random, depth: int) -> Any:
     return tirx.Cast("int32", tirx.Cast("int64", a)) if kind is tirx.Cast else kind(a, b)
 
 
-def value(expr: Any, at: dict[Any, Any]) -> int:
-    return int(Analyzer().simplify(substitute(expr, at)))
+def value(expr: Any, point: dict[Any, Any]) -> int:
+    return int(Analyzer().simplify(substitute(expr, point)))
 
 
 def test_values_and_steps() -> None:
     rng = random.Random(0)
     for _ in range(100):
         index = drawn(rng, 3)
-        found = affine(index)
-        at = {v: as_dtype(rng.randint(0, 9), "int32") for v in VARS}
-        whole = value(index, at)
+        form = affine(index)
+        point = {v: as_dtype(rng.randint(0, 9), "int32") for v in VARS}
+        whole = value(index, point)
         assert whole == sum(
-            number * math.prod(value(expr_of(x), at) for x in term)
-            for term, number in found.terms.items()
+            number * math.prod(value(expr_of(x), point) for x in term)
+            for term, number in form.terms.items()
         ), index
-        assert affine(index * 2 - index) == found == affine(index + VARS[0] - VARS[0])
+        assert affine(index * 2 - index) == form == affine(index + VARS[0] - VARS[0])
         for v in VARS:
-            step = found.step(v)
+            step = form.step(v)
             if step is not None:
-                assert value(index, {**at, v: at[v] + 1}) == whole + step, index
+                assert value(index, {**point, v: point[v] + 1}) == whole + step, index
 
 
 def test_steps_and_weights() -> None:

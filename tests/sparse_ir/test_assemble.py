@@ -38,14 +38,14 @@ def built(program: str, dtype: str = "float32", idtype: str = "int32") -> Any:
     return build_assembled(PROGRAMS[program].make(dtype, idtype), "C")
 
 
-def expected_of(program: str, given: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Where a result has elements, and the dense result."""
+def expected_of(program: str, args: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The mask of a result's elements, and the dense result."""
     if program == "add_csr":
-        there = stored_of(given, "a") | stored_of(given, "b")
-        return there, dense_of(given, "a") + dense_of(given, "b")
-    left, right = {**given, "n": given["l"]}, {**given, "m": given["l"]}
-    there = stored_of(left, "a").astype(int) @ stored_of(right, "b").astype(int) > 0
-    return there, dense_of(left, "a") @ dense_of(right, "b")
+        mask = stored_of(args, "a") | stored_of(args, "b")
+        return mask, dense_of(args, "a") + dense_of(args, "b")
+    left, right = {**args, "n": args["l"]}, {**args, "m": args["l"]}
+    mask = stored_of(left, "a").astype(int) @ stored_of(right, "b").astype(int) > 0
+    return mask, dense_of(left, "a") @ dense_of(right, "b")
 
 
 def open_text(program: str, dtype: str = "float32", idtype: str = "int32") -> str:
@@ -55,24 +55,24 @@ def open_text(program: str, dtype: str = "float32", idtype: str = "int32") -> st
     return text.replace("c: T.handle,", "c: T.handle, c_ptr: T.handle, c_idx: T.handle,")
 
 
-def check(found: CsrArrays, there: np.ndarray, dense: np.ndarray, text: str = "") -> None:
-    np.testing.assert_array_equal(np.diff(found.indptr), there.sum(axis=1), text)
-    np.testing.assert_array_equal(found.indices, np.nonzero(there)[1], text)
-    np.testing.assert_array_equal(found.values, dense[there], text)
+def check(result: CsrArrays, mask: np.ndarray, dense: np.ndarray, text: str = "") -> None:
+    np.testing.assert_array_equal(np.diff(result.indptr), mask.sum(axis=1), text)
+    np.testing.assert_array_equal(result.indices, np.nonzero(mask)[1], text)
+    np.testing.assert_array_equal(result.values, dense[mask], text)
 
 
-def check_kernel(func: Any, drawn: Drawn, there: np.ndarray, dense: np.ndarray) -> None:
+def check_kernel(func: Any, drawn: Drawn, mask: np.ndarray, dense: np.ndarray) -> None:
     """The result, with short rows in another way, too; and the values of its pattern once more."""
     with mock.patch.object(sparsetir.sparse_ir.assemble, "SHORT", 3):
         kernel = build_assembled(func, "C")
-    given = {k: v for k, v in drawn.arguments.items() if k != "c"}
-    found, whole = kernel(**given), kernel.bound.completed(given, *RESULT)
+    args = {k: v for k, v in drawn.arguments.items() if k != "c"}
+    result, whole = kernel(**args), kernel.bound.completed(args, *RESULT)
     each = [kernel.bounds(whole, kernel.bound), kernel.bounds(whole)]
     made_of = [kernel.assembled(whole, bounds, levels) for bounds in each for levels in (None, 0)]
-    for made in (found, *made_of):
-        check(made, there, dense, drawn.text)
-    again = kernel.values_of(found.indptr, found.indices, **given)
-    np.testing.assert_array_equal(again, found.values, drawn.text)
+    for other in (result, *made_of):
+        check(other, mask, dense, drawn.text)
+    again = kernel.values_of(result.indptr, result.indices, **args)
+    np.testing.assert_array_equal(again, result.values, drawn.text)
 
 
 @examples(3, 200, drawn=DRAWN)
@@ -86,161 +86,157 @@ def test_random_programs(drawn: Drawn) -> None:
     plain = [line for line in drawn.text.splitlines()[:-1] if "T.init" not in line]
     plain = [line for line in plain if not re.search(r"C\[[^]]*\] = 0.0", line)]
     sparsetir.interpret(sparsetir.from_source("\n".join([*plain, term])), visited)
-    there = visited["c"] == 1
-    there = there.any(axis=2) if there.ndim == 3 else there
-    check_kernel(func, drawn, there, dense["c"])
+    mask = visited["c"] == 1
+    mask = mask.any(axis=2) if mask.ndim == 3 else mask
+    check_kernel(func, drawn, mask, dense["c"])
 
 
 @examples(3, 200, product=products())
 def test_random_products(product: tuple[Drawn, np.ndarray]) -> None:
-    """What the interpreter gives, where there is an element; and the same at that pattern."""
-    drawn, there = product
+    """The interpreter's results, where there is an element; and again at that pattern."""
+    drawn, mask = product
     func = sparsetir.from_source(drawn.text)
     dense = copied(drawn.arguments)
     sparsetir.interpret(func, dense)
-    check_kernel(func, drawn, there, dense["c"])
+    check_kernel(func, drawn, mask, dense["c"])
 
 
 @pytest.mark.parametrize("program", ["add_csr", "spgemm"])
 def test_the_programs_are_of_the_language(program: str) -> None:
-    """They print and parse back; the interpreter fills as the kernels do; their text is known."""
-    made = assemble(PROGRAMS[program].make("float32", "int32"), "C")
-    for func in made[:7]:
+    """Programs print and parse back; the interpreter fills as kernels do; their text is known."""
+    parts = assemble(PROGRAMS[program].make("float32", "int32"), "C")
+    for func in parts[:7]:
         assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
-    assert made.fill.script() == golden(f"{program}_fill")
-    given = given_to(program)
-    there, dense = expected_of(program, given)
-    rows, room = given["m"], there.size
+    assert parts.fill.script() == golden(f"{program}_fill")
+    args = given_to(program)
+    mask, dense = expected_of(program, args)
+    rows, room = args["m"], mask.size
     indices, values = np.full(room, -1, "int32"), np.zeros(room, "float32")
     ends = np.zeros(rows, "int64")
     more = {
-        made.parts: 2, made.room: room, made.rows_ptr: np.array([0, 2, rows], "int32"),
-        made.rooms: np.array([0, 2 * there.shape[1], room]), made.ends: ends,
-        made.indices: indices, made.values: values,
+        parts.parts: 2, parts.room: room, parts.rows_ptr: np.array([0, 2, rows], "int32"),
+        parts.rooms: np.array([0, 2 * mask.shape[1], room]), parts.ends: ends,
+        parts.indices: indices, parts.values: values,
     }  # fmt: skip
-    sparsetir.interpret(made.fill, {**given, **more})
-    counts = [there[part].sum(axis=1).cumsum() for part in (slice(2), slice(2, None))]
+    sparsetir.interpret(parts.fill, {**args, **more})
+    counts = [mask[part].sum(axis=1).cumsum() for part in (slice(2), slice(2, None))]
     np.testing.assert_array_equal(ends, np.concatenate(counts))
-    first, begin = ends[1], 2 * there.shape[1]
+    first, begin = ends[1], 2 * mask.shape[1]
     places = [*range(first), *range(begin, begin + ends[-1])]
-    np.testing.assert_array_equal(indices[places], np.nonzero(there)[1])
-    np.testing.assert_allclose(values[places], dense[there], rtol=1e-6)
+    np.testing.assert_array_equal(indices[places], np.nonzero(mask)[1])
+    np.testing.assert_allclose(values[places], dense[mask], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("program", "idtype"), [("add_csr", "int32"), ("spgemm", "int64")])
 @pytest.mark.default("add_csr-int32")
 def test_axes_that_are_assembled(program: str, idtype: str) -> None:
-    """They print and parse back; the result is that of the program which has a dense axis there."""
+    """Programs print and parse back; the result equals that of a dense axis there."""
     func = sparsetir.from_source(open_text(program, "float64", idtype))
     assert "(n, None), (c_ptr, c_idx)" in func.script()
     assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
-    kernel, given = build_assembled(func), given_to(program, "small", "float64", idtype)
+    kernel, args = build_assembled(func), given_to(program, "small", "float64", idtype)
     assert "c_ptr" not in kernel.params and kernel.programs.indptr == "c_ptr"
-    found, same = kernel(**given), built(program, "float64", idtype)(**given)
-    for one, other in zip(found, same, strict=True):
+    result, same = kernel(**args), built(program, "float64", idtype)(**args)
+    for one, other in zip(result, same, strict=True):
         np.testing.assert_array_equal(one, other)
-    again = kernel.values_of(found.indptr, found.indices, **given)
-    np.testing.assert_array_equal(again, found.values)
+    again = kernel.values_of(result.indptr, result.indices, **args)
+    np.testing.assert_array_equal(again, result.values)
 
 
 @pytest.mark.parametrize("program", ["add_csr", "spgemm"])
 def test_gradients_of_axes_that_are_assembled(program: str) -> None:
-    """They take the pattern as it is given, and its nnz."""
-    func, given = sparsetir.from_source(open_text(program, "float64")), given_to(program)
-    given = {k: v.astype("float64") if k in "ab" else v for k, v in given.items()}
-    there, _ = expected_of(program, given)
-    grad = np.where(there, np.random.default_rng(0).random(there.shape), 0)
-    left, right = dense_of({**given, "n": given.get("l", given["n"])}, "a"), given
+    """Gradients take the given pattern, and its nnz."""
+    func, args = sparsetir.from_source(open_text(program, "float64")), given_to(program)
+    args = {k: v.astype("float64") if k in "ab" else v for k, v in args.items()}
+    mask, _ = expected_of(program, args)
+    grad = np.where(mask, np.random.default_rng(0).random(mask.shape), 0)
+    left, right = dense_of({**args, "n": args.get("l", args["n"])}, "a"), args
     for name in "ab":
-        made = sparsetir.gradient(func, name, transpose=False)
-        assert "c_nnz" in [str(p.name) for p in made.params]
-        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype("int32")
-        more = {
-            "c_ptr": indptr,
-            "c_idx": np.nonzero(there)[1].astype("int32"),
-            "grad_c": grad[there],
-        }
-        more |= {"c_nnz": there.sum(), f"grad_{name}": np.full(len(given[name]), np.nan)}
-        call = {str(p.name): {**given, **more}[str(p.name)] for p in made.params}
-        sparsetir.interpret(made, call)
+        derived = sparsetir.gradient(func, name, transpose=False)
+        assert "c_nnz" in [str(p.name) for p in derived.params]
+        indptr = np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype("int32")
+        more = {"c_ptr": indptr, "c_idx": np.nonzero(mask)[1].astype("int32"), "grad_c": grad[mask]}
+        more |= {"c_nnz": mask.sum(), f"grad_{name}": np.full(len(args[name]), np.nan)}
+        call = {str(p.name): {**args, **more}[str(p.name)] for p in derived.params}
+        sparsetir.interpret(derived, call)
         exact = grad
         if program == "spgemm":
-            right = dense_of({**given, "m": given["l"]}, "b")
+            right = dense_of({**args, "m": args["l"]}, "b")
             exact = grad @ right.T if name == "a" else left.T @ grad
-        rows = np.repeat(np.arange(len(exact)), np.diff(given[f"{name}_ptr"]))
-        np.testing.assert_allclose(call[f"grad_{name}"], exact[rows, given[f"{name}_idx"]])
+        rows = np.repeat(np.arange(len(exact)), np.diff(args[f"{name}_ptr"]))
+        np.testing.assert_allclose(call[f"grad_{name}"], exact[rows, args[f"{name}_idx"]])
 
 
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("program", ["add_csr", "spgemm"])
 def test_rows_in_parts_and_in_rounds(program: str, idtype: str, monkeypatch: Any) -> None:
-    """On several threads, and where there is no room for all at once."""
+    """Rows on several threads, and where memory does not hold all at once."""
     kernel = built(program, "float64", idtype)
     monkeypatch.setattr(assembled, "WORK_OF_A_PART", 1)
     for case in ("small", "empty", "dense_row"):
-        given = given_to(program, case, "float64", idtype)
-        there, dense = expected_of(program, given)
+        args = given_to(program, case, "float64", idtype)
+        mask, dense = expected_of(program, args)
         for threads, room in ((1, 1 << 30), (3, 1 << 30), (3, 7), (2, 0)):
             monkeypatch.setattr(assembled, "ROOM", room)
             monkeypatch.setattr(pool, "count", lambda threads=threads: threads)
-            found = kernel(**given)
-            np.testing.assert_array_equal(np.diff(found.indptr), there.sum(axis=1))
-            np.testing.assert_array_equal(found.indices, np.nonzero(there)[1])
-            np.testing.assert_allclose(found.values, dense[there], rtol=1e-13)
-            assert {x.dtype.name for x in found[:2]} == {idtype}
+            result = kernel(**args)
+            np.testing.assert_array_equal(np.diff(result.indptr), mask.sum(axis=1))
+            np.testing.assert_array_equal(result.indices, np.nonzero(mask)[1])
+            np.testing.assert_allclose(result.values, dense[mask], rtol=1e-13)
+            assert {x.dtype.name for x in result[:2]} == {idtype}
 
 
 def test_several_iterations() -> None:
-    """Each of them adds to what the first one begins with; the interpreter runs them in turn."""
+    """Each iteration adds to what the first one sets; the interpreter runs them in turn."""
     func = sparsetir.from_source(TWICE)
-    given = given_to("add_csr")
+    args = given_to("add_csr")
     names = {"b": "a2", "b_ptr": "a2_ptr", "b_idx": "a2_idx", "a_nnz": "nnz", "b_nnz": "nnz2"}
-    given = {names.get(name, name): x for name, x in given.items()}
-    given["x"] = np.arange(given["m"], dtype="float32")
-    dense = {**given, "c": np.full((given["m"], given["n"]), np.nan, "float32")}
+    args = {names.get(name, name): x for name, x in args.items()}
+    args["x"] = np.arange(args["m"], dtype="float32")
+    dense = {**args, "c": np.full((args["m"], args["n"]), np.nan, "float32")}
     sparsetir.interpret(func, dense)
-    b = {**given, "b": given["a2"], "b_ptr": given["a2_ptr"], "b_idx": given["a2_idx"]}
-    there = stored_of(given, "a") | stored_of(b, "b")
+    b = {**args, "b": args["a2"], "b_ptr": args["a2_ptr"], "b_idx": args["a2_idx"]}
+    mask = stored_of(args, "a") | stored_of(b, "b")
     kernel = build_assembled(func, "C")
-    found = kernel(**given)
-    check(found, there, dense["c"])
+    result = kernel(**args)
+    check(result, mask, dense["c"])
     np.testing.assert_array_equal(
-        kernel.values_of(found.indptr, found.indices, **given), found.values
+        kernel.values_of(result.indptr, result.indices, **args), result.values
     )
 
 
 def drawn_pair(seed: int = 0) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     """Two small matrices as arguments of `PAIR`, and dense; values are of +-1 to 4."""
-    rng, given = np.random.default_rng(seed), {}
-    found = [rng.integers(-4, 5, s) * (rng.random(s) < 0.4) for s in ((5, 6), (4, 7))]
-    for name, dense in zip(("a", "b"), found, strict=True):
+    rng, args = np.random.default_rng(seed), {}
+    pair = [rng.integers(-4, 5, s) * (rng.random(s) < 0.4) for s in ((5, 6), (4, 7))]
+    for name, dense in zip(("a", "b"), pair, strict=True):
         ptr = np.concatenate([[0], np.cumsum((dense != 0).sum(axis=1))]).astype("int32")
-        given |= {name: dense[dense != 0].astype("float32"), f"{name}_ptr": ptr}
-        given |= {f"{name}_idx": np.nonzero(dense)[1].astype("int32")}
-    return {**given, "n": 6, "p": 4, "q": 7}, *found
+        args |= {name: dense[dense != 0].astype("float32"), f"{name}_ptr": ptr}
+        args |= {f"{name}_idx": np.nonzero(dense)[1].astype("int32")}
+    return {**args, "n": 6, "p": 4, "q": 7}, *pair
 
 
 def test_rows_of_several_loops(monkeypatch: Any) -> None:
     """A Kronecker product: its rows in parts, too, that begin with those of the outer loop."""
-    given, a, b = drawn_pair()
+    args, a, b = drawn_pair()
     kernel, exact = build_assembled(sparsetir.from_source(KRON)), np.kron(a, b)
     monkeypatch.setattr(assembled, "WORK_OF_A_PART", 1)
     for threads, room in ((1, 1 << 30), (3, 1 << 30), (3, 7), (2, 0)):
         monkeypatch.setattr(assembled, "ROOM", room)
         monkeypatch.setattr(pool, "count", lambda threads=threads: threads)
-        check(kernel(**given), exact != 0, exact)
+        check(kernel(**args), exact != 0, exact)
     nothing = {
-        **given,
-        "b": given["b"][:0],
+        **args,
+        "b": args["b"][:0],
         "b_ptr": np.zeros(1, "int32"),
         "p": 0,
-        "b_idx": given["b_idx"][:0],
+        "b_idx": args["b_idx"][:0],
     }
     assert kernel(**nothing).indptr.tolist() == [0]
     with pytest.raises(
         ValueError, match="kron: expected a result whose rows one loop iterates over"
     ):
-        kernel.values_of(np.zeros(21, "int32"), np.zeros(0, "int32"), **given)
+        kernel.values_of(np.zeros(21, "int32"), np.zeros(0, "int32"), **args)
 
 
 COMPUTED = ["j1 + j2", "2 * j2 - j1", "j2 + 3", "j1 * 7 + (6 - j2)"]
@@ -249,87 +245,87 @@ COMPUTED = ["j1 + j2", "2 * j2 - j1", "j2 + 3", "j1 * 7 + (6 - j2)"]
 @pytest.mark.parametrize("column", by_default(COMPUTED, "2 * j2 - j1", "j1 * 7 + (6 - j2)"))
 @pytest.mark.default("j1 * 7 + (6 - j2)")
 def test_columns_that_are_computed(column: str) -> None:
-    """In any order, of several visits, and where there are no such columns."""
-    given, a, b = drawn_pair(1)
-    given, b = {**given, "b_ptr": given["b_ptr"][[0, 1, 2, 3, 4, 4]]}, np.vstack([b, 0 * b[:1]])
+    """Columns in any order, with several visits, and out of range."""
+    args, a, b = drawn_pair(1)
+    args, b = {**args, "b_ptr": args["b_ptr"][[0, 1, 2, 3, 4, 4]]}, np.vstack([b, 0 * b[:1]])
     text = ROWS.replace("COLUMN", column)
-    expected, there = np.zeros((5, 9)), np.zeros((5, 9), bool)
+    expected, mask = np.zeros((5, 9)), np.zeros((5, 9), bool)
     for i, j1, j2 in zip(*np.nonzero(a[:, :, None] * b[:, None, :] != 0), strict=True):
-        at = eval(column, {"j1": j1, "j2": j2})
-        if 0 <= at < 9:
-            expected[i, at] += a[i, j1] * b[i, j2]
-            there[i, at] = True
+        place = eval(column, {"j1": j1, "j2": j2})
+        if 0 <= place < 9:
+            expected[i, place] += a[i, j1] * b[i, j2]
+            mask[i, place] = True
     kernel = build_assembled(sparsetir.from_source(text))
-    whole = kernel.bound.completed(given, *RESULT)
+    whole = kernel.bound.completed(args, *RESULT)
     for levels in (None, 0, 1, 2, 3):
-        found = kernel.assembled(whole, kernel.bounds(whole, kernel.bound), levels)
-        check(found, there, expected)
-    again = kernel.values_of(found.indptr, found.indices, **given)
-    np.testing.assert_array_equal(again, found.values)
+        result = kernel.assembled(whole, kernel.bounds(whole, kernel.bound), levels)
+        check(result, mask, expected)
+    again = kernel.values_of(result.indptr, result.indices, **args)
+    np.testing.assert_array_equal(again, result.values)
 
 
 def dots(**how: Any) -> Tensors:
     """A product of CSR and CSC, which visits all rows and columns."""
-    at = Tensors("A=ds:ik", "B=ds:jk", **how).result("ds", "ij").declare("N = T.dense_fixed(nj)")
+    case = Tensors("A=ds:ik", "B=ds:jk", **how).result("ds", "ij").declare("N = T.dense_fixed(nj)")
     loops = "i=IA; j=N; k=T.intersect(KA, T.attach(KB, N))"
-    return at.iterate(loops, "SSR", "{C} = {C} + {A} * {B}", "0.0")
+    return case.iterate(loops, "SSR", "{C} = {C} + {A} * {B}", "0.0")
 
 
 def large(**how: Any) -> Tensors:
-    at = Tensors("A=ds:ij", **how).result("ds", "ij")
-    return at.iterate("i=IA; j=JA", "SS", "{C} = {A}", condition="{A} > 2.5")
+    case = Tensors("A=ds:ij", **how).result("ds", "ij")
+    return case.iterate("i=IA; j=JA", "SS", "{C} = {A}", condition="{A} > 2.5")
 
 
 def large_with_features(**how: Any) -> Tensors:
-    at = Tensors("A=ds:ij", **how).result("dsd", "ijk")
-    return at.iterate(
+    case = Tensors("A=ds:ij", **how).result("dsd", "ijk")
+    return case.iterate(
         "i=IA; j=JA; k=KC", "SSS", "{C} = {A}", condition="{A} > T.cast(k, 'float32')"
     )
 
 
 def above_diagonal(**how: Any) -> Tensors:
-    at = Tensors("A=ds:ik", "B=ds:kj", **how).result("ds", "ij")
+    case = Tensors("A=ds:ik", "B=ds:kj", **how).result("ds", "ij")
     loops = "i=IA; k=KA; j=T.attach(JB, KA)"
-    return at.iterate(loops, "SRS", "{C} = {C} + {A} * {B}", "0.0", "j > i")
+    return case.iterate(loops, "SRS", "{C} = {C} + {A} * {B}", "0.0", "j > i")
 
 
 def columns_of_fibers(**how: Any) -> Tensors:
     """Two levels that are merged, one under the other, as the columns of a row."""
-    at = Tensors("A=dss:ijk", "B=dss:ijk:IA", **how).result("ds", "il")
-    at.loads["C"], at.args["nl"], at.sizes["l"] = "C[i, j * nk + k]", 35, 35
-    return at.iterate("i=IA; j=T.union(JA, JB); k=T.union(KA, KB)", "SSS", "{C} = {A} + {B}")
+    case = Tensors("A=dss:ijk", "B=dss:ijk:IA", **how).result("ds", "il")
+    case.loads["C"], case.args["nl"], case.sizes["l"] = "C[i, j * nk + k]", 35, 35
+    return case.iterate("i=IA; j=T.union(JA, JB); k=T.union(KA, KB)", "SSS", "{C} = {A} + {B}")
 
 
-def expected_where_written(name: str, at: Tensors) -> tuple[np.ndarray, np.ndarray]:
-    a, b = at.dense["A"], at.dense.get("B")
+def expected_where_written(name: str, case: Tensors) -> tuple[np.ndarray, np.ndarray]:
+    a, b = case.dense["A"], case.dense.get("B")
     if name == "large":
         return np.where(a > 2.5, a, 0), a > 2.5
     if name == "large_with_features":
-        there = a[:, :, None] > np.arange(at.sizes["k"])
-        return np.where(there, a[:, :, None], 0), there.any(axis=2)
+        mask = a[:, :, None] > np.arange(case.sizes["k"])
+        return np.where(mask, a[:, :, None], 0), mask.any(axis=2)
     if name == "columns_of_fibers":
-        there = at.mask["A"] | at.mask["B"]
-        return (a + b).reshape(len(a), -1), there.reshape(len(a), -1)
-    found = np.einsum("ik,jk->ij", a, b)
-    found = np.triu(found, 1) if name == "above_diagonal" else found
-    return found, found > 0
+        mask = case.mask["A"] | case.mask["B"]
+        return (a + b).reshape(len(a), -1), mask.reshape(len(a), -1)
+    result = np.einsum("ik,jk->ij", a, b)
+    result = np.triu(result, 1) if name == "above_diagonal" else result
+    return result, result > 0
 
 
 @pytest.mark.parametrize(
-    "made", by_turns([dots, large, large_with_features, above_diagonal, columns_of_fibers], 2)
+    "make", by_turns([dots, large, large_with_features, above_diagonal, columns_of_fibers], 2)
 )
 @pytest.mark.default("dots", "large_with_features")
-def test_what_is_written_is_stored(made: Any) -> None:
-    """And nothing else that is visited; short rows in another way, too."""
-    kernel = build_assembled(sparsetir.from_source(made().text))
+def test_what_is_written_is_stored(make: Any) -> None:
+    """Other visited places are not stored; short rows are assembled in another way, too."""
+    kernel = build_assembled(sparsetir.from_source(make().text))
     assert isinstance(kernel, AssembledKernel)
     for n, density in enumerate((0.4, 0.0, 1.0, 0.15)):
-        at = made(seed=n, density=density)
-        expected, stored = expected_where_written(made.__name__, at)
-        bounds = kernel.bounds(kernel.bound.completed(at.args, *RESULT), kernel.bound)
+        case = make(seed=n, density=density)
+        expected, stored = expected_where_written(make.__name__, case)
+        bounds = kernel.bounds(kernel.bound.completed(case.args, *RESULT), kernel.bound)
         for levels in (0, 1, 2, 3):
-            dense, there = at.decoded(kernel.assembled(at.args, bounds, levels))
-            np.testing.assert_array_equal(there, stored)
+            dense, mask = case.decoded(kernel.assembled(case.args, bounds, levels))
+            np.testing.assert_array_equal(mask, stored)
             np.testing.assert_array_equal(dense, expected)
 
 
@@ -341,61 +337,61 @@ def test_wide_rows(levels: int, monkeypatch: Any) -> None:
     rows = [columns, columns[::2], columns[:0], columns[-1:], columns]
     a_ptr, a_idx = np.arange(6, dtype="int32"), np.array([0, 1, 2, 3, 4], "int32")
     b_ptr = np.cumsum([0, *map(len, rows)]).astype("int32")
-    given = {"m": 5, "l": 5, "n": 600001, "a": np.ones(5, "float32"), "a_ptr": a_ptr}
-    given |= {"a_idx": a_idx, "b": np.arange(b_ptr[-1], dtype="float32"), "b_ptr": b_ptr}
-    given |= {"b_idx": np.concatenate(rows), "a_nnz": 5, "b_nnz": int(b_ptr[-1])}
+    args = {"m": 5, "l": 5, "n": 600001, "a": np.ones(5, "float32"), "a_ptr": a_ptr}
+    args |= {"a_idx": a_idx, "b": np.arange(b_ptr[-1], dtype="float32"), "b_ptr": b_ptr}
+    args |= {"b_idx": np.concatenate(rows), "a_nnz": 5, "b_nnz": int(b_ptr[-1])}
     kernel = built("spgemm")
     chosen = kernel.fill(levels)
     monkeypatch.setattr(kernel, "fill", lambda levels: chosen)
-    found = kernel(**given)
-    for mine, name in zip(found, ("b_ptr", "b_idx", "b"), strict=True):
-        np.testing.assert_array_equal(mine, given[name])
+    result = kernel(**args)
+    for mine, name in zip(result, ("b_ptr", "b_idx", "b"), strict=True):
+        np.testing.assert_array_equal(mine, args[name])
 
 
 def test_levels_by_how_many_elements_rows_have() -> None:
     ends, few = np.array([0, 60, 60, 60, 160]), 40 * 4 * 64 * 64
-    found = [Bounds(ends, 4, n).levels for n in (40 * 64, 40 * 64 + 2, few, few + 64)]
-    assert found == [1, 2, 2, 3]
+    levels = [Bounds(ends, 4, n).levels for n in (40 * 64, 40 * 64 + 2, few, few + 64)]
+    assert levels == [1, 2, 2, 3]
     assert [Bounds(np.array([0, 16, n, 60]), 3, few).levels for n in (32, 33)] == [0, 3]
 
 
 def test_values_of_another_pattern() -> None:
     """Masks: where the program visits nothing they have its first value, else what it gives."""
     for program in ("add_csr", "spgemm"):
-        given = given_to(program)
-        there, dense = expected_of(program, given)
-        mask = np.random.default_rng(2).random(there.shape) < 0.5
+        args = given_to(program)
+        stored, dense = expected_of(program, args)
+        mask = np.random.default_rng(2).random(stored.shape) < 0.5
         indptr = np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype("int32")
-        found = built(program).values_of(indptr, np.nonzero(mask)[1].astype("int32"), **given)
-        np.testing.assert_allclose(found, np.where(there, dense, 0)[mask], rtol=1e-6)
+        values = built(program).values_of(indptr, np.nonzero(mask)[1].astype("int32"), **args)
+        np.testing.assert_allclose(values, np.where(stored, dense, 0)[mask], rtol=1e-6)
 
 
 def test_rows_that_are_not_stored() -> None:
     """Rows of DCSR: others are empty; of a pattern that has them they hold the first value."""
     for init in ("", "3.0"):
         body = "{C} = {C} + {A}" if init else "{C} = {A}"
-        at = Tensors("A=ss:ij").result("ds", "ij").iterate("o=O; i=IA; j=JA", "SSS", body, init)
-        kernel = build_assembled(sparsetir.from_source(at.text))
+        case = Tensors("A=ss:ij").result("ds", "ij").iterate("o=O; i=IA; j=JA", "SSS", body, init)
+        kernel = build_assembled(sparsetir.from_source(case.text))
         assert isinstance(kernel, AssembledKernel)
-        dense, there = at.decoded(kernel(**at.args))
-        want = at.dense["A"] + float(init or 0) * at.mask["A"]
-        np.testing.assert_array_equal(there, at.mask["A"])
+        dense, mask = case.decoded(kernel(**case.args))
+        want = case.dense["A"] + float(init or 0) * case.mask["A"]
+        np.testing.assert_array_equal(mask, case.mask["A"])
         np.testing.assert_array_equal(dense, want)
         indptr, indices = np.arange(0, 43, 7, "int32"), np.tile(np.arange(7, dtype="int32"), 6)
-        found = kernel.values_of(indptr, indices, **at.args)
-        np.testing.assert_array_equal(found.reshape(6, 7), np.where(there, want, float(init or 0)))
+        values = kernel.values_of(indptr, indices, **case.args)
+        np.testing.assert_array_equal(values.reshape(6, 7), np.where(mask, want, float(init or 0)))
 
 
 def test_intersections_search_long_rows() -> None:
-    """Where one is so much longer; not those with padding, which cannot be searched."""
-    given = given_to("add_csr")
+    """Long rows are searched, except for those with padding, which cannot be."""
+    args = given_to("add_csr")
     text = PROGRAMS["add_csr"].make("float32", "int32").script().replace("union", "intersect")
-    there = stored_of(given, "a") & stored_of(given, "b")
+    mask = stored_of(args, "a") & stored_of(args, "b")
     with mock.patch.object(assembled, "LONGER", 1):
         kernel = build_assembled(sparsetir.from_source(text))
-        found = kernel(**given)
+        result = kernel(**args)
         assert "J1_far" in kernel.fill(1).stages["III"].script()
-    check(found, there, (dense_of(given, "a") + dense_of(given, "b")).astype("float32"))
+    check(result, mask, (dense_of(args, "a") + dense_of(args, "b")).astype("float32"))
     padded = """
     I = T.dense_fixed(m)
     J1 = T.sparse_fixed(I, (n, 2), p)
@@ -410,18 +406,18 @@ def test_intersections_search_long_rows() -> None:
     handles = ", ".join([*(f"{x}: T.handle" for x in names), "m: T.int32", "n: T.int32"])
     kernel = build_assembled(sparsetir.from_source(f"@T.prim_func\ndef f({handles}):{padded}"))
     p, q = np.int32([0, 2, 1, -1]), np.int32([2, 3, 0, 1])
-    found = kernel(a=np.arange(4, dtype="float32"), p=p, q=q, m=2, n=4)
-    assert found.indices.tolist() == [2, 1] and found.values.tolist() == [1, 2]
+    result = kernel(a=np.arange(4, dtype="float32"), p=p, q=q, m=2, n=4)
+    assert result.indices.tolist() == [2, 1] and result.values.tolist() == [1, 2]
 
 
 def test_tensors() -> None:
     torch = pytest.importorskip("torch")
-    given = given_to("add_csr", dtype="float64", idtype="int64")
+    args = given_to("add_csr", dtype="float64", idtype="int64")
     kernel = built("add_csr", "float64", "int64")
-    arrays = {k: v for k, v in given.items() if isinstance(v, np.ndarray)}
-    found = kernel(**{**given, **{k: torch.from_numpy(v) for k, v in arrays.items()}})
-    assert all(isinstance(x, torch.Tensor) for x in found)
-    check(CsrArrays(*(x.numpy() for x in found)), *expected_of("add_csr", given))
+    arrays = {k: v for k, v in args.items() if isinstance(v, np.ndarray)}
+    result = kernel(**{**args, **{k: torch.from_numpy(v) for k, v in arrays.items()}})
+    assert all(isinstance(x, torch.Tensor) for x in result)
+    check(CsrArrays(*(x.numpy() for x in result)), *expected_of("add_csr", args))
 
 
 def test_more_elements_than_an_index_numbers() -> None:
@@ -434,7 +430,7 @@ def test_more_elements_than_an_index_numbers() -> None:
 def test_calls_that_are_refused() -> None:
     kernel, product = built("add_csr"), built("spgemm")
     assembled = sparsetir.from_source(open_text("add_csr"))
-    all_of_it, given = given_to("add_csr"), given_to("spgemm")
+    all_of_it, args = given_to("add_csr"), given_to("spgemm")
     without = {k: v for k, v in all_of_it.items() if k not in ("n", "b_idx")}
     n, b_idx = all_of_it["n"], all_of_it["b_idx"]
     refuse(
@@ -444,14 +440,14 @@ def test_calls_that_are_refused() -> None:
         kernel(**without, n=n)  # TypeError: argument 'b_idx' is missing
         kernel(**{**all_of_it, "a_idx": all_of_it["a_idx"][::-1].copy()})
             # StructureError: strictly increasing
-        product.values_of([0], 3, **given)  # TypeError: argument 'c_indptr': expected
-        product.values_of(np.arange(14, dtype="int32"), np.full(13, 99, "int32"), **given)
+        product.values_of([0], 3, **args)  # TypeError: argument 'c_indptr': expected
+        product.values_of(np.arange(14, dtype="int32"), np.full(13, 99, "int32"), **args)
             # StructureError: indices in [0, 7), got 99
-        product.values_of(np.arange(13, dtype="int32"), np.zeros(12, "int32"), **given)
+        product.values_of(np.arange(13, dtype="int32"), np.zeros(12, "int32"), **args)
             # ValueError: 'c_indptr': expected shape (14
-        product.values_of(np.arange(14), np.zeros(13, int), **given)
+        product.values_of(np.arange(14), np.zeros(13, int), **args)
             # TypeError: 'c_indptr': expected dtype int32, got int64
-        product.values_of(np.int32([0] + [2] * 13), np.int32([3, 1]), **given)
+        product.values_of(np.int32([0] + [2] * 13), np.int32([3, 1]), **args)
             # StructureError: strictly increasing
         build_assembled(PROGRAMS["add_csr"].make("float32", "int32"), "C", "cuda")
             # ValueError: argument 'target': expected a CPU, got 'cuda'
@@ -558,7 +554,7 @@ def test_patterns_that_filling_alone_reads_are_checked() -> None:
     text = PROGRAMS["add_csr"].make("float32", "int32").script()
     kernel = build_assembled(sparsetir.from_source(text.replace("[I, J1_or_J2]", "[I, J1]")), "C")
     given_ = given_to("add_csr")
-    found = kernel(**given_)
-    np.testing.assert_array_equal(found.indices, given_["a_idx"])
+    result = kernel(**given_)
+    np.testing.assert_array_equal(result.indices, given_["a_idx"])
     with pytest.raises(sparsetir.StructureError, match="argument 'b_idx'.* strictly increasing"):
         kernel(**{**given_, "b_idx": given_["b_idx"][::-1].copy()})

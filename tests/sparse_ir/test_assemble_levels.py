@@ -20,158 +20,158 @@ ADDS, PRODUCT = "{C} = {C} + ", "{C} = {C} + {A} * {B}"
 
 
 def add_dcsr(**how: Any) -> Tensors:
-    at = Tensors("A=ss:ij", "B=ss:ij", **how).result("ss", "ij").declare("R = T.union(IA, IB)")
-    return at.iterate("o=O; i=R; j=T.union(JA, JB)", "SSS", "{C} = {A} + {B}")
+    case = Tensors("A=ss:ij", "B=ss:ij", **how).result("ss", "ij").declare("R = T.union(IA, IB)")
+    return case.iterate("o=O; i=R; j=T.union(JA, JB)", "SSS", "{C} = {A} + {B}")
 
 
 def add_csf(**how: Any) -> Tensors:
-    at = Tensors("A=sss:ijk", "B=sss:ijk", **how).result("sss", "ijk")
-    at.declare("R = T.union(IA, IB)", "S = T.union(JA, JB)")
-    return at.iterate("o=O; i=R; j=S; k=T.union(KA, KB)", "SSSS", "{C} = {A} + {B}")
+    case = Tensors("A=sss:ijk", "B=sss:ijk", **how).result("sss", "ijk")
+    case.declare("R = T.union(IA, IB)", "S = T.union(JA, JB)")
+    return case.iterate("o=O; i=R; j=S; k=T.union(KA, KB)", "SSSS", "{C} = {A} + {B}")
 
 
 def tensor_times_matrix(**how: Any) -> Tensors:
-    at = Tensors("A=dss:ijk", "B=ds:kl", **how).result("dss", "ijl")
-    return at.iterate("i=IA; j=JA; k=KA; l=T.attach(LB, KA)", "SSRS", PRODUCT, "0.0")
+    case = Tensors("A=dss:ijk", "B=ds:kl", **how).result("dss", "ijl")
+    return case.iterate("i=IA; j=JA; k=KA; l=T.attach(LB, KA)", "SSRS", PRODUCT, "0.0")
 
 
 def tensor_times_features(**how: Any) -> Tensors:
-    at = Tensors("A=sss:ijk", "B=dd:kl", **how).result("ssd", "ijl")
-    return at.iterate("o=O; i=IA; j=JA; k=KA; l=LC", "SSSRS", PRODUCT, "0.0")
+    case = Tensors("A=sss:ijk", "B=dd:kl", **how).result("ssd", "ijl")
+    return case.iterate("o=O; i=IA; j=JA; k=KA; l=LC", "SSSRS", PRODUCT, "0.0")
 
 
 def outer_products(**how: Any) -> Tensors:
-    at = Tensors("A=ds:ki", "B=ds:kj:KA", **how).result("ds", "ij")
-    return at.iterate("k=KA; i=IA; j=JB", "RSS", PRODUCT, "0.0")
+    case = Tensors("A=ds:ki", "B=ds:kj:KA", **how).result("ds", "ij")
+    return case.iterate("k=KA; i=IA; j=JB", "RSS", PRODUCT, "0.0")
 
 
 def transposed(**how: Any) -> Tensors:
-    at = Tensors("A=ds:ij", **how).result("ds", "ji")
-    return at.iterate("i=IA; j=JA", "SS", "{C} = {A}")
+    case = Tensors("A=ds:ij", **how).result("ds", "ji")
+    return case.iterate("i=IA; j=JA", "SS", "{C} = {A}")
 
 
 def kron(**how: Any) -> Tensors:
-    at = Tensors("A=ds:ij", "B=ds:kl", **how).result("dsss", "ijkl")
-    return at.iterate("i=IA; j=JA; k=KB; l=LB", "SSSS", "{C} = {A} * {B}")
+    case = Tensors("A=ds:ij", "B=ds:kl", **how).result("dsss", "ijkl")
+    return case.iterate("i=IA; j=JA; k=KB; l=LB", "SSSS", "{C} = {A} * {B}")
 
 
 def column_sums(**how: Any) -> Tensors:
-    at = Tensors("A=ds:ij", **how).result("s", "j")
-    return at.iterate("i=IA; j=JA; o=O", "RSS", ADDS + "{A}", "0.0")
+    case = Tensors("A=ds:ij", **how).result("s", "j")
+    return case.iterate("i=IA; j=JA; o=O", "RSS", ADDS + "{A}", "0.0")
 
 
 def sum_and_product(**how: Any) -> Tensors:
-    at = Tensors("A=ds:ik", "B=ds:kj", "D=ds:ij:IA", **how).result("ds", "ij")
-    at.iterate("i=IA; j=JD", "SS", "{C} = {D}")
-    return at.iterate("i=IA; k=KA; j=T.attach(JB, KA)", "SRS", PRODUCT)
+    case = Tensors("A=ds:ik", "B=ds:kj", "D=ds:ij:IA", **how).result("ds", "ij")
+    case.iterate("i=IA; j=JD", "SS", "{C} = {D}")
+    return case.iterate("i=IA; k=KA; j=T.attach(JB, KA)", "SRS", PRODUCT)
 
 
 def largest_under_condition(**how: Any) -> Tensors:
-    at = Tensors("A=ds:ik", "B=ds:kj", **how).result("ss", "ij")
+    case = Tensors("A=ds:ik", "B=ds:kj", **how).result("ss", "ij")
     body = "{C} = T.max({C}, {A} * {B})"
     loops = "o=O; i=IA; k=KA; j=T.attach(JB, KA)"
-    return at.iterate(loops, "SSRS", body, "3.0", "{A} > 2.5 and j > i")
+    return case.iterate(loops, "SSRS", body, "3.0", "{A} > 2.5 and j > i")
 
 
 def rows_with_large_sums(**how: Any) -> Tensors:
-    """By a buffer that another iteration writes."""
-    at = Tensors("A=ss:ij", **how).result("ss", "ji").declare(
+    """A condition on a buffer that another iteration writes."""
+    case = Tensors("A=ss:ij", **how).result("ss", "ji").declare(
         "I = T.dense_fixed(ni, 'int32')", "X = T.alloc_sparse_buffer((I,), 'float32')"
     )  # fmt: skip
     loops = 'with T.sp_iter([O, IA, JA], "SSR", "sums") as [o, i, j]:'
     sums = ["    with T.init():", "        X[i] = 0.0", "    X[i] = X[i] + A[o, i, j]"]
-    at.declare(loops, *sums)
-    return at.iterate("o=O; i=IA; j=JA", "SSS", "{C} = {A} - X[i]", condition="X[i] > 5.5")
+    case.declare(loops, *sums)
+    return case.iterate("o=O; i=IA; j=JA", "SSS", "{C} = {A} - X[i]", condition="X[i] > 5.5")
 
 
-def product(of: str, at: Tensors, *names: str) -> tuple[Any, Any]:
+def product(of: str, case: Tensors, *names: str) -> tuple[Any, Any]:
     """Values and pattern of a sum of products."""
-    masks = [at.mask[n].astype(int) for n in names]
-    return np.einsum(of, *(at.dense[n] for n in names)), np.einsum(of, *masks) > 0
+    masks = [case.mask[n].astype(int) for n in names]
+    return np.einsum(of, *(case.dense[n] for n in names)), np.einsum(of, *masks) > 0
 
 
-def union(at: Tensors) -> tuple[Any, Any]:
-    return at.dense["A"] + at.dense["B"], at.mask["A"] | at.mask["B"]
+def union(case: Tensors) -> tuple[Any, Any]:
+    return case.dense["A"] + case.dense["B"], case.mask["A"] | case.mask["B"]
 
 
-def with_features(at: Tensors) -> tuple[Any, Any]:
-    return np.einsum("ijk,kl->ijl", at.dense["A"], at.dense["B"]), at.mask["A"].any(axis=2)
+def with_features(case: Tensors) -> tuple[Any, Any]:
+    return np.einsum("ijk,kl->ijl", case.dense["A"], case.dense["B"]), case.mask["A"].any(axis=2)
 
 
-def added(at: Tensors) -> tuple[Any, Any]:
-    values, there = product("ik,jk->ij", at, "A", "B")
-    return at.dense["D"] + values, at.mask["D"] | there
+def added(case: Tensors) -> tuple[Any, Any]:
+    values, mask = product("ik,jk->ij", case, "A", "B")
+    return case.dense["D"] + values, case.mask["D"] | mask
 
 
-def largest(at: Tensors) -> tuple[Any, Any]:
-    pairs = np.einsum("ik,jk->ijk", at.dense["A"] * (at.dense["A"] > 2.5), at.dense["B"])
+def largest(case: Tensors) -> tuple[Any, Any]:
+    pairs = np.einsum("ik,jk->ijk", case.dense["A"] * (case.dense["A"] > 2.5), case.dense["B"])
     pairs *= np.triu(np.ones(pairs.shape[:2], int), 1)[:, :, None]
-    there = pairs.any(axis=2)
-    return np.where(there, np.maximum(pairs.max(axis=2), 3), 0), there
+    mask = pairs.any(axis=2)
+    return np.where(mask, np.maximum(pairs.max(axis=2), 3), 0), mask
 
 
-def large_rows(at: Tensors) -> tuple[Any, Any]:
-    sums = at.dense["A"].sum(axis=1)[:, None]
-    there = at.mask["A"] & (sums > 5.5)
-    return np.where(there, at.dense["A"] - sums, 0), there
+def large_rows(case: Tensors) -> tuple[Any, Any]:
+    sums = case.dense["A"].sum(axis=1)[:, None]
+    mask = case.mask["A"] & (sums > 5.5)
+    return np.where(mask, case.dense["A"] - sums, 0), mask
 
 
 CASES: dict[Callable[..., Tensors], Callable[[Tensors], tuple[Any, Any]]] = {
     add_dcsr: union,
     add_csf: union,
-    tensor_times_matrix: lambda at: product("ijk,kl->ijl", at, "A", "B"),
+    tensor_times_matrix: lambda case: product("ijk,kl->ijl", case, "A", "B"),
     tensor_times_features: with_features,
-    outer_products: lambda at: product("ik,jk->ij", at, "A", "B"),
-    transposed: lambda at: (at.dense["A"], at.mask["A"]),
-    kron: lambda at: product("ij,kl->ijkl", at, "A", "B"),
-    column_sums: lambda at: product("ij->j", at, "A"),
+    outer_products: lambda case: product("ik,jk->ij", case, "A", "B"),
+    transposed: lambda case: (case.dense["A"], case.mask["A"]),
+    kron: lambda case: product("ij,kl->ijkl", case, "A", "B"),
+    column_sums: lambda case: product("ij->j", case, "A"),
     sum_and_product: added,
     largest_under_condition: largest,
     rows_with_large_sums: large_rows,
 }
 
 
-def inputs(made: Callable[..., Tensors]) -> list[Tensors]:
+def inputs(make: Callable[..., Tensors]) -> list[Tensors]:
     """Operands with elements, without, and full ones."""
-    return [made(seed=n, density=d) for n, d in enumerate((0.4, 0.0, 1.0, 0.15))]
+    return [make(seed=n, density=d) for n, d in enumerate((0.4, 0.0, 1.0, 0.15))]
 
 
-@pytest.mark.parametrize("made", by_turns(CASES, 2), ids=lambda made: made.__name__)
+@pytest.mark.parametrize("make", by_turns(CASES, 2), ids=lambda make: make.__name__)
 @pytest.mark.default("outer_products", "sum_and_product", "rows_with_large_sums")
-def test_results(made: Callable[..., Tensors]) -> None:
+def test_results(make: Callable[..., Tensors]) -> None:
     """Values and patterns are NumPy's: what is written is stored, and nothing else."""
-    kernel = sparsetir.build_assembled(sparsetir.from_source(made().text))
+    kernel = sparsetir.build_assembled(sparsetir.from_source(make().text))
     assert isinstance(kernel, LevelsKernel)
-    for at in inputs(made):
-        dense, there = at.decoded(kernel(**at.args))
-        values, stored = CASES[made](at)
-        np.testing.assert_array_equal(there, stored)
+    for case in inputs(make):
+        dense, mask = case.decoded(kernel(**case.args))
+        values, stored = CASES[make](case)
+        np.testing.assert_array_equal(mask, stored)
         np.testing.assert_array_equal(dense, values)
 
 
-@pytest.mark.parametrize("made", [add_csf, outer_products, largest_under_condition])
+@pytest.mark.parametrize("make", [add_csf, outer_products, largest_under_condition])
 @pytest.mark.default("outer_products")
-def test_programs_are_of_the_language(made: Callable[..., Tensors]) -> None:
-    """They print and parse back; the interpreter gives the same coordinates and values."""
-    at = made()
-    func = sparsetir.from_source(at.text)
+def test_programs_are_of_the_language(make: Callable[..., Tensors]) -> None:
+    """Programs print and parse back; the interpreter gives the same coordinates and values."""
+    case = make()
+    func = sparsetir.from_source(case.text)
     assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
     programs = assemble_levels(func)
     for one in (programs.entries, programs.values, *(programs.rows or ())[:3]):
         assert tvm_ffi.structural_equal(sparsetir.from_source(one.script()), one)
-    found = sparsetir.build_assembled(func)(**at.args)
-    levels = getattr(found, "levels", None) or [found[:2]]
-    own = {programs.room: 999, programs.said: np.zeros(len(programs.coordinates) + 1, "int64")}
-    own |= {name: np.full(999, -1, "int32") for name in programs.coordinates}
-    sparsetir.interpret(programs.entries, {**at.args, **own})
-    count = own[programs.said][0]
-    listed = {tuple(own[name][n] for name in programs.coordinates) for n in range(count)}
-    assert len(listed) == len(found.values)
-    own = {n: x for names, (ptr, idx) in zip(programs.levels, levels, strict=True)
+    result = sparsetir.build_assembled(func)(**case.args)
+    levels = getattr(result, "levels", None) or [result[:2]]
+    arrays = {programs.room: 999, programs.said: np.zeros(len(programs.coordinates) + 1, "int64")}
+    arrays |= {name: np.full(999, -1, "int32") for name in programs.coordinates}
+    sparsetir.interpret(programs.entries, {**case.args, **arrays})
+    count = arrays[programs.said][0]
+    listed = {tuple(arrays[name][n] for name in programs.coordinates) for n in range(count)}
+    assert len(listed) == len(result.values)
+    arrays = {n: x for names, (ptr, idx) in zip(programs.levels, levels, strict=True)
            for n, x in zip(names, (ptr, idx, len(idx)), strict=True)}  # fmt: skip
-    own[programs.result] = np.full(found.values.shape, programs.first, "float32")
-    sparsetir.interpret(programs.values, {**at.args, **own})
-    np.testing.assert_array_equal(own[programs.result], found.values)
+    arrays[programs.result] = np.full(result.values.shape, programs.first, "float32")
+    sparsetir.interpret(programs.values, {**case.args, **arrays})
+    np.testing.assert_array_equal(arrays[programs.result], result.values)
 
 
 # How elements combine, what they begin with, and whether the visits of one are no combination.
@@ -191,55 +191,55 @@ def test_rows_that_are_filled(case: str, dtype: str) -> None:
     text, first, update, listed = UPDATES[case]
     if "//" in text and dtype != "int64":
         pytest.skip("divisions of integers")
-    at = Tensors("A=ds:ki", "B=ds:kj:KA").result("ds", "ij")
+    t = Tensors("A=ds:ki", "B=ds:kj:KA").result("ds", "ij")
     init = first and f"T.{dtype}({first})"
-    at.iterate("k=KA; i=IA; j=JB", "RSS" if init else "SSS", "{C} = " + text, init)
-    func = sparsetir.from_source(at.text.replace(",))", f",), '{dtype}')").replace(
+    t.iterate("k=KA; i=IA; j=JB", "RSS" if init else "SSS", "{C} = " + text, init)
+    func = sparsetir.from_source(t.text.replace(",))", f",), '{dtype}')").replace(
         "JB))", f"JB), '{dtype}')").replace("IA))", f"IA), '{dtype}')").replace(
         "JC))", f"JC), '{dtype}')"))  # fmt: skip
     kernel = sparsetir.build_assembled(func)
     assert isinstance(kernel, LevelsKernel)
     for n, density in enumerate((0.4, 0.0, 1.0, 0.15)):
-        at = Tensors("A=ds:ki", "B=ds:kj:KA", seed=n, density=density).result("ds", "ij")
-        want, there = np.zeros((6, 7)), np.zeros((6, 7), bool)
-        for k, i, j in np.argwhere(at.mask["A"].T[:, :, None] & at.mask["B"].T[:, None]):
-            a, b = at.dense["A"][i, k], at.dense["B"][j, k]
+        t = Tensors("A=ds:ki", "B=ds:kj:KA", seed=n, density=density).result("ds", "ij")
+        want, mask = np.zeros((6, 7)), np.zeros((6, 7), bool)
+        for k, i, j in np.argwhere(t.mask["A"].T[:, :, None] & t.mask["B"].T[:, None]):
+            a, b = t.dense["A"][i, k], t.dense["B"][j, k]
             term = a if "{B}" not in text else a * b
-            held = want[i, j] if there[i, j] else float(first or 0)
-            want[i, j], there[i, j] = update(held, term) if update else term, True
-        args = {**at.args, "a": at.args["a"].astype(dtype), "b": at.args["b"].astype(dtype)}
-        dense, stored = at.decoded(kernel(**args))
-        np.testing.assert_array_equal(stored, there)
+            held = want[i, j] if mask[i, j] else float(first or 0)
+            want[i, j], mask[i, j] = update(held, term) if update else term, True
+        args = {**t.args, "a": t.args["a"].astype(dtype), "b": t.args["b"].astype(dtype)}
+        dense, stored = t.decoded(kernel(**args))
+        np.testing.assert_array_equal(stored, mask)
         np.testing.assert_array_equal(dense, want)
     assert kernel._by_rows is not listed
 
 
 def test_more_than_there_is_room_for(monkeypatch: Any) -> None:
-    """The coordinates are listed once more; each is as if there had been room."""
-    at = add_csf(idtype="int64")
-    kernel = sparsetir.build_assembled(sparsetir.from_source(at.text))
+    """The coordinates are listed again, with the same results as in one go."""
+    case = add_csf(idtype="int64")
+    kernel = sparsetir.build_assembled(sparsetir.from_source(case.text))
     assert isinstance(kernel, LevelsKernel)
-    values, stored = CASES[add_csf](at)
+    values, stored = CASES[add_csf](case)
     for room in (0, 1, stored.sum(), 999):
         kernel._room = room
-        found = kernel(**at.args)
-        dense, there = at.decoded(found)
-        np.testing.assert_array_equal(there, stored)
+        result = kernel(**case.args)
+        dense, mask = case.decoded(result)
+        np.testing.assert_array_equal(mask, stored)
         np.testing.assert_array_equal(dense, values)
-        assert {x.dtype.name for level in found.levels for x in level} == {"int64"}
+        assert {x.dtype.name for level in result.levels for x in level} == {"int64"}
 
 
 def test_coordinates_too_long_for_one_number() -> None:
     """Axes whose lengths have a product of 2^63 or more."""
     sizes = dict.fromkeys("ij", 1 << 55)
-    at = Tensors(idtype="int64", sizes=sizes).result("ss", "ij")
-    at.declare(
+    t = Tensors(idtype="int64", sizes=sizes).result("ss", "ij")
+    t.declare(
         "E = T.dense_fixed(3, 'int64')", "P = T.match_sparse_buffer(p, (E,), 'int64')",
         "Q = T.match_sparse_buffer(q, (E,), 'int64')",
     )  # fmt: skip
-    at.args |= {"p": np.array([5, 1 << 54, 5]), "q": np.array([1 << 54, 7, 3])}
-    at.iterate("o=O; e=E", "SS", "C[o, P[e], Q[e]] = T.cast(e, 'float32')")
-    (rows, columns), values = sparsetir.build_assembled(sparsetir.from_source(at.text))(**at.args)
+    t.args |= {"p": np.array([5, 1 << 54, 5]), "q": np.array([1 << 54, 7, 3])}
+    t.iterate("o=O; e=E", "SS", "C[o, P[e], Q[e]] = T.cast(e, 'float32')")
+    (rows, columns), values = sparsetir.build_assembled(sparsetir.from_source(t.text))(**t.args)
     assert rows[1].tolist() == [5, 1 << 54] and columns[0].tolist() == [0, 2, 3]
     assert columns[1].tolist() == [3, 1 << 54, 7] and values.tolist() == [2, 0, 1]
 
@@ -247,52 +247,52 @@ def test_coordinates_too_long_for_one_number() -> None:
 @pytest.mark.parametrize("dtype", by_turns(["float64", "bfloat16", "bool"], 2))
 @pytest.mark.default("bool")
 def test_types(dtype: str) -> None:
-    """Of values; and of indices, which are each level's own. Sizes of 0 are as others."""
-    at = Tensors("A=ds:ij").declare("N = T.sparse_variable(O, (nj, None), (c_ptr, c_idx), 'int64')")
-    at.declare("M = T.sparse_variable(N, (ni, None), (d_ptr, d_idx))")
-    at.handles += ["c_ptr", "c_idx", "d_ptr", "d_idx"]
-    at.declare("C = T.match_sparse_buffer(c, (O, N, M))")
-    at.declare('with T.sp_iter([O, IA, JA], "SSS", "it") as [o, i, j]:', "    C[o, j, i] = A[i, j]")
-    typed = at.text.replace(",))", f",), '{dtype}')").replace("N, M))", f"N, M), '{dtype}')")
+    """Types of values, and of indices, each level's own. Sizes of 0 work, too."""
+    t = Tensors("A=ds:ij").declare("N = T.sparse_variable(O, (nj, None), (c_ptr, c_idx), 'int64')")
+    t.declare("M = T.sparse_variable(N, (ni, None), (d_ptr, d_idx))")
+    t.handles += ["c_ptr", "c_idx", "d_ptr", "d_idx"]
+    t.declare("C = T.match_sparse_buffer(c, (O, N, M))")
+    t.declare('with T.sp_iter([O, IA, JA], "SSS", "it") as [o, i, j]:', "    C[o, j, i] = A[i, j]")
+    typed = t.text.replace(",))", f",), '{dtype}')").replace("N, M))", f"N, M), '{dtype}')")
     kernel = sparsetir.build_assembled(sparsetir.from_source(typed))
-    values = at.args["a"].astype(dtype)
-    columns, rows = np.nonzero(at.mask["A"].T)
-    found = kernel(**{**at.args, "a": values})
-    assert found.values.dtype == values.dtype
-    assert [x.dtype.name for level in found.levels for x in level] == ["int64"] * 2 + ["int32"] * 2
-    np.testing.assert_array_equal(found.levels[0][1], np.unique(columns))
-    np.testing.assert_array_equal(found.levels[1][1], rows)
-    np.testing.assert_array_equal(found.values, at.dense["A"][rows, columns].astype(dtype))
+    values = t.args["a"].astype(dtype)
+    columns, rows = np.nonzero(t.mask["A"].T)
+    result = kernel(**{**t.args, "a": values})
+    assert result.values.dtype == values.dtype
+    assert [x.dtype.name for level in result.levels for x in level] == ["int64"] * 2 + ["int32"] * 2
+    np.testing.assert_array_equal(result.levels[0][1], np.unique(columns))
+    np.testing.assert_array_equal(result.levels[1][1], rows)
+    np.testing.assert_array_equal(result.values, t.dense["A"][rows, columns].astype(dtype))
     no_rows = {"ni": 0, "nj": 0, "a": values[:0], "a1_nnz": 0, "a1_idx": np.zeros(0, "int32")}
-    nothing = kernel(**{**at.args, **no_rows, "a1_ptr": np.zeros(1, "int32")})
+    nothing = kernel(**{**t.args, **no_rows, "a1_ptr": np.zeros(1, "int32")})
     assert [ptr.tolist() for ptr, _ in nothing.levels] == [[0, 0], [0]]
 
 
 def test_tensors() -> None:
     torch = pytest.importorskip("torch")
-    at = tensor_times_matrix()
-    kernel = sparsetir.build_assembled(sparsetir.from_source(at.text))
-    args = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in at.args.items()}
-    found = kernel(**args)
-    arrays = [found.values, *(x for level in found.levels for x in level)]
+    t = tensor_times_matrix()
+    kernel = sparsetir.build_assembled(sparsetir.from_source(t.text))
+    args = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in t.args.items()}
+    result = kernel(**args)
+    arrays = [result.values, *(x for level in result.levels for x in level)]
     assert all(isinstance(x, torch.Tensor) for x in arrays)
-    numpy = CsfArrays([(p.numpy(), i.numpy()) for p, i in found.levels], found.values.numpy())
-    np.testing.assert_array_equal(at.decoded(numpy)[0], CASES[tensor_times_matrix](at)[0])
+    numpy = CsfArrays([(p.numpy(), i.numpy()) for p, i in result.levels], result.values.numpy())
+    np.testing.assert_array_equal(t.decoded(numpy)[0], CASES[tensor_times_matrix](t)[0])
 
 
 def with_lines(*lines: str) -> Any:
     """A kernel of a program with these lines."""
-    at = Tensors("A=ss:ij").result("ss", "ij").declare(*lines)
-    at.handles += ["d_ptr", "d_idx"]
-    return sparsetir.build_assembled(sparsetir.from_source(at.text))
+    case = Tensors("A=ss:ij").result("ss", "ij").declare(*lines)
+    case.handles += ["d_ptr", "d_idx"]
+    return sparsetir.build_assembled(sparsetir.from_source(case.text))
 
 
 LOOPS = 'with T.sp_iter([O, IA, JA], "SSS", "{}") as [o, i, j]:'
 
 
 def test_refusals() -> None:
-    at = add_dcsr()
-    kernel = sparsetir.build_assembled(sparsetir.from_source(at.text))
+    case = add_dcsr()
+    kernel = sparsetir.build_assembled(sparsetir.from_source(case.text))
     one, two = LOOPS.format("one"), LOOPS.format("two")
     init = ["    with T.init():", "        C[o, i, j] = 1.0"]
     both = [one, *init, "    C[o, i, j] = A[o, i, j]", two, *init, "    C[o, i, j] = 2.0"]
@@ -301,7 +301,7 @@ def test_refusals() -> None:
     apart = ["N = T.dense_fixed(nj)", "M = T.sparse_variable(N, (nj, None), (d_ptr, d_idx))"]
     apart += [one, "    C[o, i, j] = 1.0"]
     outputs = [one, "    C[o, i, j] = 1.0", "    A[o, i, j] = 1.0"]
-    without = {k: v for k, v in at.args.items() if k != "a"}
+    without = {k: v for k, v in case.args.items() if k != "a"}
     refuse(
         """
         with_lines(*both)  # ValueError: build_assembled: function 'f': result 'C': expected a
@@ -313,15 +313,15 @@ def test_refusals() -> None:
         with_lines(*apart)
             # Exception: axis 'M': nnz None .. expected it under a dense_fixed axis, or the one such
                 axis before it
-        kernel(**at.args, d=3)  # TypeError: no argument 'd'
+        kernel(**case.args, d=3)  # TypeError: no argument 'd'
         kernel(**without)  # TypeError: argument 'a' is missing
-        kernel(**{**at.args, "a1_idx": at.args["a1_idx"][::-1].copy()})
+        kernel(**{**case.args, "a1_idx": case.args["a1_idx"][::-1].copy()})
             # StructureError: strictly increasing
-        sparsetir.build_assembled(sparsetir.from_source(at.text), "A")
+        sparsetir.build_assembled(sparsetir.from_source(case.text), "A")
             # ValueError: assemble: function 'f': expected one axis to assemble, got ['IC', 'JC']
-        sparsetir.build_assembled(sparsetir.from_source(at.text), target="cuda")
+        sparsetir.build_assembled(sparsetir.from_source(case.text), target="cuda")
             # ValueError: argument 'target': expected a CPU, got 'cuda'
-        sparsetir.build(sparsetir.from_source(at.text))  # ValueError: got None for 'IC'
+        sparsetir.build(sparsetir.from_source(case.text))  # ValueError: got None for 'IC'
         """,
         globals(),
         locals(),
@@ -329,8 +329,8 @@ def test_refusals() -> None:
 
 
 def test_more_elements_than_an_index_numbers(monkeypatch: Any) -> None:
-    at = add_dcsr()
-    kernel = sparsetir.build_assembled(sparsetir.from_source(at.text))
+    case = add_dcsr()
+    kernel = sparsetir.build_assembled(sparsetir.from_source(case.text))
     monkeypatch.setattr(kernel, "most", 3)
     with pytest.raises(OverflowError, match="f: the result has .* expected int64 indices"):
-        kernel(**at.args)
+        kernel(**case.args)

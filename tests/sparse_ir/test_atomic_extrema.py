@@ -71,12 +71,12 @@ def arguments(dtype: str, nan: bool) -> dict[str, Any]:
     *((form, "float32") for form in FORMS), ("max", "int32"), ("min", "int32"),
 ], 2))  # fmt: skip
 def test_extrema(form: str, dtype: str) -> None:
-    """In any order of visits, with NaN where the program says what becomes of it."""
-    given = arguments(dtype, nan=form not in ("max", "min"))
-    want = given | {"y": given["y"].copy()}
+    """Extrema in any order of visits, with NaN where the program defines its effect."""
+    args = arguments(dtype, nan=form not in ("max", "min"))
+    want = args | {"y": args["y"].copy()}
     sparsetir.interpret(made(form, dtype), want)
     kernel = CudaStages(made(form, dtype), atomically)
-    np.testing.assert_array_equal(kernel(given)["y"], want["y"])
+    np.testing.assert_array_equal(kernel(args)["y"], want["y"])
     assert kernel.function.counts.atomics >= 300
 
 
@@ -95,10 +95,10 @@ def test_rows_in_several_chunks() -> None:
 
     kernel = CudaStages(func, chunks)
     for case in ("small", "dense_row", "empty"):
-        given = PROGRAMS["row_max"].inputs(np.random.default_rng(0), case, "float32", "int32")
-        want = given | {"y": given["y"].copy()}
+        args = PROGRAMS["row_max"].inputs(np.random.default_rng(0), case, "float32", "int32")
+        want = args | {"y": args["y"].copy()}
         sparsetir.interpret(func, want)
-        np.testing.assert_array_equal(kernel(given)["y"], want["y"])
+        np.testing.assert_array_equal(kernel(args)["y"], want["y"])
         assert case != "dense_row" or kernel.function.counts.atomics
 
 

@@ -12,7 +12,7 @@ from pairs import by_default
 from refusals import refuse
 from small import small, text_of
 
-# Bodies of a loop over q, of which TVM makes no vectors, or wrong ones, and others.
+# Bodies of a loop over q: TVM vectorises some of them not at all, or wrongly.
 LANES = """
 C[i, q] = B[i, q] + B[i, q + 1]
 
@@ -60,8 +60,8 @@ def test_loops_of_lanes(body: str, lanes: str) -> None:
             "feat": 9,
         })  # fmt: skip
         outs.append((c, d))
-    for got, wanted in zip(*outs, strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    for result, wanted in zip(*outs, strict=True):
+        np.testing.assert_array_equal(result, wanted)
 
 
 def test_parallel_loops_are_proven() -> None:
@@ -77,24 +77,24 @@ def test_parallel_loops_are_proven() -> None:
                 ' that each write elements of their own .. annotations={"race": "ignore"}',
                 globals(),
             )
-            said = f'{kind}(4, annotations={{"race": "ignore"}})'
-            func = small("f", in_loop(said, body), A="I", C="I N")
+            loop = f'{kind}(4, annotations={{"race": "ignore"}})'
+            func = small("f", in_loop(loop, body), A="I", C="I N")
             assert sparsetir.from_source(func.script()).script() == func.script()
     one = small("f", in_loop("parallel(1)", "A[i] = A[i] + 1.0"), A="I")
     assert "T.parallel(1)" in one.script()
 
 
 @pytest.mark.parametrize(
-    ("said", "error", "message"),
+    ("text", "error", "message"),
     [
         (', "positive"', AssertionError, "f: positive"),
         ("", AssertionError, r"f: expected A\[i\] > 0"),
         (', ("ValueError", ["pos", "itive"])', ValueError, "f: positive"),
     ],
 )
-def test_asserts(said: str, error: Any, message: str) -> None:
-    """On a CPU; a GPU raises nothing."""
-    func = small("f", in_rows(f"assert A[i] > 0{said}\nY[i] = A[i]"), A="I", Y="I")
+def test_asserts(text: str, error: Any, message: str) -> None:
+    """Assertions raise on a CPU; a GPU raises nothing."""
+    func = small("f", in_rows(f"assert A[i] > 0{text}\nY[i] = A[i]"), A="I", Y="I")
     kernel = sparsetir.build(func)
     a, y = np.ones(5, "float32"), np.zeros(5, "float32")
     kernel(a, y)
@@ -141,37 +141,37 @@ def test_operations(dtype: str) -> None:
     buffers = {"A": f"I {dtype}", "B": f"I {dtype}", "S": f"I {shifts}", "E": "I int32"}
     outs: dict[str, list[str]] = {}
     for text in OPERATIONS:
-        seen: list[Any] = []
+        values: list[Any] = []
         body = in_rows(f"T.evaluate(note({text.replace('dtype', repr(dtype))}))")
         source = text_of("f", body, **buffers)
         try:
-            sparsetir.from_source(source, {"note": lambda x, seen=seen: seen.append(x) or x})
+            sparsetir.from_source(source, {"note": lambda x, kept=values: kept.append(x) or x})
         except ValueError:
             assert dtype not in ("float32", "float64") or "A[i]" in text
             continue
-        kind = str(seen[0].ty.dtype)
+        kind = str(values[0].ty.dtype)
         outs.setdefault(kind, []).append(text.replace("dtype", repr(dtype)))
     stores = [f"Y{k}[{n}, i] = {x}" for k, xs in outs.items() for n, x in enumerate(xs)]
     axes = "\n".join(f"R{k} = T.dense_fixed({len(xs)})" for k, xs in outs.items())
     buffers |= {f"Y{k}": f"R{k} I {k}" for k in outs}
     func = small("f", in_rows("\n".join(stores)), axes, **buffers)
     a, b = operands(dtype)
-    given = {"a": a, "b": b, "s": (np.arange(len(a)) % 3).astype(shifts)}
-    given["e"] = (np.arange(len(a)) % 3).astype("int32")
-    found = []
+    args = {"a": a, "b": b, "s": (np.arange(len(a)) % 3).astype(shifts)}
+    args["e"] = (np.arange(len(a)) % 3).astype("int32")
+    both = []
     for run in (sparsetir.interpret, lambda f, args: sparsetir.build(f)(**args)):
         y = {f"y{k}": np.zeros((len(xs), len(a)), k) for k, xs in outs.items()}
-        run(func, {**given, **y, "m": len(a)})
-        found.append(y)
+        run(func, {**args, **y, "m": len(a)})
+        both.append(y)
     for k, xs in outs.items():
         for n, text in enumerate(xs):
-            wanted, got = (y[f"y{k}"][n].astype("float64" if k in FLOATS else k) for y in found)
+            wanted, result = (y[f"y{k}"][n].astype("float64" if k in FLOATS else k) for y in both)
             near = FLOATS.get(k, 0)
-            np.testing.assert_allclose(got, wanted, near, near, err_msg=text)
+            np.testing.assert_allclose(result, wanted, near, near, err_msg=text)
 
 
 def operands(dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Of which all operations are defined: no divisor is zero, and no result overflows."""
+    """Operands that define all operations: no divisor is zero, and no result overflows."""
     if dtype == "bool":
         return np.array([0, 0, 1, 1], dtype), np.array([0, 1, 0, 1], dtype)
     if dtype in FLOATS:
@@ -209,16 +209,16 @@ SPMM = """with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
 
 
 def test_sizes_follow_from_shapes() -> None:
-    """In the interpreter as in kernels; a message says which array a size is from."""
+    """The interpreter and kernels infer sizes; a message says which array a size is from."""
     args = {
         "a": np.ones(3, "float32"), "b": np.ones((20, 8), "float32"),
         "c": np.zeros((3, 8), "float32"), "indptr": np.array([0, 1, 2, 3], "int32"),
         "indices": np.array([0, 1, 2], "int32"),
     }  # fmt: skip
     func = small("f", SPMM, A="I J", B="N K", C="I K")
-    for given in (args, [*args.values()]):
+    for passed in (args, [*args.values()]):
         args["c"][:] = np.nan
-        sparsetir.interpret(func, given)
+        sparsetir.interpret(func, passed)
         np.testing.assert_array_equal(args["c"], np.ones((3, 8)))
     turned = small("f", SPMM, A="I J", B="K N", C="I K")
     assert turned is not func

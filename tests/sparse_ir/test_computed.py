@@ -42,7 +42,7 @@ def test_blocks_of_equal_work_divide_the_rows(lengths, parts, idtype):
 
 
 def test_the_first_block_may_have_more_work():
-    """As much more as is said, the others the same; all where there is no more than that."""
+    """The axis grows by this number, the others stay; all values where there are no more."""
     indptr = indptr_of([8] * 100)  # with the cost of a row, 10 each
     assert equal_work(indptr, 2, cost=2, ahead=200).tolist() == [0, 60, 100]
     assert equal_work(indptr, 4, cost=2, ahead=200).tolist() == [0, 40, 60, 80, 100]
@@ -106,8 +106,8 @@ def given(idtype="int32"):
 
 def test_a_given_one_is_followed_by_what_is_made_of_it():
     args = given()
-    found = compute(blocked(), args, {"blocks": np.int64(7)})
-    assert type(found["blocks"]) is int and len(found["block_ptr"]) == 8
+    computed = compute(blocked(), args, {"blocks": np.int64(7)})
+    assert type(computed["blocks"]) is int and len(computed["block_ptr"]) == 8
 
 
 def making(change, values=None, **computed):
@@ -186,7 +186,7 @@ def test_it_survives_text_and_json():
 
 
 def test_verify_refuses_parameters():
-    """Of other types, those that are bound to nothing, and those that the body writes."""
+    """Buffers of other types, unbound ones, and those that the body writes."""
     func, counts = blocked(), {"recipe": "inverse_counts", "indptr": "$indptr"}
     (c,) = [p for p in func.params if p.name == "c"]
     moved = [*(p for p in func.params if p.name != "c"), c]

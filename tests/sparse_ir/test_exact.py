@@ -25,7 +25,7 @@ LENGTH = 13
 
 
 def program(body: str, index: str = "int32", other: str = "int32", idtype: str = "int32") -> Any:
-    """Vectors C and W, a compressed one S and rows R of which each has its length."""
+    """Vectors C and W, a compressed one S, and rows R each of which has its length."""
     lines = "".join(f"        {line}\n" for line in body.splitlines())
     return sparsetir.from_source(f"""@T.prim_func
 def f(
@@ -69,11 +69,11 @@ def arguments(
 
 def check(func: Any, args: dict[str, Any]) -> dict[str, Any]:
     """The kernel gives what the interpreter gives, which is given back."""
-    want, got = copied(args), copied(args)
+    want, result = copied(args), copied(args)
     sparsetir.interpret(func, want)
-    sparsetir.build(func)(**got)
+    sparsetir.build(func)(**result)
     for name in ("c", "y"):
-        np.testing.assert_array_equal(got[name], want[name])
+        np.testing.assert_array_equal(result[name], want[name])
     return want
 
 
@@ -105,7 +105,7 @@ def test_what_leaves_int32_is_absent(body: str, far: int) -> None:
 
 @pytest.mark.parametrize("far", FAR)
 def test_a_local_variable_holds_what_its_type_does(far: int) -> None:
-    """It wraps around, and is the same number for the guard and the access."""
+    """The index wraps around, to the same number in the guard and the access."""
     for body in ("C[t] = X[i]", "Y[i] = W[t]"):
         func = program(f"t = IDX[i] * 3 - 1\n{body}")
         check(func, arguments(np.array([1, far], "int32")))
@@ -123,7 +123,7 @@ def test_casts_keep_the_number(index: str, buffer: str) -> None:
 
 
 def test_products_of_64_bits() -> None:
-    """What 64 bits do not hold is nowhere, either."""
+    """Indices beyond 64 bits are out of bounds, too."""
     far = [2**62, 2**63 - 1, -(2**63), 6148914691236517206, 2**61, 2**32 + 1]
     index = np.array([1, *far, 2], "int64")
     for body in ("C[IDX[i] * 3 - 1] = X[i]", "C[IDX[i] * J[i] - 1] = X[i]"):
@@ -136,7 +136,7 @@ def test_products_of_64_bits() -> None:
 
 
 def test_a_product_next_to_the_limit_is_itself() -> None:
-    """2^62 - 2, of which float64 makes 2^62, beyond the limit of 2^62 - 1."""
+    """2^62 - 2, which float64 rounds to 2^62, beyond the limit of 2^62 - 1."""
     func = program(f"C[IDX[i] * J[i] - {2**62 - 5}] = X[i]", "int64", "int64", "int64")
     numbers = [np.array(n, "int64") for n in ([2**61 - 1, 0], [2, 1])]
     assert np.flatnonzero(check(func, arguments(*numbers, "int64"))["c"]).tolist() == [3]
@@ -152,7 +152,7 @@ def test_the_access_is_of_the_number_that_the_guard_sees() -> None:
 
 
 def test_what_fits_stays_as_it_is() -> None:
-    """By the types of what is loaded, the lengths of axes, or a proof of the coordinate."""
+    """Bounds by the types of loads, the lengths of axes, or a proof of the coordinate."""
     for body in ("Y[i] = W[i]", "Y[i] = W[IDX[i]]", "Y[i] = W[T.max(IDX[i] // 2, 1)]"):
         assert "int64" not in sparsetir.lower_sparse_iter(program(body)).script()
     func = program("Y[i] = W[T.cast(IDX[i], 'int32') * 3]", "int8")
@@ -163,7 +163,7 @@ def test_what_fits_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("body", ["Y[i] = W[IDX[i]]", BODIES["read"], BODIES["symbol"]])
 def test_offsets_of_64_bits_are_not_narrowed(body: str) -> None:
-    """They would be widened again to be addresses."""
+    """Addresses would widen them again."""
     stage3 = sparsetir.lower_sparse_buffer(sparsetir.lower_sparse_iter(program(body, "int64")))
     assert 'T.Cast("int32"' not in stage3.script()
 
@@ -225,9 +225,9 @@ def run_on_gpu(func: Any, args: dict[str, Any], run: Any) -> None:
     stage_three = sparsetir.lower_sparse_buffer(stage_two)
     given_names = [str(p.name) for p in func.params]
     flat = {n: p.name for n, p in zip(given_names, stage_three.params, strict=True)}
-    got = run(stage_three, {flat[n]: args[n] for n in given_names})
+    result = run(stage_three, {flat[n]: args[n] for n in given_names})
     for name in ("c", "y"):
-        np.testing.assert_array_equal(got[flat[name]].reshape(want[name].shape), want[name])
+        np.testing.assert_array_equal(result[flat[name]].reshape(want[name].shape), want[name])
 
 
 GPU_BODIES = [

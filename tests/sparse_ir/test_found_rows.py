@@ -23,7 +23,7 @@ from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positi
 # -- on a CPU -------------------------------------------------------------------------------------
 
 
-# Cuts of the loop `ij` over positions; an empty one goes through all elements, and carries the row.
+# Cuts of the loop `ij` over positions; an empty one iterates over all elements, and carries rows.
 CUTS = """
 pos(ij)  # all elements
 split(ij, [None, 2, 3], tail="repeat")  # two cuts
@@ -74,7 +74,7 @@ J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
 K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
 J_ = T.dense_fixed(n)
 """, A="I J K", X="J_", Y="I")  # fmt: skip
-# Elements of the fibers of each row, of which some rows and some fibers have none.
+# Elements of the fibers of each row; some rows and some fibers are empty.
 FIBERS = ([], [[]], [[3, 0], [], [0], [0, 0, 4, 0], []], [[], [], [2, 1]], [[9]])
 
 
@@ -115,7 +115,7 @@ def test_levels_of_a_tensor(size: int | None) -> None:
 
 
 def by_threads(rows: str, tail: str = "repeat", runs: bool = False) -> Callable[[Any], None]:
-    """Blocks of 12 elements: 4 threads, each of which has 3; of runs two columns at a time."""
+    """Blocks of 12 elements: 4 threads, each of which has 3; or runs, two columns at a time."""
 
     def apply(sch: Any) -> None:
         it = sch.get_sparse_iteration("spmm")
@@ -198,8 +198,8 @@ def test_recipes() -> None:
 def test_refused_by_the_verifier() -> None:
     sch, *_ = fused("search")
     text = sch.func.script()
-    said = '"I_at": {"from": "search"}'
-    assert said in text
+    entry = '"I_at": {"from": "search"}'
+    assert entry in text
     for instead, message in [
         ('"X": {"from": "search"}', "rows of 'X': no such buffer; there are "),
         ('"B": {"from": "search"}', "rows of 'B': expected a buffer that recipe row_of_position"),
@@ -208,13 +208,13 @@ def test_refused_by_the_verifier() -> None:
         ('"I_at": 1', "attribute 'rows': expected a dict by buffer, got "),
     ]:
         with pytest.raises(DiagnosticError, match=message):
-            sparsetir.from_source(text.replace(said, instead))
+            sparsetir.from_source(text.replace(entry, instead))
 
 
 @pytest.mark.parametrize("rows", ["table", "search"])
 @pytest.mark.parametrize("size", [None, 4])
 def test_runs_on_a_cpu(rows: str, size: int | None) -> None:
-    """Of all elements at once, and of tiles whose last one goes beyond them."""
+    """All elements at once, and tiles the last of which goes beyond them."""
     idtype = "int64" if size else "int32"
     sch, it, p, k = fused(rows, idtype)
     tiles, column = sch.split(k, [None, 2])
@@ -222,7 +222,7 @@ def test_runs_on_a_cpu(rows: str, size: int | None) -> None:
     sch.sparse_reorder(it, [tiles, *([before] if size else []), last, column])
     steps = sch.segment_accumulate(last, dtype="float64", name="sums")
     assert [s.name for s in steps] == [
-        f"spmm_{what}" for what in ("start", "reduce", "write", "again")
+        f"spmm_{step}" for step in ("start", "reduce", "write", "again")
     ]
     assert 'sums = T.alloc_sparse_buffer((K1,), "float64", scope="local")' in sch.func.script()
     read_back(sch, program(idtype=idtype))

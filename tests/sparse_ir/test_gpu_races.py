@@ -152,7 +152,7 @@ def test_groups(name: str, way: tuple[str, int]) -> None:
 @requires_cuda_text
 @pytest.mark.parametrize("lanes", [2, 32])
 def test_groups_of_maxima(lanes: int) -> None:
-    """What is first is no identity, as -inf: rows are set before."""
+    """The first value is no identity, as -inf: rows are set before."""
     check("row_max", by_rows("temporary", lanes))
 
 
@@ -178,7 +178,7 @@ def test_other_types(apply: Apply) -> None:
 
 @requires_cuda_text
 def test_groups_that_follow_each_other_in_a_warp() -> None:
-    """Of lanes in the next row of threads; a mask that is wrong would name lanes that are gone."""
+    """Lanes in the next row of threads; a wrong mask would name lanes that are gone."""
     check("spmv", by_rows("group(8)", 8, rows=7))
 
 
@@ -189,13 +189,13 @@ def test_infinities_and_nan_stay_in_their_rows() -> None:
     for apply in (by_elements("segment(32)"), by_rows("temporary", 8), by_chunks(3)):
         kernel = CudaStages(program.make("float32", "int32"), apply)
         values = np.array([np.inf, 1, np.nan, 2, -np.inf, 3, 4], "float32")
-        given = {
+        args = {
             "a": values, "x": np.ones(3, "float32"), "y": np.zeros(5, "float32"),
             "indptr": np.array([0, 1, 2, 3, 3, 7], "int32"), "m": 5, "n": 3, "nnz": 7,
             "indices": np.array([0, 1, 2, 0, 0, 1, 2], "int32"),
         }  # fmt: skip
-        found = kernel(given)["y"]
-        np.testing.assert_array_equal(found, [np.inf, 1, np.nan, 0, -np.inf])
+        sums = kernel(args)["y"]
+        np.testing.assert_array_equal(sums, [np.inf, 1, np.nan, 0, -np.inf])
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -227,26 +227,26 @@ def by_block(threads: int, dtype: str | None = None, parts: int = 0) -> Callable
 
 
 def arguments(name: str, dtype: str, extremes: bool = False) -> dict[str, Any]:
-    """Of `spmm` with three columns, `spmv` and programs of one value a row."""
+    """Arguments of `spmm` with three columns, `spmv` and programs of one value a row."""
     rng = np.random.default_rng(len(name))
     indptr = np.concatenate([[0], np.cumsum(LENGTHS)]).astype("int32")
     m, n, nnz = len(LENGTHS), 2000, int(indptr[-1])
-    made = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
+    kind = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
     columns = [np.sort(rng.choice(n, length, replace=False)) for length in LENGTHS]
-    given: dict[str, Any] = {"m": m, "n": n, "nnz": nnz, "indptr": indptr}
-    given["indices"] = np.concatenate(columns).astype("int32")
-    given["a"] = rng.standard_normal(nnz).astype(made)
+    args: dict[str, Any] = {"m": m, "n": n, "nnz": nnz, "indptr": indptr}
+    args["indices"] = np.concatenate(columns).astype("int32")
+    args["a"] = rng.standard_normal(nnz).astype(kind)
     if extremes:
         for row, values in zip((2, 3, 4, 6), EXTREMES, strict=True):
-            given["a"][indptr[row + 1] - 2 : indptr[row + 1]] = values
+            args["a"][indptr[row + 1] - 2 : indptr[row + 1]] = values
     if name == "spmm":
-        given |= {"b": rng.standard_normal((n, 3)).astype(made), "feat": 3}
-        given["c"] = np.full((m, 3), np.nan, made)
+        args |= {"b": rng.standard_normal((n, 3)).astype(kind), "feat": 3}
+        args["c"] = np.full((m, 3), np.nan, kind)
     elif name == "spmv":
-        given |= {"x": rng.standard_normal(n).astype(made), "y": np.full(m, np.nan, made)}
+        args |= {"x": rng.standard_normal(n).astype(kind), "y": np.full(m, np.nan, kind)}
     else:
-        given["y"] = np.full(m, np.nan, made)
-    return given
+        args["y"] = np.full(m, np.nan, kind)
+    return args
 
 
 def minima() -> Any:
@@ -268,28 +268,28 @@ def test_blocks(name: str, dtype: str, threads: int, parts: int) -> None:
     wider = {"float16": "float32", "bfloat16": "float32"}.get(dtype)
     func = minima() if name == "row_min" else program(name, dtype)
     kernel = CudaStages(func, by_block(threads, wider, parts))
-    given = arguments(name, dtype)
-    want = copied(given)
+    args = arguments(name, dtype)
+    want = copied(args)
     exact = program(name) if wider else func
     if wider:
         want |= {k: v.astype(wider) for k, v in want.items() if k in "abcxy"}
     sparsetir.interpret(exact, want)
     with bfloat16_arrays():
-        got = kernel(given)
+        outs = kernel(args)
     assert kernel.function.counts.atomics == 0
-    (output,) = set(got) & {"c", "y"}
+    (output,) = set(outs) & {"c", "y"}
     # Sums are in float32: what is left of 16 bits is one rounding.
     close = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-4}.get(dtype, 1e-12)
-    found = np.asarray(got[output], "float64")
-    np.testing.assert_allclose(found, want[output], rtol=close, atol=close)
+    values = np.asarray(outs[output], "float64")
+    np.testing.assert_allclose(values, want[output], rtol=close, atol=close)
 
 
 @requires_cuda_text
 def test_infinities_in_sums_of_blocks() -> None:
-    given = arguments("row_sum", "float32", extremes=True)
-    found = CudaStages(program("row_sum"), by_block(64))(given)["y"]
-    np.testing.assert_array_equal(found[[2, 3, 4, 6]], [np.inf, np.nan, -np.inf, np.nan])
-    np.testing.assert_array_equal(found[[0, 1, 5, 7]], [0, given["a"][0], 0, 0])
+    args = arguments("row_sum", "float32", extremes=True)
+    sums = CudaStages(program("row_sum"), by_block(64))(args)["y"]
+    np.testing.assert_array_equal(sums[[2, 3, 4, 6]], [np.inf, np.nan, -np.inf, np.nan])
+    np.testing.assert_array_equal(sums[[0, 1, 5, 7]], [0, args["a"][0], 0, 0])
 
 
 @requires_cuda_text

@@ -94,11 +94,11 @@ def test_autograd(name, wrt):
     weights = weights_of(case)
     exact = by_autograd(case, forward, wrt, weights)
     for transpose in (True, False):
-        found = case.gradient(wrt, weights, transpose=transpose)
-        np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-14)
+        result = case.gradient(wrt, weights, transpose=transpose)
+        np.testing.assert_allclose(result, exact, rtol=1e-12, atol=1e-14)
         if transpose or name in ("spmm", "rgms"):
-            found = case.gradient(wrt, weights, built, transpose=transpose)
-            np.testing.assert_allclose(found, exact, rtol=1e-10, atol=1e-12)
+            result = case.gradient(wrt, weights, built, transpose=transpose)
+            np.testing.assert_allclose(result, exact, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("pattern", by_turns(sorted(set(common.PATTERNS) - {"mixed"}), 2))
@@ -109,8 +109,8 @@ def test_patterns(name, pattern):
     weights = weights_of(case)
     for wrt in case.arrays:
         exact = by_autograd(case, forward, wrt, weights)
-        found = case.gradient(wrt, weights)
-        np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-14)
+        result = case.gradient(wrt, weights)
+        np.testing.assert_allclose(result, exact, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
@@ -127,11 +127,11 @@ def test_types(name, dtype, tolerance, idtype):
         assert all(a.idtype == idtype for a in func.axes)
         assert str(func.buffer(f"GRAD_{wrt.upper()}").dtype) == dtype
         exact = by_autograd(wide, forward, wrt, weights.astype("f8"))
-        found = case.gradient(wrt, weights)
-        assert found.dtype == dtype
-        np.testing.assert_allclose(found, exact, rtol=tolerance, atol=tolerance)
+        result = case.gradient(wrt, weights)
+        assert result.dtype == dtype
+        np.testing.assert_allclose(result, exact, rtol=tolerance, atol=tolerance)
         kernel = case.gradient(wrt, weights, built)
-        np.testing.assert_allclose(kernel, found, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(kernel, result, rtol=tolerance, atol=tolerance)
 
 
 def test_16_bits_without_casts_are_summed_in_float32():
@@ -253,8 +253,8 @@ def test_second_order(name, second):
         result, tensors["x"], tensors[f"grad_{case.out[0]}"], create_graph=True
     )
     (exact,) = torch.autograd.grad((once * torch.tensor(weights)).sum(), tensors[second])
-    found = twice.gradient(second, weights)
-    np.testing.assert_allclose(found, exact.numpy(), rtol=1e-10, atol=1e-12)
+    derived = twice.gradient(second, weights)
+    np.testing.assert_allclose(derived, exact.numpy(), rtol=1e-10, atol=1e-12)
 
 
 # Expressions
@@ -271,12 +271,12 @@ def pointwise(function, values, dtype="float64"):
         with T.sp_iter([I], "S", "point") as [i]:
             OUT[i] = function(X[i])
 
-    found = np.full(len(values), np.nan)
+    slopes = np.full(len(values), np.nan)
     func = gradient(point, "x")
     ones = np.ones(len(values))
-    arguments = {"x": values, "grad_out": ones, "grad_x": found, "n": len(values)}
+    arguments = {"x": values, "grad_out": ones, "grad_x": slopes, "n": len(values)}
     sparsetir.interpret(func, {p.name: arguments[p.name] for p in func.params})
-    return point, found
+    return point, slopes
 
 
 FUNCTIONS = {
@@ -299,21 +299,21 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", by_turns(FUNCTIONS, 2))
 def test_functions(name):
     values = np.array([0.25, 0.6, 0.9, 1.3, 1.75])
-    func, found = pointwise(FUNCTIONS[name], values)
+    func, slopes = pointwise(FUNCTIONS[name], values)
     ends = []
     for step in (1e-6, -1e-6):
         ends.append(np.full(len(values), np.nan))
         sparsetir.interpret(func, [values + step, ends[-1], len(values)])
-    np.testing.assert_allclose(found, (ends[0] - ends[1]) / 2e-6, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(slopes, (ends[0] - ends[1]) / 2e-6, rtol=1e-7, atol=1e-8)
 
 
 def test_values_that_are_not_taken_play_no_part():
-    """Where torch gives NaN: the root of -1 has no derivative, and is not chosen."""
+    """Differs from torch's NaN: the root of -1 has no derivative, and is not chosen."""
     values = np.array([-1.0, 0.0, 4.0])
-    _, found = pointwise(lambda x: tirx.Select(x > 0.0, tirx.sqrt(x), x), values)
-    np.testing.assert_array_equal(found, [1.0, 1.0, 0.25])
-    _, found = pointwise(lambda x: tirx.max(tirx.log(x), -10.0), values)
-    np.testing.assert_array_equal(found, [0.0, 0.0, 0.25])
+    _, slopes = pointwise(lambda x: tirx.Select(x > 0.0, tirx.sqrt(x), x), values)
+    np.testing.assert_array_equal(slopes, [1.0, 1.0, 0.25])
+    _, slopes = pointwise(lambda x: tirx.max(tirx.log(x), -10.0), values)
+    np.testing.assert_array_equal(slopes, [0.0, 0.0, 0.25])
 
 
 def test_kinks():
@@ -324,10 +324,10 @@ def test_kinks():
     for function in (lambda x: tirx.min(x, 0.0), lambda x: tirx.min(0.0, x)):
         np.testing.assert_array_equal(pointwise(function, values)[1], [1, 0, 0])
     np.testing.assert_array_equal(pointwise(tirx.abs, values)[1], [-1, 0, 1])
-    _, found = pointwise(lambda x: tirx.max(2.0 * x, 3.0 * x), values)
-    np.testing.assert_array_equal(found, [2, 2, 3])
-    _, found = pointwise(lambda x: tirx.min(2.0 * x, 3.0 * x), values)
-    np.testing.assert_array_equal(found, [3, 2, 2])
+    _, slopes = pointwise(lambda x: tirx.max(2.0 * x, 3.0 * x), values)
+    np.testing.assert_array_equal(slopes, [2, 2, 3])
+    _, slopes = pointwise(lambda x: tirx.min(2.0 * x, 3.0 * x), values)
+    np.testing.assert_array_equal(slopes, [3, 2, 2])
 
 
 @pytest.mark.parametrize(
@@ -365,23 +365,23 @@ def check(func, arguments, results, wrt, **options):
         sparsetir.interpret(func, {**arguments, wrt: value, **outs})
         return sum((weights[f"grad_{k}"] * out).sum() for k, out in outs.items())
 
-    at, exact = arguments[wrt], np.empty_like(arguments[wrt])
-    for n in np.ndindex(at.shape):
-        step = np.zeros_like(at)
+    point, exact = arguments[wrt], np.empty_like(arguments[wrt])
+    for n in np.ndindex(point.shape):
+        step = np.zeros_like(point)
         step[n] = 1e-6
-        exact[n] = (loss(at + step) - loss(at - step)) / 2e-6
+        exact[n] = (loss(point + step) - loss(point - step)) / 2e-6
     assert exact.any()
     derived = gradient(func, wrt, **options)
     for run in (sparsetir.interpret, built):
-        out = np.full_like(at, np.nan)
-        known = {**arguments, **weights, f"grad_{wrt}": out}
-        run(derived, {str(p.name): known[str(p.name)] for p in derived.params})
+        out = np.full_like(point, np.nan)
+        named = {**arguments, **weights, f"grad_{wrt}": out}
+        run(derived, {str(p.name): named[str(p.name)] for p in derived.params})
         np.testing.assert_allclose(out, exact, rtol=1e-7, atol=1e-8)
     return derived
 
 
 def test_several_places_and_results():
-    """Each place is an iteration; what none of them reaches is zero."""
+    """Each place is an iteration; a place that no iteration reaches is zero."""
 
     @T.prim_func
     def stencil(x: T.handle, w: T.handle, y: T.handle, z: T.handle, n: T.int32):
@@ -434,8 +434,8 @@ with T.sp_iter([I, J], "SR", "gathered") as [i, j]:
         C[i] = 0.0
     C[i] = C[i] + A[i, j, 0] * B[j] * E[TYPE[i, j]]
 """, A="I J N", B="N", E="N", TYPE="I J int32", C="I")  # fmt: skip
-    known, _ = assume(gathered, "coordinates", buffer="TYPE", axis="N")
-    for func in (gathered, known):
+    bounded, _ = assume(gathered, "coordinates", buffer="TYPE", axis="N")
+    for func in (gathered, bounded):
         derived = gradient(func, "b")
         assert [a.name for a in derived.buffer("A").axes] == ["J", "I", "N"]
         sparsetir.lower(derived)
@@ -525,11 +525,11 @@ def test_programs(name):
             sparsetir.lower(transposed)
         step = draw.standard_normal(arguments[wrt].shape)
         slope = (loss(wrt, 1e-5 * step) - loss(wrt, -1e-5 * step)) / 2e-5
-        found = np.zeros_like(arguments[wrt])  # nothing is written to padded slots
-        known = {**arguments, **weights, f"grad_{wrt}": found}
+        result = np.zeros_like(arguments[wrt])  # nothing is written to padded slots
+        named = {**arguments, **weights, f"grad_{wrt}": result}
         derived = gradient(func, wrt, transpose=False)
-        sparsetir.interpret(derived, {str(p.name): known[str(p.name)] for p in derived.params})
-        np.testing.assert_allclose((found * step).sum(), slope, rtol=1e-6, atol=1e-7)
+        sparsetir.interpret(derived, {str(p.name): named[str(p.name)] for p in derived.params})
+        np.testing.assert_allclose((result * step).sum(), slope, rtol=1e-6, atol=1e-7)
 
 
 # What is refused
@@ -563,7 +563,7 @@ def program(value, idtype="int32", dtype="float32"):
 SUM = program(lambda c, a, b, d, j: c + a * b[j])
 
 
-# Two iterations, of which the second reads what the first one writes, or sets it again.
+# Two iterations; the second reads what the first one writes, or sets it again.
 CHAIN, AGAIN = (
     small("twice", f"""
 with T.sp_iter([I], "S", "first") as [i]:
@@ -602,7 +602,7 @@ with T.sp_iter([I, J], "SR", "ragged") as [i, j]:
         Y[i] = 0.0
     Y[i] = Y[i] + X[j]
 """, "J = T.dense_variable(I, (n, nnz), p)", X="N", Y="I")  # fmt: skip
-# Values over the first two of three levels, of which the last is to come first.
+# Values over the first two of three levels, the last of which is to come first.
 ROWS_OF_A_TENSOR = small("tensor", """
 with T.sp_iter([I, J, L], "SRR", "tensor") as [i, j, l]:
     with T.init():
@@ -707,10 +707,10 @@ def test_polynomials(tree, wrt, seed, transpose):
         return value(tree, {"a": shape, "x": x[i], "y": y[j], "k": torch.arange(3.0)}).sum(1)
 
     exact = by_autograd(case, forward, wrt, weights)
-    found = case.gradient(wrt, weights, transpose=transpose)
-    np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-9)
-    direction = np.random.default_rng(seed).standard_normal(found.shape)
+    result = case.gradient(wrt, weights, transpose=transpose)
+    np.testing.assert_allclose(result, exact, rtol=1e-9, atol=1e-9)
+    direction = np.random.default_rng(seed).standard_normal(result.shape)
     ends = [case.forward(**{wrt: case.arrays[wrt] + s * 1e-6 * direction}) for s in (1, -1)]
     slope = (weights * (ends[0] - ends[1])).sum() / 2e-6
-    scale = max(1.0, np.abs(found).max(initial=0))
-    np.testing.assert_allclose((found * direction).sum(), slope, rtol=1e-5, atol=1e-5 * scale)
+    scale = max(1.0, np.abs(result).max(initial=0))
+    np.testing.assert_allclose((result * direction).sum(), slope, rtol=1e-5, atol=1e-5 * scale)

@@ -27,14 +27,14 @@ def hoisted(program, steps=lambda sch: None):
 
 def blocks(func):
     """The realize of each block, by name."""
-    found = {}
+    realizes = {}
 
     def visit(node):
         if isinstance(node, s_tir.SBlockRealize):
-            found[str(node.block.name_hint)] = node
+            realizes[str(node.block.name_hint)] = node
 
     walk(func.body, visit)
-    return found
+    return realizes
 
 
 def test_golden():
@@ -103,7 +103,7 @@ def arguments(idtype: str) -> dict[str, Any]:
 
 
 def as_interpreted(func: Any, args: dict[str, Any]) -> np.ndarray:
-    """What the interpreter makes of `c`, and kernels with a schedule and without one as well."""
+    """The interpreter's `c`, which kernels with a schedule and without one give as well."""
     want = args | {"c": args["c"].copy()}
     sparsetir.interpret(func, want)
     for scheduled in (func, sparsetir.lower_sparse_iter(func)):

@@ -16,7 +16,7 @@ from sparsetir.sparse_ir.script import from_source
 TYPES = [("float32", "int32"), ("float64", "int64"), ("float16", "int32")]
 # Each program in each type, by turns.
 EACH = by_turns(
-    [(name, *TYPES[(at + n) % 3]) for at, name in enumerate(PROGRAMS) for n in range(3)], 3
+    [(name, *TYPES[(turn + n) % 3]) for turn, name in enumerate(PROGRAMS) for n in range(3)], 3
 )
 
 
@@ -56,7 +56,7 @@ def csr_args(**more):
 
 
 def given(more="", check_well_formed=True, **arrays):
-    """What interprets statements over A, a matrix in I and J; it gives the arguments."""
+    """An interpreter of statements over A, a matrix in I and J; returns the arguments."""
     args = csr_args(**arrays)
     kinds = {n: "handle" if isinstance(v, np.ndarray) else "int32" for n, v in args.items()}
 
@@ -173,9 +173,9 @@ with T.sp_iter([I], "S", "copy") as [i]:
 
 
 def test_padded_slots_are_not_visited():
-    at = np.array([4, -1, 0, -1, -1, -7, -1, -1, -1], "int32")
-    stored = np.where(at < 0, np.float32("nan"), np.arange(1, 10, dtype="float32"))
-    args = given(e=stored, at=at, y=nans(3), count=np.zeros(3, "int32"))("""
+    indices = np.array([4, -1, 0, -1, -1, -7, -1, -1, -1], "int32")
+    stored = np.where(indices < 0, np.float32("nan"), np.arange(1, 10, dtype="float32"))
+    args = given(e=stored, at=indices, y=nans(3), count=np.zeros(3, "int32"))("""
 S = T.sparse_fixed(I, (5, 3), at)
 E = T.match_sparse_buffer(e, (I, S))
 Y = T.match_sparse_buffer(y, (I,))

@@ -168,7 +168,7 @@ def test_primitives_ask_and_refuse(name: str) -> None:
 
 
 def test_a_gpu_may_meet_at_what_is_updated_atomically() -> None:
-    """And at nothing else; threads of a CPU at nothing."""
+    """Atomics serve sums and nothing else; threads of a CPU have none."""
     body = 'with T.sp_iter([I, J], "SR", "it") as [i, j]:\n    C[i] = C[i] + A[i, j]\n'
     sch, ref, _ = opened(from_source(source(body)), "it")
     plain = find_iteration(sch.func, "it")
@@ -203,7 +203,7 @@ def dense(name: str, length: Any) -> Axis:
 
 
 def slots(name: str, parent: Axis, length: Any) -> Axis:
-    """As many coordinates under each parent."""
+    """Fixed lengths: as many coordinates under each parent."""
     indices = tirx.Var("idx", "handle")
     return Axis(
         name=name, kind="sparse_fixed", length=_int(length), parent=parent, nnz_cols=_int("w"),
@@ -253,7 +253,7 @@ def iteration(axes: list[Any], kinds: str, *accesses: Sums, wide: bool = False) 
 def random_axes(rng: np.random.Generator) -> tuple[list[Axis], list[Any], list[int]]:
     """Axes; for each the coordinates stored (by parent position if it has one); its level."""
     lengths = [int(n) for n in rng.integers(1, 5, 3)]
-    shown = [n if rng.random() < 0.8 else f"n{at}" for at, n in enumerate(lengths)]
+    shown = [n if rng.random() < 0.8 else f"n{axis}" for axis, n in enumerate(lengths)]
     axes: list[Axis] = [dense("I", shown[0])]
     stored: list[Any] = [list(range(lengths[0]))]
     levels = [0]
@@ -282,9 +282,9 @@ def random_sums(rng: np.random.Generator, lengths: list[int]) -> Sums:
     for _ in range(rng.integers(1, 3)):
         chosen = [int(a) for a in rng.permutation(3)[: rng.integers(1, 4)]]
         coefficients, step = [0] * 4, 1
-        for at in chosen:
-            coefficients[at] = step if rng.random() < 0.85 else int(rng.integers(-2, 5))
-            step *= lengths[at]
+        for axis in chosen:
+            coefficients[axis] = step if rng.random() < 0.85 else int(rng.integers(-2, 5))
+            step *= lengths[axis]
         coefficients[3] = int(rng.integers(0, 3))
         out.append(coefficients)
     return out
@@ -293,7 +293,7 @@ def random_sums(rng: np.random.Generator, lengths: list[int]) -> Sums:
 def test_free_loops_are_free() -> None:
     """No two visits at different positions of a free loop meet, whatever loops of its level do."""
     rng = np.random.default_rng(0)
-    found = {"free": 0, "not": 0, "sums": 0}
+    counts = {"free": 0, "not": 0, "sums": 0}
     for _ in range(1500):
         axes, stored, levels = random_axes(rng)
         lengths = [int(getattr(a.length, "value", 4)) for a in axes]
@@ -316,14 +316,14 @@ def test_free_loops_are_free() -> None:
         free = parallel_units(it)
         for x in free:
             assert kinds[x] == "S"
-            found["sums"] += all(sum(c != 0 for c in s[:3]) > 1 for s in sums)
+            counts["sums"] += all(sum(c != 0 for c in s[:3]) > 1 for s in sums)
             fixed = [n for n in range(3) if levels[n] < levels[x]]
             for ((a, _), ta), ((b, _), tb) in product(zip(visits, touched, strict=True), repeat=2):
                 if a[x] != b[x] and all(a[n] == b[n] for n in fixed):
                     assert not ta & tb, (it, x, a, b)
-        found["free"] += len(free)
-        found["not"] += 3 - len(free)
-    assert min(found.values()) > 200, found
+        counts["free"] += len(free)
+        counts["not"] += 3 - len(free)
+    assert min(counts.values()) > 200, counts
 
 
 I, K = dense("I", "m"), dense("K", "n")

@@ -1,4 +1,4 @@
-"""What stages II and III look like, and that any legal schedule of stage II computes the same."""
+"""The text of stages II and III, and that legal schedules of stage II compute the same."""
 
 import numpy as np
 import pytest
@@ -28,14 +28,14 @@ def lower(program, idtype="int32"):
 
 def blocks(func):
     """The function's blocks by name."""
-    found = {}
+    by_name = {}
 
     def visit(node):
         if isinstance(node, s_tir.SBlock):
-            found[str(node.name_hint)] = node
+            by_name[str(node.name_hint)] = node
 
     walk(func.body, visit)
-    return found
+    return by_name
 
 
 def searches(func):
@@ -58,8 +58,8 @@ SEARCHES |= {"csf_siblings": ("K0",), "spmm_search": ("J",), "sddmm_fused": ("I_
 
 @pytest.mark.parametrize("program", SEARCHES)
 def test_searches_where_positions_are_not_known(program):
-    found = [name.removeprefix("find_").removesuffix("_pos") for name in searches(lower(program))]
-    assert tuple(found) == SEARCHES[program]
+    names = [name.removeprefix("find_").removesuffix("_pos") for name in searches(lower(program))]
+    assert tuple(names) == SEARCHES[program]
 
 
 def make_two_operands(shared):
@@ -81,8 +81,8 @@ def test_equal_searches_are_shared_and_hoisted(shared, names):
     assert searches(func) == [f"find_{name}" for name in names]
     outer = blocks(func)["two0"]
     assert [str(iv.var) for iv in outer.iter_vars] == ["vi", "vj"]
-    *found, features = outer.body.seq
-    assert [f.block.name_hint for f in found] == [f"find_{name}" for name in names]
+    *finds, features = outer.body.seq
+    assert [f.block.name_hint for f in finds] == [f"find_{name}" for name in names]
     assert isinstance(features, tirx.For) and str(features.loop_var) == "k"
 
 

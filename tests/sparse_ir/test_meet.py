@@ -81,8 +81,8 @@ def test_text() -> None:
     sch.combine_row_pieces(writes, race="atomics")
     name = f"spmm_{FORMAT.rules(OPERAND)[0].name}_write"
     text = sch.func.script()
-    at = text.index(f'"{name}")')
-    assert [line.strip() for line in text[at:].splitlines()[1:7]] == [
+    begin = text.index(f'"{name}")')
+    assert [line.strip() for line in text[begin:].splitlines()[1:7]] == [
         "if C_shared[ib] == 0:",
         "C[ib, k0 * 2 + k1] = C_ws[k1]",
         f'with T.sp_iter([K1], "S", "{name}_add") as [k1]:',
@@ -112,11 +112,11 @@ def test_a_cpu_refuses() -> None:
 
 def meeting(writes: Any = slice(None), race: str = "atomics", init: bool = True) -> None:
     """Pieces of the sum, some of them; without a plain init its value is precomputed."""
-    sch, made = scheduled()
+    sch, refs = scheduled()
     if not init:
         k = sch.get_sp_iters(sch.get_sparse_iteration("spmm_init"))[-1]
         sch.precompute("C", k, [])
-    sch.combine_row_pieces(made[writes], race=race)
+    sch.combine_row_pieces(refs[writes], race=race)
 
 
 def of_reductions() -> None:

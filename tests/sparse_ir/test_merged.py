@@ -62,11 +62,11 @@ def test_merged_axes_of_merged_axes(drawn: tuple[Drawn, np.ndarray, np.ndarray])
         mine = copied(program.arguments)
         run(mine)
         np.testing.assert_array_equal(mine["c"], expected, program.text)
-    given = {n: x for n, x in program.arguments.items() if n != "c"}
-    found = sparsetir.build_assembled(func, "C")(**given)
-    np.testing.assert_array_equal(np.diff(found.indptr), visited.sum(axis=1), program.text)
-    np.testing.assert_array_equal(found.indices, np.nonzero(visited)[1], program.text)
-    np.testing.assert_array_equal(found.values, values[visited], program.text)
+    args = {n: x for n, x in program.arguments.items() if n != "c"}
+    result = sparsetir.build_assembled(func, "C")(**args)
+    np.testing.assert_array_equal(np.diff(result.indptr), visited.sum(axis=1), program.text)
+    np.testing.assert_array_equal(result.indices, np.nonzero(visited)[1], program.text)
+    np.testing.assert_array_equal(result.values, values[visited], program.text)
 
 
 # Operands whose parents are no merged axis, loops, and what is computed.
@@ -88,24 +88,24 @@ def test_axes_under_different_parents(case: str) -> None:
     body = f"{{C}} = {body}"
 
     def made(levels: str, **drawn: Any) -> Tensors:
-        at = Tensors(*operands.split(), **drawn).result(levels, "ij")
-        return at.iterate(f"o=O; {loops}", kinds, body, "0.0")
+        case_tensors = Tensors(*operands.split(), **drawn).result(levels, "ij")
+        return case_tensors.iterate(f"o=O; {loops}", kinds, body, "0.0")
 
     func, sparse = (sparsetir.from_source(made(levels).text) for levels in ("dd", "ss"))
     kernel, assembled = sparsetir.build(func), sparsetir.build_assembled(sparse)
     for n, density in enumerate((0.5, 0.1, 0.0, 1.0)):
-        at = made("ss", seed=n, density=density)
-        (a, b), masks = at.dense.values(), [x.astype(int) for x in at.mask.values()]
+        tensors = made("ss", seed=n, density=density)
+        (a, b), masks = tensors.dense.values(), [x.astype(int) for x in tensors.mask.values()]
         rows = masks[0].any(axis=1)[:, None]
         expected = np.einsum(how, a, b) if how else a + rows * b
         stored = np.einsum(how, *masks) if how else masks[0] + rows * masks[1]
         for run in (partial(sparsetir.interpret, func), lambda args: kernel(**args)):
-            mine = {**at.args, "c": np.full(expected.shape, np.nan, "float32")}
+            mine = {**tensors.args, "c": np.full(expected.shape, np.nan, "float32")}
             run(mine)
             np.testing.assert_array_equal(mine["c"], expected)
-        found, there = at.decoded(assembled(**at.args))
-        np.testing.assert_array_equal(there, stored > 0)
-        np.testing.assert_array_equal(found, expected)
+        result, mask = tensors.decoded(assembled(**tensors.args))
+        np.testing.assert_array_equal(mask, stored > 0)
+        np.testing.assert_array_equal(result, expected)
 
 
 # Two axes that read the arrays of others, loops, and what is computed of a square A.
@@ -126,30 +126,30 @@ TWICE = {
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("case", TWICE)
 def test_arrays_of_two_axes(case: str, idtype: str) -> None:
-    """Under parents that are alike: each stands at the positions of the other, without a search."""
+    """Axes under equal parents are at each other's positions, without a search."""
     operand, *axes, loops, term, how = TWICE[case]
     kinds = "S" + "".join("SR"[x[0] == "k"] for x in loops.split("; "))
 
     def made(levels: str, **drawn: Any) -> Tensors:
         sizes = dict.fromkeys("ijk", 7)
-        at = Tensors(operand, idtype=idtype, sizes=sizes, **drawn).result(levels, "ij")
-        at.declare(*(x.format(idtype, "(nj, a1_nnz), (a1_ptr, a1_idx)") for x in axes))
-        at.lines = [re.sub(r"\bn[ik]\b", "nj", line) for line in at.lines]
-        return at.iterate(f"o=O; {loops}", kinds, f"{{C}} = {{C}} + {term}", "0.0")
+        operands = Tensors(operand, idtype=idtype, sizes=sizes, **drawn).result(levels, "ij")
+        operands.declare(*(x.format(idtype, "(nj, a1_nnz), (a1_ptr, a1_idx)") for x in axes))
+        operands.lines = [re.sub(r"\bn[ik]\b", "nj", line) for line in operands.lines]
+        return operands.iterate(f"o=O; {loops}", kinds, f"{{C}} = {{C}} + {term}", "0.0")
 
     func, sparse = (sparsetir.from_source(made(levels).text) for levels in ("dd", "ss"))
     kernel, assembled = sparsetir.build(func), sparsetir.build_assembled(sparse)
     assert "find" not in kernel.stages["II"].script()
     for n, density in enumerate((0.5, 0.1, 0.0, 1.0)):
-        at = made("ss", seed=n, density=density)
-        expected = np.einsum(how, *[at.dense["A"]] * (how.count(",") + 1))
+        tensors = made("ss", seed=n, density=density)
+        expected = np.einsum(how, *[tensors.dense["A"]] * (how.count(",") + 1))
         for run in (partial(sparsetir.interpret, func), lambda args: kernel(**args)):
-            mine = {**at.args, "c": np.full(expected.shape, np.nan, "float32")}
+            mine = {**tensors.args, "c": np.full(expected.shape, np.nan, "float32")}
             run(mine)
             np.testing.assert_array_equal(mine["c"], expected)
-        found, there = at.decoded(assembled(**at.args))
-        np.testing.assert_array_equal(there, expected > 0)
-        np.testing.assert_array_equal(found, expected)
+        result, mask = tensors.decoded(assembled(**tensors.args))
+        np.testing.assert_array_equal(mask, expected > 0)
+        np.testing.assert_array_equal(result, expected)
 
 
 @examples(3, 500, drawn=programs(most=70), ratio=st.sampled_from([1, 2]))
@@ -171,14 +171,14 @@ def test_galloping(drawn: Drawn, ratio: int) -> None:
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("ratio", by_turns([0, 1, 16], 2))
 def test_long_rows(ratio: int, idtype: str) -> None:
-    """Of each length beside each: elements before, between and behind those of the other one."""
+    """All pairs of lengths: elements before, between and behind those of the other row."""
     lengths = [0, 1, 2, 3, 5, 40, 257, 999]
     rng, rows = np.random.default_rng(0), [(x, y) for x in lengths for y in lengths]
     args = {"m": len(rows), "n": 1000, "c": np.full(len(rows), np.nan, "float32")}
     for q, name in enumerate("ab"):
-        found = [np.sort(rng.permutation(1000)[: pair[q]]) for pair in rows]
-        args[f"{name}_ptr"] = np.cumsum([0, *map(len, found)]).astype(idtype)
-        args[f"{name}_idx"] = np.concatenate(found).astype(idtype)
+        picks = [np.sort(rng.permutation(1000)[: pair[q]]) for pair in rows]
+        args[f"{name}_ptr"] = np.cumsum([0, *map(len, picks)]).astype(idtype)
+        args[f"{name}_idx"] = np.concatenate(picks).astype(idtype)
         args[f"{name}_nnz"] = len(args[f"{name}_idx"])
         args[name] = rng.integers(-4, 5, args[f"{name}_nnz"]).astype("float32")
     sch = sparsetir.Schedule(make_dots("float32", idtype))
@@ -197,40 +197,40 @@ def test_interpreter_against_arrays(drawn: Drawn) -> None:
 
 
 def dense_result(drawn: Drawn) -> np.ndarray:
-    """What a drawn program means, computed with dense arrays."""
+    """The result of a drawn program, computed with dense arrays."""
     args, text = drawn.arguments, drawn.text
     m, n = args["m"], args["n"]
     arrays: dict[str, np.ndarray] = {}
     stored: dict[str, np.ndarray] = {}
-    there: dict[str, np.ndarray] = {}
+    has_row: dict[str, np.ndarray] = {}
     for x in (x for x in "abd" if x in args):
         rows = args.get(f"{x}_iidx", np.arange(m))
         here, dense = np.zeros((m, n), bool), np.zeros((m, n))
         if f"{x}_cols" in args:
             slots = args[f"{x}_idx"].reshape(len(rows), args[f"{x}_cols"])
-            found, columns = np.repeat(rows, slots.shape[1]), slots.reshape(-1)
+            row_of, columns = np.repeat(rows, slots.shape[1]), slots.reshape(-1)
         elif f"{x}_ptr" in args:
             counts = np.diff(args[f"{x}_ptr"])
-            found = np.repeat(rows, counts)
+            row_of = np.repeat(rows, counts)
             columns = np.concatenate([np.zeros(0, int), *map(np.arange, counts)])
             columns = args.get(f"{x}_idx", columns)
         else:
-            found, columns = np.repeat(rows, n), np.tile(np.arange(n), len(rows))
+            row_of, columns = np.repeat(rows, n), np.tile(np.arange(n), len(rows))
         keep = columns >= 0
-        here[found[keep], columns[keep]] = True
+        here[row_of[keep], columns[keep]] = True
         here |= (
             f"J{x} = T.dense_fixed" in text
-        )  # an axis of its own has all, whatever rows there are
-        dense[found[keep], columns[keep]] = args[x].reshape(-1)[keep]
+        )  # an independent axis has all, whatever the rows are
+        dense[row_of[keep], columns[keep]] = args[x].reshape(-1)[keep]
         arrays[x.upper()], stored[x] = dense, here
-        there[x] = np.isin(np.arange(m), rows)
+        has_row[x] = np.isin(np.arange(m), rows)
     combine = {"union": np.logical_or.reduce, "intersect": np.logical_and.reduce}
     rows_how = re.search(r"R = T\.(\w+)\(", text)
     columns_how = re.search(r"(?:R|I), T\.(\w+)\(J", text)
     assert columns_how is not None
     visited = combine[columns_how[1]](list(stored.values()))
     if rows_how is not None:
-        visited &= combine[rows_how[1]](list(there.values()))[:, None]
+        visited &= combine[rows_how[1]](list(has_row.values()))[:, None]
     line = text.splitlines()[-1].split(" = ", 1)[1]
     expression = re.sub(r"^C\[[^]]*\] \+ ", "", line)
     names = {**arrays, "T": np}
@@ -364,7 +364,7 @@ def test_the_loop_itself_stays_as_it_is(move: str, how: str) -> None:
 
 @pytest.mark.parametrize("wrt", ["a", "b", "d"])
 def test_gradients(wrt: str) -> None:
-    """Of C = (A * B) D over what A and B both store; zero where one of them stores nothing."""
+    """Gradients of C = (A * B) D over the intersection of A and B; zero elsewhere."""
     program = PROGRAMS["intersect_spmm"]
     rng = np.random.default_rng(0)
     args = program.inputs(rng, "small", "float64", "int32")
@@ -380,8 +380,8 @@ def test_gradients(wrt: str) -> None:
         full = np.where(both, other * (grad_c @ args["d"].T), 0)
         expected = full[rows, args[f"{wrt}_idx"]]
     func = sparsetir.gradient(program.make("float64", "int32"), wrt, transpose=wrt != "d")
-    given = {**args, "grad_c": grad_c, f"grad_{wrt}": args[wrt]}
-    gives(func, given, {f"grad_{wrt}": expected}, 1e-12, 1e-12)
+    inputs = {**args, "grad_c": grad_c, f"grad_{wrt}": args[wrt]}
+    gives(func, inputs, {f"grad_{wrt}": expected}, 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("name", ["add_csr", "intersect_spmm"])

@@ -133,12 +133,12 @@ def test_module():
 
 
 def test_errors_of_functions_that_map_a_tree():
-    """They are raised when the walk is over, and no function is called after the first."""
+    """Errors are raised when the walk is over, and no function is called after the first."""
     body = from_source(SPMM).body.body
-    seen, wrong = [], ValueError("refused")
+    stores, wrong = [], ValueError("refused")
 
     def refuse(store):
-        seen.append(store)
+        stores.append(store)
         raise wrong
 
     rules = [
@@ -150,4 +150,4 @@ def test_errors_of_functions_that_map_a_tree():
             map_expr(tirx.SeqStmt([body, body]), rules)
         assert raised.value is wrong
         _ = [bytearray(20 + n) for n in range(100)]
-    assert len(seen) == 1000
+    assert len(stores) == 1000

@@ -1,4 +1,4 @@
-"""What a statement sets is taken for the init of the reduction after it, where it is all of it."""
+"""A statement that sets a whole result becomes the init of the reduction after it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ READ = '    with T.sp_iter([ONE], "S", "look") as [o]:\n        E[o] = C[0, 0]\n
 
 
 def blocked(**fields: str) -> tuple[Any, dict[str, Any]]:
-    """Rows in blocks of four, of which the last has rows that are not there, and arguments."""
+    """Rows in blocks of four, some rows of the last of which are missing, and arguments."""
     rng = np.random.default_rng(0)
     indptr = np.array([0, 2, 2, 5], "int32")
     arguments = {
@@ -84,8 +84,8 @@ def check(func: Any, arguments: dict[str, Any], sch: Any) -> None:
         lambda mine: sparsetir.interpret(sch.func, mine),
         lambda mine: sparsetir.build(sch)(**mine),
     ):
-        for got, want in zip(ran(run), wanted, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-5)
+        for result, want in zip(ran(run), wanted, strict=True):
+            np.testing.assert_allclose(result, want, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("tail", "tile"), [("exact", 4), ("guard", 3), ("shift", 3), ("guard", 8)])
@@ -161,8 +161,8 @@ def test_random_schedules_mean_the_same(row: str) -> None:
             outer = spatial[:place]
             sch.sparse_reorder(it, [*outer, *(x for x in loops if x not in outer)])
             sch.precompute("C", [it, *outer][-1], spatial[place:], scope="global")
-        found = arguments["c"].copy()
-        sparsetir.interpret(sch.func, {**arguments, "c": found})
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=sch.func.script())
+        result = arguments["c"].copy()
+        sparsetir.interpret(sch.func, {**arguments, "c": result})
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, err_msg=sch.func.script())
         taken += "set" not in {it.name for it in sparse_iterations(sch.func)}
     assert bool(taken) == (row == "io * 4 + ii")

@@ -138,7 +138,7 @@ def test_a_minimum_of_the_program_stays(tail: str | None, n: int) -> None:
     np.testing.assert_array_equal(C, A[i, np.minimum(k, 7)] + A[np.minimum(i, n - 16), k])
 
 
-# Column sums, whose init is an iteration of its own, beside names that it would have.
+# Column sums, whose init is a separate iteration, beside names that it would have.
 named_like_inits = small("named_like_inits", """
 with T.sp_iter([I, J], "RS", "sums") as [i, j]:
     with T.init():

@@ -85,7 +85,7 @@ def arguments(program: str, matrix: Any, parts: int, idtype: str) -> dict[str, A
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 @pytest.mark.parametrize("program", PROGRAM)
 def test_parts_compute_the_whole(program: str, idtype: str) -> None:
-    """By the interpreter and by kernels, scheduled or not; rows without elements are zeros."""
+    """The interpreter's result and that of kernels, scheduled or not; empty rows are zeros."""
     func = make(program, idtype)
     kernels = [sparsetir.build(f) for f in (func, sparsetir.lower_sparse_iter(func))]
     for name, matrix in ZOO.items():
@@ -103,7 +103,7 @@ def test_parts_compute_the_whole(program: str, idtype: str) -> None:
     [("row blocks", [0, 1, 3]), ("column parts", [0, 3]), ("ragged parts", [0, 3])],
 )
 def test_which_loops_are_free(program: str, free: list[int]) -> None:
-    """Those of the blocks as well: each row is in one of them."""
+    """Positions of the rows of blocks, too: each row is in one block."""
     (it,) = sparse_iterations(make(program))
     assert parallel_units(it) == free
 

@@ -35,7 +35,7 @@ divide(sparse_fuse(it, [i, j]), "chunks", by="work")
 
 
 def check_spmm(sch: Any, idtype: str, feat: int = 5, interpret: bool = True) -> None:
-    """The interpreter, and a kernel called as ever, on the extremes of matrices."""
+    """The interpreter, and a kernel with an unchanged signature, on extreme matrices."""
     kernel = sparsetir.build(sch)
     for name, matrix in ZOO.items():
         args = operands(matrix, idtype, feat)

@@ -1,4 +1,4 @@
-"""What the printer writes parses back to an equal function."""
+"""Printed functions parse back to equal ones."""
 
 import math
 from pathlib import Path
@@ -389,7 +389,7 @@ def test_random_expressions(index, value):
 
 
 def test_operators_on_numbers_beside_other_dialects():
-    """TVM's parser folds numbers after it has parsed a function of its own."""
+    """TVM's parser folds numbers after it has parsed a nested function."""
     text = "@T.prim_func(s_tir=True)\ndef f(x: T.handle):\n    X = T.match_buffer(x, (8,))\n"
     tvm.script.from_source(text + "    X[0] = T.float32(1)")
     for condition in (

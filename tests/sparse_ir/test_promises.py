@@ -83,7 +83,7 @@ verify(relations.with_attr("assumed", [{"fact": "filled"}]))
 
 
 def test_multiples_show_in_offsets():
-    """Of the largest power of two in them, for vectors that must be aligned."""
+    """The largest power of two in the sizes is promised, for vectors that must be aligned."""
     promises = [{"param": "feat", "kind": "multiple", "value": n} for n in (4, 24, 3)]
     assert promised_steps(blocked(promises=promises)) == {"feat": 8}
     func = sparsetir.lower_sparse_iter(blocked(promises=promises))
@@ -108,17 +108,17 @@ COL = T.dense_fixed(n)
 
 
 @pytest.mark.parametrize(
-    ("promised", "asked"),
+    ("promised", "guarded"),
     [({}, (True, True)), ({"n": 8}, (True, False)), ({"m": 8, "n": 16}, (False, False)),
      ({"m": 2, "n": 12}, (True, True))],
 )  # fmt: skip
-def test_multiples_save_what_blocks_would_ask(promised, asked):
+def test_multiples_save_what_blocks_would_ask(promised, guarded):
     """Whether a block's last row and column are there follows from sizes that blocks divide."""
     promises = [{"param": p, "kind": "multiple", "value": v} for p, v in promised.items()]
     attr = f'T.func_attr({{"promises": {promises}}})' if promises else "pass"
     func = sparsetir.from_source(BLOCKS.format(attr=attr).replace("    pass\n", ""))
     text = sparsetir.lower_sparse_iter(func).script()
-    assert ("< m" in text, "< n" in text) == asked
+    assert ("< m" in text, "< n" in text) == guarded
 
 
 def text(sch: Any) -> str:
@@ -190,7 +190,7 @@ def scatter(x: T.handle, out: T.handle, order: T.handle, indptr: T.handle, m: T.
 
 
 def test_what_is_taken_of_an_order_is_distinct_where_that_is() -> None:
-    """A recipe's, not a caller's, of which nobody knows it."""
+    """The bound is a recipe's, not a caller's, who cannot know it."""
     for of in ("sorted", "order"):
         sch = sparsetir.Schedule(sparsetir.from_source(SCATTERED.format(of=of)))
         (i,) = sch.get_sp_iters(sch.get_sparse_iteration("scatter"))
@@ -223,7 +223,7 @@ def gather(x: T.handle, out: T.handle, indptr: T.handle, rows: T.handle, offsets
 
 
 def test_positions_of_what_callers_give_are_checked() -> None:
-    """Nothing guards the load, as the recipe's results are positions of nonzeros."""
+    """The load has no guard, as the recipe's results are positions of nonzeros."""
     func = sparsetir.from_source(GATHERED)
     assert "if_then_else" not in sparsetir.lower_sparse_iter(func).script()
     kernel = sparsetir.build(func)

@@ -30,16 +30,16 @@ def lowered(name: str) -> Any:
 
 
 def facts(func: Any) -> dict[str, dict[str, str]]:
-    """What each block says, by its name."""
-    found: dict[str, dict[str, str]] = {}
+    """The race facts of each block, by its name."""
+    by_block: dict[str, dict[str, str]] = {}
 
     def visit(node: Any) -> None:
         if isinstance(node, s_tir.SBlock) and RACES in node.annotations:
             races = node.annotations[RACES]
-            found[str(node.name_hint)] = {str(k): str(v) for k, v in races.items()}
+            by_block[str(node.name_hint)] = {str(k): str(v) for k, v in races.items()}
 
     walk(func.body, visit)
-    return found
+    return by_block
 
 
 def loops(sch: Any, block: str) -> list[Any]:
@@ -153,18 +153,18 @@ WRITE = """
 
 
 def test_a_workspace_is_private_to_its_visit() -> None:
-    """It is written before it is read, and the tile's sum tells the visits' results apart."""
+    """The tile is written before it is read, and its sum keeps the visits' results apart."""
     func = sparsetir.from_source(TILES.format(body=START + SUM + WRITE))
     stage2 = sparsetir.lower_sparse_iter(func)
     assert facts(stage2)["tile0"] == {"vo": "free"}
-    found: list[str] = []
+    blocks: list[str] = []
 
     def visit(node: Any) -> None:
         if isinstance(node, s_tir.SBlock) and node.alloc_buffers:
-            found.append(str(node.name_hint))
+            blocks.append(str(node.name_hint))
 
     walk(stage2.body, visit)
-    assert found == ["tile0"]
+    assert blocks == ["tile0"]
     sch = s_tir.Schedule(s_tir.renew_defs(stage2))
     sch.parallel(loops(sch, "tile0")[0])  # TVM's own
     a = np.random.default_rng(0).uniform(-1, 1, (11, 7)).astype("float32")

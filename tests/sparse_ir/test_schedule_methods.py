@@ -68,8 +68,8 @@ def test_arguments_are_json() -> None:
         return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
     for step in all_of_them().trace.instructions:
-        given = [*map(plain, step.inputs), {k: plain(v) for k, v in step.options.items()}]
-        assert json.loads(json.dumps(given)) == given
+        args = [*map(plain, step.inputs), {k: plain(v) for k, v in step.options.items()}]
+        assert json.loads(json.dumps(args)) == args
 
 
 def test_one_trace_over_both_stages() -> None:
@@ -139,11 +139,11 @@ def test_the_table_of_the_docs_has_all_primitives():
     ("slices", "sell_slices"), ("steps", "strip_mine_rows"),
 ])  # fmt: skip
 def test_older_names_warn_and_do_the_same(was, name):
-    said = rf"Schedule\.{was} is now Schedule\.{name}"
+    warning = rf"Schedule\.{was} is now Schedule\.{name}"
     assert (
         name in OURS and was not in PRIMITIVES and name in getattr(sparsetir.Schedule, was).__doc__
     )
-    with pytest.warns(DeprecationWarning, match=said), pytest.raises(TypeError, match="missing"):
+    with pytest.warns(DeprecationWarning, match=warning), pytest.raises(TypeError, match="missing"):
         getattr(opened()[0], was)()
 
 
@@ -162,7 +162,7 @@ def test_a_primitive_of_a_user_is_a_method(monkeypatch):
             sch.twice(i, "two")
         with pytest.raises(TypeError, match="hwo"):
             sch.twice(i, hwo="so")
-        with pytest.raises(KeyError):  # a mistake of its own, whatever it was given
+        with pytest.raises(KeyError):  # the function's own mistake, for any argument
             sch.twice(i, "two", how="other")
         primitive(twice)  # as a module that is read again
     finally:
@@ -245,14 +245,14 @@ def test_odd_arguments(name: str, code: str) -> None:
     sch, primitive, act = call()
     for slot in [*range(len(act.args)), *act.keywords]:
         for odd in ODD:
-            given, named = list(act.args), dict(act.keywords)
+            args, named = list(act.args), dict(act.keywords)
             if isinstance(slot, int):
-                given[slot] = odd
+                args[slot] = odd
             else:
                 named[slot] = odd
             before = sch.func
             try:
-                act.func(*given, **named)
+                act.func(*args, **named)
             except sparsetir.ScheduleError as error:
                 says = primitive in str(error) or "no sparse iteration" in str(error)
                 assert says, f"{primitive} of {odd!r} as {slot}: {error}"

@@ -43,7 +43,7 @@ def test_rows_of_patterns_by_count() -> None:
 
 
 def test_what_is_added_is_under_the_pattern_s_condition() -> None:
-    """Of a workspace for one pattern, only its rows are added to the result."""
+    """A workspace for one pattern adds only the pattern's rows to the result."""
     for by, mine in (("pattern", "% 2 == 1"), ("count", "< I_counts[")):
         sch, ref, (panels, patterns, entries, rows) = in_patterns(program(), 4, by)
         k = sch.get_sp_iters(ref)[-1]
@@ -62,22 +62,22 @@ def test_what_is_added_is_under_the_pattern_s_condition() -> None:
 def test_each_element_is_in_its_pattern_once(
     m: int, n: int, density: float, rows: int, seed: int, wide: int, by: str
 ) -> None:
-    """Also with so many columns that there is no table of all of them."""
+    """Columns may be too many for a table of all of them."""
     a = sp.csr_array(np.random.default_rng(seed).random((m, n)) < density)
     n, indptr, indices = n * wide, a.indptr.astype("int32"), (a.indices * wide).astype("int32")
     entries = recipes.pattern_entries(indptr, indices, n, rows, by)
     ptr = recipes.entry_ptr(entries, n, recipes.panel_count(m, rows), rows)
     order = recipes.pattern_order(indptr, indices, entries, ptr, n, rows, by)
     assert sorted(order) == [*range(a.nnz)]
-    values, at = recipes.value_ptr(ptr, rows, by), recipes.entry_columns(entries, n)
+    values, column_of = recipes.value_ptr(ptr, rows, by), recipes.entry_columns(entries, n)
     patterns = (1 << rows) - 1
     masks = sorted(range(1, patterns + 1), key=lambda x: x.bit_count() if by == "count" else 0)
-    assert len(ptr) == recipes.panel_count(m, rows) * patterns + 1 and ptr[-1] == len(at)
+    assert len(ptr) == recipes.panel_count(m, rows) * patterns + 1 and ptr[-1] == len(column_of)
     row_of = np.repeat(np.arange(m), np.diff(indptr))
     for group in range(len(values)):
         panel, pattern = divmod(group, patterns)
         held = [r for r in range(rows) if masks[pattern] >> r & 1]
-        columns = at[ptr[group] : ptr[group + 1]]
+        columns = column_of[ptr[group] : ptr[group + 1]]
         assert (np.diff(columns) > 0).all()
         for e, column in enumerate(columns):
             here = order[values[group] + e * len(held) :][: len(held)]
@@ -119,9 +119,9 @@ def arguments() -> dict[str, Any]:
 
 
 def expected() -> np.ndarray:
-    given = arguments()
-    out = np.exp(given["x"].astype(float))
-    for a, b in zip(given["indptr"], given["indptr"][1:], strict=False):
+    args = arguments()
+    out = np.exp(args["x"].astype(float))
+    for a, b in zip(args["indptr"], args["indptr"][1:], strict=False):
         out[a:b] /= out[a:b].sum(0)
     return out
 
@@ -143,7 +143,7 @@ def test_steps_of_tiles(tail: str, factors: list[Any]) -> None:
 
 @pytest.mark.parametrize("threads", [False, True])
 def test_tiles_keep_their_conditions_on_several_threads(threads: bool) -> None:
-    """Those that set what they change have none where they take turns."""
+    """Iterations that set what they change have no race where they take turns."""
     sch, it, (i, h) = opened(softmax, "rows")
     tiles, lanes = sch.split(h, [None, 4], tail="shift")
     outer, i = (tiles, i) if threads else sch.divide(i, 2, by="work")

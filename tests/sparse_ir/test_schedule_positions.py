@@ -35,16 +35,16 @@ def arguments(func: Any, density: float = 0.3) -> tuple[dict[str, Any], np.ndarr
     index = {"indptr": a.indptr.astype("int32"), "indices": cols.astype("int32")}
     sizes = {"m": m, "n": n, "nnz": nnz, "feat": feat}
     if func.name == "scaled":
-        own = {"a": of(nnz, feat), "b": of(n)}
-        want = (own["a"] * own["b"][cols, None]).T
+        values = {"a": of(nnz, feat), "b": of(n)}
+        want = (values["a"] * values["b"][cols, None]).T
     elif func.name == "total":
-        own = {"a": of(nnz), "b": of(n)}
-        want = np.array([(own["a"].astype("float64") * own["b"][cols]).sum()])
+        values = {"a": of(nnz), "b": of(n)}
+        want = np.array([(values["a"].astype("float64") * values["b"][cols]).sum()])
         del sizes["feat"]
     else:
-        own = {"a": of(nnz), "x": of(m, feat), "y": of(n, feat)}
-        want = own["a"] * (own["x"][rows] * own["y"][cols]).sum(1)
-    return {**own, "out": np.zeros(want.shape, "float32"), **index, **sizes}, want
+        values = {"a": of(nnz), "x": of(m, feat), "y": of(n, feat)}
+        want = values["a"] * (values["x"][rows] * values["y"][cols]).sum(1)
+    return {**values, "out": np.zeros(want.shape, "float32"), **index, **sizes}, want
 
 
 def check(func: Any, plain: Any) -> None:

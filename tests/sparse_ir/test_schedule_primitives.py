@@ -58,7 +58,7 @@ def test_a_result_of_one_element() -> None:
 
 
 def test_a_result_that_is_stored_at_once() -> None:
-    """Nothing of it is read: what is stored goes through the workspace, without a start."""
+    """The result is not read: stores use the workspace, without a start."""
     sch, spmv, (i, _) = opened(program("spmv"), "spmv")
     write = sch.precompute("Y", spmv, [i], scope="global", name="SUMS")[-1]
     (i,) = sch.get_sp_iters(write)
@@ -173,7 +173,7 @@ def test_a_reduction_over_tiles_that_begin_earlier_keeps_its_terms_once() -> Non
 
 
 def test_what_is_the_same_in_all_tiles_is_computed_again_without_a_guard() -> None:
-    """As a size of the program, which coordinates of the tile are beside."""
+    """The tile is a size of the program, beside which its coordinates are."""
     sch, _, (i, k) = opened(small("scaled", """
 with T.sp_iter([I, K], "SS", "scaled") as [i, k]:
     C[i, k] = B[i, k] / T.Cast("float32", feat)
@@ -184,7 +184,7 @@ with T.sp_iter([I, K], "SS", "scaled") as [i, k]:
 
 @pytest.mark.parametrize("tail", ["guard", "shift", "repeat"])
 def test_as_many_tiles_whatever_the_length(tail: str) -> None:
-    """What the length is promised to be lets a workspace have them all."""
+    """A promise about the length lets a workspace hold all coordinates."""
     sch, it, (i, j, k) = opened()
     tiles = sch.split(k, [5, 2], tail=tail)
     sch.precompute("C", i, tiles)
@@ -234,12 +234,12 @@ def test_a_loop_around_fused_ones_of_mixed_kind_builds_for_gpus() -> None:
 
 
 def test_the_first_part_of_equal_work_begins_ahead() -> None:
-    """By a number that is the plan's; other parts have no work to be ahead by."""
+    """The plan decides by how much; parts of equal length have no work to be ahead by."""
     sch = sparsetir.Schedule(PROGRAMS["spmm"].make("float32", "int32"))
     rows, columns, features = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
     sch.divide(rows, 2, by="work", cost=0, ahead="more")
     kernel = sparsetir.build(sch)
-    given = {"indptr": np.arange(0, 41, 4, "int32"), "m": 10, "n": 4, "feat": 1, "nnz": 40}
+    args = {"indptr": np.arange(0, 41, 4, "int32"), "m": 10, "n": 4, "feat": 1, "nnz": 40}
     for ahead, first in ((None, 5), (8, 6), (100, 10)):
-        found = kernel.compute(given, {} if ahead is None else {"more": ahead})
-        assert found["I_ptr"].tolist() == [0, first, 10]
+        computed = kernel.compute(args, {} if ahead is None else {"more": ahead})
+        assert computed["I_ptr"].tolist() == [0, first, 10]

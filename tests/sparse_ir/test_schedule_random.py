@@ -53,7 +53,7 @@ class Case:
         )
 
     def check(self, run: Callable[..., Any]) -> None:
-        """What `run` writes is what the interpreter wrote."""
+        """Check that `run` writes what the interpreter wrote."""
         arguments = copied(self.arguments)
         run(arguments)
         for output in self.program.outputs:
@@ -165,21 +165,21 @@ def scheduled(name: str, code: str) -> Any:
 def test_found_on_a_gpu(name: str, code: str, _: Any) -> None:
     kernel = CudaStages(scheduled(name, code), None)
     for case in ("small", "empty", "single_column"):
-        given = PROGRAMS[name].inputs(np.random.default_rng(0), case, "float32", "int32")
-        got = kernel(given, equal=True)  # of what a tile sets twice
-        for output, want in PROGRAMS[name].oracle(given).items():
-            np.testing.assert_allclose(got[output], want, rtol=1e-5, atol=1e-5)
+        args = PROGRAMS[name].inputs(np.random.default_rng(0), case, "float32", "int32")
+        result = kernel(args, equal=True)  # of what a tile sets twice
+        for output, want in PROGRAMS[name].oracle(args).items():
+            np.testing.assert_allclose(result[output], want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "code", "_"), [TABLE[2], TABLE[6]])
 def test_cpu(name: str, code: str, _: Any) -> None:
-    """One column in memory that goes on: what is written beyond it is seen."""
+    """One column within larger memory, where stores out of bounds would show."""
     sch = scheduled(name, code)
-    given = PROGRAMS[name].inputs(np.random.default_rng(0), "single_column", "float32", "int32")
-    memory = np.full((len(given["c"]) + 40, 1), 7, "float32")
-    given["c"] = memory[20:-20]
-    sparsetir.build(sch)(**given)
-    np.testing.assert_allclose(given["c"], PROGRAMS[name].oracle(given)["c"], rtol=1e-5, atol=1e-5)
+    args = PROGRAMS[name].inputs(np.random.default_rng(0), "single_column", "float32", "int32")
+    memory = np.full((len(args["c"]) + 40, 1), 7, "float32")
+    args["c"] = memory[20:-20]
+    sparsetir.build(sch)(**args)
+    np.testing.assert_allclose(args["c"], PROGRAMS[name].oracle(args)["c"], rtol=1e-5, atol=1e-5)
     assert (memory[:20] == 7).all() and (memory[-20:] == 7).all()
 
 
@@ -200,7 +200,7 @@ def test_loops_whose_length_the_host_would_read(outer: list[str]) -> None:
 
 
 def test_sums_that_the_host_would_compute() -> None:
-    """Of three steps in a loop over rows, one is divided among threads."""
+    """One of three steps in a loop over rows is divided among threads."""
     sch, _, (i, _, k) = opened(program())
     start, _, _ = sch.precompute("C", i, [k], scope="global")
     sch.parallelize(sch.get_sp_iters(start)[-1], "thread", per_block=32)
@@ -221,7 +221,7 @@ def test_threads_over_what_columns_store_are_refused() -> None:
 
 @pytest.mark.parametrize(("inside", "stays"), [(4, True), (5, False), (8, False)])
 def test_conditions_that_part_loops(inside: int, stays: bool) -> None:
-    """Those of tiles that are no longer than a step stay likely, by which TVM parts loops."""
+    """Predicates of tiles no longer than a step stay likely, so that TVM parts loops."""
 
     @T.prim_func(s_tir=True)
     def zeros(n: T.int32, C: T.Buffer((n,), "float32")):
@@ -265,7 +265,7 @@ def check(seed: int, threads: bool = False, draw: Callable[..., Adverse] = adver
 
     program = draw(rng)
     func = sparsetir.from_source(program.text)
-    expected, found = copied(program.arguments), copied(program.arguments)
+    expected, results = copied(program.arguments), copied(program.arguments)
     sparsetir.interpret(func, expected)
     scopes = ("local", "global") if threads else SCOPES
     moves = 6 if threads else 5 * (draw is adverse or seed % 2)
@@ -275,14 +275,14 @@ def check(seed: int, threads: bool = False, draw: Callable[..., Adverse] = adver
             kernel = CudaStages(sch, None)
         except (sparsetir.LoweringError, sparsetir.ScheduleError):
             return
-        for name, array in kernel(found, equal=True).items():
-            if name in found:
-                found[name][...] = array
+        for name, array in kernel(results, equal=True).items():
+            if name in results:
+                results[name][...] = array
     else:
-        sparsetir.build(sch)(**found)
+        sparsetir.build(sch)(**results)
     for name in program.outputs:
         np.testing.assert_allclose(
-            found[name], expected[name], rtol=1e-4, atol=1e-4,
+            results[name], expected[name], rtol=1e-4, atol=1e-4,
             err_msg=f"seed {seed}\n{program.text}\n{sch.trace}",
         )  # fmt: skip
 

@@ -63,7 +63,7 @@ def test_the_result_stays(problem: Rgms, parts: Any) -> None:
     check(sch.func, problem, sparsetir.interpret)
     steps = sch.aggregate("Y", tiles, rows, [j], dtype=problem.accumulator)
     assert [step.name for step in steps] == [
-        f"rgms_{what}" for what in ("start", "sums", "product", "write")
+        f"rgms_{step}" for step in ("start", "sums", "product", "write")
     ]
     check(sch.func, problem, sparsetir.interpret)
     read_back(sch, program(problem))
@@ -102,8 +102,8 @@ def test_recipes() -> None:
         mask = rng.random((relations, m)) < 0.5
         ptr = np.append(0, np.cumsum(mask.sum(axis=1))).astype("int32")
         rows = mask.nonzero()[1].astype("int32")
-        given = (ptr, rows, m, parts, 3, size, np.arange(len(rows) + 1) * 2)
-        tile_ptr, starts = range_tile_ptr(*given), range_tile_starts(*given)
+        args = (ptr, rows, m, parts, 3, size, np.arange(len(rows) + 1) * 2)
+        tile_ptr, starts = range_tile_ptr(*args), range_tile_starts(*args)
         assert len(tile_ptr) == relations * parts + 1
         assert (starts[0], starts[-1], len(starts)) == (0, len(rows), tile_ptr[-1] + 1)
         assert np.all((np.diff(starts) > 0) & (np.diff(starts) <= size))
@@ -130,7 +130,7 @@ def test_recipes() -> None:
 
 
 def test_how_many_ranges() -> None:
-    """As rows fit a cache, but not more than leave tiles full, beyond one for each thread."""
+    """Ranges fit a cache, but leave tiles full, and beyond that each thread has one."""
     assert row_ranges(10**6, 10**6, 10, 8, 128, 10**6, 2) == 128
     assert row_ranges(10**6, 3200, 10, 8, 128, 10**6, 2) == 20
     assert row_ranges(10**6, 30, 10, 8, 128, 10**6, 2) == 2
@@ -186,16 +186,16 @@ def test_tiles(lengths: list[int], dtype: str, size: int, times: int, by_index: 
     within = size * times
     parent: dict[tuple[int, int], list[int]] = {}
     starts, ids = [], []
-    seen: set[tuple[int, int]] = set()
+    tiles: set[tuple[int, int]] = set()
     for row, columns in enumerate(place):
         parent.setdefault((row, -1), [])
         for n, column in enumerate(columns):
-            at = int(column) if by_index else n
-            if (row, at // size) not in seen:
-                seen.add((row, at // size))
-                parent.setdefault((row, at // within if within else -1), []).append(at // size)
+            key = int(column) if by_index else n
+            if (row, key // size) not in tiles:
+                tiles.add((row, key // size))
+                parent.setdefault((row, key // within if within else -1), []).append(key // size)
                 starts.append(int(indptr[row]) + n)
-                ids.append(at // size % times if within else at // size)
+                ids.append(key // size % times if within else key // size)
     counts = [len(v) for (_, p), v in parent.items() if (p >= 0) == bool(within)]
     ptr = recipes.tile_ptr(indptr, size, within, indices)
     np.testing.assert_array_equal(ptr, [0, *np.cumsum(counts)])

@@ -52,13 +52,13 @@ def test_conditions_of_the_body_stay(longest: int) -> None:
     a.data -= 0.5
     index = {"indptr": a.indptr.astype("int32"), "indices": a.indices.astype("int32")}
     sch, _ = sliced(positive, longest=longest)
-    given = {"a": a.data.astype("float32"), "out": np.zeros(30, "float32"), **index}
+    arrays = {"a": a.data.astype("float32"), "out": np.zeros(30, "float32"), **index}
     wanted = np.maximum(a.toarray(), 0).sum(1)
-    gives(sch, {**given, "m": 30, "n": 20, "nnz": a.nnz}, {"out": wanted})
+    gives(sch, {**arrays, "m": 30, "n": 20, "nnz": a.nnz}, {"out": wanted})
 
 
 def test_rows_and_elements_are_each_somewhere_once() -> None:
-    """On rows of 0 to 79 elements: positions of all three iterations, and what slots are for."""
+    """Rows of 0 to 79 elements: positions of all three iterations, and slots that are used."""
     lengths = RNG.permutation(np.repeat(np.arange(80), 3))
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype("int32")
     lanes = 8
@@ -88,11 +88,11 @@ def test_rows_and_elements_are_each_somewhere_once() -> None:
         for row, count_of, begin, end in zip(
             many, np.diff(vectors), recipes.row_starts(indptr, many), ends, strict=True
         ):
-            seen = set()
+            places = set()
             for u in range(count_of):
-                seen |= {*range(min(begin + u * lanes, end), min(begin + u * lanes, end) + lanes)}
-            assert seen == {*range(indptr[row], indptr[row + 1])}
-            positions += seen
+                places |= {*range(min(begin + u * lanes, end), min(begin + u * lanes, end) + lanes)}
+            assert places == {*range(indptr[row], indptr[row + 1])}
+            positions += places
         few = recipes.left_rows(order, left)
         offsets = recipes.offsets_of_rows(indptr, few)
         positions += recipes.positions_of_rows(indptr, few, offsets).tolist()
@@ -144,7 +144,7 @@ def exact(args: dict[str, Any]) -> np.ndarray:
 
 
 def test_packed_values_follow_those_that_are_given() -> None:
-    """In every call, for an array that is changed in place too; interpreted and compiled."""
+    """Values are packed in each call, also of arrays changed in place; interpreted and compiled."""
     sch, name = packed_spmm()
     assert name == "A_packed" and of_values(sch.func) == ["a_packed"]
     assert "A_packed[i_slice, i_step, i_lane]" in sch.func.script()
@@ -174,7 +174,7 @@ def test_a_packed_kernel_is_exported_and_refuses_what_is_no_array(tmp_path: Any)
 
 
 def test_packed_values_that_are_too_few() -> None:
-    """Of a buffer whose length no index array tells."""
+    """A buffer whose length no index array implies."""
     sch, ref, _ = opened(relations, "relations")
     sch.assume("coordinates", buffer="ETYPE", axis="R")
     sch.pack("W", ref)
@@ -193,12 +193,12 @@ def test_packed_values_that_are_too_few() -> None:
 def test_what_is_made_of_values_is_left_out_without_them() -> None:
     sch, _ = packed_spmm()
     args = {k: v for k, v in matrix().items() if k not in "abc"}
-    made = compute(sch.func, args)
-    assert "a_packed" not in made
+    computed = compute(sch.func, args)
+    assert "a_packed" not in computed
     values = {"a": np.arange(args["nnz"], dtype="float32")}
-    assert (compute(sch.func, {**args, **values})["a_packed"] == made["i_slots"]).all()
-    whole = compute_of_values(sch.func, of_values(sch.func), {**values, **made})
-    assert [*whole] == ["a_packed"] and (whole["a_packed"] == made["i_slots"]).all()
+    assert (compute(sch.func, {**args, **values})["a_packed"] == computed["i_slots"]).all()
+    whole = compute_of_values(sch.func, of_values(sch.func), {**values, **computed})
+    assert [*whole] == ["a_packed"] and (whole["a_packed"] == computed["i_slots"]).all()
 
 
 def by_length(func, window=4):
@@ -223,16 +223,16 @@ def test_rows_are_sorted_in_windows():
 
 
 def test_elements_lie_in_the_order_of_visits():
-    """And loops over rows, each of which is written once, are free of races."""
+    """Loops over rows, each of which is written once, are free of races."""
     sch, ref, (rows, _) = by_length(program(), 1000)
     a = sp.csr_array(np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [0, 1, 1]], "float32"))
     kernel = sparsetir.build(sch)
-    found = kernel.compute({
+    computed = kernel.compute({
         "indptr": a.indptr, "indices": a.indices, "m": 4, "n": 3, "feat": 2, "nnz": a.nnz
     })  # fmt: skip
-    assert found["i_order"].tolist() == [2, 1, 3, 0]
-    assert found["i_slots"].tolist() == [3, 4, 5, 0, 1, 2]
-    assert found["j_slots"].tolist() == [1, 1, 2, 0, 1, 2]
+    assert computed["i_order"].tolist() == [2, 1, 3, 0]
+    assert computed["i_slots"].tolist() == [3, 4, 5, 0, 1, 2]
+    assert computed["j_slots"].tolist() == [1, 1, 2, 0, 1, 2]
     sch.parallelize(rows)  # which asks for the proof
     sch.pack("A", ref)
     assert "A_packed[i_sorted, i_element]" in sch.func.script()
@@ -261,22 +261,22 @@ def test_it_means_the_same(sizes: Any, order: Any, feat: int) -> None:
     sch, copy = in_tiles(sizes, order)
     assert copy.name == "B_tiles_copy"
     for n in (1, 10, 16):
-        given = matrix(0, 7, n, feat)
-        gives(sch, given, {"c": exact(given)}, atol=1e-5)
+        args = matrix(0, 7, n, feat)
+        gives(sch, args, {"c": exact(args)}, atol=1e-5)
 
 
 def test_places_beyond_the_operand_are_zero() -> None:
-    """So infinities beside it do not show."""
+    """Infinities beside the operand have no effect."""
     sch, _ = in_tiles()
-    given = matrix(0, 7)
-    wanted = exact(given)
+    args = matrix(0, 7)
+    wanted = exact(args)
     with np.errstate(all="raise"):
-        sparsetir.interpret(sch.func, given)
-    np.testing.assert_allclose(given["c"], wanted, rtol=1e-5, atol=1e-5)
+        sparsetir.interpret(sch.func, args)
+    np.testing.assert_allclose(args["c"], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_what_the_docstring_shows() -> None:
-    """Of blocks the coordinates are those of the loops alone, without a condition."""
+    """Coordinates of blocks are those of the loops alone, without a condition."""
     spmm = program()
     rules = BSR(32, 32).rules(Operand({"A": "float32"}, ("I", "J"), "int32"))
     _, func = extract_preprocess(decompose_format(spmm, rules, [r.name for r in rules]))
@@ -297,13 +297,13 @@ def test_what_the_docstring_shows() -> None:
 def test_tiles_that_the_caller_gives() -> None:
     sch, copy = in_tiles(given=True)
     assert copy is None
-    given = matrix(0, 7, 10)
-    wanted, b = exact(given), given.pop("b")
+    args = matrix(0, 7, 10)
+    wanted, b = exact(args), args.pop("b")
     whole = np.zeros((12, 8), "float32")
     whole[:10, :5] = b
-    given["b"] = np.ascontiguousarray(whole.reshape(3, 2, 2, 2, 4).transpose(3, 0, 1, 4, 2))
+    args["b"] = np.ascontiguousarray(whole.reshape(3, 2, 2, 2, 4).transpose(3, 0, 1, 4, 2))
     kernel = sparsetir.build(sch)
-    kernel(**given)
-    np.testing.assert_allclose(given["c"], wanted, rtol=1e-5, atol=1e-5)
+    kernel(**args)
+    np.testing.assert_allclose(args["c"], wanted, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match=r"argument 'b': expected shape \(2, 3, 2, 4, 2\), got"):
-        kernel(**{**given, "b": given["b"][:1]})
+        kernel(**{**args, "b": args["b"][:1]})

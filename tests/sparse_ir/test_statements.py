@@ -30,7 +30,7 @@ MATRIX = {
 
 
 def results(lines: list[str], **buffers: str) -> list[np.ndarray]:
-    """What the interpreter and a kernel give for statements, each of which sets its column of Y."""
+    """The results of the interpreter and a kernel for statements that each set a column of Y."""
     body = ["with T.sp_iter([I], 'S', 'f') as [i]:"]
     for number, line in enumerate(lines):
         body += ["    " + x for x in line.replace("Y", f"Y[i, {number}]").splitlines()]
@@ -40,12 +40,12 @@ def results(lines: list[str], **buffers: str) -> list[np.ndarray]:
     assert tvm_ffi.structural_equal(from_source(func.script()), func)
     names = [str(p.name) for p in func.params]
     arguments = {**MATRIX, "y": np.zeros((4, 32), "int32")}
-    found = []
+    outs = []
     for run in (lambda x: sparsetir.interpret(func, x), lambda x: sparsetir.build(func)(**x)):
-        given = copied({name: arguments[name] for name in names})
-        run(given)
-        found.append(given["y"][:, : len(lines)].T)
-    return found
+        args = copied({name: arguments[name] for name in names})
+        run(args)
+        outs.append(args["y"][:, : len(lines)].T)
+    return outs
 
 
 LOOP = "for q{at} in {loop}:\n    Y = Y * 10 + q{at}"
@@ -66,8 +66,8 @@ STEPS = {
 def test_steps_of_loops() -> None:
     lines = [LOOP.format(at=n, loop=loop) for n, loop in enumerate(STEPS)]
     lines = [x.replace("+ q", "+ T.cast(q") + ", 'int32')" for x in lines]
-    for found in results(lines, D="I int32", X="I int32"):
-        np.testing.assert_array_equal(found, list(STEPS.values()))
+    for result in results(lines, D="I int32", X="I int32"):
+        np.testing.assert_array_equal(result, list(STEPS.values()))
 
 
 # What passes of TVM 0.27 take for something else.
@@ -83,8 +83,8 @@ NESTS = {
 
 def test_nests() -> None:
     lines = [text.format(at=n) for n, text in enumerate(NESTS)]
-    for found in results(lines, D="I int32"):
-        np.testing.assert_array_equal(found, list(NESTS.values()))
+    for result in results(lines, D="I int32"):
+        np.testing.assert_array_equal(result, list(NESTS.values()))
 
 
 # Y = q after these, where q is 0 before.
@@ -103,8 +103,8 @@ def test_searches_in_conditions_of_whiles() -> None:
     for n, line in enumerate(WHILES):
         named = line.replace("q", f"q{n}").replace("e" + f"q{n}", "eq")
         lines.append(f"q{n} = T.int32(0)\n{named}\nY = q{n}")
-    for found in results(lines, A="I J"):
-        np.testing.assert_array_equal(found, list(WHILES.values()))
+    for result in results(lines, A="I J"):
+        np.testing.assert_array_equal(result, list(WHILES.values()))
 
 
 ELEMENT = "T.cast(A[i, 6 // D[i] - 3], 'int32')"
@@ -140,8 +140,8 @@ DIVISIONS = {
 def test_divisions_and_searches_behind_their_conditions() -> None:
     """A division by zero ends the process, as does the least integer over -1."""
     lines = [line.format(at=n) if "{at}" in line else line for n, line in enumerate(DIVISIONS)]
-    for found in results(lines, A="I J", D="I int32", X="I int32", W="N int32"):
-        np.testing.assert_array_equal(found, list(DIVISIONS.values()))
+    for result in results(lines, A="I J", D="I int32", X="I int32", W="N int32"):
+        np.testing.assert_array_equal(result, list(DIVISIONS.values()))
 
 
 # Each statement has a span and, where there can be such, annotations that nothing else has.
@@ -170,13 +170,13 @@ STATEMENTS = (
 
 def fields(tree: Any) -> set[tuple[Any, ...]]:
     """Class, line, annotations and kind of the marked statements in a tree."""
-    found = set()
+    marked = set()
     for node in nodes_of(STATEMENTS, tree):
         annotations = str(getattr(node, "annotations", {}))
         kind = node.kind if isinstance(node, tirx.For) and "mark" in annotations else 0
         if node.span is not None:
-            found.add((type(node).__name__, int(node.span.line), annotations, int(kind)))
-    return found
+            marked.add((type(node).__name__, int(node.span.line), annotations, int(kind)))
+    return marked
 
 
 def scheduled(move: Callable[[Any, Any, Any], Any]) -> Callable[[Any], Any]:

@@ -207,9 +207,9 @@ def corrupted(draw, value):
     value = value.copy()
     if how == "element" and value.size:
         limits = np.iinfo(value.dtype)  # another one where it was corrupted before
-        at = draw(st.integers(0, value.size - 1))
+        place = draw(st.integers(0, value.size - 1))
         few = st.integers(max(-3, limits.min), 20)
-        value.flat[at] = draw(st.one_of(few, st.integers(limits.min, limits.max)))
+        value.flat[place] = draw(st.one_of(few, st.integers(limits.min, limits.max)))
     elif how == "shape":
         return draw(
             st.sampled_from([value[:-1], np.append(value, value[:1]), value[None], value[:0]])

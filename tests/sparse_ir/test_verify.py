@@ -357,11 +357,11 @@ class Hand:
         return SparseBuffer(var=var, axes=axes, handle=handle)
 
     def func(self, **changes):
-        """With other parts, or with the iteration's: its body is `store`."""
+        """A function with other parts, or with the iteration's: its body is `store`."""
         part = {"axes": [self.i_axis, self.j_axis], "kinds": "SS", "vars": [self.i, self.j]}
         part |= {"span": None, "name": "it", "init": None, "body": self.body, "annotations": {}}
-        own = {"over": "axes", "kinds": "kinds", "vars": "vars", "store": "body"}
-        part |= {own[k]: changes.pop(k) for k in [*changes] if k in own}
+        parts = {"over": "axes", "kinds": "kinds", "vars": "vars", "store": "body"}
+        part |= {parts[k]: changes.pop(k) for k in [*changes] if k in parts}
         fields = {"name": "f", "params": self.params, "axes": [self.i_axis, self.j_axis]}
         fields |= {"buffers": [self.buffer], "body": SparseIteration(**part)}
         return make_func(**{**fields, **changes})
@@ -385,8 +385,8 @@ def axis(**changes):
     made(axes=[h.i_axis, h.child(**changes)])
 
 
-def stored(to, *at):
-    made(store=tirx.BufferStore(to, ZERO, [*at]))
+def stored(to, *index):
+    made(store=tirx.BufferStore(to, ZERO, [*index]))
 
 
 BY_HAND = """

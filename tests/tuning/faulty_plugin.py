@@ -9,4 +9,4 @@ from tuning.faulty_templates import Crashing, Hanging, Wrong
 
 for _config in (Crashing(), Hanging(), Wrong()):
     _template = TEMPLATES[type(_config), Spmm]
-    register(replace(_template, configs=lambda *given, c=_config: [c]))
+    register(replace(_template, configs=lambda *args, c=_config: [c]))

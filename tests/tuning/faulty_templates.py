@@ -54,7 +54,7 @@ class Unwritten(_Like):
 
 @dataclass(frozen=True)
 class Wild(_Like):
-    """Its kernel reads and writes wherever there is no memory."""
+    """The kernel reads and writes outside of all memory."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ def _stray(config: Wild, arranged: Arranged) -> Arranged:
 
 
 class _Ending(Arranged):
-    """With one block of rows, which ends where it should not: at `overrides["end"]`."""
+    """One block of rows that ends in the wrong place: at `overrides["end"]`."""
 
     def computed(self, func: Any, sizes: Any) -> dict[str, Any]:
         ends = np.array([0, self.overrides["end"]], self.arguments["indptr"].dtype)
-        made = Arranged(self.stored, self.arguments).computed(func, sizes)
-        return {**made, "blocks": 1, "I_ptr": ends}
+        computed = Arranged(self.stored, self.arguments).computed(func, sizes)
+        return {**computed, "blocks": 1, "I_ptr": ends}
 
 
 def _ending(arranged: Arranged, row: int) -> Arranged:

@@ -46,8 +46,8 @@ def matrix(indptr=INDPTR, indices=INDICES, shape=(3, 4), idtype="int32", value=1
 
 
 def test_values_and_index_types_do_not_count():
-    given = [matrix(), matrix(idtype="int64"), matrix(value=2.0), matrix().with_values(np.ones(5))]
-    assert len({fingerprint(a) for a in given}) == 1
+    alike = [matrix(), matrix(idtype="int64"), matrix(value=2.0), matrix().with_values(np.ones(5))]
+    assert len({fingerprint(a) for a in alike}) == 1
     pattern = Pattern([c.astype("int64") for c in matrix().pattern.coords], (3, 4))
     assert pattern.coords[1].dtype == np.int64
     assert module._digest(pattern) == fingerprint(matrix())
@@ -58,7 +58,7 @@ def test_is_the_same_on_every_machine():
 
 
 def test_every_place_and_size_counts():
-    given = [
+    matrices = [
         matrix(),
         matrix(indices=np.array([0, 3, 0, 2, 3])),
         matrix(indptr=np.array([0, 2, 3, 5])),
@@ -68,7 +68,7 @@ def test_every_place_and_size_counts():
         # Of no elements sizes are all there is.
         *(SparseMatrix(sp.csr_array(shape)) for shape in ((0, 4), (0, 5), (1, 4), (4, 0), (5, 0))),
     ]
-    assert len({fingerprint(a) for a in given}) == len(given)
+    assert len({fingerprint(a) for a in matrices}) == len(matrices)
 
 
 def test_is_computed_once_for_a_pattern_and_forgotten_with_it(monkeypatch):
@@ -76,36 +76,36 @@ def test_is_computed_once_for_a_pattern_and_forgotten_with_it(monkeypatch):
     digest = module._digest
     monkeypatch.setattr(module, "_digest", lambda p: calls.append(p.shape) or digest(p))
     gc.collect()
-    known = len(module._known)
+    before = len(module._known)
     a = matrix()
     for each in (a, a.with_values(np.zeros(5)), a.astype("float64")):
         fingerprint(each)
     assert len(calls) == 1
     pattern = a.pattern
     assert pattern in module._known
-    assert len(module._known) == known + 1
+    assert len(module._known) == before + 1
     del a, each, pattern
     gc.collect()
-    assert len(module._known) == known
+    assert len(module._known) == before
 
 
 def test_statistics():
-    found = statistics(matrix())
-    assert found == {
+    stats = statistics(matrix())
+    assert stats == {
         "m": 3, "n": 4, "nnz": 5, "row_mean": 5 / 3, "row_max": 3, "col_mean": 1.25, "col_max": 2,
         "row_std": pytest.approx(np.std([2, 0, 3])), "row_empty": pytest.approx(1 / 3),
         "row_q25": 1, "row_q50": 2, "row_q75": 2.5, "row_q90": pytest.approx(2.8),
         "row_q99": pytest.approx(2.98),
     }  # fmt: skip
-    assert {type(x) for x in found.values()} == {float}
+    assert {type(x) for x in stats.values()} == {float}
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (2, 2)])
 def test_statistics_of_nothing(shape):
-    found = statistics(SparseMatrix(sp.csr_array(shape)))
-    assert [found[x] for x in ("m", "n", "nnz")] == [*shape, 0]
-    assert all(np.isfinite(x) for x in found.values())
-    assert found["row_max"] == found["col_mean"] == 0
+    stats = statistics(SparseMatrix(sp.csr_array(shape)))
+    assert [stats[x] for x in ("m", "n", "nnz")] == [*shape, 0]
+    assert all(np.isfinite(x) for x in stats.values())
+    assert stats["row_max"] == stats["col_mean"] == 0
 
 
 @pytest.mark.parametrize(
@@ -165,22 +165,22 @@ def file(tmp_path):
 
 def test_the_best_of_a_neighbour_comes_right_after_the_default(monkeypatch, file):
     rare = RowTile(tile=16, lanes=16, prefetch=16, parts=4)  # not among the rules of thumb
-    known = sparsetir.plan_candidates("spmm", similar(1), 32, threads=1)
-    assert rare not in known
+    defaults = sparsetir.plan_candidates("spmm", similar(1), 32, threads=1)
+    assert rare not in defaults
     chosen = {"tile": (16,), "prefetch": (16,), "parts": (1, 4)}
     space = Space((Branch("RowTile", chosen, lambda **c: RowTile(lanes=16, **c)),))
-    monkeypatch.setattr(request, "space", lambda *given: space)
+    monkeypatch.setattr(request, "space", lambda *args: space)
     install(monkeypatch, lambda c: Outcome("ok", seconds=1e-6 if c == rare else seconds_of(c)))
     assert run(file, 1).config == rare
     second = run(file, 2)
-    assert [trial.config for trial in second.trials[:3]] == [known[0], rare, known[1]]
+    assert [trial.config for trial in second.trials[:3]] == [defaults[0], rare, defaults[1]]
     alone = run(file, 3, transfer=False)
-    assert [trial.config for trial in alone.trials[: len(known)]] == known
+    assert [trial.config for trial in alone.trials[: len(defaults)]] == defaults
 
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_configs_that_do_not_serve_are_left_out(monkeypatch, file, gone):
-    """For another feature size; and of another version, which is told."""
+    """Records of another feature size; and of another version, with a warning."""
     install(monkeypatch)
     run(file, 1, trials=1)
     (record,) = Records(file).all()

@@ -1,4 +1,4 @@
-"""What `plan` makes of records, and that none can do it harm."""
+"""The use of records in `plan`, and that none can do it harm."""
 
 import multiprocessing
 import os
@@ -95,7 +95,7 @@ def test_what_does_not_apply_is_passed_over(records, key, config):
     ids=["none", "sparsetir", "tvm"],
 )
 def test_records_of_other_versions_do_not_apply(records, versions):
-    """What was best by another compiler may be slower than the default of this one."""
+    """A config that was best by another compiler may be slower than this one's default."""
     records.add(replace(record(OTHER, seconds=0.5), versions=versions))
     assert make().chosen_by == "default"
     assert records.best(KEY) is None and len(records.all()) == 1

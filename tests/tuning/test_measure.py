@@ -1,4 +1,4 @@
-"""Measuring in a process of its own."""
+"""Measurements in a separate process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODULES = ("tuning.faulty_templates",)
 
 @pytest.fixture(autouse=True, scope="module")
 def what_other_tests_left_is_no_garbage() -> None:
-    """Each measurement begins with a look for garbage, at all that a process holds."""
+    """A measurement begins with a collection of all garbage that a process holds."""
     gc.collect()
     gc.freeze()
 
@@ -49,17 +49,17 @@ def task(op: str = "spmm", feat: int = FEAT, dtype: str = "float32", **options) 
     return Task(op, SparseMatrix(a), feat, dtype, **options)
 
 
-def default(given: Task):
-    return sparsetir.plan_candidates(given.op, given.matrix, given.feat, **given.options)[0]
+def default(of_task: Task):
+    return sparsetir.plan_candidates(of_task.op, of_task.matrix, of_task.feat, **of_task.options)[0]
 
 
 @pytest.fixture(scope="module")
 def measurer():
-    """One worker for what does not end it; starting one takes longer than a test."""
-    given = task()
-    with Measurer(given, time_limit=60, memory_limit=1000 * MEGABYTE, modules=MODULES) as made:
-        made.measure(faulty.RIGHT)  # so that the clock of no test includes the start
-        yield made
+    """One worker for configs that do not end it; starting one takes longer than a test."""
+    of_task = task()
+    with Measurer(of_task, time_limit=60, memory_limit=1000 * MEGABYTE, modules=MODULES) as worker:
+        worker.measure(faulty.RIGHT)  # so that the clock of no test includes the start
+        yield worker
 
 
 def pid(measurer: Measurer) -> int:
@@ -137,7 +137,7 @@ def test_a_crash_and_a_hang_are_recorded_and_it_goes_on(capfd, monkeypatch) -> N
     with Measurer(task(threads=2), **options) as measurer:
         right(measurer.measure(faulty.RIGHT))
         folder = Path(measurer._folder.name)
-        # One that has ended before it is asked is no matter of the candidate's.
+        # A worker that ended beforehand is no fault of the candidate's.
         measurer._process._popen.kill()
         measurer._process._popen.wait()
         outcome = measurer.measure(faulty.Crashing("about to read nothing"))
@@ -180,17 +180,17 @@ def test_a_crash_and_a_hang_are_recorded_and_it_goes_on(capfd, monkeypatch) -> N
 
 
 def ended(folder: Path, code: str, before: bool = False) -> tuple[str, str]:
-    """State and message for a process that runs `code`, and may have ended before it is asked."""
-    made = processes.Process(
+    """State and message for a process that runs `code`, and may have ended beforehand."""
+    process = processes.Process(
         code, environment=dict(os.environ), folder=folder, printed=folder / "printed.txt"
     )
     try:
         if before:
-            made._popen.wait()
+            process._popen.wait()
         with pytest.raises(processes.Ended) as error:
-            made.answer(20)
+            process.answer(20)
     finally:
-        made.end()
+        process.end()
     return error.value.state, str(error.value)
 
 
@@ -220,7 +220,7 @@ def test_an_end_by_the_system_is_for_want_of_memory(tmp_path: Path, monkeypatch)
 
 @pytest.mark.slow
 def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
-    """Also where it hangs, and is not told."""
+    """A process is ended also where it hangs, and gets no message."""
     program = f"""
 import sys; {WITHOUT_TORCH}
 import numpy as np, scipy.sparse as sp
@@ -254,11 +254,11 @@ def test_a_worker_that_cannot_start_is_told_once() -> None:
 
 @pytest.mark.parametrize(("options", "raised"), [({}, False), ({"ahead": True}, True)])
 def test_a_process_goes_before_others_only_when_asked(monkeypatch, options, raised) -> None:
-    asked: list[tuple[int, ...]] = []
-    monkeypatch.setattr(os, "setpriority", lambda *how: asked.append(how))
-    made = processes.Process("", environment=dict(os.environ), **options)
-    made.end()
-    assert [pid for _, pid, _ in asked] == [made.pid] * raised
+    priorities: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "setpriority", lambda *how: priorities.append(how))
+    process = processes.Process("", environment=dict(os.environ), **options)
+    process.end()
+    assert [pid for _, pid, _ in priorities] == [process.pid] * raised
 
 
 def test_what_only_linux_has_is_refused_elsewhere(monkeypatch) -> None:
@@ -300,7 +300,7 @@ def test_cores_for() -> None:
 
 
 class Clocked:
-    """Calls of a given length, by a clock of their own."""
+    """Calls of a preset length, by a pretended clock."""
 
     def __init__(self, monkeypatch, seconds: float, launch: float | None = None) -> None:
         self.now = self.busy_until = 0.0
@@ -329,16 +329,16 @@ def test_a_disturbance_is_not_hopeless(monkeypatch) -> None:
         clock.seconds = 1e-3
 
     monkeypatch.setattr(time, "sleep", later)
-    found = timed(clock.call, None, 1e-3)
-    assert found.state == "ok" and found.seconds == pytest.approx(1e-3)
+    outcome = timed(clock.call, None, 1e-3)
+    assert outcome.state == "ok" and outcome.seconds == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("seconds", [5.0, 0.1, 0.03, 1e-3, 1e-5])
 def test_how_many_calls_are_timed(monkeypatch, seconds: float) -> None:
     clock = Clocked(monkeypatch, seconds)
-    found = timed(clock.call, None, None)
-    assert found.state == "ok"
-    assert found.seconds == pytest.approx(seconds) == found.median
+    outcome = timed(clock.call, None, None)
+    assert outcome.state == "ok"
+    assert outcome.seconds == pytest.approx(seconds) == outcome.median
     assert 3 <= clock.calls <= 5 if seconds > 0.02 else 0.1 <= clock.now < 0.15
     clock = Clocked(monkeypatch, seconds)
     assert timed(clock.call, None, seconds / 3.1).state == "pruned"
@@ -359,10 +359,10 @@ def test_a_machine_that_is_slower_for_a_while_does_not_count(monkeypatch, second
     monkeypatch.setattr(time, "sleep", slower)
     clock.seconds = 1.65 * seconds
     yardstick = Yardstick(lambda: (clock.call(), clock.call()) and None, seconds=3e-3)
-    found = timed(clock.call, None, None, yardstick)
-    assert found.seconds == pytest.approx(1.5e-3) == found.median
-    assert found.extra["measured"] >= 0.99 * seconds
-    assert found.extra["yardstick"] >= 1.98 * seconds
+    outcome = timed(clock.call, None, None, yardstick)
+    assert outcome.seconds == pytest.approx(1.5e-3) == outcome.median
+    assert outcome.extra["measured"] >= 0.99 * seconds
+    assert outcome.extra["yardstick"] >= 1.98 * seconds
     # What is hopeless is so by the same measure.
     assert timed(clock.call, None, 1.5e-3 / 3.3, yardstick).state == "pruned"
     assert timed(clock.call, None, 1.5e-3 / 2.8, yardstick).state == "ok"
@@ -384,8 +384,8 @@ def test_configs_are_timed_beside_a_reference(measurer: Measurer) -> None:
 
 def test_short_calls_on_a_gpu_are_waited_for_together(monkeypatch) -> None:
     clock = Clocked(monkeypatch, seconds=2e-5, launch=5e-6)
-    found = timed(clock.call, clock.finish, None)
-    assert found.seconds == pytest.approx(2e-5, rel=0.02)
+    outcome = timed(clock.call, clock.finish, None)
+    assert outcome.seconds == pytest.approx(2e-5, rel=0.02)
     assert clock.calls > 10 * clock.waits
     assert 0.1 <= clock.now < 0.15
 
@@ -401,10 +401,10 @@ def test_short_calls_on_a_gpu_are_waited_for_together(monkeypatch) -> None:
 )
 @pytest.mark.default(2)
 def test_every_operator_is_checked(op: str, dtype: str, options) -> None:
-    """In this process: the same classes as in a worker's."""
-    given = task(op, 1 if op == "spmv" else FEAT, dtype, **options)
-    device = Local(OperatorCase(given))
-    outcome = device.measure(default(given), None)
+    """The classes of a worker, in this process."""
+    of_task = task(op, 1 if op == "spmv" else FEAT, dtype, **options)
+    device = Local(OperatorCase(of_task))
+    outcome = device.measure(default(of_task), None)
     assert outcome.state == "ok" and outcome.bytes > 0
     device.case.check.exact[-1] += 1
-    assert device.measure(default(given), None).state == "wrong"
+    assert device.measure(default(of_task), None).state == "wrong"

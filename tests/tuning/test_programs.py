@@ -46,15 +46,15 @@ SPMM = PROGRAMS["spmm"].make("float32", "int32")
 
 
 def arguments(name="spmm", case="small"):
-    """Of a test program, the outputs left out."""
+    """Arguments of a test program, without the outputs."""
     program = PROGRAMS[name]
-    given = program.inputs(np.random.default_rng(0), case, "float32", "int32")
-    return {key: x for key, x in given.items() if key not in program.outputs}
+    inputs = program.inputs(np.random.default_rng(0), case, "float32", "int32")
+    return {key: x for key, x in inputs.items() if key not in program.outputs}
 
 
-def run(given=None, **options):
+def run(inputs=None, **options):
     options = {"records": "", "threads": 1, **options}
-    return tune(SPMM, arguments() if given is None else given, **options)
+    return tune(SPMM, arguments() if inputs is None else inputs, **options)
 
 
 def task(ref=None, **changes):
@@ -70,19 +70,19 @@ ITERATIONS = {"hypergraph": "two_hop", "distances_ell": "distances", "spmm_coo_s
 @pytest.mark.parametrize("name", ["spmm", "mttkrp", "ttm", "sddmm", *ITERATIONS])
 @pytest.mark.default("spmm", "ttm", "hypergraph", "spmm_coo_scatter")
 def test_a_made_space_is_right(name):
-    """Its first choices, its last ones and a mixture, on small inputs with empty rows."""
+    """First and last choices and a mixture, on small inputs with empty rows."""
     program = PROGRAMS[name]
     func = program.make("float32", "int32")
-    given = program.inputs(np.random.default_rng(1), "small", "float32", "int32")
-    space = space_of(func, {"feat": given["feat"]}, 64, 2)
+    inputs = program.inputs(np.random.default_rng(1), "small", "float32", "int32")
+    space = space_of(func, {"feat": inputs["feat"]}, 64, 2)
     assert {n.partition(".")[0] for n in space} - {"threads"} == {ITERATIONS.get(name, name)}
     mixed = {n: values[(i % 2) * -1] for i, (n, values) in enumerate(space.items())}
-    ends = ({n: values[at] for n, values in space.items()} for at in (0, -1))
+    ends = ({n: values[end] for n, values in space.items()} for end in (0, -1))
     for config in (mixed, *ends):
-        result = {n: np.full_like(given[n], np.nan) for n in program.outputs}
+        result = {n: np.full_like(inputs[n], np.nan) for n in program.outputs}
         kernel = sparsetir.build(func, schedule=program_space.apply, config=config)
-        kernel(**{**given, **result})
-        for n, want in program.oracle(given).items():
+        kernel(**{**inputs, **result})
+        for n, want in program.oracle(inputs).items():
             np.testing.assert_allclose(result[n], want, rtol=1e-4, atol=1e-4, err_msg=str(config))
 
 
@@ -105,7 +105,7 @@ def test_a_made_space_goes_by_what_the_program_is():
 @pytest.mark.parametrize("visit", ["rows", "parts 3", "sorted 3", "panels 2", "panels 3"])
 @pytest.mark.default("rows", "sorted 3")
 def test_a_made_space_visits_rows_in_other_orders(visit, monkeypatch):
-    """Of any program of that shape, whatever its operator: here with a gate."""
+    """A space for any program of that shape, whatever its operator: here with a gate."""
     monkeypatch.setattr(program_space, "ROWS", 1)
     func = small("gated", """
     with T.sp_iter([I, J, K], "SRS", "gated") as [i, j, k]:
@@ -156,13 +156,13 @@ def test_a_search_measures_a_users_schedule(monkeypatch, tmp_path):
     assert states["default schedule"].state == states["how=tiled"].state == "ok"
     refused = states["how=refused"]
     assert refused.state == "failed" and "is not proven free of races" in refused.message
-    given = arguments()
-    y = np.full((given["m"], given["feat"]), np.nan, "float32")
-    sparsetir.build(SPMM, schedule=tuned.schedule, config=tuned.config)(**given, c=y)
-    want = PROGRAMS["spmm"].oracle({**given, "c": y})["c"]
+    inputs = arguments()
+    y = np.full((inputs["m"], inputs["feat"]), np.nan, "float32")
+    sparsetir.build(SPMM, schedule=tuned.schedule, config=tuned.config)(**inputs, c=y)
+    want = PROGRAMS["spmm"].oracle({**inputs, "c": y})["c"]
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
     y[:] = np.nan
-    tuned.kernel()(**given, c=y)
+    tuned.kernel()(**inputs, c=y)
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
     text = table(tuned, graph="small")
     assert "spmm on small (m=13, n=11" in text and "1 failed" in text
@@ -179,11 +179,11 @@ def test_a_search_measures_a_users_schedule(monkeypatch, tmp_path):
 
 def test_a_wrong_kernel_is_seen():
     case = ProgramCase(task())
-    made = case.prepared(Choices())
-    made.call()
-    assert made.wrong() is None
+    right = case.prepared(Choices())
+    right.call()
+    assert right.wrong() is None
     case.expected["c"][2, 1] += 1
-    assert made.wrong().startswith("'c': 1 of 91 wrong, the first at [2, 1]: ")
+    assert right.wrong().startswith("'c': 1 of 91 wrong, the first at [2, 1]: ")
 
 
 def test_an_output_that_is_not_written_is_wrong():
@@ -202,8 +202,8 @@ def test_the_interpreter_and_the_default_kernel_say_the_same(monkeypatch, limit)
 
 
 def test_nan_and_infinity_are_right_where_they_are_expected():
-    given = arguments(case="nonfinite")
-    case = ProgramCase(ProgramTask(SPMM, bound_arguments(SPMM, given)))
+    inputs = arguments(case="nonfinite")
+    case = ProgramCase(ProgramTask(SPMM, bound_arguments(SPMM, inputs)))
     assert not np.isfinite(case.expected["c"]).all()
     assert case.error(case.expected) is None
     other = {"c": np.where(np.isfinite(case.expected["c"]), case.expected["c"], 0)}
@@ -212,10 +212,10 @@ def test_nan_and_infinity_are_right_where_they_are_expected():
 
 def test_a_worker_gets_what_the_task_is():
     ref = ScheduleRef.of(user_schedules.apply)
-    given = task(ref)
-    again = pickle.loads(pickle.dumps(given))
-    assert again.identity() == given.identity() and again.schedule == ref
-    assert list(again.arguments) == list(given.arguments)
+    sent = task(ref)
+    again = pickle.loads(pickle.dumps(sent))
+    assert again.identity() == sent.identity() and again.schedule == ref
+    assert list(again.arguments) == list(sent.arguments)
 
 
 # What is kept, and found again.
@@ -278,9 +278,9 @@ def test_choices_are_data():
 
 
 def test_sizes_and_outputs_may_be_left_out():
-    given = {n: x for n, x in arguments().items() if n not in ("nnz", "m", "feat")}
-    assert bound_arguments(SPMM, given).keys() == task().arguments.keys()
-    assert bound_arguments(SPMM, given)["c"].shape == (13, 7)
+    inputs = {n: x for n, x in arguments().items() if n not in ("nnz", "m", "feat")}
+    assert bound_arguments(SPMM, inputs).keys() == task().arguments.keys()
+    assert bound_arguments(SPMM, inputs)["c"].shape == (13, 7)
 
 
 def prepared(ref, how):
@@ -351,8 +351,8 @@ def test_a_schedule_of_a_script_is_found_by_its_file(tmp_path):
     module = load_file(file)
     ref = ScheduleRef.of(module.apply)
     assert ref == ScheduleRef("", str(file), "apply") and ref.load()(None, None) == "mine"
-    known = ScheduleRef.of(user_schedules.apply)
-    assert known.module == "tuning.user_schedules" and known.load() is user_schedules.apply
+    named = ScheduleRef.of(user_schedules.apply)
+    assert named.module == "tuning.user_schedules" and named.load() is user_schedules.apply
     exec("def typed(sch, config): pass", names := {})
     with pytest.raises(ValueError, match="got 'typed' of <string>, which is no file"):
         ScheduleRef.of(names["typed"])
@@ -367,7 +367,7 @@ register(Mine)
 
 
 def test_workers_run_the_modules_that_register(tmp_path, monkeypatch):
-    """By name where others can import it, else by file; at a prompt there is none."""
+    """Modules by name where others can import them, else by file; at a prompt there are none."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(format, "REGISTRY", {})
     monkeypatch.setattr(search, "REGISTRY", format.REGISTRY)
@@ -378,18 +378,18 @@ def test_workers_run_the_modules_that_register(tmp_path, monkeypatch):
 
     file, wanted = tmp_path / "plugged_in.py", Task("spmm", SparseMatrix(sp.eye(2)), 4, "float32")
     file.write_text(PLUG_IN.format(then=""))
-    known = importlib.import_module("plugged_in")
+    plugged = importlib.import_module("plugged_in")
     assert plug_ins(wanted) == ["plugged_in"] and plug_ins(task()) == []
     load_file(file)
     assert plug_ins(wanted) == [str(file)]
-    assert load_module(str(file)) is not known is load_module("plugged_in")
+    assert load_module(str(file)) is not plugged is load_module("plugged_in")
     monkeypatch.setitem(sys.modules, "__main__", main := types.ModuleType("__main__"))
     exec(PLUG_IN.format(then=""), vars(main))
     with pytest.raises(ValueError, match="'Mine': expected to be registered in a file"):
         plug_ins(wanted)
     main.__file__ = str(file)  # as of `python plugged_in.py`
     assert plug_ins(wanted) == [str(file)]
-    main.__spec__ = known.__spec__  # as of `python -m plugged_in`
+    main.__spec__ = plugged.__spec__  # as of `python -m plugged_in`
     assert plug_ins(wanted) == ["plugged_in"]
     for ref in (str(file), "tunes_at_once"):
         file.with_stem("tunes_at_once").write_text(then := "import sparsetir; sparsetir.tune(0, 0)")

@@ -47,7 +47,7 @@ def test_best_is_the_fastest_of_all_that_are_kept(records):
 
 
 def test_what_was_measured_on_a_slower_machine_is_no_worse(records):
-    """Of a machine of two speeds: the second config takes 0.7 of the default's time."""
+    """A machine of two speeds: the second config takes 0.7 of the default's time."""
     for number, seconds, default in ((1, 0.10, 0.11), (2, 0.14, 0.20), (3, 0.05, 0.05)):
         records.add(replace(RECORD, seconds=seconds, default_seconds=default, id=f"{number:032x}"))
     assert records.best(KEY).seconds == 0.14
@@ -75,8 +75,8 @@ def test_forget(records):
 
 def test_neighbours_are_nearest_first(records):
     def near(rows, key, seconds=1.0):
-        known = {"m": float(rows), "row_mean": 8.0}
-        records.add(Record(key, {"template": "T", "of": rows}, seconds, statistics=known))
+        stats = {"m": float(rows), "row_mean": 8.0}
+        records.add(Record(key, {"template": "T", "of": rows}, seconds, statistics=stats))
 
     near(1000, replace(KEY, fingerprint="1" * 32), seconds=2.0)
     near(1001, replace(KEY, fingerprint="1" * 32), seconds=1.0)  # better, of the same problem

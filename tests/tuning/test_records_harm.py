@@ -1,4 +1,4 @@
-"""Records stay, whatever happens to process, file and disk; foreign or absurd ones harm nobody."""
+"""Records survive failures of process, file and disk; foreign or absurd ones do no harm."""
 
 import contextlib
 import json
@@ -83,7 +83,7 @@ def test_damaged_tables(records, change, message):
 
 
 def test_files_that_are_no_files(tmp_path):
-    """No call waits for a pipe, or reads what never ends."""
+    """No call waits for a pipe, or reads without end."""
     os.mkfifo(tmp_path / "a")
     (tmp_path / "b").symlink_to("/dev/zero")
     (tmp_path / "c").mkdir()
@@ -115,7 +115,7 @@ def test_export_does_not_replace_the_records(tmp_path):
 
 
 def test_list_has_no_codes_of_terminals(tmp_path, capsys):
-    """What others exported may be named in any way; with a mark of its encoding or without."""
+    """Exported files may have any name; an encoding mark is optional."""
     codes = {"graph": "\x1b[31mred\n<b>", "op": "o\x1b[2J", "config": {"template": "\x1b[1mX"}}
     data = {"format": "sparsetir records", "version": 1}
     data["records"] = [{**record_to_data(record(1)), **codes}]
@@ -174,7 +174,7 @@ def _fill(path, size, out):
 
 
 def test_full_disk(records):
-    """What was kept is there, and nothing of what was not."""
+    """Kept records are there, and nothing else."""
     out, end = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_fill, args=(records.path, 100_000, end))
     process.start()
@@ -183,7 +183,7 @@ def test_full_disk(records):
     assert "the disk is full or failing; what was recorded before is kept" in message
     assert number > 10
     assert [r.config["tile"] for r in records.all()] == list(range(number))
-    records.add(RECORD)  # with room again
+    records.add(RECORD)  # with free space again
     assert len(records.all()) == number + 1
 
 
@@ -210,13 +210,13 @@ def test_a_killed_writer_loses_nothing_that_it_was_told_is_kept(records):
     while out.recv() < 20:
         pass
     process.kill()
-    told = 20
+    count = 20
     with contextlib.suppress(EOFError):
         while True:
-            told = out.recv()
+            count = out.recv()
     process.join()
     kept = [r.config["tile"] for r in records.all()]
-    assert kept in (list(range(told + 1)), list(range(told + 2)))
+    assert kept in (list(range(count + 1)), list(range(count + 2)))
     check_file(records.path)
     records.add(RECORD)
     assert len(records.all()) == len(kept) + 1
@@ -238,11 +238,11 @@ def test_two_writers_at_once(records):
     writers = [FORK.Process(target=_write, args=(records.path, name, 1.0, counts)) for name in "ab"]
     for writer in writers:
         writer.start()
-    found = dict(counts.get() for _ in writers)
+    counts_by_name = dict(counts.get() for _ in writers)
     for writer in writers:
         writer.join()
-    assert min(found.values()) > 0
-    for name, count in found.items():
+    assert min(counts_by_name.values()) > 0
+    for name, count in counts_by_name.items():
         kept = [r.config["tile"] for r in records.all() if r.graph == name]
         assert sorted(kept) == list(range(count))
     check_file(records.path)

@@ -40,7 +40,7 @@ def is_right(plan):
 
 
 def test_a_search_begins_with_the_plans_config_and_ends_with_a_plan(monkeypatch, tmp_path):
-    """With seconds that are pretended: nothing is slower than to prefetch as by default."""
+    """Seconds are pretended: nothing is slower than the default prefetches."""
     chosen = sparsetir.plan("rgms", A, 32, feat_in=8, threads=2).config
 
     def measured(config):
@@ -48,18 +48,18 @@ def test_a_search_begins_with_the_plans_config_and_ends_with_a_plan(monkeypatch,
 
     install(monkeypatch, measured)
     file = tmp_path / "records.sqlite"
-    found = tune(trials=5, records=file, graph="small")
-    assert isinstance(found, TunedProgram) and len(found.trials) == 5
-    assert found.trials[0].config == chosen
-    assert found.default_seconds == 2e-3 and found.speedup == 2
-    made = found.plan()
-    assert made.config.prefetch != chosen.prefetch and made.chosen_by == "user"
-    is_right(made)
+    result = tune(trials=5, records=file, graph="small")
+    assert isinstance(result, TunedProgram) and len(result.trials) == 5
+    assert result.trials[0].config == chosen
+    assert result.default_seconds == 2e-3 and result.speedup == 2
+    plan = result.plan()
+    assert plan.config.prefetch != chosen.prefetch and plan.chosen_by == "user"
+    is_right(plan)
     (record,) = Records(file).all()
     assert record.key.op == "rgms" and record.graph == "small"
     monkeypatch.setenv("SPARSETIR_RECORDS", str(file))
     again = sparsetir.plan("rgms", A, 32, feat_in=8, threads=2)
-    assert again.chosen_by == "record" and again.config == made.config
+    assert again.chosen_by == "record" and again.config == plan.config
     is_right(again)
     triples = RelationPattern.of(*(c[::-1] for c in MASK.nonzero()), MASK.shape)
     assert sparsetir.plan("rgms", triples, 32, feat_in=8, threads=2).chosen_by == "record"
@@ -72,14 +72,14 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
     """Plans warn, and take the default; sums of torch's tensors are planned by the same records."""
     monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
     relation, row, column = (torch.from_numpy(c) for c in MASK.nonzero())
-    given = [torch.from_numpy(v) for v in (X, W)], torch.stack([column, row]), relation
+    inputs = [torch.from_numpy(v) for v in (X, W)], torch.stack([column, row]), relation
 
     def planned():
         ops.clear_cache()
-        (x, w), *graph = given
+        (x, w), *graph = inputs
         ops.rgms(x, w, *graph, torch.from_numpy(VALUES), num_targets=20)
-        made = relations_of(*seen_edges(*graph), 15, 20, 3).by_target.made.values()
-        (kept,) = (x for x in made if isinstance(x, sparsetir.Plan))
+        caches = relations_of(*seen_edges(*graph), 15, 20, 3).by_target.made.values()
+        (kept,) = (x for x in caches if isinstance(x, sparsetir.Plan))
         return kept.chosen_by
 
     wanted = requested("rgms", A, 32, feat_in=8)
@@ -105,8 +105,8 @@ def test_what_is_tried_is_right():
     task = of_operator("rgms", A, 32, feat_in=8, threads=2, target="llvm", device=None).tuned.task
     assert isinstance(task, ProgramTask)
     case = ProgramCase(task)
-    for at in (0, -1):
-        chosen = {name: values[at] for name, values in branch.choices.items()}
+    for n in (0, -1):
+        chosen = {name: values[n] for name, values in branch.choices.items()}
         prepared = case.prepared(branch.config(chosen))
         prepared.call()
         assert prepared.wrong() is None
@@ -115,11 +115,11 @@ def test_what_is_tried_is_right():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_real_search(dtype):
-    found = tune(trials=2, dtype=dtype, weighted=False)
-    assert found.counts == {"ok": 2}
-    made = found.plan()
+    result = tune(trials=2, dtype=dtype, weighted=False)
+    assert result.counts == {"ok": 2}
+    plan = result.plan()
     x, w = X.astype(dtype), W.astype(dtype)
-    np.testing.assert_allclose(made(x, w), exact(MASK, {"x": x, "w": w}), rtol=1e-2, atol=2e-2)
+    np.testing.assert_allclose(plan(x, w), exact(MASK, {"x": x, "w": w}), rtol=1e-2, atol=2e-2)
 
 
 GPU = {"kind": "cuda", "arch": "sm_90"}

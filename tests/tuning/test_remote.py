@@ -27,9 +27,9 @@ def task(op: str = "spmm", feat: int = 32, dtype: str = "float32", **options) ->
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        return found.getsockname()[1]
+    with socket.socket() as server:
+        server.bind((HOST, 0))
+        return server.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +51,16 @@ def remote(tmp_path_factory):
         port = free_port()
         at_tracker = {"key": KEY, "tracker_addr": (HOST, tracker.port)}
         server = rpc.Server(HOST, port, port + 100, silent=True, **at_tracker)
-    found = Remote(HOST, tracker.port, KEY)
+    device = Remote(HOST, tracker.port, KEY)
     end = time.monotonic() + 30
     while True:
         try:
-            RemoteDevice(found, None)._tracker().close()
+            RemoteDevice(device, None)._tracker().close()
             break
         except RemoteError:
             assert time.monotonic() < end
             time.sleep(0.1)
-    yield found
+    yield device
     server.terminate()
     tracker.terminate()
 
@@ -77,17 +77,17 @@ def remote(tmp_path_factory):
 @pytest.mark.slow
 def test_every_operator_on_a_device(remote, op, dtype, options, config) -> None:
     """The last kernel takes only a part of what is computed."""
-    given = task(op, 1 if op == "spmv" else 32, dtype, **options)
-    first = sparsetir.plan_candidates(op, given.matrix, given.feat, **given.options)[0]
+    of_task = task(op, 1 if op == "spmv" else 32, dtype, **options)
+    first = sparsetir.plan_candidates(op, of_task.matrix, of_task.feat, **of_task.options)[0]
     config = config or first
-    device = RemoteDevice(remote, OperatorCase(given))
+    device = RemoteDevice(remote, OperatorCase(of_task))
     device.begin(60.0)
     outcome = device.measure(config, None)
     assert outcome.state == "ok" and 0 < outcome.seconds <= outcome.median < 0.1
-    made = sparsetir.plan(op, given.matrix, given.feat, config=config, **given.options)
-    assert outcome.bytes == stored_bytes(made)
-    assert (outcome.padding, outcome.launches) == (made.padding, 1)
-    signature = made.kernel.signature
+    plan = sparsetir.plan(op, of_task.matrix, of_task.feat, config=config, **of_task.options)
+    assert outcome.bytes == stored_bytes(plan)
+    assert (outcome.padding, outcome.launches) == (plan.padding, 1)
+    signature = plan.kernel.signature
     assert config is first or len(signature.passed) < len(signature.position)
     device.release()
 

@@ -106,9 +106,9 @@ def test_page(tmp_path):
 
 def test_page_shows_the_format(tmp_path):
     trials = [t for t in tuned_fake.trials() if t.config == Decomposed(Hyb(1, 3))]
-    for given in (tuned_fake.matrix(20, 30), tuned_fake.matrix(400, 300)):
-        found = tuned_fake.tuned(trials, of=tuned_fake.task(given=given))
-        _, images, length = written(tmp_path, found, graph=r"$\cora$")
+    for matrix in (tuned_fake.matrix(20, 30), tuned_fake.matrix(400, 300)):
+        result = tuned_fake.tuned(trials, of=tuned_fake.task(given=matrix))
+        _, images, length = written(tmp_path, result, graph=r"$\cora$")
         assert "Storage in Hyb(c=1, k=3)" in images and length < 700_000
 
 
@@ -126,9 +126,9 @@ def test_pages_of_other_operators(tmp_path):
     matrix, on = tuned_fake.matrix(30, 30), {"target": "llvm", "device": None}
     words, images, _ = written(tmp_path, of_operator("spgemm", matrix, matrix, **on).tuned)
     assert words.startswith("spgemm (30 x 30") and "Stored elements" in images
-    found = of_operator("softmax", matrix, **on).tuned
-    found.trials = [Trial(0, found.default, tuned_fake.outcome(1.0), 0.1)]
-    words, _, _ = written(tmp_path, found)
+    result = of_operator("softmax", matrix, **on).tuned
+    result.trials = [Trial(0, result.default, tuned_fake.outcome(1.0), 0.1)]
+    words, _, _ = written(tmp_path, result)
     assert "Its best schedule" in words and "The default one." not in words
 
 
@@ -152,7 +152,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes when it is told to."""
+    """A clock that advances on request."""
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now

@@ -152,10 +152,10 @@ def test_outcomes_come_back(tmp_path):
         Outcome("ok", seconds=0.5, median=0.6, padding=0.1, bytes=7, extra={"times": 3}),
         Outcome("pruned", seconds=2.0), Outcome("crashed", message="SIGSEGV"),
     ]  # fmt: skip
-    made = [first.finish(first.claim(tile(n)), o, 1.0 * n) for n, o in enumerate(outcomes, 1)]
+    trials = [first.finish(first.claim(tile(n)), o, 1.0 * n) for n, o in enumerate(outcomes, 1)]
     second.refresh()
-    assert first.done() == second.done() == made == store(tmp_path / "db").done()
-    assert second.of_default() == made[0] and not second.warnings
+    assert first.done() == second.done() == trials == store(tmp_path / "db").done()
+    assert second.of_default() == trials[0] and not second.warnings
     study = optuna.load_study(study_name="name", storage=f"sqlite:///{tmp_path / 'db'}")
     assert [t.state.name for t in study.trials] == ["COMPLETE", "PRUNED", "FAIL"]
     assert study.best_value == 0.5
@@ -220,17 +220,17 @@ def test_files_that_hold_something_else(monkeypatch, file):
 def test_another_search_makes_the_tables_of_the_file_first(monkeypatch, file):
     """The one that was second, and failed, opens the file once more."""
     install(monkeypatch)
-    made, create = [], optuna.create_study
+    studies, create = [], optuna.create_study
 
     def second(**options):
-        made.append(create(**options))
-        if len(made) == 1:
+        studies.append(create(**options))
+        if len(studies) == 1:
             raise RuntimeError("table studies already exists")
-        return made[-1]
+        return studies[-1]
 
     monkeypatch.setattr(optuna, "create_study", second)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    assert not run(file, trials=2).warnings and len(made[0].get_trials()) == 2
+    assert not run(file, trials=2).warnings and len(studies[0].get_trials()) == 2
 
 
 @pytest.mark.parametrize("url", ["nonsense", "sqlite:////proc/no/such/folder.db"])

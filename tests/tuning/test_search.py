@@ -56,13 +56,13 @@ def test_the_same_seed_tries_the_same_in_the_same_order(monkeypatch, sampler):
     install(monkeypatch)
     first, second = (run(sampler=sampler, seed=3, trials=25) for _ in range(2))
     assert order(first) == order(second) and len(set(order(first))) == 25
-    known = sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)
-    assert [trial.config for trial in first.trials[: len(known)]] == known
-    assert first.default == known[0]
+    defaults = sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)
+    assert [trial.config for trial in first.trials[: len(defaults)]] == defaults
+    assert first.default == defaults[0]
 
 
 def test_exhaustive_measures_every_config_once(monkeypatch):
-    """As auto does where there are few."""
+    """The sampler that auto chooses for few configs."""
     install(monkeypatch)
     tuned = run(sampler="exhaustive", trials=1)
     assert len(set(order(tuned))) == len(tuned.trials) > 40
@@ -74,7 +74,7 @@ def test_exhaustive_measures_every_config_once(monkeypatch):
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "exhaustive"])
 def test_a_search_ends_with_the_space_and_measures_nothing_twice(monkeypatch, sampler):
-    monkeypatch.setattr(request, "space", lambda *given: small_space(6))
+    monkeypatch.setattr(request, "space", lambda *args: small_space(6))
     fake = install(monkeypatch)
     default = [text(c) for c in sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)]
     tuned = run(sampler=sampler, trials=100)
@@ -91,9 +91,9 @@ def test_failures_teach_the_sampler():
     space = Space(tuple(Branch(name, values, make[name]) for name in make))
     proposer, tried = Proposer(space, "tpe", 0, []), []
     for _ in range(40):
-        found = proposer.next(tried)
-        good = found.prefetch == 1
-        tried.append((found, Outcome("ok", seconds=found.tile) if good else Outcome("crashed")))
+        config = proposer.next(tried)
+        good = config.prefetch == 1
+        tried.append((config, Outcome("ok", seconds=config.tile) if good else Outcome("crashed")))
     late = Counter(config.prefetch for config, _ in tried[20:])
     assert late[1] > 2 * late[0]
 
@@ -139,7 +139,7 @@ def test_ctrl_c_keeps_what_was_found(monkeypatch, tmp_path):
 
 
 def test_ctrl_c_with_several_workers(monkeypatch):
-    """It reaches the main thread alone, which ends what the others measure."""
+    """The interrupt reaches only the main thread, which ends the other measurements."""
     reached, ended = threading.Event(), threading.Event()
 
     def measure(config):
@@ -183,8 +183,8 @@ def test_failures_are_trials_and_the_run_goes_on(monkeypatch):
     states = ["ok", "crashed", "hung", "wrong", "out of memory", "failed", "pruned"]
 
     def measure(config):
-        known = sorted(set(fake.log), key=fake.log.index)
-        state = states[known.index(text(config)) % 7]
+        measured = sorted(set(fake.log), key=fake.log.index)
+        state = states[measured.index(text(config)) % 7]
         seconds = seconds_of(config) if state == "ok" else 1.0 if state == "pruned" else None
         return Outcome(state, seconds=seconds, message="" if seconds else f"it {state}")
 
@@ -286,28 +286,28 @@ def test_importances():
         for _, config in space.points()
     ]
     tried.append((tried[0][0], Outcome("crashed")))
-    found = importances(space, tried)
-    assert found["RowTile.tile"] > 0.8 and sum(found.values()) == pytest.approx(1)
+    shares = importances(space, tried)
+    assert shares["RowTile.tile"] > 0.8 and sum(shares.values()) == pytest.approx(1)
     assert importances(space, tried[:1]) == {}
 
 
 def test_progress(monkeypatch):
     install(monkeypatch)
-    seen = []
+    events = []
 
     class Progress:
         def begin(self, total, done=0):
-            seen.append(("begin", total, done))
+            events.append(("begin", total, done))
 
         def step(self, trial, best, failures, default):
             assert best.outcome.seconds <= min(trial.outcome.seconds, default)
-            seen.append((trial.number, failures))
+            events.append((trial.number, failures))
 
         def end(self):
-            seen.append("end")
+            events.append("end")
 
     run(progress=Progress(), trials=9)
-    assert seen == [("begin", 9, 0), *((i, 0) for i in range(9)), "end"]
+    assert events == [("begin", 9, 0), *((i, 0) for i in range(9)), "end"]
 
 
 def test_workers_share_the_trials(monkeypatch):
@@ -317,8 +317,8 @@ def test_workers_share_the_trials(monkeypatch):
     assert [trial.number for trial in tuned.trials] == list(range(20))
     assert len(set(order(tuned))) == 20
     limits = {"time_limit": 7.0, "memory_limit": 2**30, "remote": None}
-    given = [{k: v for k, v in options.items() if k != "modules"} for options in fake.options]
-    assert given == [{**limits, "cores": (n,)} for n in range(3)]
+    limited = [{k: v for k, v in options.items() if k != "modules"} for options in fake.options]
+    assert limited == [{**limits, "cores": (n,)} for n in range(3)]
 
 
 @pytest.mark.slow  # docs/tutorial.md and docs/new_operator.md search, too

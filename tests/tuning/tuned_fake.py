@@ -1,4 +1,4 @@
-"""What a search may have found, made by hand, for the tests of its report."""
+"""Pretended results of a search, for the tests of its report."""
 
 import scipy.sparse as sp
 
@@ -32,23 +32,23 @@ def outcome(seconds, padding=0.0, size=20_000, state="ok"):
 
 
 def trials():
-    """Ten right ones, of which two are of one config, one pruned, and three failures."""
+    """Ten right trials, two of which are of one config, one pruned, and three failures."""
     configs = [
         DEFAULT, RowTile(tile=64, pack=True, parts=2), Decomposed(Hyb(1, 3)),
         Decomposed(BSR(4, 4)),
         *(RowTile(tile=2**n, lanes=8, tiles_first=False) for n in range(3, 8)),
     ]  # fmt: skip
     times = [60e-6, 52e-6, 75e-6, 190e-6, 71e-6, 48e-6, 39e-6, 44e-6, 58e-6]
-    found = [outcome(t) for t in times]
-    found[2] = outcome(75e-6, padding=0.126, size=3 << 20)
-    found += [outcome(41e-6), outcome(900e-6, state="pruned")]
+    outcomes = [outcome(t) for t in times]
+    outcomes[2] = outcome(75e-6, padding=0.126, size=3 << 20)
+    outcomes += [outcome(41e-6), outcome(900e-6, state="pruned")]
     configs += [configs[6], RowTile(tile=16, lanes=4)]
     for state, message in (
         ("wrong", MESSAGE), ("hung", "no answer for 60 s"), ("crashed", "killed by SIGSEGV"),
     ):  # fmt: skip
         configs.append(RowTile(tile=16, lanes=16, prefetch=len(configs)))
-        found.append(Outcome(state, message=message))
-    return [Trial(n, c, o, 0.5 * n) for n, (c, o) in enumerate(zip(configs, found, strict=True))]
+        outcomes.append(Outcome(state, message=message))
+    return [Trial(n, c, o, 0.5 * n) for n, (c, o) in enumerate(zip(configs, outcomes, strict=True))]
 
 
 def tuned(some=None, of=None, **more):

@@ -23,8 +23,8 @@ def apply(sch: Any, config: Any) -> None:
 
 
 class Holder:
-    """Not a place that workers look in."""
+    """A module that workers do not search."""
 
     @staticmethod
     def apply(sch: Any, config: Any) -> None:
-        """As the one above."""
+        """A duplicate of the one above."""

@@ -43,10 +43,10 @@ def compared(graph: DistGraph, who: str, check: Callable[[], object]) -> None:
         graph.compared += 1
         graph.seen.add(together(graph.group, who, lambda: (who, check())))
         return
-    said = who, check()
-    if said not in graph.seen:
-        together(graph.group, who, lambda: said)
-        graph.seen.add(said)
+    facts = who, check()
+    if facts not in graph.seen:
+        together(graph.group, who, lambda: facts)
+        graph.seen.add(facts)
 
 
 def likeness(x: Tensor | None, rows: int = -2) -> tuple[object, ...]:
@@ -87,10 +87,10 @@ def check_values(who: str, values: Any, x: Tensor, nnz: int) -> None:
         raise wrong(who, "values", expected, tuple(values.shape[::-1]))
 
 
-def cast(*given: Any) -> tuple[Any, ...]:
+def cast(*tensors: Any) -> tuple[Any, ...]:
     """Convert to autocast's dtype, where that is on."""
-    device = next(x for x in given if x is not None).device.type
+    device = next(x for x in tensors if x is not None).device.type
     if not torch.is_autocast_enabled(device):
-        return given
+        return tensors
     dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) if x is not None and x.dtype.itemsize < 8 else x for x in given)
+    return tuple(x.to(dtype) if x is not None and x.dtype.itemsize < 8 else x for x in tensors)

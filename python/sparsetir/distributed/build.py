@@ -19,7 +19,7 @@ WHO = "DistGraph.from_edges"
 
 
 def sent_home(
-    group: dist.ProcessGroup, n: int, ends: Tensor, given: list[Tensor], how: Any
+    group: dist.ProcessGroup, n: int, ends: Tensor, of_edges: list[Tensor], how: Any
 ) -> tuple[Partition, Tensor, list[Tensor]]:
     """The partition, and (2, nnz) new numbers of the edges into own nodes, with what they have."""
     partition = make_partition(WHO, group, n, ends[0], ends[1], how)
@@ -28,16 +28,16 @@ def sent_home(
     order = torch.argsort(owners, stable=True)
     send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
     del owners
-    pairs, got = swap(group, WHO, new.t()[order], send)
+    pairs, receive = swap(group, WHO, new.t()[order], send)
     del new, ends
-    found = [swap(group, WHO, x[order], send, got)[0] for x in given]
-    return partition, pairs.t(), found
+    sent = [swap(group, WHO, x[order], send, receive)[0] for x in of_edges]
+    return partition, pairs.t(), sent
 
 
 def coalesced(
     group: dist.ProcessGroup, sources: Tensor, targets: Tensor, values: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Each edge once, by targets and sources, with the sum of values; None where all are one."""
+    """Distinct edges by targets and sources, with the sum of values; None where all are one."""
     order = torch.argsort(sources, stable=True)
     order = order[torch.argsort(targets[order], stable=True)]
     sources, targets = sources[order], targets[order]
@@ -54,7 +54,7 @@ def coalesced(
 
 
 def least_nodes(group: dist.ProcessGroup, ends: Tensor) -> int:
-    """So many that each node with an edge is one of them; collective."""
+    """A number of nodes such that each node of an edge is one of them; collective."""
     most = ends.max() if ends.numel() else torch.tensor(-1, device=ends.device)
     return int(total(group, WHO, most.view(1).clone(), dist.ReduceOp.MAX)) + 1
 

@@ -27,9 +27,9 @@ def group_of(who: str, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
             f"{who}: expected a group of processes: run under torchrun and call "
             "torch.distributed.init_process_group first"
         )
-    found = dist.group.WORLD if group is None else group
-    assert found is not None
-    return found
+    joined = dist.group.WORLD if group is None else group
+    assert joined is not None
+    return joined
 
 
 def check_device(who: str, name: str, group: dist.ProcessGroup, x: Tensor) -> None:
@@ -47,7 +47,7 @@ def in_time(group: dist.ProcessGroup, who: str) -> Iterator[None]:
         yield
     except DistributedError:
         raise
-    except RuntimeError as error:  # of which those of torch.distributed are kinds
+    except RuntimeError as error:  # base class of torch.distributed's errors
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         raise DistributedError(
             f"{who}: process {rank} of {size}: another process has ended, was not there in time, "
@@ -64,26 +64,26 @@ def together(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> T:
     Raises that error on its process and DistributedError, with its text, on the others;
     DistributedError on all where results differ.
     """
-    error, said = None, None
+    error, value_here = None, None
     try:
-        said = check()
+        value_here = check()
     except (ValueError, TypeError, OSError, ImportError) as caught:
         error = caught
     text = None if error is None else f"{type(error).__name__}: {error}"
-    found: list[Any] = [None] * dist.get_world_size(group)
+    answers: list[Any] = [None] * dist.get_world_size(group)
     with in_time(group, who):
-        dist.all_gather_object(found, (text, said), group=group)
+        dist.all_gather_object(answers, (text, value_here), group=group)
     if error is not None:
         raise error
-    for rank, (text, value) in enumerate(found):
+    for rank, (text, value) in enumerate(answers):
         if text is not None:
-            raise DistributedError(f"{who}: process {rank} of {len(found)}: {text}")
-        if value != found[0][1]:
+            raise DistributedError(f"{who}: process {rank} of {len(answers)}: {text}")
+        if value != answers[0][1]:
             raise DistributedError(
-                f"{who}: expected the same on all processes, got {found[0][1]} on process 0 and "
+                f"{who}: expected the same on all processes, got {answers[0][1]} on process 0 and "
                 f"{value} on process {rank}"
             )
-    return said  # type: ignore[return-value]
+    return value_here  # type: ignore[return-value]
 
 
 def total(group: dist.ProcessGroup, who: str, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
@@ -118,12 +118,12 @@ def swap(
 
     Gives rows of the processes in order, and how many come from each.
     """
-    got = list(receive) if receive is not None else split_sizes(group, who, send, x.device)
-    out = x.new_empty((sum(got), *x.shape[1:]))
+    sizes = list(receive) if receive is not None else split_sizes(group, who, send, x.device)
+    out = x.new_empty((sum(sizes), *x.shape[1:]))
     if x.shape[1:].numel():
         with in_time(group, who):
-            dist.all_to_all_single(as_bytes(out), as_bytes(x), got, list(send), group=group)
-    return out, got
+            dist.all_to_all_single(as_bytes(out), as_bytes(x), sizes, list(send), group=group)
+    return out, sizes
 
 
 def as_bytes(x: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Rows that processes need of each other: who sends which is found once, then sent as often as
-features change, and gradients go the same way back."""
+"""Rows that processes need from each other: the senders are determined once, rows are sent as
+often as features change, and gradients go the same way back."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Exchange:
         self.group, self.own, self.halo = group, own, len(halo)
         self.receive: list[int] = torch.bincount(owners, minlength=count).tolist()
         self.send: list[int] = split_sizes(group, who, self.receive, halo.device)
-        asked, _ = swap(group, who, halo, self.receive, self.send)
-        self.sent: Tensor = asked - start
+        requested, _ = swap(group, who, halo, self.receive, self.send)
+        self.sent: Tensor = requested - start
         self.bytes_sent = 0
         rows = total(group, who, torch.tensor([self.halo], device=halo.device))
         self.any = bool(int(rows))  # else no process sends anything, nor begins to
@@ -71,7 +71,7 @@ class Exchange:
 
         Sums are in one order.
         """
-        # Heads one by one where each has memory of its own, as torch then adds whole rows.
+        # Heads one by one where each is contiguous, as torch then adds whole rows.
         apart = to.dim() == 3 and not to.is_contiguous()
         each = zip(to.unbind(1), rows.unbind(1), strict=True) if apart else [(to, rows)]
         # Threads of a GPU add in any order, but for the rows of one process, which differ.
@@ -129,8 +129,8 @@ class Passage:
 
     def leave(self, x: Tensor) -> Tensor:
         """The same rows (own, ...), with which to compute until those of others are there."""
-        own, self._sent = _Leave.apply(self, x)
-        return own
+        rows, self._sent = _Leave.apply(self, x)
+        return rows
 
     def arrive(self) -> Tensor:
         """Rows of the halo, (halo, ...)."""
@@ -156,11 +156,11 @@ class _Leave(torch.autograd.Function):
         grad, passage = grads[0], ctx.passage
         # A copy, as others may have the gradient, too; made while rows are under way. 16-bit
         # numbers are added up in float32.
-        own = grad.to(torch.promote_types(grad.dtype, torch.float32), copy=True)
+        own_grad = grad.to(torch.promote_types(grad.dtype, torch.float32), copy=True)
         returned = passage.wait()
         with record_function("sparsetir: unpack"):
-            passage.exchange.add_returned(returned, own)
-        return None, own.to(grad.dtype)
+            passage.exchange.add_returned(returned, own_grad)
+        return None, own_grad.to(grad.dtype)
 
 
 class _Arrive(torch.autograd.Function):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def extremum(
     graph: DistGraph,
     passage: Passage,
-    own: Tensor,
+    rows: Tensor,
     values: Tensor | None,
     largest: bool,
     heads: int,
@@ -36,26 +36,26 @@ def extremum(
     passage : the exchange that has sent own rows
     heads : the argument of :func:`sparsetir.distributed.parts.with_heads`
     """
-    placed = wants_gradient(own, values)
+    placed = wants_gradient(rows, values)
     inner, outer = split(graph, None if values is None else values.detach())
     with torch.no_grad(), record_function("sparsetir: local product"):
-        out, place = _extremum(graph.local, inner, own, largest, heads, placed)
+        out, place = _extremum(graph.local, inner, rows, largest, heads, placed)
     halo = rows_first(passage.arrive())
     with torch.no_grad(), record_function("sparsetir: remote product"):
         before = graph.local.col.shape[0]
         for first, start, A in graph.remote_blocks:
             some = None if outer is None else outer[..., start : start + len(A.col)]
-            found, at = _extremum(A, some, halo, largest, heads, placed)
+            remote, at_best = _extremum(A, some, halo, largest, heads, placed)
             mine = out[..., first : first + A.m, :]
-            better = (found > mine) if largest else (found < mine)
-            better |= found.isnan() & ~mine.isnan()
+            better = (remote > mine) if largest else (remote < mine)
+            better |= remote.isnan() & ~mine.isnan()
             better |= _empty(graph.local, first, A.m)
             better &= ~_empty(A, 0, A.m)
-            mine.copy_(torch.where(better, found, mine))
-            if place is not None and at is not None:
+            mine.copy_(torch.where(better, remote, mine))
+            if place is not None and at_best is not None:
                 of = place[..., first : first + A.m, :]
-                of.copy_(torch.where(better, at + (before + start), of))
-    return out if place is None else _Chosen.apply(graph, own, halo, values, out, place, heads)
+                of.copy_(torch.where(better, at_best + (before + start), of))
+    return out if place is None else _Chosen.apply(graph, rows, halo, values, out, place, heads)
 
 
 class _Chosen(torch.autograd.Function):
@@ -65,16 +65,16 @@ class _Chosen(torch.autograd.Function):
     def forward(
         ctx: Any,
         graph: DistGraph,
-        own: Tensor,
+        rows: Tensor,
         halo: Tensor,
         values: Tensor | None,
         out: Tensor,
         place: Tensor,
         heads: int,
     ) -> Tensor:
-        kept = [own, halo] if values is not None and ctx.needs_input_grad[3] else [None, None]
+        kept = [rows, halo] if values is not None and ctx.needs_input_grad[3] else [None, None]
         ctx.save_for_backward(values, place, *kept)
-        ctx.graph, ctx.heads, ctx.shape = graph, heads, own.shape
+        ctx.graph, ctx.heads, ctx.shape = graph, heads, rows.shape
         return out
 
     @staticmethod
@@ -86,13 +86,13 @@ class _Chosen(torch.autograd.Function):
         # Only gradients of values need the features themselves; others need their shape.
         every = grad.new_empty(()).expand(shape) if own is None else torch.cat([own, halo], -2)
         wide, every = with_heads(values, every, heads)
-        found = gradients_of_product(graph.edge_index, wide, every, place, grad)
+        gradients = gradients_of_product(graph.edge_index, wide, every, place, grad)
         of_own = of_halo = of_values = None
         if values is not None and ctx.needs_input_grad[3]:
-            of_values = found["values"]()
+            of_values = gradients["values"]()
             of_values = of_values.sum(0) if of_values.dim() > values.dim() else of_values
         if ctx.needs_input_grad[1]:
-            of_x = found["b"]()
+            of_x = gradients["b"]()
             of_x = of_x.sum(0) if heads < 0 else of_x
             of_own, of_halo = of_x.split([graph.own, graph.halo], -2)
         return None, of_own, of_halo, of_values, None, None, None

@@ -1,4 +1,4 @@
-"""Graphs from files of which each process reads a part."""
+"""Graphs from files, a part of which each process reads."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
 
         kind = "csr"
         if prefix + "format" in names:
-            said = small("format").tolist()
-            kind = said[0] if len(said) == 1 else said
+            stored = small("format").tolist()
+            kind = stored[0] if len(stored) == 1 else stored
             kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
         elif {prefix + "row", prefix + "col"} <= names:
             kind = "coo"
@@ -127,9 +127,9 @@ def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
                 _same_count(path, name, array.count, count)
                 values = _weights(path, array.read(begin, end))
         rows, columns = (second, first) if kind == "csr" else (first, second)
-        told = prefix + "shape" in names
+        has_shape = prefix + "shape" in names
         nodes = int(max(rows.max(initial=-1), columns.max(initial=-1))) + 1
-        if told:
+        if has_shape:
             m, n = two_lengths(f"{path}: {prefix}shape", small("shape"))
             if m != n:
                 raise GraphError(f"{path}: expected a square matrix, got {m} x {n}")
@@ -139,11 +139,11 @@ def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
                 raise GraphError(f"{path}: indptr: expected {m + 1} elements, got {lines + 1}")
             nodes = m
         check_matrix(path, (nodes, nodes), 0)
-        return Share(columns, rows, values, nodes, told)
+        return Share(columns, rows, values, nodes, has_shape)
 
 
 class _Array:
-    """An array of one dimension, or a number, in an .npz file, of which parts are read in order."""
+    """An array of one dimension, or a number, in an .npz file, whose parts are read in order."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, name: str) -> None:
         self._path, self._name, self._stack = path, name, ExitStack()
@@ -174,15 +174,15 @@ class _Array:
 def _ids(path: Path, array: _Array, begin: int, end: int) -> np.ndarray:
     if array.dtype.kind not in "iu":
         raise GraphError(f"{path}: {array._name}: expected integers, got {array.dtype}")
-    found = array.read(begin, end).astype(np.int64)
-    if len(found) and found.min() < 0:
-        raise GraphError(f"{path}: {array._name}: expected 0 or more, got {found.min()}")
-    return found
+    ids = array.read(begin, end).astype(np.int64)
+    if len(ids) and ids.min() < 0:
+        raise GraphError(f"{path}: {array._name}: expected 0 or more, got {ids.min()}")
+    return ids
 
 
 def _rows(path: Path, array: _Array, begin: int, end: int, count: int) -> np.ndarray:
     """(end - begin,) rows of elements, of row pointers; these are looked through in pieces."""
-    found = []
+    rows = []
     last = None
     for start in range(0, array.count, PIECE):
         piece = _ids(path, array, start, min(start + PIECE, array.count))
@@ -195,11 +195,11 @@ def _rows(path: Path, array: _Array, begin: int, end: int, count: int) -> np.nda
         inside = np.diff(np.clip(bounds, begin, end))
         row = start if last is None else start - 1
         places = np.flatnonzero(inside)
-        found.append(np.repeat(row + places, inside[places]))
+        rows.append(np.repeat(row + places, inside[places]))
         last = int(piece[-1])
     if last != count:
         raise GraphError(f"{path}: indptr: expected to end with {count} elements, got {last}")
-    return np.concatenate(found).astype(np.int64)
+    return np.concatenate(rows).astype(np.int64)
 
 
 def _weights(path: Path, data: np.ndarray) -> np.ndarray | None:
@@ -211,9 +211,9 @@ def _weights(path: Path, data: np.ndarray) -> np.ndarray | None:
     return data.astype(np.float64 if data.dtype == np.float64 else np.float32)
 
 
-def _same_count(path: Path, name: str, found: int, count: int) -> None:
-    if found != count:
-        raise GraphError(f"{path}: {name}: expected {count} elements, got {found}")
+def _same_count(path: Path, name: str, count_found: int, count: int) -> None:
+    if count_found != count:
+        raise GraphError(f"{path}: {name}: expected {count} elements, got {count_found}")
 
 
 # -- edge lists -----------------------------------------------------------------------------------
@@ -234,12 +234,12 @@ def _of_text(path: Path, part: int, parts: int) -> Share:
             if begin:
                 file.seek(begin - 1)
                 file.readline()
-            while (at := file.tell()) < end and (line := file.readline()):
-                yield at, line.decode("utf-8", "replace").lstrip("\ufeff")
+            while (place := file.tell()) < end and (line := file.readline()):
+                yield place, line.decode("utf-8", "replace").lstrip("\ufeff")
 
     def labelled() -> Iterator[tuple[str, str]]:
-        found = ((f"at byte {at}", what_is_said(line)) for at, line in lines())
-        return ((label, said) for label, said in found if said)
+        labels = ((f"at byte {place}", what_is_said(line)) for place, line in lines())
+        return ((label, text) for label, text in labels if text)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*contained no data")

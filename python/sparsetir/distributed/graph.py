@@ -188,18 +188,18 @@ class DistGraph(Rows):
             return check_partition(WHO, partition, n, dist.get_world_size(group))
 
         together(group, WHO, check_more)
-        given = [x.detach() for x in (values, *edge_data.values()) if x is not None]
-        made, ends, given = sent_home(group, n, ends, given, partition)
-        weights = given.pop(0) if values is not None else None
+        of_edges = [x.detach() for x in (values, *edge_data.values()) if x is not None]
+        divided, ends, of_edges = sent_home(group, n, ends, of_edges, partition)
+        weights = of_edges.pop(0) if values is not None else None
         sources, targets = ends
         if coalesce:
             sources, targets, weights = coalesced(group, sources, targets, weights)
         count = torch.tensor([len(targets)], device=targets.device)
         edges = int(total(group, WHO, count))
-        data = dict(zip(edge_data, given, strict=True))
-        found = cls(group, made, sources, targets - made.start, weights, data, edges)
-        found.exchange_dtype = exchange_dtype
-        return found
+        data = dict(zip(edge_data, of_edges, strict=True))
+        graph = cls(group, divided, sources, targets - divided.start, weights, data, edges)
+        graph.exchange_dtype = exchange_dtype
+        return graph
 
     @classmethod
     def from_file(
@@ -211,7 +211,7 @@ class DistGraph(Rows):
         group: dist.ProcessGroup | None = None,
         device: Any = "cpu",
     ) -> DistGraph:
-        """A graph from a file that all processes can read, of which each reads a part; collective.
+        """A graph from a file that all processes can read, each a part of it; collective.
 
         Parameters
         ----------
@@ -247,19 +247,19 @@ class DistGraph(Rows):
             return read[0].nodes if read[0].told else None
 
         together(group, who, check_file)
-        found = read.pop()
-        ones = torch.tensor([int(found.values is not None)], device=device)
+        share = read.pop()
+        ones = torch.tensor([int(share.values is not None)], device=device)
         some = int(total(group, who, ones))
-        ends = torch.stack([torch.from_numpy(x) for x in (found.sources, found.targets)])
+        ends = torch.stack([torch.from_numpy(x) for x in (share.sources, share.targets)])
         values = None
-        if some and found.values is not None:
-            values = torch.from_numpy(found.values).to(device)
+        if some and share.values is not None:
+            values = torch.from_numpy(share.values).to(device)
         elif some:
             values = torch.ones(ends.shape[1], device=device)
         if values is not None:
             wide = torch.tensor([int(values.dtype == torch.float64)], device=device)
             values = values.to(torch.float64 if int(total(group, who, wide)) else torch.float32)
-        nodes = torch.tensor([max(found.nodes, num_nodes or 0)], device=device)
+        nodes = torch.tensor([max(share.nodes, num_nodes or 0)], device=device)
         n = int(total(group, who, nodes, dist.ReduceOp.MAX))
 
         def check() -> None:
@@ -269,7 +269,7 @@ class DistGraph(Rows):
                 )
 
         together(group, who, check)
-        del found
+        del share
         return cls.from_edges(
             ends.to(device),
             n,
@@ -293,13 +293,13 @@ class DistGraph(Rows):
         small = max(self.own + self.halo, self.nnz) < INT32_MAX
         dtype = torch.int32 if small else torch.int64
         parts, orders = [], []
-        for at, cols, n in zip(
+        for here, cols, n in zip(
             places, (sources[places[0]] - start, columns), (self.own, self.halo), strict=True
         ):
-            rowptr, order = sorted_by(targets[at].to(dtype), self.own)
+            rowptr, order = sorted_by(targets[here].to(dtype), self.own)
             part = Operand(rowptr.to(dtype), cols.to(dtype)[order], self.own, n)
             parts.append(resolve(part, who=WHO))
-            orders.append(at[order])
+            orders.append(here[order])
         self.local, self.remote = parts
         self._order = torch.cat(orders)
         counted = (A.rowptr[1:] - A.rowptr[:-1] for A in parts)
@@ -349,9 +349,9 @@ class DistGraph(Rows):
         DistGraph
         """
         check_exchange_dtype(dtype)
-        found = copy.copy(self)
-        found.exchange_dtype = dtype
-        return found
+        graph = copy.copy(self)
+        graph.exchange_dtype = dtype
+        return graph
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """:func:`sparsetir.distributed.spmm`."""

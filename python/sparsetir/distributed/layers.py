@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class SpreadGraph(Graph):
-    """Messages to own nodes, of which some come from other processes.
+    """Messages to own nodes, some of which come from other processes.
 
     graph : the :class:`DistGraph`
     weight : (nnz,) of its edges, or None for ones
@@ -53,11 +53,11 @@ class SpreadGraph(Graph):
                 f"{who}: argument 'edge_index': expected edges (2, E) with flow={flow!r}, got a "
                 "DistGraph, whose edges are where their targets are"
             )
-        for what, count in (("sources", sources), ("targets", targets)):
+        for ends, count in (("sources", sources), ("targets", targets)):
             if count != graph.own:
                 raise ValueError(
                     f"{who}: argument 'edge_index': expected a DistGraph of {count} own nodes as "
-                    f"the features of {what} have rows, got {graph.own}"
+                    f"the features of {ends} have rows, got {graph.own}"
                 )
         return cls(graph, graph.values)
 

@@ -54,10 +54,10 @@ class Blocks:
         """(stop - start,) int64: how often all processes together have named each node."""
         named, counts = torch.unique(ids, return_counts=True)
         send = self.split(named)
-        asked, got = swap(self.group, who, named, send)
-        counts, _ = swap(self.group, who, counts, send, got)
-        found = torch.zeros(self.stop - self.start, dtype=torch.int64, device=ids.device)
-        return found.index_add_(0, asked - self.start, counts)
+        requested, receive = swap(self.group, who, named, send)
+        counts, _ = swap(self.group, who, counts, send, receive)
+        counted = torch.zeros(self.stop - self.start, dtype=torch.int64, device=ids.device)
+        return counted.index_add_(0, requested - self.start, counts)
 
 
 class Partition:
@@ -88,8 +88,8 @@ class Partition:
         blocks = self.blocks
         named, places = torch.unique(ids, return_inverse=True)
         send = blocks.split(named)
-        asked, got = swap(blocks.group, who, named, send)
-        answers, _ = swap(blocks.group, who, self.new[asked - blocks.start], got, send)
+        requested, receive = swap(blocks.group, who, named, send)
+        answers, _ = swap(blocks.group, who, self.new[requested - blocks.start], receive, send)
         return answers[places]
 
     def owners(self, new: Tensor) -> Tensor:
@@ -113,9 +113,9 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> object:
     parts = how[-1] if shares else how
     for x in how if shares else (how,):
         if not isinstance(x, Tensor) or x.dtype not in INDEX_DTYPES or x.dim() != 1:
-            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            kind = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(
-                f"{who}: argument 'partition': expected int32 or int64 of one dimension, got {got}"
+                f"{who}: argument 'partition': expected int32 or int64 of one dimension, got {kind}"
             )
     if shares and (len(how) != 2 or len(how[0]) != len(how[1])):
         raise ValueError(
@@ -130,10 +130,10 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> object:
     ranges = [("processes", parts, processes)]
     if shares:
         ranges.append(("nodes", how[0], n))
-    for what, x, end in ranges:
+    for argument, x, end in ranges:
         if len(x) and not (0 <= int(x.min()) and int(x.max()) < end):
             raise ValueError(
-                f"{who}: argument 'partition': expected {what} from 0 to {end - 1}, got "
+                f"{who}: argument 'partition': expected {argument} from 0 to {end - 1}, got "
                 f"{int(x.min())} to {int(x.max())}"
             )
     if shares:
@@ -196,10 +196,10 @@ def _of_shares(who: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor
     """The process of each of the block's nodes; each process contributes the nodes it knows of."""
     order = torch.argsort(nodes, stable=True)
     send = blocks.split(nodes)
-    ids, got = swap(blocks.group, who, nodes[order], send)
-    found, _ = swap(blocks.group, who, parts[order], send, got)
+    ids, receive = swap(blocks.group, who, nodes[order], send)
+    parts_here, _ = swap(blocks.group, who, parts[order], send, receive)
     check_each_once(who, "partition", blocks.group, ids - blocks.start, blocks.nodes(ids.device))
-    return torch.empty_like(found).index_copy_(0, ids - blocks.start, found)
+    return torch.empty_like(parts_here).index_copy_(0, ids - blocks.start, parts_here)
 
 
 def check_each_once(
@@ -211,10 +211,10 @@ def check_each_once(
         times = torch.bincount(places, minlength=len(nodes))
         wrong = (times != 1).nonzero()
         if len(wrong):
-            at = int(wrong[0])
+            place = int(wrong[0])
             raise ValueError(
-                f"{who}: argument '{name}': expected each node once, got node {int(nodes[at])} "
-                f"{int(times[at])} times"
+                f"{who}: argument '{name}': expected each node once, got node {int(nodes[place])} "
+                f"{int(times[place])} times"
             )
 
     together(group, who, check)
@@ -227,8 +227,8 @@ def _by_metis(who: str, blocks: Blocks, sources: Tensor, targets: Tensor) -> Ten
     edges, _ = swap(blocks.group, who, edges, first)
     parts = torch.empty(0, dtype=torch.int64, device=edges.device)
     if blocks.rank == 0:
-        found = _metis(blocks.n, blocks.count, edges.cpu().numpy())
-        parts = torch.from_numpy(found).to(edges.device)
+        part_of = _metis(blocks.n, blocks.count, edges.cpu().numpy())
+        parts = torch.from_numpy(part_of).to(edges.device)
     share = torch.arange(blocks.n if blocks.rank == 0 else 0)
     parts, _ = swap(blocks.group, who, parts, blocks.split(share))
     return parts
@@ -236,7 +236,7 @@ def _by_metis(who: str, blocks: Blocks, sources: Tensor, targets: Tensor) -> Ten
 
 def _metis(n: int, parts: int, edges: np.ndarray) -> np.ndarray:
     """(n,) int64 part of each node, of about equal work in each."""
-    if parts == 1 or n <= parts:  # of which METIS makes empty parts, and says so
+    if parts == 1 or n <= parts:  # METIS would make empty parts, with a message
         return np.arange(n) % parts
     ones = np.ones(len(edges), np.int32)
     pattern = sp.csr_array((ones, (edges[:, 1], edges[:, 0])), shape=(n, n))
@@ -245,7 +245,7 @@ def _metis(n: int, parts: int, edges: np.ndarray) -> np.ndarray:
     both.setdiag(0)
     both.eliminate_zeros()
     pymetis: Any = import_module("pymetis")
-    _, found = pymetis.part_graph(
+    _, part_of = pymetis.part_graph(
         parts, xadj=both.indptr, adjncy=both.indices, vweights=work.tolist()
     )
-    return np.asarray(found, np.int64)
+    return np.asarray(part_of, np.int64)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
 
-# Rows of which products are added at a time: few enough to be small beside all, many enough for a
-# kernel's call to be little.
+# Rows whose products are added at a time: few beside all, but enough for a kernel's call to be
+# cheap.
 BLOCK_ROWS = 8192
 MAX_BLOCKS = 64  # a kernel is planned for each
 
@@ -39,14 +39,14 @@ def times(A: Operand, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
 def blocks_of(A: Operand) -> list[Block]:
     """Rows of A in pieces, without those that have no elements."""
     size = max(BLOCK_ROWS, -(-A.m // MAX_BLOCKS))
-    found = []
+    blocks = []
     for first in range(0, A.m, size):
         rowptr = A.rowptr[first : first + size + 1]
         start, stop = int(rowptr[0]), int(rowptr[-1])
         if stop > start:
             part = Operand(rowptr - start, A.col[start:stop], len(rowptr) - 1, A.n)
-            found.append(Block(first, start, resolve(part, who="blocks_of")))
-    return found
+            blocks.append(Block(first, start, resolve(part, who="blocks_of")))
+    return blocks
 
 
 def add_times(
@@ -64,16 +64,16 @@ def add_times(
 def transposed(A: Operand, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
     """A^T x, summed over heads that x had not."""
     values, x = with_heads(values, x, heads)
-    found = SPMM_TRANSPOSED(A.rowptr, A.col, values, x, A.n)
-    return found.sum(0) if heads < 0 else found
+    product = SPMM_TRANSPOSED(A.rowptr, A.col, values, x, A.n)
+    return product.sum(0) if heads < 0 else product
 
 
 def dots(A: Operand, grad: Tensor, x: Tensor, values: Tensor) -> Tensor:
     """The gradient of values, of the shape they have."""
     if x.dim() < grad.dim():
         x = x.expand(grad.shape[0], *x.shape)
-    found = sampled(A, grad, x)
-    return found.sum(0) if found.dim() > values.dim() else found
+    sums = sampled(A, grad, x)
+    return sums.sum(0) if sums.dim() > values.dim() else sums
 
 
 def sampled(A: Operand, x: Tensor, y: Tensor) -> Tensor:

@@ -69,8 +69,8 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     apart.
     """
 
-    found = spmm_by_heads(graph, _swapped(x), reduce, _swapped(values, 2))
-    return found.transpose(0, 1) if found.dim() == 3 else found
+    out = spmm_by_heads(graph, _swapped(x), reduce, _swapped(values, 2))
+    return out.transpose(0, 1) if out.dim() == 3 else out
 
 
 @untraced
@@ -97,11 +97,11 @@ def spmm_by_heads(
     wide = x.dtype if reduce == "sum" else torch.promote_types(x.dtype, torch.float32)
     weights = None if values is None else values.to(wide)
     passage = Passage(graph.exchange, "spmm", graph.exchange_dtype or x.dtype)
-    own = rows_first(passage.leave(rows_first(x.to(wide))))
+    rows = rows_first(passage.leave(rows_first(x.to(wide))))
     if reduce in EXTREMA:
-        return extremum(graph, passage, own, weights, reduce == "max", heads).to(x.dtype)
+        return extremum(graph, passage, rows, weights, reduce == "max", heads).to(x.dtype)
     inner, outer = split(graph, weights)
-    out = local_product(graph, inner, own, heads)
+    out = local_product(graph, inner, rows, heads)
     out = add_remote(graph, outer, rows_first(passage.arrive()), heads, out)
     if REDUCERS[reduce].is_scaled:
         out /= graph.degrees[:, None].to(wide)
@@ -129,8 +129,8 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
         As :func:`spmm`.
     """
 
-    found = _sampled(graph, _swapped(X), _swapped(Y))
-    return found.t() if found.dim() == 2 else found
+    out = _sampled(graph, _swapped(X), _swapped(Y))
+    return out.t() if out.dim() == 2 else out
 
 
 @untraced
@@ -147,9 +147,9 @@ def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     compared(graph, "sddmm", check)
     X, Y = cast(X, Y)
     passage = Passage(graph.exchange, "sddmm", graph.exchange_dtype or Y.dtype)
-    own = rows_first(passage.leave(rows_first(Y)))
+    rows = rows_first(passage.leave(rows_first(Y)))
     pairs = Sampled(graph, X)
-    inner = pairs.local(own)
+    inner = pairs.local(rows)
     return pairs.remote(inner, rows_first(passage.arrive()))
 
 
@@ -157,7 +157,7 @@ def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
 def attention(
     graph: DistGraph, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
 ) -> Tensor:
-    """Out[i] = sum over edges (j, i) of softmax(scale * q[i] . k[j]) * v[j]; collective.
+    """Attention: out[i] = sum over edges (j, i) of softmax(scale * q[i] . k[j]) * v[j]; collective.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def attention(
     q, k, v = cast(q, k, v)
     wide = torch.promote_types(q.dtype, torch.float32)
     passage = Passage(graph.exchange, "attention", graph.exchange_dtype or q.dtype)
-    own = passage.leave(torch.cat([k, v], -1).to(wide))
+    rows = passage.leave(torch.cat([k, v], -1).to(wide))
     Q = rows_first(q.to(wide)).contiguous()
     feat, heads = q.shape[-1], len(Q) if q.dim() == 3 else 0
 
@@ -211,7 +211,7 @@ def attention(
         return K.contiguous(), V.contiguous()
 
     pairs = Sampled(graph, Q)
-    K, V = keys_and_values(own)
+    K, V = keys_and_values(rows)
     inner = pairs.local(K)
     K, V_of_halo = keys_and_values(passage.arrive())
     scores = pairs.remote(inner, K) * scale

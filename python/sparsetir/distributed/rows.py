@@ -73,11 +73,11 @@ class Rows:
             return source
 
         together(group, who, check)
-        told: list[Any] = [None] * dist.get_world_size(group)
+        kinds: list[Any] = [None] * dist.get_world_size(group)
         with in_time(group, who):
-            said = None if x is None else (x.dtype, tuple(x.shape[1:]))
-            dist.all_gather_object(told, said, group=group)
-        dtype, shape = told[source]
+            kind = None if x is None else (x.dtype, tuple(x.shape[1:]))
+            dist.all_gather_object(kinds, kind, group=group)
+        dtype, shape = kinds[source]
         # Whose rows are whose: `source` has memory for a number of each node.
         nodes, counts = _at(self, who, self.nodes, source)
         send = counts if here else [0] * len(counts)
@@ -113,14 +113,14 @@ class Rows:
         rows, _ = _at(self, who, x.detach(), place, counts if here else [0] * len(counts))
         if to is not None and not here:
             return None
-        found = rows.new_empty((self.num_nodes, *x.shape[1:]))
+        every = rows.new_empty((self.num_nodes, *x.shape[1:]))
         if here:
-            found[nodes] = rows
-        if to is None and found.numel():
+            every[nodes] = rows
+        if to is None and every.numel():
             with in_time(group, who):
-                raw = found.view(-1).view(torch.uint8)
+                raw = every.view(-1).view(torch.uint8)
                 dist.broadcast(raw, dist.get_global_rank(group, place), group=group)
-        return found
+        return every
 
     def arrange(self, nodes: Tensor, x: Tensor) -> Tensor:
         """Rows of own nodes, of rows that any processes have; collective.
@@ -143,8 +143,8 @@ class Rows:
 
         def check() -> object:
             if not isinstance(nodes, Tensor) or nodes.dtype not in INDEX_DTYPES:
-                got = nodes.dtype if isinstance(nodes, Tensor) else type(nodes).__name__
-                raise TypeError(f"{who}: argument 'nodes': expected int32 or int64, got {got}")
+                kind = nodes.dtype if isinstance(nodes, Tensor) else type(nodes).__name__
+                raise TypeError(f"{who}: argument 'nodes': expected int32 or int64, got {kind}")
             if nodes.dim() != 1:
                 raise wrong(who, "nodes", "one dimension", tuple(nodes.shape))
             if len(nodes) and not (0 <= int(nodes.min()) and int(nodes.max()) < self.num_nodes):
@@ -158,8 +158,8 @@ class Rows:
         owners = partition.owners(new)
         order = torch.argsort(owners, stable=True)
         send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
-        places, got = swap(group, who, new[order], send)
-        rows, _ = swap(group, who, x.detach()[order], send, got)
+        places, receive = swap(group, who, new[order], send)
+        rows, _ = swap(group, who, x.detach()[order], send, receive)
         places = places - partition.start
         check_each_once(who, "nodes", group, places, self.nodes)
         return torch.empty_like(rows).index_copy_(0, places, rows)
@@ -190,8 +190,8 @@ class Rows:
 
         together(group, who, check)
         send = blocks.split(self.nodes)
-        ids, got = swap(group, who, self.nodes, send)
-        rows, _ = swap(group, who, x.detach(), send, got)
+        ids, receive = swap(group, who, self.nodes, send)
+        rows, _ = swap(group, who, x.detach(), send, receive)
         shard = torch.empty_like(rows).index_copy_(0, ids - blocks.start, rows)
         shape = torch.Size((self.num_nodes, *x.shape[1:]))
         stride = torch.empty(shape, device="meta").stride()
@@ -232,7 +232,7 @@ class Rows:
 def _at(
     graph: Rows, who: str, x: Tensor, process: int, receive: list[int] | None = None
 ) -> tuple[Tensor, list[int]]:
-    """On one process all rows in order, and their number by process; none on the others."""
+    """All rows in order, and their number by process, on one process; none on the others."""
     send = [0] * dist.get_world_size(graph.group)
     send[process] = len(x)
     return swap(graph.group, who, x, send, receive)
@@ -245,9 +245,9 @@ def _is_here(graph: Rows, who: str, name: str, process: object) -> bool:
     return dist.get_rank(graph.group) == process
 
 
-def _check_rows(who: str, x: object, rows: int, what: str) -> None:
+def _check_rows(who: str, x: object, rows: int, kind_of_row: str) -> None:
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
-        got = x.layout if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{who}: argument 'x': expected a dense tensor, got {got}")
+        kind = x.layout if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{who}: argument 'x': expected a dense tensor, got {kind}")
     if x.dim() < 1 or len(x) != rows:
-        raise wrong(who, "x", f"{rows} rows, one for each {what}", f"shape {tuple(x.shape)}")
+        raise wrong(who, "x", f"{rows} rows, one for each {kind_of_row}", f"shape {tuple(x.shape)}")

@@ -45,9 +45,9 @@ class _Mean(torch.autograd.Function):
         both = torch.stack(
             [losses.sum(dtype=wide).double(), losses.new_tensor(losses.numel()).double()]
         )
-        found = total(group, "distributed.mean", both)
-        ctx.shape, ctx.scale = losses.shape, dist.get_world_size(group) / max(1.0, float(found[1]))
-        return (found[0] / found[1]).to(losses.dtype)
+        sums = total(group, "distributed.mean", both)
+        ctx.shape, ctx.scale = losses.shape, dist.get_world_size(group) / max(1.0, float(sums[1]))
+        return (sums[0] / sums[1]).to(losses.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> object:

@@ -63,7 +63,7 @@ def density(ax: Axes, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, ...]
 
 
 def matrix_image(ax: Axes, converted: ConvertedFormat, parts: list[Part]) -> None:
-    """Each pixel in the colour of the part that has most elements, or else padding, there."""
+    """Each pixel in the colour of the part with most elements there, or else with most padding."""
     shape = converted.pattern.shape
     pixels = Pixels.of(shape)
     size = pixels.count[0] * pixels.count[1]
@@ -79,18 +79,18 @@ def matrix_image(ax: Axes, converted: ConvertedFormat, parts: list[Part]) -> Non
         where = locate(part.arrays, places)
         inside = where.valid & (where.rows >= 0) & (where.rows < shape[0])
         inside &= (where.cols >= 0) & (where.cols < shape[1])
-        at = pixels.number(where.rows[inside], where.cols[inside])
-        found = np.bincount(at, minlength=size) * weight
-        more = found > most
-        most[more] = found[more]
+        numbers = pixels.number(where.rows[inside], where.cols[inside])
+        counts = np.bincount(numbers, minlength=size) * weight
+        more = counts > most
+        most[more] = counts[more]
         colour[more] = tint(part.colour)
     flat, most, total = pixels.number(*converted.pattern.coords), np.zeros(size), np.zeros(size)
     element = np.zeros((size, 3))
     for part in parts:
-        found = np.bincount(flat[part.arrays.places >= 0], minlength=size)
-        total += found
-        more = found > most
-        most[more] = found[more]
+        counts = np.bincount(flat[part.arrays.places >= 0], minlength=size)
+        total += counts
+        more = counts > most
+        most[more] = counts[more]
         element[more] = part.colour
     strength = FAINTEST + (1 - FAINTEST) * np.log1p(total) / max(1e-9, np.log1p(total.max()))
     stored = total > 0
@@ -134,16 +134,16 @@ def part_squares(
         if part.arrays.full or part.arrays.size > SAMPLE:
             continue
         where = locate(part.arrays, np.flatnonzero(part.arrays.mask.reshape(-1) == 0))
-        at = where.valid & window.holds(where.rows, where.cols)
-        found = np.unique(np.stack([where.rows[at], where.cols[at]]), axis=1)
-        if found.size:
-            low, high = np.minimum(low, found.min(1)), np.maximum(high, found.max(1) + 1)
-        squares(ax, found[1], found[0], tint(part.colour), part.colour)
+        shown = where.valid & window.holds(where.rows, where.cols)
+        padding = np.unique(np.stack([where.rows[shown], where.cols[shown]]), axis=1)
+        if padding.size:
+            low, high = np.minimum(low, padding.min(1)), np.maximum(high, padding.max(1) + 1)
+        squares(ax, padding[1], padding[0], tint(part.colour), part.colour)
     rows, cols = converted.pattern.coords
     inside = window.holds(rows, cols)
     for part in parts:
-        at = inside & (part.arrays.places >= 0)
-        squares(ax, cols[at], rows[at], part.colour, part.colour)
+        shown = inside & (part.arrays.places >= 0)
+        squares(ax, cols[shown], rows[shown], part.colour, part.colour)
     return low, high
 
 

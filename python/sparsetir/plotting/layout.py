@@ -13,7 +13,7 @@ from sparsetir.plotting.marks import Colour
 from sparsetir.runtime.texts import many
 from sparsetir.sparse_ir.nodes import substitute
 
-SHOWN = 20  # parts that have a line of their own in the legend
+SHOWN = 20  # parts with a separate line in the legend
 GAP = 0.5  # between blocks, in squares
 LARGEST = 2**14  # places that are drawn one by one, over all parts
 WIDEST = 256  # squares
@@ -53,19 +53,19 @@ def locate(part: FormatPart, places: np.ndarray) -> Located:
     valid = np.ones(len(places), bool)
     rest = places
     for leaf in reversed(rule.leaves):
-        rest, at = np.divmod(rest, max(1, total[leaf.name]))
+        rest, position = np.divmod(rest, max(1, total[leaf.name]))
         axis = leaf
         while axis is not None:
             name, (indptr, indices) = axis.name, arrays[axis.name]
             if name in positions:  # two leaves that share an axis have to agree on it
-                valid &= positions[name] == at
+                valid &= positions[name] == position
                 break
-            positions[name] = slots[name] = at
+            positions[name] = slots[name] = position
             if indptr is not None:
-                at = np.searchsorted(indptr, at, "right") - 1
-                slots[name] = positions[name] - indptr[at]
+                position = np.searchsorted(indptr, position, "right") - 1
+                slots[name] = positions[name] - indptr[position]
             elif axis.parent is not None:
-                at, slots[name] = np.divmod(at, max(1, _number(part, axis.nnz_cols)))
+                position, slots[name] = np.divmod(position, max(1, _number(part, axis.nnz_cols)))
             coords[name] = slots[name] if indices is None else indices[positions[name]]
             valid &= coords[name] >= 0
             axis = axis.parent
@@ -81,12 +81,12 @@ def _array(part: FormatPart, handle: Any) -> Any:
 def _number(part: FormatPart, expr: Any) -> int:
     """The value of a size."""
     if not isinstance(expr, tirx.IntImm):
-        known = {
+        sizes = {
             p: tirx.IntImm(str(p.ty.dtype), int(part.indices[part.rule.renamed(str(p.name))]))
             for p in part.rule.new_format_desc.params
             if not isinstance(p.ty, ir.PointerType)
         }
-        expr = Analyzer().simplify(substitute(expr, known))
+        expr = Analyzer().simplify(substitute(expr, sizes))
     return int(expr)
 
 
@@ -130,19 +130,19 @@ def storage_layout(parts: list[FormatPart], rows: int) -> Layout | None:
     if sum(p.size for p in parts) > LARGEST:
         return None
     limit = max(16, rows)
-    found = [_part_squares(part, limit) for part in parts]
-    highest = max([limit, *(s.y.max() + 1 for s in found)])
+    squares = [_part_squares(part, limit) for part in parts]
+    highest = max([limit, *(s.y.max() + 1 for s in squares)])
     left = top = width = height = 0.0
-    for n, part in enumerate(found):
+    for n, part in enumerate(squares):
         wide, high = part.x.max() + 1, part.y.max() + 1
         if top and top + high > highest:
             left, top, width = left + width + 2, 0.0, 0.0
-        found[n] = part._replace(x=part.x + left, y=part.y + top)
+        squares[n] = part._replace(x=part.x + left, y=part.y + top)
         width, height = max(width, wide), max(height, top + high)
         top += high + 1
     if left + width > WIDEST:
         return None
-    return Layout(found, max(1.0, left + width), max(1.0, height))
+    return Layout(squares, max(1.0, left + width), max(1.0, height))
 
 
 def _part_squares(part: FormatPart, limit: int) -> Squares:
@@ -201,8 +201,8 @@ class Window(NamedTuple):
         """The first window, of those side by side, that stores most."""
         across = max(1, -(-shape[1] // WINDOW))
         number = (rows // WINDOW).astype(np.int64) * across + cols // WINDOW
-        found, counts = np.unique(number, return_counts=True)
-        most = int(found[counts.argmax()]) if len(found) else 0
+        windows, counts = np.unique(number, return_counts=True)
+        most = int(windows[counts.argmax()]) if len(windows) else 0
         top, left = (
             max(0, min(n * WINDOW, length - WINDOW))
             for n, length in zip(divmod(most, across), shape, strict=True)

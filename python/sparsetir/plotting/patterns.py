@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_format", "plot_pattern"]
 
-SMALL = 64  # rows and columns up to which every element is a square of its own
+SMALL = 64  # rows and columns up to which every element is drawn as a square
 OVERHANG = 8  # how far beyond a small matrix the padding of its blocks is shown
 COLUMN = 3  # parts up to which the legend has one column
 DARK = 0.78  # of the colour map of more parts than there are colours; beyond it is too light
@@ -81,9 +81,9 @@ def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) 
     if isinstance(pattern, Pattern):
         rows, cols = pattern.coords
     else:
-        found = pattern.tocoo(copy=True)
-        found.sum_duplicates()
-        rows, cols = found.row, found.col
+        coo = pattern.tocoo(copy=True)
+        coo.sum_duplicates()
+        rows, cols = coo.row, coo.col
     title = f"{shape[0]:,} x {shape[1]:,}: {many(len(rows), 'element')}"
     title = title if name is None else f"{name}, {title}"
     small = max(shape) <= SMALL
@@ -103,8 +103,8 @@ def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) 
         _set_size(figure, axes)
         return figure
     window = Window.of(rows, cols, shape)
-    at = window.holds(rows, cols)
-    squares(axes[1], cols[at], rows[at], COLOURS[0])
+    inside = window.holds(rows, cols)
+    squares(axes[1], cols[inside], rows[inside], COLOURS[0])
     crop(axes, window)
     return figure
 
@@ -145,8 +145,8 @@ def plot_format(converted: ConvertedFormat, ax: Axes | None = None, name: str | 
     """
     need("plot_format", "matplotlib", "plot")
     if not isinstance(converted, ConvertedFormat):
-        expected, got = "a pattern in a format, as A.to(CSR())", type(converted).__name__
-        raise wrong("plot_format", "converted", expected, got, TypeError)
+        expected, kind = "a pattern in a format, as A.to(CSR())", type(converted).__name__
+        raise wrong("plot_format", "converted", expected, kind, TypeError)
     _check_order("plot_format", "converted", converted.pattern)
     (m, n), parts = converted.pattern.shape, _parts(converted)
     shown, small = joined(parts), max(m, n) <= SMALL
@@ -184,15 +184,15 @@ def plot_format(converted: ConvertedFormat, ax: Axes | None = None, name: str | 
 def _parts(converted: ConvertedFormat) -> list[Part]:
     from matplotlib import colormaps
 
-    found = [p for p in converted.parts if p.size]
-    if len(found) <= len(COLOURS):
+    stored = [p for p in converted.parts if p.size]
+    if len(stored) <= len(COLOURS):
         colours = np.array([rgb(c) for c in COLOURS])
     else:
-        colours = colormaps["viridis"](np.linspace(0, DARK, len(found)))[:, :3]
+        colours = colormaps["viridis"](np.linspace(0, DARK, len(stored)))[:, :3]
     labels = converted.labels
     return [
         Part(labels[p.rule.name], colour, p.stored, p.size, p)
-        for p, colour in zip(found, colours, strict=False)
+        for p, colour in zip(stored, colours, strict=False)
     ]
 
 
@@ -207,12 +207,12 @@ def _frame(ax: Axes, m: int, n: int, low: Any = (0, 0), high: Any = None) -> Non
 def _storage_squares(ax: Axes, parts: list[Part], layout: Layout) -> None:
     for part, places in zip(parts, layout.parts, strict=True):
         stored, valid = places.stored, places.valid
-        for what, face, hatch in (
+        for chosen, face, hatch in (
             (~stored & ~valid, "white", "////"),
             (~stored & valid, tint(part.colour), ""),
             (stored, part.colour, ""),
         ):
-            squares(ax, places.x[what], places.y[what], face, part.colour, hatch)
+            squares(ax, places.x[chosen], places.y[chosen], face, part.colour, hatch)
     in_squares(ax, (0, 0), (layout.height, layout.width))
     ax.set_axis_off()
     ax.set_title("storage", fontsize="medium")

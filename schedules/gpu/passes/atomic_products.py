@@ -112,13 +112,13 @@ def atomic_product(body: Any) -> AtomicProduct | None:
         str(getattr(call.args[0], "value", "")) != ATOMIC_ADD
     ):
         return None
-    found = [c for condition in conditions for c in _each(condition)]
+    guards = [c for condition in conditions for c in _each(condition)]
     factors = []
     for factor in factors_of(call.args[2]):
         plain, more = _without_choice(factor)
         factors.append(plain)
-        found += more
-    return AtomicProduct(call.args[1].args[0], factors, distinct(found))
+        guards += more
+    return AtomicProduct(call.args[1].args[0], factors, distinct(guards))
 
 
 def _each(condition: Any) -> list[Any]:
@@ -132,13 +132,13 @@ def _each(condition: Any) -> list[Any]:
 def _without_choice(factor: Any) -> tuple[Any, list[Any]]:
     """A factor, and the conditions without which it is zero."""
     if isinstance(factor, tirx.Cast):
-        value, found = _without_choice(factor.value)
-        return cast(value, dtype_of(factor)), found
+        value, dropped = _without_choice(factor.value)
+        return cast(value, dtype_of(factor)), dropped
     condition, value = guarded(factor)
     if condition is None:
         return factor, []
-    plain, found = _without_choice(value)
-    return plain, [*_each(condition), *found]
+    plain, dropped = _without_choice(value)
+    return plain, [*_each(condition), *dropped]
 
 
 def sum_then_matmul(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> tirx.PrimFunc:
@@ -288,8 +288,8 @@ class _Tile:
         for factor in p.left[1:]:
             term = term * factor
         total = cast(_load(left, p.by_row), self.wide) + term
-        known = self.known(loops)
-        add: Any = under(known, _store(left, p.by_row, cast(total, dtype)))
+        guards = self.known(loops)
+        add: Any = under(guards, _store(left, p.by_row, cast(total, dtype)))
         for loop in reversed(several):
             add = loop_over(loop.loop_var, loop.extent, add)
         begin = _store(left, p.by_row, tirx.const(0, dtype))
@@ -297,9 +297,9 @@ class _Tile:
 
     def _or_zero(self, value: Any, loops: list[Any]) -> Any:
         """A value where all that these loops tell holds."""
-        known = self.known(loops)
+        guards = self.known(loops)
         zero = tirx.const(0, dtype_of(value))
-        return tirx.if_then_else(tirx.all(*known), value, zero) if known else value
+        return tirx.if_then_else(tirx.all(*guards), value, zero) if guards else value
 
     def known(self, loops: list[Any]) -> list[Any]:
         """The conditions that these loops, and those around all, tell."""
@@ -307,9 +307,9 @@ class _Tile:
         return [c for c in self.product.added.conditions if not free_vars(c) & others]
 
     def step(self, name: str, loops: list[Any], body: Any) -> Any:
-        """A block in loops of its own variables."""
-        own = _vars([*loops, *nodes_of(tirx.For, body)])
-        fresh = {v: tirx.Var(v.name, dtype_of(v)) for v in own}
+        """A block in fresh loop variables."""
+        renamed = _vars([*loops, *nodes_of(tirx.For, body)])
+        fresh = {v: tirx.Var(v.name, dtype_of(v)) for v in renamed}
         body = block_of(f"{self.block}_{name}", substitute(body, fresh))
         for loop in reversed(loops):
             body = loop_over(fresh[loop.loop_var], loop.extent, body)
@@ -342,21 +342,21 @@ def _in_memory(factors: list[Any], terms: Any, other: Any) -> list[Any]:
 
 def _sums_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
     """The sums of gathered rows, to be made before the multiplication."""
-    own = _vars(nest.loops)
+    loop_vars = _vars(nest.loops)
     *outer, last = added.place.indices
-    columns, rows = free_vars(last) & own, _free_vars(outer) & own
+    columns, rows = free_vars(last) & loop_vars, _free_vars(outer) & loop_vars
     over = [f for f in added.factors if free_vars(f) & columns]
     left = [f for f in added.factors if not free_vars(f) & columns]
     matrix = uncast(over[0]) if len(over) == 1 else None
     single = len(columns) == len(rows) == 1 and columns != rows
     if not single or not isinstance(matrix, ir.TensorLoad) or not left:
         refuse("products of what is gathered for a row with a matrix over columns")
-    along = free_vars(matrix) & own - columns
-    inner = own - along - rows - columns
+    along = free_vars(matrix) & loop_vars - columns
+    inner = loop_vars - along - rows - columns
     loops = _tile_loops(nest, rows, columns, along, inner)
     if loops is None:
         refuse("a matrix over steps, terms and columns alone, in tiles of constant extents")
-    if not _is_apart(added, own, rows | along | inner, columns | along, rows | columns):
+    if not _is_apart(added, loop_vars, rows | along | inner, columns | along, rows | columns):
         refuse("conditions of what is gathered, of the matrix or of the result alone")
     row, column, steps, terms, *rest = loops
     return _Product(added, row, column, steps, terms, left, matrix, rest, [], [])
@@ -364,9 +364,9 @@ def _sums_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
 
 def _products_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
     """Rows, to be multiplied with a matrix before what each element has is."""
-    own = _vars(nest.loops)
-    placed = _free_vars(added.place.indices) & own
-    used = [(uncast(f), free_vars(f) & own) for f in added.factors]
+    loop_vars = _vars(nest.loops)
+    placed = _free_vars(added.place.indices) & loop_vars
+    used = [(uncast(f), free_vars(f) & loop_vars) for f in added.factors]
     # The matrix is the same for all elements.
     matrices = [x for x in used if not x[1] & placed]
     if len(matrices) != 1 or not isinstance(matrices[0][0], ir.TensorLoad) or len(placed) != 2:
@@ -381,7 +381,7 @@ def _products_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Produc
     loops = _tile_loops(nest, rows, columns, along, elements)
     if loops is None:
         refuse("rows, elements, columns, steps and terms, in tiles of constant extents")
-    if not _is_apart(added, own, rows | along, columns | along, rows | elements | columns):
+    if not _is_apart(added, loop_vars, rows | along, columns | along, rows | elements | columns):
         refuse("conditions of one factor, or of an element, alone")
     kept = [f.same_as(left) or f.same_as(matrix) for f, _ in used]
     others = [f for f, taken in zip(added.factors, kept, strict=True) if not taken]
@@ -399,15 +399,15 @@ def _tile_loops(
     All but the one along steps have constant extents.
     """
     parts = [[x for x in nest.loops if x.loop_var in p] for p in (rows, columns, along, others)]
-    found = [x for part in parts for x in part]
-    constant = all(isinstance(x.extent, tirx.IntImm) for n, x in enumerate(found) if n != 2)
-    tile = [len(part) for part in parts[:3]] == [1, 1, 2] and len(found) == len(nest.loops)
-    return found if tile and constant else None
+    ordered = [x for part in parts for x in part]
+    constant = all(isinstance(x.extent, tirx.IntImm) for n, x in enumerate(ordered) if n != 2)
+    tile = [len(part) for part in parts[:3]] == [1, 1, 2] and len(ordered) == len(nest.loops)
+    return ordered if tile and constant else None
 
 
-def _is_apart(added: AtomicProduct, loops: set[Any], *known: set[Any]) -> bool:
+def _is_apart(added: AtomicProduct, loops: set[Any], *known_sets: set[Any]) -> bool:
     """Whether each condition is known where one of some sets of loops is."""
-    return all(any(free_vars(c) & loops <= k for k in known) for c in added.conditions)
+    return all(any(free_vars(c) & loops <= k for k in known_sets) for c in added.conditions)
 
 
 def _free_vars(exprs: Any) -> set[Any]:

@@ -195,29 +195,29 @@ class _Gather:
         return {self.along: self.along + as_dtype(e, dtype_of(self.along))}
 
     def _load(self, chunk: Any, n: Any) -> Any:
-        at: dict[Any, Any] = {}
+        values: dict[Any, Any] = {}
         if self.elements is not None:
             var = self.elements.loop_var
-            at[var] = as_dtype(chunk * self.ahead + n, dtype_of(var))
+            values[var] = as_dtype(chunk * self.ahead + n, dtype_of(var))
 
         def load(e: Any) -> Any:
             value = substitute(self.row, self._at(e))
-            return tirx.BufferStore(self.rows, substitute(value, at), [n, e])
+            return tirx.BufferStore(self.rows, substitute(value, values), [n, e])
 
         def zero(e: Any) -> Any:
             return tirx.BufferStore(self.rows, tirx.const(0, dtype_of(self.row)), [n, e])
 
         size = element_bytes(self.rows)
-        there = [in_vector(self.vector, size, load)]
+        loads = [in_vector(self.vector, size, load)]
         none = [unrolled([self.vector], zero)]
         if self.factors:
             product = math.prod(self.factors[1:], start=self.factors[0])
-            there.append(tirx.BufferStore(self.factor, substitute(product, at), [n]))
+            loads.append(tirx.BufferStore(self.factor, substitute(product, values), [n]))
             none.append(tirx.BufferStore(self.factor, tirx.const(0, self.dtype), [n]))
         if not self.conditions:
-            return as_one(there)
-        condition = substitute(tirx.all(*self.conditions), at)
-        return tirx.IfThenElse(condition, as_one(there), as_one(none))
+            return as_one(loads)
+        condition = substitute(tirx.all(*self.conditions), values)
+        return tirx.IfThenElse(condition, as_one(loads), as_one(none))
 
     def _add(self, n: Any, e: Any) -> Any:
         value = cast(tirx.BufferLoad(self.rows, [n, e]), self.dtype)
@@ -312,11 +312,11 @@ class _Dots:
         u = tirx.Var("u", "int32")
         number = u * groups + (warp * WARP + lane) // self.lanes
         places = places_of(number, outer, extents)
-        there = [] if count % groups == 0 else [number < count]
-        return loop_over(u, visits, self._element(lane % self.lanes, places, there))
+        guards = [] if count % groups == 0 else [number < count]
+        return loop_over(u, visits, self._element(lane % self.lanes, places, guards))
 
-    def _element(self, part: Any, places: dict[Any, Any], there: list[Any]) -> Any:
-        """One element's sum, by the threads that share it."""
+    def _element(self, part: Any, places: dict[Any, Any], guards: list[Any]) -> Any:
+        """The sum of one element, by the threads that share it."""
         var = self.along.loop_var
         of_element = [c for c in self.added.conditions if var not in free_vars(c)]
         total = tirx.BufferLoad(self.total, [0])
@@ -339,8 +339,8 @@ class _Dots:
                 return tirx.BufferStore(self.total, total + value, [0])
 
             both = tirx.SeqStmt([load, unrolled([self.vector], add)])
-            known = [substitute(c, at(0)) for c in self.added.conditions]
-            return under([*there, *known], both)
+            terms_known = [substitute(c, at(0)) for c in self.added.conditions]
+            return under([*guards, *terms_known], both)
 
         parts: list[Any] = [
             tirx.BufferStore(self.total, tirx.const(0, self.dtype), [0]),
@@ -351,9 +351,9 @@ class _Dots:
             parts.append(tirx.BufferStore(self.total, total + from_lane(total, distance), [0]))
             distance //= 2
         write = substitute(self.added.add(total), places)
-        known = [substitute(c, places) for c in of_element]
+        conditions = [substitute(c, places) for c in of_element]
         first = [part < as_dtype(1, "int32")]
-        return tirx.SeqStmt([*parts, under([*there, *first, *known], write)])
+        return tirx.SeqStmt([*parts, under([*guards, *first, *conditions], write)])
 
 
 def _refuse_dots(nest: Nest) -> NoReturn:

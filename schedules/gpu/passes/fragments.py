@@ -50,19 +50,19 @@ def registers(count: Sequence[int], name: str) -> Any:
 
 
 def load_left(
-    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, terms: int | None = None
+    to: Sequence[Any], tile: Tile, first: Any, depth: Any, lane: Any, terms: int | None = None
 ) -> Any:
     """Load 16 rows of a left factor.
 
     to : 4 elements of :func:`registers`
-    at, depth : first of the 16 rows, and of their terms of the sum, in the tile
+    first, depth : first of the 16 rows, and of their terms of the sum, in the tile
     terms : terms of the sum, if fewer than the depth of the instruction; the others are zeros
     """
     half = _is_half(tile, terms)
     if half is None:
-        return _bytes(to, tile, at, depth, lane, terms, (0, 8, 0, 8), (0, 0, 16, 16))
+        return _bytes(to, tile, first, depth, lane, terms, (0, 8, 0, 8), (0, 0, 16, 16))
     step = PRODUCTS[tile.dtype].depth // 2
-    row = at + lane % 16 if tile.along_sum else at + lane // 8 % 2 * 8
+    row = first + lane % 16 if tile.along_sum else first + lane // 8 % 2 * 8
     place = lane // 16 * step + (0 if tile.along_sum else lane % 8)
     if half:
         place = 0 if tile.along_sum else lane % 8
@@ -73,7 +73,7 @@ def load_left(
 
 
 def load_right(
-    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, terms: int | None = None
+    to: Sequence[Any], tile: Tile, first: Any, depth: Any, lane: Any, terms: int | None = None
 ) -> Any:
     """Load 8 columns of a right factor, or 16 into twice the registers.
 
@@ -81,7 +81,7 @@ def load_right(
     """
     half = _is_half(tile, terms)
     if half is None:
-        return _bytes(to, tile, at, depth, lane, terms, (0, 0, 8, 8), (0, 16, 0, 16))
+        return _bytes(to, tile, first, depth, lane, terms, (0, 0, 8, 8), (0, 16, 0, 16))
     step = PRODUCTS[tile.dtype].depth // 2
     if half:
         of_tile, in_depth = lane // 8 % 2 * 8, 0
@@ -89,7 +89,7 @@ def load_right(
         of_tile, in_depth = lane // 16 * 8, lane // 8 % 2 * step
     if len(to) == RIGHT:
         of_tile = 0
-    row = at + of_tile + (lane % 8 if tile.along_sum else 0)
+    row = first + of_tile + (lane % 8 if tile.along_sum else 0)
     place = depth + in_depth + (0 if tile.along_sum else lane % 8)
     load = load_matrices(to[::2] if half else to, tile.element(row, place), not tile.along_sum)
     return _with_zeros(load, to[1::2] if half else [])
@@ -113,7 +113,7 @@ def _set(register: Any, value: Any) -> Any:
 
 
 def _bytes(
-    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, terms: int | None,
+    to: Sequence[Any], tile: Tile, first: Any, depth: Any, lane: Any, terms: int | None,
     rows: Sequence[int], depths: Sequence[int],
 ) -> Any:  # fmt: skip
     """Numbers of 8 bits, one by one.
@@ -128,7 +128,7 @@ def _bytes(
         total: Any = tirx.const(0, "uint32")
         for n in range(4):
             term = further + lane % 4 * 4 + n
-            value = tile.element(at + row + lane // 4, depth + term)
+            value = tile.element(first + row + lane // 4, depth + term)
             if terms is not None:
                 value = tirx.if_then_else(term < terms, value, tirx.const(0, "int8"))
             byte = tirx.Cast("uint32", tirx.reinterpret("uint8", value))

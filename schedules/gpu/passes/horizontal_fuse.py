@@ -115,11 +115,11 @@ def _with_parts(func: tirx.PrimFunc, parts: list[Any]) -> tirx.PrimFunc:
 
 
 def _check_buffers(nests: list[LoopNest], independent: Sequence[str]) -> None:
-    known = sorted({b.name for nest in nests for b in nest.accesses.all()})
+    names_used = sorted({b.name for nest in nests for b in nest.accesses.all()})
     for name in independent:
-        if name not in known:
+        if name not in names_used:
             raise ScheduleError(
-                f"horizontal_fuse: argument 'independent': expected buffers among {known}, "
+                f"horizontal_fuse: argument 'independent': expected buffers among {names_used}, "
                 f"got '{name}'"
             )
 
@@ -169,13 +169,13 @@ def _chosen(
 
 
 def _find(nests: list[LoopNest], name: str) -> int:
-    found = [n for n, nest in enumerate(nests) if name in nest.blocks]
-    if len(found) != 1:
+    owners = [n for n, nest in enumerate(nests) if name in nest.blocks]
+    if len(owners) != 1:
         raise ScheduleError(
             f"horizontal_fuse: argument 'names': expected a block of one nest, got '{name}', which "
-            f"{len(found)} nests have; the nests are {[nest.name for nest in nests]}"
+            f"{len(owners)} nests have; the nests are {[nest.name for nest in nests]}"
         )
-    return found[0]
+    return owners[0]
 
 
 def _refusal(group: list[LoopNest], nest: LoopNest, independent: set[str], max_threads: int) -> str:
@@ -267,7 +267,7 @@ class _Grid:
         ]
 
     def select_by_branches(self) -> tirx.Stmt:
-        """Each nest below the conditions that the block is one of its own, found by halving."""
+        """Each nest guarded by whether the block belongs to it, found by halving."""
         *others, last = self._bodies
         if not self._never_empty:
             last = tirx.IfThenElse(self.block < self._ends[-1], last, None)
@@ -282,12 +282,12 @@ class _Grid:
         return tirx.IfThenElse(self.block < ends[middle - 1], first, second)
 
     def select_by_loops(self) -> tirx.Stmt:
-        """Each nest in a loop of one step for its own blocks, of none for others."""
+        """Nests in loops that run once for their own blocks and never for others."""
         steps: list[tirx.Stmt] = []
         for start, end, body in zip(self._starts, self._ends, self._bodies, strict=True):
-            own = self.block < end if not steps else tirx.all(start <= self.block, self.block < end)
+            hit = self.block < end if not steps else tirx.all(start <= self.block, self.block < end)
             count, step = tirx.Var("own", "int32"), tirx.Var("step", "int32")
-            steps += [tirx.Bind(count, tirx.Cast("int32", own)), loop_over(step, count, body)]
+            steps += [tirx.Bind(count, tirx.Cast("int32", hit)), loop_over(step, count, body)]
         return tirx.SeqStmt(steps)
 
     def _placed(self, nest: LoopNest, start: Any) -> tirx.Stmt:
@@ -332,8 +332,8 @@ class _Grid:
         """A statement below the condition that a thread is among the first ones."""
         threads = {tag: tirx.Var("t" + tag[-1], self._thread_dtypes[tag]) for tag in fewer}
         if threads:
-            own = [v < as_dtype(fewer[tag], dtype_of(v)) for tag, v in threads.items()]
-            stmt = tirx.IfThenElse(tirx.all(*own), stmt, None)
+            among = [v < as_dtype(fewer[tag], dtype_of(v)) for tag, v in threads.items()]
+            stmt = tirx.IfThenElse(tirx.all(*among), stmt, None)
         for tag, var in threads.items():
             kind = tirx.ForKind.THREAD_BINDING
             stmt = loop_over(var, self.shape[tag], stmt, kind, thread_axis(tag))

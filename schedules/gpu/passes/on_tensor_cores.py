@@ -116,8 +116,8 @@ class Warps(Division):
         left, right = (warp // self.shape[1], warp % self.shape[1])[:: self.order]
         return left * self.shares[0], right * self.shares[1]
 
-    def place(self, warp: Any, lane: Any, at: Sequence[Any]) -> Sequence[Any]:
-        i, j, r, c = at
+    def place(self, warp: Any, lane: Any, index: Sequence[Any]) -> Sequence[Any]:
+        i, j, r, c = index
         left, right = self._begins(warp)
         row, column = lane // 4 + r * 8, lane % 4 * 2 + c
         return (left + i * ROWS + row, right + j * COLUMNS + column)[:: self.order]
@@ -134,23 +134,23 @@ class Warps(Division):
         def code(warp: Any, lane: Any) -> Any:
             at_left, at_right = self._begins(warp)
 
-            def rights(first: Any, many: int, at: Any, own: int | None) -> Any:
+            def rights(first: Any, many: int, begin: Any, limit: int | None) -> Any:
                 to = [x for n in range(many) for x in _at(b, first + n, RIGHT)]
-                return load_right(to, right, at_right + first * COLUMNS, at, lane, own)
+                return load_right(to, right, at_right + first * COLUMNS, begin, lane, limit)
 
-            def lefts(i: Any, at: Any, own: int | None) -> Any:
-                return load_left(_at(a, i, LEFT), left, at_left + i * ROWS, at, lane, own)
+            def lefts(i: Any, begin: Any, limit: int | None) -> Any:
+                return load_left(_at(a, i, LEFT), left, at_left + i * ROWS, begin, lane, limit)
 
             def one(i: Any, j: Any) -> Any:
                 places = [self.held((i, j, r, c)) for r in (0, 1) for c in (0, 1)]
-                added = [tirx.BufferLoad(sums, at) for at in places]
+                added = [tirx.BufferLoad(sums, p) for p in places]
                 return multiply(left.dtype, added, _at(a, i, LEFT), _at(b, j, RIGHT))
 
-            def step(at: Any, own: int | None) -> Any:
+            def step(k: Any, most: int | None) -> Any:
                 pairs, odd = divmod(self.tiles[1], 2)
-                parts = [unrolled([self.tiles[0]], lambda i: lefts(i, at, own))]
-                parts += [unrolled([pairs], lambda u: rights(u * 2, 2, at, own))] if pairs else []
-                parts += [rights(as_dtype(2 * pairs, "int32"), 1, at, own)] if odd else []
+                parts = [unrolled([self.tiles[0]], lambda i: lefts(i, k, most))]
+                parts += [unrolled([pairs], lambda u: rights(u * 2, 2, k, most))] if pairs else []
+                parts += [rights(as_dtype(2 * pairs, "int32"), 1, k, most)] if odd else []
                 return tirx.SeqStmt([*parts, unrolled(self.tiles, one)])
 
             whole = [unrolled([count], lambda u: step(u * depth, None))] if count else []

@@ -84,8 +84,8 @@ def copy_async(to: Any, source: Any, size: int, condition: Any = None) -> Any:
     if condition is not None:
         some, none = (tirx.const(n, "uint32") for n in (size, 0))
         count.append(tirx.Select(condition, some, none))
-    at = tirx.address_of(to), tirx.address_of(source)
-    return _instruction(f"cp.async.{cache_at}.shared.global", *at, *count)
+    addresses = tirx.address_of(to), tirx.address_of(source)
+    return _instruction(f"cp.async.{cache_at}.shared.global", *addresses, *count)
 
 
 def commit_copies() -> Any:

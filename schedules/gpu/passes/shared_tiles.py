@@ -61,12 +61,12 @@ def shared_tiles(
     tiles: list[Any] = []
     for number, operand in enumerate(operands):
         value, load = _read(statement, operand, block)
-        own = [] if value is load else [value.args[0]]
-        own += conditions if number == len(operands) - 1 else []
-        loops = _of_tile([load, *own], inner, operand, block)
+        guards = [] if value is load else [value.args[0]]
+        guards += conditions if number == len(operands) - 1 else []
+        loops = _of_tile([load, *guards], inner, operand, block)
         tile = buffer_var([int(x.extent) for x in loops], dtype_of(load), f"{operand}_ws", "shared")
         tiles.append(tile)
-        steps.append(_copy(f"{operand}_copy0", tile, loops, load, own))
+        steps.append(_copy(f"{operand}_copy0", tile, loops, load, guards))
         statement = _reading(statement, value, tirx.BufferLoad(tile, [x.loop_var for x in loops]))
     body: Any = block_of(block, statement)
     for loop in reversed(inner):

@@ -83,8 +83,8 @@ def software_pipeline(
             f"{[_name(p) for p in parts]}, got {list(copies)}"
         )
     buffers = _in_stages(_shared(ahead), stages, room)
-    made = _Pipeline(nest.loops, ahead, work, buffers, stages).run()
-    func = replaced(func, nest, made)
+    pipelined = _Pipeline(nest.loops, ahead, work, buffers, stages).run()
+    func = replaced(func, nest, pipelined)
     for old, new in buffers.items():
         left = accesses_of(func.body, old)
         if left:
@@ -151,9 +151,9 @@ def _name(stmt: Any) -> str:
 
 def _shared(stmts: list[Any]) -> list[Any]:
     """The shared arrays that statements use."""
-    found = [n.source for n in nodes_of(ir.TensorLoad, *stmts)]
-    found += [n.buffer for n in nodes_of(tirx.BufferStore, *stmts)]
-    shared = [b for b in found if b.ty.storage_scope.startswith("shared")]
+    buffers = [n.source for n in nodes_of(ir.TensorLoad, *stmts)]
+    buffers += [n.buffer for n in nodes_of(tirx.BufferStore, *stmts)]
+    shared = [b for b in buffers if b.ty.storage_scope.startswith("shared")]
     return list(dict.fromkeys(shared))
 
 

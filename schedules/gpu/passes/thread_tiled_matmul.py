@@ -81,10 +81,10 @@ class _Threads(Division):
                 f"{columns} sums, got {shape}"
             )
 
-    def place(self, warp: Any, lane: Any, at: Sequence[Any]) -> Sequence[Any]:
+    def place(self, warp: Any, lane: Any, index: Sequence[Any]) -> Sequence[Any]:
         thread = warp * WARP + lane
         begins = thread // self.across * self.own[0], thread % self.across * self.own[1]
-        return [b + i for b, i in zip(begins, at, strict=True)]
+        return [b + i for b, i in zip(begins, index, strict=True)]
 
     def multiply(self, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
         wide, tiles = dtype_of(sums), (left, right)
@@ -115,9 +115,9 @@ class _Threads(Division):
                     tirx.BufferLoad(held, [place, n] if tile.along_sum else [place])
                     for tile, held, place in zip(tiles, registers, (i, j), strict=True)
                 )
-                at = self.held((i, j))
-                value = tirx.BufferLoad(sums, at) + cast(a, wide) * cast(b, wide)
-                return tirx.BufferStore(sums, value, at)
+                place = self.held((i, j))
+                value = tirx.BufferLoad(sums, place) + cast(a, wide) * cast(b, wide)
+                return tirx.BufferStore(sums, value, place)
 
             def of_term(k: Any, n: Any) -> Any:
                 loads = [loaded(x, k, n, 0) for x in sides if not x[0].along_sum]

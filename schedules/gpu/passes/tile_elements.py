@@ -27,7 +27,7 @@ class Elements:
         self.rows, self.tiles = program.rows, program.tiles
 
     def code(self, nest: Nest) -> Iterator[Any]:
-        """Each lane's elements of a tile, or numbers of rows, or sums over rows."""
+        """A lane's elements of a tile, or numbers of rows, or sums over rows."""
         if nest.init is not None or nest.reduced:
             yield from self._over_rows(nest)
             return
@@ -40,8 +40,8 @@ class Elements:
     def _coordinates(self, nest: Nest, store: Any) -> tuple[Any, Any]:
         """The variables of the owner and of the columns (None for numbers of rows)."""
         accesses = [*nodes_of(ir.TensorLoad, store.value)]
-        found = [(x.source, x.indices) for x in accesses] + [(store.buffer, store.indices)]
-        owners = {idx[self.tiles[b].owner] for b, idx in found if b in self.tiles}
+        indexed = [(x.source, x.indices) for x in accesses] + [(store.buffer, store.indices)]
+        owners = {idx[self.tiles[b].owner] for b, idx in indexed if b in self.tiles}
         loops = [v for v, _ in nest.loops]
         if len(owners) != 1 or not owners <= set(loops) or len(loops) > 2:
             self.program.refuse(store)
@@ -78,8 +78,8 @@ class Elements:
             out = loop_over(c, 2, both, tirx.ForKind.VECTORIZED)
             if condition is None:
                 return out
-            at = {m: as_dtype(self._row(g, r), dtype_of(m))}
-            return tirx.IfThenElse(substitute(condition, at), out, None)
+            row_of = {m: as_dtype(self._row(g, r), dtype_of(m))}
+            return tirx.IfThenElse(substitute(condition, row_of), out, None)
 
         if side_by_side:
             return unrolled([groups, count, 2], pair)
@@ -108,26 +108,26 @@ class Elements:
         value = self._held_at(store.value, at)
         target, indices = store.buffer, list(store.indices)
         if target in self.tiles:
-            target, indices = self.tiles[target].registers, [self._number(self.tiles[target], at)]
+            target, indices = (self.tiles[target].registers, [self._number(self.tiles[target], at)])
         out = tirx.BufferStore(target, value, indices)
         if condition is not None:
             out = tirx.IfThenElse(self._held_at(condition, at), out, None)
         return substitute(out, {v: as_dtype(x, dtype_of(v)) for v, x in places.items()})
 
-    def _held_at(self, expr: Any, at: Any) -> Any:
+    def _held_at(self, expr: Any, index: Any) -> Any:
         """An expression of one of a lane's elements."""
 
         def load(node: Any) -> Any:
             tile = self.tiles.get(node.source)
             if tile is None:
                 return node
-            return tirx.BufferLoad(tile.registers, [self._number(tile, at)])
+            return tirx.BufferLoad(tile.registers, [self._number(tile, index)])
 
         return map_expr(expr, [(ir.TensorLoad, load)])
 
-    def _number(self, tile: RegisterTile, at: Any) -> Any:
+    def _number(self, tile: RegisterTile, index: Any) -> Any:
         """The index of a number among those that a lane has of a tile."""
-        g, t, r, c = at
+        g, t, r, c = index
         if not tile.columns:
             return as_dtype(g * 2 + r, "int32")
         return as_dtype((g * (tile.columns // 8) + t) * SUMS + r * 2 + c, "int32")
@@ -142,10 +142,10 @@ class Elements:
             self.program.refuse(store)
         m, n = self._coordinates(nest, store)
         plain = isinstance(store.value, tirx.Add | tirx.Max | tirx.Min)
-        found = reduction_of(store) if plain else None
-        if found is None or not n.same_as(nest.reduced[0]):
+        reduction = reduction_of(store) if plain else None
+        if reduction is None or not n.same_as(nest.reduced[0]):
             self.program.refuse(store)
-        combine, term = found.combine, found.term
+        combine, term = reduction.combine, reduction.term
         if nest.init is not None:
             yield self._each(m, None, nest, None, nest.init)
         groups, terms = self.rows // ROWS, nest.extents[n] // QUAD
@@ -163,19 +163,19 @@ class Elements:
             return substitute(self._held_at(term, (g, t, r, c)), places)
 
         def row(g: Any, r: Any) -> Any:
-            at = place(g, r)
-            held = tirx.BufferLoad(part, at)
-            out = [tirx.BufferStore(part, own(g, r, as_dtype(0, "int32")), at)]
+            index = place(g, r)
+            held = tirx.BufferLoad(part, index)
+            out = [tirx.BufferStore(part, own(g, r, as_dtype(0, "int32")), index)]
 
             def more(j: Any) -> Any:
-                return tirx.BufferStore(part, combine(held, own(g, r, j + 1)), at)
+                return tirx.BufferStore(part, combine(held, own(g, r, j + 1)), index)
 
             out.append(unrolled([terms - 1], more))
             for distance in (1, 2):
                 other = from_lane(held, distance)
-                out.append(tirx.BufferStore(part, combine(held, other), at))
-            so_far = tirx.BufferLoad(tile.registers, at)
-            out.append(tirx.BufferStore(tile.registers, combine(so_far, held), at))
+                out.append(tirx.BufferStore(part, combine(held, other), index))
+            so_far = tirx.BufferLoad(tile.registers, index)
+            out.append(tirx.BufferStore(tile.registers, combine(so_far, held), index))
             return tirx.SeqStmt(out)
 
         yield tirx.SeqStmt([tirx.AllocBuffer(part), unrolled([groups, 2], row)])

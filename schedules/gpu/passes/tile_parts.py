@@ -49,10 +49,10 @@ class Nest:
     @property
     def extents(self) -> dict[Any, int]:
         """The extents of the loops, in one part."""
-        found = dict(self.loops)
+        sizes = dict(self.loops)
         if self.cut is not None:
-            found[self.cut[0]] = self.cut[1].size
-        return found
+            sizes[self.cut[0]] = self.cut[1].size
+        return sizes
 
     def first(self, var: Any) -> Any:
         """The first value of a loop's variable in this part."""
@@ -143,7 +143,7 @@ def stride_of(columns: int) -> int:
 def find_parts(
     loop: Loop, elsewhere: Iterable[Nest], tiles: dict[Any, RegisterTile], least: int
 ) -> tuple[list[RegisterTile], Parts | None]:
-    """The tiles of which a loop's statements make and use a part at a time, and the parts.
+    """Tiles that a loop's statements set and use a part at a time, and the parts.
 
     Tiles that a loop over blocks makes and uses again in each visit, as weights and their
     gradients, are as wide as a block. Where they leave too few registers, all statements of the
@@ -175,8 +175,8 @@ def find_parts(
     nests: list[Any] = loop.body
     if whole <= REGISTERS or len(widths) != 1 or any(isinstance(s, Loop) for s in nests):
         return [], None
-    found = [_columns(nest, cut, tiles) for nest in nests]
-    if None in found:
+    columns = [_columns(nest, cut, tiles) for nest in nests]
+    if None in columns:
         return [], None
     (width,) = widths
     some = sum(int(t.registers.ty.shape[0]) for t in cut)
@@ -185,8 +185,8 @@ def find_parts(
     if not counts:
         return [], None
     count = next(iter(fitting), counts[-1])
-    parts = Parts(tirx.Var("part", dtype_of(found[0])), count, width // count)
-    for nest, var in zip(nests, found, strict=True):
+    parts = Parts(tirx.Var("part", dtype_of(columns[0])), count, width // count)
+    for nest, var in zip(nests, columns, strict=True):
         nest.cut = var, parts
     return cut, parts
 
@@ -203,12 +203,12 @@ def _columns(nest: Nest, cut: list[RegisterTile], tiles: dict[Any, RegisterTile]
         for _, store in nest.stores
         for x in ([store] if store.buffer.same_as(t.buffer) else []) + loads_of(store, t.buffer)
     ]
-    if not places or any(not at.same_as(places[0][1]) for _, at in places):
+    if not places or any(not index.same_as(places[0][1]) for _, index in places):
         return None
-    var, made = places[0][1], {t.buffer for t in cut}
+    var, cut_vars = places[0][1], {t.buffer for t in cut}
     for _, store in nest.stores:
-        others = [b for b in tiles if b not in made and loads_of(store, b)]
-        if store.buffer in made:
+        others = [b for b in tiles if b not in cut_vars and loads_of(store, b)]
+        if store.buffer in cut_vars:
             if others or any(v.same_as(var) for v in nest.reduced):
                 return None
         elif not _adds(nest, store, var, others):

@@ -73,14 +73,14 @@ class Division:
     turned = False
     name: str
 
-    def place(self, warp: Any, lane: Any, at: Sequence[Any]) -> Sequence[Any]:
+    def place(self, warp: Any, lane: Any, index: Sequence[Any]) -> Sequence[Any]:
         """Row and column of a thread's sum. at : the variables of the loops over them"""
         raise NotImplementedError
 
-    def held(self, at: Sequence[Any]) -> list[Any]:
+    def held(self, index: Sequence[Any]) -> list[Any]:
         """The place of a thread's sum in the workspace: the first ones, in the loops' order."""
         number, columns = as_dtype(0, "int32"), as_dtype(self.sizes[1], "int32")
-        for x, extent in zip(at, self.own, strict=True):
+        for x, extent in zip(index, self.own, strict=True):
             number = number * extent + as_dtype(x, "int32")
         return [tirx.floordiv(number, columns), tirx.floormod(number, columns)]
 
@@ -102,18 +102,18 @@ def intrinsic(
     if s_tir.TensorIntrin.get(name, allow_missing=True) is not None:
         return name
     shapes = [(n, terms) if a else (terms, n) for n, a in zip(division.sizes, along, strict=True)]
-    made = []
+    funcs = []
     makers: list[Any] = [partial(_described, sums), division.multiply]
     for of in makers:
-        given = zip("AB", shapes, dtypes, strict=True)
-        factors = [_argument(x, shape, dtype, "shared") for x, shape, dtype in given]
+        descriptions = zip("AB", shapes, dtypes, strict=True)
+        factors = [_argument(x, shape, dtype, "shared") for x, shape, dtype in descriptions]
         total = _argument("C", division.sizes, _registers_of(sums), "local")
         reads, writes = [_all(b) for b in (total, *factors)], [_all(total)]
         tiles = [_tile(b, a) for b, a in zip(factors, along, strict=True)]
         block = s_tir.SBlock([], reads, writes, "root", of(total, *tiles, terms))
         func = tirx.PrimFunc([*factors, total], s_tir.SBlockRealize([], True, block))
-        made.append(func.with_attr("s_tir", True))
-    s_tir.TensorIntrin.register(name, *made)
+        funcs.append(func.with_attr("s_tir", True))
+    s_tir.TensorIntrin.register(name, *funcs)
     return name
 
 
@@ -146,28 +146,28 @@ def _described(wide: str, sums: Any, left: Tile, right: Tile, terms: int) -> Any
     return plain_nest("product", [*loops], body)
 
 
-def _added(sums: Any, at: list[Any], left: Any, right: Any, wide: str) -> Any:
-    total = cast(tirx.BufferLoad(sums, at), wide) + cast(left, wide) * cast(right, wide)
-    return tirx.BufferStore(sums, cast(total, dtype_of(sums)), at)
+def _added(sums: Any, index: list[Any], left: Any, right: Any, wide: str) -> Any:
+    total = cast(tirx.BufferLoad(sums, index), wide) + cast(left, wide) * cast(right, wide)
+    return tirx.BufferStore(sums, cast(total, dtype_of(sums)), index)
 
 
 def divided_product(
-    who: str, func: tirx.PrimFunc, reduce: str, steps: Sequence[str], made: Any, pairs: bool = False
+    who: str, func: tirx.PrimFunc, reduce: str, steps: Sequence[str], make: Any, pairs: bool = False
 ) -> tirx.PrimFunc:
     """A stage-II function with a product of tiles divided among threads.
 
     who : the pass, as errors name it
     reduce : block that adds products of two 2-dimensional tiles in shared memory to a third,
         in "local" scope; loops of constant extents over rows, columns and terms
-    made : (rows, columns, types of the factors, type of the sums) -> division
+    make : (rows, columns, types of the factors, type of the sums) -> division
     steps, pairs : see :func:`sums_by_thread`
 
     Raises ScheduleError for blocks of another shape.
     """
     nest = find_nest(who, func, reduce)
-    sizes, found = nest.extents(who), reduction_of(nest.body)
-    sums = found is not None and found.operator == "sum" and not found.conditions
-    term: Any = found.term if found is not None and sums and len(sizes) == 3 else None
+    sizes, reduction = nest.extents(who), reduction_of(nest.body)
+    sums = reduction is not None and reduction.operator == "sum" and not reduction.conditions
+    term: Any = reduction.term if reduction is not None and sums and len(sizes) == 3 else None
     loads = [uncast(f) for f in (term.a, term.b)] if isinstance(term, tirx.Mul) else []
     if not loads or not all(isinstance(x, ir.TensorLoad) for x in loads):
         _refuse(who, nest)
@@ -175,7 +175,7 @@ def divided_product(
     left, right = loads if rows in free_vars(loads[0]) else loads[::-1]
     old, dtypes = nest.body.buffer, [dtype_of(left), dtype_of(right)]
     wide = dtype_of(old)
-    division = made(sizes[0], sizes[1], dtypes, wide)
+    division = make(sizes[0], sizes[1], dtypes, wide)
     along = [x.indices[-1].same_as(terms) for x in (left, right)]
     name, held = intrinsic(division, sizes[2], dtypes, along, wide), old
     if _registers_of(wide) != wide:
@@ -234,16 +234,16 @@ def sums_by_thread(
     for nest in nests:
         func = replaced(func, nest, _over_sums(nest, sums, division, pairs))
     straight = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
-    own = {x.loop_var for x in nodes_of(tirx.For, func.body) if x.kind in straight}
+    constants = {x.loop_var for x in nodes_of(tirx.For, func.body) if x.kind in straight}
     for left in accesses_of(func.body, sums):
-        if any(free_vars(i) - own for i in left.indices):
+        if any(free_vars(i) - constants for i in left.indices):
             raise ScheduleError(
                 f"{division.who}: argument 'steps': expected the blocks of all accesses of the "
                 f"sums, got {left} in another"
             )
     new = buffer_var([math.prod(division.own)], dtype_of(sums), sums.name, "local")
     simplify, width = Analyzer().simplify, division.sizes[1]
-    func = with_buffer(func, sums, new, lambda at: [simplify(at[0] * width + at[1])])
+    func = with_buffer(func, sums, new, lambda idx: [simplify(idx[0] * width + idx[1])])
     for buffer in registers:
         func = allocated(func, buffer)
     return func
@@ -263,20 +263,20 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
     store = isinstance(written, tirx.BufferStore) and not written.buffer.same_as(sums)
 
     def code(warp: Any, lane: Any) -> Any:
-        def one(stmt: Any, *at: Any) -> Any:
-            places = zip(indices, division.place(warp, lane, at), strict=True)
-            own = {v: as_dtype(x, dtype_of(v)) for v, x in places}
-            held = sums, division.held(at)
+        def one(stmt: Any, *index: Any) -> Any:
+            places = zip(indices, division.place(warp, lane, index), strict=True)
+            values = {v: as_dtype(x, dtype_of(v)) for v, x in places}
+            held = sums, division.held(index)
             body = redirected(stmt, lambda b, _: held if b.same_as(sums) else None)
-            return substitute(body, own)
+            return substitute(body, values)
 
-        def several(*at: Any) -> Any:
+        def several(*idx: Any) -> Any:
             n = tirx.Var("pair", "int32")
-            all_of = loop_over(n, division.own[-1], one(written, *at, n), tirx.ForKind.VECTORIZED)
-            return under([one(c, *at, as_dtype(0, "int32")) for c in conditions], all_of)
+            all_of = loop_over(n, division.own[-1], one(written, *idx, n), tirx.ForKind.VECTORIZED)
+            return under([one(c, *idx, as_dtype(0, "int32")) for c in conditions], all_of)
 
         if pairs and store and not division.turned:
             return unrolled(division.own[:-1], several)
-        return unrolled(division.own, lambda *at: one(nest.body, *at))
+        return unrolled(division.own, lambda *index: one(nest.body, *index))
 
     return for_threads(nest.name, division.warps, code)

@@ -73,16 +73,16 @@ class TileProgram:
         if not isinstance(inner, s_tir.SBlockRealize):
             self.refuse(stmt)
         block = inner.block
-        at = {v: as_dtype(x, dtype_of(v)) for v, x in values_of(inner).items()}
-        stores = list(self._stores(substitute(block.body, at)))
+        values = {v: as_dtype(x, dtype_of(v)) for v, x in values_of(inner).items()}
+        stores = list(self._stores(substitute(block.body, values)))
         if None not in stores and all(isinstance(n, tirx.IntImm) for _, n in loops):
-            kinds = {at[v.var]: v.iter_type for v in block.iter_vars}
+            kinds = {values[v.var]: v.iter_type for v in block.iter_vars}
             reduced = [v for v, _ in loops if kinds.get(v) == tirx.IterVar.CommReduce]
-            init = None if block.init is None else substitute(block.init, at)
+            init = None if block.init is None else substitute(block.init, values)
             name = str(block.name_hint)
             yield Nest(name, [(v, int(n)) for v, n in loops], reduced, init, stores)
         elif len(loops) == 1 and block.init is None:
-            body = list(self._parsed(substitute(block.body, at)))
+            body = list(self._parsed(substitute(block.body, values)))
             ((var, extent),) = loops
             yield Loop(str(block.name_hint), var, extent, body)
         else:
@@ -110,27 +110,27 @@ class TileProgram:
 
     def _locals(self) -> list[Any]:
         blocks = [self.block, *nodes_of(s_tir.SBlock, self.block.body)]
-        found = [v for b in blocks for v in b.alloc_buffers]
-        return [v for v in found if v.ty.storage_scope == "local"]
+        allocated = [v for b in blocks for v in b.alloc_buffers]
+        return [v for v in allocated if v.ty.storage_scope == "local"]
 
     def _axes(self, buffer: Any) -> list[str]:
         return [str(a.name) for a in self.layouts[buffer.name].axes]
 
     def _owned(self, warps: int) -> int:
         """Coordinates that each warp has."""
-        found = {
+        lengths = {
             int(n)
             for b in self._locals()
             for a, n in zip(self._axes(b), b.ty.shape, strict=True)
             if a == self.owner
         }
-        if len(found) != 1 or next(iter(found)) % ROWS:
-            got = sorted(found) or "none of its tiles is over it"
+        if len(lengths) != 1 or next(iter(lengths)) % ROWS:
+            owned = sorted(lengths) or "none of its tiles is over it"
             raise ScheduleError(
                 f"{WHO}: argument 'owner': expected an axis of a multiple of {ROWS} coordinates, "
-                f"got '{self.owner}' ({got})"
+                f"got '{self.owner}' ({owned})"
             )
-        groups = next(iter(found)) // ROWS
+        groups = next(iter(lengths)) // ROWS
         self.warps = max(w for w in range(1, warps + 1) if groups % w == 0)
         return groups // self.warps * ROWS
 
@@ -144,8 +144,8 @@ class TileProgram:
                     f"{WHO}: expected tiles of one or two axes, '{self.owner}' among them, got "
                     f"'{buffer.name}' over {axes}"
                 )
-            at = axes.index(self.owner)
-            columns = int(buffer.ty.shape[1 - at]) if len(axes) == 2 else 0
+            owner_at = axes.index(self.owner)
+            columns = int(buffer.ty.shape[1 - owner_at]) if len(axes) == 2 else 0
             if columns % COLUMNS:
                 raise ScheduleError(
                     f"{WHO}: expected tiles of a multiple of {COLUMNS} columns, got {columns} of "
@@ -154,11 +154,11 @@ class TileProgram:
             size = self.rows * columns // WARP if columns else self.rows // 8
             name = f"{buffer.name}_tile"
             registers = buffer_var([size], dtype_of(buffer), name, "local")
-            out[buffer] = RegisterTile(buffer, at, columns, registers)
+            out[buffer] = RegisterTile(buffer, owner_at, columns, registers)
         return out
 
     def _in_parts(self) -> None:
-        """Have the statements of a loop done in parts where their tiles are too many."""
+        """Run the statements of a loop in parts where their tiles do not fit the registers."""
         for loop in [s for s in self.tree if isinstance(s, Loop)]:
             outside = self._nests([s for s in self.tree if s is not loop])
             tiles, loop.parts = find_parts(loop, outside, self.tiles, COLUMNS)
@@ -208,10 +208,10 @@ class TileProgram:
         tile = self.tiles.get(store.buffer)
         if condition is not None or tile is None or not tile.columns:
             return None
-        found = reduction_of(store)
-        if not isinstance(store.value, tirx.Add) or found is None:
+        reduction = reduction_of(store)
+        if not isinstance(store.value, tirx.Add) or reduction is None:
             return None
-        return tile, factors_of(found.term)
+        return tile, factors_of(reduction.term)
 
     def _collect(self, tree: list[Any], step: Any) -> None:
         """Find the factors that are to be in shared memory, and where they are copied."""
@@ -228,8 +228,8 @@ class TileProgram:
             product = self.product(s)
             if product is None:
                 continue
-            tile, found = product
-            left, right = self._sides(s, tile, found, step)
+            tile, factors = product
+            left, right = self._sides(s, tile, factors, step)
             self.sides[id(s)] = left, right
             if step is not None and isinstance(left, Side) and left.factor.step is None:
                 self._hold(left)
@@ -259,9 +259,9 @@ class TileProgram:
         (left, right), extents = sides, dict(nest.loops)
         held: Any = left[0] if len(left) == 1 else None
         if isinstance(held, ir.TensorLoad) and held.source in self.tiles:
-            own = self.tiles[held.source]
-            if held.indices[own.owner].same_as(m) and held.indices[1 - own.owner].same_as(k):
-                return own, self._factor(right, n, k, extents, step)
+            reg = self.tiles[held.source]
+            if held.indices[reg.owner].same_as(m) and held.indices[1 - reg.owner].same_as(k):
+                return reg, self._factor(right, n, k, extents, step)
         return self._factor(left, m, k, extents, step), self._factor(right, n, k, extents, step)
 
     def _with_inlined(self, expr: Any) -> Any:
@@ -298,14 +298,14 @@ class TileProgram:
             value = value.value
         if step is not None and step.var not in free_vars(value):
             step = None
-        for known in self.factors:
-            same = {known.row: outer, known.column: inner}
+        for factor in self.factors:
+            same = {factor.row: outer, factor.column: inner}
             if (
-                (known.rows, known.columns) == (extents[outer], extents[inner])
-                and known.step is step
-                and tvm_ffi.structural_equal(substitute(known.value, same), value)
+                (factor.rows, factor.columns) == (extents[outer], extents[inner])
+                and factor.step is step
+                and tvm_ffi.structural_equal(substitute(factor.value, same), value)
             ):
-                return Side(known, inner is k)
+                return Side(factor, inner is k)
         row, column = (tirx.Var(x, dtype_of(v)) for x, v in (("row", outer), ("column", inner)))
         name = self.name(f"{loads[0].source.name}_shared")
         shape = extents[outer], extents[inner]
@@ -316,6 +316,6 @@ class TileProgram:
         self.factors.append(out)
         return Side(out, inner is k)
 
-    def name(self, what: str) -> str:
+    def name(self, prefix: str) -> str:
         self.named += 1
-        return f"{what}{self.named}"
+        return f"{prefix}{self.named}"

@@ -83,10 +83,10 @@ def warp_mma_program(
         raise ScheduleError(f"{WHO}: argument 'stages': expected 2 to 4, got {stages!r}")
     if isinstance(warps, bool) or not isinstance(warps, int) or warps < 1:
         raise ScheduleError(f"{WHO}: argument 'warps': expected at least 1, got {warps!r}")
-    found = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
-    if not found:
+    blocks = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
+    if not blocks:
         raise ScheduleError(f"{WHO}: argument 'block': no block '{block}'")
-    work = _Code(TileProgram(func, found[0], owner, warps))
+    work = _Code(TileProgram(func, blocks[0], owner, warps))
     out = _with_block(func, work.run())
     for f in work.factors:
         out = cooperative_copy(out, f.copy, warps=work.warps, vector=VECTOR if f.plain() else 1)
@@ -94,8 +94,8 @@ def warp_mma_program(
         copies = [f.copy for f in work.factors if f.step is loop]
         if copies:
             out = software_pipeline(out, loop.name, copies, stages=stages, room=DYNAMIC_BYTES)
-    (made,) = [b for b in nodes_of(s_tir.SBlock, out.body) if str(b.name_hint) == block]
-    return _with_block(out, work.closed(made))
+    (compiled,) = [b for b in nodes_of(s_tir.SBlock, out.body) if str(b.name_hint) == block]
+    return _with_block(out, work.closed(compiled))
 
 
 def _with_block(func: tirx.PrimFunc, block: Any) -> tirx.PrimFunc:
@@ -207,8 +207,8 @@ class _Code:
                 body = as_one([*copies, *work])
                 yield loop_over(s.var, s.extent, block_of(s.name, body))
             elif not any(x.buffer in self.program.inlined for _, x in s.stores):
-                made = self._multiplied(s) if id(s) in self.program.sides else self.elements.code(s)
-                for n, part in enumerate(made):
+                code = self._multiplied(s) if id(s) in self.program.sides else self.elements.code(s)
+                for n, part in enumerate(code):
                     yield self._by_threads(s.name if n == 0 else f"{s.name}_{n}", part)
 
     def _multiplied(self, nest: Nest) -> Iterator[Any]:
@@ -234,8 +234,8 @@ class _Code:
 
             def columns(p: Any) -> Any:
                 to = _some(b, 0, 2 * RIGHT)
-                at = across + p * COLUMNS, begin + s * COLUMNS
-                load = load_right(to, _tile(right), *at, self.lane)
+                origin = across + p * COLUMNS, begin + s * COLUMNS
+                load = load_right(to, _tile(right), *origin, self.lane)
 
                 def product(half: Any, g: Any) -> Any:
                     sums = _some(tile.registers, (g * pairs * 2 + p * 2 + half) * SUMS, SUMS)
