@@ -9,7 +9,7 @@ from sparsetir.sparse_ir.recipes.registry import recipe
 # Places where nonzeros are sampled; the shortest sample of one and the longest, which is also at
 # most such a share of all nonzeros.
 PLACES, SHORTEST, LONGEST, SAMPLE = 3, 512, 1 << 14, 1 / 8
-FEW = 1 << 13  # nonzeros, below which none are sampled
+FEW = 1 << 15  # nonzeros, below which samples are too short to say that no row is used again
 MISSED = 5 / 16  # share of uses that a cache of as many rows as the reuse distance still misses
 
 
@@ -21,13 +21,11 @@ def reuse_distance(indices: np.ndarray) -> int:
 
     By the working set of Denning (1968): a cache that holds the rows of a window misses as large a
     share of uses as a window of twice the length adds rows. Windows at three places are doubled
-    until they add few. The result is nnz where the longest window still adds many; fewer than
-    8,192 nonzeros are not sampled, and a sixteenth of them is returned.
+    until they add few. Where the longest window still adds many, the result is nnz, and of fewer
+    than 32,768 nonzeros a sixteenth of them.
     """
     indices = indices.ravel()
     nnz = len(indices)
-    if nnz < FEW:
-        return nnz // 16
     places = [nnz * n // (PLACES + 1) for n in range(1, PLACES + 1)]
     window, before = SHORTEST, 0
     while window <= min(nnz * SAMPLE, LONGEST):
@@ -36,4 +34,4 @@ def reuse_distance(indices: np.ndarray) -> int:
         if before and rows - before < MISSED * PLACES * window / 2:
             return before // PLACES
         window, before = 2 * window, rows
-    return nnz
+    return nnz // 16 if nnz < FEW else nnz

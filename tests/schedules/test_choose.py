@@ -223,12 +223,20 @@ def test_reuse_distances(size):
         columns = (place // 40 + RNG.integers(0, spread, size)).astype("int32")
         rows = reuse_distance(columns)
         if rows == size:  # the sample is too short
-            assert size == FEW and spread > 100
+            assert size == FEW and spread == 3000
             continue
         locality = Locality.of(columns)
         assert locality.missed(4 * rows) <= MISSED + 0.1 and locality.missed(rows // 4) > MISSED
     assert reuse_distance(np.zeros(size, "int32")) <= 1
     assert reuse_distance(RNG.integers(0, 10**6, size)) == size
+
+
+@pytest.mark.parametrize("size", [1 << 13, 12_000, FEW - 1])
+def test_reuse_distances_of_small_patterns(size):
+    """A band is seen in a short sample; the rest is a guess."""
+    band = (np.arange(size) // 40 + RNG.integers(0, 60, size)).astype("int32")
+    assert 40 < reuse_distance(band) < 100 < size // 16
+    assert reuse_distance(RNG.integers(0, 10**6, size)) == size // 16
 
 
 @examples(
