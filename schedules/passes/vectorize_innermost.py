@@ -37,7 +37,6 @@ from tvm_ffi import structural_equal
 from sparsetir.schedules.passes.launches import top_level
 from sparsetir.schedules.passes.nests import is_along, is_zero, renewed, wide_indices
 from sparsetir.schedules.passes.prefetch import PREFETCHING, bytes_of, gathering_loads, rows_ahead
-from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.exact import is_choice
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -570,22 +569,27 @@ class _Nest:
         )
         held = as_dtype(held, self.dtype)
         first = lanes_of(lambda acc, lane, m: tirx.BufferStore(acc, substitute(held, m), [lane]))
-        asks: list[tirx.Stmt] = []
+        inner = under([substitute(x, fresh) for x in terms if shared(x)], updates(self.store))
         if cache is not None:
-            body, visited = substitute(self.store, rows[0]), self.others[-1].loop_var
-            for start, width in places:
-                at = {**fresh, along: start}
-                asks += rows_ahead(self.func, body, visited, along, at, width, cache)
-
-        def term(total: Any) -> tirx.Stmt:
-            test = [substitute(x, fresh) for x in terms if shared(x)]
-            return as_one([*asks, under(test, updates(total))])
-
+            asks = [
+                ask
+                for start, width in places
+                for ask in rows_ahead(
+                    self.func,
+                    substitute(self.store, rows[0]),
+                    self.others[-1].loop_var,
+                    self.along.loop_var,
+                    {**fresh, self.along.loop_var: start},
+                    width,
+                    cache,
+                )  # fmt: skip
+            ]
+            inner = tirx.SeqStmt([*asks, inner]) if asks else inner
         *outer, last = self.others
         if rows[0] and _is_multiple(last, STRAIGHT):
-            inner = self._all_terms(last, term, fresh, shared)
+            inner = _straight_steps(last, inner, fresh[last.loop_var])
         else:
-            inner, outer = term(self.store), self.others
+            outer = self.others
         for loop in reversed(outer):
             extent = substitute(loop.extent, fresh)
             inner = loop_with(loop, loop_var=fresh[loop.loop_var], extent=extent, body=inner)
@@ -604,41 +608,6 @@ class _Nest:
         reads, writes = s_tir.analysis.get_sblock_read_write_region(block, buffers)
         block = block_with(block, reads=reads, writes=writes)
         return s_tir.SBlockRealize([], True, block)
-
-    def _all_terms(self, loop: Any, term: Any, fresh: Any, shared: Any) -> tirx.Stmt:
-        """The visits of a loop over a variable, in steps whose code is straight.
-
-        Where choices may differ from visit to visit, as where a block sticks out of a matrix, these
-        have code of their own for the blocks in which they do not.
-
-        term : of a store, the code of a visit
-        """
-        var, straight = fresh[loop.loop_var], self.store
-        whole: list[Any] = []
-        for test in _first_choices(straight.value):
-            ends = _ends(test, loop) if shared(test) and is_harmless(test) else []
-            if ends and not _uses(test, self.along.loop_var):
-                whole, straight = [*whole, *ends], _decided(straight, test, 1)
-        steps = _straight_steps(loop, term(straight), var)
-        if not whole:
-            return steps
-        one = tirx.Var(var.name, dtype_of(var))
-        each = loop_over(one, int(loop.extent), substitute(term(self.store), {var: one}))
-        return tirx.IfThenElse(substitute(tirx.all(*whole), fresh), steps, each)
-
-
-def _ends(test: Any, loop: Any) -> list[Any]:
-    """A comparison in the first and the last visit of a loop, which say whether all have it.
-
-    None for other tests, and for those that are the same in all visits.
-    """
-    if not isinstance(test, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
-        return []
-    if not affine(test.a - test.b).step(loop.loop_var):
-        return []
-    last = int(loop.extent) - 1
-    dtype = dtype_of(loop.loop_var)
-    return [substitute(test, {loop.loop_var: as_dtype(at, dtype)}) for at in (0, last)]
 
 
 def _is_multiple(loop: Any, number: int) -> bool:
