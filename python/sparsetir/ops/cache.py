@@ -286,8 +286,9 @@ kept = Cache(max_entries=512, max_bytes=4 << 30)
 
 
 def memory_key(x: Tensor) -> Hashable:
-    """The location of a tensor in memory, and its layout there."""
-    return x.data_ptr(), x.shape, x.stride(), x.dtype
+    """The location of a tensor in memory, and its layout there; of an empty one, its storage."""
+    place = x.data_ptr() or x.untyped_storage()._cdata
+    return place, x.shape, x.stride(), x.dtype
 
 
 def _check_of(copy: Known) -> Callable[[Tensor], bool]:
