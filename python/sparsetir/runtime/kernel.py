@@ -126,7 +126,6 @@ class Kernel:
         self._count, self._limits = binder.count, binder.limits
         self._arrays, self._scalars, self._outputs = binder.arrays, binder.scalars, binder.outputs
         self._other_shapes: tuple[int, ...] = ()  # positions where arrays of other shapes were seen
-        self._names = frozenset(signature.names)
         self._array_names = [signature.names[i] for i in self._arrays]
         self._without_gradient = {self._arrays.index(i): WRITTEN for i in self._outputs}
         places = [(signature.position[p["param"]], p) for p in signature.promises]
@@ -148,8 +147,11 @@ class Kernel:
             The function's parameters, in order or by name.
         """
         values: list[Any] = list(args)
-        if not args and kwargs.keys() == self._names:
-            values = [*map(kwargs.__getitem__, self.signature.names)]
+        if len(kwargs) == self._count and not args:
+            try:
+                values = [*map(kwargs.__getitem__, self.signature.names)]
+            except KeyError:
+                values = self._given.bind(args, kwargs)
         elif kwargs or len(values) != self._count:
             values = self._given.bind(args, kwargs)
         for i, kind, low, high in self._limits:
