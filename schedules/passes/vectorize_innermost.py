@@ -257,8 +257,9 @@ class _Nest:
             not is_along(last, along)
             and not one
             or any(_uses(x.extent, along) for x in self.others)
+            or any(_uses(self.along.extent, x.loop_var) for x in self.loops)
         ):
-            return False
+            return False  # tiles are around all other loops, or there is nothing to go along
         if not _contiguous_in(along, body, gathers=len(self.loops) == 1):
             return False
         if not self.reduces:
