@@ -21,7 +21,7 @@ rows for features side by side, such as a softmax of heads, have these in vector
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import tvm
@@ -109,11 +109,11 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:
     None for a program of another shape.
     """
     sch = Schedule(func)
-    found = _shape(element_reduction, sch)
-    if found is None:
+    reduction = _shape(element_reduction, sch)
+    if reduction is None:
         return None
     try:
-        by_positions(sch, found)
+        by_positions(sch, reduction)
     except ScheduleError:  # positions themselves say so, such as of a loop under the elements
         return None
     func = with_reuse_distances(sch.func)
@@ -148,46 +148,61 @@ def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> ti
         where rows may write the same elements
     """
     sch, rows = Schedule(func), joined(versions)
-    found = _shape(row_reduction, sch)
-    if found is None or not found.free or found.dtype == "bool":
+    reduction = _shape(row_reduction, sch)
+    if reduction is None or not reduction.free or reduction.dtype == "bool":
         return rows
-    axis = func.axis(found.features.name)
+    axis = func.axis(reduction.features.name)
     if axis.kind != "dense_fixed" or not isinstance(axis.length, tirx.IntImm | ir.Var):
         return rows  # nothing can be promised about its length
-    nnz, n, feat, used = _sizes(func, found, rows)
-    threads = pool()
-    lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
-    if nnz is not None and threads > 1 and versions.index is not None:
+    nnz, n, feat, distance = _sizes(func, reduction, rows)
+    if nnz is not None and pool() > 1 and versions.index is not None:
         *narrow, _ = versions.of
         _, most, _ = narrow[-1]
         small = _on_one_thread(joined(Versions(versions.index, narrow)))
         few = tirx.all(nnz * feat < _int64(work), feat <= _int64(most))
         rows = either(few, small, rows, ("small", "more"))
-    if isinstance(feat, tirx.IntImm) and int(feat) <= PACK_FEATURES:
+    if reduction.gathered is None or reduction.heads or n is None:
         return rows
-    if found.gathered is None or found.heads or n is None:
+    return _or_panels(func, reduction, (nnz, n, feat, distance), rows, target)
+
+
+def _or_panels(
+    func: SparseFunc, reduction: RowReduction, sizes: Sequence[Any], rows: Any, target: Any
+) -> tirx.PrimFunc:
+    """Versions that gather from panels, wide or narrow, or else by `rows`.
+
+    sizes : of :func:`_sizes`
+    """
+    nnz, n, feat, distance = sizes
+    lanes, threads = vector_bits(target) // tvm.DataType(reduction.dtype).bits, pool()
+    narrow, wide = (size * 8 // tvm.DataType(reduction.dtype).bits for size in PANELS)
+    least = max(PACK_FEATURES + 1, narrow)
+    known = int(feat) if isinstance(feat, tirx.IntImm) else None
+    if known is not None and known < least:
         return rows
-    narrow, wide = (size * 8 // tvm.DataType(found.dtype).bits for size in PANELS)
     try:
-        panels = _panels(func, found, narrow, lanes, target)
+        panels = _panels(func, reduction, narrow, lanes, target)
     except ScheduleError:
         return rows  # what is gathered cannot be copied: it depends on the row, too
     count = tirx.floordiv(feat + _int64(narrow - 1), _int64(narrow))
-    if not isinstance(feat, tirx.IntImm) or int(feat) >= wide:
-        kept = [(n, l2_bytes() // 2), (n if used is None else tirx.min(n, used), l1_bytes())]
-        pays = tirx.all(
+    if known is None or known >= wide:
+        used_again = n if distance is None else tirx.min(n, distance)
+        near = tirx.all(
             feat >= _int64(wide),
             tirx.EQ(tirx.floormod(count, _int64(2 * threads)), _int64(0)),
-            tirx.any(*(rows <= _int64(size // PANELS[1]) for rows, size in kept)),
+            tirx.any(
+                n <= _int64(l2_bytes() // 2 // PANELS[1]),
+                used_again <= _int64(l1_bytes() // PANELS[1]),
+            ),
         )
-        widely = _panels(func, found, wide, lanes, target)
-        panels = either(pays, widely, panels, ("wide", "narrow"))
-    pays = tirx.all(
+        wide_panels = _panels(func, reduction, wide, lanes, target)
+        panels = either(near, wide_panels, panels, ("wide", "narrow"))
+    often = tirx.all(
         nnz >= n * _int64(PACK_DEGREE),
-        feat > _int64(max(PACK_FEATURES, narrow - 1)),
+        feat >= _int64(least),
         tirx.EQ(tirx.floormod(count, _int64(threads)), _int64(0)),
     )
-    return either(pays, panels, rows, ("panels", "rows"))
+    return either(often, panels, rows, ("panels", "rows"))
 
 
 def _by_steps(func: SparseFunc, rest: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
@@ -229,40 +244,40 @@ def _on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return s_tir.renew_defs(func.with_body(map_expr(func.body, [(tirx.For, visit)])))
 
 
-def _panels(func: SparseFunc, found: RowReduction, tile: int, lanes: int, target: Any) -> Any:
+def _panels(func: SparseFunc, reduction: RowReduction, tile: int, lanes: int, target: Any) -> Any:
     """The version that gathers from panels of `tile` features, scheduled.
 
     The last panel begins earlier where it would reach too far.
     """
     sch = Schedule(func)
-    assert found.gathered is not None and found.gathered_axis is not None
-    panels, *vectors = sch.split(found.features, [None, tile // lanes, lanes], tail="shift")
+    assert reduction.gathered is not None and reduction.gathered_axis is not None
+    panels, *vectors = sch.split(reduction.features, [None, tile // lanes, lanes], tail="shift")
     steps = sums_of(
-        sch, found.iteration, found.result, [panels, found.rows], found.columns, vectors,
-        hoist=True, dtype=found.dtype, name=f"{found.result}_{tile}",
+        sch, reduction.iteration, reduction.result, [panels, reduction.rows], reduction.columns,
+        vectors, hoist=True, dtype=reduction.dtype, name=f"{reduction.result}_{tile}",
     )  # fmt: skip
     copies = sch.precompute(
-        found.gathered, panels, [found.gathered_axis, *vectors], scope="global",
-        dtype=found.dtype, name=f"{found.gathered}_{tile}",
+        reduction.gathered, panels, [reduction.gathered_axis, *vectors], scope="global",
+        dtype=reduction.dtype, name=f"{reduction.gathered}_{tile}",
     )  # fmt: skip
     straight_code(sch, [*steps, *((copy, len(vectors)) for copy in copies)])
     return default_schedule(_stage_two(sch), target, max(tile // lanes // 2, 1))
 
 
-def _sizes(func: SparseFunc, found: RowReduction, lowered: tirx.PrimFunc) -> list[Any]:
+def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) -> list[Any]:
     """Elements of the rows, rows that are gathered from, features, and the distance between two
     uses of a row, by lowered parameters.
 
     None where they do not say how often a row is gathered.
     """
     axes = {axis.name: axis for axis in func.axes}
-    column, gathered = axes[found.columns[0].name], axes.get(str(found.gathered_axis))
-    stored = len(found.columns) == 1 and column.kind == "sparse_variable"
+    column, gathered = axes[reduction.columns[0].name], axes.get(str(reduction.gathered_axis))
+    stored = len(reduction.columns) == 1 and column.kind == "sparse_variable"
     reuse = (p for p in func.params if p.name == f"{column.name}_indices{REUSE}")
     sizes = [
         column.nnz if stored else None,
         gathered.length if stored and gathered is not None else None,
-        axes[found.features.name].length,
+        axes[reduction.features.name].length,
         next(reuse, None),
     ]
     return _of_lowered(sizes, lowered)

@@ -87,15 +87,19 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     narrow = problem.accumulator != (problem.out or problem.dtype)
     if narrow and not adds_once(func):
         func = sums_apart(func, "C", problem.accumulator)
-    sizes = zip("mn", _of_block(config), strict=True) if config.filled else ()
+    sizes = zip("mn", _block_shape(config.format), strict=True) if config.filled else ()
     promises = [{"param": p, "kind": "multiple", "value": v} for p, v in sizes if v > 1]
     return func.with_attr("promises", promises) if promises else func
 
 
-def _of_block(config: Decomposed) -> tuple[int, int]:
-    """Rows and columns of a block, where the format is of such."""
-    fmt = config.format
+def _block_shape(fmt: Format) -> tuple[int, int]:
+    """Rows and columns of a block of BSR or DBSR; of other formats (1, 1)."""
     return (fmt.rows, fmt.cols) if isinstance(fmt, BSR | DBSR) else (1, 1)
+
+
+def _sticks_out(fmt: Format, shape: tuple[int, ...]) -> bool:
+    """Whether the last blocks of a format reach beyond a matrix."""
+    return any(n % b for n, b in zip(shape, _block_shape(fmt), strict=True))
 
 
 def apply(sch: Schedule, config: Decomposed) -> None:
@@ -117,11 +121,10 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
     Raises ScheduleError for a pattern that takes too much room in the format.
     """
     _refuse("arrange", problem)
-    sizes = _of_block(config)
-    if config.filled and any(n % b for n, b in zip(matrix.shape, sizes, strict=True)):
+    if config.filled and _sticks_out(config.format, matrix.shape):
         raise ScheduleError(
-            f"decomposed.arrange: argument 'config': expected a shape that blocks of {sizes} "
-            f"divide, for filled=True, got {tuple(matrix.shape)}"
+            "decomposed.arrange: argument 'config': expected a shape that blocks of "
+            f"{_block_shape(config.format)} divide, for filled=True, got {tuple(matrix.shape)}"
         )
     too_much = refusal(config.format, matrix.coordinates, problem)
     if too_much is not None:
@@ -148,7 +151,7 @@ def is_full(fmt: Format, pattern: Pattern, count: int | None = None) -> bool:
     """
     if not any(rule.masked for rule in fmt.rules(Operand.default(2))):
         return False
-    if isinstance(fmt, BSR | DBSR) and (pattern.shape[0] % fmt.rows or pattern.shape[1] % fmt.cols):
+    if _sticks_out(fmt, pattern.shape):
         return False
     return (fmt.places(pattern) if count is None else count) == pattern.nnz
 

@@ -31,8 +31,7 @@ VALUE_DTYPES = (
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
 
-
-# Those that NumPy itself has, in the order of bytes of this machine.
+# Types of values that NumPy itself has, in this machine's byte order.
 NATIVE = {np.dtype(name) for name in VALUE_DTYPES if name != "bfloat16"}
 
 

@@ -49,8 +49,8 @@ def traced(
     tensors, sizes, numbers = ([x for part in parts for x in part[n]] for n in (1, 2, 3))
     pairs = [f"{name}={kind}" for name, kind in (formats or {}).items()]
     names = ["", *by_name][1:]
-    given = f"{optimize}", " ".join(pairs), " ".join(kinds), " ".join(names)
-    words = reduce, semiring, *given, text
+    lists = " ".join(pairs), " ".join(kinds), " ".join(names)
+    words = reduce, semiring, str(optimize), *lists, text
     return einsum_op("\n".join(words), tensors, sizes, numbers)
 
 

@@ -147,12 +147,7 @@ class Kernel:
             The function's parameters, in order or by name.
         """
         values: list[Any] = list(args)
-        if len(kwargs) == self._count and not args:
-            try:
-                values = [*map(kwargs.__getitem__, self.signature.names)]
-            except KeyError:
-                values = self._given.bind(args, kwargs)
-        elif kwargs or len(values) != self._count:
+        if kwargs or len(values) != self._count:
             values = self._given.bind(args, kwargs)
         for i, kind, low, high in self._limits:
             value = values[i]

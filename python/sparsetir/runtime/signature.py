@@ -476,6 +476,8 @@ def bound(
     who: str, place: Mapping[str, int], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Any]:
     """Arguments in the order of `place`, the position by name; None for omitted ones."""
+    if not args and kwargs.keys() == place.keys():
+        return [*map(kwargs.__getitem__, place)]
     if len(args) > len(place):
         raise TypeError(
             f"{who}: expected at most {len(place)} arguments ({', '.join(place)}), got {len(args)}"
