@@ -579,7 +579,7 @@ def _operator(op: object, reduce: object) -> tuple[str, str, bool]:
     if isinstance(op, str) and op == "u_dot_v":
         return "sddmm", reduction("plan", reduce), False
     if message_parts(op)[0] not in ("mul", "copy_u"):
-        known = ", ".join(dict.fromkeys((*OPERATORS, *NAMED)))
+        known = ", ".join(dict.fromkeys((*NAMED, *OPERATORS)))
         expected = f"one of {known}, a message as u_add_e_max or copy_u_mean, or u_dot_v"
         raise wrong("plan", "op", expected, f"{op!r}")
     # "sum" is what is asked for where nothing is.
