@@ -22,6 +22,7 @@ rows for features side by side, such as a softmax of heads, have these in vector
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, TypeVar
 
 import tvm
@@ -32,9 +33,16 @@ from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.prefetch import REUSE, with_reuse_distances
 from sparsetir.schedules.passes.versions import Versions, either, joined
-from sparsetir.schedules.targets import l1_bytes, l2_bytes, pool, vector_bits
+from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.targets import l1_bytes, l2_bytes, pool, vector_bits, vector_registers
 from sparsetir.schedules.templates.element_tile import by_positions
-from sparsetir.schedules.templates.register_tile import straight_code, sums_of
+from sparsetir.schedules.templates.register_tile import (
+    STRAIGHT,
+    cast_before,
+    greatest_divisor,
+    straight_code,
+    sums_of,
+)
 from sparsetir.schedules.templates.row_shapes import row_steps
 from sparsetir.schedules.templates.shapes import (
     RowReduction,
@@ -46,8 +54,9 @@ from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
-from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, sparse_iterations, substitute
+from sparsetir.sparse_ir.parallel import constant_length
+from sparsetir.sparse_ir.schedule import Schedule, SpIter
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import permutations
@@ -154,16 +163,17 @@ def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> ti
     axis = func.axis(reduction.features.name)
     if axis.kind != "dense_fixed" or not isinstance(axis.length, tirx.IntImm | ir.Var):
         return rows  # nothing can be promised about its length
-    nnz, n, feat, distance = _sizes(func, reduction, rows)
+    sizes = _sizes(func, reduction, rows)
+    nnz, n, feat, _ = sizes
     if nnz is not None and pool() > 1 and versions.index is not None:
         *narrow, _ = versions.of
         _, most, _ = narrow[-1]
         small = _on_one_thread(joined(Versions(versions.index, narrow)))
         few = tirx.all(nnz * feat < _int64(work), feat <= _int64(most))
         rows = either(few, small, rows, ("small", "more"))
-    if reduction.gathered is None or reduction.heads or n is None:
+    if reduction.gathered is None or reduction.heads != reduction.block or n is None:
         return rows
-    return _or_panels(func, reduction, (nnz, n, feat, distance), rows, target)
+    return _or_panels(func, reduction, sizes, rows, target)
 
 
 def _or_panels(
@@ -174,18 +184,21 @@ def _or_panels(
     sizes : of :func:`_sizes`
     """
     nnz, n, feat, distance = sizes
-    lanes, threads = vector_bits(target) // tvm.DataType(reduction.dtype).bits, pool()
-    narrow, wide = (size * 8 // tvm.DataType(reduction.dtype).bits for size in PANELS)
-    least = max(PACK_FEATURES + 1, narrow)
+    bits, threads = tvm.DataType(reduction.total).bits, pool()
+    gathered = func.buffer(str(reduction.gathered))
+    narrow, wide = (size * 8 // bits for size in PANELS)
+    # A row of a panel serves several rows of a block, or saves casts.
+    few = reduction.block or tvm.DataType(gathered.dtype).bits < bits
+    least = narrow + 1 if few else max(PACK_FEATURES + 1, narrow)
     known = int(feat) if isinstance(feat, tirx.IntImm) else None
     if known is not None and known < least:
         return rows
     try:
-        panels = _panels(func, reduction, narrow, lanes, target)
+        panels = _panels(func, reduction, narrow, target)
     except ScheduleError:
         return rows  # what is gathered cannot be copied: it depends on the row, too
     count = tirx.floordiv(feat + _int64(narrow - 1), _int64(narrow))
-    if known is None or known >= wide:
+    if not reduction.block and (known is None or known >= wide):
         used_again = n if distance is None else tirx.min(n, distance)
         near = tirx.all(
             feat >= _int64(wide),
@@ -195,7 +208,7 @@ def _or_panels(
                 used_again <= _int64(l1_bytes() // PANELS[1]),
             ),
         )
-        wide_panels = _panels(func, reduction, wide, lanes, target)
+        wide_panels = _panels(func, reduction, wide, target)
         panels = either(near, wide_panels, panels, ("wide", "narrow"))
     often = tirx.all(
         nnz >= n * _int64(PACK_DEGREE),
@@ -244,24 +257,49 @@ def _on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return s_tir.renew_defs(func.with_body(map_expr(func.body, [(tirx.For, visit)])))
 
 
-def _panels(func: SparseFunc, reduction: RowReduction, tile: int, lanes: int, target: Any) -> Any:
+def _panels(func: SparseFunc, reduction: RowReduction, tile: int, target: Any) -> Any:
     """The version that gathers from panels of `tile` features, scheduled.
 
-    The last panel begins earlier where it would reach too far.
+    The last panel begins earlier where it would reach too far. Of a block, as many rows as
+    registers hold are summed up at a time; its values of a narrower type are cast together before.
     """
-    sch = Schedule(func)
+    sch, total = Schedule(func), reduction.total
     assert reduction.gathered is not None and reduction.gathered_axis is not None
+    bits, registers = vector_registers(target)
+    lanes = bits // tvm.DataType(total).bits
     panels, *vectors = sch.split(reduction.features, [None, tile // lanes, lanes], tail="shift")
-    steps = sums_of(
-        sch, reduction.iteration, reduction.result, [panels, reduction.rows], reduction.columns,
-        vectors, hoist=True, dtype=reduction.dtype, name=f"{reduction.result}_{tile}",
+    around, columns, held = [panels, reduction.rows, *reduction.block], reduction.columns, vectors
+    inside: list[SpIter] = []
+    if reduction.block:
+        rows, last = around.pop(), columns[-1]
+        most = max(1, sum_vectors(registers) * lanes // tile)
+        high, wide = (constant_length(func.axis(loop.axes[0])) for loop in (rows, last))
+        above, inner = sch.split(rows, [None, greatest_divisor(high or 1, most)])
+        around, held = [*around, above], [inner, *vectors]
+        if wide is not None and len(columns) > 1:
+            inside = sch.split(last, [None, greatest_divisor(wide, STRAIGHT)])
+            columns = [*columns[:-1], *inside]
+    start, (adds, loops), write = sums_of(
+        sch, reduction.iteration, reduction.result, around, columns, held, hoist=True,
+        dtype=total, name=f"{reduction.result}_{tile}",
     )  # fmt: skip
     copies = sch.precompute(
         reduction.gathered, panels, [reduction.gathered_axis, *vectors], scope="global",
-        dtype=reduction.dtype, name=f"{reduction.gathered}_{tile}",
+        dtype=total, name=f"{reduction.gathered}_{tile}",
     )  # fmt: skip
-    straight_code(sch, [*steps, *((copy, len(vectors)) for copy in copies)])
+    steps = [start, write, *((copy, len(vectors)) for copy in copies)]
+    for name in _narrow_values(func, reduction) if inside else ():
+        casts, adds = cast_before(sch, adds, name, columns[-3], [held[0], *inside], total)
+        steps += casts
+    straight_code(sch, [*steps, (adds, loops + bool(inside))])
     return default_schedule(_stage_two(sch), target, max(tile // lanes // 2, 1))
+
+
+def _narrow_values(func: SparseFunc, reduction: RowReduction) -> list[str]:
+    """Buffers over rows of a block, of a narrower type than the sums."""
+    rows, bits = reduction.block[-1].axes[0], tvm.DataType(reduction.total).bits
+    over = [b for b in func.buffers if "float" in b.dtype and tvm.DataType(b.dtype).bits < bits]
+    return [b.name for b in over if rows in [axis.name for axis in b.axes or ()]]
 
 
 def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) -> list[Any]:
@@ -271,16 +309,25 @@ def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) ->
     None where they do not say how often a row is gathered.
     """
     axes = {axis.name: axis for axis in func.axes}
-    column, gathered = axes[reduction.columns[0].name], axes.get(str(reduction.gathered_axis))
-    stored = len(reduction.columns) == 1 and column.kind == "sparse_variable"
-    reuse = (p for p in func.params if p.name == f"{column.name}_indices{REUSE}")
-    sizes = [
-        column.nnz if stored else None,
-        gathered.length if stored and gathered is not None else None,
-        axes[reduction.features.name].length,
-        next(reuse, None),
-    ]
-    return _of_lowered(sizes, lowered)
+    loops = [reduction.rows, *reduction.block, *reduction.columns]
+    counts = _counts([axes[name] for loop in loops for name in loop.axes])
+    gathered = axes.get(str(reduction.gathered_axis))
+    reuse = (p for p in func.params if p.name == f"{reduction.columns[0].name}_indices{REUSE}")
+    sizes = [axes[reduction.features.name].length, next(reuse, None)]
+    if gathered is None or not counts:
+        return [None, None, *_of_lowered(sizes, lowered)]
+    n, feat, distance, first, *more = _of_lowered([gathered.length, *sizes, *counts], lowered)
+    return [prod(more, start=first), n, feat, distance]
+
+
+def _counts(axes: Sequence[Axis]) -> list[Any]:
+    """Factors of the number of visits of loops over axes; none where two are of varying lengths."""
+    variable = [axis for axis in axes if axis.is_variable]
+    if not any(axis.is_sparse for axis in axes) or len(variable) > 1:
+        return []
+    above = {parent.name for axis in variable for parent in axis.ancestors()[:-1]}
+    sizes = [(axis.nnz, axis.nnz_cols, axis.length) for axis in axes if axis.name not in above]
+    return [next(size for size in of_axis if size is not None) for of_axis in sizes]
 
 
 def _of_lowered(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:

@@ -19,7 +19,15 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.exact import SIZES, Integer, exact, is_signed, most_of, type_bounds
+from sparsetir.sparse_ir.exact import (
+    SIZES,
+    Integer,
+    exact,
+    is_choice,
+    is_signed,
+    most_of,
+    type_bounds,
+)
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -196,10 +204,18 @@ class Translator:
             return tirx.BufferStore(stmt.buffer, value, index, span=stmt.span)
         index, guards = self._access(buf, [self._loads(i, scope) for i in stmt.indices], scope)
         index = [self._coordinates(i, scope) for i in index]
-        out = tirx.BufferStore(self.space.buffers[buf.name], value, index, span=stmt.span)
+        buffer = self.space.buffers[buf.name]
         if not guards:
-            return out
-        return tirx.IfThenElse(self._coordinates(conjunction(guards), scope), out, None, stmt.span)
+            return tirx.BufferStore(buffer, value, index, span=stmt.span)
+        stored = self._coordinates(conjunction(guards), scope)
+
+        def read(call: Any) -> Any:
+            """Take what is read only if `stored`, which is not asked again."""
+            taken = is_choice(call) and tvm_ffi.structural_equal(call.args[0], stored)
+            return call.args[1] if taken else call
+
+        out = tirx.BufferStore(buffer, map_expr(value, [(ir.Call, read)]), index, span=stmt.span)
+        return tirx.IfThenElse(stored, out, None, stmt.span)
 
     def _loads(self, expr: Any, scope: Scope) -> Any:
         """Translate the loads, but leave coordinate variables as they are."""

@@ -18,7 +18,8 @@ A value that is set everywhere right before a sum becomes its init. Where no spa
 outside of the reductions, those over dense axes move there. The order in which each element is
 summed up does not change: reductions keep their order, and a loop moves only if each element is
 written by one of its visits. The loop along contiguous elements of the result stays, and so do the
-rows of a block, which share gathered operands.
+rows of a block, which share gathered operands; but not where the result is narrower than its terms:
+registers hold the sum of a row over all its blocks, which is rounded once.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of, replaced
+from sparsetir.sparse_ir.tir import dtype_of
 
 ROWS_OF_BLOCKS = 64  # at most: constant loops of as many visits stay
 
@@ -48,20 +50,24 @@ def normal_form(func: SparseFunc) -> SparseFunc:
         it = next((it for it in sparse_iterations(func) if it.name == name), None)
         if it is None or "R" not in it.kinds or reorderable(func, it) is not None:
             continue
-        if reduction_of(it.body) is None:
+        reduction = reduction_of(it.body)
+        if reduction is None:
             continue
         func, it = with_init_before(func, it) or (func, it)
-        order = _order(it)
+        order = _order(it, rounds=dtype_of(reduction.term) != dtype_of(reduction.store.value))
         if order != loops_of(it):
             func = replaced("normal_form", func, it, changed(it, order))
     return func
 
 
-def _order(it: SparseIteration) -> list[Loop]:
-    """The loops of an iteration in their new order; the same one where none moves."""
+def _order(it: SparseIteration, rounds: bool) -> list[Loop]:
+    """The loops of an iteration in their new order; the same one where none moves.
+
+    rounds : whether the result is narrower than its terms
+    """
     loops, (_, store) = loops_of(it), taken_apart(it.body)
     begin = next(n for n, loop in enumerate(loops) if "R" in loop.kinds)
-    if any(constant_length(axis) != 1 for axis in flat_axes(it.axes[:begin])):
+    if not rounds and any(constant_length(axis) != 1 for axis in flat_axes(it.axes[:begin])):
         return loops
     last = store.indices[-1] if store.indices else None
     races = races_of(it, set())
@@ -69,7 +75,7 @@ def _order(it: SparseIteration) -> list[Loop]:
         loop
         for loop, race in zip(loops[begin:], races[begin:], strict=True)
         if loop.kinds == "S" and race == FREE and isinstance(loop.node, Axis)
-        if loop.node.kind == "dense_fixed" and not _is_row_of_block(loop.node)
+        if loop.node.kind == "dense_fixed" and (rounds or not _is_row_of_block(loop.node))
         if not (isinstance(last, ir.Var) and loop.var.same_as(last))
     ]
     rest = [loop for loop in loops[begin:] if loop not in moved]

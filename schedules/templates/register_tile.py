@@ -30,6 +30,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 MAX_TILE = 256
+STRAIGHT = 4  # columns of a block whose code is straight
 # Iterations of stage I, and how many of their innermost loops are to be straight code of vectors.
 Straight = list[tuple[SparseIterationRef, int]]
 
@@ -172,6 +173,23 @@ def in_registers(
     if shared and config.parallel:
         sch.parallelize(shared, race=race)
     return steps
+
+
+def cast_before(
+    sch: Schedule, adds: SparseIterationRef, values: str, at: SpIter, over: Sequence[SpIter],
+    dtype: str,
+) -> tuple[Straight, SparseIterationRef]:  # fmt: skip
+    """Cast values of a narrower type together, before the loops of a reduction that reads them.
+
+    at : the reduction's loop that they are cast in
+    over : loops inside of it that they are over
+
+    Returns the casts, and the rest of the reduction `adds`.
+    """
+    mine = {loop.axes: loop for loop in sch.get_sp_iters(adds)}
+    over = [mine[loop.axes] for loop in over]
+    casts = sch.precompute(values, mine[at.axes], over, dtype=dtype)
+    return [(cast, len(over)) for cast in casts], sch.get_sparse_iteration(f"{adds.name}_rest")
 
 
 def block_around(sch: Any, name: str) -> str:

@@ -13,7 +13,7 @@ from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
-from sparsetir.sparse_ir.tir import free_vars
+from sparsetir.sparse_ir.tir import dtype_of, free_vars
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class RowReduction:
     dtype : of the result
     free : whether visits of heads and of rows are proven not to race
     inside : spatial loops inside of the rows
+    block : heads of constant extent that the gathered operand does not depend on, such as the rows
+        of a block: one row that is loaded serves all of them
+    total : type that terms are reduced in, where it is wider than that of the result
     """
 
     iteration: SparseIterationRef
@@ -42,6 +45,8 @@ class RowReduction:
     dtype: str
     free: bool
     inside: list[SpIter] = field(default_factory=list)
+    block: list[SpIter] = field(default_factory=list)
+    total: str | None = None
 
 
 @dataclass(frozen=True)
@@ -161,11 +166,13 @@ def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
     if len(features) != 1 or len(rows) != 1 or features == rows or not columns or not dense:
         nest.refuse("to visit rows, what they store, and features")
     gathered = gathered_operand(nest, features[0].var, {x.var for x in columns})
+    block = [x for x in heads if nest.is_row_of_block(x, gathered[0])]
     ref, handles = nest.handles()
     return RowReduction(
         ref, [handles[x.axes] for x in heads], handles[rows[0].axes],
         [handles[x.axes] for x in columns], handles[features[0].axes], nest.result, *gathered,
-        nest.dtype, all(map(nest.is_free, [*heads, *rows])),
+        nest.dtype, all(map(nest.is_free, [*heads, *rows])), block=[handles[x.axes] for x in block],
+        total=nest.total,
     )  # fmt: skip
 
 
@@ -245,6 +252,13 @@ class Nest:
         """Whether visits of a loop are proven not to race."""
         return races_of(self.it, set())[self.loops.index(loop)] == FREE
 
+    def is_row_of_block(self, loop: Loop, gathered: str | None) -> bool:
+        """Whether a loop of constant extent visits what an operand is the same for."""
+        if gathered is None or not isinstance(loop.node.length, tirx.IntImm):
+            return False
+        loads = loads_of(self.it.body, self.sch.func.buffer(gathered).var)
+        return not any(loop.var in free_vars(load) for load in loads)
+
     def handles(self) -> tuple[SparseIterationRef, dict[tuple[str, ...], SpIter]]:
         """Handles of the iteration, and of its loops by the names of their axes."""
         ref = self.sch.get_sparse_iteration(self.it.name)
@@ -259,6 +273,11 @@ class Nest:
     def dtype(self) -> str:
         """The type of the result."""
         return str(self.store.buffer.ty.dtype)
+
+    @property
+    def total(self) -> str:
+        """The type that terms are reduced in."""
+        return self.dtype if self.reduction is None else dtype_of(self.reduction.term)
 
     def refuse(self, expected: str) -> NoReturn:
         """Raise ShapeError: the iteration was expected otherwise."""
