@@ -264,7 +264,6 @@ def _panels(func: SparseFunc, reduction: RowReduction, tile: int, target: Any) -
     registers hold are summed up at a time; its values of a narrower type are cast together before.
     """
     sch, total = Schedule(func), reduction.total
-    assert reduction.gathered is not None and reduction.gathered_axis is not None
     bits, registers = vector_registers(target)
     lanes = bits // tvm.DataType(total).bits
     panels, *vectors = sch.split(reduction.features, [None, tile // lanes, lanes], tail="shift")
@@ -283,9 +282,10 @@ def _panels(func: SparseFunc, reduction: RowReduction, tile: int, target: Any) -
         sch, reduction.iteration, reduction.result, around, columns, held, hoist=True,
         dtype=total, name=f"{reduction.result}_{tile}",
     )  # fmt: skip
+    rows_of_b = [axis.name for axis in _rows_of(func, reduction)]
     copies = sch.precompute(
-        reduction.gathered, panels, [reduction.gathered_axis, *vectors], scope="global",
-        dtype=total, name=f"{reduction.gathered}_{tile}",
+        str(reduction.gathered), panels, [*rows_of_b, *vectors], scope="global", dtype=total,
+        name=f"{reduction.gathered}_{tile}",
     )  # fmt: skip
     steps = [start, write, *((copy, len(vectors)) for copy in copies)]
     for name in _narrow_values(func, reduction) if inside else ():
@@ -311,13 +311,23 @@ def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) ->
     axes = {axis.name: axis for axis in func.axes}
     loops = [reduction.rows, *reduction.block, *reduction.columns]
     counts = _counts([axes[name] for loop in loops for name in loop.axes])
-    gathered = axes.get(str(reduction.gathered_axis))
+    gathered = [axis.length for axis in _rows_of(func, reduction)]
     reuse = (p for p in func.params if p.name == f"{reduction.columns[0].name}_indices{REUSE}")
-    sizes = [axes[reduction.features.name].length, next(reuse, None)]
-    if gathered is None or not counts:
-        return [None, None, *_of_lowered(sizes, lowered)]
-    n, feat, distance, first, *more = _of_lowered([gathered.length, *sizes, *counts], lowered)
-    return [prod(more, start=first), n, feat, distance]
+    sizes = [axes[reduction.features.name].length, next(reuse, None), *counts, *gathered]
+    feat, distance, *numbers = _of_lowered(sizes, lowered)
+    if not gathered or not counts:
+        return [None, None, feat, distance]
+    nnz, n = numbers[: len(counts)], numbers[len(counts) :]
+    return [prod(nnz[1:], start=nnz[0]), prod(n[1:], start=n[0]), feat, distance]
+
+
+def _rows_of(func: SparseFunc, reduction: RowReduction) -> list[Axis]:
+    """The axes of the gathered operand but for its features; none where one is not dense."""
+    if reduction.gathered_axis is None:
+        return []
+    axes = func.buffer(str(reduction.gathered)).axes or ()
+    rows = [axis for axis in axes if axis.name != reduction.features.name]
+    return rows if all(axis.kind == "dense_fixed" for axis in rows) else []
 
 
 def _counts(axes: Sequence[Axis]) -> list[Any]:

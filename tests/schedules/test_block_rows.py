@@ -99,6 +99,35 @@ def test_blocks_that_stick_out(size: int) -> None:
         assert (out[37] == 7).all()
 
 
+@pytest.mark.parametrize(
+    ("rows", "cols", "dtype"), [(4, 4, "float32"), (8, 6, "float16"), (3, 5, "float64")]
+)
+@pytest.mark.default("8-6-float16")
+def test_panels_of_blocks(rows: int, cols: int, dtype: str) -> None:
+    """Each row of B is read often; the last tile of features overlaps the one before, or not."""
+    rng = np.random.default_rng(0)
+    blocks_of = sp.random_array((90 // rows, 20), density=0.6, rng=rng, format="csr")
+    stored = rng.integers(-3, 4, (blocks_of.nnz, rows, cols)).astype(dtype)
+    func = decomposed.program(Spmm(dtype=dtype), Decomposed(BSR(rows, cols), True))
+    kernel, tag = sparsetir.build(func), f"bsr_{rows}_{cols}"
+    assert 'sblock("panels")' in kernel.stages["II scheduled"].script()
+    m, n = blocks_of.shape[0] * rows, 20 * cols
+    dense = sp.bsr_array(
+        (stored.astype("float64"), blocks_of.indices, blocks_of.indptr), shape=(m, n)
+    )
+    for feat in (32, 33, 64, 100, 128):
+        b, out = rng.integers(-3, 4, (n, feat)).astype(dtype), np.empty((m, feat), dtype)
+        kernel(
+            b=b, out=out, m=m, n=n, feat=feat,
+            **{
+                f"a_{tag}": stored, f"indptr_jo_{tag}": blocks_of.indptr.astype("int32"),
+                f"indices_jo_{tag}": blocks_of.indices.astype("int32"),
+                f"n_io_{tag}": m // rows, f"n_jo_{tag}": 20,
+            },
+        )  # fmt: skip
+        np.testing.assert_array_equal(out, dense @ b.astype("float64"))
+
+
 def test_rows_are_summed_up_together() -> None:
     func = small(
         "f", PLAIN.format(dtype="float32"), AXES.format(rows=8, cols=4),

@@ -18,7 +18,8 @@ from programs import PROGRAMS
 from small import small
 from sparsetir.machine import assume, this_machine
 from sparsetir.schedules.multiversion import PACK_DEGREE, PANELS, WORK_OF_THREADS
-from sparsetir.schedules.operators import edge_softmax
+from sparsetir.schedules.operators import edge_softmax, spmm
+from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 
 VERSIONS = (
@@ -72,6 +73,37 @@ def test_panels_of_each_width(dtype):
         assert names <= {*versions_of(built)}
     for feat in (65, 100, 127, 128, 129, 200):
         check(built, 60, 50, 50 * PACK_DEGREE, feat, dtype)
+
+
+def test_panels_round_a_narrow_result_once():
+    """Not at each element, where terms are of a wider type."""
+    built, rng = sparsetir.build(spmm.program(Spmm(dtype="float16"))), np.random.default_rng(0)
+    assert "panels" in versions_of(built)
+    a = sp.random_array((60, 300), density=0.5, format="csr", dtype="float32", rng=rng)
+    values, b = a.data.astype("float16"), rng.random((300, 128)).astype("float16")
+    out, indices = np.empty((60, 128), "float16"), {"indptr": a.indptr, "indices": a.indices}
+    built(a=values, b=b, out=out, m=60, n=300, nnz=a.nnz, feat=128, **indices)
+    exact = sp.csr_array((values.astype("float64"), a.indices, a.indptr)) @ b.astype("float64")
+    np.testing.assert_allclose(out, exact, rtol=2**-11)
+
+
+def test_panels_of_constant_slots():
+    """Some of which are empty."""
+    func = small("ell", """
+with T.sp_iter([I, J, K], "SRS", "ell") as [i, j, k]:
+    with T.init():
+        OUT[i, k] = T.float32(0)
+    OUT[i, k] = OUT[i, k] + A[i, j] * X[j, k]
+""", "J = T.sparse_fixed(I, (n, slots), indices)", A="I J", X="N K", OUT="I K")  # fmt: skip
+    built, rng = sparsetir.build(func), np.random.default_rng(0)
+    assert "panels" in versions_of(built)
+    indices = np.sort(np.argsort(rng.random((50, 40)), axis=1)[:, :30]).astype("int32")
+    indices[::3, -1] = -1
+    a, x = rng.random((50, 30), dtype="float32"), rng.random((40, 128), dtype="float32")
+    out = np.empty((50, 128), "float32")
+    built(a=a, x=x, out=out, indices=indices)
+    exact = np.einsum("ij,ijk->ik", np.where(indices < 0, 0, a), x[indices])
+    np.testing.assert_allclose(out, exact, rtol=1e-5)
 
 
 def test_wide_panels_are_for_rows_that_stay_in_a_cache():
