@@ -368,7 +368,8 @@ def _row_reduction(sch: Schedule, nest: _Nest, gathered: list[tuple[str, str]]) 
     operand, axis = gathered[0] if gathered else (None, None)
     return RowReduction(
         ref, outer[:place], outer[place] if outer else None, [handles[x.name] for x in nest.sums],
-        handles[nest.along.name], nest.result, operand, axis, nest.dtype, False, outer[place + 1 :],
+        handles[nest.along.name], nest.result, operand, axis, nest.dtype, nest.dtype, False,
+        outer[place + 1 :],
     )  # fmt: skip
 
 

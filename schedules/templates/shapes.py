@@ -26,12 +26,11 @@ class RowReduction:
     features : spatial, contiguous in the result and in the gathered operand
     result, gathered : names of buffers; nothing may be gathered
     gathered_axis : the axis of the gathered operand that columns index
-    dtype : of the result
+    dtype, total : type of the result, and the type that terms are reduced in
     free : whether visits of heads and of rows are proven not to race
     inside : spatial loops inside of the rows
     block : heads of constant extent that the gathered operand does not depend on, such as the rows
         of a block: one row that is loaded serves all of them
-    total : type that terms are reduced in, where it is wider than that of the result
     """
 
     iteration: SparseIterationRef
@@ -43,10 +42,10 @@ class RowReduction:
     gathered: str | None
     gathered_axis: str | None
     dtype: str
+    total: str
     free: bool
     inside: list[SpIter] = field(default_factory=list)
     block: list[SpIter] = field(default_factory=list)
-    total: str | None = None
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,8 @@ def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
     return RowReduction(
         ref, [handles[x.axes] for x in heads], handles[rows[0].axes],
         [handles[x.axes] for x in columns], handles[features[0].axes], nest.result, *gathered,
-        nest.dtype, all(map(nest.is_free, [*heads, *rows])), block=[handles[x.axes] for x in block],
-        total=nest.total,
+        nest.dtype, nest.total, all(map(nest.is_free, [*heads, *rows])),
+        block=[handles[x.axes] for x in block],
     )  # fmt: skip
 
 
