@@ -213,8 +213,9 @@ class _Reader:
         if name in REDUCTIONS and not node.keywords:
             *over, body = node.args or [None]
             if not over or body is None or not all(isinstance(x, ast.Name) for x in over):
+                pair = f"; of two values, {name}imum(a, b)" if name in ("max", "min") else ""
                 self._refuse(
-                    node, f"expected {name}(j, expression), with the indices to reduce over"
+                    node, f"expected {name}(j, expression), with the indices to reduce over{pair}"
                 )
             indices = tuple(x.id for x in over if isinstance(x, ast.Name))
             tree = self._tree(body)
