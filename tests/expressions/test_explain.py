@@ -84,6 +84,12 @@ def test_a_kernel_is_the_one_that_is_shown(monkeypatch, kernel):
     assert "as it was written" not in report.text(stages=True)
 
 
+def test_a_plan_is_explained_by_its_kernel():
+    plan = sparsetir.plan("spmm", MATRIX, feat=8)
+    report = sparsetir.explain(plan)
+    assert report.kernel is plan.kernel and report.title == "spmm, as it was built"
+
+
 def test_parameters_that_a_schedule_computes_are_not_given():
     """Computed parameters count as visits, and not among the bytes of the program."""
     sch = sparsetir.Schedule(SPMM)

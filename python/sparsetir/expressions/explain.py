@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, overload
 
 from sparsetir.expressions.einsum import einsum_program
+from sparsetir.planning.run_plan import Plan
 from sparsetir.runtime.explained import ProgramExplanation, explain_program
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
@@ -20,7 +21,7 @@ OF_EXPRESSIONS = ("reduce", "semiring", "like", "format", "formats", "optimize")
 
 @overload
 def explain(
-    what: SparseFunc | Schedule | Kernel,
+    what: SparseFunc | Schedule | Kernel | Plan,
     arguments: Mapping[str, object] | None = None,
     *,
     schedule: Callable[..., object] | None = None,
@@ -47,9 +48,9 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
 
     Parameters
     ----------
-    what : SparseFunc, Schedule, Kernel, str, torch.nn.Module or function
-        A program as a stage-I function, scheduled or not, or a kernel, including a plan's; an
-        expression, as for :func:`einsum`; or a model, or a function of torch tensors.
+    what : SparseFunc, Schedule, Kernel, Plan, str, torch.nn.Module or function
+        A program as a stage-I function, scheduled or not, or a kernel, or a plan, for its kernel;
+        an expression, as for :func:`einsum`; or a model, or a function of torch tensors.
     *inputs : dict, operands or arguments
         For a program its arguments by name, or none. Sizes that shapes imply may be omitted;
         missing arrays of floating-point numbers are random, and missing outputs zeros. On a CPU the
@@ -84,6 +85,8 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
     i yes - visits that differ in i access other elements: y[i]
     j no - a reduction: visits that differ in j update the same y[i]
     """
+    if isinstance(what, Plan):
+        what = what.kernel
     if isinstance(what, SparseFunc | Schedule | Kernel):
         _refuse_options(options)
         if len(inputs) > 1:
