@@ -16,7 +16,7 @@ from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
 from sparsetir.sparse_ir.tir import dtype_of, free_vars, values_of
 
-TILES = re.compile(r"_tile_([\d_]+)$")
+TILES = re.compile(r"_tile_(\d+(?:_\d+)*)$")
 
 
 def loop_shapes(lowered: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> dict[str, str]:
@@ -46,15 +46,12 @@ def _shape(name: str, scheduled: tirx.PrimFunc) -> str:
         return ""
     widest = max(int(x.extent) for x in lanes)
     matches = (TILES.search(b.name_hint) for b in blocks)
-    tiles = {m[1].replace("_", " and ") for m in matches if m}
-    parts = [f"tiles of {', '.join(sorted(tiles, key=_first))} in registers"] if tiles else []
+    tiles = sorted({tuple(map(int, m[1].split("_"))) for m in matches if m})
+    sums = ", ".join(" + ".join(map(str, tile)) for tile in tiles)
+    parts = [f"tiles of {sums} in registers"] if tiles else []
     if any(b.name_hint.endswith("_group") for b in blocks):
         parts.append("the lanes of several elements added up together")
     return "; ".join(parts if tiles else [*parts, f"vectors of at most {widest} lanes"])
-
-
-def _first(tile: str) -> int:
-    return int(tile.split()[0])
 
 
 def _reason(loop: Any, realize: Any) -> str:

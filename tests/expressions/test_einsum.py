@@ -751,7 +751,7 @@ einsum("y[i] = A[i] * x[i]", A=M, x=V)  # ValueError: 'A' has 2 dimensions, got 
 einsum("y[i] = A[i,j] * x[j]", A=M, x=np.ones(4))  # ValueError: 'j' has size 3 .. and 4 .. ^
 einsum("y[k] = A[i,j]", A=M)  # ValueError: index 'k' of the result: expected it on the right .. ^
 einsum("y[i] = foo(A[i,j])", A=M)  # ValueError: unknown function; expected one of exp
-einsum("y[i] = max(A[i,j] * x[j], 0)", A=M, x=V)  # ValueError: expected max(j, .. maximum(a, b) .. ^
+einsum("y[i] = max(A[i,j] * x[j], 0)", A=M, x=V)  # ValueError: expected max(j, .. maximum(a
 einsum("y[i] = exp(A[i,j], 2)", A=M)  # ValueError: exp: expected 1 argument .. ^
 einsum("y[i] = sum(k, A[i,j])", A=M)  # ValueError: index 'k': expected it inside of sum
 einsum("y[i] = y[i] + A[i,j]", A=M, y=V)  # ValueError: 'y' is read .. or +=

@@ -50,8 +50,18 @@ def test_a_program_without_arguments_is_not_run(monkeypatch):
     assert report.title == "spmm, by the default schedule" and report.facts["roofline"] == {}
     assert str(report) == repr(report) == report.text() and "stage III:" not in str(report)
     assert "Not known without arguments" in str(report) and "if feat" in report.facts["scheduled"]
+    loops = report.facts["scheduled"]
+    assert "only the branches of their sizes" in str(report).replace("\n  ", " ")
+    assert loops not in str(report) and loops in report.text(stages=True)
     assert "stage III:\n" in report.text(stages=True) and "source:\n" in report.text(stages=True)
     assert report.html().startswith("<!DOCTYPE html>") and "## Loops\n" in report.markdown()
+
+
+def test_tiles_are_listed_in_order():
+    (shape,) = sparsetir.explain(SPMM).facts["innermost"].values()
+    listed = shape.removeprefix("tiles of ").removesuffix(" in registers").split(", ")
+    tiles = [[int(part) for part in tile.split(" + ")] for tile in listed]
+    assert tiles == sorted(tiles) and [1] in tiles and [8, 8] in tiles
 
 
 def test_arguments_run_it_and_are_left_as_they_are():

@@ -44,6 +44,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 Facts = dict[str, Any]
 SECONDS = 0.5  # of measuring
 WARM_UP = 3
+LONG = 200  # lines of loops from which they are shown with the stages
 NOT_KNOWN = (
     "Not known without arguments: in Python a dict of them; --graph cora --arg feat=64 on the "
     "command line, or --arg for each array."
@@ -195,24 +196,33 @@ def _arguments(program: SparseFunc, arguments: object) -> Facts:
     return bound_arguments(program, arguments, who, np.random.default_rng(0))
 
 
+def _schedule_section(facts: Facts) -> Section:
+    """The innermost loops and the kernel's loops, which without sizes may be hundreds of lines."""
+    shapes = [f"{block}: {shape}." for block, shape in facts["innermost"].items()]
+    loops = facts["scheduled"]
+    branches = "branches that these sizes take" if facts["sizes"] else "all branches"
+    title, lines = f"The loops of the kernel ({branches})", loops.count("\n") + 1
+    if lines <= LONG:
+        return Section("Schedule", [*shapes, f"{title}:"], code=loops)
+    text = f"{title} have {lines} lines, which --stages, or text(stages=True) in Python, shows"
+    less = "" if facts["sizes"] else "; with arguments there are only the branches of their sizes"
+    return Section("Schedule", [*shapes, f"{text}{less}."], folded=[(title, loops)])
+
+
 def _sections(facts: Facts, kernel: Kernel, program: SparseFunc) -> list[Section]:
     heads = ("iteration", "loop", "axis", "kind", "parallel", "why")
     rows = [tuple(loop[h] for h in heads) for loop in facts["loops"]]
-    of_sizes = "branches that these sizes take" if facts["sizes"] else "all branches"
     machine = roofline_rows(facts["roofline"]) if facts["roofline"] else []
     texts = [(f"stage {name}", readable(func)) for name, func in kernel.stages.items()]
     plain = readable(program)
     moved = [] if plain == texts[0][1] else [("as it was written", plain)]
     orders = [f"{name}: {order}." for name, order in facts["order"].items()]
-    shapes = [f"{block}: {shape}." for block, shape in facts["innermost"].items()]
     source = "source", kernel.source().rstrip("\n")
     by = f"sparsetir {VERSION}, TVM {tvm.__version__}, target {facts['target']}"
     return [
         Section("Program", code=texts[0][1], folded=moved),
         Section("Loops", orders, heads, rows),
-        Section(
-            "Schedule", [*shapes, f"The loops of the kernel ({of_sizes}):"], code=facts["scheduled"]
-        ),
+        _schedule_section(facts),
         Section("Roofline", [] if machine else [NOT_KNOWN], rows=machine),
         Section("Stages", folded=[*texts[1:], source]),
         Section("Made by", [by]),
