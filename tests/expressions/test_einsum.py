@@ -662,6 +662,18 @@ def test_operands_of_scipy_are_as_they_are_now(format, changes):
             np.testing.assert_allclose(einsum("ij,j->i", A, x), A @ x, **CLOSE)
 
 
+def test_edges_of_pyg_are_a_matrix():
+    """An EdgeIndex, which is also a tensor of shape (2, E), has a row for each target."""
+    edge_index = pytest.importorskip("torch_geometric").EdgeIndex
+    edges = torch.tensor([[0, 0, 2, 1], [1, 1, 0, 2]])
+    dense = torch.zeros(3, 4).index_put((edges[1], edges[0]), torch.ones(4), accumulate=True)
+    x = torch.rand(4, 2, requires_grad=True)
+    result = einsum("C[i,k] = A[i,j] * X[j,k]", A=edge_index(edges, sparse_size=(4, 3)), X=x)
+    torch.testing.assert_close(result, dense @ x)
+    torch.testing.assert_close(result, einsum("ij,jk->ik", (edges, (4, 3)), x))
+    assert result.requires_grad
+
+
 def test_plans_take_other_values():
     dense, A = array((7, 5), "some", np.random.default_rng(0), True)
     X = np.random.default_rng(1).standard_normal((5, 4))

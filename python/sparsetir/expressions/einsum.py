@@ -118,7 +118,7 @@ def einsum(
     *operands : arrays or sparse tensors
         Operands in the order in which their names appear: arrays of NumPy or torch, numbers, and
         anything that :class:`SparseMatrix` and :class:`SparseTensor` accept, except that an
-        edge_index needs a size: (edge_index, size).
+        edge_index that is a plain tensor needs a size: (edge_index, size).
     reduce : {"sum", "prod", "max", "min"}
         The reduction over indices that the result lacks.
     semiring : str

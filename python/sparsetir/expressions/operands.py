@@ -61,7 +61,8 @@ def read(who: str, name: str, operand: Any) -> Operand:
     if is_torch(operand):
         _check_device(who, name, operand)
         dtype = _dtype(who, name, operand)
-        if "sparse" not in str(operand.layout):
+        is_edges = hasattr(operand, "sparse_size")  # torch_geometric.EdgeIndex
+        if "sparse" not in str(operand.layout) and not is_edges:
             return Operand(operand, tuple(operand.shape), dtype)
         return _of_torch(who, name, operand)
     if isinstance(operand, bool | int | float):
