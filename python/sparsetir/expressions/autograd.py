@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,13 @@ class Run(torch.autograd.Function):
     """A bound unit, whose gradients are bound units."""
 
     @staticmethod
-    def forward(ctx: Any, bound: Bound, patterns: Mapping[str, Pattern], *values: Any) -> Any:
+    def forward(
+        ctx: Any, bound: Bound, patterns: Mapping[str, Pattern], skipped: bool, *values: Any
+    ) -> Any:
         ctx.bound, ctx.patterns = bound, patterns
         ctx.save_for_backward(*values)
-        return bound([x.detach() for x in values], bound.empty(True))
+        result = bound.empty(True)
+        return result if skipped else bound([x.detach() for x in values], result)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -26,9 +29,37 @@ class Run(torch.autograd.Function):
         unit, (grad,) = bound.unit, grads
         inputs = dict(zip(unit.inputs, values, strict=True))
         out: list[Any] = []
-        for param, wanted in zip(unit.inputs, ctx.needs_input_grad[2:], strict=True):
+        for param, wanted in zip(unit.inputs, ctx.needs_input_grad[3:], strict=True):
             out.append(_gradient(bound, patterns, param, inputs, grad) if wanted else None)
-        return None, None, *out
+        return None, None, None, *out
+
+
+class Known(torch.autograd.Function):
+    """A computed result, whose gradients are those of a function of the same values.
+
+    The function is called for gradients alone, and may leave its result unwritten.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, result: Any, function: Callable[..., Any], *values: Any) -> Any:
+        ctx.function = function
+        ctx.save_for_backward(*values)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        wanted = ctx.needs_input_grad[2:]
+        with torch.enable_grad():
+            # Views, as one tensor may stand for several operands.
+            values = [x.view_as(x) for x in ctx.saved_tensors]
+            result = ctx.function(values)
+        inputs = [x for x, needed in zip(values, wanted, strict=True) if needed]
+        found = iter(
+            torch.autograd.grad(
+                result, inputs, grads, create_graph=torch.is_grad_enabled(), allow_unused=True
+            )
+        )
+        return None, None, *(next(found) if needed else None for needed in wanted)
 
 
 def _gradient(
@@ -55,6 +86,11 @@ def _gradient(
     return result
 
 
-def run(bound: Bound, patterns: Mapping[str, Pattern], values: list[Any]) -> Any:
-    """Run a bound unit on tensors in its order."""
-    return Run.apply(bound, patterns, *values)
+def run(
+    bound: Bound, patterns: Mapping[str, Pattern], values: list[Any], skipped: bool = False
+) -> Any:
+    """Run a bound unit on tensors in its order.
+
+    skipped : whether to leave the result unwritten, as only its gradients are needed
+    """
+    return Run.apply(bound, patterns, skipped, *values)

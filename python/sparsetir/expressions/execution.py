@@ -109,18 +109,33 @@ class BoundExpression:
         assembling = assembling or Assembling(this, self.sizes)
         if not tensors:
             return assembling(operands)
+        matrix = assembling(operands)
+        at = Operand(None, matrix.shape, this.dtype, matrix.pattern)
+        values = torch.from_numpy(matrix.values)
+        if graded:
+            values = self._known(values, at, operands)
         name = getattr(this.options.format, "name", this.options.format)
         layout = getattr(torch, f"sparse_{name}" if name in ("csr", "csc") else "sparse_coo")
-        if not graded:
-            matrix = assembling(operands)
-            at = Operand(None, matrix.shape, this.dtype, matrix.pattern)
-            return _sparse(at, torch.from_numpy(matrix.values), layout)
-        # Gradients are those at the computed pattern.
-        pattern = assembling.pattern(operands)
-        nothing = torch.empty(0, dtype=torch_dtype(this.dtype))
-        at = {**operands, LIKE: Operand(nothing, tuple(pattern.shape), this.dtype, pattern)}
-        options = this.options._replace(format=None, like=LIKE)
-        return bound_expression(this.who, this.statement.text, at, options).result(at, layout)
+        return _sparse(at, values, layout)
+
+    def _known(self, values: Any, at: Operand, operands: Mapping[str, Operand]) -> Any:
+        """The computed values of a sparse result, with gradients: those at its pattern."""
+        from sparsetir.expressions.autograd import Known
+
+        this = self.compiled
+        names = [n for n, x in operands.items() if is_torch(x.values)]
+        tensors = [operands[n].values for n in names]
+        # Without these tensors, which torch keeps while gradients may be needed.
+        others = {n: x._replace(values=None) if n in names else x for n, x in operands.items()}
+
+        def function(tensors: list[Any]) -> Any:
+            pairs = zip(names, tensors, strict=True)
+            known = {**others, **{n: others[n]._replace(values=x) for n, x in pairs}, LIKE: at}
+            options = this.options._replace(format=None, like=LIKE)
+            expression = bound_expression(this.who, this.statement.text, known, options)
+            return expression._graded(known, known=True)
+
+        return Known.apply(values, function, *tensors)
 
     def _plain(self, operands: Mapping[str, Operand], torch: bool, out: Any) -> Any:
         """Compute the result by one program."""
@@ -160,21 +175,27 @@ class BoundExpression:
             what = f"{getattr(out, 'shape', '')} {getattr(out, 'dtype', type(out).__name__)}"
             raise wrong(this.who, "out", f"a {kind}, {shape} {this.dtype}", what.strip())
 
-    def _graded(self, operands: Mapping[str, Operand]) -> Any:
-        """Compute the result step by step, for tensors that need gradients."""
+    def _graded(self, operands: Mapping[str, Operand], known: bool = False) -> Any:
+        """Compute the result step by step, for tensors that need gradients.
+
+        known : whether the result is known, so that only its gradients are needed
+        """
         import torch
 
         from sparsetir.expressions.autograd import run
 
-        values = {n: torch.as_tensor(x.values) for n, x in operands.items()}
+        values = {n: torch.as_tensor(x.values) for n, x in operands.items() if n != LIKE}
         patterns = patterns_of(operands)
         result: Any = None
-        for bound in self.bound(operands, apart=True):
+        steps = self.bound(operands, apart=True)
+        for bound in steps:
             read = [
                 values[n] if levels is None else levels.values(values[n])
                 for n, levels in bound.sources
             ]
-            result = bound.natural(run(bound, patterns, [x.contiguous() for x in read]))
+            skipped = known and bound is steps[-1]
+            read = [x.contiguous() for x in read]
+            result = bound.natural(run(bound, patterns, read, skipped))
             values[bound.unit.values[bound.unit.result][0]] = result
         if self.compiled.statement.accumulates:
             result = result + torch.as_tensor(operands[self.compiled.result_name].values)

@@ -44,6 +44,7 @@ class Unit:
     result: str
     levels: dict[Key, tuple[str, ...]]
     _sliced: dict[SlicedRows, Kernel] = field(default_factory=dict)
+    _gradients: dict[str, Unit] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program) -> Unit:
@@ -86,7 +87,12 @@ class Unit:
         return tuple(known[name] for name in self.levels[key])
 
     def gradient(self, param: str) -> Unit:
-        """The unit of the gradient for an input; raises ValueError where there is none."""
+        """The unit of the gradient for an input, derived once; ValueError where there is none."""
+        if param not in self._gradients:
+            self._gradients[param] = self._derived(param)
+        return self._gradients[param]
+
+    def _derived(self, param: str) -> Unit:
         try:
             derived = gradient(self.func, param)
         except ValueError:
