@@ -47,13 +47,17 @@ class Term:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A result, the reduction of its terms, and the access whose pattern it has, if any."""
+    """A result, the reduction of its terms, and the access whose pattern it has, if any.
+
+    computed : whether that pattern is the one that the terms give
+    """
 
     result: Access
     op: str
     terms: tuple[Term, ...]
     like: Access | None = None
     accumulates: bool = False
+    computed: bool = False
 
 
 def assignments(

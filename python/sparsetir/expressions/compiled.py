@@ -42,7 +42,10 @@ LIKE = "PATTERN"  # the name of a result's pattern that is not an operand
 
 
 class Options(NamedTuple):
-    """Options of :func:`sparsetir.einsum`, with `like` by name and pairs for `formats`."""
+    """Options of :func:`sparsetir.einsum`, with `like` by name and pairs for `formats`.
+
+    computed : whether the pattern of `like` is the one that the expression gives
+    """
 
     reduce: str = "sum"
     semiring: str = "plus_times"
@@ -50,6 +53,7 @@ class Options(NamedTuple):
     format: object = None
     formats: tuple[tuple[str, object], ...] = ()
     optimize: bool | str = True
+    computed: bool = False
 
 
 class Compiled:
@@ -73,6 +77,7 @@ class Compiled:
         self.forms[self.result_name] = Storage(dtype, rank)
         self.open_form = None if format is None else result_storage(who, format, rank, dtype)
         self.steps = assignments(statement, self.forms, like)
+        self.steps[-1] = replace(self.steps[-1], computed=options.computed)
         self._units: dict[object, list[Unit]] = {}
         self._fixed: set[Sizes] = set()
 

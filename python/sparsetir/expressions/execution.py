@@ -131,7 +131,7 @@ class BoundExpression:
         def function(tensors: list[Any]) -> Any:
             pairs = zip(names, tensors, strict=True)
             known = {**others, **{n: others[n]._replace(values=x) for n, x in pairs}, LIKE: at}
-            options = this.options._replace(format=None, like=LIKE)
+            options = this.options._replace(format=None, like=LIKE, computed=True)
             expression = bound_expression(this.who, this.statement.text, known, options)
             return expression._graded(known, known=True)
 

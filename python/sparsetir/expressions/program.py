@@ -129,8 +129,24 @@ class _Writer(Declarations):
 
     # -- iterations --------------------------------------------------------------------------------
 
-    def _plan(self, term: Term, result: Access, mask: Access | None) -> tuple[Drivers, list[str]]:
+    def _plan(self, term: Term, step: Assignment) -> tuple[Drivers, list[str]]:
         """The accesses that bound the iteration of a term, and the order of its indices."""
+        result, mask = step.result, step.like
+        bounds, order = self._bounded(term, result, mask)
+        if mask and step.computed and term.over:
+            # The visits of a product are fewer than those of its pattern's elements.
+            out, (others, other_order) = {*result.plain}, self._bounded(term, result, None)
+            each = [{n for x in s for n in x.plain} for s in others.where]
+            if all(out <= s for s in each) and not any(out <= {*x.plain} for x in others.accesses):
+                bounds, order = others, other_order
+        for x in bounds.accesses:  # fixes the order of their levels for other terms
+            self.pattern(x, order)
+        return bounds, order
+
+    def _bounded(
+        self, term: Term, result: Access, mask: Access | None
+    ) -> tuple[Drivers, list[str]]:
+        """The result of :meth:`_plan`, bounded by a mask, if any."""
         where = domain(term.value, self.sparse)
         if mask:
             where = tuple(dict.fromkeys(s | {mask} for s in where))
@@ -153,8 +169,6 @@ class _Writer(Declarations):
             order = visit_order(names, out, [(x, self._known_form(x)) for x in taken], flat, rows)
             gone = taken[-1:] if order is None else self._apart(taken, order)
             if order is not None and not gone:
-                for x in taken:  # fixes the order of their levels for other terms
-                    self.pattern(x, order)
                 return bounds, order
             bounds = bounds.without(gone)
 
@@ -289,7 +303,7 @@ class _Writer(Declarations):
         elif not self.assembled:
             for n in out:
                 self.dense(n)
-        plans = [(t, *self._plan(t, result, step.like)) for t in step.terms]
+        plans = [(t, *self._plan(t, step)) for t in step.terms]
         for term, bounds, _ in plans:
             self._check_searched([*accesses(term.value), result], bounds)
         # Terms without reductions that are visited everywhere set the result, in one iteration.
