@@ -18,6 +18,7 @@ from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
 from sparsetir.expressions.einsum import einsum_program
 from sparsetir.expressions.traced import einsum_op
+from sparsetir.expressions.unit import Bound, Unit
 from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.bound_arguments import bound_arguments
 
@@ -395,6 +396,97 @@ def test_sparse_results_of_torch(row):
         more, less = (reference(text, {**dense, n: x + s * step}) for s in (1, -1))
         want = ((more - less) * weights.numpy()).sum() / 2
         np.testing.assert_allclose((grad.numpy() * step).sum(), want, rtol=1e-6, atol=1e-14)
+
+
+ASSEMBLED = [
+    ("C[i,k] = A[i,j] * B[j,k]", "csr", lambda A, B, x: A @ B),
+    ("C[k,i] = A[i,j] * B[j,k] - 2 * B[k,i]", "csc", lambda A, B, x: (A @ B).T - 2 * B),
+    ("C[i,j] = A[i,j] * B[i,j] * x[j]", "csr", lambda A, B, x: A * B * x),
+    (
+        "C[i,k] = A[i,j] * exp(B[j,k]) + sum(j, A[i,j]) * B[i,k]", "csr",
+        lambda A, B, x: A @ B.exp() + A.sum(1, keepdim=True) * B,
+    ),
+    ("C[i,k] = A[i,j] * B[k,j]", "dcsr", lambda A, B, x: A @ B.T),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "format", "of_dense"), ASSEMBLED)
+@pytest.mark.default(2)
+def test_sparse_results_with_gradients_are_those_without(text, format, of_dense, monkeypatch):
+    """The same numbers by the same kernels; others, derived once, only in backward passes.
+
+    Operands have a new pattern in the second call, and are the same tensor twice.
+    """
+    derived, runs = [], []
+    derive, run = Unit._derived, Bound.__call__
+    monkeypatch.setattr(Unit, "_derived", lambda *args: derived.append(args) or derive(*args))
+    monkeypatch.setattr(Bound, "__call__", lambda *args: runs.append(args) or run(*args))
+    x = torch.rand(6, dtype=torch.float64, requires_grad=True)
+    others = {"x": x} if "x[" in text else {}
+    for seed, twice in ((0, False), (1, True), (2, True)):
+        rng = np.random.default_rng(seed)
+        matrices = [array((6, 6), "some", rng, True)[1] for _ in "AB"]
+        leaves = [torch.rand(x.nnz, dtype=torch.float64, requires_grad=True) for x in matrices]
+        if twice:
+            matrices[1], leaves[1] = matrices[0], leaves[0]
+        pairs = [*zip(matrices, leaves)]
+        operands = {n: _of_torch(*pair) for n, pair in zip("AB", pairs)} | others
+        plan = sparsetir.plan(text, **operands, format=format)
+        want = of_dense(*(_dense(*pair) for pair in pairs), x)
+        new = dict(zip("AB", leaves))
+        for call in (lambda: einsum(text, **operands, format=format), plan, lambda: plan(**new)):
+            with torch.no_grad():
+                plain = call()
+            runs.clear()
+            result = call()
+            assert not runs
+            torch.testing.assert_close(result.detach().to_dense(), plain.to_dense())
+            torch.testing.assert_close(result.to_dense(), want)
+            weights = torch.rand(6, 6, dtype=torch.float64)
+            grads = [
+                torch.autograd.grad(
+                    (y.to_dense() * weights).sum(), [*leaves, x], allow_unused=True,
+                    retain_graph=True,
+                ) for y in (result, want)
+            ]  # fmt: skip
+            torch.testing.assert_close(*grads)
+    assert len(derived) == len({(id(unit), param) for unit, param in derived}) <= 6
+
+
+def _dense(A, values):
+    """The dense matrix of a pattern and a tensor of values."""
+    at = tuple(torch.from_numpy(np.stack(A.pattern.coords).astype("int64")))
+    return torch.zeros(A.shape, dtype=values.dtype).index_put(at, values)
+
+
+def _of_torch(A, values):
+    """A matrix with the values of a tensor, through which torch computes no gradients."""
+    index = (torch.from_numpy(x) for x in (A.pattern.indptr, A.pattern.columns))
+    return ops.Operand(*index, *A.shape, values)
+
+
+@pytest.mark.parametrize("check", [gradcheck, gradgradcheck])
+@pytest.mark.default(1)
+def test_gradients_of_sparse_results_of_first_and_second_order(check):
+    _, A = array((5, 5), "some", np.random.default_rng(0), True)
+    _, B = array((5, 5), "some", np.random.default_rng(1), True)
+    leaves = [torch.rand(x.nnz, dtype=torch.float64, requires_grad=True) for x in (A, B)]
+
+    def product(a, b):
+        text = "C[i,k] = A[i,j] * B[j,k] * B[j,k] - A[i,k]"
+        return einsum(text, A=_of_torch(A, a), B=_of_torch(B, b), format="coo").values()
+
+    assert check(product, leaves, fast_mode=True)
+
+
+def test_gradients_of_sparse_results_refuse_values_that_changed():
+    _, A = array((5, 5), "some", np.random.default_rng(0), True)
+    a = torch.rand(A.nnz, dtype=torch.float64, requires_grad=True)
+    values = a * 1
+    result = einsum("C[i,k] = A[i,j] * A[j,k]", A=_of_torch(A, values), format="csr")
+    values.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.values().sum().backward()
 
 
 def test_results_like_operands():

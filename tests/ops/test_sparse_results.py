@@ -16,6 +16,7 @@ from torch import Tensor
 from refusals import refusals
 from sparsetir import SparseMatrix, ops
 from sparsetir.data import scipy_patterns
+from sparsetir.ops.sparse_results import compressed
 
 OPS = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "maximum": torch.maximum}
 OPS["minimum"] = torch.minimum
@@ -50,6 +51,42 @@ def test_gradients_of_products(mask: Any) -> None:
     dense = (A @ B).toarray()
     kept = dense if mask is None else np.where(mask.toarray() != 0, dense, 0)
     np.testing.assert_allclose(result.to_dense().numpy(), kept, rtol=1e-12)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc])
+def test_gradients_for_values_of_compressed_tensors(layout: torch.layout) -> None:
+    """Those of torch's own tensors, by gradients of the same pattern, another or none."""
+    index = torch.tensor([0, 1, 3]), torch.tensor([1, 0, 1])
+    options: Any = {"layout": layout, "check_invariants": False}
+    other: Any = torch.sparse_compressed_tensor(
+        torch.tensor([0, 1, 1]), torch.tensor([1]), torch.ones(1).double(), (2, 2), **options
+    )
+    uses: list[Any] = [
+        lambda x: x.values(), lambda x: x.to_dense(), lambda x: (x * 2).values(),
+        lambda x: x @ torch.ones(2, 3).double(),
+    ]  # fmt: skip
+    if layout is torch.sparse_csr:  # torch does not add others
+        uses.append(lambda x: (x + other).to_dense())
+    for use in uses:
+        results = []
+        for make in (compressed, None):
+            values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+            x = (
+                torch.sparse_compressed_tensor(*index, values, (2, 2), **options)
+                if make is None
+                else make(layout, index, values, (2, 2))
+            )
+            results += torch.autograd.grad((use(x) ** 2).sum(), values)
+        assert torch.equal(*results)
+
+
+def test_gradients_of_large_results_are_not_dense() -> None:
+    size = 1 << 24
+    values, col = torch.ones(2, requires_grad=True), torch.tensor([7, 3])
+    operand = ops.Operand(torch.arange(size + 1).clamp(max=2), col, size, size, values)
+    result = ops.add(operand, operand)
+    result.values().sum().backward()
+    assert values.grad is not None and values.grad.tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("mask", [None, matrix(3, (6, 5))])

@@ -17,7 +17,7 @@ from sparsetir.expressions.contraction import contracted
 from sparsetir.expressions.levels import level_arrays
 from sparsetir.expressions.operands import Operand, name_of, patterns_of, read
 from sparsetir.expressions.storage import csf_levels
-from sparsetir.expressions.unit import Bound, Unit, torch_dtype
+from sparsetir.expressions.unit import Bound, Unit
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import is_torch, to_numpy
 from sparsetir.runtime.refusals import wrong
@@ -239,8 +239,11 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
     columns = layout == torch.sparse_csc
     stored = level_arrays(pattern, csf_levels(2), (1, 0) if columns else (0, 1), pattern.idtype)
     index = [torch.from_numpy(x) for x in stored.arrays[1]]
-    make = torch.sparse_csc_tensor if columns else torch.sparse_csr_tensor
-    return make(*index, stored.values(values), pattern.shape, check_invariants=False)
+    from sparsetir.ops.sparse_results import compressed
+
+    return compressed(
+        layout if columns else torch.sparse_csr, index, stored.values(values), pattern.shape
+    )
 
 
 _kept: dict[object, BoundExpression] = {}

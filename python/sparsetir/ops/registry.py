@@ -54,6 +54,8 @@ class Context(Protocol):
 
     def mark_non_differentiable(self, *tensors: object) -> None: ...
 
+    def set_materialize_grads(self, value: bool) -> None: ...
+
 
 class Operation(Generic[R]):
     """The definition of an operator: a dataclass of its arguments, in order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property, reduce
 from typing import Any
 
@@ -382,7 +383,45 @@ def _run(
     result_values = _cast(result_values, dtype)
     if op == "vecdot":
         return result_values
-    return torch.sparse_csr_tensor(*index, result_values, result.shape, check_invariants=False)
+    return compressed(torch.sparse_csr, index, result_values, result.shape)
+
+
+def compressed(
+    layout: torch.layout, index: Sequence[Tensor], values: Tensor, shape: Sequence[int]
+) -> Tensor:
+    """A sparse tensor in CSR or CSC; index : its pointers and indices, which are valid."""
+    options = {"layout": layout, "check_invariants": False}
+    if values.requires_grad and torch.is_grad_enabled():
+        return _Compressed.apply(values, index, shape, options)
+    return torch.sparse_compressed_tensor(*index, values, shape, **options)
+
+
+class _Compressed(torch.autograd.Function):
+    """A sparse tensor, whose gradient torch itself makes dense, with room for m n elements."""
+
+    @staticmethod
+    def forward(
+        ctx: Context, values: Tensor, index: Sequence[Tensor], shape: Any, options: Any
+    ) -> Tensor:
+        ctx.others = shape, options
+        ctx.set_materialize_grads(False)  # zeros in CSR are dense to torch
+        ctx.save_for_backward(*index)
+        return torch.sparse_compressed_tensor(*index, values, shape, **options)
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor) -> object:
+        (grad,), (pointers, indices), (shape, options) = grads, ctx.saved_tensors, ctx.others
+        if grad is None:
+            return None, None, None, None
+        names = ("crow", "col") if options["layout"] is torch.sparse_csr else ("ccol", "row")
+        if grad.layout is not options["layout"] or not all(
+            torch.equal(getattr(grad, f"{name}_indices")(), x)
+            for name, x in zip(names, (pointers, indices), strict=True)
+        ):
+            ones = torch.ones(len(indices), dtype=grad.dtype)
+            mask = torch.sparse_compressed_tensor(pointers, indices, ones, shape, **options)
+            grad = grad.sparse_mask(mask)
+        return grad.values(), None, None, None
 
 
 def _differentiable(
