@@ -25,7 +25,8 @@ from sparsetir.sparse_ir.open_axes import closed, open_axes
 class Assembling:
     """The sparse result of an expression, for operands of the same patterns and sizes.
 
-    The first call computes the pattern; later ones compute values at this pattern.
+    The first call computes the pattern; later ones compute values at this pattern, which
+    :meth:`assembled` does not keep.
 
     compiled : the expression
     sizes : sizes of indices, and of dimensions of operands
@@ -38,15 +39,17 @@ class Assembling:
         self._kind = SparseMatrix if len(self._shape) == 2 else SparseTensor
         self._pattern: Pattern | None = None
         self._phases: list[tuple[Numeric, Unit, dict[Key, LevelArrays]]] = []
+        self._settled: list[tuple[dict[str, Any], dict[Key, LevelArrays]]] = []
 
     def __call__(self, operands: Mapping[str, Operand]) -> SparseTensor:
         """Compute the result."""
         if self._pattern is None:
-            result = self._assembled(operands)
+            result = self.assembled(operands)
             self._pattern = result.pattern
             return result
         if not self._phases:
-            self._phases = [self._numeric(u, operands) for u in self._compiled.assembling]
+            units = zip(self._compiled.assembling, self._known(operands), strict=True)
+            self._phases = [self._numeric(unit, *known, operands) for unit, known in units]
         parts = [numeric(values_of(unit, kept, operands)) for numeric, unit, kept in self._phases]
         values = reduce(lambda total, part: np.add(total, part, out=total), parts)
         return self._kind.of_stored(Stored(self._pattern, values))
@@ -54,7 +57,7 @@ class Assembling:
     def pattern(self, operands: Mapping[str, Operand]) -> Pattern:
         """The pattern of the result."""
         if self._pattern is None:
-            self._pattern = self._assembled(operands).pattern
+            self._pattern = self.assembled(operands).pattern
         return self._pattern
 
     def at_pattern(
@@ -72,13 +75,17 @@ class Assembling:
             arguments |= {str(param.name): value for param, value in named}
         return func, arguments
 
-    def _assembled(self, operands: Mapping[str, Operand]) -> SparseTensor:
+    def assembled(self, operands: Mapping[str, Operand]) -> SparseTensor:
         """Compute the result with the pattern that the programs visit."""
-        this, parts = self._compiled, list[Any]()
-        for unit in this.assembling:
-            kernel = unit.assembled
-            arguments = arguments_of(unit, kernel.params, self._sizes, operands, this.idtype)
-            result = kernel(**arguments)
+        parts = list[Any]()
+        units = zip(self._compiled.assembling, self._known(operands), strict=True)
+        for unit, (known, kept) in units:
+            kernel, arguments = unit.assembled, known | values_of(unit, kept, operands)
+            result = (
+                kernel.assembled(arguments, kernel.bounds(arguments))
+                if isinstance(kernel, AssembledKernel)
+                else kernel(**arguments)
+            )
             if isinstance(result, CsrArrays) and len(self._shape) == 2:
                 pattern = Pattern.from_csr(result.indptr, result.indices, self._shape, check=False)
             else:
@@ -86,14 +93,24 @@ class Assembling:
             parts.append(self._kind.of_stored(Stored(pattern, result.values)))
         return parts[0].add(*parts[1:]) if len(parts) > 1 else parts[0]
 
+    def _known(
+        self, operands: Mapping[str, Operand]
+    ) -> list[tuple[dict[str, Any], dict[Key, LevelArrays]]]:
+        """For each unit the arguments that depend on sizes and patterns, and operands' levels."""
+        if not self._settled:
+            patterns, idtype = patterns_of(operands), self._compiled.idtype
+            for unit in self._compiled.assembling:
+                known, kept = settled(unit, self._sizes, patterns, idtype)
+                known = {n: known[n] for n in unit.assembled.params if n in known}
+                self._settled.append((known, kept))
+        return self._settled
+
     def _numeric(
-        self, unit: Unit, operands: Mapping[str, Operand]
-    ) -> tuple[Numeric, Unit, dict[Key, LevelArrays]]:
+        self, unit: Unit, known: Mapping[str, Any], kept: dict[Key, LevelArrays],
+        operands: Mapping[str, Operand],
+    ) -> tuple[Numeric, Unit, dict[Key, LevelArrays]]:  # fmt: skip
         """The kernel of a unit that computes values at the pattern, and its operands' levels."""
-        kernel, this = unit.assembled, self._compiled
-        known, kept = settled(unit, self._sizes, patterns_of(operands), this.idtype)
-        arguments = {n: known[n] for n in kernel.params if n in known}
-        arguments |= values_of(unit, kept, operands)
+        kernel, arguments = unit.assembled, {**known, **values_of(unit, kept, operands)}
         levels = self._levels(operands)
         if isinstance(kernel, AssembledKernel):
             return kernel.at(*levels[-1], arguments, kernel.bounds(arguments)), unit, kept

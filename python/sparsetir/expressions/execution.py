@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,10 @@ class BoundExpression:
             expected = tuple(self.sizes[n] for n in compiled.statement.result.plain)
             if shapes[compiled.like] != expected:
                 raise wrong(compiled.who, "like", f"shape {expected}", shapes[compiled.like])
+
+    @cached_property
+    def _assembling(self) -> Assembling:
+        return Assembling(self.compiled, self.sizes)
 
     def bound(self, operands: Mapping[str, Operand], apart: bool = False) -> list[Bound]:
         """One program for the expression; if `apart`, one per step, to derive gradients from."""
@@ -106,10 +111,10 @@ class BoundExpression:
         if this.open_form is None:
             values = self._graded(operands) if graded else self._plain(operands, bool(tensors), out)
             return values if this.like is None else _sparse(operands[this.like], values, like)
-        assembling = assembling or Assembling(this, self.sizes)
+        call = self._assembling.assembled if assembling is None else assembling
+        matrix = call(operands)
         if not tensors:
-            return assembling(operands)
-        matrix = assembling(operands)
+            return matrix
         at = Operand(None, matrix.shape, this.dtype, matrix.pattern)
         values = torch.from_numpy(matrix.values)
         if graded:
@@ -236,14 +241,16 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
         return torch.sparse_coo_tensor(
             at, values, pattern.shape, is_coalesced=True, check_invariants=False
         )
-    columns = layout == torch.sparse_csc
-    stored = level_arrays(pattern, csf_levels(2), (1, 0) if columns else (0, 1), pattern.idtype)
-    index = [torch.from_numpy(x) for x in stored.arrays[1]]
+    idtype = pattern.idtype
+    if layout == torch.sparse_csc:
+        stored = level_arrays(pattern, csf_levels(2), (1, 0), idtype)
+        arrays, values = stored.arrays[1], stored.values(values)
+    else:
+        layout, arrays = torch.sparse_csr, (pattern.indptr, pattern.columns)
+    index = [torch.from_numpy(np.ascontiguousarray(x, idtype)) for x in arrays]
     from sparsetir.ops.sparse_results import compressed
 
-    return compressed(
-        layout if columns else torch.sparse_csr, index, stored.values(values), pattern.shape
-    )
+    return compressed(layout, index, values, pattern.shape)
 
 
 _kept: dict[object, BoundExpression] = {}
