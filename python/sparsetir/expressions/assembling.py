@@ -142,5 +142,5 @@ def values_of(
         name, key = unit.values[param]
         x = to_numpy(operands[name].values)
         x = x if key is None else kept[key].values(x)
-        values[param] = np.require(x, requirements="C")
+        values[param] = x if x.flags.c_contiguous else np.require(x, requirements="C")
     return values

@@ -153,7 +153,7 @@ class BoundExpression:
                 x = levels.values(x, operand.steady)
             steady.append(operand.steady or levels is not None)
             if type(x) is not np.ndarray:
-                x = x.detach().contiguous()
+                x = (x.detach() if x.requires_grad else x).contiguous()
             elif not x.flags.c_contiguous:
                 x = np.ascontiguousarray(x)
             values.append(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -59,11 +59,12 @@ def read(who: str, name: str, operand: Any) -> Operand:
         values = operand.values
         return Operand(values, operand.shape, name_of(values), operand.pattern, steady=True)
     if is_torch(operand):
-        _check_device(who, name, operand)
-        dtype = _dtype(who, name, operand)
-        is_edges = hasattr(operand, "sparse_size")  # torch_geometric.EdgeIndex
-        if "sparse" not in str(operand.layout) and not is_edges:
-            return Operand(operand, tuple(operand.shape), dtype)
+        if not operand.is_cpu:
+            raise wrong(who, name, "a tensor on the CPU", f"one on {device_name(operand)}")
+        strided = operand.layout is _loaded()[0].strided or "sparse" not in str(operand.layout)
+        is_edges = kind is not _loaded()[0].Tensor and hasattr(operand, "sparse_size")
+        if strided and not is_edges:  # is_edges : a torch_geometric.EdgeIndex
+            return Operand(operand, tuple(operand.shape), _dtype(who, name, operand))
         return _of_torch(who, name, operand)
     if isinstance(operand, bool | int | float):
         dtype = {bool: "bool", int: "int64"}.get(kind, "float64")
@@ -84,11 +85,6 @@ def name_of(array: Any) -> str:
     """The name of an array's type."""
     known = NAMES.get(array.dtype) if type(array) is np.ndarray else None
     return known or dtype_name(array)
-
-
-def _check_device(who: str, name: str, operand: Any) -> None:
-    if device_name(operand) != "cpu":
-        raise wrong(who, name, "a tensor on the CPU", f"one on {device_name(operand)}")
 
 
 def _dtype(who: str, name: str, array: Any) -> str:
@@ -122,28 +118,32 @@ def _of_torch(who: str, name: str, operand: Any) -> Operand:
     else:
         undisturbed = ops.registry.is_undisturbed()
         seen, values = ops.operands.pattern_and_values(who, name, operand, undisturbed)
-
-        def matrix(structure: Structure) -> SparseMatrix:
-            if seen.col.dim() == 2:
-                return SparseMatrix.from_edge_index(seen.col, shape=structure.shape)
-            return SparseMatrix.from_csr(seen.rowptr, seen.col, shape=structure.shape)
-
-        tensor = seen.structure.derived("expressions", matrix)
+        tensor: Any = seen.structure.derived("expressions", partial(_matrix, seen.rowptr, seen.col))
         if values is None:
             values = torch.ones(seen.structure.nnz)
-    if values.dim() != 1:
+    places, shape, pattern = tensor.places, tensor.shape, tensor.pattern
+    count = pattern.nnz if places is None else len(places)
+    if values.shape != (count,):
         raise wrong(
-            who, name, "a number for each element", f"values of shape {tuple(values.shape)}"
-        )
+            who, name, f"a number for each of {count} elements",
+            f"values of shape {tuple(values.shape)}",
+        )  # fmt: skip
     dtype = _dtype(who, name, values)
-    if tensor.places is not None:
+    if places is not None:
         if values.requires_grad:
-            at = torch.from_numpy(tensor.places.astype(np.int64))
-            values = values.new_zeros(tensor.nnz).index_add(0, at, values)
+            at = torch.from_numpy(places.astype(np.int64))
+            values = values.new_zeros(pattern.nnz).index_add(0, at, values)
         else:
             host = to_host(who, name, values)
-            values = torch.from_numpy(summed(host, tensor.places, tensor.nnz))
-    return Operand(values, tensor.shape, dtype, tensor.pattern)
+            values = torch.from_numpy(summed(host, places, pattern.nnz))
+    return Operand(values, shape, dtype, pattern)
+
+
+def _matrix(rowptr: Any, col: Any, structure: Structure) -> SparseMatrix:
+    """The matrix of a structure, from row pointers and columns, or edges."""
+    if col.dim() == 2:
+        return SparseMatrix.from_edge_index(col, shape=structure.shape)
+    return SparseMatrix.from_csr(rowptr, col, shape=structure.shape)
 
 
 def patterns_of(operands: Mapping[str, Operand]) -> dict[str, Pattern]:

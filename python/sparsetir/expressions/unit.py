@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -249,9 +249,9 @@ class Bound:
         """Allocate the result, in torch or NumPy."""
         if not torch:
             return empty(self.shape, self.dtype)
-        from torch import empty as tensor
+        import torch as loaded
 
-        return tensor(self.shape, dtype=torch_dtype(self.dtype))
+        return loaded.empty(self.shape, dtype=torch_dtype(self.dtype))
 
     def natural(self, values: Any) -> Any:
         """Permute the result from the order of its levels into that of its pattern."""
@@ -265,6 +265,7 @@ class Bound:
         return self._gradients[param]
 
 
+@cache
 def torch_dtype(name: str) -> Any:
     """The torch dtype of a name."""
     import torch

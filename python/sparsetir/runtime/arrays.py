@@ -252,6 +252,8 @@ def to_numpy(array: Any) -> np.ndarray:
     if isinstance(array, np.ndarray):
         return array
     if is_torch(array):
+        if dtype_name(array) != "bfloat16":
+            return array.numpy(force=True)
         array = array.detach().resolve_neg().cpu()
     if dtype_name(array) == "bfloat16" and device_name(array) == "cpu":  # NumPy's DLPack lacks it
         solid = array.contiguous() if is_torch(array) else array
