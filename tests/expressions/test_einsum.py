@@ -489,6 +489,46 @@ def test_gradients_of_sparse_results_refuse_values_that_changed():
         result.values().sum().backward()
 
 
+def test_operands_of_torch_are_as_they_are_now():
+    """Writes to values and indices are seen, those that torch does not notice, too."""
+    _, M = array((6, 6), "some", np.random.default_rng(0), True)
+    A, X = M.to_torch("csr"), torch.rand(6, 2, dtype=torch.float64)
+    plan = sparsetir.plan("C[i,j] = A[i,j] + A[j,i]", A=A, format="csr")
+    writes = (
+        lambda: A.values().mul_(2), lambda: A.values().numpy().__setitem__(0, 5),
+        lambda: A.col_indices().copy_((A.col_indices() + 1) // 2 * 2 % 6),
+        lambda: A.col_indices().numpy().__setitem__(slice(None), M.pattern.columns),
+        lambda: setattr(A, "data", (2 * M).to_torch("csr").data),
+    )  # fmt: skip
+    for write in (None, *writes):
+        if write is not None:
+            write()
+        dense = _dense_of_csr(A)
+        for _ in range(2):
+            torch.testing.assert_close(einsum("C[i,k] = A[i,j]*X[j,k]", A=A, X=X), dense @ X)
+            for format in ("csr", "coo"):
+                result = einsum("C[i,j] = A[i,j] + A[j,i]", A=A, format=format).to_dense()
+                torch.testing.assert_close(result, dense + dense.T)
+    torch.testing.assert_close(plan(A=A).to_dense(), dense + dense.T)
+
+
+def _dense_of_csr(A):
+    """The sum of elements at each place; torch expects each once."""
+    counts = A.crow_indices().diff()
+    rows = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    at = rows, A.col_indices().long()
+    return torch.zeros(A.shape, dtype=A.dtype).index_put(at, A.values(), accumulate=True)
+
+
+@pytest.mark.parametrize("format", [None, "csr"])
+def test_values_of_another_number_are_refused(format):
+    _, M = array((6, 6), "some", np.random.default_rng(0), True)
+    A = _of_torch(M, torch.ones(M.nnz + 1))
+    expected = rf"argument 'A': expected a number for each of {M.nnz} elements, got values of shape"
+    with pytest.raises(ValueError, match=expected):
+        einsum("C[i,j] = 2 * A[i,j]", A=A, format=format)
+
+
 def test_results_like_operands():
     """The pattern of an operand, or of another matrix; in its order of levels."""
     rng = np.random.default_rng(0)
