@@ -479,6 +479,13 @@ def test_gradients_of_sparse_results_of_first_and_second_order(check):
     assert check(product, leaves, fast_mode=True)
 
 
+def test_sparse_results_of_bfloat16():
+    _, A = array((5, 5), "some", np.random.default_rng(0), True)
+    values = torch.rand(A.nnz).bfloat16()
+    result = einsum("C[i,j] = 2 * A[i,j]", A=_of_torch(A, values), format="csr")
+    assert torch.equal(result.values(), 2 * values)
+
+
 def test_gradients_of_sparse_results_refuse_values_that_changed():
     _, A = array((5, 5), "some", np.random.default_rng(0), True)
     a = torch.rand(A.nnz, dtype=torch.float64, requires_grad=True)

@@ -44,7 +44,7 @@ class Known(torch.autograd.Function):
     def forward(ctx: Any, result: Any, function: Callable[..., Any], *values: Any) -> Any:
         ctx.function = function
         ctx.save_for_backward(*values)
-        return result
+        return result.detach()  # as a given tensor it would be a view
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -54,12 +54,11 @@ class Known(torch.autograd.Function):
             values = [x.view_as(x) for x in ctx.saved_tensors]
             result = ctx.function(values)
         inputs = [x for x, needed in zip(values, wanted, strict=True) if needed]
-        found = iter(
-            torch.autograd.grad(
-                result, inputs, grads, create_graph=torch.is_grad_enabled(), allow_unused=True
-            )
+        create_graph = torch.is_grad_enabled()
+        computed = iter(
+            torch.autograd.grad(result, inputs, grads, create_graph=create_graph, allow_unused=True)
         )
-        return None, None, *(next(found) if needed else None for needed in wanted)
+        return None, None, *(next(computed) if needed else None for needed in wanted)
 
 
 def _gradient(

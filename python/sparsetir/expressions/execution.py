@@ -116,7 +116,9 @@ class BoundExpression:
         if not tensors:
             return matrix
         at = Operand(None, matrix.shape, this.dtype, matrix.pattern)
-        values = torch.from_numpy(matrix.values)
+        from sparsetir.ops.operands import tensor_of
+
+        values = tensor_of(matrix.values)
         if graded:
             values = self._known(values, at, operands)
         name = getattr(this.options.format, "name", this.options.format)
