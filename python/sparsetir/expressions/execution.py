@@ -237,7 +237,9 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
     import torch as loaded
 
     torch: Any = loaded
-    layout = like if isinstance(like, torch.layout) else getattr(like, "layout", torch.sparse_csr)
+    layout: Any = like
+    if not isinstance(like, torch.layout):
+        layout = getattr(like, "layout", torch.sparse_csr)
     if pattern.order != 2 or layout == torch.sparse_coo:
         at = torch.from_numpy(np.stack(pattern.coords).astype(np.int64))
         return torch.sparse_coo_tensor(

@@ -387,13 +387,13 @@ def _run(
 
 
 def compressed(
-    layout: torch.layout, index: Sequence[Tensor], values: Tensor, shape: Sequence[int]
+    layout: torch.layout, index: Sequence[Tensor], values: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
     """A sparse tensor in CSR or CSC; index : its pointers and indices, which are valid."""
-    options = {"layout": layout, "check_invariants": False}
+    (pointers, indices), options = index, {"layout": layout, "check_invariants": False}
     if values.requires_grad and torch.is_grad_enabled():
-        return _Compressed.apply(values, index, shape, options)
-    return torch.sparse_compressed_tensor(*index, values, shape, **options)
+        return _Compressed.apply(values, pointers, indices, shape, options)
+    return torch.sparse_compressed_tensor(pointers, indices, values, shape, **options)
 
 
 class _Compressed(torch.autograd.Function):
@@ -401,18 +401,18 @@ class _Compressed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, values: Tensor, index: Sequence[Tensor], shape: Any, options: Any
+        ctx: Context, values: Tensor, pointers: Tensor, indices: Tensor, shape: Any, options: Any
     ) -> Tensor:
         ctx.others = shape, options
         ctx.set_materialize_grads(False)  # zeros in CSR are dense to torch
-        ctx.save_for_backward(*index)
-        return torch.sparse_compressed_tensor(*index, values, shape, **options)
+        ctx.save_for_backward(pointers, indices)
+        return torch.sparse_compressed_tensor(pointers, indices, values, shape, **options)
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> object:
         (grad,), (pointers, indices), (shape, options) = grads, ctx.saved_tensors, ctx.others
         if grad is None:
-            return None, None, None, None
+            return None, None, None, None, None
         names = ("crow", "col") if options["layout"] is torch.sparse_csr else ("ccol", "row")
         if grad.layout is not options["layout"] or not all(
             torch.equal(getattr(grad, f"{name}_indices")(), x)
@@ -421,7 +421,7 @@ class _Compressed(torch.autograd.Function):
             ones = torch.ones(len(indices), dtype=grad.dtype)
             mask = torch.sparse_compressed_tensor(pointers, indices, ones, shape, **options)
             grad = grad.sparse_mask(mask)
-        return grad.values(), None, None, None
+        return grad.values(), None, None, None, None
 
 
 def _differentiable(
