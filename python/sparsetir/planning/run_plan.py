@@ -152,7 +152,7 @@ class Plan:
         self._out_bytes = itemsize(self._out_dtype or problem.dtype)
         self._place = {name: i for i, name in enumerate(self.kernel.signature.passed)}
         self._checked = {
-            passed: _checked(wanted.function, self._operands, *passed)
+            passed: _checked(wanted.operator.function or self.op, self._operands, *passed)
             for passed in product((False, True), repeat=2)
         }
         self._first = f"{self.op}: argument '{self._operands[0]}'"
@@ -193,8 +193,11 @@ class Plan:
         self._put({name: value for name, value in arguments.items() if name in self._place})
         # Positions of arrays that are passed to the kernel unchanged.
         self._scratch = {
-            name: (tuple(signature.expected_shape(self._place[name], numbers)), dtype)
-            for name, (_, dtype) in wanted.scratch.items()
+            name: (
+                tuple(signature.expected_shape(self._place[name], numbers)),
+                self.problem.accumulator,
+            )
+            for name in wanted.operator.scratch
         }
         direct = not self._gpu and not self._kernel_shapes and not self._scratch
         direct = direct and self._count <= 2

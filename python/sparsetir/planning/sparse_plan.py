@@ -83,7 +83,7 @@ class SparsePlan(Plan):
 
     def _bind(self, wanted: Request) -> None:
         start, problem, config = time.perf_counter(), wanted.problem, self.config
-        self._wanted, self.problem, matrices = wanted, problem, wanted.matrices
+        self._wanted, self.problem, matrices = wanted, problem, wanted.matrix
         self._dtype, self._result = np.dtype(problem.dtype), np.dtype(problem.result)
         each = [_copy(csr(x), problem.idtype, self._dtype) for x in matrices.each]
         mask = None if matrices.mask is None else _copy(csr(matrices.mask), problem.idtype)
@@ -350,7 +350,7 @@ class ValuesPlan(Plan):
     """
 
     def __init__(self, wanted: Request, config: Any, chosen_by: str = "user") -> None:
-        start, mask = time.perf_counter(), wanted.matrices.mask
+        start, mask = time.perf_counter(), wanted.matrix.mask
         if mask is None:
             on_host = replace(wanted, target=host_target())
             self.pattern = SparsePlan(on_host, Assembled(kept=False)).pattern
@@ -367,11 +367,11 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
 
     listed : whether a product's terms are listed
     """
-    problem, each = wanted.problem, wanted.matrices.each
+    problem, each = wanted.problem, wanted.matrix.each
     if pattern.nnz > INT32:
         problem = replace(problem, idtype="int64")
     matrices = [_copy(csr(x), problem.idtype) for x in each]
-    m, n = wanted.matrices.result_shape(wanted.name)
+    m, n = wanted.matrix.result_shape(wanted.name)
     out = _copy(Csr(pattern.indptr, pattern.columns, None, (m, n)), problem.idtype)
     sizes: dict[str, Any] = {}
     if wanted.problem.is_product:
@@ -488,9 +488,9 @@ class RowTablesPlan(Plan):
         self.compile_seconds = 0.0
 
     def _bind(self, wanted: Request) -> None:
-        start, each = time.perf_counter(), [csr(x) for x in wanted.matrices.each]
-        m, n = wanted.matrices.result_shape(wanted.name)
-        wanted_mask = wanted.matrices.mask
+        start, each = time.perf_counter(), [csr(x) for x in wanted.matrix.each]
+        m, n = wanted.matrix.result_shape(wanted.name)
+        wanted_mask = wanted.matrix.mask
         known = None if wanted_mask is None else csr(wanted_mask)
         (left, right, mask), columns, _ = factors(wanted.name, each, known, False)
         self._target, self._dtype = wanted.target, wanted.problem.dtype

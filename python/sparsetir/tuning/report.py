@@ -206,7 +206,7 @@ def _subject(tuned: Search, best: Trial | None, graph: str) -> list[Section]:
         return found
     assert isinstance(tuned, Tuned | TunedSparse)
     several = isinstance(tuned, TunedSparse)
-    matrix = tuned.task.request.matrices.each[0] if several else tuned.task.matrix
+    matrix = tuned.task.request.matrix.each[0] if several else tuned.task.matrix
     found = [Section("The matrix", picture=charts.picture_of_pattern(matrix, graph))]
     if best is None:
         return found

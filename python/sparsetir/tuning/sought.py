@@ -55,7 +55,7 @@ def of_operator(
     wanted, plain = request.whole, _plain_target(target)
     if wanted.statistics is not None:
         task = replace(wanted.task(), target=plain)
-        configs = candidates(wanted.problem, wanted.given, wanted.target)
+        configs = candidates(wanted.problem, wanted.statistics, wanted.target)
         return Sought(Tuned(task, Key.of(task, device), [], configs[0]), wanted.space(), configs)
     if wanted.gpu:
         raise wrong("tune", "target", f"a CPU for '{op}'", wanted.target.kind.name)

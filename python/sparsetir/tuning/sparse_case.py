@@ -47,14 +47,14 @@ class SparseTask:
         return self.request.task().identity()
 
     def statistics(self) -> dict[str, float]:
-        return statistics(self.request.matrices.each[0])
+        return statistics(self.request.matrix.each[0])
 
     def title(self, name: str = "") -> str:
         request, on = self.request, f" on {name}" if name else ""
         sizes = [
-            f"{x.shape[0]:,} x {x.shape[1]:,}, {x.nnz:,} elements" for x in request.matrices.each
+            f"{x.shape[0]:,} x {x.shape[1]:,}, {x.nnz:,} elements" for x in request.matrix.each
         ]
-        words = [request.problem.how, *["masked"] * (request.matrices.mask is not None)]
+        words = [request.problem.how, *["masked"] * (request.matrix.mask is not None)]
         words += [request.problem.result, *of_threads(self)]
         return f"{request.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
 
@@ -68,9 +68,9 @@ class SparseCase:
         least, most = (-1.0, 1.0) if dtype.kind in "fcV" else (-2 * (dtype.kind == "i"), 3)
         each = [
             x.with_values(rng.uniform(least, most, x.nnz).astype(dtype))
-            for x in request.matrices.each
+            for x in request.matrix.each
         ]
-        matrices = Matrices(tuple(each), request.matrices.mask)
+        matrices = Matrices(tuple(each), request.matrix.mask)
         self.task = SparseTask(replace(request, matrix=matrices), task.target)
         self.expected, self.scale = exact_result(self.task.request)
 
@@ -83,7 +83,7 @@ class SparseCase:
         def call() -> None:
             results[0] = plan()
 
-        size = sum(x.nnz * (x.values.itemsize + 4) for x in self.task.request.matrices.each)
+        size = sum(x.nnz * (x.values.itemsize + 4) for x in self.task.request.matrix.each)
         about = {**costs(plan), "bytes": size}
         return Prepared(call, lambda: self.error(results[0]), plan.kernel, about)
 
@@ -115,7 +115,7 @@ def _as_held(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
     """The exact result in float64, and the largest sum of absolute values of its terms."""
-    each, how = [_plain(x) for x in wanted.matrices.each], wanted.problem.how
+    each, how = [_plain(x) for x in wanted.matrix.each], wanted.problem.how
     if wanted.name == "inner":
         each[1] = each[1].T.tocsr()
     if how == KRON:
@@ -124,8 +124,8 @@ def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
         return SparseMatrix(result), float(np.abs(result.data).max(initial=1.0))
     marks = [_with(x, np.ones(x.nnz)) for x in each]
     product = wanted.problem.is_product
-    if wanted.matrices.mask is not None:
-        pattern = _plain(wanted.matrices.mask)
+    if wanted.matrix.mask is not None:
+        pattern = _plain(wanted.matrix.mask)
     elif product:
         pattern = marks[0] @ marks[1]
     else:
