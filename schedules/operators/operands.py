@@ -287,8 +287,13 @@ class Check:
             result = result @ self.direction
         # NaN compares as wrong.
         right = np.abs(result - self.exact) <= self.tolerance * (self.scale + LEAST_SCALE)
-        if right.all():
-            return None
-        place = [int(n) for n in np.unravel_index(int(right.argmin()), right.shape)]
-        text = f"{result[tuple(place)]:.6g}, not {self.exact[tuple(place)]:.6g}"
-        return f"{(~right).sum()} of {right.size} wrong, the first at {place}: {text}"
+        return first_wrong(right, result, self.exact)
+
+
+def first_wrong(right: np.ndarray, got: np.ndarray, want: np.ndarray) -> str | None:
+    """A text with the number of wrong elements and the first of them; None if all are right."""
+    if right.all():
+        return None
+    place = tuple(int(n) for n in np.unravel_index(int(right.argmin()), right.shape))
+    text = f"{got[place]:.6g}, not {want[place]:.6g}"
+    return f"{(~right).sum()} of {right.size} wrong, the first at {list(place)}: {text}"

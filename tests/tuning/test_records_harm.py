@@ -137,7 +137,7 @@ def test_list_has_no_codes_of_terminals(tmp_path, capsys):
 def test_absurd_configs_harm_no_plan(tmp_path, monkeypatch, changes):
     matrix = sp.random_array((48, 48), density=0.1, format="csr", dtype="float32", rng=0)
     config = to_data(plan_candidates("spmm", matrix, 32)[0])
-    key = Key.of(request("spmm", SparseMatrix(matrix), 32, target="llvm").task())
+    key = Key.of(request("spmm", SparseMatrix(matrix), 32, target="llvm"))
     monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "a.sqlite"))
     Records().add(Record(key, {**config, **changes}, 1e-9, 1.0))
     b = np.ones((48, 32), "float32")

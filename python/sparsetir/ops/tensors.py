@@ -146,7 +146,7 @@ def recorded(
             matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
         else:
             config = getattr(config, "unpacked", config)
-        plan = plan_of(requested(op, matrix, feat, **task.options), config)
+        plan = plan_of(requested(op, matrix, feat, **options), config)
         plan.chosen_by = "record"
         arranged = plan.needs_values and plan.arranges_values
         return None if arranged else Planned(plan, resorted)

@@ -251,6 +251,11 @@ def plan(
         if config is not None:
             raise wrong("plan", "format", "None beside a config", f"{format!r}")
         config = wanted.of_format(format)
+    return plan_for_callers(wanted, config)
+
+
+def plan_for_callers(wanted: Request, config: Config | None = None) -> Plan:
+    """The plan of a request, as :func:`plan_of`, with heads as the second dimension."""
     planned = plan_of(wanted, config)
     return HeadsPlan.of(planned) if getattr(wanted.problem, "batched", False) else planned
 

@@ -5,9 +5,9 @@ The base class of all operators' requests, and the request of operators on a mat
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tvm.target import Target
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.records.task import Config, Task
+from sparsetir.records.task import Config, Task, of_threads, statistics
 from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS, names_of
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
@@ -123,6 +123,24 @@ class Request:
         op, reduce, heads = self.about()
         dtype, target, threads = self.problem.dtype, self.target, self.threads
         return Task(op, matrix, self.feat, dtype, reduce, heads, target, threads)
+
+    def identity(self) -> dict[str, Any]:
+        """See :class:`sparsetir.records.task.Tunable`."""
+        return self.task().identity()
+
+    def traits(self) -> dict[str, float]:
+        """Numbers whose differences tell how similar two matrices are, for records."""
+        return statistics(self.matrix)
+
+    def title(self, name: str = "") -> str:
+        """A line for people; name : the name of the matrix."""
+        (op, reduce, heads), (m, n) = self.about(), self.matrix.shape
+        on = f" on {name}" if name else ""
+        words = [] if self.operator.vectors else [f"{self.feat} features"]
+        words += [reduce] if reduce != "sum" else []
+        words += [f"{heads} heads"] if heads is not None else []
+        words += [self.problem.dtype, *of_threads(self)]
+        return f"{op}{on} ({m:,} x {n:,}, {self.matrix.nnz:,} elements), {', '.join(words)}"
 
     @property
     def whole(self) -> Request:
@@ -387,6 +405,15 @@ def message(
 
 class OnMatrix(Request):
     """A request whose configs are chosen by the statistics of the matrix."""
+
+    def __reduce__(self) -> tuple[Callable[[], Request], tuple[()]]:
+        """Pickle the arguments: in other processes, operators of plug-ins are other objects."""
+        options = {
+            "dtype": self.problem.dtype, "heads": self.callers["heads"], "reduce": self.about()[1],
+            "out_dtype": getattr(self.problem, "out", None), "target": self.target,
+            "threads": self.threads,
+        }  # fmt: skip
+        return partial(matrix_request, self.name, self.matrix, self.feat, **options), ()
 
     def engine(self, format: Format | None = None) -> list[Config]:
         """Configs for the CPU's matrix engine, if it has one that suits the pattern.

@@ -17,7 +17,7 @@ from sparsetir.planning.sparse_results import (
     elements_pay,
     how_computed,
 )
-from sparsetir.records.task import Config, Matrices
+from sparsetir.records.task import Config, Matrices, of_threads, statistics
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.gpu.row_tables import RowTables, dtypes_of
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
@@ -64,6 +64,17 @@ class OnMatrices(Request):
     def about(self) -> tuple[str, str, int | None]:
         masked = "-masked" * (self.matrix.mask is not None)
         return self.operator.name, f"{self.problem.how}{masked}", None
+
+    def traits(self) -> dict[str, float]:
+        return statistics(self.matrix.each[0])
+
+    def title(self, name: str = "") -> str:
+        on = f" on {name}" if name else ""
+        shapes = [(*x.shape, x.nnz) for x in self.matrix.each]
+        sizes = [f"{m:,} x {n:,}, {nnz:,} elements" for m, n, nnz in shapes]
+        words = [self.problem.how, *["masked"] * (self.matrix.mask is not None)]
+        words += [self.problem.result, *of_threads(self)]
+        return f"{self.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
 
     def on_gpu(self) -> list[Config]:
         configs: list[Config] = [ElementThreads(), ElementThreads(64), ElementThreads(256)]

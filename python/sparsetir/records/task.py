@@ -17,9 +17,9 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.machine import this_machine
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.targets import (
+    TargetLike,
     cpu_name,
     distinctive_features,
     host_features,
@@ -52,14 +52,11 @@ class Config(Compiled, Protocol):
 
 
 class Tunable(Protocol):
-    """Interface of a search's subject for measurers, records and reports; workers get it by pickle.
-
-    :class:`Task` is an operator, :class:`sparsetir.tuning.program.ProgramTask` a user's function.
-    """
+    """What has a record's key: an operator's :class:`Task` or request, or a user's function."""
 
     @property
-    def target(self) -> str | Mapping[str, object]:
-        """A text or a dict of texts, which JSON can hold."""
+    def target(self) -> Any:
+        """The target, as :func:`sparsetir.build` takes it."""
         ...
 
     @property
@@ -71,41 +68,22 @@ class Tunable(Protocol):
         """The fields of a :class:`sparsetir.records.record.Key` but target, threads and device."""
         ...
 
-    def statistics(self) -> dict[str, float]:
-        """Numbers whose differences tell how similar two tasks of this kind are."""
-        ...
-
-    def title(self, name: str = "") -> str:
-        """A line for people; name : the name of the data."""
-        ...
-
 
 @dataclass(frozen=True)
 class Task:
-    """An operator on a matrix; fields as the arguments of :func:`sparsetir.plan`.
+    """An operator on a matrix, by which records are looked up.
 
-    dtype : a name; target : a text or a dict of texts, which JSON can hold; threads : a number
+    The fields are arguments of :func:`sparsetir.plan`; of the matrix its sizes may be enough.
     """
 
     op: str
-    matrix: SparseMatrix
+    matrix: Any
     feat: int
     dtype: str
     reduce: str = "sum"
     heads: int | None = None
-    target: str | Mapping[str, object] = "llvm"
+    target: TargetLike = "llvm"
     threads: int = 1
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of `plan` and `plan_candidates` beside op, matrix and feat."""
-        return {
-            "dtype": self.dtype,
-            "reduce": self.reduce,
-            "heads": self.heads,
-            "target": self.target,
-            "threads": self.threads,
-        }
 
     def identity(self) -> dict[str, Any]:
         """See :class:`Tunable`."""
@@ -119,22 +97,8 @@ class Task:
             "fingerprint": fingerprint(self.matrix),
         }
 
-    def statistics(self) -> dict[str, float]:
-        """See :class:`Tunable`."""
-        return statistics(self.matrix)
 
-    def title(self, name: str = "") -> str:
-        """See :class:`Tunable`."""
-        m, n = self.matrix.shape
-        on = f" on {name}" if name else ""
-        words = [] if OPERATORS[self.op].vectors else [f"{self.feat} features"]
-        words += [self.reduce] if self.reduce != "sum" else []
-        words += [f"{self.heads} heads"] if self.heads is not None else []
-        words += [self.dtype, *of_threads(self)]
-        return f"{self.op}{on} ({m:,} x {n:,}, {self.matrix.nnz:,} elements), {', '.join(words)}"
-
-
-def of_threads(task: Tunable) -> list[str]:
+def of_threads(task: Any) -> list[str]:
     """The number of threads for people; empty for a GPU, which it does not concern."""
     if "cuda" in str(task.target):
         return []

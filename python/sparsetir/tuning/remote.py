@@ -189,7 +189,7 @@ class RemoteDevice:
         """The kernel's arguments, with arrays on the device; and its output array."""
         signature, device = made.signature, self._device()
         names = self.case.request.operator.names
-        operands = dict(zip(names, self.case.case.operands, strict=True))
+        operands = dict(zip(names, self.case.operands, strict=True))
         named = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
         values = [named[name] for name in signature.passed]
         for i, (name, value) in enumerate(zip(signature.passed, values, strict=True)):

@@ -19,22 +19,17 @@ import psutil
 import tvm
 
 from sparsetir.extras import allow_torch
-from sparsetir.records.task import Config, Outcome, Reference, Task
+from sparsetir.records.task import Config, Outcome, Reference
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search import configs
 from sparsetir.schedules.targets import is_gpu, resolve_target
-from sparsetir.tuning.case import OperatorCase
+from sparsetir.tuning.case import Case, OperatorCase
 from sparsetir.tuning.process import is_of_memory
-from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.remote import RemoteDevice, RemoteError
 from sparsetir.tuning.schedule_ref import load_module
 from sparsetir.tuning.serving import one_line, serve
-from sparsetir.tuning.sparse_case import SparseCase, SparseTask
-from sparsetir.tuning.timing import Yardstick, timed
-
-CASES = {Task: OperatorCase, ProgramTask: ProgramCase, SparseTask: SparseCase}
+from sparsetir.tuning.sparse_case import SparseCase
+from sparsetir.tuning.timing import timed
 
 
 class Local:
@@ -43,9 +38,9 @@ class Local:
     case : prepares the calls
     """
 
-    def __init__(self, case: OperatorCase | ProgramCase | SparseCase) -> None:
+    def __init__(self, case: Case) -> None:
         self.case = case
-        target = resolve_target(case.task.target)
+        target = resolve_target(case.target)
         self.device = tvm.runtime.device(target.kind.name, 0) if is_gpu(target) else None
         self._compile_seconds: dict[int, float] = {}
         # The reference of the last measurement, and its calls.
@@ -76,10 +71,10 @@ class Local:
         wrong = prepared.wrong()
         if wrong:
             return Outcome("wrong", message=wrong, **about)
-        yardstick = None
+        beside = None
         if reference is not None and self._beside is not None:
-            yardstick = Yardstick(self._beside[1], reference.seconds)
-        return replace(timed(prepared.call, finish, best, yardstick), **about)
+            beside = self._beside[1], reference.seconds
+        return replace(timed(prepared.call, finish, best, beside), **about)
 
     def release(self) -> None:
         """Free the data of a candidate."""
@@ -97,11 +92,13 @@ class Tuner:
         allow_torch()
         for module in modules:
             load_module(module)
-        loaded, remote = pickle.loads(Path(task).read_bytes())
-        if isinstance(loaded, Task) and loaded.op not in OPERATORS:
-            expected = f"modules that register '{loaded.op}' when they are imported"
-            raise wrong("tune", "modules", expected, ", ".join(modules) or "none")
-        case = CASES[type(loaded)](loaded)
+        try:
+            case, remote = pickle.loads(Path(task).read_bytes())
+        except ValueError as error:
+            expected = f"modules that register what is tuned when they are imported ({error})"
+            raise wrong("tune", "modules", expected, ", ".join(modules) or "none") from error
+        if not isinstance(case, Case):
+            case = (SparseCase if case.operator.on == "matrices" else OperatorCase)(case)
         self._device = Local(case) if remote is None else RemoteDevice(remote, case)
         self._reference: Reference | None = None
 
