@@ -42,20 +42,22 @@ def of_operator(
     matrices, options : arguments of :func:`sparsetir.planning.plan.requested`
     """
     request = requested(op, *matrices, target=target, **options)
-    wanted, key = request.whole, Key.of(request, device)
-    if request.operator.on == "matrix":
-        configs = list(candidates(wanted.problem, wanted.statistics, wanted.target))
-        return Tuned(request, key, [], configs[0]), wanted.space(), configs
-    if wanted.gpu:
+    wanted, on = request.whole, request.operator.on
+    if wanted.gpu and on != "matrix":
         raise wrong("tune", "target", f"a CPU for '{op}'", wanted.target.kind.name)
-    default, space = wanted.chosen(), wanted.space()
-    if request.operator.on == "matrices":
+    key, space = Key.of(request, device), wanted.space()
+    if on == "matrix":
+        configs = list(candidates(wanted.problem, wanted.statistics, wanted.target))
+        return Tuned(request, key, [], configs[0]), space, configs
+    default = wanted.chosen()
+    if on == "matrices":
         return TunedSparse(request, key, [], default), space, [default]
     # Its plain program with arguments; plans look records up by the operator's own key.
     template = wanted.template(default)
-    program = template.program(wanted.problem), wanted.arguments(), template.apply
-    choices, on = space.branches[0].choices, {"target": wanted.target, "threads": wanted.threads}
-    task: Any = of_program(*program, choices, **on)[0].task
+    program = template.program(wanted.problem)
+    arguments = bound_arguments(program, wanted.arguments())
+    schedule = ScheduleRef.of(template.apply)
+    task = ProgramTask(program, arguments, schedule, wanted.target, wanted.threads)
     return TunedPlan(task, key, [], default, request=request), space, [default]
 
 
