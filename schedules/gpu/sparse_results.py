@@ -27,11 +27,6 @@ class ElementThreads(Config):
 
     block: int = number(128, most=1024, power=True)
 
-    def tiles(self, feat: int) -> int:
-        """The number of tiles: one, as there are no features."""
-        del feat
-        return 1
-
 
 def program(problem: SparseResult, config: ElementThreads) -> SparseFunc:
     """The program of the values."""
@@ -65,11 +60,6 @@ class TermLanes(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self, "block", self.block >= self.lanes, f"at least lanes = {self.lanes}")
-
-    def tiles(self, feat: int) -> int:
-        """The number of tiles: one, as there are no features."""
-        del feat
-        return 1
 
 
 def terms_program(problem: SparseResult, config: TermLanes) -> SparseFunc:

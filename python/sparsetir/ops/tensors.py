@@ -21,7 +21,7 @@ from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan, finder
 from sparsetir.records.records import by_record, recorded_configs, there_are_records
-from sparsetir.records.task import Compiled, Config, Sizes, Task
+from sparsetir.records.task import Config, Sizes, Task
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
@@ -49,7 +49,7 @@ def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
 
 
 def kernel_by(
-    choose: Callable[..., Compiled], problem: Problem, target: Target, *options: Hashable
+    choose: Callable[..., Config], problem: Problem, target: Target, *options: Hashable
 ) -> Kernel:
     """The kernel of the config that `choose` returns for a problem, a target and options."""
     return _finder(choose, problem, target, *options)()
@@ -57,7 +57,7 @@ def kernel_by(
 
 @lru_cache(512)
 def _finder(
-    choose: Callable[..., Compiled], problem: Problem, target: Target, *options: Hashable
+    choose: Callable[..., Config], problem: Problem, target: Target, *options: Hashable
 ) -> Callable[[], Kernel]:
     return finder(choose(problem, target, *options), problem, target)
 

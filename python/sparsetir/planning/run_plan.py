@@ -20,7 +20,7 @@ import tvm_ffi
 from tvm.target import Target
 
 from sparsetir.planning.request import Request
-from sparsetir.records.task import Compiled, Config
+from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import (
     LEAST_BYTES,
     at_cache_line,
@@ -59,17 +59,12 @@ NO_GRADIENT = (
 class Plan:
     """An operator's compiled kernel, arranged for a pattern; call it with the dense operands.
 
-    Parameters
+    Attributes
     ----------
-    wanted : request
-        The operator, pattern and sizes.
     config
         The config of the template.
     chosen_by : {"user", "record", "default"}
         The origin of the config; "record" is tuning.
-
-    Attributes
-    ----------
     kernel : Kernel
         The kernel, which other plans may share.
     convert_seconds, compile_seconds : float
@@ -493,7 +488,7 @@ def compilations() -> int:
     return _count
 
 
-def compiled_by(config: Compiled, problem: Problem, target: Target) -> Kernel:
+def compiled_by(config: Config, problem: Problem, target: Target) -> Kernel:
     """The kernel of a config's template for a problem, shared by plans and operators.
 
     Raises TypeError if `config` is no config for the problem.
@@ -501,7 +496,7 @@ def compiled_by(config: Compiled, problem: Problem, target: Target) -> Kernel:
     return finder(config, problem, target)()
 
 
-def finder(config: Compiled, problem: Problem, target: Target) -> Callable[[], Kernel]:
+def finder(config: Config, problem: Problem, target: Target) -> Callable[[], Kernel]:
     """A function that returns :func:`compiled_by`, and keeps no kernel alive itself."""
 
     def stages() -> Stages:
@@ -527,7 +522,7 @@ _text = lru_cache(64)(str)
 
 
 @lru_cache(1024)
-def _compiled_part(config: Compiled) -> Hashable:
+def _compiled_part(config: Config) -> Hashable:
     return config.compiled
 
 

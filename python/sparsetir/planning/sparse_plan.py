@@ -36,13 +36,7 @@ from sparsetir.runtime.pipeline import Stages, lower
 from sparsetir.schedules.gpu.row_tables import BINS, Bin, RowTables, rows_program
 from sparsetir.schedules.gpu.sparse_results import TermLanes
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.operators.sparse_results import (
-    KRON,
-    SparseResult,
-    combined_program,
-    kron_program,
-    product_program,
-)
+from sparsetir.schedules.operators.sparse_results import KRON, SparseResult
 from sparsetir.schedules.targets import host_target
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.index_arrays import row_numbers
@@ -53,15 +47,6 @@ FEW = 6  # terms per element, below which the order of visits is faster
 
 class SparsePlan(Plan):
     """A plan of a product or sum of sparse matrices; call it with values.
-
-    Parameters
-    ----------
-    wanted : request
-        The operator and its matrices.
-    config : Assembled
-        The way to compute results.
-    chosen_by : {"user", "record", "default"}
-        The same as for :class:`Plan`.
 
     Attributes
     ----------
@@ -200,15 +185,9 @@ class SparsePlan(Plan):
         return Numeric(kernel, named, "out")
 
     def _kernel_of(self, gathered: bool) -> AssembledKernel:
-        problem, target = self.problem, self._wanted.target
-        target = None if target is host_target() else target
-        types = problem.dtype, problem.sums, problem.idtype
-        if problem.how == KRON:
-            return kernel_of(kron_program, *types, target=target)
-        if problem.is_product:
-            return kernel_of(product_program, problem.how, *types, target=target)
-        how = problem.how, problem.count, gathered
-        return kernel_of(combined_program, *how, *types, target=target)
+        target = self._wanted.target
+        on = None if target is host_target() else target
+        return kernel_of(*self.problem.made_by(gathered), target=on)
 
     @property
     def padding(self) -> float:
@@ -334,15 +313,6 @@ class ValuesPlan(Plan):
 
     The pattern is computed on the CPU, once. Calls map values of all matrices to the result's.
 
-    Parameters
-    ----------
-    wanted : request
-        The operator and its matrices.
-    config : ElementThreads or TermLanes
-        The config of the kernel.
-    chosen_by : {"user", "default"}
-        The same as for :class:`Plan`.
-
     Attributes
     ----------
     pattern : Pattern
@@ -463,15 +433,6 @@ class RowTablesPlan(Plan):
 
     The GPU counts elements and fills rows: once for the pattern, and again for the values of each
     call. With a mask there is nothing to count.
-
-    Parameters
-    ----------
-    wanted : request
-        The operator and its matrices.
-    config : RowTables
-        The config of the kernels.
-    chosen_by : {"user"}
-        The same as for :class:`Plan`.
 
     Attributes
     ----------

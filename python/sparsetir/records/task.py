@@ -4,10 +4,10 @@ tell matrices and machines apart or liken them."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,6 +16,7 @@ import tvm
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.machine import this_machine
+from sparsetir.schedules import arguments
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.targets import (
@@ -26,29 +27,14 @@ from sparsetir.schedules.targets import (
     host_target,
     is_gpu,
 )
+from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.index_arrays import index_type
 
 OK = "ok"
 PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end
 # The others are failures.
 STATES = (OK, PRUNED, "wrong", "failed", "crashed", "hung", "out of memory")
-
-
-class Compiled(Protocol):
-    """Interface of all templates' configs."""
-
-    @property
-    def compiled(self) -> Hashable:
-        """The fields that a kernel depends on."""
-        ...
-
-
-class Config(Compiled, Protocol):
-    """Interface of a template's configs for plans."""
-
-    def tiles(self, feat: int, /) -> int:
-        """Tiles of so many features; raises ScheduleError for those that it does not serve."""
-        ...
+Config: TypeAlias = arguments.Config | Choices  # of all templates
 
 
 class Tunable(Protocol):

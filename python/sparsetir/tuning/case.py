@@ -114,10 +114,10 @@ class OperatorCase(Case):
         self.matrix.clear_cache()  # of conversions
 
 
-def costs(compiled: Any) -> dict[str, Any]:
-    """Fields of an Outcome from a plan or a :class:`sparsetir.tuning.remote.Compiled`."""
+def costs(plan: Plan) -> dict[str, Any]:
+    """Fields of an Outcome from a plan."""
     names = ("compile_seconds", "convert_seconds", "padding", "launches")
-    return {name: getattr(compiled, name) for name in names}
+    return {name: getattr(plan, name) for name in names}
 
 
 def stored_bytes(plan: Plan) -> int:
