@@ -245,7 +245,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
 def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged:
     """CSR as it is."""
     del problem
-    return Arranged(Stored(matrix.values, not config.packed), matrix.arguments())
+    return Arranged(Stored(keeps_order=not config.packed), matrix.arguments())
 
 
 def choices(search: Asked) -> Tried | None:

@@ -69,31 +69,27 @@ class CsrPattern(_Csr):
         """Index arrays and masks of a format; do not write to them, the matrix may keep them."""
         return format.convert(self.coordinates, operand)
 
-    # What a ConvertedFormat says of itself:
-
-    padding: float = 0.0
-    keeps_order = True
-
     def arguments(self) -> dict[str, Any]:
         """Index arrays and sizes, by the names of the parameters of operators."""
         m, n = self.shape
         return {"indptr": self.indptr, "indices": self.indices, "m": m, "n": n, "nnz": self.nnz}
 
-    def values(self, /, **stored: Any) -> dict[str, Any]:
-        """Values as they are, by the parameters of operators: of buffer `A` the parameter `a`."""
-        return {name.lower(): array for name, array in stored.items()}
+
+def as_given(**stored: Any) -> dict[str, Any]:
+    """Values as they are, by the parameters of operators: of buffer `A` the parameter `a`."""
+    return {name.lower(): array for name, array in stored.items()}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A matrix in a template's own storage, with the attributes of a ConvertedFormat.
+    """A matrix in CSR or a template's own storage, with the attributes of a ConvertedFormat.
 
     values : gives the kernel's arrays of values by parameter, of (nnz,) values of buffers by name
     keeps_order : whether kernels take values as they are, in the order of the matrix
     unused : gives the share of the places that hold no element
     """
 
-    values: Callable[..., Mapping[str, Any]]
+    values: Callable[..., Mapping[str, Any]] = as_given
     keeps_order: bool = True
     unused: Callable[[], float] = float
 
@@ -107,7 +103,7 @@ class Arranged(NamedTuple):
     """Arguments of a kernel that come from a matrix.
 
     stored : the matrix in the format of the kernel, which is asked for arrays of values: a
-        CsrPattern, a ConvertedFormat or a template's own storage
+        :class:`Stored`, a ConvertedFormat or a RelationPattern
     arguments : arrays and numbers that depend on the pattern alone, by parameter
     overrides : computed parameters that the config chooses, such as how many blocks of rows there
         are; those that a kernel does not have play no part
@@ -127,7 +123,7 @@ class Arranged(NamedTuple):
 def in_csr(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
     """Arrange a matrix for templates whose kernels take CSR as it is, and leave no numbers open."""
     del problem, config
-    return Arranged(matrix, matrix.arguments())
+    return Arranged(Stored(), matrix.arguments())
 
 
 class Problem:

@@ -38,7 +38,7 @@ def arrange(matrix: CsrPattern, problem: OfProgram, config: Any) -> Arranged:
     arguments = matrix.arguments()
     if OPERATORS[problem.op].transposed:
         arguments |= {"m": arguments["n"], "n": arguments["m"]}
-    return Arranged(matrix, arguments)
+    return Arranged(Stored(), arguments)
 
 
 def arrange_edges(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:

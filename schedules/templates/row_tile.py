@@ -281,7 +281,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowTile) -> Arranged:
     del problem
     blocks = max(1, min(config.blocks, -(-matrix.shape[0] // config.rows)))
     numbers = {"blocks": blocks, "parts": config.parts, "ahead": config.ahead}
-    stored = matrix if config.in_order else Stored(matrix.values, not config.packed)
+    stored = Stored(keeps_order=config.in_order or not config.packed)
     return Arranged(stored, matrix.arguments(), numbers)
 
 

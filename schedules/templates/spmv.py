@@ -20,6 +20,7 @@ from sparsetir.schedules.operators.problems import (
     Spmm,
     Stored,
     accumulator,
+    as_given,
     vector_lanes,
 )
 from sparsetir.schedules.operators.spmv import program
@@ -174,7 +175,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
     numbers = {"long": config.long, "window": config.window}
     if config.blocks > 1:
         numbers |= {"blocks": blocks, "long_blocks": blocks, "ahead": config.ahead // config.lanes}
-    stored = Stored(matrix.values, not config.packed, partial(_padding, matrix, config))
+    stored = Stored(as_given, not config.packed, partial(_padding, matrix, config))
     return Arranged(stored, matrix.arguments(), numbers)
 
 

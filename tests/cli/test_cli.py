@@ -91,7 +91,7 @@ def found(interrupted=False, states=("ok", "ok", "wrong"), **options):
             message = "" if state == "ok" else "1 of 3 wrong"
             outcome = Outcome(state, seconds, seconds, message, padding=0.0, bytes=100)
             trials.append(Trial(number, config, outcome, number + 1.0))
-        return Tuned(task, Key.of(task), trials, configs[0], interrupted=interrupted, **options)
+        return Tuned(task, task.key(), trials, configs[0], interrupted=interrupted, **options)
 
     tune.calls = calls
     return tune

@@ -17,7 +17,7 @@ from refusals import refusals
 from sparsetir import SparseMatrix, ops, plan_candidates
 from sparsetir.ops import message_kernels
 from sparsetir.planning.plan import requested
-from sparsetir.records.record import Key, Record
+from sparsetir.records.record import Record
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
@@ -338,7 +338,7 @@ def test_operators_of_torch_take_records(records, monkeypatch):
         return list(kernels), results
 
     def record(op, config, seconds=1e-3, **options):
-        key = Key.of(requested(op, A, **options))
+        key = requested(op, A, **options).key()
         records.add(Record(key, to_data(Choices(config)), seconds))
 
     before, plain = all_of_them()

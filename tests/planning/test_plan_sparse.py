@@ -288,7 +288,7 @@ def test_workers_know_what_is_right() -> None:
         request = sparsetir.planning.plan.requested(*operands, threads=1, **options)
         sent = pickle.loads(pickle.dumps(request))
         case = SparseCase(sent)
-        assert sent.identity() == request.identity() == case.request.identity()
+        assert sent.key() == request.key() == case.request.key()
         prepared = case.prepared(request.chosen())
         prepared.call()
         assert prepared.wrong() is None

@@ -26,7 +26,6 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import format
 from sparsetir.planning.plan import requested
-from sparsetir.records.record import Key
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.runtime.bound_arguments import bound_arguments
@@ -215,7 +214,7 @@ def test_a_worker_gets_what_the_task_is():
     ref = ScheduleRef.of(user_schedules.apply)
     sent = task(ref)
     again = pickle.loads(pickle.dumps(sent))
-    assert again.identity() == sent.identity() and again.schedule == ref
+    assert again.key() == sent.key() and again.schedule == ref
     assert list(again.arguments) == list(sent.arguments)
 
 
@@ -223,18 +222,18 @@ def test_a_worker_gets_what_the_task_is():
 
 
 def test_a_key_goes_by_program_arguments_and_schedule(tmp_path):
-    key = Key.of(task())
-    assert key == Key.of(task()) and key.feat == 0 and key.dtype == "float32"
-    assert key == Key.of(task(a=arguments()["a"] + 1))  # values play no part
+    key = task().key()
+    assert key == task().key() and key.feat == 0 and key.dtype == "float32"
+    assert key == task(a=arguments()["a"] + 1).key()  # values play no part
     indices = arguments()["indices"][::-1].copy()
-    moved = Key.of(task(indices=indices))
+    moved = task(indices=indices).key()
     assert moved.fingerprint != key.fingerprint and moved.reduce == key.reduce
-    assert Key.of(task(ScheduleRef.of(user_schedules.apply))).reduce != key.reduce
+    assert task(ScheduleRef.of(user_schedules.apply)).key().reduce != key.reduce
     file = tmp_path / "mine.py"
     texts = []
     for text in ("def apply(sch, config): pass\n", "def apply(sch, config): return\n"):
         file.write_text(text)
-        texts.append(Key.of(task(ScheduleRef.of(load_file(file).apply))).reduce)
+        texts.append(task(ScheduleRef.of(load_file(file).apply)).key().reduce)
     assert len({*texts, key.reduce}) == 3
 
 

@@ -11,7 +11,7 @@ from rgms_common import exact
 from sparsetir import ops
 from sparsetir.ops.relations import relations_of, seen_edges
 from sparsetir.planning.plan import requested
-from sparsetir.records.record import Key, Record
+from sparsetir.records.record import Record
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.relations import RelationPattern
@@ -84,7 +84,7 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
     wanted = requested("rgms", A, 32, feat_in=8)
     (branch,) = wanted.space().branches
     first = {name: values[0] for name, values in branch.choices.items()}
-    key = Key.of(wanted)
+    key = wanted.key()
     assert planned() == "default"
     Records().add(Record(key, to_data(branch.make(**{**first, "prefetch": 3})), 1e-3))
     assert planned() == "record"

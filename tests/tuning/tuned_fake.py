@@ -5,7 +5,6 @@ import scipy.sparse as sp
 from sparsetir import SparseMatrix
 from sparsetir.formats import BSR, Hyb
 from sparsetir.planning.plan import requested
-from sparsetir.records.record import Key
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_tile import RowTile
@@ -56,4 +55,4 @@ def tuned(some=None, of=None, **more):
     of = task() if of is None else of
     some = trials() if some is None else some
     more = {"importances": {"template": 0.6, "RowTile.tile": 0.3, "RowTile.pack": 0.0}, **more}
-    return Tuned(of, Key.of(of), some, DEFAULT, **more)
+    return Tuned(of, of.key(), some, DEFAULT, **more)

@@ -16,6 +16,7 @@ from tvm.target import Target
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
+from sparsetir.records.record import Key
 from sparsetir.records.task import Config, Task, of_threads, statistics
 from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS, names_of
 from sparsetir.runtime import pool
@@ -124,9 +125,9 @@ class Request:
         dtype, target, threads = self.problem.dtype, self.target, self.threads
         return Task(op, matrix, self.feat, dtype, reduce, heads, target, threads)
 
-    def identity(self) -> dict[str, Any]:
-        """See :class:`sparsetir.records.task.Tunable`."""
-        return self.task().identity()
+    def key(self, device: str | None = None) -> Key:
+        """The key of records of tuning; device : its name, if another machine measures."""
+        return Key.of(self.task(), device)
 
     def traits(self) -> dict[str, float]:
         """Numbers whose differences tell how similar two matrices are, for records."""

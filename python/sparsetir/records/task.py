@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -37,24 +37,6 @@ STATES = (OK, PRUNED, "wrong", "failed", "crashed", "hung", "out of memory")
 Config: TypeAlias = arguments.Config | Choices  # of all templates
 
 
-class Tunable(Protocol):
-    """What has a record's key: an operator's :class:`Task` or request, or a user's function."""
-
-    @property
-    def target(self) -> Any:
-        """The target, as :func:`sparsetir.build` takes it."""
-        ...
-
-    @property
-    def threads(self) -> int:
-        """The CPU's threads."""
-        ...
-
-    def identity(self) -> dict[str, Any]:
-        """The fields of a :class:`sparsetir.records.record.Key` but target, threads and device."""
-        ...
-
-
 @dataclass(frozen=True)
 class Task:
     """An operator on a matrix, by which records are looked up.
@@ -70,18 +52,6 @@ class Task:
     heads: int | None = None
     target: TargetLike = "llvm"
     threads: int = 1
-
-    def identity(self) -> dict[str, Any]:
-        """See :class:`Tunable`."""
-        return {
-            "op": self.op,
-            "dtype": self.dtype,
-            "reduce": self.reduce,
-            "heads": None if self.heads is None else int(self.heads),
-            "feat": int(self.feat),
-            "shape_class": shape_class(self),
-            "fingerprint": fingerprint(self.matrix),
-        }
 
 
 def of_threads(task: Any) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.records.record import Key
 from sparsetir.records.task import Config, of_threads
 from sparsetir.runtime.arrays import is_array
 from sparsetir.runtime.build import build
@@ -85,8 +86,8 @@ class ProgramTask(Case):
         choices = dict(config) if isinstance(config, Choices) else config
         return build(self.program, self.target, schedule=self.apply(), config=choices)
 
-    def identity(self) -> dict[str, Any]:
-        """See :class:`sparsetir.records.task.Tunable`.
+    def key(self) -> Key:
+        """The key of records of tuning.
 
         Floating-point values do not matter; arrays of integers do, as they hold the structure.
         """
@@ -101,15 +102,11 @@ class ProgramTask(Case):
             if value.dtype.kind in "iu" and name not in self.outputs:
                 little = value.dtype.newbyteorder("<")
                 data.update(np.ascontiguousarray(value, little).data)
-        return {
-            "op": self.program.name,
-            "reduce": f"program-{kind}",
-            "heads": None,
-            "feat": 0,
-            "dtype": ",".join(self.dtypes[name] for name in self.outputs),
-            "shape_class": self.shape_class(),
-            "fingerprint": data.hexdigest(),
-        }
+        return Key.on(
+            self.target, self.threads, op=self.program.name, reduce=f"program-{kind}", heads=None,
+            feat=0, dtype=",".join(self.dtypes[name] for name in self.outputs),
+            shape_class=self.shape_class(), fingerprint=data.hexdigest(),
+        )  # fmt: skip
 
     def shape_class(self) -> str:
         """The sizes rounded to powers of two."""

@@ -11,7 +11,6 @@ from tvm.target import Target
 
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import DEFAULTS, default_threads
-from sparsetir.records.record import Key
 from sparsetir.records.task import Config
 from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.runtime.refusals import wrong
@@ -45,7 +44,7 @@ def of_operator(
     wanted, on = request.whole, request.operator.on
     if wanted.gpu and on != "matrix":
         raise wrong("tune", "target", f"a CPU for '{op}'", wanted.target.kind.name)
-    key, space = Key.of(request, device), wanted.space()
+    key, space = request.key(device), wanted.space()
     if on == "matrix":
         configs = list(candidates(wanted.problem, wanted.statistics, wanted.target))
         return Tuned(request, key, [], configs[0]), space, configs
@@ -91,7 +90,7 @@ def of_program(
     make = together if schedule is None else lambda **chosen: Choices(chosen)
     branch = Branch("schedule", wanted, make)
     default = Choices()
-    return TunedProgram(task, Key.of(task), [], default), Space((branch,)), [default]
+    return TunedProgram(task, task.key(), [], default), Space((branch,)), [default]
 
 
 def _checked(choices: object) -> dict[str, tuple[object, ...]]:
