@@ -103,7 +103,7 @@ class Arranged(NamedTuple):
     """Arguments of a kernel that come from a matrix.
 
     stored : the matrix in the format of the kernel, which is asked for arrays of values: a
-        :class:`Stored`, a ConvertedFormat or a RelationPattern
+        :class:`Stored` or a ConvertedFormat
     arguments : arrays and numbers that depend on the pattern alone, by parameter
     overrides : computed parameters that the config chooses, such as how many blocks of rows there
         are; those that a kernel does not have play no part

@@ -114,17 +114,9 @@ class RelationPattern(_Csf):
         counts = np.diff(self.indptr).astype("int64")
         return np.repeat(counts, counts)
 
-    # What a ConvertedFormat says of itself:
-
-    padding: float = 0.0
-
-    @property
+    @cached_property
     def keeps_order(self) -> bool:
         """Whether the triples were in order, so that values are taken as they are."""
-        return self._were_in_order
-
-    @cached_property
-    def _were_in_order(self) -> bool:
         return bool(np.all(self.order[1:] > self.order[:-1]))
 
     def values(self, /, **stored: Any) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def may_be_recorded(
 
 
 def _task(op: str, shape: tuple[int, int], nnz: int, feat: int, **options: Any) -> Task:
-    return Task(op, cast(Any, Sizes(shape, nnz)), feat, threads=default_threads(), **options)
+    return Task(op, Sizes(shape, nnz), feat, threads=default_threads(), **options)
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -23,9 +23,8 @@ from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.signature import Signature
 from sparsetir.schedules.operators.names import DTYPES, MESSAGES, NAMED, message_parts
-from sparsetir.schedules.operators.operands import Operator, rounded
+from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, accumulator
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS, has_product
@@ -38,8 +37,6 @@ from sparsetir.schedules.template import Branch, Choices, Template
 from sparsetir.schedules.templates.amx import BLOCKS, configs
 from sparsetir.schedules.templates.of_program import check_choices
 from sparsetir.schedules.templates.registry import template_of
-from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.position_space import SIGNATURE
 
 # Defaults of options, where they are not None.
 DEFAULTS = {"reduce": "sum", "weighted": True, "semiring": "plus_times"}
@@ -212,24 +209,6 @@ class Request:
     def stages(self, config: Config) -> Stages:
         """All stages of the kernel for a config."""
         return lower_template(self.template(config), self.problem, config, self.target)
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of the plain program, except outputs, with random values and operands."""
-        rng, dtype = np.random.default_rng(0), self.problem.dtype
-        program = self.template(self.chosen()).program(self.problem)
-        signature = Signature(lower_sparse_iter(program).attrs[SIGNATURE])
-        pattern = self.pattern.arguments()
-        known = {**pattern, **self.sizes}
-        arguments = {name: known[name] for name in signature.names if name in known}
-        numbers = [arguments.get(name) for name in signature.names]
-        for i in signature.arrays:
-            name = signature.names[i]
-            if name not in pattern and i not in signature.outputs:
-                shape = signature.expected_shape(i, numbers)
-                # Far enough from zero to divide by.
-                drawn = rng.uniform(0.5, 1, shape) * rng.choice([-1, 1], shape)
-                arguments[name] = rounded(drawn, dtype).astype(dtype)
-        return arguments
 
 
 def adopted_matrix(

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from math import inf, log2
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from sparsetir.records.record import Key, Record, best_of_each, record_from_data, record_to_data
 from sparsetir.records.task import Config, Sizes, Task, fingerprint, shape_class
@@ -420,8 +420,7 @@ def _configs(like: Hashable, read: Callable[[Records], Mapping[str, Record]]) ->
 
 def _read(records: Records, task: Task) -> Mapping[str, Record]:
     """Read the configs of :func:`recorded_configs` from the file."""
-    sizes = Sizes(task.matrix.shape, task.matrix.nnz)
-    key = Key.of(replace(task, matrix=cast(Any, sizes)))
+    key = Key.of(replace(task, matrix=Sizes(task.matrix.shape, task.matrix.nnz)))
     best = records.best_by_fingerprint(key)
     if task.feat == 1 and task.op in ALIKE:
         best = {**records.best_by_fingerprint(replace(key, op=ALIKE[task.op])), **best}

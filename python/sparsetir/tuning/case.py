@@ -1,12 +1,4 @@
-"""Measured operators: their operands, exact results, and prepared configs.
-
-spmm : C = A B, B (n, d), C (m, d); also the mean or maximum of what a sum would add up
-sddmm : OUT[i, j] = X[i] . Y[j] where A has an element, X (m, d), Y (n, d), OUT (nnz,); values of A
-    play no part, as in torch.sparse.sampled_addmm
-spmv : y = A x
-
-With heads, all dense arrays have them as a first dimension, and share the matrix.
-"""
+"""Measured operators: their operands, exact results, and configs made ready."""
 
 from __future__ import annotations
 
@@ -50,9 +42,10 @@ def array(values: np.ndarray, dtype: str, device: object = None) -> Array:
 
 
 def numbers(result: Array) -> np.ndarray:
-    """Convert a result of :func:`array` to float32 or float64 of NumPy."""
+    """Convert a result of :func:`array` to NumPy: integers, float64, or else float32."""
     values = result if isinstance(result, np.ndarray) else result.numpy()
-    return values if values.dtype == np.float64 else values.astype("float32")
+    kept = values.dtype == np.float64 or values.dtype.kind in "iub"
+    return values if kept else values.astype("float32")
 
 
 @dataclass(frozen=True)

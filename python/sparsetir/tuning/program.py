@@ -26,7 +26,7 @@ from sparsetir.sparse_ir.interpret import interpret
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.position_space import SIGNATURE
-from sparsetir.tuning.case import Array, Candidate, Case, array, numbers
+from sparsetir.tuning.case import Candidate, Case, array, numbers
 from sparsetir.tuning.schedule_ref import ScheduleRef
 
 MADE = "sparsetir.program_space"  # stands for the schedule that is made from a program
@@ -168,7 +168,7 @@ class ProgramTask(Case):
             kernel(*values)
 
         def wrong() -> str | None:
-            return self.error({name: _numbers(arguments[name]) for name in start})
+            return self.error({name: numbers(arguments[name]) for name in start})
 
         return Candidate(call, wrong, kernel, about)
 
@@ -195,13 +195,7 @@ class ProgramTask(Case):
             arrays = self._arrays({**self.arguments, **start})
             self.by_kernel(**arrays)
             results = {name: arrays[name] for name in start}
-        return {name: _numbers(x) for name, x in results.items()}
-
-
-def _numbers(result: Array) -> np.ndarray:
-    """Convert an output to this CPU, keeping integers, else in float32 or float64."""
-    values = result if isinstance(result, np.ndarray) else result.numpy()
-    return values if values.dtype.kind in "iub" else numbers(values)
+        return {name: numbers(x) for name, x in results.items()}
 
 
 def _garbage(output: np.ndarray) -> np.ndarray:

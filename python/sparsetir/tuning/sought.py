@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeAlias
 
+import numpy as np
 from tvm.target import Target
 
 from sparsetir.planning.plan import requested
@@ -54,7 +55,9 @@ def of_operator(
     # Its plain program with arguments; plans look records up by the operator's own key.
     template = wanted.template(default)
     program = template.program(wanted.problem)
-    arguments = bound_arguments(program, wanted.arguments())
+    known = {**wanted.pattern.arguments(), **wanted.sizes}
+    known = {n: known[n] for p in program.params if (n := str(p.name)) in known}
+    arguments = bound_arguments(program, known, rng=np.random.default_rng(0))
     schedule = ScheduleRef.of(template.apply)
     task = ProgramTask(program, arguments, schedule, wanted.target, wanted.threads)
     return TunedPlan(task, key, [], default, request=request), space, [default]
