@@ -16,7 +16,6 @@ from sparsetir.planning.request import (
     Request,
     adopted_matrix,
     check_counts,
-    default_threads,
     features_of,
     idtype_for,
     message,
@@ -30,7 +29,6 @@ from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.names import SOFTMAX
-from sparsetir.schedules.operators.problems import CsrPattern, Problem
 from sparsetir.schedules.operators.registry import ALONG
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import RGMS, Rgms
@@ -72,21 +70,6 @@ class AlongEdges(Request):
 
     def on_gpu(self) -> list[Config]:
         return [self.chosen()]
-
-
-def of_edges(
-    matrix: CsrPattern,
-    problem: Problem,
-    features: tuple[int, ...],
-    sizes: Mapping[str, int | float],
-    target: Target,
-) -> Request:
-    """The request for a kernel on the caller's own arrays, which are known to fit.
-
-    features, sizes : see :class:`Request`
-    """
-    named = ALONG["messages"], "messages"
-    return AlongEdges(*named, matrix, problem, features, sizes, {}, (), default_threads(), target)
 
 
 def edge_request(

@@ -44,7 +44,7 @@ from sparsetir.runtime.arrays import (
 from sparsetir.runtime.kernel import WRITTEN, Kernel
 from sparsetir.runtime.pipeline import Stages, kernel_of, lower_template
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.operators.problems import Problem
+from sparsetir.schedules.operators.problems import Problem, Stored
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.templates.registry import template_of
@@ -82,6 +82,12 @@ class Plan:
     feat: int
     config: Config
     chosen_by: str
+    launches: int = 1
+    compile_seconds: float = 0.0
+    needs_values: bool = False
+    arranges_values: bool = False
+    repeats: bool = False
+    _stored: Any = Stored()  # of plans that take CSR as it is
 
     def __init__(self, wanted: Request, config: Config, chosen_by: str = "user") -> None:
         self._settle(wanted, config, chosen_by)
@@ -128,18 +134,23 @@ class Plan:
         if not self._device.exist:
             raise RuntimeError(f"plan: argument 'target': there is no {kind} device")
 
-    def _settle(self, wanted: Request, config: Config, chosen_by: str) -> None:
-        """Set up everything that depends on the problem, the config, features and heads."""
+    def _name(self, wanted: Request, config: Any, chosen_by: str) -> None:
+        """Set what callers see."""
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
+
+    def _settle(self, wanted: Request, config: Config, chosen_by: str) -> None:
+        """Set up everything that depends on the problem, the config, features and heads."""
+        self._name(wanted, config, chosen_by)
         problem, target, gpu = wanted.problem, wanted.target, wanted.gpu
         self._set_device(wanted)
         self._template = wanted.template(config)
         self._tiles = config.tiles(wanted.feat)
         start = time.perf_counter()
         self.kernel: Kernel = compiled_by(config, problem, target)
-        self.compile_seconds: float = time.perf_counter() - start
-        self.launches: int = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
+        self.compile_seconds = time.perf_counter() - start
+        if gpu:
+            self.launches = count_launches(self.kernel.stages["II scheduled"])
         self._operands = tuple(name for name in wanted.shapes if name not in ("a", "out"))
         self._bytes = itemsize(problem.dtype)
         self._values_dtype = getattr(problem, "values", None) or problem.dtype
@@ -162,7 +173,7 @@ class Plan:
         start = time.perf_counter()
         arranged = self._template.arrange(wanted.pattern, self.problem, config)
         self._stored = arranged.stored
-        self.arranges_values: bool = not self._stored.keeps_order
+        self.arranges_values = not self._stored.keeps_order
         self._shapes = wanted.shapes
         self._out_shape = self._shapes["out"]
         self._nothing = 0 in self._out_shape
@@ -174,7 +185,7 @@ class Plan:
         self._for_values: Callable[[], Plan] | None = None
         if self._unpacked != config:  # made on first use
             self._for_values = cache(lambda: Plan(wanted, self._unpacked, self.chosen_by))
-        self.needs_values: bool = "a" in self._shapes and values is None
+        self.needs_values = "a" in self._shapes and values is None
         sizes = {**wanted.sizes, "tiles": self._tiles}
         computed = arranged.computed(signature.func, sizes)
         self._computed = computed if signature.of_values else {}
@@ -200,7 +211,7 @@ class Plan:
         self._values_at = self._place_of_values() if direct else -1
         fixed = "a" not in self._shapes or self._values_at >= 0
         # Values that are arranged have no position.
-        self.repeats: bool = direct and not self._nothing and fixed and self._for_values is None
+        self.repeats = direct and not self._nothing and fixed and self._for_values is None
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
             copy = empty(self._shapes["a"], self._values_dtype)  # as the pattern is one

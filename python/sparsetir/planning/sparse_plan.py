@@ -61,10 +61,7 @@ class SparsePlan(Plan):
 
     def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
         wanted.template(config)  # raises for other configs
-        self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
-        self.config, self.chosen_by = config, chosen_by
-        self.launches, self.needs_values, self.arranges_values = 1, False, False
-        self.repeats, self.compile_seconds = False, 0.0
+        self._name(wanted, config, chosen_by)
 
     def _bind(self, wanted: Request) -> None:
         start, problem, config = time.perf_counter(), wanted.problem, self.config
@@ -188,11 +185,6 @@ class SparsePlan(Plan):
         target = self._wanted.target
         on = None if target is host_target() else target
         return kernel_of(*self.problem.made_by(gathered), target=on)
-
-    @property
-    def padding(self) -> float:
-        """Always 0, as matrices are in CSR."""
-        return 0.0
 
     @property
     def pattern(self) -> Pattern:
@@ -443,10 +435,8 @@ class RowTablesPlan(Plan):
     def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
         wanted.template(config)  # raises for other configs
         self._set_device(wanted)
-        self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
-        self.config, self.chosen_by = config, chosen_by
-        self.needs_values, self.arranges_values, self.repeats = True, False, False
-        self.compile_seconds = 0.0
+        self._name(wanted, config, chosen_by)
+        self.needs_values = True
 
     def _bind(self, wanted: Request) -> None:
         start, each = time.perf_counter(), [csr(x) for x in wanted.matrix.each]
@@ -523,11 +513,6 @@ class RowTablesPlan(Plan):
         kernel = compiled((RowTables, size, *how), self._target, stages)
         self.compile_seconds += time.perf_counter() - start
         return kernel
-
-    @property
-    def padding(self) -> float:
-        """Always 0, as matrices are in CSR."""
-        return 0.0
 
     def __call__(self, *values: Any, out: Any = None) -> Any:
         """Compute the result's values from those of both matrices.

@@ -88,16 +88,17 @@ class RemoteDevice:
         self._session: Any = None
         self._uploads = 0
         self._tracker()
-        # The reference of the last measurement.
-        self._beside: tuple[Config, Library] | None = None
+        self._beside: tuple[Reference, Library] | None = None
 
     def begin(self, time_limit: float, reference: Reference | None = None) -> None:
         """Compile the reference and wait for the device.
 
         Raises RemoteError if it is missing.
         """
-        if reference is not None and (self._beside is None or self._beside[0] != reference.config):
-            self._beside = reference.config, compiled(self.case, reference.config)
+        kept, self._beside = self._beside, None
+        if reference is not None:
+            same = kept is not None and kept[0].config == reference.config
+            self._beside = reference, kept[1] if same else compiled(self.case, reference.config)
         tracker = self._tracker()
         try:
             self._session = tracker.request(
@@ -108,10 +109,8 @@ class RemoteDevice:
         finally:
             tracker.close()
 
-    def measure(
-        self, config: Config, best: float | None, reference: Reference | None = None
-    ) -> Outcome:
-        """Check and time a config; reference : the same as for :meth:`begin`."""
+    def measure(self, config: Config, best: float | None) -> Outcome:
+        """Check and time a config, in turns with the reference if there is one."""
         case, made = self.case, compiled(self.case, config)
         about = made.about
         try:
@@ -122,8 +121,9 @@ class RemoteDevice:
             if wrong:
                 return Outcome("wrong", message=wrong, **about)
             timers, seconds = [self._timer(module, arguments)], None
-            if reference is not None and self._beside is not None:
-                beside, seconds = self._beside[1], reference.seconds
+            if self._beside is not None:
+                reference, beside = self._beside
+                seconds = reference.seconds
                 timers.append(self._timer(self._uploaded(beside), self._arguments(beside)[0]))
             return replace(_timed(timers, best, seconds), **about)
         except Exception as error:

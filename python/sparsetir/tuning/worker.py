@@ -43,21 +43,21 @@ class Local:
         target = resolve_target(case.target)
         self.device = tvm.runtime.device(target.kind.name, 0) if is_gpu(target) else None
         self._compile_seconds: dict[int, float] = {}
-        # The reference of the last measurement, and its calls.
-        self._beside: tuple[Config, Callable[[], None]] | None = None
+        # The reference, and its calls.
+        self._beside: tuple[Reference, Callable[[], None]] | None = None
 
     def begin(self, time_limit: float, reference: Reference | None = None) -> None:
         """Prepare the reference."""
-        if reference is not None and (self._beside is None or self._beside[0] != reference.config):
-            self._beside = None
+        kept, self._beside = self._beside, None
+        if reference is not None and kept is not None and kept[0].config == reference.config:
+            self._beside = reference, kept[1]
+        elif reference is not None:
             prepared = self.case.prepared(reference.config, self.device)
-            self._beside = reference.config, prepared.call
+            self._beside = reference, prepared.call
             self.release()
 
-    def measure(
-        self, config: Config, best: float | None, reference: Reference | None = None
-    ) -> Outcome:
-        """Check and time a config; reference : the same as for :meth:`begin`."""
+    def measure(self, config: Config, best: float | None) -> Outcome:
+        """Check and time a config, in turns with the reference if there is one."""
         prepared = self.case.prepared(config, self.device)
         about = prepared.about
         # For a kernel shared with an earlier config, report the original compile time.
@@ -71,9 +71,7 @@ class Local:
         wrong = prepared.wrong()
         if wrong:
             return Outcome("wrong", message=wrong, **about)
-        beside = None
-        if reference is not None and self._beside is not None:
-            beside = self._beside[1], reference.seconds
+        beside = self._beside and (self._beside[1], self._beside[0].seconds)
         return replace(timed(prepared.call, finish, best, beside), **about)
 
     def release(self) -> None:
@@ -100,16 +98,14 @@ class Tuner:
         if not isinstance(case, Case):
             case = (SparseCase if case.operator.on == "matrices" else OperatorCase)(case)
         self._device = Local(case) if remote is None else RemoteDevice(remote, case)
-        self._reference: Reference | None = None
 
     def begin(self, time_limit: float, reference: dict[str, Any] | None) -> dict[str, object]:
         """Prepare the reference and the device for a candidate."""
-        self._reference = None
+        beside = None
         if reference is not None:
-            config = configs.from_data(reference["config"])
-            self._reference = Reference(config, reference["seconds"])
+            beside = Reference(configs.from_data(reference["config"]), reference["seconds"])
         try:
-            self._device.begin(time_limit, self._reference)
+            self._device.begin(time_limit, beside)
         except RemoteError as error:
             return {"failed": str(error)}
         except Exception as error:  # though the reference worked before
@@ -122,7 +118,7 @@ class Tuner:
         """Measure a config and return the fields of its Outcome."""
         try:
             limit_memory(memory_limit)
-            outcome = self._device.measure(configs.from_data(config), best, self._reference)
+            outcome = self._device.measure(configs.from_data(config), best)
             return asdict(outcome)
         except Exception as error:  # any error of a candidate is its outcome
             state = "out of memory" if is_of_memory(repr(error)) else "failed"
