@@ -97,8 +97,9 @@ class RemoteDevice:
         """
         kept, self._beside = self._beside, None
         if reference is not None:
-            same = kept is not None and kept[0].config == reference.config
-            self._beside = reference, kept[1] if same else compiled(self.case, reference.config)
+            same = kept if kept is not None and kept[0].config == reference.config else None
+            made = compiled(self.case, reference.config) if same is None else same[1]
+            self._beside = reference, made
         tracker = self._tracker()
         try:
             self._session = tracker.request(

@@ -19,6 +19,7 @@ import psutil
 import tvm
 
 from sparsetir.extras import allow_torch
+from sparsetir.planning.request import Request
 from sparsetir.records.task import Config, Outcome, Reference
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search import configs
@@ -95,8 +96,11 @@ class Tuner:
         except ValueError as error:
             expected = f"modules that register what is tuned when they are imported ({error})"
             raise wrong("tune", "modules", expected, ", ".join(modules) or "none") from error
-        if not isinstance(case, Case):
-            case = (SparseCase if case.operator.on == "matrices" else OperatorCase)(case)
+        if isinstance(case, Request):
+            make: Any = SparseCase if case.operator.on == "matrices" else OperatorCase
+            case = make(case)
+        else:
+            _ = case.results  # computed before the time limit of a candidate begins
         self._device = Local(case) if remote is None else RemoteDevice(remote, case)
 
     def begin(self, time_limit: float, reference: dict[str, Any] | None) -> dict[str, object]:
