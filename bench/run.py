@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import plots
 from bench.harness import finish, refuse_bad
-from bench.peers.cases import save
+from bench.peers.cases import Case, make, save
 from bench.peers.gpu import Gpu
 from bench.peers.libraries import BEFORE, FLOAT32, OURS, PEERS
 from bench.peers.turns import Worker, compare
@@ -22,7 +22,6 @@ from bench.summary import show, summarise
 from bench.timing import progress
 from sparsetir.machine import this_machine
 from sparsetir.schedules.operators.registry import OPERATORS
-from sparsetir.tuning.case import Case, Reference, make
 
 FEATURES = (32, 128, 512)
 ROUNDS, SECONDS = 9, 0.015
@@ -106,7 +105,7 @@ class Processes:
     def measured(self, case: Case) -> Iterator[dict[str, Any]]:
         """A cell for each number of threads."""
         save(case, self.folder)
-        reference = Reference(case)
+        reference = case.check()
         for threads, workers in self.workers.items():
             # Beside kernels of half precision, the same in float32.
             workers = [w for w in workers if w.name != FLOAT32 or case.dtype != "float32"]

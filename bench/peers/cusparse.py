@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sparsetir.tuning.case import Case
+from bench.peers.cases import Case
 
 NOT_TRANSPOSED, TRANSPOSED = 0, 1
 INT32, ZERO_BASED = 2, 0

@@ -16,14 +16,13 @@ import numpy as np
 
 import sparsetir
 from bench.harness import cuda
-from bench.peers.cases import rows_of
+from bench.peers.cases import Case, rows_of
 from bench.peers.cusparse import CuSparse
 from bench.peers.gpu_clock import Clock, take_turns
 from bench.peers.libraries import OURS
 from bench.peers.ours import describe
 from bench.peers.turns import Outcome
 from sparsetir.schedules.operators.registry import OPERATORS
-from sparsetir.tuning.case import Case, Reference
 from sparsetir.tuning.serving import one_line
 
 COPIES, ROUNDS, CALLS = 3, 5, 20
@@ -69,7 +68,7 @@ class Gpu:
 
     def measured(self, case: Case) -> list[dict[str, Any]]:
         """A cell, as of :func:`bench.peers.turns.compare`."""
-        reference, tensors = Reference(case), self._tensors(case)
+        reference, tensors = case.check(), self._tensors(case)
         out, ways = Outcome(), dict[tuple[str, str], Call]()
         makers = {
             OURS: self._ours, "cusparse": self._cusparse, "torch": self._torch,

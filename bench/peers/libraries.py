@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from bench.peers import mkl
-from bench.peers.cases import rows_of
+from bench.peers.cases import Case, rows_of
 from sparsetir.schedules.operators.names import OPS
 from sparsetir.schedules.operators.operands import CHUNK, gathered
 from sparsetir.schedules.operators.registry import OPERATORS
-from sparsetir.tuning.case import Case, aligned
+from sparsetir.tuning.case import aligned
 from sparsetir.tuning.serving import Missing
 
 Calls = dict[str, Callable[[], Any]]

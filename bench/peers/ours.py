@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.cases import Case
 from bench.peers.libraries import Calls, Peer, output
 from sparsetir.planning.plan import plan
 from sparsetir.schedules.search.configs import to_data
-from sparsetir.tuning.case import Case, array, numbers
+from sparsetir.tuning.case import array, numbers
 
 
 class Ours(Peer):

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.cases import Case
 from bench.peers.libraries import BEFORE, OURS
 from bench.timing import of_turns, rotated
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.tuning.case import Case, Reference
+from sparsetir.schedules.operators.operands import Check
 from sparsetir.tuning.process import THREADS, Ended, Process
 
 LEAST = 3  # calls in a turn
@@ -134,12 +135,7 @@ class Times:
 
 
 def compare(
-    case: Case,
-    workers: list[Worker],
-    folder: Path,
-    rounds: int,
-    seconds: float,
-    reference: Reference,
+    case: Case, workers: list[Worker], folder: Path, rounds: int, seconds: float, reference: Check
 ) -> dict[str, Any]:
     """Times of all workers on a case.
 

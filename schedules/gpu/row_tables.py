@@ -40,11 +40,6 @@ BLOCK = 128  # threads
 class RowTables(Config):
     """A product whose pattern the GPU finds, or a mask has, by a hash table for each row."""
 
-    def tiles(self, feat: int) -> int:
-        """The number of tiles: one, as there are no features."""
-        del feat
-        return 1
-
 
 register(Template(RowTables, SparseResult, program, refuse, gpu=True))
 

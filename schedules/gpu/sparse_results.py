@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import Config, expect, number
+from sparsetir.schedules.operators.problems import memoized
 from sparsetir.schedules.operators.sparse_results import SparseResult
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 from sparsetir.schedules.template import Template, register
-from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
 
@@ -27,17 +27,6 @@ class ElementThreads(Config):
 
     block: int = number(128, most=1024, power=True)
 
-    def tiles(self, feat: int) -> int:
-        """The number of tiles: one, as there are no features."""
-        del feat
-        return 1
-
-
-def program(problem: SparseResult, config: ElementThreads) -> SparseFunc:
-    """The program of the values."""
-    del config
-    return problem.values_program()
-
 
 def apply(sch: Schedule, config: ElementThreads) -> None:
     """Divide the elements among threads."""
@@ -48,6 +37,7 @@ def apply(sch: Schedule, config: ElementThreads) -> None:
         run_in_parallel(stage_two, threads, "threadIdx.x")
 
 
+program = memoized(SparseResult.values_program)
 register(Template(ElementThreads, SparseResult, program, apply, gpu=True))
 
 
@@ -65,17 +55,6 @@ class TermLanes(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self, "block", self.block >= self.lanes, f"at least lanes = {self.lanes}")
-
-    def tiles(self, feat: int) -> int:
-        """The number of tiles: one, as there are no features."""
-        del feat
-        return 1
-
-
-def terms_program(problem: SparseResult, config: TermLanes) -> SparseFunc:
-    """The program of the terms."""
-    del config
-    return problem.terms_program()
 
 
 def share_terms(sch: Schedule, config: TermLanes) -> None:
@@ -101,4 +80,6 @@ def share_terms(sch: Schedule, config: TermLanes) -> None:
         sch.parallelize(inner, "thread", race=f"group({config.lanes})")
 
 
-register(Template(TermLanes, SparseResult, terms_program, share_terms, gpu=True))
+register(
+    Template(TermLanes, SparseResult, memoized(SparseResult.terms_program), share_terms, gpu=True)
+)

@@ -44,7 +44,7 @@ from sparsetir.schedules.gpu.features import (
 )
 from sparsetir.schedules.gpu.passes.row_loops import skip_if_empty, unroll_with_remainder
 from sparsetir.schedules.gpu.spmm import RowSplit
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, InOrder, Spmm, accumulator
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, Stored, accumulator
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
@@ -245,7 +245,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
 def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged:
     """CSR as it is."""
     del problem
-    return Arranged(InOrder(matrix, not config.packed), matrix.arguments())
+    return Arranged(Stored(keeps_order=not config.packed), matrix.arguments())
 
 
 def choices(search: Asked) -> Tried | None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.operands import Fitted, Operator, register
+from sparsetir.schedules.operators.operands import Operator, register
 from sparsetir.schedules.operators.problems import Problem, greater, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -111,15 +111,16 @@ def program(problem: EdgeAttention) -> SparseFunc:
 
 
 def fit(
-    dtype: str, idtype: str, heads: int, feat: int, *, feat_in: int | None = None,
-    scale: float | None = None,
-) -> Fitted:  # fmt: skip
+    heads: int, feat: int, *, feat_in: int | None = None, scale: float | None = None
+) -> dict[str, Any]:
     """The kernel of a call; feat_in : of queries and keys, by default those of values."""
     of_keys = feat_in or feat
     scale = 1 / math.sqrt(of_keys) if scale is None else float(scale)
-    numbers = {"heads": heads, "feat": of_keys, "width": feat, "scale": scale}
-    problem, arguments = EdgeAttention(dtype, idtype), ("q", "k", "v", "out")
-    return Fitted(problem, (of_keys, feat), numbers, arguments, {"i": of_keys})
+    return {
+        "problem": EdgeAttention(), "features": (of_keys, feat), "callers": {"i": of_keys},
+        "sizes": {"heads": heads, "feat": of_keys, "width": feat, "scale": scale},
+        "there": ("q", "k", "v", "out"),
+    }  # fmt: skip
 
 
 ATTENTION = register(
@@ -127,6 +128,6 @@ ATTENTION = register(
         "attention", EdgeAttention, "attention over the elements of each row",
         {"q": "mhi", "k": "nhi", "v": "nhk", "out": "mhk"}, False, None, reductions=(),
         program=program, on="edges", options=("heads", "feat_in", "scale"), fit=fit,
-        scratch={"scores": "he"},
+        scratch=("scores",),
     )
 )  # fmt: skip

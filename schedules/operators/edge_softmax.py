@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.names import SOFTMAX
-from sparsetir.schedules.operators.operands import Fitted, Operator, register
+from sparsetir.schedules.operators.operands import Operator, register
 from sparsetir.schedules.operators.problems import Problem, greater, memoized, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -96,9 +97,9 @@ def program(problem: EdgeSoftmax) -> SparseFunc:
     return with_parameters(edge_softmax, {"g": not backward})
 
 
-def _fit(dtype: str, idtype: str, heads: int, feat: int) -> Fitted:
-    numbers = {"batch": 1, "heads": heads}
-    return Fitted(EdgeSoftmax(dtype, idtype), (heads,), numbers, ("x", "out"))
+def _fit(heads: int, feat: int) -> dict[str, Any]:
+    sizes = {"batch": 1, "heads": heads}
+    return {"problem": EdgeSoftmax(), "features": (heads,), "sizes": sizes, "there": ("x", "out")}
 
 
 for _name in SOFTMAX:

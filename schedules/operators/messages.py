@@ -18,7 +18,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.reductions import EXTREMA, REDUCERS, REDUCTIONS
 from sparsetir.schedules.arguments import expect, expect_one_of
-from sparsetir.schedules.operators.operands import Fitted, Operator, register
+from sparsetir.schedules.operators.operands import Operator, register
 from sparsetir.schedules.operators.problems import Problem, memoized, reduced, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
@@ -188,9 +188,8 @@ def program(problem: Messages) -> SparseFunc:
 
 
 def fit(
-    dtype: str, idtype: str, heads: int, feat: int, *, kind: str, reduce: str,
-    edge_feat: int | None = None,
-) -> Fitted:  # fmt: skip
+    heads: int, feat: int, *, kind: str, reduce: str, edge_feat: int | None = None
+) -> dict[str, Any]:
     """The kernel of a call on u (n, heads, feat) and e (nnz, heads, edge_feat).
 
     kind : one of OPS
@@ -204,9 +203,10 @@ def fit(
     u, e = "" if kind == "copy_e" else h + f, h + f * (per_edge and not same)
     edge = "e" if per_edge else "a"
     read = {"copy_u": ("u",), "copy_e": (edge,)}.get(kind, ("u", edge))
-    problem = Messages(kind, reduce, u, e, dtype, idtype)
-    sizes = {"f": edge_feat or feat}
-    return Fitted(problem, (both,), {"heads": kernel_heads, "feat": both}, (*read, "out"), sizes)
+    return {
+        "problem": Messages(kind, reduce, u, e), "features": (both,), "there": (*read, "out"),
+        "sizes": {"heads": kernel_heads, "feat": both}, "callers": {"f": edge_feat or feat},
+    }  # fmt: skip
 
 
 MESSAGES = register(

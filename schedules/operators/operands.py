@@ -7,8 +7,8 @@ numbers that the dtype has. So a result can be checked whatever NumPy knows of t
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -57,22 +57,6 @@ class OfProgram(Problem):
         return program(self)
 
 
-class Fitted(NamedTuple):
-    """An operator along edges for numbers of heads and features.
-
-    features : that configs are chosen for, those of the result last
-    numbers : beside those of the pattern, by parameter; sizes are integers
-    there : names of operands, "a" for values of the matrix
-    sizes : of letters of dimensions that the operator alone has
-    """
-
-    problem: Problem
-    features: tuple[int, ...]
-    numbers: Mapping[str, int | float]
-    there: tuple[str, ...]
-    sizes: Mapping[str, int] = {}
-
-
 @dataclass(frozen=True)
 class Operator:
     """An operator on patterns.
@@ -98,10 +82,11 @@ class Operator:
         several matrices ("matrices"): how a plan takes its pattern, and chooses configs
     options : of `sparsetir.plan`, that it has
     function : of `sparsetir.ops` that does the same, by default that of its name
-    fit : of an operator on edges, what :class:`Fitted` says for (dtype, idtype, heads, feat), and
-        its own options by name
+    fit : of an operator on edges, fields of :class:`sparsetir.planning.request.Request` for (heads,
+        feat), and its own options by name: problem, features, sizes, there, and of `callers` sizes
+        of letters that it alone has. The problem has its default types
     dtypes : of the result
-    scratch : dims of arrays in the accumulator's type that a kernel has for its own use
+    scratch : names of arrays in the accumulator's type that a kernel has for its own use
     """
 
     name: str
@@ -117,9 +102,9 @@ class Operator:
     on: str = "matrix"
     options: tuple[str, ...] = ("reduce", "heads", "format", "out_dtype")
     function: str = ""
-    fit: Callable[..., Fitted] | None = None
+    fit: Callable[..., dict[str, Any]] | None = None
     dtypes: tuple[str, ...] = DTYPES
-    scratch: Mapping[str, str] = field(default_factory=dict)
+    scratch: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -302,8 +287,13 @@ class Check:
             result = result @ self.direction
         # NaN compares as wrong.
         right = np.abs(result - self.exact) <= self.tolerance * (self.scale + LEAST_SCALE)
-        if right.all():
-            return None
-        place = [int(n) for n in np.unravel_index(int(right.argmin()), right.shape)]
-        text = f"{result[tuple(place)]:.6g}, not {self.exact[tuple(place)]:.6g}"
-        return f"{(~right).sum()} of {right.size} wrong, the first at {place}: {text}"
+        return first_wrong(right, result, self.exact)
+
+
+def first_wrong(right: np.ndarray, got: np.ndarray, want: np.ndarray) -> str | None:
+    """A text with the number of wrong elements and the first of them; None if all are right."""
+    if right.all():
+        return None
+    place = tuple(int(n) for n in np.unravel_index(int(right.argmin()), right.shape))
+    text = f"{got[place]:.6g}, not {want[place]:.6g}"
+    return f"{(~right).sum()} of {right.size} wrong, the first at {list(place)}: {text}"

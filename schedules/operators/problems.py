@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -69,69 +69,47 @@ class CsrPattern(_Csr):
         """Index arrays and masks of a format; do not write to them, the matrix may keep them."""
         return format.convert(self.coordinates, operand)
 
-    # What a ConvertedFormat says of itself:
-
-    padding: float = 0.0
-    keeps_order = True
-
     def arguments(self) -> dict[str, Any]:
         """Index arrays and sizes, by the names of the parameters of operators."""
         m, n = self.shape
         return {"indptr": self.indptr, "indices": self.indices, "m": m, "n": n, "nnz": self.nnz}
 
-    def values(self, /, **stored: Any) -> dict[str, Any]:
-        """Values as they are, by the parameters of operators: of buffer `A` the parameter `a`."""
-        return {name.lower(): array for name, array in stored.items()}
+
+def as_given(**stored: Any) -> dict[str, Any]:
+    """Values as they are, by the parameters of operators: of buffer `A` the parameter `a`."""
+    return {name.lower(): array for name, array in stored.items()}
 
 
-class Stored(Protocol):
-    """A matrix in a format: a CsrPattern, a ConvertedFormat, or a template's own storage."""
+@dataclass(frozen=True)
+class Stored:
+    """A matrix in CSR or a template's own storage, with the attributes of a ConvertedFormat.
+
+    values : gives the kernel's arrays of values by parameter, of (nnz,) values of buffers by name
+    keeps_order : whether kernels take values as they are, in the order of the matrix
+    unused : gives the share of the places that hold no element
+    """
+
+    values: Callable[..., Mapping[str, Any]] = as_given
+    keeps_order: bool = True
+    unused: Callable[[], float] = float
 
     @property
     def padding(self) -> float:
         """Share of the places that hold no element."""
-        ...
-
-    @property
-    def keeps_order(self) -> bool:
-        """Whether kernels take values as they are, in the order of the matrix."""
-        ...
-
-    def values(self, /, **stored: Any) -> Mapping[str, Any]:
-        """The kernel's arrays of values by parameter, of (nnz,) values of buffers by name."""
-        ...
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """CSR in a kernel's visit order, with the attributes of a ConvertedFormat.
-
-    keeps_order : whether it takes values as they are; else its schedule packs them
-    """
-
-    matrix: CsrPattern
-    keeps_order: bool
-
-    @property
-    def padding(self) -> float:
-        """The share of padding: none."""
-        return 0.0
-
-    def values(self, /, **stored: Any) -> Mapping[str, Any]:
-        """Values as they are."""
-        return self.matrix.values(**stored)
+        return self.unused()
 
 
 class Arranged(NamedTuple):
     """Arguments of a kernel that come from a matrix.
 
-    stored : the matrix in the format of the kernel, which is asked for arrays of values
+    stored : the matrix in the format of the kernel, which is asked for arrays of values: a
+        :class:`Stored` or a ConvertedFormat
     arguments : arrays and numbers that depend on the pattern alone, by parameter
     overrides : computed parameters that the config chooses, such as how many blocks of rows there
         are; those that a kernel does not have play no part
     """
 
-    stored: Stored
+    stored: Any
     arguments: Mapping[str, Any]
     overrides: Mapping[str, Any] = {}
 
@@ -145,7 +123,7 @@ class Arranged(NamedTuple):
 def in_csr(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
     """Arrange a matrix for templates whose kernels take CSR as it is, and leave no numbers open."""
     del problem, config
-    return Arranged(matrix, matrix.arguments())
+    return Arranged(Stored(), matrix.arguments())
 
 
 class Problem:

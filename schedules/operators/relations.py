@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsetir.formats import ConvertedFormat, Pattern
+from sparsetir.schedules.operators.problems import Stored
 
 WHO = "RelationPattern.of"
 
@@ -105,7 +105,8 @@ class RelationPattern(_Csf):
 
     def stored_in(self, converted: ConvertedFormat) -> Any:
         """A format of :attr:`coordinates`, which takes values in the order of the triples."""
-        return _OfTriples(converted, self)
+        by_order = lambda **s: converted.values(**{n: x[self.order] for n, x in s.items()})  # noqa: E731
+        return Stored(by_order, False, lambda: converted.padding)
 
     @cached_property
     def counts(self) -> np.ndarray:
@@ -113,17 +114,9 @@ class RelationPattern(_Csf):
         counts = np.diff(self.indptr).astype("int64")
         return np.repeat(counts, counts)
 
-    # What a ConvertedFormat says of itself:
-
-    padding: float = 0.0
-
-    @property
+    @cached_property
     def keeps_order(self) -> bool:
         """Whether the triples were in order, so that values are taken as they are."""
-        return self._were_in_order
-
-    @cached_property
-    def _were_in_order(self) -> bool:
         return bool(np.all(self.order[1:] > self.order[:-1]))
 
     def values(self, /, **stored: Any) -> dict[str, Any]:
@@ -139,22 +132,6 @@ class RelationPattern(_Csf):
             "indices": self.indices, "relations": relations, "m": m, "n": n,
             "nnz_rows": len(self.rows), "nnz": self.nnz,
         }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _OfTriples:
-    """A format of the elements of triples, which takes values in the order of these."""
-
-    converted: ConvertedFormat
-    triples: RelationPattern
-    keeps_order = False
-
-    @property
-    def padding(self) -> float:
-        return self.converted.padding
-
-    def values(self, /, **stored: Any) -> dict[str, Any]:
-        return self.converted.values(**{n: x[self.triples.order] for n, x in stored.items()})
 
 
 def _order(keys: list[np.ndarray], shape: tuple[int, int, int]) -> np.ndarray:

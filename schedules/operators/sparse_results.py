@@ -72,12 +72,17 @@ class SparseResult(Problem):
 
         gathered : see :func:`combined_program`
         """
+        program, *how = self.made_by(gathered)
+        return program(*how)
+
+    def made_by(self, gathered: bool = False) -> tuple[Any, ...]:
+        """The function that makes the program, and its arguments."""
         types = self.dtype, self.sums, self.idtype
         if self.how == KRON:
-            return kron_program(*types)
+            return kron_program, *types
         if self.is_product:
-            return product_program(self.how, *types)
-        return combined_program(self.how, self.count, gathered, *types)
+            return product_program, self.how, *types
+        return combined_program, self.how, self.count, gathered, *types
 
     def terms_program(self, idtype: str | None = None, visited: bool = False) -> SparseFunc:
         """The values of a product whose terms are listed, which is trusted.

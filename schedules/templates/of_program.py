@@ -18,7 +18,7 @@ from sparsetir.schedules.operators import (
     sddmm,
 )
 from sparsetir.schedules.operators.operands import OPERATORS, OfProgram
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm, Stored
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.schedules.template import TEMPLATES, Asked, Choices, Template, Tried, register
@@ -38,24 +38,13 @@ def arrange(matrix: CsrPattern, problem: OfProgram, config: Any) -> Arranged:
     arguments = matrix.arguments()
     if OPERATORS[problem.op].transposed:
         arguments |= {"m": arguments["n"], "n": arguments["m"]}
-    return Arranged(matrix, arguments)
-
-
-class OfEdges:
-    """Values of edges as kernels take them; what a ConvertedFormat says of itself."""
-
-    padding = 0.0
-    keeps_order = True
-
-    def values(self, /, **stored: Any) -> Mapping[str, Any]:
-        """Values as they are."""
-        return {"e": stored["A"]}
+    return Arranged(Stored(), arguments)
 
 
 def arrange_edges(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
     """CSR as it is, with values for each edge."""
     del problem, config
-    return Arranged(OfEdges(), matrix.arguments())
+    return Arranged(Stored(lambda A: {"e": A}), matrix.arguments())
 
 
 def default_of(

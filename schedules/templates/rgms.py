@@ -14,7 +14,7 @@ from typing import Any
 
 from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import choice, expect, is_power_of_two, number
-from sparsetir.schedules.operators.problems import Arranged, accumulator
+from sparsetir.schedules.operators.problems import Arranged, Stored, accumulator
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
@@ -250,7 +250,7 @@ def arrange(pattern: Pattern | RelationPattern, problem: Rgms, config: TiledRela
         relations_of = RelationPattern.of(relation, row, column, (relations, m, n), problem.idtype)
     else:
         relations_of = pattern
-    return Arranged(relations_of, relations_of.arguments())
+    return Arranged(Stored(relations_of.values, relations_of.keeps_order), relations_of.arguments())
 
 
 def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> dict[str, Any]:

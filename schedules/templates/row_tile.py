@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsetir.schedules.arguments import expect, number
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, InOrder, Spmm, summed
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, Stored, summed
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
@@ -281,7 +281,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowTile) -> Arranged:
     del problem
     blocks = max(1, min(config.blocks, -(-matrix.shape[0] // config.rows)))
     numbers = {"blocks": blocks, "parts": config.parts, "ahead": config.ahead}
-    stored = matrix if config.in_order else InOrder(matrix, not config.packed)
+    stored = Stored(keeps_order=config.in_order or not config.packed)
     return Arranged(stored, matrix.arguments(), numbers)
 
 

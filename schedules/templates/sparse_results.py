@@ -46,11 +46,6 @@ class Assembled(Config):
         expect(self, "dotted", not (self.dotted and self.listed), "False with 'listed'")
         expect(self, "levels", not self.kept or self.levels is None, "None with 'kept'")
 
-    def tiles(self, feat: int) -> int:
-        """The feature size of no features: None."""
-        del feat
-        return 1
-
 
 def program(problem: SparseResult, config: Assembled) -> SparseFunc:
     """The operator's program."""

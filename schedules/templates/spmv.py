@@ -8,9 +8,8 @@ a time; long rows are summed in vectors along themselves
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +18,9 @@ from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
     Spmm,
+    Stored,
     accumulator,
+    as_given,
     vector_lanes,
 )
 from sparsetir.schedules.operators.spmv import program
@@ -155,33 +156,16 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
         sch.rewrite(one_launch, [slices.iteration, long.iteration], race="ignore")
 
 
-@dataclass(frozen=True)
-class Slices:
-    """A matrix whose rows a kernel has in slices: what a ConvertedFormat says of itself."""
-
-    matrix: CsrPattern
-    config: SlicedRows
-
-    @property
-    def keeps_order(self) -> bool:
-        """Whether the values of the matrix are all that is taken."""
-        return not self.config.packed
-
-    @property
-    def padding(self) -> float:
-        """Share of the slots, and of the elements in no slot, that hold no element."""
-        indptr, lanes = self.matrix.indptr, self.config.lanes
-        how = {"lanes": lanes, "longest": self.config.long, "filled": _filled(self.config)}
-        order = row_order(indptr, window=self.config.window, **how)
-        rows = rows_of_slices(order, slice_count(indptr, **how), lanes)
-        lengths = indptr[rows + 1] - indptr[rows]
-        unused = int(slice_ptr(lengths, lanes)[-1]) * lanes - int(lengths.sum())
-        places = self.matrix.nnz + unused
-        return unused / places if places else 0.0
-
-    def values(self, /, **stored: Any) -> Mapping[str, Any]:
-        """Values as they are: those of the slots are made by the kernel's schedule."""
-        return self.matrix.values(**stored)
+def _padding(matrix: CsrPattern, config: SlicedRows) -> float:
+    """Share of the slots, and of the elements in no slot, that hold no element."""
+    indptr, lanes = matrix.indptr, config.lanes
+    how = {"lanes": lanes, "longest": config.long, "filled": _filled(config)}
+    order = row_order(indptr, window=config.window, **how)
+    rows = rows_of_slices(order, slice_count(indptr, **how), lanes)
+    lengths = indptr[rows + 1] - indptr[rows]
+    unused = int(slice_ptr(lengths, lanes)[-1]) * lanes - int(lengths.sum())
+    places = matrix.nnz + unused
+    return unused / places if places else 0.0
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
@@ -191,7 +175,8 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
     numbers = {"long": config.long, "window": config.window}
     if config.blocks > 1:
         numbers |= {"blocks": blocks, "long_blocks": blocks, "ahead": config.ahead // config.lanes}
-    return Arranged(Slices(matrix, config), matrix.arguments(), numbers)
+    stored = Stored(as_given, not config.packed, partial(_padding, matrix, config))
+    return Arranged(stored, matrix.arguments(), numbers)
 
 
 def _filled(config: SlicedRows) -> int:

@@ -16,7 +16,7 @@ from bench.__main__ import parser
 from bench.judge import judge
 from bench.judge import run as run_judge
 from bench.peers import libraries
-from bench.peers.cases import save
+from bench.peers.cases import make, save
 from bench.peers.turns import Failed, Times, Worker, compare
 from bench.problems import matrix_of
 from bench.run import thread_counts
@@ -24,7 +24,6 @@ from bench.summary import summarise
 from bench.synthetic import LAWS, generate
 from sparsetir.data.graphs import GraphError
 from sparsetir.schedules.operators.operands import rounded
-from sparsetir.tuning.case import Reference, make
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +80,7 @@ def test_a_wrong_peer_is_caught(tmp_path, op):
         Pretender("absent", {"way": "has no such thing"}),
         Pretender("broken", {"way": "ValueError: oh"}),
     ]
-    result = compare(it, workers, tmp_path, 8, 0.01, Reference(it))
+    result = compare(it, workers, tmp_path, 8, 0.01, it.check())
     assert list(result["peers"]) == ["good", "half"]
     good = result["peers"]["good"]
     assert (good["min"], good["median"]) == pytest.approx((1e-6, 1.05e-6))
@@ -110,13 +109,13 @@ def test_turns_that_others_disturbed_count_only_where_there_are_no_quiet_ones(tm
     it = case()
     worker = Pretender("noisy", {"way": exact_result(it)})
     worker.ask = lambda op, ask=worker.ask, **request: {**ask(op, **request), "switches": 1}
-    peers = compare(it, [worker], tmp_path, 5, 0.01, Reference(it))["peers"]
+    peers = compare(it, [worker], tmp_path, 5, 0.01, it.check())["peers"]
     assert (peers["noisy"]["turns"], peers["noisy"]["quiet"]) == (10, 0)
 
 
 def test_many_features_are_checked_by_a_projection():
     it = case(feat=128)
-    reference, right = Reference(it, most_exact=0), exact_result(it)
+    reference, right = it.check(most_exact=0), exact_result(it)
     assert reference.exact.shape == (40,) and reference.error(right) is None
     right[7, 100] += 0.1
     assert "the first at [7]" in reference.error(right)
@@ -128,8 +127,8 @@ def test_half_precision_has_its_own_tolerance(op):
     it = case(op, dtype="float16")
     assert all((x == x.astype("float16")).all() for x in (*it.operands, it.matrix.data))
     right = exact_result(it)
-    assert Reference(it).error(rounded(right, "float16")) is None
-    assert Reference(it).error(right * 1.05) is not None
+    assert it.check().error(rounded(right, "float16")) is None
+    assert it.check().error(right * 1.05) is not None
     values = rounded(np.float32([1 / 3, -1e20]), "bfloat16")
     assert (values.view("uint32") & 0xFFFF == 0).all()
 
@@ -142,13 +141,13 @@ def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
         with pytest.raises(Failed, match="AttributeError"):
             worker.ask("no_such_thing")
         save(it, tmp_path)
-        result = compare(it, [worker], tmp_path, 2, 0.001, Reference(it))
+        result = compare(it, [worker], tmp_path, 2, 0.001, it.check())
         assert result["peers"]["scipy"]["calls"] >= 6
         pid = worker._process.pid
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         assert state == "T"
         os.kill(pid, signal.SIGKILL)
-        result = compare(it, [worker], tmp_path, 2, 0.001, Reference(it))
+        result = compare(it, [worker], tmp_path, 2, 0.001, it.check())
         assert result["failed"] == {"scipy": "the process was ended by SIGKILL"}
         assert worker.ask("release") == {}
     finally:
@@ -169,7 +168,7 @@ def test_libraries_are_right_or_missing(library, op, dtype, reduce, heads):
     matrix = sp.csr_array((matrix.data - 0.5, *(x.astype("int32") for x in (
         matrix.indices, matrix.indptr))), shape=matrix.shape)  # fmt: skip
     case = make(op, matrix, 16, dtype, reduce, heads)
-    reference = Reference(case)
+    reference = case.check()
     try:
         peer = libraries.PEERS[library](1)
     except (ImportError, libraries.Missing) as error:

@@ -30,8 +30,9 @@ from sparsetir.data.graphs import load_relations
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.format import REGISTRY
 from sparsetir.machine import assume, macos
+from sparsetir.planning.plan import requested
 from sparsetir.records.record import Key, Record
-from sparsetir.records.task import Outcome, Task
+from sparsetir.records.task import Outcome
 from sparsetir.runtime.texts import WIDTH, readable
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search.configs import to_data
@@ -82,7 +83,7 @@ def found(interrupted=False, states=("ok", "ok", "wrong"), **options):
     def tune(op, matrix, feat, **options_given):
         calls.append((op, feat, options_given))
         matrix = SparseMatrix(matrix)
-        task = Task(op, matrix, feat, "float32", threads=1)
+        task = requested(op, matrix, feat, threads=1)
         configs = [RowTile(tile=16, lanes=n) for n in (16, 8, 4)]
         trials = []
         for number, (state, config) in enumerate(zip(states, configs, strict=False)):
@@ -90,7 +91,7 @@ def found(interrupted=False, states=("ok", "ok", "wrong"), **options):
             message = "" if state == "ok" else "1 of 3 wrong"
             outcome = Outcome(state, seconds, seconds, message, padding=0.0, bytes=100)
             trials.append(Trial(number, config, outcome, number + 1.0))
-        return Tuned(task, Key.of(task), trials, configs[0], interrupted=interrupted, **options)
+        return Tuned(task, task.key(), trials, configs[0], interrupted=interrupted, **options)
 
     tune.calls = calls
     return tune

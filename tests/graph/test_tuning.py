@@ -13,7 +13,6 @@ from sparsetir.graph.programs import Program
 from sparsetir.records import records as module
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
-from sparsetir.tuning.program_case import ProgramCase
 
 W = torch.rand(150)
 
@@ -40,7 +39,7 @@ def tuned(monkeypatch, report):
     call = graph.call([region.node for region in graph.found].index("index_add"))
     install(monkeypatch, lambda config: Outcome("ok", seconds=0.5 if config else 1.0))
     result = sparsetir.tune(call.function, call.arguments, trials=3, sampler="random")
-    prepared = ProgramCase(result.task).prepared(result.best.config)
+    prepared = result.task.prepared(result.best.config)
     prepared.call()
     assert result.config and prepared.wrong() is None
     return result

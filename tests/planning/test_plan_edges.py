@@ -17,13 +17,12 @@ from refusals import refusals
 from sparsetir import SparseMatrix, ops, plan_candidates
 from sparsetir.ops import message_kernels
 from sparsetir.planning.plan import requested
-from sparsetir.records.record import Key, Record
+from sparsetir.records.record import Record
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.row_tile import RowTile
-from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.sought import of_operator
 
 CLOSE = {"float32": 1e-5, "float64": 1e-12, "float16": 1e-2, "bfloat16": 8e-2}
@@ -297,8 +296,8 @@ def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monk
     assert sparsetir.plan(op, A, threads=1, **options).chosen_by == "default"
     task = of_operator(
         op, A, options.pop("feat", None), threads=2, target="llvm", device=None, **options
-    ).tuned.task
-    prepared = ProgramCase(task).prepared(best)
+    )[0].task
+    prepared = task.prepared(best)
     prepared.call()
     assert prepared.wrong() is None
 
@@ -339,7 +338,7 @@ def test_operators_of_torch_take_records(records, monkeypatch):
         return list(kernels), results
 
     def record(op, config, seconds=1e-3, **options):
-        key = Key.of(requested(op, A, **options).task())
+        key = requested(op, A, **options).key()
         records.add(Record(key, to_data(Choices(config)), seconds))
 
     before, plain = all_of_them()

@@ -23,7 +23,7 @@ from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.sparse_results import Assembled
-from sparsetir.tuning.sparse_case import SparseCase, SparseTask, exact_result
+from sparsetir.tuning.sparse_case import SparseCase, exact_result
 
 PRODUCTS = {"spgemm": "matmul", "inner": "inner"}
 
@@ -286,9 +286,9 @@ def test_workers_know_what_is_right() -> None:
         (("spgemm", a, a), {"semiring": "min_plus", "mask": mask}), (("add", a, a, mask), {}),
     ):  # fmt: skip
         request = sparsetir.planning.plan.requested(*operands, threads=1, **options)
-        task = pickle.loads(pickle.dumps(SparseTask(request)))
-        case = SparseCase(task)
-        assert task.identity() == SparseTask(request).identity() == case.task.identity()
+        sent = pickle.loads(pickle.dumps(request))
+        case = SparseCase(sent)
+        assert sent.key() == request.key() == case.request.key()
         prepared = case.prepared(request.chosen())
         prepared.call()
         assert prepared.wrong() is None
@@ -307,7 +307,7 @@ def test_workers_know_integers(dtype: str) -> None:
     ops = {"spgemm": {"semiring": "min_plus", "mask": mask}, "add": {}, "sub": {}}
     for op, options in list(ops.items())[: 2 if dtype == "bool" else 3]:
         request = sparsetir.planning.plan.requested(op, a, a, threads=1, **options)
-        case = SparseCase(SparseTask(request))
+        case = SparseCase(request)
         prepared = case.prepared(request.chosen())
         prepared.call()
         assert prepared.wrong() is None and case.expected.values.any()
@@ -318,7 +318,7 @@ def test_workers_know_results_of_nothing_and_of_much(op: str, stored: int) -> No
     """Results keep what SciPy drops of the products of nearly full blocks."""
     a = SparseMatrix(np.divmod(np.arange(stored), 4), (4, 4))
     request = sparsetir.planning.plan.requested(op, a, a, threads=1)
-    assert SparseCase(SparseTask(request)).prepared(request.chosen()).wrong() is None
+    assert SparseCase(request).prepared(request.chosen()).wrong() is None
 
 
 @pytest.mark.parametrize("semiring", ["", *SEMIRINGS])

@@ -15,7 +15,6 @@ from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.program_case import ProgramCase
 from spmm_gpu_common import GPU
 
 ORDER = {"recipe": "order_by_column_parts", "indices": "$indices", "n": "$n", "parts": "$parts"}
@@ -170,7 +169,7 @@ def test_a_kernel_for_gpus(built: Any) -> None:
 
 def test_a_tuned_program() -> None:
     args, func = arguments(), program()
-    case = ProgramCase(ProgramTask(func, bound_arguments(func, args)))
+    case = ProgramTask(func, bound_arguments(func, args))
     prepared = case.prepared(Choices())
     prepared.call()
     assert prepared.wrong() is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, Stored
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import row_tile
@@ -81,15 +81,8 @@ def _hang(config: Hanging, arranged: Arranged) -> Arranged:
         pass
 
 
-class _OneMore(CsrPattern):
-    """A pattern whose values are each one more than they were."""
-
-    def values(self, /, **stored: Any) -> dict[str, Any]:
-        return {"a": stored["A"] + 1}
-
-
 def _wrong(config: Wrong, arranged: Arranged) -> Arranged:
-    return arranged._replace(stored=_OneMore(*arranged.stored))
+    return arranged._replace(stored=Stored(lambda A: {"a": A + 1}))
 
 
 def _unwritten(config: Unwritten, arranged: Arranged) -> Arranged:

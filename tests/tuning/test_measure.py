@@ -20,13 +20,15 @@ from refusals import refuse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.machine import assume, real_machine
-from sparsetir.records.task import Outcome, Reference, Task
+from sparsetir.planning.plan import requested
+from sparsetir.planning.request import Request
+from sparsetir.records.task import Outcome, Reference
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.tuning import process as processes
 from sparsetir.tuning import serving
 from sparsetir.tuning.case import OperatorCase
 from sparsetir.tuning.measure import Measurer, cores_for
-from sparsetir.tuning.timing import Yardstick, timed
+from sparsetir.tuning.timing import timed
 from sparsetir.tuning.worker import Local
 from tuning import faulty_templates as faulty
 
@@ -44,13 +46,9 @@ MEGABYTE = 2**20
 FEAT = 32
 
 
-def task(op: str = "spmm", feat: int = FEAT, dtype: str = "float32", **options) -> Task:
+def task(op: str = "spmm", feat: int = FEAT, dtype: str = "float32", **options) -> Request:
     a = sp.random_array((300, 200), density=0.05, format="csr", dtype="float32", rng=0)
-    return Task(op, SparseMatrix(a), feat, dtype, **options)
-
-
-def default(of_task: Task):
-    return sparsetir.plan_candidates(of_task.op, of_task.matrix, of_task.feat, **of_task.options)[0]
+    return requested(op, SparseMatrix(a), feat, dtype=dtype, threads=1, **options)
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +223,10 @@ def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
 import sys; {WITHOUT_TORCH}
 import numpy as np, scipy.sparse as sp
 from sparsetir.tuning.measure import Measurer
-from sparsetir.records.task import Task
+from sparsetir.planning.plan import requested
 from tuning import faulty_templates as faulty
 matrix = sparsetir.SparseMatrix(sp.eye_array(20, format="csr", dtype="float32"))
-measurer = Measurer(Task("spmm", matrix, {FEAT}, "float32"), modules={MODULES})
+measurer = Measurer(requested("spmm", matrix, {FEAT}), modules={MODULES})
 assert measurer.measure(faulty.RIGHT).state == "ok"
 print(measurer._process.pid, measurer._folder.name, flush=True)
 measurer.measure(faulty.Hanging())
@@ -358,7 +356,7 @@ def test_a_machine_that_is_slower_for_a_while_does_not_count(monkeypatch, second
 
     monkeypatch.setattr(time, "sleep", slower)
     clock.seconds = 1.65 * seconds
-    yardstick = Yardstick(lambda: (clock.call(), clock.call()) and None, seconds=3e-3)
+    yardstick = (lambda: (clock.call(), clock.call()) and None), 3e-3
     outcome = timed(clock.call, None, None, yardstick)
     assert outcome.seconds == pytest.approx(1.5e-3) == outcome.median
     assert outcome.extra["measured"] >= 0.99 * seconds
@@ -404,7 +402,7 @@ def test_every_operator_is_checked(op: str, dtype: str, options) -> None:
     """The classes of a worker, in this process."""
     of_task = task(op, 1 if op == "spmv" else FEAT, dtype, **options)
     device = Local(OperatorCase(of_task))
-    outcome = device.measure(default(of_task), None)
+    outcome = device.measure(of_task.chosen(), None)
     assert outcome.state == "ok" and outcome.bytes > 0
     device.case.check.exact[-1] += 1
-    assert device.measure(default(of_task), None).state == "wrong"
+    assert device.measure(of_task.chosen(), None).state == "wrong"

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ from small import small
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import format
-from sparsetir.records.record import Key
+from sparsetir.planning.plan import requested
 from sparsetir.records.records import Records
-from sparsetir.records.task import Outcome, Task
+from sparsetir.records.task import Outcome
 from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.search.configs import from_data, to_data
@@ -35,7 +36,6 @@ from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import search
 from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.report import short, table, write_report
 from sparsetir.tuning.schedule_ref import ScheduleRef, load_file, load_module
 from sparsetir.tuning.search import tune
@@ -178,35 +178,35 @@ def test_a_search_measures_a_users_schedule(monkeypatch, tmp_path):
 
 
 def test_a_wrong_kernel_is_seen():
-    case = ProgramCase(task())
+    case = task()
     right = case.prepared(Choices())
     right.call()
     assert right.wrong() is None
-    case.expected["c"][2, 1] += 1
+    case.results[1]["c"][2, 1] += 1
     assert right.wrong().startswith("'c': 1 of 91 wrong, the first at [2, 1]: ")
 
 
 def test_an_output_that_is_not_written_is_wrong():
-    case = ProgramCase(task())
-    assert np.isnan(case.start["c"]).all()
-    assert "91 of 91 wrong" in case.error({"c": case.start["c"]})
+    case = task()
+    assert np.isnan(case.results[0]["c"]).all()
+    assert "91 of 91 wrong" in case.error({"c": case.results[0]["c"]})
 
 
 @pytest.mark.parametrize("limit", [0, 10**6])
 def test_the_interpreter_and_the_default_kernel_say_the_same(monkeypatch, limit):
-    monkeypatch.setattr("sparsetir.tuning.program_case.INTERPRETED", limit)
-    case = ProgramCase(task())
-    assert (case._reference is None) == (limit > 0)
+    monkeypatch.setattr("sparsetir.tuning.program.INTERPRETED", limit)
+    case = task()
+    assert (case.by_kernel is None) == (limit > 0)
     want = PROGRAMS["spmm"].oracle(dict(task().arguments))["c"]
-    np.testing.assert_allclose(case.expected["c"], want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(case.results[1]["c"], want, rtol=1e-4, atol=1e-4)
 
 
 def test_nan_and_infinity_are_right_where_they_are_expected():
     inputs = arguments(case="nonfinite")
-    case = ProgramCase(ProgramTask(SPMM, bound_arguments(SPMM, inputs)))
-    assert not np.isfinite(case.expected["c"]).all()
-    assert case.error(case.expected) is None
-    other = {"c": np.where(np.isfinite(case.expected["c"]), case.expected["c"], 0)}
+    case = ProgramTask(SPMM, bound_arguments(SPMM, inputs))
+    assert not np.isfinite(case.results[1]["c"]).all()
+    assert case.error(case.results[1]) is None
+    other = {"c": np.where(np.isfinite(case.results[1]["c"]), case.results[1]["c"], 0)}
     assert case.error(other) is not None
 
 
@@ -214,7 +214,7 @@ def test_a_worker_gets_what_the_task_is():
     ref = ScheduleRef.of(user_schedules.apply)
     sent = task(ref)
     again = pickle.loads(pickle.dumps(sent))
-    assert again.identity() == sent.identity() and again.schedule == ref
+    assert again.key() == sent.key() and again.schedule == ref
     assert list(again.arguments) == list(sent.arguments)
 
 
@@ -222,18 +222,18 @@ def test_a_worker_gets_what_the_task_is():
 
 
 def test_a_key_goes_by_program_arguments_and_schedule(tmp_path):
-    key = Key.of(task())
-    assert key == Key.of(task()) and key.feat == 0 and key.dtype == "float32"
-    assert key == Key.of(task(a=arguments()["a"] + 1))  # values play no part
+    key = task().key()
+    assert key == task().key() and key.feat == 0 and key.dtype == "float32"
+    assert key == task(a=arguments()["a"] + 1).key()  # values play no part
     indices = arguments()["indices"][::-1].copy()
-    moved = Key.of(task(indices=indices))
+    moved = task(indices=indices).key()
     assert moved.fingerprint != key.fingerprint and moved.reduce == key.reduce
-    assert Key.of(task(ScheduleRef.of(user_schedules.apply))).reduce != key.reduce
+    assert task(ScheduleRef.of(user_schedules.apply)).key().reduce != key.reduce
     file = tmp_path / "mine.py"
     texts = []
     for text in ("def apply(sch, config): pass\n", "def apply(sch, config): return\n"):
         file.write_text(text)
-        texts.append(Key.of(task(ScheduleRef.of(load_file(file).apply))).reduce)
+        texts.append(task(ScheduleRef.of(load_file(file).apply)).key().reduce)
     assert len({*texts, key.reduce}) == 3
 
 
@@ -284,7 +284,7 @@ def test_sizes_and_outputs_may_be_left_out():
 
 
 def prepared(ref, how):
-    ProgramCase(task(ref)).prepared(Choices({"how": how}))
+    task(ref).prepared(Choices({"how": how}))
 
 
 GONE, MINE = ScheduleRef("", "/gone.py", "apply"), ScheduleRef.of(user_schedules.apply)
@@ -376,7 +376,7 @@ def test_workers_run_the_modules_that_register(tmp_path, monkeypatch):
         """Without those of templates that other tests have registered."""
         return [name for name in search._plug_ins(task) if not name.startswith("tuning.")]
 
-    file, wanted = tmp_path / "plugged_in.py", Task("spmm", SparseMatrix(sp.eye(2)), 4, "float32")
+    file, wanted = tmp_path / "plugged_in.py", requested("spmm", SparseMatrix(sp.eye(2)), 4)
     file.write_text(PLUG_IN.format(then=""))
     plugged = importlib.import_module("plugged_in")
     assert plug_ins(wanted) == ["plugged_in"] and plug_ins(task()) == []
@@ -396,8 +396,8 @@ def test_workers_run_the_modules_that_register(tmp_path, monkeypatch):
         file.write_text(PLUG_IN.format(then=then))
         with pytest.raises(RuntimeError, match="put the call under if __name__ == '__main__'"):
             load_module(ref)
-    with pytest.raises(ValueError, match="modules that register 'mine'.*, got none"):
-        Tuner(pickled(tmp_path, Task("mine", wanted.matrix, 4, "float32")), [])
+    with pytest.raises(ValueError, match="modules that register what.*, got 'mine'.*, got none"):
+        Tuner(pickled(tmp_path, replace(wanted, name="mine")), [])
 
 
 def pickled(folder, wanted):

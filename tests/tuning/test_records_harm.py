@@ -17,7 +17,7 @@ from sparsetir import SparseMatrix, plan
 from sparsetir.cli import main
 from sparsetir.planning.plan import plan_candidates
 from sparsetir.planning.plan import requested as request
-from sparsetir.records.record import Key, Record, record_to_data
+from sparsetir.records.record import Record, record_to_data
 from sparsetir.records.records import RecordError, Records
 from sparsetir.schedules.search.configs import to_data
 from tuning.records_common import KEY, RECORD, query, record, run_sql
@@ -137,7 +137,7 @@ def test_list_has_no_codes_of_terminals(tmp_path, capsys):
 def test_absurd_configs_harm_no_plan(tmp_path, monkeypatch, changes):
     matrix = sp.random_array((48, 48), density=0.1, format="csr", dtype="float32", rng=0)
     config = to_data(plan_candidates("spmm", matrix, 32)[0])
-    key = Key.of(request("spmm", SparseMatrix(matrix), 32, target="llvm").task())
+    key = request("spmm", SparseMatrix(matrix), 32, target="llvm").key()
     monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "a.sqlite"))
     Records().add(Record(key, {**config, **changes}, 1e-9, 1.0))
     b = np.ones((48, 32), "float32")

@@ -11,14 +11,13 @@ from rgms_common import exact
 from sparsetir import ops
 from sparsetir.ops.relations import relations_of, seen_edges
 from sparsetir.planning.plan import requested
-from sparsetir.records.record import Key, Record
+from sparsetir.records.record import Record
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.template import Choices
 from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.sought import of_operator
 from sparsetir.tuning.tuned import TunedProgram
 
@@ -85,7 +84,7 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
     wanted = requested("rgms", A, 32, feat_in=8)
     (branch,) = wanted.space().branches
     first = {name: values[0] for name, values in branch.choices.items()}
-    key = Key.of(wanted.task())
+    key = wanted.key()
     assert planned() == "default"
     Records().add(Record(key, to_data(branch.make(**{**first, "prefetch": 3})), 1e-3))
     assert planned() == "record"
@@ -102,12 +101,11 @@ def test_what_is_tried_is_right():
     assert {n for n, values in branch.choices.items() if len(values) > 1} == {
         "rows", "tile", "cost", "cache", "prefetch", "threads", "packed", "ahead",
     }  # fmt: skip
-    task = of_operator("rgms", A, 32, feat_in=8, threads=2, target="llvm", device=None).tuned.task
+    task = of_operator("rgms", A, 32, feat_in=8, threads=2, target="llvm", device=None)[0].task
     assert isinstance(task, ProgramTask)
-    case = ProgramCase(task)
     for n in (0, -1):
         chosen = {name: values[n] for name, values in branch.choices.items()}
-        prepared = case.prepared(branch.config(chosen))
+        prepared = task.prepared(branch.config(chosen))
         prepared.call()
         assert prepared.wrong() is None
 

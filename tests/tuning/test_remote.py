@@ -8,9 +8,10 @@ import time
 import pytest
 import scipy.sparse as sp
 
-import sparsetir
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.records.task import Reference, Task
+from sparsetir.planning.plan import plan_of, requested
+from sparsetir.planning.request import Request
+from sparsetir.records.task import Reference
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.tuning.case import OperatorCase, stored_bytes
 from sparsetir.tuning.measure import Measurer
@@ -21,9 +22,9 @@ HOST, KEY = "127.0.0.1", "this-machine"
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3"}
 
 
-def task(op: str = "spmm", feat: int = 32, dtype: str = "float32", **options) -> Task:
+def task(op: str = "spmm", feat: int = 32, dtype: str = "float32", **options) -> Request:
     a = sp.random_array((300, 200), density=0.05, format="csr", dtype="float32", rng=0)
-    return Task(op, SparseMatrix(a), feat, dtype, target=TARGET, **options)
+    return requested(op, SparseMatrix(a), feat, dtype=dtype, target=TARGET, threads=1, **options)
 
 
 def free_port() -> int:
@@ -78,13 +79,13 @@ def remote(tmp_path_factory):
 def test_every_operator_on_a_device(remote, op, dtype, options, config) -> None:
     """The last kernel takes only a part of what is computed."""
     of_task = task(op, 1 if op == "spmv" else 32, dtype, **options)
-    first = sparsetir.plan_candidates(op, of_task.matrix, of_task.feat, **of_task.options)[0]
+    first = of_task.chosen()
     config = config or first
     device = RemoteDevice(remote, OperatorCase(of_task))
     device.begin(60.0)
     outcome = device.measure(config, None)
     assert outcome.state == "ok" and 0 < outcome.seconds <= outcome.median < 0.1
-    plan = sparsetir.plan(op, of_task.matrix, of_task.feat, config=config, **of_task.options)
+    plan = plan_of(of_task, config)
     assert outcome.bytes == stored_bytes(plan)
     assert (outcome.padding, outcome.launches) == (plan.padding, 1)
     signature = plan.kernel.signature

@@ -124,9 +124,9 @@ def test_pages_of_nothing(tmp_path):
 def test_pages_of_other_operators(tmp_path):
     """The best schedule along edges is that of a config, and not of a user's choices."""
     matrix, on = tuned_fake.matrix(30, 30), {"target": "llvm", "device": None}
-    words, images, _ = written(tmp_path, of_operator("spgemm", matrix, matrix, **on).tuned)
+    words, images, _ = written(tmp_path, of_operator("spgemm", matrix, matrix, **on)[0])
     assert words.startswith("spgemm (30 x 30") and "Stored elements" in images
-    result = of_operator("softmax", matrix, **on).tuned
+    result = of_operator("softmax", matrix, **on)[0]
     result.trials = [Trial(0, result.default, tuned_fake.outcome(1.0), 0.1)]
     words, _, _ = written(tmp_path, result)
     assert "Its best schedule" in words and "The default one." not in words

@@ -4,8 +4,8 @@ import scipy.sparse as sp
 
 from sparsetir import SparseMatrix
 from sparsetir.formats import BSR, Hyb
-from sparsetir.records.record import Key
-from sparsetir.records.task import Outcome, Task
+from sparsetir.planning.plan import requested
+from sparsetir.records.task import Outcome
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning.tuned import Trial, Tuned
@@ -21,7 +21,7 @@ def matrix(m=60, n=50, seed=0):
 
 
 def task(op="spmm", feat=32, given=None, **options):
-    return Task(op, matrix() if given is None else given, feat, "float32", **options)
+    return requested(op, matrix() if given is None else given, feat, **{"threads": 1, **options})
 
 
 def outcome(seconds, padding=0.0, size=20_000, state="ok"):
@@ -55,4 +55,4 @@ def tuned(some=None, of=None, **more):
     of = task() if of is None else of
     some = trials() if some is None else some
     more = {"importances": {"template": 0.6, "RowTile.tile": 0.3, "RowTile.pack": 0.0}, **more}
-    return Tuned(of, Key.of(of), some, DEFAULT, **more)
+    return Tuned(of, of.key(), some, DEFAULT, **more)

@@ -76,4 +76,4 @@ def recorded_kernel(call: Call) -> Kernel | None:
     """The kernel that tuning recorded for a call, or None."""
     task = call.task
     like = call.text, task.shape_class(), task.threads
-    return program_by_record(task, like, lambda c: call.program.kernel(call.aligned, c))
+    return program_by_record(task.key, like, lambda c: call.program.kernel(call.aligned, c))

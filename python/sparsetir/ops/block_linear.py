@@ -22,7 +22,7 @@ from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.ops.tensors import DTYPES, check_tensor, kernel_by, launch, target_of, wide_tensor
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import compiled_by
-from sparsetir.records.task import Compiled
+from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.pool import pays
 from sparsetir.runtime.refusals import wrong
@@ -39,14 +39,14 @@ def _has_kernels(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) -> Compiled | None:
+def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) -> Config | None:
     """The tensor-core config for blocks of this size, or None if x's device has none."""
     if _has_kernels(x) or indices.dtype != torch.int32:
         return None
     return for_format(BSR(rows, cols), Spmm(DTYPES[x.dtype]), tokens, target_of(x.device))
 
 
-def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Compiled) -> Tensor:
+def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Config) -> Tensor:
     """The product (tokens, rows) of x (tokens, columns) and w (blocks, columns, rows of a block).
 
     The kernel has tokens in the last dimension, so x and the result are transposed.

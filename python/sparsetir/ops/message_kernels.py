@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsetir.ops.cache import lasting
 from sparsetir.ops.structure import Structure
 from sparsetir.ops.tensors import DTYPES, launch, target_of
-from sparsetir.planning.along_request import of_edges
+from sparsetir.planning.along_request import AlongEdges
 from sparsetir.planning.plan import made_for
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import compiled_by
@@ -26,6 +26,7 @@ from sparsetir.schedules.operators.edge_messages import EdgeMessages
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import Problem
+from sparsetir.schedules.operators.registry import ALONG
 
 Named = dict[str, Tensor | float | None]
 
@@ -158,11 +159,13 @@ def _run(
     """Run the kernel with the config that is recorded for a pattern, or that sizes choose.
 
     problem, kind : which problem it is for, and its fields
-    features, sizes : as :func:`sparsetir.planning.along_request.of_edges` takes them
+    features, sizes : see :class:`sparsetir.planning.request.Request`
     """
 
     def made(of: Structure) -> Kernel:
-        wanted = of_edges(of.pattern, problem(*kind), features, sizes, target_of(of.device))
+        on = default_threads(), target_of(of.device)
+        sized = problem(*kind), features, sizes, {}, ()
+        wanted = AlongEdges(ALONG["messages"], "messages", of.pattern, *sized, *on)
         make = lambda config, _: compiled_by(config, wanted.problem, wanted.target)  # noqa: E731
         recorded = problem is not EdgeMessages and not wanted.gpu
         return made_for(wanted, make, (lambda: of.pattern.in_order) if recorded else None)

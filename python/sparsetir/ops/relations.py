@@ -149,7 +149,7 @@ class _InOrder(RelationPattern):
 
     device: torch.device
 
-    @property
+    @cached_property
     def keeps_order(self) -> bool:
         return True
 

@@ -21,7 +21,7 @@ from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan, finder
 from sparsetir.records.records import by_record, recorded_configs, there_are_records
-from sparsetir.records.task import Compiled, Config, Sizes, Task
+from sparsetir.records.task import Config, Sizes, Task
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
@@ -49,7 +49,7 @@ def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
 
 
 def kernel_by(
-    choose: Callable[..., Compiled], problem: Problem, target: Target, *options: Hashable
+    choose: Callable[..., Config], problem: Problem, target: Target, *options: Hashable
 ) -> Kernel:
     """The kernel of the config that `choose` returns for a problem, a target and options."""
     return _finder(choose, problem, target, *options)()
@@ -57,7 +57,7 @@ def kernel_by(
 
 @lru_cache(512)
 def _finder(
-    choose: Callable[..., Compiled], problem: Problem, target: Target, *options: Hashable
+    choose: Callable[..., Config], problem: Problem, target: Target, *options: Hashable
 ) -> Callable[[], Kernel]:
     return finder(choose(problem, target, *options), problem, target)
 
@@ -146,7 +146,7 @@ def recorded(
             matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
         else:
             config = getattr(config, "unpacked", config)
-        plan = plan_of(requested(op, matrix, feat, **task.options), config)
+        plan = plan_of(requested(op, matrix, feat, **options), config)
         plan.chosen_by = "record"
         arranged = plan.needs_values and plan.arranges_values
         return None if arranged else Planned(plan, resorted)
@@ -162,7 +162,7 @@ def may_be_recorded(
 
 
 def _task(op: str, shape: tuple[int, int], nnz: int, feat: int, **options: Any) -> Task:
-    return Task(op, cast(Any, Sizes(shape, nnz)), feat, threads=default_threads(), **options)
+    return Task(op, Sizes(shape, nnz), feat, threads=default_threads(), **options)
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -13,13 +13,9 @@ from tvm.target import Target
 
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.planning.request import (
-    About,
-    Common,
-    OneByOne,
     Request,
     adopted_matrix,
     check_counts,
-    default_threads,
     features_of,
     idtype_for,
     message,
@@ -33,7 +29,6 @@ from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.names import SOFTMAX
-from sparsetir.schedules.operators.problems import CsrPattern, Problem
 from sparsetir.schedules.operators.registry import ALONG
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import RGMS, Rgms
@@ -45,7 +40,7 @@ from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
-class AlongEdges(OneByOne):
+class AlongEdges(Request):
     """A request whose configs are those of programs in general."""
 
     @property
@@ -54,7 +49,7 @@ class AlongEdges(OneByOne):
         pattern = {"m": m, "n": n, "nnz": self.matrix.nnz}
         return self.problem, {**self.sizes, **pattern}, self.target, self.threads
 
-    def about(self) -> About:
+    def about(self) -> tuple[str, str, int | None]:
         problem, heads = self.problem, int(self.sizes.get("batch", self.sizes["heads"]))
         if isinstance(problem, Messages):
             kind = problem.op if problem.op.startswith("copy") else f"u_{problem.op}_e"
@@ -65,7 +60,7 @@ class AlongEdges(OneByOne):
         else:
             assert isinstance(problem, EdgeAttention)
             op, about = "attention", f"of-{self.feat_in}" + "-heads-first" * problem.heads_first
-        return About(op, about, heads if heads > 1 else None)
+        return op, about, heads if heads > 1 else None
 
     def chosen(self) -> Choices:
         return default_of(*self._asked, pool.work_of_threads())
@@ -77,23 +72,16 @@ class AlongEdges(OneByOne):
         return [self.chosen()]
 
 
-def of_edges(
-    matrix: CsrPattern,
-    problem: Problem,
-    features: tuple[int, ...],
-    sizes: Mapping[str, int | float],
-    target: Target,
-) -> Request:
-    """The request for a kernel on the caller's own arrays, which are known to fit.
-
-    features, sizes : see :class:`Request`
-    """
-    named = ALONG["messages"], "messages"
-    return AlongEdges(*named, matrix, problem, features, sizes, {}, (), default_threads(), target)
-
-
 def edge_request(
-    op: str, matrix: Any, feat: Any = None, *, common: Common, **options: Any
+    op: str,
+    matrix: Any,
+    feat: Any = None,
+    *,
+    target: Target,
+    threads: int,
+    dtype: str | None = None,
+    heads: int | None = None,
+    **options: Any,
 ) -> Request:
     """See :func:`sparsetir.planning.plan.requested`."""
     operator, operand = ALONG.get(op, ALONG["messages"]), feat
@@ -101,7 +89,7 @@ def edge_request(
         got = tuple(feat.shape) if is_array(feat) else repr(feat)
         expected = f"None for '{op}', or its operand of 1 dimension, or 2 with heads"
         raise wrong("plan", "feat", expected, got)
-    feat, dtype, heads = features_of(op, feat, common, vectors=op in SOFTMAX)
+    feat, dtype, heads = features_of(op, feat, dtype, heads, vectors=op in SOFTMAX)
     if operator.name == "messages":
         options = _of_messages(op, feat, **options)
     scale = options.get("scale")
@@ -109,8 +97,8 @@ def edge_request(
         raise TypeError(f"plan: argument 'scale': expected a number, got {scale!r}")
     one, fit = heads or 1, operator.fit
     assert fit is not None
-    by_sizes = fit("float32", "int32", one, feat, **options)  # types are replaced below
-    each = any("e" in operator.dims[name] for name in by_sizes.there if name != "a")
+    fields = fit(one, feat, **options)
+    each = any("e" in operator.dims[name] for name in fields["there"] if name != "a")
     matrix = adopted_matrix(op, matrix, each_once=True, in_order=each)
     if op in SOFTMAX:
         refuse_heads_first(op, operand, 2, (matrix.nnz,))
@@ -118,11 +106,9 @@ def edge_request(
     if dtype not in operator.dtypes:
         raise wrong("plan", "dtype", f"{' or '.join(operator.dtypes)} for '{op}'", f"{dtype!r}")
     idtype = idtype_for(*matrix.shape, matrix.nnz, feat, one)
-    problem: Any = by_sizes.problem
-    problem = replace(problem, dtype=dtype, idtype=idtype)
-    callers = {"heads": heads, "feat": feat, **by_sizes.sizes}
-    fields = problem, by_sizes.features, by_sizes.numbers, callers, by_sizes.there
-    return AlongEdges(operator, op, matrix, *fields, common.threads, common.target)
+    fields["problem"] = replace(fields["problem"], dtype=dtype, idtype=idtype)
+    fields["callers"] = {"heads": heads, "feat": feat, **fields.get("callers", {})}
+    return AlongEdges(operator, op, matrix, threads=threads, target=target, **fields)
 
 
 def _of_messages(
@@ -143,7 +129,7 @@ def _of_messages(
 # -- relations ------------------------------------------------------------------------------------
 
 
-class OfRelations(OneByOne):
+class OfRelations(Request):
     """A request whose configs are chosen by the rows of relations."""
 
     @cached_property
@@ -151,7 +137,6 @@ class OfRelations(OneByOne):
         """CSF by relation for CPUs, coordinates for GPUs."""
         if isinstance(self.matrix, RelationPattern):
             return self.matrix
-        assert isinstance(self.matrix, SparseTensor)
         if self.gpu:
             return self.matrix.pattern
         (relations, m, n), idtype = self.matrix.shape, self.problem.idtype
@@ -170,9 +155,9 @@ class OfRelations(OneByOne):
         feat_in, feat = (whole_vectors(self.problem, size, self.target) for size in self.features)
         return replace(self, **_sized(feat_in, feat, self.callers["b"]))
 
-    def about(self) -> About:
+    def about(self) -> tuple[str, str, int | None]:
         weighted = "" if self.problem.weighted else "-unweighted"
-        return About(self.name, f"sum-of-{self.feat_in}{weighted}", None)
+        return self.name, f"sum-of-{self.feat_in}{weighted}", None
 
     def tried(self) -> Branch:
         pattern, (feat_in, feat) = self.pattern, self.features
@@ -224,7 +209,9 @@ def relational_request(
     matrix: Any,
     feat: Any = None,
     *,
-    common: Common,
+    target: Target,
+    threads: int,
+    dtype: str | None = None,
     feat_in: int | None = None,
     weighted: bool = True,
     out_dtype: str | None = None,
@@ -246,6 +233,6 @@ def relational_request(
         default_dtype, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, *features)
     else:
         default_dtype, idtype = "float32", str(matrix.rows.dtype)
-    dtype = common.dtype or (default_dtype if weighted else "float32")
+    dtype = dtype or (default_dtype if weighted else "float32")
     problem = Rgms(dtype, idtype, weighted, out_dtype)
-    return of_relations(matrix, problem, features, common.threads, common.target)
+    return of_relations(matrix, problem, features, threads, target)

@@ -25,7 +25,6 @@ from sparsetir.formats import Format
 from sparsetir.planning.along_request import edge_request, relational_request
 from sparsetir.planning.padded_plan import HeadsPlan, PaddedPlan
 from sparsetir.planning.request import (
-    Common,
     Request,
     check_counts,
     check_dtypes,
@@ -252,6 +251,11 @@ def plan(
         if config is not None:
             raise wrong("plan", "format", "None beside a config", f"{format!r}")
         config = wanted.of_format(format)
+    return plan_for_callers(wanted, config)
+
+
+def plan_for_callers(wanted: Request, config: Config | None = None) -> Plan:
+    """The plan of a request, as :func:`plan_of`, with heads as the second dimension."""
     planned = plan_of(wanted, config)
     return HeadsPlan.of(planned) if getattr(wanted.problem, "batched", False) else planned
 
@@ -319,12 +323,11 @@ def requested(
     counts = {name: options[name] for name in COUNTS if options.get(name) is not None}
     check_counts(**counts)
     options |= {name: int(value) for name, value in counts.items()}
-    target = resolve_target(options.get("target", "llvm"))
-    threads = options.get("threads") or default_threads()
-    common = Common(options.get("dtype"), options.get("heads"), target, threads)
-    handled = {"format", *Common._fields, *OPTIONS.difference(record.options)}
-    operator_options = {name: x for name, x in options.items() if name not in handled}
-    return MAKERS[record.on](op, matrix, feat, *more, common=common, **operator_options)
+    options["target"] = resolve_target(options.get("target", "llvm"))
+    options["threads"] = options.get("threads") or default_threads()
+    others = {"format", *OPTIONS.difference(record.options)}
+    operator_options = {name: x for name, x in options.items() if name not in others}
+    return MAKERS[record.on](op, matrix, feat, *more, **operator_options)
 
 
 def record_of(
@@ -368,7 +371,7 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object)
         like, settled = cached
         return settled.on(replace(like, matrix=pattern))
     wanted = requested(op, pattern, feat, **options)
-    settled, statistics = _settled(wanted, pattern), wanted.given
+    settled, statistics = _settled(wanted, pattern), wanted.statistics
     in_panels = getattr(settled.config, "in_panels", False)
     if not in_panels and not statistics.asks_for_locality and max(sizes) < 1 << 30:
         if len(_likes) >= MOST_LIKES:
@@ -381,7 +384,7 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object)
 
 def _settled(wanted: Request, pattern: CsrPattern) -> Plan:
     """The default plan of a CsrPattern, not yet bound to a pattern."""
-    default = _by_size(wanted.problem, wanted.given.rounded, wanted.target)
+    default = _by_size(wanted.problem, wanted.statistics.rounded, wanted.target)
     return Plan.settled(wanted, _of_each_run(default, pattern), "default")
 
 

@@ -5,11 +5,10 @@ The base class of all operators' requests, and the request of operators on a mat
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import prod
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from tvm.target import Target
@@ -17,18 +16,17 @@ from tvm.target import Target
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.records.task import Config, Matrices, Task
+from sparsetir.records.record import Key
+from sparsetir.records.task import Config, Task, of_threads, statistics
 from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS, names_of
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.signature import Signature
 from sparsetir.schedules.operators.names import DTYPES, MESSAGES, NAMED, message_parts
-from sparsetir.schedules.operators.operands import Operator, rounded
+from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, accumulator
 from sparsetir.schedules.operators.registry import OPERATORS
-from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS, has_product
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import Statistics, candidates
@@ -39,8 +37,6 @@ from sparsetir.schedules.template import Branch, Choices, Template
 from sparsetir.schedules.templates.amx import BLOCKS, configs
 from sparsetir.schedules.templates.of_program import check_choices
 from sparsetir.schedules.templates.registry import template_of
-from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.position_space import SIGNATURE
 
 # Defaults of options, where they are not None.
 DEFAULTS = {"reduce": "sum", "weighted": True, "semiring": "plus_times"}
@@ -50,35 +46,15 @@ ALIGNED_DEGREE = 24
 UNUSUAL = ("out", "values", "added", "in_blocks")
 
 
-class Common(NamedTuple):
-    """Checked arguments common to plans of all operators.
-
-    dtype, heads : None if not passed
-    threads : threads of the CPU
-    """
-
-    dtype: str | None
-    heads: int | None
-    target: Target
-    threads: int
-
-
-class About(NamedTuple):
-    """Fields of a :class:`sparsetir.records.task.Task`."""
-
-    op: str
-    reduce: str
-    heads: int | None
-
-
 @dataclass(frozen=True)
 class Request:
     """Checked arguments of a plan of any operator, and values derived from them.
 
-    A subclass for each kind of operand chooses configs.
+    A subclass for each kind of operand chooses configs: on a CPU the branch that is searched, the
+    first values by default, if it does not say otherwise.
 
     name : the operator's name, as the caller wrote it
-    matrix : a SparseTensor, several matrices, or a pattern without values
+    matrix : a SparseTensor, :class:`sparsetir.records.task.Matrices`, or a pattern without values
     problem : the problem that kernels are compiled for
     features : sizes that configs are chosen for, those of the result last
     sizes : further sizes besides the pattern's, by the names of the program's parameters
@@ -90,7 +66,7 @@ class Request:
 
     operator: Operator
     name: str
-    matrix: SparseTensor | CsrPattern | RelationPattern | Matrices
+    matrix: Any
     problem: Any
     features: tuple[int, ...]
     sizes: Mapping[str, int | float]
@@ -98,7 +74,7 @@ class Request:
     there: tuple[str, ...]
     threads: int
     target: Target
-    statistics: Statistics | None = None
+    statistics: Any = None
 
     @property
     def feat(self) -> int:
@@ -111,51 +87,20 @@ class Request:
         return self.features[0]
 
     @property
-    def matrices(self) -> Matrices:
-        """The matrices of an operator on several."""
-        assert isinstance(self.matrix, Matrices)
-        return self.matrix
-
-    @property
-    def given(self) -> Statistics:
-        """The statistics of a matrix."""
-        assert self.statistics is not None
-        return self.statistics
-
-    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the operands, of values "a" if any are read, and of the result "out"."""
-        matrix: Any = self.matrix
         shapes = self.operator.shapes
-        return shapes(matrix.shape, matrix.nnz, there=self.there, **self.callers)
-
-    @property
-    def scratch(self) -> Mapping[str, tuple[int, str]]:
-        """Size and type of the kernel's scratch arrays, by parameter."""
-        sizes = {"e": self.matrix.nnz, "h": int(self.sizes.get("heads", 1))}
-        acc = self.problem.accumulator
-        return {n: (prod(sizes[d] for d in dims), acc) for n, dims in self.operator.scratch.items()}
-
-    @property
-    def function(self) -> str:
-        """The name of the function in `sparsetir.ops` that does the same with gradients."""
-        return self.operator.function or self.name
+        return shapes(self.matrix.shape, self.matrix.nnz, there=self.there, **self.callers)
 
     @cached_property
     def pattern(self) -> Any:
         """The matrix's pattern for templates, in the index type of the problem."""
-        assert isinstance(self.matrix, SparseMatrix | CsrPattern)
         return csr_pattern(self.matrix, self.problem.idtype)
 
     @property
     def values(self) -> np.ndarray | None:
         """The values of the matrix; None if each run has its own."""
-        return getattr(self.matrix, "values", None) if self.has_values else None
-
-    @property
-    def has_values(self) -> bool:
-        """Whether the matrix has values, rather than being a trusted pattern."""
-        return isinstance(self.matrix, SparseTensor)
+        return self.matrix.values if isinstance(self.matrix, SparseTensor) else None
 
     @property
     def is_trusted(self) -> bool:
@@ -167,14 +112,33 @@ class Request:
         """Whether tuning may have recorded a config for this request."""
         on, plain = self.operator.on, not any(getattr(self.problem, x, None) for x in UNUSUAL)
         tuned = on == "matrix" or not self.gpu
-        return plain and tuned and (self.has_values or on in ("relations", "matrices"))
+        has_values = isinstance(self.matrix, SparseTensor)
+        return plain and tuned and (has_values or on in ("relations", "matrices"))
 
     def task(self) -> Task:
         """The task by which records of tuning are looked up."""
-        matrix: Any = self.pattern if self.operator.on == "relations" else self.matrix
+        matrix = self.pattern if self.operator.on == "relations" else self.matrix
         op, reduce, heads = self.about()
         dtype, target, threads = self.problem.dtype, self.target, self.threads
         return Task(op, matrix, self.feat, dtype, reduce, heads, target, threads)
+
+    def key(self, device: str | None = None) -> Key:
+        """The key of records of tuning; device : its name, if another machine measures."""
+        return Key.of(self.task(), device)
+
+    def traits(self) -> dict[str, float]:
+        """Numbers whose differences tell how similar two matrices are, for records."""
+        return statistics(self.matrix)
+
+    def title(self, name: str = "") -> str:
+        """A line for people; name : the name of the matrix."""
+        (op, reduce, heads), (m, n) = self.about(), self.matrix.shape
+        on = f" on {name}" if name else ""
+        words = [] if self.operator.vectors else [f"{self.feat} features"]
+        words += [reduce] if reduce != "sum" else []
+        words += [f"{heads} heads"] if heads is not None else []
+        words += [self.problem.dtype, *of_threads(self)]
+        return f"{op}{on} ({m:,} x {n:,}, {self.matrix.nnz:,} elements), {', '.join(words)}"
 
     @property
     def whole(self) -> Request:
@@ -188,7 +152,7 @@ class Request:
         3, one thread, 13 to 85 nonzeros a column); a copy as long as 1 to 4 of them.
         """
         stats = self.statistics
-        if stats is None or not isinstance(self.problem, Spmm):
+        if not isinstance(self.problem, Spmm):
             return False
         row = stats.feat * stats.bytes
         often = stats.nnz >= ALIGNED_DEGREE * stats.n and stats.n * row >= LEAST_ALIGNED
@@ -199,21 +163,32 @@ class Request:
         """Whether the target is a GPU."""
         return is_gpu(self.target)
 
-    def about(self) -> About:
+    def about(self) -> tuple[str, str, int | None]:
         """The operator, kind and heads by which records of tuning are looked up."""
+        raise NotImplementedError
+
+    def tried(self) -> Branch:
+        """The branch that a search on a CPU tries."""
+        raise NotImplementedError
+
+    def on_gpu(self) -> list[Config]:
+        """Configs for a GPU, the default first."""
         raise NotImplementedError
 
     def candidates(self) -> list[Config]:
         """Configs worth measuring, that of :meth:`chosen` first."""
-        raise NotImplementedError
+        return self.on_gpu() if self.gpu else self.tried().one_by_one()
 
     def space(self) -> Space:
         """The search space of configs, on a CPU."""
-        raise NotImplementedError
+        return Space((self.tried(),))
 
     def chosen(self) -> Config:
         """The default config."""
-        return self.candidates()[0]
+        if self.gpu:
+            return self.on_gpu()[0]
+        branch = self.tried()
+        return branch.make(**{name: values[0] for name, values in branch.choices.items()})
 
     def of_format(self, format: Format) -> Config:
         """The config for a format; raises ValueError if the operator has no choice of formats."""
@@ -234,50 +209,6 @@ class Request:
     def stages(self, config: Config) -> Stages:
         """All stages of the kernel for a config."""
         return lower_template(self.template(config), self.problem, config, self.target)
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of the plain program, except outputs, with random values and operands."""
-        rng, dtype = np.random.default_rng(0), self.problem.dtype
-        program = self.template(self.chosen()).program(self.problem)
-        signature = Signature(lower_sparse_iter(program).attrs[SIGNATURE])
-        pattern = self.pattern.arguments()
-        known = {**pattern, **self.sizes}
-        arguments = {name: known[name] for name in signature.names if name in known}
-        numbers = [arguments.get(name) for name in signature.names]
-        for i in signature.arrays:
-            name = signature.names[i]
-            if name not in pattern and i not in signature.outputs:
-                shape = signature.expected_shape(i, numbers)
-                # Far enough from zero to divide by.
-                drawn = rng.uniform(0.5, 1, shape) * rng.choice([-1, 1], shape)
-                arguments[name] = rounded(drawn, dtype).astype(dtype)
-        return arguments
-
-
-class OneByOne(Request):
-    """A request whose configs are the branch searched on a CPU, the first values by default."""
-
-    def tried(self) -> Branch:
-        """The branch that a search on a CPU tries."""
-        raise NotImplementedError
-
-    def on_gpu(self) -> list[Config]:
-        """Configs for a GPU, the default first."""
-        raise NotImplementedError
-
-    def chosen(self) -> Config:
-        if self.gpu:
-            return self.on_gpu()[0]
-        branch = self.tried()
-        config = branch.make(**{name: values[0] for name, values in branch.choices.items()})
-        assert config is not None
-        return config
-
-    def candidates(self) -> list[Config]:
-        return self.on_gpu() if self.gpu else self.tried().one_by_one()
-
-    def space(self) -> Space:
-        return Space((self.tried(),))
 
 
 def adopted_matrix(
@@ -312,14 +243,14 @@ def adopted_matrix(
 
 
 def features_of(
-    op: str, feat: Any, common: Common, vectors: bool = False
+    op: str, feat: Any, dtype: str | None, heads: int | None, vectors: bool = False
 ) -> tuple[int, str | None, int | None]:
     """The number of features, dtype and heads, read from the dense operand if it is passed.
 
     feat : a number; or the operand, whose dtype and heads are the defaults
+    dtype, heads : None if not passed
     vectors : whether operands have no dimension of features, and need no number
     """
-    dtype, heads, _, _ = common
     if feat is None and not vectors:
         expected = f"the number of features for '{op}', or the dense operand, which has it"
         raise wrong("plan", "feat", expected, "None", TypeError)
@@ -455,6 +386,15 @@ def message(
 class OnMatrix(Request):
     """A request whose configs are chosen by the statistics of the matrix."""
 
+    def __reduce__(self) -> tuple[Callable[[], Request], tuple[()]]:
+        """Pickle the arguments: in other processes, operators of plug-ins are other objects."""
+        options = {
+            "dtype": self.problem.dtype, "heads": self.callers["heads"], "reduce": self.about()[1],
+            "out_dtype": getattr(self.problem, "out", None), "target": self.target,
+            "threads": self.threads,
+        }  # fmt: skip
+        return partial(matrix_request, self.name, self.matrix, self.feat, **options), ()
+
     def engine(self, format: Format | None = None) -> list[Config]:
         """Configs for the CPU's matrix engine, if it has one that suits the pattern.
 
@@ -470,7 +410,7 @@ class OnMatrix(Request):
         if allowed(PRODUCTS[problem.dtype].features):
             return []
         formats = BLOCKS if format is None else (format,)
-        return [*configs(problem, self.pattern, self.given, target, formats)]
+        return [*configs(problem, self.pattern, self.statistics, target, formats)]
 
     def of_format(self, format: Format) -> Config:
         if not isinstance(format, Format) or format.order not in (None, 2):
@@ -478,14 +418,14 @@ class OnMatrix(Request):
             raise wrong("plan", "format", expected, f"{format!r}", TypeError)
         if not isinstance(self.problem, Spmm):
             return super().of_format(format)
-        on_engine, rest = self.engine(format), (self.given, self.target)
+        on_engine, rest = self.engine(format), (self.statistics, self.target)
         if on_engine:
             return on_engine[0]
         return by_format(format, self.problem, self.pattern.coordinates, *rest)
 
-    def about(self) -> About:
+    def about(self) -> tuple[str, str, int | None]:
         reduce = getattr(self.problem, "reduce", "sum")
-        return About(self.operator.name, reduce, self.callers["heads"])
+        return self.operator.name, reduce, self.callers["heads"]
 
     def chosen(self) -> Config:
         if self.gpu and self.problem.dtype == "int8":
@@ -493,13 +433,13 @@ class OnMatrix(Request):
                 "plan: argument 'format': expected one that tensor cores take, for 'int8' on a "
                 "GPU, such as sparsetir.formats.BSR(32, 32), got None"
             )
-        return super().chosen()
+        return self.candidates()[0]
 
     def candidates(self) -> list[Config]:
-        return [*self.engine(), *candidates(self.problem, self.given, self.target)]
+        return [*self.engine(), *candidates(self.problem, self.statistics, self.target)]
 
     def space(self) -> Space:
-        return space(self.problem, self.pattern, self.given, self.target)
+        return space(self.problem, self.pattern, self.statistics, self.target)
 
 
 def matrix_request(
@@ -507,7 +447,10 @@ def matrix_request(
     matrix: object,
     feat: object = None,
     *,
-    common: Common,
+    target: Target,
+    threads: int,
+    dtype: str | None = None,
+    heads: int | None = None,
     reduce: str = "sum",
     out_dtype: str | None = None,
 ) -> Request:
@@ -515,7 +458,7 @@ def matrix_request(
     op_name, (op, reduce, ones) = op, _operator(op, reduce)
     operator = OPERATORS[op]
     operand = feat
-    feat, dtype, heads = features_of(op, feat, common, operator.vectors)
+    feat, dtype, heads = features_of(op, feat, dtype, heads, operator.vectors)
     if out_dtype is not None and not hasattr(operator.problem, "out"):
         raise ValueError(f"plan: argument 'out_dtype': expected None for '{op}', got {out_dtype!r}")
     if operator.vectors and feat != 1:
@@ -547,7 +490,6 @@ def matrix_request(
         expected = f"None, {' or '.join(map(repr, results))}"
         raise wrong("plan", "out_dtype", expected, f"{out_dtype!r}")
     problem = operator.compiled_for(dtype or default, reduce, heads is not None, idtype, out_dtype)
-    threads, target = common.threads, common.target
     longest = 0  # as if rows were even: hyb needs sorted coordinates without duplicates
     if is_gpu(target) and isinstance(matrix, SparseMatrix):
         longest = int(np.diff(matrix.pattern.indptr).max(initial=0))

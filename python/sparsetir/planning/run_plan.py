@@ -20,7 +20,7 @@ import tvm_ffi
 from tvm.target import Target
 
 from sparsetir.planning.request import Request
-from sparsetir.records.task import Compiled, Config
+from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import (
     LEAST_BYTES,
     at_cache_line,
@@ -44,7 +44,7 @@ from sparsetir.runtime.arrays import (
 from sparsetir.runtime.kernel import WRITTEN, Kernel
 from sparsetir.runtime.pipeline import Stages, kernel_of, lower_template
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.operators.problems import Problem
+from sparsetir.schedules.operators.problems import Problem, Stored
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.templates.registry import template_of
@@ -59,17 +59,12 @@ NO_GRADIENT = (
 class Plan:
     """An operator's compiled kernel, arranged for a pattern; call it with the dense operands.
 
-    Parameters
+    Attributes
     ----------
-    wanted : request
-        The operator, pattern and sizes.
     config
         The config of the template.
     chosen_by : {"user", "record", "default"}
         The origin of the config; "record" is tuning.
-
-    Attributes
-    ----------
     kernel : Kernel
         The kernel, which other plans may share.
     convert_seconds, compile_seconds : float
@@ -87,6 +82,12 @@ class Plan:
     feat: int
     config: Config
     chosen_by: str
+    launches: int = 1
+    compile_seconds: float = 0.0
+    needs_values: bool = False
+    arranges_values: bool = False
+    repeats: bool = False
+    _stored: Any = Stored()  # of plans that take CSR as it is
 
     def __init__(self, wanted: Request, config: Config, chosen_by: str = "user") -> None:
         self._settle(wanted, config, chosen_by)
@@ -133,18 +134,23 @@ class Plan:
         if not self._device.exist:
             raise RuntimeError(f"plan: argument 'target': there is no {kind} device")
 
-    def _settle(self, wanted: Request, config: Config, chosen_by: str) -> None:
-        """Set up everything that depends on the problem, the config, features and heads."""
+    def _name(self, wanted: Request, config: Any, chosen_by: str) -> None:
+        """Set what callers see."""
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
+
+    def _settle(self, wanted: Request, config: Config, chosen_by: str) -> None:
+        """Set up everything that depends on the problem, the config, features and heads."""
+        self._name(wanted, config, chosen_by)
         problem, target, gpu = wanted.problem, wanted.target, wanted.gpu
         self._set_device(wanted)
         self._template = wanted.template(config)
         self._tiles = config.tiles(wanted.feat)
         start = time.perf_counter()
         self.kernel: Kernel = compiled_by(config, problem, target)
-        self.compile_seconds: float = time.perf_counter() - start
-        self.launches: int = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
+        self.compile_seconds = time.perf_counter() - start
+        if gpu:
+            self.launches = count_launches(self.kernel.stages["II scheduled"])
         self._operands = tuple(name for name in wanted.shapes if name not in ("a", "out"))
         self._bytes = itemsize(problem.dtype)
         self._values_dtype = getattr(problem, "values", None) or problem.dtype
@@ -152,7 +158,7 @@ class Plan:
         self._out_bytes = itemsize(self._out_dtype or problem.dtype)
         self._place = {name: i for i, name in enumerate(self.kernel.signature.passed)}
         self._checked = {
-            passed: _checked(wanted.function, self._operands, *passed)
+            passed: _checked(wanted.operator.function or self.op, self._operands, *passed)
             for passed in product((False, True), repeat=2)
         }
         self._first = f"{self.op}: argument '{self._operands[0]}'"
@@ -167,7 +173,7 @@ class Plan:
         start = time.perf_counter()
         arranged = self._template.arrange(wanted.pattern, self.problem, config)
         self._stored = arranged.stored
-        self.arranges_values: bool = not self._stored.keeps_order
+        self.arranges_values = not self._stored.keeps_order
         self._shapes = wanted.shapes
         self._out_shape = self._shapes["out"]
         self._nothing = 0 in self._out_shape
@@ -179,7 +185,7 @@ class Plan:
         self._for_values: Callable[[], Plan] | None = None
         if self._unpacked != config:  # made on first use
             self._for_values = cache(lambda: Plan(wanted, self._unpacked, self.chosen_by))
-        self.needs_values: bool = "a" in self._shapes and values is None
+        self.needs_values = "a" in self._shapes and values is None
         sizes = {**wanted.sizes, "tiles": self._tiles}
         computed = arranged.computed(signature.func, sizes)
         self._computed = computed if signature.of_values else {}
@@ -193,8 +199,11 @@ class Plan:
         self._put({name: value for name, value in arguments.items() if name in self._place})
         # Positions of arrays that are passed to the kernel unchanged.
         self._scratch = {
-            name: (tuple(signature.expected_shape(self._place[name], numbers)), dtype)
-            for name, (_, dtype) in wanted.scratch.items()
+            name: (
+                tuple(signature.expected_shape(self._place[name], numbers)),
+                self.problem.accumulator,
+            )
+            for name in wanted.operator.scratch
         }
         direct = not self._gpu and not self._kernel_shapes and not self._scratch
         direct = direct and self._count <= 2
@@ -202,7 +211,7 @@ class Plan:
         self._values_at = self._place_of_values() if direct else -1
         fixed = "a" not in self._shapes or self._values_at >= 0
         # Values that are arranged have no position.
-        self.repeats: bool = direct and not self._nothing and fixed and self._for_values is None
+        self.repeats = direct and not self._nothing and fixed and self._for_values is None
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
             copy = empty(self._shapes["a"], self._values_dtype)  # as the pattern is one
@@ -490,7 +499,7 @@ def compilations() -> int:
     return _count
 
 
-def compiled_by(config: Compiled, problem: Problem, target: Target) -> Kernel:
+def compiled_by(config: Config, problem: Problem, target: Target) -> Kernel:
     """The kernel of a config's template for a problem, shared by plans and operators.
 
     Raises TypeError if `config` is no config for the problem.
@@ -498,7 +507,7 @@ def compiled_by(config: Compiled, problem: Problem, target: Target) -> Kernel:
     return finder(config, problem, target)()
 
 
-def finder(config: Compiled, problem: Problem, target: Target) -> Callable[[], Kernel]:
+def finder(config: Config, problem: Problem, target: Target) -> Callable[[], Kernel]:
     """A function that returns :func:`compiled_by`, and keeps no kernel alive itself."""
 
     def stages() -> Stages:
@@ -524,7 +533,7 @@ _text = lru_cache(64)(str)
 
 
 @lru_cache(1024)
-def _compiled_part(config: Compiled) -> Hashable:
+def _compiled_part(config: Config) -> Hashable:
     return config.compiled
 
 

@@ -36,13 +36,7 @@ from sparsetir.runtime.pipeline import Stages, lower
 from sparsetir.schedules.gpu.row_tables import BINS, Bin, RowTables, rows_program
 from sparsetir.schedules.gpu.sparse_results import TermLanes
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.operators.sparse_results import (
-    KRON,
-    SparseResult,
-    combined_program,
-    kron_program,
-    product_program,
-)
+from sparsetir.schedules.operators.sparse_results import KRON, SparseResult
 from sparsetir.schedules.targets import host_target
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.index_arrays import row_numbers
@@ -53,15 +47,6 @@ FEW = 6  # terms per element, below which the order of visits is faster
 
 class SparsePlan(Plan):
     """A plan of a product or sum of sparse matrices; call it with values.
-
-    Parameters
-    ----------
-    wanted : request
-        The operator and its matrices.
-    config : Assembled
-        The way to compute results.
-    chosen_by : {"user", "record", "default"}
-        The same as for :class:`Plan`.
 
     Attributes
     ----------
@@ -76,14 +61,11 @@ class SparsePlan(Plan):
 
     def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
         wanted.template(config)  # raises for other configs
-        self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
-        self.config, self.chosen_by = config, chosen_by
-        self.launches, self.needs_values, self.arranges_values = 1, False, False
-        self.repeats, self.compile_seconds = False, 0.0
+        self._name(wanted, config, chosen_by)
 
     def _bind(self, wanted: Request) -> None:
         start, problem, config = time.perf_counter(), wanted.problem, self.config
-        self._wanted, self.problem, matrices = wanted, problem, wanted.matrices
+        self._wanted, self.problem, matrices = wanted, problem, wanted.matrix
         self._dtype, self._result = np.dtype(problem.dtype), np.dtype(problem.result)
         each = [_copy(csr(x), problem.idtype, self._dtype) for x in matrices.each]
         mask = None if matrices.mask is None else _copy(csr(matrices.mask), problem.idtype)
@@ -200,20 +182,9 @@ class SparsePlan(Plan):
         return Numeric(kernel, named, "out")
 
     def _kernel_of(self, gathered: bool) -> AssembledKernel:
-        problem, target = self.problem, self._wanted.target
-        target = None if target is host_target() else target
-        types = problem.dtype, problem.sums, problem.idtype
-        if problem.how == KRON:
-            return kernel_of(kron_program, *types, target=target)
-        if problem.is_product:
-            return kernel_of(product_program, problem.how, *types, target=target)
-        how = problem.how, problem.count, gathered
-        return kernel_of(combined_program, *how, *types, target=target)
-
-    @property
-    def padding(self) -> float:
-        """Always 0, as matrices are in CSR."""
-        return 0.0
+        target = self._wanted.target
+        on = None if target is host_target() else target
+        return kernel_of(*self.problem.made_by(gathered), target=on)
 
     @property
     def pattern(self) -> Pattern:
@@ -334,15 +305,6 @@ class ValuesPlan(Plan):
 
     The pattern is computed on the CPU, once. Calls map values of all matrices to the result's.
 
-    Parameters
-    ----------
-    wanted : request
-        The operator and its matrices.
-    config : ElementThreads or TermLanes
-        The config of the kernel.
-    chosen_by : {"user", "default"}
-        The same as for :class:`Plan`.
-
     Attributes
     ----------
     pattern : Pattern
@@ -350,7 +312,7 @@ class ValuesPlan(Plan):
     """
 
     def __init__(self, wanted: Request, config: Any, chosen_by: str = "user") -> None:
-        start, mask = time.perf_counter(), wanted.matrices.mask
+        start, mask = time.perf_counter(), wanted.matrix.mask
         if mask is None:
             on_host = replace(wanted, target=host_target())
             self.pattern = SparsePlan(on_host, Assembled(kept=False)).pattern
@@ -367,11 +329,11 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
 
     listed : whether a product's terms are listed
     """
-    problem, each = wanted.problem, wanted.matrices.each
+    problem, each = wanted.problem, wanted.matrix.each
     if pattern.nnz > INT32:
         problem = replace(problem, idtype="int64")
     matrices = [_copy(csr(x), problem.idtype) for x in each]
-    m, n = wanted.matrices.result_shape(wanted.name)
+    m, n = wanted.matrix.result_shape(wanted.name)
     out = _copy(Csr(pattern.indptr, pattern.columns, None, (m, n)), problem.idtype)
     sizes: dict[str, Any] = {}
     if wanted.problem.is_product:
@@ -464,15 +426,6 @@ class RowTablesPlan(Plan):
     The GPU counts elements and fills rows: once for the pattern, and again for the values of each
     call. With a mask there is nothing to count.
 
-    Parameters
-    ----------
-    wanted : request
-        The operator and its matrices.
-    config : RowTables
-        The config of the kernels.
-    chosen_by : {"user"}
-        The same as for :class:`Plan`.
-
     Attributes
     ----------
     pattern : Pattern
@@ -482,15 +435,13 @@ class RowTablesPlan(Plan):
     def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
         wanted.template(config)  # raises for other configs
         self._set_device(wanted)
-        self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
-        self.config, self.chosen_by = config, chosen_by
-        self.needs_values, self.arranges_values, self.repeats = True, False, False
-        self.compile_seconds = 0.0
+        self._name(wanted, config, chosen_by)
+        self.needs_values = True
 
     def _bind(self, wanted: Request) -> None:
-        start, each = time.perf_counter(), [csr(x) for x in wanted.matrices.each]
-        m, n = wanted.matrices.result_shape(wanted.name)
-        wanted_mask = wanted.matrices.mask
+        start, each = time.perf_counter(), [csr(x) for x in wanted.matrix.each]
+        m, n = wanted.matrix.result_shape(wanted.name)
+        wanted_mask = wanted.matrix.mask
         known = None if wanted_mask is None else csr(wanted_mask)
         (left, right, mask), columns, _ = factors(wanted.name, each, known, False)
         self._target, self._dtype = wanted.target, wanted.problem.dtype
@@ -562,11 +513,6 @@ class RowTablesPlan(Plan):
         kernel = compiled((RowTables, size, *how), self._target, stages)
         self.compile_seconds += time.perf_counter() - start
         return kernel
-
-    @property
-    def padding(self) -> float:
-        """Always 0, as matrices are in CSR."""
-        return 0.0
 
     def __call__(self, *values: Any, out: Any = None) -> Any:
         """Compute the result's values from those of both matrices.

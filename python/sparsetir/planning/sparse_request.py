@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from tvm.target import Target
 
 from sparsetir.data.sources import VALUE_DTYPES
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.planning.request import About, Common, OneByOne, Request
+from sparsetir.planning.request import Request
 from sparsetir.planning.sparse_results import (
     INT32,
     PRODUCTS,
@@ -16,7 +17,7 @@ from sparsetir.planning.sparse_results import (
     elements_pay,
     how_computed,
 )
-from sparsetir.records.task import Config, Matrices
+from sparsetir.records.task import Config, Matrices, of_threads, statistics
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.gpu.row_tables import RowTables, dtypes_of
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
@@ -29,7 +30,7 @@ from sparsetir.schedules.templates.sparse_results import Assembled, branch
 GPU_DTYPES = ("float32", "float64", "int32", "int64")  # types of atomic additions
 
 
-class OnMatrices(OneByOne):
+class OnMatrices(Request):
     """A request whose configs are chosen by the amount of work."""
 
     def check(self, config: Config) -> None:
@@ -39,7 +40,7 @@ class OnMatrices(OneByOne):
         if isinstance(config, RowTables):
             expected = self._without_tables()
         if isinstance(config, Assembled) and (config.listed or config.dotted):
-            masked = self.matrices.mask is not None
+            masked = self.matrix.mask is not None
             name = "listed" if config.listed else "dotted"
             known = masked or (config.listed and config.kept)
             if not product:
@@ -60,16 +61,27 @@ class OnMatrices(OneByOne):
             return f"ElementThreads or TermLanes but for {', '.join(dtypes)} with '{problem.how}'"
         return ""
 
-    def about(self) -> About:
-        masked = "-masked" * (self.matrices.mask is not None)
-        return About(self.operator.name, f"{self.problem.how}{masked}", None)
+    def about(self) -> tuple[str, str, int | None]:
+        masked = "-masked" * (self.matrix.mask is not None)
+        return self.operator.name, f"{self.problem.how}{masked}", None
+
+    def traits(self) -> dict[str, float]:
+        return statistics(self.matrix.each[0])
+
+    def title(self, name: str = "") -> str:
+        on = f" on {name}" if name else ""
+        shapes = [(*x.shape, x.nnz) for x in self.matrix.each]
+        sizes = [f"{m:,} x {n:,}, {nnz:,} elements" for m, n, nnz in shapes]
+        words = [self.problem.how, *["masked"] * (self.matrix.mask is not None)]
+        words += [self.problem.result, *of_threads(self)]
+        return f"{self.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
 
     def on_gpu(self) -> list[Config]:
         configs: list[Config] = [ElementThreads(), ElementThreads(64), ElementThreads(256)]
         return [*configs, *map(TermLanes, (1, 4, 8, 32))] if self.problem.is_product else configs
 
     def tried(self) -> Branch:
-        (each, mask), how, dotted = self.matrices, self.problem.how, False
+        (each, mask), how, dotted = self.matrix, self.problem.how, False
         if self.problem.is_product and mask is not None:
             dotted = elements_pay(csr(each[0]), csr(each[1]), csr(mask), self.name == "inner")
         sums, parallel = how in ("add", "subtract"), self.threads > 1
@@ -83,12 +95,13 @@ def sparse_request(
     matrix: object,
     feat: object = None,
     *more: object,
-    common: Common,
+    target: Target,
+    threads: int,
+    dtype: str | None = None,
     semiring: str = "plus_times",
     mask: object = None,
 ) -> Request:
     """See :func:`sparsetir.planning.plan.requested`."""
-    dtype, _, target, threads = common
     operator = OF_MATRICES[op]
     sums = {"spgemm": "matmul", **ELEMENTWISE}.get(op, op)
     if feat is None:

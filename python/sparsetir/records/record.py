@@ -13,8 +13,8 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from sparsetir._versions import VERSIONS
-from sparsetir.records.task import Tunable, device_name
-from sparsetir.schedules.targets import is_gpu, resolve_target
+from sparsetir.records.task import Task, device_name, fingerprint, shape_class
+from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,24 @@ class Key:
     fingerprint: str
 
     @staticmethod
-    def of(task: Tunable, device: str | None = None) -> Key:
-        """The key of a task.
+    def of(task: Task, device: str | None = None) -> Key:
+        """The key of an operator's task; device : see :meth:`on`."""
+        return Key.on(
+            task.target, task.threads, device, op=task.op, dtype=task.dtype, reduce=task.reduce,
+            heads=None if task.heads is None else int(task.heads), feat=int(task.feat),
+            shape_class=shape_class(task), fingerprint=fingerprint(task.matrix),
+        )  # fmt: skip
+
+    @staticmethod
+    def on(target: TargetLike, threads: int, device: str | None = None, **fields: Any) -> Key:
+        """The key of the other fields on a target.
 
         device : by default this machine's; its name where another machine measures
         """
-        target = resolve_target(task.target)
-        return Key(
-            **task.identity(),
-            threads=0 if is_gpu(target) else int(task.threads),
-            target=str(target),
-            device=device_name(target) if device is None else device,
-        )
+        target = resolve_target(target)
+        number = 0 if is_gpu(target) else int(threads)
+        device = device_name(target) if device is None else device
+        return Key(**fields, threads=number, target=str(target), device=device)
 
     def text(self) -> str:
         """A readable line that is unique to the key, as it ends in the hash of all fields."""

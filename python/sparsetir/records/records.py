@@ -22,10 +22,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from math import inf, log2
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from sparsetir.records.record import Key, Record, best_of_each, record_from_data, record_to_data
-from sparsetir.records.task import Config, Sizes, Task, Tunable, fingerprint, shape_class
+from sparsetir.records.task import Config, Sizes, Task, fingerprint, shape_class
 from sparsetir.runtime.file_errors import as_path, first_line, write_whole
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import from_data
@@ -344,14 +344,16 @@ def by_record(
     return _made(recorded_config(task, pattern), make)
 
 
-def program_by_record(task: Tunable, like: Hashable, make: Callable[[Config], T]) -> T | None:
+def program_by_record(
+    key: Callable[[], Key], like: Hashable, make: Callable[[Config], T]
+) -> T | None:
     """Do the same as :func:`by_record` for a program with its arguments.
 
-    like : equal for tasks that differ in the fingerprint alone; quicker to make than the key
+    key : returns the key
+    like : equal for keys that differ in the fingerprint alone; quicker to make
     """
-
-    configs = _configs(("program", like), lambda records: records.best_by_fingerprint(Key.of(task)))
-    return _made(_known(configs, lambda: task.identity()["fingerprint"]), make)
+    configs = _configs(("program", like), lambda records: records.best_by_fingerprint(key()))
+    return _made(_known(configs, lambda: key().fingerprint), make)
 
 
 def _made(config: Config | None, make: Callable[[Config], T]) -> T | None:
@@ -418,8 +420,7 @@ def _configs(like: Hashable, read: Callable[[Records], Mapping[str, Record]]) ->
 
 def _read(records: Records, task: Task) -> Mapping[str, Record]:
     """Read the configs of :func:`recorded_configs` from the file."""
-    sizes = Sizes(task.matrix.shape, task.matrix.nnz)
-    key = Key.of(replace(task, matrix=cast(Any, sizes)))
+    key = Key.of(replace(task, matrix=Sizes(task.matrix.shape, task.matrix.nnz)))
     best = records.best_by_fingerprint(key)
     if task.feat == 1 and task.op in ALIKE:
         best = {**records.best_by_fingerprint(replace(key, op=ALIKE[task.op])), **best}

@@ -4,10 +4,10 @@ tell matrices and machines apart or liken them."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,125 +16,45 @@ import tvm
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.machine import this_machine
+from sparsetir.schedules import arguments
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.targets import (
+    TargetLike,
     cpu_name,
     distinctive_features,
     host_features,
     host_target,
     is_gpu,
 )
+from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.index_arrays import index_type
 
 OK = "ok"
 PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end
 # The others are failures.
 STATES = (OK, PRUNED, "wrong", "failed", "crashed", "hung", "out of memory")
-
-
-class Compiled(Protocol):
-    """Interface of all templates' configs."""
-
-    @property
-    def compiled(self) -> Hashable:
-        """The fields that a kernel depends on."""
-        ...
-
-
-class Config(Compiled, Protocol):
-    """Interface of a template's configs for plans."""
-
-    def tiles(self, feat: int, /) -> int:
-        """Tiles of so many features; raises ScheduleError for those that it does not serve."""
-        ...
-
-
-class Tunable(Protocol):
-    """Interface of a search's subject for measurers, records and reports; workers get it by pickle.
-
-    :class:`Task` is an operator, :class:`sparsetir.tuning.program.ProgramTask` a user's function.
-    """
-
-    @property
-    def target(self) -> str | Mapping[str, object]:
-        """A text or a dict of texts, which JSON can hold."""
-        ...
-
-    @property
-    def threads(self) -> int:
-        """The CPU's threads."""
-        ...
-
-    def identity(self) -> dict[str, Any]:
-        """The fields of a :class:`sparsetir.records.record.Key` but target, threads and device."""
-        ...
-
-    def statistics(self) -> dict[str, float]:
-        """Numbers whose differences tell how similar two tasks of this kind are."""
-        ...
-
-    def title(self, name: str = "") -> str:
-        """A line for people; name : the name of the data."""
-        ...
+Config: TypeAlias = arguments.Config | Choices  # of all templates
 
 
 @dataclass(frozen=True)
 class Task:
-    """An operator on a matrix; fields as the arguments of :func:`sparsetir.plan`.
+    """An operator on a matrix, by which records are looked up.
 
-    dtype : a name; target : a text or a dict of texts, which JSON can hold; threads : a number
+    The fields are arguments of :func:`sparsetir.plan`; of the matrix its sizes may be enough.
     """
 
     op: str
-    matrix: SparseMatrix
+    matrix: Any
     feat: int
     dtype: str
     reduce: str = "sum"
     heads: int | None = None
-    target: str | Mapping[str, object] = "llvm"
+    target: TargetLike = "llvm"
     threads: int = 1
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of `plan` and `plan_candidates` beside op, matrix and feat."""
-        return {
-            "dtype": self.dtype,
-            "reduce": self.reduce,
-            "heads": self.heads,
-            "target": self.target,
-            "threads": self.threads,
-        }
 
-    def identity(self) -> dict[str, Any]:
-        """See :class:`Tunable`."""
-        return {
-            "op": self.op,
-            "dtype": self.dtype,
-            "reduce": self.reduce,
-            "heads": None if self.heads is None else int(self.heads),
-            "feat": int(self.feat),
-            "shape_class": shape_class(self),
-            "fingerprint": fingerprint(self.matrix),
-        }
-
-    def statistics(self) -> dict[str, float]:
-        """See :class:`Tunable`."""
-        return statistics(self.matrix)
-
-    def title(self, name: str = "") -> str:
-        """See :class:`Tunable`."""
-        m, n = self.matrix.shape
-        on = f" on {name}" if name else ""
-        words = [] if OPERATORS[self.op].vectors else [f"{self.feat} features"]
-        words += [self.reduce] if self.reduce != "sum" else []
-        words += [f"{self.heads} heads"] if self.heads is not None else []
-        words += [self.dtype, *of_threads(self)]
-        return f"{self.op}{on} ({m:,} x {n:,}, {self.matrix.nnz:,} elements), {', '.join(words)}"
-
-
-def of_threads(task: Tunable) -> list[str]:
+def of_threads(task: Any) -> list[str]:
     """The number of threads for people; empty for a GPU, which it does not concern."""
     if "cuda" in str(task.target):
         return []

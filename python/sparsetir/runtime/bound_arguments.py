@@ -13,7 +13,8 @@ from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
-FILLED = ("float16", "float32", "float64")  # types of missing arrays that get random numbers
+# Types of missing arrays that get random numbers.
+FILLED = ("float16", "bfloat16", "float32", "float64")
 
 
 def bound_arguments(
@@ -59,8 +60,9 @@ def bound_arguments(
         if min(expected, default=0) < 0:
             raise ValueError(f"{who}: '{names[i]}': expected lengths of 0 or more, got {expected}")
         if i in missing:
-            random = None if i in signature.outputs else rng
-            filled = np.zeros(expected) if random is None else random.standard_normal(expected)
+            filled = np.zeros(expected)
+            if rng is not None and i not in signature.outputs:  # far enough from zero to divide by
+                filled = rng.uniform(0.5, 1, expected) * rng.choice([-1, 1], expected)
             values[i] = filled.astype(signature.dtypes[i])
             continue
         values[i] = signature.view(i, values)

@@ -1,12 +1,4 @@
-"""Measured operators: their operands, exact results, and prepared configs.
-
-spmm : C = A B, B (n, d), C (m, d); also the mean or maximum of what a sum would add up
-sddmm : OUT[i, j] = X[i] . Y[j] where A has an element, X (m, d), Y (n, d), OUT (nnz,); values of A
-    play no part, as in torch.sparse.sampled_addmm
-spmv : y = A x
-
-With heads, all dense arrays have them as a first dimension, and share the matrix.
-"""
+"""Measured operators: their operands, exact results, and configs made ready."""
 
 from __future__ import annotations
 
@@ -16,64 +8,20 @@ from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
-import scipy.sparse as sp
 import tvm
 
 from sparsetir.data.sparse_tensor import SparseMatrix
-from sparsetir.planning.plan import plan_of, requested
+from sparsetir.planning.plan import plan_of
+from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
-from sparsetir.records.task import Config, Task
+from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import CACHE_LINE, is_array, itemsize, memory
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.schedules.operators.operands import MOST_EXACT, Check, rounded
-from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.operators.registry import OPERATORS
+from sparsetir.schedules.operators.operands import Check
+from sparsetir.schedules.targets import TargetLike
 
 SEED = 0
 Array: TypeAlias = np.ndarray | tvm.runtime.Tensor
-
-
-@dataclass(frozen=True)
-class Case:
-    """One operator on one matrix.
-
-    matrix : CSR, float32 values (float64 for the dtype float64), int32 indices
-    operands : (B,), (X, Y) or (x,), of the type of the values, with numbers that are exact in the
-        dtype
-    reduce, heads : as for `sparsetir.plan`
-    """
-
-    op: str
-    matrix: sp.csr_array
-    feat: int
-    dtype: str
-    operands: tuple[np.ndarray, ...]
-    reduce: str = "sum"
-    heads: int | None = None
-
-    @property
-    def problem(self) -> Any:
-        """The problem that a kernel is compiled for."""
-        return OPERATORS[self.op].compiled_for(self.dtype, self.reduce, self.heads is not None)
-
-
-def make(
-    op: str,
-    matrix: sp.csr_array,
-    feat: int,
-    dtype: str,
-    reduce: str = "sum",
-    heads: int | None = None,
-) -> Case:
-    """Make a case with random operands, and the matrix's values rounded to the dtype."""
-    feat = 1 if OPERATORS[op].vectors else feat
-    case = Case(op, matrix, feat, dtype, (), reduce, heads)
-    rng = np.random.default_rng(1)
-    operands = OPERATORS[op].operands(case.problem, matrix.shape, case.feat, heads, rng)
-    if dtype != "float32":
-        data = rounded(matrix.data, dtype)
-        matrix = sp.csr_array((data, matrix.indices, matrix.indptr), shape=matrix.shape)
-    return replace(case, matrix=matrix, operands=operands)
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
@@ -94,32 +42,14 @@ def array(values: np.ndarray, dtype: str, device: object = None) -> Array:
 
 
 def numbers(result: Array) -> np.ndarray:
-    """Convert a result of :func:`array` to float32 or float64 of NumPy."""
+    """Convert a result of :func:`array` to NumPy: integers, float64, or else float32."""
     values = result if isinstance(result, np.ndarray) else result.numpy()
-    return values if values.dtype == np.float64 else values.astype("float32")
-
-
-class Reference(Check):
-    """The exact result of a case in float64, and its tolerance."""
-
-    def __init__(self, case: Case, most_exact: int = MOST_EXACT) -> None:
-        a = case.matrix
-        pattern = CsrPattern(a.indptr, a.indices, a.shape)
-        operator = OPERATORS[case.op]
-        super().__init__(operator, case.problem, pattern, a.data, case.operands, most_exact)
-
-
-def first_wrong(right: np.ndarray, got: np.ndarray, want: np.ndarray) -> str | None:
-    """A text with the number of wrong elements and the first of them; None if all are right."""
-    if right.all():
-        return None
-    place = tuple(int(n) for n in np.unravel_index(int(right.argmin()), right.shape))
-    text = f"{got[place]:.6g}, not {want[place]:.6g}"
-    return f"{(~right).sum()} of {right.size} wrong, the first at {list(place)}: {text}"
+    kept = values.dtype == np.float64 or values.dtype.kind in "iub"
+    return values if kept else values.astype("float32")
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Candidate:
     """A config ready to be measured.
 
     call : runs it once; wrong : returns an error in the first call's result, or None
@@ -132,58 +62,55 @@ class Prepared:
     about: dict[str, Any]
 
 
-def case_of(task: Task) -> Case:
-    """Make a case from a task, with random operands and values; ones, as many graphs have, would
-    hide a wrong order.
+class Case:
+    """What a worker measures: arguments, the expected result, and configs made ready."""
+
+    target: TargetLike
+
+    def prepared(self, config: Config, device: object = None) -> Candidate:
+        """Make a config ready, with the arguments on a device (None: this CPU)."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Free the data of single candidates, where any is kept."""
+
+
+class OperatorCase(Case):
+    """A request with random values and operands, and a check of results.
+
+    Values are random as ones, which many graphs have, would hide a wrong order.
     """
-    pattern, rng = task.matrix.pattern, np.random.default_rng(SEED)
-    kind = "float64" if task.dtype == "float64" else "float32"
-    values = rng.random(task.matrix.nnz, kind) * 2 - 1
-    matrix = sp.csr_array((values, pattern.columns, pattern.indptr), shape=task.matrix.shape)
-    return make(task.op, matrix, task.feat, task.dtype, task.reduce, task.heads)
 
-
-class OperatorCase:
-    """A task as a case, with a check of results.
-
-    matrix : the pattern of the task's, with the values of the case
-    request : the request that all plans are made from
-    """
-
-    def __init__(self, task: Task) -> None:
-        self.task, self.case = task, case_of(task)
+    def __init__(self, request: Request) -> None:
+        operator, problem, matrix = request.operator, request.problem, request.matrix
+        values = operator.values(problem, matrix.nnz, None, np.random.default_rng(SEED))
+        self.matrix: SparseMatrix = matrix.with_values(values)
+        self.request, self.target = replace(request, matrix=self.matrix), request.target
+        sizes = matrix.shape, request.feat, request.callers["heads"]
+        self.operands = operator.operands(problem, *sizes, np.random.default_rng(1))
+        self.check = Check(operator, problem, self.request.pattern, values, self.operands)
         self._placed: list[Array] | None = None
-        self.matrix: SparseMatrix = task.matrix.with_values(self.case.matrix.data)
-        self.request = requested(task.op, self.matrix, task.feat, **task.options)
-        self.check = Reference(self.case)
 
-    def prepared(self, config: Config, device: object = None) -> Prepared:
-        """Prepare a config as a plan, with the operands on a device (None: this CPU)."""
-        plan = plan_of(self.request, config)
+    def prepared(self, config: Config, device: object = None) -> Candidate:
+        plan, dtype = plan_of(self.request, config), self.request.problem.dtype
         about = {**costs(plan), "bytes": stored_bytes(plan)}
-        operands = self._on(device)
-        out = array(np.full(self.check.shape, np.nan), self.task.dtype, device)
+        if self._placed is None:  # moved once for all configs
+            self._placed = [array(x, dtype, device) for x in self.operands]
+        operands, out = self._placed, array(np.full(self.check.shape, np.nan), dtype, device)
 
         def call() -> None:
             plan(*operands, out=out)
 
-        return Prepared(call, lambda: self.check.error(numbers(out)), plan.kernel, about)
-
-    def _on(self, device: object) -> list[Array]:
-        """The operands on a device, moved once for all configs."""
-        if self._placed is None:
-            self._placed = [array(x, self.task.dtype, device) for x in self.case.operands]
-        return self._placed
+        return Candidate(call, lambda: self.check.error(numbers(out)), plan.kernel, about)
 
     def release(self) -> None:
-        """Drop the conversions of the pattern."""
-        self.matrix.clear_cache()
+        self.matrix.clear_cache()  # of conversions
 
 
-def costs(compiled: Any) -> dict[str, Any]:
-    """Fields of an Outcome from a plan or a :class:`sparsetir.tuning.remote.Compiled`."""
+def costs(plan: Plan) -> dict[str, Any]:
+    """Fields of an Outcome from a plan."""
     names = ("compile_seconds", "convert_seconds", "padding", "launches")
-    return {name: getattr(compiled, name) for name in names}
+    return {name: getattr(plan, name) for name in names}
 
 
 def stored_bytes(plan: Plan) -> int:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.machine import this_machine
-from sparsetir.records.task import Config, Outcome, Reference, Tunable
+from sparsetir.planning.request import Request
+from sparsetir.records.task import Config, Outcome, Reference
 from sparsetir.runtime import pool
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search import configs
 from sparsetir.schedules.targets import is_gpu, resolve_target
 from sparsetir.tuning.process import THREADS, Ended, Process
+from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.remote import Remote
 
 START_LIMIT = 600.0  # seconds for a worker to load everything and compute the exact result
@@ -46,7 +48,7 @@ class Measurer:
 
     def __init__(
         self,
-        task: Tunable,
+        task: Request | ProgramTask,
         *,
         time_limit: float = 60.0,
         memory_limit: int | None = None,

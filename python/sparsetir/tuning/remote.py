@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
@@ -32,7 +32,7 @@ from sparsetir.runtime.file_errors import first_line
 from sparsetir.runtime.pipeline import compile_stages
 from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.tuning.case import Array, OperatorCase, array, costs, numbers
+from sparsetir.tuning.case import Array, OperatorCase, array, numbers
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
 KERNEL = "kernel"  # the name of the function in the library
@@ -63,22 +63,17 @@ class RemoteError(RuntimeError):
     """Raised if the tracker cannot be reached, or lacks the device."""
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Library(NamedTuple):
     """A config compiled for a device that may be remote.
 
     arguments : the kernel's by name: NumPy arrays and numbers, without operands and result
-    bytes : bytes of these arrays
+    about : fields of its Outcome
     """
 
     executable: tvm.runtime.Executable
     signature: Signature
     arguments: dict[str, Any]
-    bytes: int
-    padding: float
-    launches: int
-    compile_seconds: float
-    convert_seconds: float
+    about: dict[str, Any]
 
 
 class RemoteDevice:
@@ -93,16 +88,18 @@ class RemoteDevice:
         self._session: Any = None
         self._uploads = 0
         self._tracker()
-        # The reference of the last measurement.
-        self._beside: tuple[Config, Compiled] | None = None
+        self._beside: tuple[Reference, Library] | None = None
 
     def begin(self, time_limit: float, reference: Reference | None = None) -> None:
         """Compile the reference and wait for the device.
 
         Raises RemoteError if it is missing.
         """
-        if reference is not None and (self._beside is None or self._beside[0] != reference.config):
-            self._beside = reference.config, compiled(self.case, reference.config)
+        kept, self._beside = self._beside, None
+        if reference is not None:
+            same = kept if kept is not None and kept[0].config == reference.config else None
+            made = compiled(self.case, reference.config) if same is None else same[1]
+            self._beside = reference, made
         tracker = self._tracker()
         try:
             self._session = tracker.request(
@@ -113,12 +110,10 @@ class RemoteDevice:
         finally:
             tracker.close()
 
-    def measure(
-        self, config: Config, best: float | None, reference: Reference | None = None
-    ) -> Outcome:
-        """Check and time a config; reference : the same as for :meth:`begin`."""
+    def measure(self, config: Config, best: float | None) -> Outcome:
+        """Check and time a config, in turns with the reference if there is one."""
         case, made = self.case, compiled(self.case, config)
-        about = {**costs(made), "bytes": made.bytes}
+        about = made.about
         try:
             module = self._uploaded(made)
             arguments, out = self._arguments(made)
@@ -127,8 +122,9 @@ class RemoteDevice:
             if wrong:
                 return Outcome("wrong", message=wrong, **about)
             timers, seconds = [self._timer(module, arguments)], None
-            if reference is not None and self._beside is not None:
-                beside, seconds = self._beside[1], reference.seconds
+            if self._beside is not None:
+                reference, beside = self._beside
+                seconds = reference.seconds
                 timers.append(self._timer(self._uploaded(beside), self._arguments(beside)[0]))
             return replace(_timed(timers, best, seconds), **about)
         except Exception as error:
@@ -173,7 +169,7 @@ class RemoteDevice:
         wanted = self.case.request
         return self._session.device(wanted.target.kind.name if wanted.gpu else "cpu", 0)
 
-    def _uploaded(self, made: Compiled) -> tvm.runtime.Module:
+    def _uploaded(self, made: Library) -> tvm.runtime.Module:
         from tvm.support import cc
 
         self._uploads += 1
@@ -185,11 +181,11 @@ class RemoteDevice:
             self._session.upload(str(library))
         return self._session.load_module(name)
 
-    def _arguments(self, made: Compiled) -> tuple[list[object], Array]:
+    def _arguments(self, made: Library) -> tuple[list[object], Array]:
         """The kernel's arguments, with arrays on the device; and its output array."""
         signature, device = made.signature, self._device()
         names = self.case.request.operator.names
-        operands = dict(zip(names, self.case.case.operands, strict=True))
+        operands = dict(zip(names, self.case.operands, strict=True))
         named = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
         values = [named[name] for name in signature.passed]
         for i, (name, value) in enumerate(zip(signature.passed, values, strict=True)):
@@ -231,7 +227,7 @@ def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> Ou
     return summary(OK, [turn(number, repeat) for _ in range(TURNS)], seconds)
 
 
-def compiled(case: OperatorCase, config: Config) -> Compiled:
+def compiled(case: OperatorCase, config: Config) -> Library:
     """Compile a config, and arrange the pattern for it, like :class:`sparsetir.Plan`.
 
     A plan also loads the kernel, which works only on the target machine.
@@ -254,8 +250,9 @@ def compiled(case: OperatorCase, config: Config) -> Compiled:
     convert_seconds = time.perf_counter() - start
     places = {n: signature.position[n] for n in signature.passed if is_array(arguments.get(n))}
     size = sum(arguments[n].size * itemsize(signature.dtypes[i]) for n, i in places.items())
-    return Compiled(
-        executable, signature, arguments, size, arranged.stored.padding,
-        count_launches(stages["II scheduled"]) if wanted.gpu else 1, compile_seconds,
-        convert_seconds,
-    )  # fmt: skip
+    about = {
+        "compile_seconds": compile_seconds, "convert_seconds": convert_seconds, "bytes": size,
+        "padding": arranged.stored.padding,
+        "launches": count_launches(stages["II scheduled"]) if wanted.gpu else 1,
+    }  # fmt: skip
+    return Library(executable, signature, arguments, about)

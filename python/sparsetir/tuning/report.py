@@ -204,9 +204,9 @@ def _subject(tuned: Search, best: Trial | None, graph: str) -> list[Section]:
         elif best is not None:
             found.append(Section("Its best schedule", ["The default one."]))
         return found
-    assert isinstance(tuned, Tuned | TunedSparse)
+    assert isinstance(tuned, Tuned)
     several = isinstance(tuned, TunedSparse)
-    matrix = tuned.task.request.matrices.each[0] if several else tuned.task.matrix
+    matrix = tuned.task.matrix.each[0] if several else tuned.task.matrix
     found = [Section("The matrix", picture=charts.picture_of_pattern(matrix, graph))]
     if best is None:
         return found

@@ -63,10 +63,6 @@ class ScheduleRef:
         text = Path(self.file).read_bytes()
         return hashlib.blake2b(f"{self.name}\n".encode() + text, digest_size=16).hexdigest()
 
-    def data(self) -> dict[str, str]:
-        """The fields as a dict for JSON."""
-        return {"module": self.module, "file": self.file, "name": self.name}
-
 
 def module_ref(what: str, module: ModuleType) -> str:
     """The name of a module, or the path of its file, for :func:`load_module`.

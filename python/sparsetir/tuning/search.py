@@ -15,12 +15,12 @@ import tvm
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.extras import need
 from sparsetir.formats.format import REGISTRY
+from sparsetir.planning.request import Request
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import RecordError, Records
-from sparsetir.records.task import Config, Task, Tunable
+from sparsetir.records.task import Config
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
@@ -28,6 +28,7 @@ from sparsetir.schedules.templates.registry import TEMPLATES, templates_for
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.origins import ORIGINS
 from sparsetir.tuning.measure import START_LIMIT, Measurer, cores_for
+from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.schedule_ref import importing, module_ref
 from sparsetir.tuning.sought import check_numbers, of_operator, of_program, refuse_options
@@ -278,14 +279,13 @@ def tune(
     if isinstance(op, str):
         refuse_options(f"'{op}'", {"schedule": schedule, "space": space})
         device = None if remote is None else remote.key
-        sought = of_operator(op, matrix, feat, *more, device=device, **on, **own)
-        if not isinstance(sought.tuned, Tuned):
+        tuned, found, first = of_operator(op, matrix, feat, *more, device=device, **on, **own)
+        if type(tuned) is not Tuned:
             refuse_options(f"'{op}'", plugged_in)
     else:
         refuse_options("a function", {"feat": feat, "more": more or None, **own, **plugged_in})
-        sought = of_program(op, matrix, schedule, space, **on)
-    tuned, found, kept = sought.tuned, sought.space, _records(records)
-    first = list(sought.candidates)
+        tuned, found, first = of_program(op, matrix, schedule, space, **on)
+    kept = _records(records)
     if transfer and kept is not None:
         # The default stays first.
         first[1:1] = _from_neighbours(kept, tuned, found)
@@ -324,14 +324,13 @@ def tune(
     return tuned
 
 
-def _plug_ins(task: Tunable) -> list[str]:
+def _plug_ins(task: Request | ProgramTask) -> list[str]:
     """The users' modules that register an operator's formats and templates, for the workers."""
-    if not isinstance(task, Task):
+    if isinstance(task, ProgramTask) or task.operator.on != "matrix":
         return []
-    problem = OPERATORS[task.op].compiled_for(task.dtype, task.reduce, task.heads is not None)
-    templates = templates_for(problem, is_gpu(resolve_target(task.target)))
+    templates = templates_for(task.problem, task.gpu)
     kinds = [*(t.config for t in templates), *(entry.kind for entry in REGISTRY.values())]
-    names = {task.op: task.op, **{kind: kind.__name__ for kind in kinds}}
+    names = {task.name: task.name, **{kind: kind.__name__ for kind in kinds}}
     return [module_ref(name, ORIGINS[x]) for x, name in names.items() if x in ORIGINS]
 
 
@@ -388,7 +387,7 @@ def _trials_file(records: Records | None) -> Path | None:
 def _from_neighbours(records: Records, tuned: Search, space: Space) -> list[Config]:
     """The best configs for similar data that are in this space."""
     configs = []
-    for record in records.neighbours(tuned.key, tuned.task.statistics(), NEIGHBOURS):
+    for record in records.neighbours(tuned.key, tuned.task.traits(), NEIGHBOURS):
         try:
             config = from_data(record.config)
         except ValueError as error:  # of another version
@@ -399,7 +398,7 @@ def _from_neighbours(records: Records, tuned: Search, space: Space) -> list[Conf
     return configs
 
 
-def _places(workers: int, task: Tunable) -> list[dict[str, Any]]:
+def _places(workers: int, task: Request | ProgramTask) -> list[dict[str, Any]]:
     """The options of each measurer that place it on its own cores, or its own GPU."""
     target = resolve_target(task.target)
     if workers == 1:
@@ -428,7 +427,7 @@ def _keep(records: Records, tuned: Search, graph: str) -> None:
     record = Record(
         tuned.key, to_data(best.config), outcome.seconds, tuned.default_seconds,
         outcome.compile_seconds, outcome.convert_seconds, outcome.padding, outcome.bytes,
-        statistics=tuned.task.statistics(), trials=len(tuned.trials), graph=graph,
+        statistics=tuned.task.traits(), trials=len(tuned.trials), graph=graph,
     )  # fmt: skip
     try:
         records.add(record)

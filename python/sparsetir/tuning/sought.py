@@ -1,19 +1,18 @@
-"""The target of a search: a task with its space, and the configs that it begins with."""
+"""Searches before their first trial: what is tuned, its space, and the configs to begin with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from tvm.target import Target
 
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import DEFAULTS, default_threads
-from sparsetir.records.record import Key
-from sparsetir.records.task import Config, Matrices
+from sparsetir.records.task import Config
 from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search.choose import candidates
@@ -26,22 +25,13 @@ from sparsetir.sparse_ir.index_arrays import is_integer
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.schedule_ref import ScheduleRef
-from sparsetir.tuning.sparse_case import SparseTask
 from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
 
 MOST_CONFIGS = 100_000  # of a space that is enumerated
 
 
-@dataclass(frozen=True)
-class Sought:
-    """A search before its first trial.
-
-    candidates : configs to start with, the default first
-    """
-
-    tuned: Search
-    space: Space
-    candidates: Sequence[Config]
+# A search, its space, and configs to start with, the default first.
+Sought: TypeAlias = tuple[Search, Space, list[Config]]
 
 
 def of_operator(
@@ -52,26 +42,25 @@ def of_operator(
     matrices, options : arguments of :func:`sparsetir.planning.plan.requested`
     """
     request = requested(op, *matrices, target=target, **options)
-    wanted, plain = request.whole, _plain_target(target)
-    if wanted.statistics is not None:
-        task = replace(wanted.task(), target=plain)
-        configs = candidates(wanted.problem, wanted.given, wanted.target)
-        return Sought(Tuned(task, Key.of(task, device), [], configs[0]), wanted.space(), configs)
-    if wanted.gpu:
+    wanted, on = request.whole, request.operator.on
+    if wanted.gpu and on != "matrix":
         raise wrong("tune", "target", f"a CPU for '{op}'", wanted.target.kind.name)
-    if isinstance(wanted.matrix, Matrices):
-        task, default = SparseTask(request, plain), wanted.chosen()
-        return Sought(TunedSparse(task, Key.of(task), [], default), wanted.space(), [default])
+    key, space = request.key(device), wanted.space()
+    if on == "matrix":
+        configs = list(candidates(wanted.problem, wanted.statistics, wanted.target))
+        return Tuned(request, key, [], configs[0]), space, configs
+    default = wanted.chosen()
+    if on == "matrices":
+        return TunedSparse(request, key, [], default), space, [default]
     # Its plain program with arguments; plans look records up by the operator's own key.
-    default, space = wanted.chosen(), wanted.space()
     template = wanted.template(default)
-    program = template.program(wanted.problem), wanted.arguments(), template.apply
-    task = of_program(
-        *program, space.branches[0].choices, target=target, threads=request.threads
-    ).tuned.task
-    assert isinstance(task, ProgramTask)
-    tuned = TunedPlan(task, Key.of(request.task()), [], default, request=request)
-    return Sought(tuned, space, [default])
+    program = template.program(wanted.problem)
+    known = {**wanted.pattern.arguments(), **wanted.sizes}
+    known = {n: known[n] for p in program.params if (n := str(p.name)) in known}
+    arguments = bound_arguments(program, known, rng=np.random.default_rng(0))
+    schedule = ScheduleRef.of(template.apply)
+    task = ProgramTask(program, arguments, schedule, wanted.target, wanted.threads)
+    return TunedPlan(task, key, [], default, request=request), space, [default]
 
 
 def of_program(
@@ -100,11 +89,11 @@ def of_program(
     count = math.prod(len(values) for values in wanted.values())
     if count > MOST_CONFIGS:
         raise wrong("tune", "space", f"at most {MOST_CONFIGS:,} configs", f"{count:,}")
-    task = ProgramTask(program, bound, ref, _plain_target(target), threads)
+    task = ProgramTask(program, bound, ref, resolve_target(target), threads)
     make = together if schedule is None else lambda **chosen: Choices(chosen)
     branch = Branch("schedule", wanted, make)
     default = Choices()
-    return Sought(TunedProgram(task, Key.of(task), [], default), Space((branch,)), [default])
+    return TunedProgram(task, task.key(), [], default), Space((branch,)), [default]
 
 
 def _checked(choices: object) -> dict[str, tuple[object, ...]]:
@@ -189,10 +178,3 @@ def refuse_options(what: str, given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if value is not None and not (name in DEFAULTS and value == DEFAULTS[name]):
             raise ValueError(f"tune: argument '{name}': expected none for {what}, got {value!r}")
-
-
-def _plain_target(target: TargetLike) -> str | Mapping[str, object]:
-    """A target in a form that can be sent to other processes."""
-    if isinstance(target, str | dict):
-        return target
-    return {str(k): v for k, v in resolve_target(target).export().items()}

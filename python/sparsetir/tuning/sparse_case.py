@@ -1,11 +1,9 @@
-"""Tasks and measurements of products and sums of sparse matrices."""
+"""Measured products and sums of sparse matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,11 +12,11 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan_of
 from sparsetir.planning.request import Request
 from sparsetir.planning.sparse_results import csr, term_pairs
-from sparsetir.records.task import Config, Matrices, of_threads, statistics
+from sparsetir.records.task import Config
 from sparsetir.reductions import SEMIRINGS
-from sparsetir.schedules.operators.operands import TOLERANCES
+from sparsetir.schedules.operators.operands import TOLERANCES, first_wrong
 from sparsetir.schedules.operators.sparse_results import KRON, first_value
-from sparsetir.tuning.case import SEED, Prepared, costs, first_wrong
+from sparsetir.tuning.case import SEED, Candidate, Case, costs
 
 HOW = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 TIMES = {"*": np.multiply, "+": np.add, "and": np.logical_and}
@@ -28,64 +26,31 @@ BY_ELEMENT = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class SparseTask:
-    """An operator on sparse matrices; one of :class:`sparsetir.records.task.Tunable`.
+class SparseCase(Case):
+    """A request of sparse matrices with random values, and its result, in float64 by scipy."""
 
-    request : the request for a plan
-    target : that of :class:`sparsetir.records.task.Task`
-    """
-
-    request: Request
-    target: str | Mapping[str, object] = "llvm"
-
-    @property
-    def threads(self) -> int:
-        return self.request.threads
-
-    def identity(self) -> dict[str, Any]:
-        return self.request.task().identity()
-
-    def statistics(self) -> dict[str, float]:
-        return statistics(self.request.matrices.each[0])
-
-    def title(self, name: str = "") -> str:
-        request, on = self.request, f" on {name}" if name else ""
-        sizes = [
-            f"{x.shape[0]:,} x {x.shape[1]:,}, {x.nnz:,} elements" for x in request.matrices.each
-        ]
-        words = [request.problem.how, *["masked"] * (request.matrices.mask is not None)]
-        words += [request.problem.result, *of_threads(self)]
-        return f"{request.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
-
-
-class SparseCase:
-    """A task with random values, and its expected result, in float64 by scipy."""
-
-    def __init__(self, task: SparseTask) -> None:
-        request, rng = task.request, np.random.default_rng(SEED)
-        dtype = np.dtype(request.problem.result)
+    def __init__(self, request: Request) -> None:
+        rng, dtype = np.random.default_rng(SEED), np.dtype(request.problem.result)
         least, most = (-1.0, 1.0) if dtype.kind in "fcV" else (-2 * (dtype.kind == "i"), 3)
-        each = [
+        self.each = [
             x.with_values(rng.uniform(least, most, x.nnz).astype(dtype))
-            for x in request.matrices.each
+            for x in request.matrix.each
         ]
-        matrices = Matrices(tuple(each), request.matrices.mask)
-        self.task = SparseTask(replace(request, matrix=matrices), task.target)
-        self.expected, self.scale = exact_result(self.task.request)
+        matrices = request.matrix._replace(each=tuple(self.each))
+        self.request, self.target = replace(request, matrix=matrices), request.target
+        self.expected, self.scale = exact_result(self.request)
 
-    def prepared(self, config: Config, device: object = None) -> Prepared:
-        """Prepare a config as a plan, and make its first call."""
+    def prepared(self, config: Config, device: object = None) -> Candidate:
         del device
-        plan = plan_of(self.task.request, config)
+        plan = plan_of(self.request, config)
         results = [plan()]
 
         def call() -> None:
             results[0] = plan()
 
-        size = sum(x.nnz * (x.values.itemsize + 4) for x in self.task.request.matrices.each)
+        size = sum(x.nnz * (x.values.itemsize + 4) for x in self.each)
         about = {**costs(plan), "bytes": size}
-        return Prepared(call, lambda: self.error(results[0]), plan.kernel, about)
+        return Candidate(call, lambda: self.error(results[0]), plan.kernel, about)
 
     def error(self, result: SparseMatrix) -> str | None:
         """The first error in a result, or None."""
@@ -97,9 +62,6 @@ class SparseCase:
         want = _as_held(np.asarray(expected.values, "float64"), result.dtype)
         tolerance = TOLERANCES.get(str(result.dtype), 0.0) * self.scale
         return first_wrong(np.isclose(got, want, 0, tolerance, equal_nan=True), got, want)
-
-    def release(self) -> None:
-        """Do nothing, as no data is kept for single candidates."""
 
 
 def _as_held(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -115,7 +77,7 @@ def _as_held(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
     """The exact result in float64, and the largest sum of absolute values of its terms."""
-    each, how = [_plain(x) for x in wanted.matrices.each], wanted.problem.how
+    each, how = [_plain(x) for x in wanted.matrix.each], wanted.problem.how
     if wanted.name == "inner":
         each[1] = each[1].T.tocsr()
     if how == KRON:
@@ -124,8 +86,8 @@ def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
         return SparseMatrix(result), float(np.abs(result.data).max(initial=1.0))
     marks = [_with(x, np.ones(x.nnz)) for x in each]
     product = wanted.problem.is_product
-    if wanted.matrices.mask is not None:
-        pattern = _plain(wanted.matrices.mask)
+    if wanted.matrix.mask is not None:
+        pattern = _plain(wanted.matrix.mask)
     elif product:
         pattern = marks[0] @ marks[1]
     else:

@@ -10,7 +10,6 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import median
 
 from sparsetir.records.task import OK, PRUNED, Outcome
@@ -27,29 +26,22 @@ GROUP = 0.001  # seconds of calls that are synchronised together
 Turn = tuple[Sequence[float], Sequence[float]]
 
 
-@dataclass(frozen=True)
-class Yardstick:
-    """A reference call, and its nominal seconds."""
-
-    call: Callable[[], None]
-    seconds: float
-
-
 def timed(
     call: Callable[[], None],
     finish: Callable[[], None] | None,
     best: float | None,
-    yardstick: Yardstick | None = None,
+    yardstick: tuple[Callable[[], None], float] | None = None,
 ) -> Outcome:
     """Time calls: state, minimum and median seconds.
 
     finish : synchronises with asynchronous calls, as on a GPU: short calls are then timed in
         groups, like those of a program that reads no result in between
     best : seconds; calls that take HOPELESS times as long are given up
-    yardstick : the reference of relative times; None for absolute ones
+    yardstick : a reference call of relative times, and its nominal seconds; None for absolute ones
     """
-    seconds = None if yardstick is None else yardstick.seconds
-    calls = [call] if yardstick is None else [call, yardstick.call]
+    calls, seconds = [call], None
+    if yardstick is not None:
+        calls, seconds = [call, yardstick[0]], yardstick[1]
 
     def group(run: Callable[[], None], count: int) -> float:
         start = time.perf_counter()

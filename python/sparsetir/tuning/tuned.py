@@ -7,15 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparsetir.planning.plan import plan, plan_of
+from sparsetir.planning.plan import plan_for_callers, plan_of
 from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
 from sparsetir.records.record import Key
-from sparsetir.records.task import OK, PRUNED, Config, Outcome, Task, Tunable
+from sparsetir.records.task import OK, PRUNED, Config, Outcome
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.template import Choices
 from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.sparse_case import SparseTask
 
 # Share of the time that a config must save to beat the default; less may be luck.
 MARGIN = 0.02
@@ -49,8 +48,8 @@ class Search:
 
     Parameters
     ----------
-    task : Tunable
-        The tuned task.
+    task
+        What was tuned: an operator's request, or a :class:`sparsetir.tuning.program.ProgramTask`.
     key : Key
         The key of its records.
     trials : list of Trial
@@ -71,7 +70,7 @@ class Search:
         Number of configs in the space, or None if unknown.
     """
 
-    task: Tunable
+    task: Request | ProgramTask
     key: Key
     trials: list[Trial]
     default: Config
@@ -144,12 +143,11 @@ class Tuned(Search):
         The same as for :class:`Search`.
     """
 
-    task: Task
+    task: Request
 
     def plan(self) -> Plan:
         """Plan the operator with the best config."""
-        task = self.task
-        return plan(task.op, task.matrix, task.feat, **task.options, config=self.config)
+        return plan_for_callers(self.task, self.config)
 
 
 @dataclass(repr=False)
@@ -206,7 +204,7 @@ class TunedPlan(TunedProgram):
 
 
 @dataclass(repr=False)
-class TunedSparse(Search):
+class TunedSparse(Tuned):
     """The result of :func:`sparsetir.tune` for an operator with a sparse result.
 
     Parameters
@@ -214,12 +212,6 @@ class TunedSparse(Search):
     task, key, trials, default, finals, interrupted, warnings, importances, configs
         The same as for :class:`Search`.
     """
-
-    task: SparseTask
-
-    def plan(self) -> Plan:
-        """Plan the operator with the best config."""
-        return plan_of(self.task.request, self.config)
 
 
 def seconds(trial: Trial) -> float:

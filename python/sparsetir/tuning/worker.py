@@ -19,22 +19,18 @@ import psutil
 import tvm
 
 from sparsetir.extras import allow_torch
-from sparsetir.records.task import Config, Outcome, Reference, Task
+from sparsetir.planning.request import Request
+from sparsetir.records.task import Config, Outcome, Reference
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search import configs
 from sparsetir.schedules.targets import is_gpu, resolve_target
-from sparsetir.tuning.case import OperatorCase
+from sparsetir.tuning.case import Case, OperatorCase
 from sparsetir.tuning.process import is_of_memory
-from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.remote import RemoteDevice, RemoteError
 from sparsetir.tuning.schedule_ref import load_module
 from sparsetir.tuning.serving import one_line, serve
-from sparsetir.tuning.sparse_case import SparseCase, SparseTask
-from sparsetir.tuning.timing import Yardstick, timed
-
-CASES = {Task: OperatorCase, ProgramTask: ProgramCase, SparseTask: SparseCase}
+from sparsetir.tuning.sparse_case import SparseCase
+from sparsetir.tuning.timing import timed
 
 
 class Local:
@@ -43,26 +39,26 @@ class Local:
     case : prepares the calls
     """
 
-    def __init__(self, case: OperatorCase | ProgramCase | SparseCase) -> None:
+    def __init__(self, case: Case) -> None:
         self.case = case
-        target = resolve_target(case.task.target)
+        target = resolve_target(case.target)
         self.device = tvm.runtime.device(target.kind.name, 0) if is_gpu(target) else None
         self._compile_seconds: dict[int, float] = {}
-        # The reference of the last measurement, and its calls.
-        self._beside: tuple[Config, Callable[[], None]] | None = None
+        # The reference, and its calls.
+        self._beside: tuple[Reference, Callable[[], None]] | None = None
 
     def begin(self, time_limit: float, reference: Reference | None = None) -> None:
         """Prepare the reference."""
-        if reference is not None and (self._beside is None or self._beside[0] != reference.config):
-            self._beside = None
+        kept, self._beside = self._beside, None
+        if reference is not None and kept is not None and kept[0].config == reference.config:
+            self._beside = reference, kept[1]
+        elif reference is not None:
             prepared = self.case.prepared(reference.config, self.device)
-            self._beside = reference.config, prepared.call
+            self._beside = reference, prepared.call
             self.release()
 
-    def measure(
-        self, config: Config, best: float | None, reference: Reference | None = None
-    ) -> Outcome:
-        """Check and time a config; reference : the same as for :meth:`begin`."""
+    def measure(self, config: Config, best: float | None) -> Outcome:
+        """Check and time a config, in turns with the reference if there is one."""
         prepared = self.case.prepared(config, self.device)
         about = prepared.about
         # For a kernel shared with an earlier config, report the original compile time.
@@ -76,10 +72,8 @@ class Local:
         wrong = prepared.wrong()
         if wrong:
             return Outcome("wrong", message=wrong, **about)
-        yardstick = None
-        if reference is not None and self._beside is not None:
-            yardstick = Yardstick(self._beside[1], reference.seconds)
-        return replace(timed(prepared.call, finish, best, yardstick), **about)
+        beside = self._beside and (self._beside[1], self._beside[0].seconds)
+        return replace(timed(prepared.call, finish, best, beside), **about)
 
     def release(self) -> None:
         """Free the data of a candidate."""
@@ -97,22 +91,25 @@ class Tuner:
         allow_torch()
         for module in modules:
             load_module(module)
-        loaded, remote = pickle.loads(Path(task).read_bytes())
-        if isinstance(loaded, Task) and loaded.op not in OPERATORS:
-            expected = f"modules that register '{loaded.op}' when they are imported"
-            raise wrong("tune", "modules", expected, ", ".join(modules) or "none")
-        case = CASES[type(loaded)](loaded)
+        try:
+            case, remote = pickle.loads(Path(task).read_bytes())
+        except ValueError as error:
+            expected = f"modules that register what is tuned when they are imported ({error})"
+            raise wrong("tune", "modules", expected, ", ".join(modules) or "none") from error
+        if isinstance(case, Request):
+            make: Any = SparseCase if case.operator.on == "matrices" else OperatorCase
+            case = make(case)
+        else:
+            _ = case.results  # computed before the time limit of a candidate begins
         self._device = Local(case) if remote is None else RemoteDevice(remote, case)
-        self._reference: Reference | None = None
 
     def begin(self, time_limit: float, reference: dict[str, Any] | None) -> dict[str, object]:
         """Prepare the reference and the device for a candidate."""
-        self._reference = None
+        beside = None
         if reference is not None:
-            config = configs.from_data(reference["config"])
-            self._reference = Reference(config, reference["seconds"])
+            beside = Reference(configs.from_data(reference["config"]), reference["seconds"])
         try:
-            self._device.begin(time_limit, self._reference)
+            self._device.begin(time_limit, beside)
         except RemoteError as error:
             return {"failed": str(error)}
         except Exception as error:  # though the reference worked before
@@ -125,7 +122,7 @@ class Tuner:
         """Measure a config and return the fields of its Outcome."""
         try:
             limit_memory(memory_limit)
-            outcome = self._device.measure(configs.from_data(config), best, self._reference)
+            outcome = self._device.measure(configs.from_data(config), best)
             return asdict(outcome)
         except Exception as error:  # any error of a candidate is its outcome
             state = "out of memory" if is_of_memory(repr(error)) else "failed"
