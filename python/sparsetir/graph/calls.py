@@ -27,7 +27,7 @@ class Call:
     aligned : for each operand whether its edges are in the order of the rows
     names : names of the program's parameters, in order
     known : indices and sizes by name, which records are looked up by
-    shapes : shapes of the float32 arrays, whose values do not matter
+    shapes : shapes of the arrays of floats, whose values do not matter
     """
 
     program: Program
@@ -50,19 +50,25 @@ class Call:
     def arguments(self) -> dict[str, Any]:
         """Arguments of the function: the call's indices and sizes, random numbers, no result."""
         rng = np.random.default_rng(0)
-        arguments = self._with(lambda shape: rng.standard_normal(shape, "float32"))
+        arguments = self._with(
+            lambda shape, dtype: rng.standard_normal(shape, "float32").astype(dtype)
+        )
         del arguments["out"]
         return arguments
 
     @property
     def task(self) -> ProgramTask:
         """The task by which records are looked up."""
-        arguments = self._with(lambda shape: np.broadcast_to(np.float32(0), shape))
+        arguments = self._with(
+            lambda shape, dtype: np.broadcast_to(np.zeros((), dtype), shape)
+        )
         return ProgramTask(self.function, arguments, None, TARGET, default_threads())
 
-    def _with(self, make: Callable[[tuple[int, ...]], np.ndarray]) -> dict[str, Any]:
-        """All arguments, in order; make : makes a float32 array of a shape."""
-        arrays = {name: make(shape) for name, shape in self.shapes.items()}
+    def _with(self, make: Callable[[tuple[int, ...], str], np.ndarray]) -> dict[str, Any]:
+        """All arguments, in order; make : makes an array of a shape and type."""
+        dtypes = {f"x{n}": x.dtype for n, x in enumerate(self.program.operands)}
+        dtypes["out"] = self.program.stored
+        arrays = {name: make(shape, dtypes[name]) for name, shape in self.shapes.items()}
         known = {n: x.numpy() if isinstance(x, Tensor) else int(x) for n, x in self.known.items()}
         return {name: {**known, **arrays}[name] for name in self.names}
 

@@ -6,7 +6,7 @@ by following pointwise operators, views and gathers backwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from string import Formatter
 from typing import Any, NamedTuple
@@ -18,11 +18,12 @@ from sparsetir.graph.programs import GIVEN, Operand
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Size = int | torch.SymInt
+FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16  # of regions
 LONGEST = 600  # characters of an expression; longer ones are stored
 
 
 def number(value: float) -> str:
-    """The text of a constant."""
+    """The text of a constant, of float32 (see :class:`Program`)."""
     value = float(value)
     finite = value - value == 0
     return f"T.float32({value!r})" if finite else f'T.float32("{value}")'
@@ -151,13 +152,43 @@ def behind(node: fx.Node) -> fx.Node:
     return node
 
 
-def is_float(node: object) -> bool:
-    """Whether a node is a float32 tensor on a CPU."""
+def is_float(node: object, dtypes: Collection[torch.dtype] = FLOATS) -> bool:
+    """Whether a node is a tensor of a float type on a CPU."""
     return (
         isinstance(node, fx.Node)
-        and dtype_of(node) == torch.float32
+        and dtype_of(node) in dtypes
         and node.meta["val"].device.type == "cpu"
     )
+
+
+def is_float32(node: object) -> bool:
+    """Whether a node is a float32 tensor on a CPU."""
+    return is_float(node, FLOATS[:1])
+
+
+def is_cast(node: fx.Node) -> bool:
+    """Whether a node is a tensor of a float type that is cast to another one."""
+    return (
+        node.op == "call_function"
+        and node.target in CASTS
+        and is_float(node)
+        and is_float(node.args[0])
+    )
+
+
+def name_of(dtype: torch.dtype | None) -> str:
+    """The name of a type in programs."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The type of torch with a name in programs."""
+    return getattr(torch, name)
+
+
+def wide(dtype: torch.dtype | None) -> torch.dtype:
+    """The type that numbers of a type are computed and summed up in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def is_one(size: object) -> bool:
@@ -253,6 +284,7 @@ class Finished(NamedTuple):
 
     indices : the index of rows, other indices, and those that sort values of edges
     others : number of other indices
+    dtype : that it is computed in
     """
 
     text: str
@@ -260,10 +292,11 @@ class Finished(NamedTuple):
     tensors: list[fx.Node]
     indices: list[fx.Node]
     others: int
+    dtype: str
 
 
 class Stored(Exception):
-    """Raised for a value that cannot be recomputed per edge, nor be read as a float32 tensor."""
+    """Raised for a value that cannot be recomputed per edge, nor be read as a tensor of floats."""
 
 
 class Expression:
@@ -272,10 +305,15 @@ class Expression:
     rows : the index that sorts the edges; None while undecided
     stored : values of edges that are read rather than recomputed, with the index that sorts each
     count : number of nodes of the index of rows; None to take it from the first tensor read
+    dtype : that all of it is computed in, float64 if any of it is
     """
 
     def __init__(
-        self, rows: fx.Node | None, stored: dict[fx.Node, fx.Node | None], count: Size | None = None
+        self,
+        rows: fx.Node | None,
+        stored: dict[fx.Node, fx.Node | None],
+        count: Size | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.rows, self.stored, self.count = rows, stored, count
         self.tensors: list[fx.Node] = []
@@ -283,9 +321,12 @@ class Expression:
         self.others: list[fx.Node] = []
         self.counts: list[Size] = []  # numbers of nodes of the other indices
         self.orders: list[fx.Node | None] = []  # the index that sorts each operand, if stored
+        self.dtype = dtype
 
     def of(self, node: fx.Node, axes: Sequence[int | None], root: bool = False) -> str:
         """The expression of a node whose dimensions after the first have these loops."""
+        if dtype_of(node) == torch.float64:
+            self.dtype = torch.float64
         if node in self.stored and not root:
             return self._edge(node, axes)
         gathered = gather_of(node)
@@ -318,13 +359,13 @@ class Expression:
         """The expression of a pointwise operator; None for other operators."""
         target: Any = node.target
         args: Any = node.args
-        if target in CASTS and dtype_of(args[0]) in (torch.bool, torch.float32) and is_float(node):
+        if target in CASTS and is_float(node) and is_float(args[0], (torch.bool, *FLOATS)):
             return self._float(args[0], axes, node)
         if target in LOGICAL and all(dtype_of(a) == torch.bool for a in args):
             return LOGICAL[target].format(*(self._truth(a, axes, node) for a in args))
         known = formula_of(node)
         # Comparisons give bools; other operators must give numbers.
-        if known is None or dtype_of(node) != (torch.bool if target in COMPARED else torch.float32):
+        if known is None or not is_float(node, (torch.bool,) if target in COMPARED else FLOATS):
             return None
         truths = {aten.where.self: 0, aten.masked_fill.Scalar: 1}.get(target)
         read = [
@@ -382,11 +423,12 @@ class Expression:
         return self._read(node, "edge", GIVEN, axes)
 
     def _read(self, node: fx.Node, at: str, number: int, axes: Sequence[int | None]) -> str:
-        if dtype_of(node) not in (torch.float32, torch.bool):
+        if not is_float(node, (torch.bool, *FLOATS)):
             raise Stored(node)
-        if node.meta["val"].device.type != "cpu":
-            raise Stored(node)
-        operand = Operand(at, number, tuple(axes))
+        if dtype_of(node) == torch.float64:
+            self.dtype = torch.float64
+        dtype = name_of(dtype_of(node)) if is_float(node) else "float32"  # of bools
+        operand = Operand(at, number, tuple(axes), dtype)
         for n, (tensor, other) in enumerate(zip(self.tensors, self.operands, strict=True)):
             if tensor is node and other == operand:
                 return f"{{{n}}}"
@@ -403,7 +445,8 @@ class Expression:
             x if order is None else replace(x, number=indices.index(order))
             for x, order in zip(self.operands, self.orders, strict=True)
         ]
-        return Finished(text, tuple(operands), self.tensors, indices, len(self.others))
+        others, dtype = len(self.others), name_of(self.dtype)
+        return Finished(text, tuple(operands), self.tensors, indices, others, dtype)
 
 
 def _filling(node: fx.Node) -> Any:

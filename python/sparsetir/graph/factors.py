@@ -18,11 +18,14 @@ from sparsetir.graph.expressions import (
     SAME,
     Size,
     aten,
+    dtype_of,
     gather_of,
+    is_cast,
     is_float,
     is_one,
     same,
     shape_of,
+    wide,
 )
 
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
@@ -94,6 +97,8 @@ def split(values: fx.Node, rows: fx.Node, count: Size) -> Split:
         if gathered is not None and gathered[1] is rows and same(shape_of(gathered[0])[0], count):
             return Split((), (gathered[0],))
         args: Any = value.args
+        if is_cast(value) and wide(dtype_of(args[0])) == wide(dtype_of(value)):
+            return of(args[0], whole)
         if value.op != "call_function" or value.kwargs:
             return Split((value,))
         if value.target in SAME:

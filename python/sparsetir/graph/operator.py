@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.graph.calls import Call, may_be_recorded, recorded_kernel
+from sparsetir.graph.expressions import dtype_named
 from sparsetir.graph.orders import Order, arranged, check, order_of, places_between, range_of
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
@@ -107,6 +108,8 @@ class Region:
 
     def __init__(self, program: Program, calls: list[Call] | None = None) -> None:
         self.program, self.calls, self.copies = program, calls, False
+        self._dtypes = [dtype_named(x.dtype) for x in program.operands]
+        self._stored = dtype_named(program.stored)
         # Regions of one program share prepared arguments, except those that record their calls.
         self._prepared_as = number_of(program) if calls is None else object()
         self.__name__ = "region"  # torch's graphs need it
@@ -142,7 +145,7 @@ class Region:
         m : number of the nodes that edges are reduced at, or sorted by
         given : whether to return values of edges in the original order of edges
         """
-        out = torch.empty(shape, dtype=torch.float32)
+        out = torch.empty(shape, dtype=self._stored)
         if not len(indices[0]) or not out.numel():
             return out.zero_()
         prepared = self._prepared(indices, m)
@@ -164,8 +167,8 @@ class Region:
 
     def _plain(self, prepared: _Prepared, n: int, x: Tensor, indices: list[Tensor]) -> Tensor:
         """Convert an operand for the kernel."""
-        if x.dtype is not torch.float32:
-            x = x.to(torch.float32)
+        if x.dtype is not self._dtypes[n]:
+            x = x.to(self._dtypes[n])
         if n in prepared.moved:
             if self.program.operands[n].number == GIVEN and is_private(x):
                 x = arranged(x, indices[0])
@@ -213,12 +216,17 @@ class _Of(NamedTuple):
     of: int
 
 
+def _region(program: int) -> Region:
+    return _calls[program] if program < 0 else Region(PROGRAMS[program])
+
+
 def _run(program: int, *args: Any) -> Tensor:
-    return (_calls[program] if program < 0 else Region(PROGRAMS[program]))(*args)
+    return _region(program)(*args)
 
 
 def _fake(program: int, operands: list[Tensor], indices: list[Tensor], shape: Any, *_: Any) -> Any:
-    return (operands or indices)[0].new_empty(shape, dtype=torch.float32)
+    stored = dtype_named(_region(program).program.stored)
+    return (operands or indices)[0].new_empty(shape, dtype=stored)
 
 
 def _restored(values: Tensor, rows: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from sparsetir.graph.expressions import aten, is_float, same, shape_of
+from sparsetir.graph.expressions import aten, is_float32, same, shape_of
 from sparsetir.graph.programs import layout
 from sparsetir.ops.tensors import plain_tensor
 from sparsetir.planning.run_plan import compiled
@@ -164,7 +164,7 @@ def take_products(graph: fx.Graph) -> None:
         if node.target not in (aten.mm.default, aten.addmm.default, aten.addmm_.default):
             continue
         *bias, x, y = node.args
-        if node.kwargs or not is_float(node) or not all(map(is_float, node.args)):
+        if node.kwargs or not is_float32(node) or not all(map(is_float32, node.args)):
             continue
         gradient = _before_transpose(x)
         rows, inner = shape_of(x if gradient is None else gradient)

@@ -48,18 +48,21 @@ class Operand:
         sorted, 0 for that of the rows, or `GIVEN`
     axes : of each dimension behind that the loop over features that goes along it, None where its
         size is 1, which no loop goes along
+    dtype : its type in memory
     """
 
     at: str
     number: int
     axes: tuple[int | None, ...]
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
 class Program:
     """A region's expression and what becomes of it: all that its kernel depends on.
 
-    expression : of an edge, in stage I, with {n} for what is read of operand n
+    expression : of an edge, in stage I, with {n} for what is read of operand n, and constants of
+        float32, which stand for those of the type that it is computed in
     operands : by number
     result : axes of the result, as those of operands
     loops : over features; of each the size, where the kernel is for that alone, else None
@@ -67,6 +70,8 @@ class Program:
     reduce : at nodes, "sum", "max" or "min"; None for values of edges
     summed : of edges, how many of the last loops are summed up
     short : so few features that the edges of a row are gone through for each of them
+    dtype : type of the computation and its sums: operands are cast to it as they are read
+    stored : type of the result, which is rounded once
     """
 
     expression: str
@@ -77,6 +82,8 @@ class Program:
     reduce: str | None = "sum"
     summed: int = 0
     short: bool = False
+    dtype: str = "float32"
+    stored: str = "float32"
 
     def text(self, aligned: tuple[bool, ...], fused: bool = True) -> str:
         """The program, which parses.
@@ -108,15 +115,16 @@ class Program:
         reads = []
         for n, operand in enumerate(self.operands):
             axes, at = self._place(n, operand, n in permuted)
-            matched.append((f"x{n}", axes, "float32"))
-            reads.append(f"{f'x{n}'.upper()}[{', '.join(at)}]")
+            matched.append((f"x{n}", axes, operand.dtype))
+            reads.append(cast(f"{f'x{n}'.upper()}[{', '.join(at)}]", operand.dtype, self.dtype))
         first = [("I", "i")] if self.reduce else [("I", "i"), ("J", "j")]
         result, places = zip(*first, *features(self.result), strict=True)
-        matched.append(("out", list(result), "float32"))
+        matched.append(("out", list(result), self.stored))
         out, term = f"OUT[{', '.join(places)}]", self.expression.format(*reads)
-        lines = [f"{out} = {term}"]
+        lines = [f"{out} = {cast(term, self.dtype, self.stored)}"]
         if self.reduce or self.summed:
-            lines = reduced(self.reduce or "sum", out, term)
+            lines = reduced(self.reduce or "sum", out, term, self.dtype, self.stored)
+        lines = [line.replace("T.float32(", f"T.{self.dtype}(") for line in lines]
         over, names, kinds = self._iteration([f"k{n}" for n in range(count)], fused)
         body += [_buffer(*buffer) for buffer in matched] + [_visit(over, kinds, NAME, names)]
         return _function(NAME, ["out", *arrays], sizes, body, lines)
@@ -211,10 +219,22 @@ def layout(
     return _function(name, list(arrays), ["m", *open_sizes], body, lines)
 
 
-def reduced(reduce: str, out: str, term: str) -> list[str]:
-    """Lines of an iteration that reduces a term by "sum", "max" or "min"."""
+def cast(value: str, dtype: str, to: str) -> str:
+    """The text of a value of a type in another one."""
+    return value if dtype == to else f'T.Cast("{to}", {value})'
+
+
+def reduced(
+    reduce: str, out: str, term: str, dtype: str = "float32", stored: str = "float32"
+) -> list[str]:
+    """Lines of an iteration that reduces a term by "sum", "max" or "min".
+
+    dtype, stored : types of the term and of the result
+    """
     first, step = STEPS[reduce]
-    return ["with T.init():", f"    {out} = {first}", f"{out} = {step.format(out, f'({term})')}"]
+    step = step.format(cast(out, stored, dtype), f"({term})")
+    first, step = (cast(value, dtype, stored) for value in (first, step))
+    return ["with T.init():", f"    {out} = {first}", f"{out} = {step}"]
 
 
 def _loops(sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from sparsetir.graph.expressions import (
     POINTWISE,
     SAME,
     VIEWS,
+    FLOATS,
     Expression,
     Size,
     Stored,
@@ -30,16 +31,20 @@ from sparsetir.graph.expressions import (
     axes_of,
     behind,
     dims_of,
+    dtype_named,
     dtype_of,
     first,
     gather_of,
     index_of,
+    is_cast,
     is_float,
     is_one,
     is_zero,
     kept_axes,
+    name_of,
     same,
     shape_of,
+    wide,
 )
 from sparsetir.graph.factors import product, scaled, split
 from sparsetir.graph.operator import cleared, number_of, region, restored
@@ -190,7 +195,7 @@ def _read_sizes_of_indices(graph: fx.Graph) -> None:
 
 
 def reduction_of(node: fx.Node, named: bool = True) -> Reduction | None:
-    """The reduction that a node is, of float32.
+    """The reduction that a node is, of floats.
 
     named : sizes that are the same have one name
     """
@@ -271,7 +276,7 @@ class _Finder:
         # Sums of which factors are taken out: the index at whose nodes, and how many these are;
         # and sums without these factors.
         self._apart: dict[fx.Node, tuple[fx.Node, Size]] = {}
-        self._sums: dict[tuple[fx.Node, str, str], fx.Node] = {}
+        self._sums: dict[tuple[fx.Node, str, str, Any], fx.Node] = {}
         if factors:
             self._take_factors_out(nodes)
 
@@ -306,7 +311,8 @@ class _Finder:
             if not dtype.is_floating_point:
                 continue
             if not is_float(node):
-                why = f"of {dtype} on {node.meta['val'].device.type}, not of float32 on a CPU"
+                known = ", ".join(map(name_of, FLOATS))
+                why = f"of {dtype} on {node.meta['val'].device.type}, not of {known} on a CPU"
             elif why is None and kind == "reduction":
                 why = "of another form than those that are known"
             elif why is None:
@@ -322,9 +328,9 @@ class _Finder:
         return self.sizes.get(str(sizes[0])) if sizes else None
 
     def _is_pointwise(self, node: fx.Node) -> bool:
-        if node.op != "call_function" or node.target not in POINTWISE:
+        if node.op != "call_function" or node in self._of_edges_alone:
             return False
-        if node in self._of_edges_alone:
+        if node.target not in POINTWISE and not is_cast(node):
             return False
         return is_float(node) and self._of_all(node) is not None
 
@@ -376,7 +382,7 @@ class _Finder:
                 continue
             if a.index is not b.index or not a.reduce == b.reduce == "sum":
                 continue
-            if not (alike(a.values, b.values) and alike(x, y)):
+            if not (alike(a.values, b.values) and alike(x, y) and dtype_of(x) == dtype_of(y)):
                 continue
             with self.graph.inserting_before(node):
                 args = a.values, b.values
@@ -390,7 +396,7 @@ class _Finder:
 
     def _take_factors_out(self, nodes: list[fx.Node]) -> None:
         """Take factors out of sums where that makes two sums one, or one of fewer features."""
-        groups: dict[tuple[fx.Node, str, str], list[fx.Node]] = {}
+        groups: dict[tuple[fx.Node, str, str, Any], list[fx.Node]] = {}
         place = {node: n for n, node in enumerate(self.graph.nodes)}
         for node in nodes:
             values, at = self._summed(node)
@@ -398,11 +404,12 @@ class _Finder:
             for rows, count in at.items():
                 parts = split(values, rows, count)
                 if parts.terms and len(parts.factors) + len(parts.divisors):
-                    groups.setdefault((rows, str(count), parts.key), []).append(node)
+                    key = rows, str(count), parts.key, wide(dtype_of(node))
+                    groups.setdefault(key, []).append(node)
                     narrower = WIDER * _width(parts.shape) <= width_of(values)
                     if len(at) == 1 and narrower:
                         self._apart[node] = rows, count
-        for (rows, _, _), equal in groups.items():
+        for (rows, *_), equal in groups.items():
             if len(equal) > 1:
                 at = (rows, self._summed(equal[0])[1][rows])
                 self._apart |= dict.fromkeys(equal, at)
@@ -422,14 +429,17 @@ class _Finder:
         with self.graph.inserting_before(node):
             out = self._factored(node, reduction.values)
             if out is None:
+                dtype = dtype_of(node)
                 of = reduction.values, reduction.index, reduction.reduce
-                out = self._reduced(node, *of, count, shape_of(node))
+                wanted = dtype if reduction.base is None else wide(dtype)
+                out = self._reduced(node, *of, count, shape_of(node), wanted)
             if out is None:
                 return
             self._counts[reduction.index] = count
             if reduction.base is not None:
                 args = (out, reduction.base)
-                out = self._call(aten.add.Tensor, args, node.meta["val"], node)
+                out = self._call(aten.add.Tensor, args, out.meta["val"], node)
+            out = self._rounded(out, node)
         node.replace_all_uses_with(out)
 
     def _reduced(
@@ -440,25 +450,28 @@ class _Finder:
         reduce: str,
         count: Size,
         shape: tuple[Size, ...],
+        dtype: torch.dtype,
     ) -> fx.Node | None:
-        region = self._made(node, values, rows, reduce, count=count)
+        region = self._made(node, values, rows, reduce, dtype, count=count)
         return None if region is None else self._region(node, *region, shape, count)
 
     def _factored(self, node: fx.Node, values: fx.Node) -> fx.Node | None:
-        """Sums at nodes with what is the same for all edges of a node taken out of them."""
+        """Sums at nodes with what is the same for all edges of a node taken out of them, in the
+        type that they are computed in."""
         if node not in self._apart:
             return None
         rows, count = self._apart[node]
+        dtype = wide(dtype_of(node))
 
         def call(target: Any, args: Any, shape: tuple[Size, ...]) -> fx.Node:
-            return self._call(target, args, node.meta["val"].new_empty(shape), node)
+            return self._call(target, args, node.meta["val"].new_empty(shape, dtype=dtype), node)
 
         parts = split(values, rows, count)
-        key = rows, str(count), parts.key
+        key = rows, str(count), parts.key, dtype
         sums = self._sums.get(key)
         if sums is None:
             terms, shape = product(parts.terms, call), (count, *parts.shape[1:])
-            sums = self._reduced(node, terms, rows, "sum", count, shape)
+            sums = self._reduced(node, terms, rows, "sum", count, shape, dtype)
             if sums is None:
                 return None
             self._sums[key] = sums
@@ -474,7 +487,7 @@ class _Finder:
         if not vectors:
             return  # torch computes it
         rows = self._chosen(vectors)
-        region = self._made(node, values, rows, reduce=None, summed=summed)
+        region = self._made(node, values, rows, None, dtype_of(node), summed)
         if region is None:
             self.stored.pop(node, None)
             return
@@ -498,14 +511,25 @@ class _Finder:
             out = self._factored(node, values)
             if out is None:
                 rows = self._chosen(vectors)
-                region = self._made(node, values, rows, reduce="sum")
+                region = self._made(node, values, rows, "sum", wide(dtype_of(node)))
                 m = None if region is None else self._rows_of(rows, *region[:2])
                 if region is None or m is None:
                     return
                 out = self._region(node, *region, (m, *shape_of(values)[1:]), m)
-            total = self._call(node.target, (out, *node.args[1:]), node.meta["val"], node)
-            total.kwargs = node.kwargs
+            value = node.meta["val"].to(dtype_of(out))
+            total = self._call(node.target, (out, *node.args[1:]), value, node)
+            total.kwargs = {name: x for name, x in node.kwargs.items() if name != "dtype"}
+            total = self._rounded(total, node)
         node.replace_all_uses_with(total)
+
+    def _rounded(self, out: fx.Node, node: fx.Node) -> fx.Node:
+        """What stands for a node, in its type."""
+        dtype = dtype_of(node)
+        if dtype_of(out) == dtype:
+            return out
+        result = self._call(aten._to_copy.default, (out,), out.meta["val"].to(dtype), node)
+        result.kwargs = {"dtype": dtype}
+        return result
 
     def _vectors(self, values: fx.Node) -> list[fx.Node]:
         """The indices by which an expression of edges gathers, or what it reads is sorted."""
@@ -542,18 +566,19 @@ class _Finder:
         return self._counts.get(rows)
 
     def _made(
-        self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None, summed: int = 0,
-        count: Size | None = None,
+        self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None,
+        dtype: torch.dtype, summed: int = 0, count: Size | None = None,
     ) -> tuple[Program, list[fx.Node], list[fx.Node]] | None:  # fmt: skip
         """The program of a region, what it reads, and indices; None where it cannot be one.
 
+        dtype : of its result
         count : of the nodes that `rows` names, where that is known
         """
-        expression, axes = Expression(rows, self.stored, count), axes_of(values)
+        expression, axes = Expression(rows, self.stored, count, wide(dtype)), axes_of(values)
         try:
             text = expression.of(values, axes, root=values is node)
         except Stored as why:
-            self._why[node.name] = f"reads {why.args[0]}, which is not of float32"
+            self._why[node.name] = f"reads {why.args[0]}, of {dtype_of(why.args[0])}"
             return None
         final = expression.finished(text)
         if node in final.tensors:
@@ -569,8 +594,9 @@ class _Finder:
         whole = short or isinstance(last, int) and last % LANES == 0
         known = tuple(s if whole and isinstance(s, int) else None for s in sizes)
         program = Program(
-            final.text, final.operands, tuple(kept), known, final.others, reduce, lost, short
-        )
+            final.text, final.operands, tuple(kept), known, final.others, reduce, lost, short,
+            final.dtype, name_of(dtype),
+        )  # fmt: skip
         refusal = program.refusal()
         if refusal:
             self._why[node.name] = refusal
@@ -581,12 +607,12 @@ class _Finder:
         self, node: fx.Node, program: Program, tensors: list[fx.Node], indices: list[fx.Node],
         shape: tuple[Size, ...], m: Size, given: bool = False,
     ) -> fx.Node:  # fmt: skip
-        value = node.meta["val"]
+        value = node.meta["val"].new_empty(shape, dtype=dtype_named(program.stored))
         sizes = [self._size(s, node) for s in shape]
         args = (number_of(program), tensors, indices, sizes, self._size(m, node), given)
         text = ", ".join(map(str, shape))
         self.found.append(Found(node.name, program, f"({text})"))
-        call = self._call(region, args, value.new_empty(shape), node)
+        call = self._call(region, args, value, node)
         call.meta[FOUND] = self.found[-1]
         return call
 

@@ -67,7 +67,8 @@ def _add_product(graph: fx.Graph, node: fx.Node) -> None:
     args: Any = node.args
     for a, product in (args[:2], args[1::-1]):
         is_product = isinstance(product, fx.Node) and product.target == aten.mm.default
-        if is_product and product is not a and len(product.users) == 1 and _fits(a, node):
+        alone = is_product and product is not a and len(product.users) == 1
+        if alone and _fits(a, node) and dtype_of(product) == dtype_of(node):
             node.target = aten.addmm_.default if _is_free(a, node) else aten.addmm.default
             node.args = (a, *product.args)
             graph.erase_node(product)

@@ -34,7 +34,7 @@ from sparsetir.graph.expressions import (
     dtype_of,
     first,
     gather_of,
-    is_float,
+    is_float32,
     is_one,
     kept_axes,
     passed,
@@ -86,7 +86,7 @@ class Translation:
         rewrite(exported.graph_module, lambda _: set(), factors=False)
         self._graph = exported.graph_module.graph
         self._read_constants(exported)
-        self._shared = {n for n in self._graph.nodes if is_float(n) and self._is_stored(n)}
+        self._shared = {n for n in self._graph.nodes if is_float32(n) and self._is_stored(n)}
 
     def module(self) -> IRModule:
         """An IRModule whose function `main` is the graph."""
@@ -186,11 +186,11 @@ class Translation:
             return self._region(*args)
         if target is restored:
             return self._restored(self._value(args[0]), self._shape(node), args[1])
-        if target in REDUCED and is_float(node):
+        if target in REDUCED and is_float32(node):
             return self._reduced(node)
-        if is_float(node) and target in (aten.addmm.default, aten.mm.default):
+        if is_float32(node) and target in (aten.addmm.default, aten.mm.default):
             return self._product(node)
-        if is_float(node) and target in COMPUTED:
+        if is_float32(node) and target in COMPUTED:
             return self._dense(node, node)
         expr = self._other(node)
         if expr is None:
@@ -450,7 +450,7 @@ class Translation:
         if isinstance(value, fx.Node):
             return self._value(value) if dtype_of(value) == dtype else None
         whole = value in (0, 1) if dtype == torch.bool else value % 1 == 0
-        return relax.const(value, self._dtype(like)) if whole or is_float(like) else None
+        return relax.const(value, self._dtype(like)) if whole or is_float32(like) else None
 
     def _cut(self, value: relax.Expr, of: fx.Node, dim: int, start: Any, end: Any) -> relax.Expr:
         """A slice of a tensor along a dimension; negative positions count from the end, and an
@@ -499,7 +499,7 @@ class Translation:
         """Replace values at some nodes."""
         args: Any = node.args
         base, index, values = args[0], args[1], args[2]
-        if len(args) > 3 and args[3] or len(index) != 1 or not is_float(node):
+        if len(args) > 3 and args[3] or len(index) != 1 or not is_float32(node):
             return None
         if len(shape_of(node)) != 1 or dtype_of(index[0]) not in (torch.int32, torch.int64):
             return None
