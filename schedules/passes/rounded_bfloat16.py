@@ -182,7 +182,13 @@ class _Rounding:
                 value = self._rounded(value)
         if _is_update(x):
             value = map_expr(value, [(ir.Call, self._sum)])
-        return tirx.BufferStore(x.buffer, value, x.indices, span=x.span)
+        store = lambda value: tirx.BufferStore(x.buffer, value, x.indices, span=x.span)  # noqa: E731
+        if not (isinstance(value, tirx.Cast) and nodes_of(tirx.Let, value)):
+            return store(value)
+        # TVM repeats what it rounds, and with it the variables of an exponential.
+        wide = tirx.Var("wide", dtype_of(value.value))
+        parts = [tirx.Bind(wide, value.value), store(tirx.Cast(dtype_of(value), wide))]
+        return tirx.SeqStmt(parts)
 
     def _sum(self, x: Any) -> Any:
         """A sum as it is, instead of rounded."""
