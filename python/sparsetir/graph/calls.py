@@ -59,9 +59,7 @@ class Call:
     @property
     def task(self) -> ProgramTask:
         """The task by which records are looked up."""
-        arguments = self._with(
-            lambda shape, dtype: np.broadcast_to(np.zeros((), dtype), shape)
-        )
+        arguments = self._with(lambda shape, dtype: np.broadcast_to(np.zeros((), dtype), shape))
         return ProgramTask(self.function, arguments, None, TARGET, default_threads())
 
     def _with(self, make: Callable[[tuple[int, ...], str], np.ndarray]) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from sparsetir.graph.expressions import FLOATS, dtype_of
 from sparsetir.graph.rest import Run
 
 OFF = 1e-3  # tolerance relative to the largest number of a result
+ROUNDINGS = 8  # by as many of the coarsest type of a graph results may differ, if that is more
 
 
 class _Saved(NamedTuple):
@@ -79,21 +81,29 @@ class Checked:
             else:
                 self._plain.clear()
                 self._saved = None
-            self._compare(direction, expected[:count], ours)
+            self._compare(direction, expected[:count], ours, _tolerance(plain.graph))
             return ours
 
         return checked
 
-    def _compare(self, direction: str, expected: Sequence[Any], ours: Sequence[Any]) -> None:
+    def _compare(
+        self, direction: str, expected: Sequence[Any], ours: Sequence[Any], tolerance: float
+    ) -> None:
         for n, (a, b) in enumerate(zip(expected, ours, strict=False)):
-            if isinstance(a, Tensor) and (why := _difference(a, b)):
+            if isinstance(a, Tensor) and (why := _difference(a, b, tolerance)):
                 raise RuntimeError(
                     f"torch.compile(backend='sparsetir'): result {n} of a {direction} graph is not "
                     f"that of torch's operators: {why}; its regions: {', '.join(self._regions())}"
                 )
 
 
-def _difference(expected: Tensor, ours: Tensor) -> str:
+def _tolerance(graph: fx.Graph) -> float:
+    """The tolerance for results of a graph, by the coarsest type of its values."""
+    roundings = (torch.finfo(dtype).eps for n in graph.nodes if (dtype := dtype_of(n)) in FLOATS)
+    return max(OFF, ROUNDINGS * max(roundings, default=0.0))
+
+
+def _difference(expected: Tensor, ours: Tensor, tolerance: float) -> str:
     """The difference of a result beyond rounding, as text; "" for none."""
     if expected.shape != ours.shape or expected.dtype != ours.dtype:
         a, b = (f"{x.dtype} {tuple(x.shape)}" for x in (expected, ours))
@@ -104,4 +114,4 @@ def _difference(expected: Tensor, ours: Tensor) -> str:
         return f"{int((finite != other.isfinite()).sum())} numbers are finite in one of them alone"
     off = (exact - other)[finite].abs().max() if finite.any() else torch.zeros(())
     largest = exact[finite].abs().max() if finite.any() else off
-    return f"it is off by {off:.3g}, of {largest:.3g}" if off > OFF * largest else ""
+    return f"it is off by {off:.3g}, of {largest:.3g}" if off > tolerance * largest else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from sparsetir.graph.expressions import Expression
+from sparsetir.graph.expressions import Expression, Stored
 from sparsetir.graph.programs import features, layout, reduced
 
 NAME = "dense"
@@ -35,6 +35,9 @@ def pointwise(
     """
     expression = Expression(None, dict.fromkeys(stored))
     finished = expression.finished(expression.of(values, axes, root=True))
+    for x, tensor in zip(finished.operands, finished.tensors, strict=True):
+        if x.dtype != "float32":
+            raise Stored(tensor)
     operands = [
         [*([] if x.at == "all" else [("I", "i")]), *features(x.axes)] or [("ONE0", "0")]
         for x in finished.operands

@@ -19,10 +19,10 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from sparsetir.graph.expressions import (
     COSTLY,
+    FLOATS,
     POINTWISE,
     SAME,
     VIEWS,
-    FLOATS,
     Expression,
     Size,
     Stored,

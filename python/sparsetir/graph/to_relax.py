@@ -268,6 +268,9 @@ class Translation:
         m: Any, given: bool,
     ) -> Any:  # fmt: skip
         program: Program = PROGRAMS[number]
+        for dtype in (program.stored, program.dtype, *(x.dtype for x in program.operands)):
+            if dtype != "float32":
+                raise LoweringError(f"{WHO}: a reduction of edges in {dtype} is not supported")
         rows, others = indices[0], indices[1 : 1 + program.others]
         m = self._size(m)
         starts, places = self._order(rows, m)
