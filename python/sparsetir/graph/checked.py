@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from sparsetir.graph.expressions import FLOATS, dtype_of
+from sparsetir.graph.expressions import dtype_of
 from sparsetir.graph.rest import Run
+from sparsetir.ops.tensors import DTYPES
 
 OFF = 1e-3  # tolerance relative to the largest number of a result
 ROUNDINGS = 8  # by as many of the coarsest type of a graph results may differ, if that is more
@@ -99,7 +100,7 @@ class Checked:
 
 def _tolerance(graph: fx.Graph) -> float:
     """The tolerance for results of a graph, by the coarsest type of its values."""
-    roundings = (torch.finfo(dtype).eps for n in graph.nodes if (dtype := dtype_of(n)) in FLOATS)
+    roundings = (torch.finfo(dtype).eps for n in graph.nodes if (dtype := dtype_of(n)) in DTYPES)
     return max(OFF, ROUNDINGS * max(roundings, default=0.0))
 
 

@@ -31,7 +31,7 @@ def pointwise(
     result : axes of the result, like those of the values
     reduce : reduction along the last `summed` loops, "sum", "max" or "min"
 
-    Raises :class:`sparsetir.graph.expressions.Stored` for operands that are not of float32.
+    Raises :class:`Stored` for operands that are not of float32.
     """
     expression = Expression(None, dict.fromkeys(stored))
     finished = expression.finished(expression.of(values, axes, root=True))

@@ -15,10 +15,10 @@ import torch
 from torch import fx
 
 from sparsetir.graph.programs import GIVEN, Operand
+from sparsetir.ops.tensors import DTYPES
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Size = int | torch.SymInt
-FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16  # of regions
 LONGEST = 600  # characters of an expression; longer ones are stored
 
 
@@ -152,7 +152,7 @@ def behind(node: fx.Node) -> fx.Node:
     return node
 
 
-def is_float(node: object, dtypes: Collection[torch.dtype] = FLOATS) -> bool:
+def is_float(node: object, dtypes: Collection[torch.dtype] = DTYPES.keys()) -> bool:
     """Whether a node is a tensor of a float type on a CPU."""
     return (
         isinstance(node, fx.Node)
@@ -163,7 +163,7 @@ def is_float(node: object, dtypes: Collection[torch.dtype] = FLOATS) -> bool:
 
 def is_float32(node: object) -> bool:
     """Whether a node is a float32 tensor on a CPU."""
-    return is_float(node, FLOATS[:1])
+    return is_float(node, (torch.float32,))
 
 
 def is_cast(node: fx.Node) -> bool:
@@ -176,19 +176,9 @@ def is_cast(node: fx.Node) -> bool:
     )
 
 
-def name_of(dtype: torch.dtype | None) -> str:
-    """The name of a type in programs."""
-    return str(dtype).removeprefix("torch.")
-
-
-def dtype_named(name: str) -> torch.dtype:
-    """The type of torch with a name in programs."""
-    return getattr(torch, name)
-
-
-def wide(dtype: torch.dtype | None) -> torch.dtype:
+def wide(dtype: Any) -> torch.dtype:
     """The type that numbers of a type are computed and summed up in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.promote_types(dtype, torch.float32)
 
 
 def is_one(size: object) -> bool:
@@ -359,13 +349,13 @@ class Expression:
         """The expression of a pointwise operator; None for other operators."""
         target: Any = node.target
         args: Any = node.args
-        if target in CASTS and is_float(node) and is_float(args[0], (torch.bool, *FLOATS)):
+        if target in CASTS and is_float(node) and is_float(args[0], (torch.bool, *DTYPES)):
             return self._float(args[0], axes, node)
         if target in LOGICAL and all(dtype_of(a) == torch.bool for a in args):
             return LOGICAL[target].format(*(self._truth(a, axes, node) for a in args))
         known = formula_of(node)
         # Comparisons give bools; other operators must give numbers.
-        if known is None or not is_float(node, (torch.bool,) if target in COMPARED else FLOATS):
+        if known is None or not is_float(node, (torch.bool,) if target in COMPARED else DTYPES):
             return None
         truths = {aten.where.self: 0, aten.masked_fill.Scalar: 1}.get(target)
         read = [
@@ -423,11 +413,11 @@ class Expression:
         return self._read(node, "edge", GIVEN, axes)
 
     def _read(self, node: fx.Node, at: str, number: int, axes: Sequence[int | None]) -> str:
-        if not is_float(node, (torch.bool, *FLOATS)):
+        if not is_float(node, (torch.bool, *DTYPES)):
             raise Stored(node)
         if dtype_of(node) == torch.float64:
             self.dtype = torch.float64
-        dtype = name_of(dtype_of(node)) if is_float(node) else "float32"  # of bools
+        dtype = DTYPES.get(dtype_of(node), "float32")  # which bools are read as
         operand = Operand(at, number, tuple(axes), dtype)
         for n, (tensor, other) in enumerate(zip(self.tensors, self.operands, strict=True)):
             if tensor is node and other == operand:
@@ -445,7 +435,7 @@ class Expression:
             x if order is None else replace(x, number=indices.index(order))
             for x, order in zip(self.operands, self.orders, strict=True)
         ]
-        others, dtype = len(self.others), name_of(self.dtype)
+        others, dtype = len(self.others), DTYPES[self.dtype]
         return Finished(text, tuple(operands), self.tensors, indices, others, dtype)
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sparsetir.graph.calls import Call, may_be_recorded, recorded_kernel
-from sparsetir.graph.expressions import dtype_named
 from sparsetir.graph.orders import Order, arranged, check, order_of, places_between, range_of
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
@@ -108,8 +107,8 @@ class Region:
 
     def __init__(self, program: Program, calls: list[Call] | None = None) -> None:
         self.program, self.calls, self.copies = program, calls, False
-        self._dtypes = [dtype_named(x.dtype) for x in program.operands]
-        self._stored = dtype_named(program.stored)
+        self._dtypes = [getattr(torch, x.dtype) for x in program.operands]
+        self._stored = getattr(torch, program.stored)
         # Regions of one program share prepared arguments, except those that record their calls.
         self._prepared_as = number_of(program) if calls is None else object()
         self.__name__ = "region"  # torch's graphs need it
@@ -225,7 +224,7 @@ def _run(program: int, *args: Any) -> Tensor:
 
 
 def _fake(program: int, operands: list[Tensor], indices: list[Tensor], shape: Any, *_: Any) -> Any:
-    stored = dtype_named(_region(program).program.stored)
+    stored = getattr(torch, _region(program).program.stored)
     return (operands or indices)[0].new_empty(shape, dtype=stored)
 
 

@@ -19,7 +19,6 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from sparsetir.graph.expressions import (
     COSTLY,
-    FLOATS,
     POINTWISE,
     SAME,
     VIEWS,
@@ -31,7 +30,6 @@ from sparsetir.graph.expressions import (
     axes_of,
     behind,
     dims_of,
-    dtype_named,
     dtype_of,
     first,
     gather_of,
@@ -41,7 +39,6 @@ from sparsetir.graph.expressions import (
     is_one,
     is_zero,
     kept_axes,
-    name_of,
     same,
     shape_of,
     wide,
@@ -49,6 +46,7 @@ from sparsetir.graph.expressions import (
 from sparsetir.graph.factors import product, scaled, split
 from sparsetir.graph.operator import cleared, number_of, region, restored
 from sparsetir.graph.programs import STEPS, Program
+from sparsetir.ops.tensors import DTYPES
 from sparsetir.reductions import REDUCTION_NAMES
 
 UNKNOWN = 64  # taken for the size of a dimension that is not known
@@ -311,7 +309,7 @@ class _Finder:
             if not dtype.is_floating_point:
                 continue
             if not is_float(node):
-                known = ", ".join(map(name_of, FLOATS))
+                known = ", ".join(DTYPES.values())
                 why = f"of {dtype} on {node.meta['val'].device.type}, not of {known} on a CPU"
             elif why is None and kind == "reduction":
                 why = "of another form than those that are known"
@@ -595,7 +593,7 @@ class _Finder:
         known = tuple(s if whole and isinstance(s, int) else None for s in sizes)
         program = Program(
             final.text, final.operands, tuple(kept), known, final.others, reduce, lost, short,
-            final.dtype, name_of(dtype),
+            final.dtype, DTYPES[dtype],
         )  # fmt: skip
         refusal = program.refusal()
         if refusal:
@@ -607,7 +605,7 @@ class _Finder:
         self, node: fx.Node, program: Program, tensors: list[fx.Node], indices: list[fx.Node],
         shape: tuple[Size, ...], m: Size, given: bool = False,
     ) -> fx.Node:  # fmt: skip
-        value = node.meta["val"].new_empty(shape, dtype=dtype_named(program.stored))
+        value = node.meta["val"].new_empty(shape, dtype=getattr(torch, program.stored))
         sizes = [self._size(s, node) for s in shape]
         args = (number_of(program), tensors, indices, sizes, self._size(m, node), given)
         text = ", ".join(map(str, shape))

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from sparsetir.ops.registry import is_transformed
+from sparsetir.ops.tensors import DTYPES
 
 Run = Callable[[Any, Any, Any], Any]
 
@@ -59,7 +60,8 @@ def run_layer(
     """Call a layer, compiled if possible, else by `old`."""
     if not _is_usual(layer) or not all(map(_is_plain, tree_leaves((args, kwargs)))):
         return old(layer, *args, **kwargs)
-    mode = layer.training, torch.is_grad_enabled()
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    mode = layer.training, torch.is_grad_enabled(), autocast
     of_layer = _of_layers.setdefault(layer, {})
     if mode not in of_layer:
         if any(map(is_lazy, layer.parameters())):  # the first call creates them
@@ -89,7 +91,6 @@ def _is_usual(layer: Any) -> bool:
         and layer._compiled_call_impl is None
         and vars(layer).keys().isdisjoint(OWN)
         and not is_transformed()
-        and not torch.is_autocast_enabled("cpu")
         and not torch._C._len_torch_function_stack()
     )
 
@@ -107,7 +108,7 @@ def _is_plain(x: Any) -> bool:
         type(x) in (Tensor, nn.Parameter)
         and x.device.type == "cpu"
         and x.layout is torch.strided
-        and (x.dtype is torch.float32 or not x.is_floating_point())
+        and (x.dtype in DTYPES or not x.is_floating_point())
     )
 
 
@@ -123,7 +124,7 @@ def _is_alone(layer: Any) -> bool:
 def _function(layer: Any, mode: Hashable) -> Run:
     """The compiled function shared by layers like this one."""
     constants = frozenset((n, x) for n, x in vars(layer).items() if isinstance(x, PLAIN))
-    shapes = tuple(x.shape for x in (*layer.parameters(), *layer.buffers()))
+    shapes = tuple((x.shape, x.dtype) for x in (*layer.parameters(), *layer.buffers()))
     functions = _functions.setdefault(type(layer), {})
     key = mode, constants, shapes
     if key not in functions:
