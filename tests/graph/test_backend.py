@@ -335,32 +335,6 @@ def test_buffers_that_a_model_writes_to():
 # -- what torch does ------------------------------------------------------------------------------
 
 
-def test_other_types_are_left_to_torch():
-    model, args = made("GAT")
-    model = model.double()
-    args = [a.double() if a.is_floating_point() else a for a in args]
-    (graph,) = check(model, *args).graphs
-    assert not graph.found
-    assert any("gather" in x and "of torch.float64 on cpu, not of float32" in x for x in graph.left)
-
-
-def test_autocast_is_left_to_torch():
-    model, args = made("GCN")
-
-    def cast(call):
-        def run(*inputs):
-            with torch.autocast("cpu", torch.bfloat16):
-                return call(*inputs).float()
-
-        return run
-
-    call, backend = compiled(model)
-    results = gradients(cast(call), model, *args)
-    for a, b in zip(results, gradients(cast(model), model, *args), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
-    assert any("bfloat16" in x or "not of float32" in x for x in backend.graphs[0].left)
-
-
 @pytest.mark.slow
 def test_dropout_draws_the_numbers_that_eager_draws():
     model = Wrapped(pyg.GATConv(FEATURES, 4, heads=2, dropout=0.5))

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("torch_geometric")
 
 import sparsetir
-from graph_models import EDGES, edges, made
+from graph_models import EDGES, made
 from pairs import by_default
 from stage2 import golden
 
@@ -46,10 +46,10 @@ def test_what_takes_how_long():
 
 def test_what_is_left_and_why():
     model, args = made("CG")
-    (graph,) = sparsetir.explain(model, *args).graphs
+    report = sparsetir.explain(model, *args)
+    (graph,) = report.graphs
     assert [line.split(": ")[1] for line in graph.left] == 2 * ["read by aten.cat.default"]
-    text = str(sparsetir.explain(model.double(), *(a.double() for a in args[:1]), edges()))
-    assert "left to torch:\n" in text and "of torch.float64 on cpu, not of float32 on a CPU" in text
+    assert "left to torch:\n" in str(report)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -177,7 +177,9 @@ LEFT = {
     "hooks of modules": lambda: (hooked_outside(), *given(), W),
     "methods of an instance": lambda: (replaced(), *given(), W),
     "explanations": lambda: (explained(), *given(), W),
-    "float64": lambda: (Own(FEATURES, 8).double(), given()[0].double(), edges(), W.double()),
+    "float8": lambda: (
+        Own(FEATURES, 8), given()[0].to(torch.float8_e5m2).requires_grad_(False), edges(), W
+    ),
     "EdgeIndex": lambda: (pyg.GATv2Conv(FEATURES, 4), given()[0], EdgeIndex(edges())),
     "sparse": lambda: (
         pyg.GATv2Conv(FEATURES, 4, add_self_loops=False), given()[0],
@@ -214,7 +216,24 @@ def test_what_has_no_region_is_left(graphs):
     assert set(graphs) == {0}
 
 
-def test_autocast_transforms_and_global_hooks_are_left(graphs):
+def test_types_and_autocast(graphs):
+    """A graph each, which the same layer has in turn."""
+    (x, edge_index), of_16_bits = given(), torch.bfloat16
+    layer = Own(FEATURES, 8)
+    for _ in range(2):
+        check_values(layer, x, edge_index, W)
+        with torch.autocast("cpu", of_16_bits):
+            expected = layer(x, edge_index, W)
+            with accelerate(compile_from=0):
+                result = layer(x, edge_index, W)
+        torch.testing.assert_close(result, expected, rtol=0.02, atol=0.02)
+    assert len(graphs) == 2
+    args = (a.double() for a in (x, W))
+    check_values(copy.deepcopy(layer).double(), next(args), edge_index, next(args))
+    assert len(graphs) == 3
+
+
+def test_transforms_and_global_hooks_are_left(graphs):
     layer, (x, edge_index), ran = Own(FEATURES, 8), given(), []
     hook = torch.nn.modules.module.register_module_forward_hook(lambda *args: ran.append(args[0]))
     try:
@@ -223,8 +242,6 @@ def test_autocast_transforms_and_global_hooks_are_left(graphs):
         hook.remove()
     assert ran.count(layer) == 2
     with accelerate(compile_from=0):
-        with torch.autocast("cpu", torch.bfloat16):
-            layer(x, edge_index, W)
         torch.func.grad(lambda x: layer(x, edge_index, W).sum())(x)
     assert not graphs
 

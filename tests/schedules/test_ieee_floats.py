@@ -219,3 +219,16 @@ with T.sp_iter([I, J, K], "SRS", "more") as [i, j, k]:
     wanted = wanted + a @ b.astype("float32")
     sparsetir.build(func)(data, b, c, a.indptr, a.indices)
     np.testing.assert_allclose(c.astype("float32"), wanted, rtol=2**-8)
+
+
+def test_exponentials_that_are_stored_in_bfloat16() -> None:
+    """Vectors of them have variables, which TVM repeated with what it rounds."""
+    func = small("f", """
+with T.sp_iter([I], "S", "f") as [i]:
+    E[i] = T.cast(T.exp(T.cast(A[i], "float32")), "bfloat16")
+""", A="I bfloat16", E="I bfloat16")  # fmt: skip
+    a = np.linspace(-3, 3, 100).astype("bfloat16")
+    out = np.zeros_like(a)
+    sparsetir.build(func)(a=a, e=out)
+    wanted = np.exp(a.astype("float32"))
+    np.testing.assert_allclose(out.astype("float32"), wanted, rtol=2**-8)
