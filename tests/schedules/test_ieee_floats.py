@@ -224,11 +224,12 @@ with T.sp_iter([I, J, K], "SRS", "more") as [i, j, k]:
 def test_exponentials_that_are_stored_in_bfloat16() -> None:
     """Vectors of them have variables, which TVM repeated with what it rounds."""
     func = small("f", """
-with T.sp_iter([I], "S", "f") as [i]:
-    E[i] = T.cast(T.exp(T.cast(A[i], "float32")), "bfloat16")
-""", A="I bfloat16", E="I bfloat16")  # fmt: skip
-    a = np.linspace(-3, 3, 100).astype("bfloat16")
+with T.sp_iter([I, J], "SS", "f") as [i, j]:
+    E[i, j] = T.cast(T.exp(T.cast(A[i, j], "float32") - T.cast(B[i], "float32")), "bfloat16")
+""", A="I J bfloat16", B="I bfloat16", E="I J bfloat16")  # fmt: skip
+    a, b = np.linspace(-3, 3, 100).astype("bfloat16"), np.zeros(4, "bfloat16")
+    indptr, indices = np.arange(0, 101, 25, "int32"), np.tile(np.arange(25, dtype="int32"), 4)
     out = np.zeros_like(a)
-    sparsetir.build(func)(a=a, e=out)
+    sparsetir.build(func)(a, b, out, indptr, indices, n=25)
     wanted = np.exp(a.astype("float32"))
     np.testing.assert_allclose(out.astype("float32"), wanted, rtol=2**-8)
