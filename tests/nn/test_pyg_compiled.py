@@ -177,9 +177,6 @@ LEFT = {
     "hooks of modules": lambda: (hooked_outside(), *given(), W),
     "methods of an instance": lambda: (replaced(), *given(), W),
     "explanations": lambda: (explained(), *given(), W),
-    "float8": lambda: (
-        Own(FEATURES, 8), given()[0].to(torch.float8_e5m2).requires_grad_(False), edges(), W
-    ),
     "EdgeIndex": lambda: (pyg.GATv2Conv(FEATURES, 4), given()[0], EdgeIndex(edges())),
     "sparse": lambda: (
         pyg.GATv2Conv(FEATURES, 4, add_self_loops=False), given()[0],

@@ -71,10 +71,10 @@ class accelerate(AbstractContextManager["accelerate"]):
     compiled as by `torch.compile(backend="sparsetir")`, one by one, in their first call with many
     edges, which takes seconds; again in evaluation, and for the second graph of another size. They
     have no second derivatives. Layers that torch cannot trace as one graph, or that reduce no
-    edges, run unchanged, and so do layers with hooks or under explanation, sparse matrices,
-    `EdgeIndex`, types other than float32 and autocast. All layers are PyG's own while torch
-    captures a model (`torch.compile`, `torch.jit`, `torch.fx`, hence `to_hetero`), and under
-    forward-mode differentiation.
+    edges, run unchanged, and so do layers with hooks or under explanation, sparse matrices, and
+    `EdgeIndex`. Types are float32, float64, bfloat16, float16, and those of autocast. All layers
+    are PyG's own while torch captures a model (`torch.compile`, `torch.jit`, `torch.fx`, hence
+    `to_hetero`), and under forward-mode differentiation.
 
     It applies to all threads, may be nested, and may be entered again after its end::
 
