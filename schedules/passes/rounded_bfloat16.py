@@ -185,8 +185,8 @@ class _Rounding:
         store = lambda value: tirx.BufferStore(x.buffer, value, x.indices, span=x.span)  # noqa: E731
         if not (isinstance(value, tirx.Cast) and nodes_of(tirx.Let, value)):
             return store(value)
-        # TVM 0.27 repeats what it rounds, and its vectorizer refuses the variables of an exponential
-        # twice; may go when the test of exponentials in test_ieee_floats.py passes without it.
+        # TVM 0.27 repeats what it rounds, and refuses variables of an exponential twice in vectors;
+        # may go when the test of exponentials in test_ieee_floats.py passes without it.
         wide = tirx.Var("wide", dtype_of(value.value))
         parts = [tirx.Bind(wide, value.value), store(tirx.Cast(dtype_of(value), wide))]
         return tirx.SeqStmt(parts)

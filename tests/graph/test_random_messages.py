@@ -115,20 +115,22 @@ def gradients(call, model, floats, index):
     return [*(o.detach() for o in outs), *(x.grad for x in [*floats, *model.parameters()])]
 
 
-def check(seed):
+def check(seed, dtype=torch.float32):
     torch._dynamo.reset()
-    model = Messages(seed)
+    model = Messages(seed).to(dtype)
     floats, index = model.inputs()
+    floats = [x.to(dtype) for x in floats]
     expected = gradients(model, model, floats, index)
     backend = Backend()
     grads = gradients(torch.compile(model, backend=backend), model, floats, index)
     for n, (a, b) in enumerate(zip(grads, expected, strict=True)):
         assert (a is None) == (b is None), (seed, n)
         if a is not None:
-            scale = max(1.0, b.abs().max().item())
+            scale = max(1.0, b.abs().max().item()) * torch.finfo(dtype).eps
             torch.testing.assert_close(
-                a, b, rtol=1e-4, atol=2e-5 * scale, msg=lambda m, n=n: f"seed {seed}, {n}: {m}"
-            )
+                a, b, rtol=840 * torch.finfo(dtype).eps, atol=168 * scale,
+                msg=lambda m, n=n: f"seed {seed}, {n}: {m}",
+            )  # fmt: skip
     return backend
 
 
@@ -137,9 +139,10 @@ def test_messages():
 
 
 @pytest.mark.slow
-def test_messages_without_a_schedule(plain):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_messages_without_a_schedule(dtype, plain):
     for seed in range(1, FEW):
-        check(seed)
+        check(seed, dtype)
 
 
 @pytest.mark.slow
