@@ -103,7 +103,8 @@ def test_models(name, kind):
         assert {program.dtype for program in programs} == {"float32"}
         narrow = "bfloat16" if kind == "autocast" else kind
         assert of <= {"float32", narrow}
-        assert narrow in of or kind == "autocast" and name in ("amax", "softmax")
+        # Under autocast products give bfloat16, which these two gather.
+        assert narrow in of or kind == "autocast" and name not in ("GCN", "GATv2")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
