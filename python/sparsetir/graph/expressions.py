@@ -415,10 +415,10 @@ class Expression:
     def _read(self, node: fx.Node, at: str, number: int, axes: Sequence[int | None]) -> str:
         if not is_float(node, (torch.bool, *DTYPES)):
             raise Stored(node)
-        if dtype_of(node) == torch.float64:
-            self.dtype = torch.float64
-        dtype = DTYPES.get(dtype_of(node), "float32")  # which bools are read as
-        operand = Operand(at, number, tuple(axes), dtype)
+        dtype: Any = dtype_of(node)
+        if dtype == torch.float64:
+            self.dtype = dtype
+        operand = Operand(at, number, tuple(axes), DTYPES.get(dtype, "float32"))  # of bools
         for n, (tensor, other) in enumerate(zip(self.tensors, self.operands, strict=True)):
             if tensor is node and other == operand:
                 return f"{{{n}}}"

@@ -448,7 +448,7 @@ class _Finder:
         reduce: str,
         count: Size,
         shape: tuple[Size, ...],
-        dtype: torch.dtype,
+        dtype: Any,
     ) -> fx.Node | None:
         region = self._made(node, values, rows, reduce, dtype, count=count)
         return None if region is None else self._region(node, *region, shape, count)
@@ -565,7 +565,7 @@ class _Finder:
 
     def _made(
         self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None,
-        dtype: torch.dtype, summed: int = 0, count: Size | None = None,
+        dtype: Any, summed: int = 0, count: Size | None = None,
     ) -> tuple[Program, list[fx.Node], list[fx.Node]] | None:  # fmt: skip
         """The program of a region, what it reads, and indices; None where it cannot be one.
 
