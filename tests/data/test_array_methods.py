@@ -49,6 +49,9 @@ FUNCTIONS = (
     "trunc deg2rad rad2deg"
 ).split()
 REDUCTIONS = ("sum", "mean", "max", "min")
+COO_OF_THREE = pytest.mark.skipif(
+    not hasattr(sp.coo_array, "__getitem__"), reason="before scipy 1.17"
+)
 
 
 def dense_of(result):
@@ -370,6 +373,7 @@ def tensor():
     return dense((5, 4, 6), "float64", 3) - dense((5, 4, 6), "float64", 4)
 
 
+@COO_OF_THREE
 def test_tensors_of_three_axes(tensor):
     sparse = SparseTensor.from_dense(tensor)
     for axes in ((2, 0, 1), (0, 2, 1), (2, 1, 0), (-1, 0, 1)):
@@ -388,7 +392,7 @@ def test_tensors_of_three_axes(tensor):
     same(sparse.eliminate_zeros(), tensor)
 
 
-@pytest.mark.skipif(not hasattr(sp.coo_array, "__getitem__"), reason="before scipy 1.17")
+@COO_OF_THREE
 def test_elements_of_three_axes(tensor):
     sparse = SparseTensor.from_dense(tensor).astype("bfloat16")
     tensor = tensor.astype(sparse.dtype)
@@ -403,6 +407,7 @@ def test_elements_of_three_axes(tensor):
     assert sparse[1, 2, 3] == tensor[1, 2, 3]
 
 
+@COO_OF_THREE  # older ones make dense arrays of as many rows
 def test_far_coordinates():
     far = 2**40
     sparse = SparseTensor([[far - 1, 5, 5], [0, 2, far]], [1.0, 2, 4], (far, far + 1))
@@ -470,7 +475,7 @@ test_refusals = refusals(
     A ** A            # TypeError: unsupported operand
     A[61]             # IndexError: SparseMatrix.__getitem__: index (61) out of range
     A[[0, -62]]       # IndexError: SparseMatrix.__getitem__: index (-62) out of range
-    A[0, 1, 2]        # IndexError: SparseMatrix.__getitem__: Too many indices
+    A[0, 1, 2]        # IndexError: SparseMatrix.__getitem__:
     A[[True, False]]  # IndexError: SparseMatrix.__getitem__: bool index 0 has shape (61,)
     A[1.5]            # IndexError: SparseMatrix.__getitem__:
     A[A > 0]          # IndexError: SparseMatrix.__getitem__: argument 'key': expected .. nonzero()
@@ -480,7 +485,7 @@ test_refusals = refusals(
     A.reshape(())     # ValueError: SparseMatrix.reshape: cannot reshape
     A.transpose((0,)) # ValueError: SparseMatrix.transpose: axes don't match
     A.transpose((0, 0))  # ValueError: SparseMatrix.transpose: repeated axis
-    A.sum(2)          # ValueError: SparseMatrix.sum: axis out of range
+    A.sum(2)          # AxisError: SparseMatrix.sum: axis 2 is out of bounds
     SparseMatrix.vstack([])  # ValueError: SparseMatrix.vstack: argument 'tensors': expected some
     SparseMatrix.vstack([A, A.T])  # ValueError: SparseMatrix.vstack: blocks[:,0] has incompatible
     SparseTensor.vstack([T])  # ValueError: SparseTensor.vstack:

@@ -282,9 +282,10 @@ class ArrayMethods:
     def _reduced(self, name: str, axis: Any, keepdims: bool, dtype: Any) -> Any:
         who = f"{type(self).__name__}.{name}"
         with _named(who):
-            reduced = getattr(self._wide(), name)(axis=axis)
-        if keepdims:
             axes = normalize_axis_tuple(range(self.ndim) if axis is None else axis, self.ndim)
+            every = len(axes) == self.ndim  # of which all versions of scipy take None
+            reduced = getattr(self._wide(), name)(axis=None if every else axis)
+        if keepdims:
             shape = tuple(1 if n in axes else length for n, length in enumerate(self.shape))
             reduced = reduced.reshape(shape)
         if not scipy.sparse.issparse(reduced):

@@ -13,7 +13,7 @@ from sparsetir.data import graph_files
 from sparsetir.data.column_names import weight_of
 from sparsetir.data.datasets import SHIPPED
 from sparsetir.data.graph_edges import EDGE_LISTS, WEIGHTS, from_edges, read_edges, two_lengths
-from sparsetir.data.matrix_files import diagonals, read_market, read_saved
+from sparsetir.data.matrix_files import read_market, read_saved
 from sparsetir.runtime.file_errors import (
     GraphError,
     as_path,
@@ -178,7 +178,7 @@ def _read_npz(path: Path, layer: str) -> object:
         if "format" in names:
             saved = read_saved(path)
             check_matrix(path, saved.shape, saved.nnz)
-            return diagonals(saved) if saved.format == "dia" else saved
+            return saved
         if {"row", "col"} <= set(names):
             shape = arrays["shape"] if "shape" in names else None
             data = weight_of(path, names)

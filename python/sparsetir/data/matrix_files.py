@@ -87,7 +87,7 @@ def _count_words(path: Path, field: str) -> int:
 
 
 def read_saved(path: Path) -> Any:
-    """Read a file of `scipy.sparse.save_npz`, in its own format."""
+    """Read a file of `scipy.sparse.save_npz`, in its own format; diagonals as coordinates."""
     check_npz(path)
     with zipfile.ZipFile(path) as archive:
         for name in INTEGER_ARRAYS & set(archive.namelist()):  # SciPy would round them
@@ -102,8 +102,10 @@ def read_saved(path: Path) -> Any:
         matrix.check_format(full_check=True)
     if matrix.dtype.kind not in "biuf":
         raise ValueError(f"expected real numbers, got {matrix.dtype}")
-    need_room(path, ELEMENT_BYTES * matrix.nnz, f"a matrix with {matrix.nnz:,} elements")
-    return matrix
+    # SciPy before 1.17 counts diagonals beyond what is stored of them.
+    count = matrix.data.size if matrix.format == "dia" else matrix.nnz
+    need_room(path, ELEMENT_BYTES * count, f"a matrix with {count:,} elements")
+    return diagonals(matrix) if matrix.format == "dia" else matrix
 
 
 def diagonals(data: Any) -> sp.coo_array:
