@@ -184,6 +184,9 @@ def test_parallel_edges_of_an_edge_index():
     for op in ("copy_u_mean", "u_mul_e_max", "u_add_e_sum", "attention", "softmax"):
         with pytest.raises(ValueError, match=f"expected each element once for '{op}', got 4 of"):
             sparsetir.plan(op, (EDGES, 3), None if op == "softmax" else x)
+    for reduce in ("mean", "max"):
+        with pytest.raises(ValueError, match="expected each element once for 'spmm', got 4 of"):
+            sparsetir.plan("spmm", (EDGES, 3), x, reduce=reduce)
 
 
 def test_numbers_of_edges_have_an_order():

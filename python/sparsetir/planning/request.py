@@ -467,8 +467,8 @@ def matrix_request(
         raise ValueError(f"plan: argument 'heads': expected None for '{op}', got {heads!r}")
     if operator.reductions == ("sum",) and reduce != "sum":
         raise ValueError(f"plan: argument 'reduce': expected 'sum' for '{op}', got {reduce!r}")
-    message = op_name != op and op == "spmm" and reduce != "sum"
-    adopted = adopted_matrix(op_name, matrix, each_once=message and (reduce == "mean" or not ones))
+    each_once = reduce == "mean" or reduce != "sum" and not ones
+    adopted = adopted_matrix(op_name, matrix, each_once)
     if ones:
         if not isinstance(adopted, SparseMatrix):
             raise ValueError("plan: argument 'op': expected no copy for a matrix without values")
