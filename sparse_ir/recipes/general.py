@@ -8,6 +8,9 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.index_arrays import row_numbers, starts
 from sparsetir.sparse_ir.recipes.registry import FoundIn, NonzerosOf, RowsOf, SameAs, recipe
 
+# Multiplications of a row in a part of the columns, from which on parts pay.
+WORK_IN_PART = 1000
+
 
 @recipe(open=True)
 def number(value: int) -> int:
@@ -22,17 +25,23 @@ def constant(value: int) -> int:
 
 
 @recipe(open=True)
-def cache_parts(m: int, n: int, nnz: int, feat: int, itemsize: int, cache: int) -> int:
+def cache_parts(
+    m: int, n: int, nnz: int, feat: int, itemsize: int, cache: int, shared: int = 0
+) -> int:
     """The number of parts of the columns whose rows of a gathered operand a cache keeps.
 
     m, n, nnz : sizes of the matrix
     feat, itemsize : elements of a gathered row, and bytes of each
-    cache : bytes
+    cache, shared : bytes of a cache that a core has, and of one that all cores share; 0 for none
 
-    One where parts of rows had less than an element: then nothing that is loaded is used again.
+    The first cache counts for which rows have enough to do in each part (see `WORK_IN_PART`): with
+    fewer elements, to begin a row again takes as long as cached operands save. One without any.
     """
-    parts = max(1, -(-n * feat * itemsize // cache))
-    return parts if nnz >= parts * m else 1
+    for size in filter(None, (cache, shared)):
+        parts = max(1, -(-n * feat * itemsize // size))
+        if nnz * feat >= parts * m * WORK_IN_PART:
+            return parts
+    return 1
 
 
 @recipe

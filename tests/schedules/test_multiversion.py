@@ -243,7 +243,7 @@ def test_sampled_products_in_parts_of_the_columns():
     built = sampled()
     how = built.computed["parts"]
     sizes = {"m": 40, "n": 2000, "nnz": matrix.nnz, "feat": 300}
-    machine = {k: v for k, v in how.items() if k in ("itemsize", "cache")}
+    machine = {k: v for k, v in how.items() if k in ("itemsize", "cache", "shared")}
     assert set(how) == {"recipe", *sizes, *machine}
     assert RECIPES[how["recipe"]](**sizes, **machine) > 1
     check_sampled(built, matrix, 300)

@@ -14,6 +14,7 @@ from refusals import refusals
 from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError, StructureError
 from sparsetir.sparse_ir.recipes.general import (
+    cache_parts,
     column_parts,
     equal_parts,
     equal_work,
@@ -64,6 +65,22 @@ def test_row_of_position(lengths, idtype):
     rows = row_of_position(indptr_of(lengths, idtype))
     assert rows.dtype == idtype
     np.testing.assert_array_equal(rows, [i for i, k in enumerate(lengths) for _ in range(k)])
+
+
+@pytest.mark.parametrize(
+    ("nnz", "feat", "parts"),
+    [
+        (80_000, 512, 16),  # a core's cache: 8 elements a row in each part
+        (20_000, 512, 2),  # one element there; the shared cache, with 10
+        (2_000, 512, 1),  # none of both
+        (80_000, 8, 1),  # a part that all fits in
+        (20_000, 64, 1),  # two parts, where a row has too little to do
+    ],
+)
+def test_parts_of_the_columns_leave_rows_enough_to_do(nnz, feat, parts):
+    sizes = {"m": 1000, "n": 1000, "nnz": nnz, "feat": feat, "itemsize": 4}
+    assert cache_parts(**sizes, cache=1000 * 512 * 4 // 16, shared=1000 * 512 * 4 // 2) == parts
+    assert cache_parts(**sizes, cache=1000 * 512 * 4 // 16) == (parts if parts != 2 else 1)
 
 
 @pytest.mark.parametrize("idtype", IDTYPES)
