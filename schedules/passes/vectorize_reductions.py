@@ -42,12 +42,12 @@ Partial results are of the term's type: sums of 16-bit numbers that are cast to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tvm
 from tvm import ir, s_tir, tirx
-from tvm_ffi import structural_equal
+from tvm_ffi import StructuralKey, structural_equal
 
 from sparsetir.schedules.passes.add_lanes import add_up
 from sparsetir.schedules.passes.nests import is_along, renewed, wide_indices
@@ -397,6 +397,17 @@ def _asking(loop: Any, asks: list[Any]) -> tirx.Stmt:
     return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body])) if asks else loop
 
 
+def _under_one(stmts: Sequence[Any]) -> list[Any]:
+    """Statements under equal conditions put under one of them, those without any in front."""
+    guards: dict[Any, list[Any]] = {None: []}
+    for stmt in stmts:
+        guarded = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
+        condition = StructuralKey(stmt.condition) if guarded else None
+        guards.setdefault(condition, []).append(stmt.then_case if guarded else stmt)
+    plain = guards.pop(None)
+    return [*plain, *(tirx.IfThenElse(x.key, as_one(inside), None) for x, inside in guards.items())]
+
+
 def _grouped(
     loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, asks: Callable[[Any], list[Any]]
 ) -> tirx.Stmt | None:
@@ -443,7 +454,7 @@ def _grouped(
     terms: dict[int, Any] = {n: lambda x, n=n: visit(n, term, x) for n in range(group)}
     # Many short ones follow each other, few long ones take turns, whose loads overlap.
     turns = [{n: each} for n, each in terms.items()] if group > GROUP // 2 else [terms]
-    body = [ask for n in range(group) for ask in asks(visit(n, loop.loop_var))]
+    body = _under_one([ask for n in range(group) for ask in asks(visit(n, loop.loop_var))])
     steps = [s for each in turns for s in _partial_results(parts, each, inner, tiles, reduction)]
     body += _in_one_loop(steps)
     rows = [tirx.BufferLoad(parts, [tirx.Ramp(n * lanes, 1, lanes)]) for n in range(group)]
