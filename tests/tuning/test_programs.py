@@ -95,7 +95,7 @@ def test_a_made_space_goes_by_what_the_program_is():
     assert spmm["spmm.lanes"] == (8,) and spmm["spmm.inner"] == ("",)
     assert spmm["spmm.blocks"] == (0, 8, 32) and spmm["spmm.parallel"] == (True, False)
     sampled = PROGRAMS["sddmm"].make("float32", "int32")
-    sizes = {"m": 9, "n": 20000, "nnz": 99, "feat": 80}
+    sizes = {"m": 9, "n": 20000, "nnz": 1100, "feat": 80}
     assert space_of(sampled, {}, 512, 1) == {"sddmm.parts": (0, 1)}
     assert space_of(sampled, sizes, 512, 1)["sddmm.parts"] == (0, 1, 4, 18, 36)
     assert space_of(sampled, sizes | {"m": 99}, 512, 1)["sddmm.parts"] == (1, 2, 4)
