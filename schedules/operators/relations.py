@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -105,8 +106,11 @@ class RelationPattern(_Csf):
 
     def stored_in(self, converted: ConvertedFormat) -> Any:
         """A format of :attr:`coordinates`, which takes values in the order of the triples."""
-        by_order = lambda **s: converted.values(**{n: x[self.order] for n, x in s.items()})  # noqa: E731
-        return Stored(by_order, False, lambda: converted.padding)
+
+        def in_order(**stored: Any) -> Mapping[str, Any]:
+            return converted.values(**{name: x[self.order] for name, x in stored.items()})
+
+        return Stored(in_order, False, lambda: converted.padding)
 
     @cached_property
     def counts(self) -> np.ndarray:

@@ -182,14 +182,14 @@ class _Rounding:
                 value = self._rounded(value)
         if _is_update(x):
             value = map_expr(value, [(ir.Call, self._sum)])
-        store = lambda value: tirx.BufferStore(x.buffer, value, x.indices, span=x.span)  # noqa: E731
-        if not (isinstance(value, tirx.Cast) and nodes_of(tirx.Let, value)):
-            return store(value)
-        # TVM 0.27 repeats what it rounds, and refuses variables of an exponential twice in vectors;
-        # may go when the test of exponentials in test_ieee_floats.py passes without it.
-        wide = tirx.Var("wide", dtype_of(value.value))
-        parts = [tirx.Bind(wide, value.value), store(tirx.Cast(dtype_of(value), wide))]
-        return tirx.SeqStmt(parts)
+        before: list[Any] = []
+        if isinstance(value, tirx.Cast) and nodes_of(tirx.Let, value):
+            # TVM 0.27 repeats what it rounds, and refuses variables of an exponential twice in
+            # vectors; may go when the test of exponentials in test_ieee_floats.py passes without.
+            wide = tirx.Var("wide", dtype_of(value.value))
+            before, value = [tirx.Bind(wide, value.value)], tirx.Cast(dtype_of(value), wide)
+        store = tirx.BufferStore(x.buffer, value, x.indices, span=x.span)
+        return tirx.SeqStmt([*before, store]) if before else store
 
     def _sum(self, x: Any) -> Any:
         """A sum as it is, instead of rounded."""

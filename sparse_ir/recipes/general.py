@@ -34,8 +34,9 @@ def cache_parts(
     feat, itemsize : elements of a gathered row, and bytes of each
     cache, shared : bytes of a cache that a core has, and of one that all cores share; 0 for none
 
-    The first cache counts for which rows have enough to do in each part (see `WORK_IN_PART`): with
-    fewer elements, to begin a row again takes as long as cached operands save. One without any.
+    Parts are for the first of the caches for which rows have enough to do in each part (see
+    `WORK_IN_PART`): with fewer elements, to begin a row again costs what cached operands save. One
+    part where neither cache serves.
     """
     for size in filter(None, (cache, shared)):
         parts = max(1, -(-n * feat * itemsize // size))

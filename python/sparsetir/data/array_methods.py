@@ -283,8 +283,9 @@ class ArrayMethods:
         who = f"{type(self).__name__}.{name}"
         with _named(who):
             axes = normalize_axis_tuple(range(self.ndim) if axis is None else axis, self.ndim)
-            every = len(axes) == self.ndim  # of which all versions of scipy take None
-            reduced = getattr(self._wide(), name)(axis=None if every else axis)
+            # Before 1.17, scipy refuses a tuple of all axes.
+            axis = None if len(axes) == self.ndim else axis
+            reduced = getattr(self._wide(), name)(axis=axis)
         if keepdims:
             shape = tuple(1 if n in axes else length for n, length in enumerate(self.shape))
             reduced = reduced.reshape(shape)
