@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import tvm
 from tvm import tirx
 
 import sparsetir
@@ -387,3 +388,27 @@ def test_parts_of_equal_work(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None
     of_part = np.bincount(y.astype(int), work, 16)
     assert (np.diff(y) >= 0).all()
     assert of_part.max() <= work.sum() / 16 + work.max(initial=0)
+
+
+def test_short_loops_stay_on_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops of one store have a version without threads, by their size; loops over rows do not."""
+    monkeypatch.setattr(pipeline, "pool", lambda: 2)
+    monkeypatch.setattr(pipeline, "work_of_threads", lambda: 100)
+
+    def versions(func: Any) -> list[list[Any]]:
+        choices = [x for x in nodes_of(tirx.IfThenElse, func.body) if x.else_case is not None]
+        parts = [part for x in choices for part in (x.then_case, x.else_case)]
+        return [[loop.kind for loop in nodes_of(tirx.For, part)] for part in parts]
+
+    serial, parallel = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
+    two = sparsetir.from_source(TWO)
+    assert versions(pipeline.lower(two)["III"]) == [[serial], [parallel]] * 2
+    kernel = sparsetir.build(two)
+    for m in (0, 1, 99, 100, 101):
+        a, b, c = np.ones(m, "float32"), np.full(7, np.nan, "float32"), np.ones(7, "float32")
+        kernel(a=a, b=b, c=c, m=m, n=7)
+        np.testing.assert_array_equal(a, 2)
+        np.testing.assert_array_equal(b, 3)
+    rows = pipeline.lower(SUMS)["III"]
+    monkeypatch.setattr(pipeline, "short_loops", lambda func, _: func)
+    tvm.ir.assert_structural_equal(rows, pipeline.lower(SUMS)["III"], map_free_vars=True)

@@ -45,6 +45,7 @@ from sparsetir.schedules.passes.normal_form import normal_form
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.passes.rounded_bfloat16 import rounded_bfloat16
 from sparsetir.schedules.passes.serial_lanes import serial_lanes
+from sparsetir.schedules.passes.short_loops import short_loops
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.passes.supported_operations import supported_operations
 from sparsetir.schedules.passes.whole_workspaces import WHOLE, whole_workspaces, without_compaction
@@ -80,6 +81,7 @@ from sparsetir.sparse_ir.workers import units_of
 # that it was lowered from.
 LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
     False: (
+        lambda func, _: short_loops(func, work_of_threads()) if pool() > 1 else func,
         lambda func, _: equal_work(func, pool()),
         lambda func, _: locals_apart(func),
         lambda func, _: locals_on_stack(func),
