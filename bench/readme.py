@@ -67,7 +67,7 @@ def steps(data: Path | None, quick: bool = False) -> dict[str, str]:
         "layers": "graph --peers PyG Inductor accelerate sparsetir.nn --seconds 1.5 --threads 1"
         f" --graph cora {twitch}",
         "operators": f"{operators} --op spmm sddmm spmv --threads 1 2",
-        FORCED: f"{operators} --op spmm --threads 1 --peers mkl",
+        FORCED: f"{operators} --op spmm --threads 1 2 --peers mkl",
         "new edges": "new_edges --seconds 3 --numbers 1",
         "exported": f"graph --exported --layer GCN GAT gate --seconds 1 {one}",
         "memory": f"graph --memory --layer GAT --peers PyG Inductor --seconds 0.2 {one}",

@@ -214,9 +214,20 @@ def test_pages_say_what_the_file_does():
     times = [
         (c["peers"]["mkl"]["min"], c["peers"]["sparsetir"]["min"])
         for c in steps["mkl avx512"]["results"]["cells"]
+        if c["threads"] == 1
     ]
     assert sum(mkl < 0.99 * ours for mkl, ours in times) == len(by_key["forced"].lost)
     assert min(mkl / ours for mkl, ours in times) == by_key["forced"].worst.ratio
+    # Beside a library on two threads, which would be faster on one.
+    slower = 0
+    for two, one in zip(*(steps[f"models {n}t"]["results"]["cells"] for n in (2, 1)), strict=True):
+        took, alone = two["epoch"], one["epoch"]
+        fastest = min(t["Inductor"]["min"] for t in (took, alone))
+        slower += took["Inductor"]["min"] > alone["Inductor"]["min"]
+        name = f"{two['layer']}, {measured.graph(two['graph'])}"
+        (cell,) = (c for c in by_key["epochs 2 Inductor"].cells if c.name == name)
+        assert cell.ratio == fastest / took["backend sparsetir"]["min"]
+    assert slower
 
 
 @pytest.mark.parametrize("package", ["", ".distributed", ".formats", ".masks", ".nn", ".ops"])
