@@ -1,4 +1,4 @@
-"""The form in which the default schedule takes reductions: one nest, rows outermost (CPU, stage I).
+"""The form in which the default schedule takes programs: one nest, rows outermost (CPU, stage I).
 
 Before, as over stored diagonals, where neither threads nor registers serve::
 
@@ -14,6 +14,15 @@ After::
             C[ir, k] = 0.0
         C[ir, k] = C[ir, k] + A[o, jd, ir] * B[ir + shift - jd, k]
 
+Where nothing but what rows store is visited, and no row is asked for, elements are visited by their
+positions, in vectors that do not end with the rows::
+
+    with T.sp_iter([I, J], "RR", "norm") as [i, j]:
+        S[()] = S[()] + A[i, j] * A[i, j]
+
+    with T.sp_iter([I_J], "R", "norm") as [ij]:
+        S[()] = S[()] + A[ij] * A[ij]
+
 A value that is set everywhere right before a sum becomes its init. Where no spatial loop stands
 outside of the reductions, those over dense axes move there. The order in which each element is
 summed up does not change: reductions keep their order, and a loop moves only if each element is
@@ -26,27 +35,33 @@ from __future__ import annotations
 
 from tvm import ir
 
+from sparsetir.sparse_ir.computed import computed_parameters
+from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import reorderable
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
     SparseIteration,
     flat_axes,
+    loads_of,
     sparse_iterations,
 )
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
-from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of, replaced
+from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration, loops_of, replaced
 from sparsetir.sparse_ir.tir import dtype_of
 
 ROWS_OF_BLOCKS = 64  # at most: constant loops of as many visits stay
 
 
 def normal_form(func: SparseFunc) -> SparseFunc:
-    """Give reductions their inits, and bring spatial loops out of those that begin a nest."""
+    """Give reductions their inits, bring spatial loops out of those that begin a nest, and visit
+    elements by position where their rows are not asked for."""
     for name in [it.name for it in sparse_iterations(func)]:
+        func = _by_positions(func, name)
         it = next((it for it in sparse_iterations(func) if it.name == name), None)
         if it is None or "R" not in it.kinds or reorderable(func, it) is not None:
             continue
@@ -58,6 +73,29 @@ def normal_form(func: SparseFunc) -> SparseFunc:
         if order != loops_of(it):
             func = replaced("normal_form", func, it, changed(it, order))
     return func
+
+
+def _by_positions(func: SparseFunc, name: str) -> SparseFunc:
+    """Visit the elements of an iteration by position, if it visits nothing else and asks for none
+    of their rows."""
+    nodes = [loop.node for loop in loops_of(find_iteration(func, name))]
+    chain = [x for x in nodes if isinstance(x, Axis)]
+    if len(nodes) < 2 or chain != nodes or any(
+        x.kind != "sparse_variable" or x.parent is None or x.parent.name != above.name
+        for above, x in zip(chain, chain[1:], strict=False)
+    ):  # fmt: skip
+        return func
+    sch = Schedule(func)
+    it = sch.get_sparse_iteration(name)
+    loops = sch.get_sp_iters(it)
+    try:
+        sch.positions(sch.sparse_fuse(it, loops))
+    except ScheduleError:  # such as of an axis that another iteration visits, too
+        return func
+    made = {*computed_parameters(sch.func)} - {*computed_parameters(func)}
+    rows = [b.var for b in sch.func.buffers if b.handle is not None and b.handle.name in made]
+    body = find_iteration(sch.func, name).body
+    return func if any(loads_of(body, row) for row in rows) else sch.func
 
 
 def _order(it: SparseIteration, rounds: bool) -> list[Loop]:

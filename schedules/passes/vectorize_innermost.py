@@ -98,13 +98,15 @@ ANY_SIZE = SizeRange(None, 0, None)
 
 
 def vectorize_innermost(
-    func: tirx.PrimFunc, bits: int, cache: int, vectors: int, among: SizeRange = ANY_SIZE
-) -> tirx.PrimFunc:
+    func: tirx.PrimFunc, bits: int, cache: int, vectors: int, among: SizeRange = ANY_SIZE,
+    sums_alone: bool = False,
+) -> tirx.PrimFunc:  # fmt: skip
     """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule.
 
     cache : bytes; rows gathered from a buffer that is larger are prefetched
     vectors : of the widest tile, as many as stay in registers
     among : the sizes that the result is for
+    sums_alone : leave other loops, such as what an earlier call has left of them
     """
 
     def vectorized(stmt: Any, rows: bool) -> Any:
@@ -118,7 +120,7 @@ def vectorize_innermost(
             if is_zero(nest.along.extent):
                 return loop
             if not nest.reduces:
-                return nest.in_vectors(lanes, cache)
+                return loop if sums_alone else nest.in_vectors(lanes, cache)
             if dtype_of(nest.store.value) == "bool":
                 return loop  # TVM has no vectors of local booleans
             if nest.rows is None:

@@ -28,7 +28,7 @@ from sparsetir.expressions.storage import (
     result_storage,
     storage,
 )  # fmt: skip
-from sparsetir.expressions.trees import Call, Statement, accesses
+from sparsetir.expressions.trees import Access, Call, Statement, accesses
 from sparsetir.expressions.unit import Unit
 from sparsetir.expressions.visits import drivers
 
@@ -76,10 +76,30 @@ class Compiled:
         rank, format = len(statement.result.indices), options.format
         self.forms[self.result_name] = Storage(dtype, rank)
         self.open_form = None if format is None else result_storage(who, format, rank, dtype)
+        if format is not None and (known := self._same_pattern()):
+            self.like = like = known
+            self.open_form = None
         self.steps = assignments(statement, self.forms, like)
         self.steps[-1] = replace(self.steps[-1], computed=options.computed)
         self._units: dict[object, list[Unit]] = {}
         self._fixed: set[Sizes] = set()
+
+    def _same_pattern(self) -> str | None:
+        """The operand that stores exactly the elements of the sparse result, so that none are
+        assembled; None if there is none."""
+
+        def sparse(x: Access) -> bool:
+            return x.name in self.forms and self.forms[x.name].sparse
+
+        steps = assignments(self.statement, self.forms)
+        where = {x for t in steps[-1].terms for s in domain(t.value, sparse) for x in s or [None]}
+        (access, *others) = where
+        if others or access is None or access.indices != self.statement.result.indices:
+            return None
+        plain = access.plain
+        if None in plain or len(set(plain)) < len(plain) or access.name not in self.forms:
+            return None
+        return access.name if self.forms[access.name].levels == csf_levels(len(plain)) else None
 
     def fixed(self, sizes: Mapping[object, int]) -> Sizes:
         """Sizes to compile in: those of features, which are indices of no sparse operand.
@@ -162,7 +182,7 @@ def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Opti
     """The programs of an expression for operands of these types, cached."""
     shared: dict[int, str] = {}
     types = tuple([
-        (n, x.dtype, len(x.shape), x.constant,
+        (n, x.dtype, len(x.shape), x.constant, x.steady,
          None if x.pattern is None else shared.setdefault(id(x.pattern), n))
         for n, x in operands.items()
     ])  # fmt: skip
@@ -210,5 +230,6 @@ def _new(
         elif x.pattern is not None:
             other = shared[id(x.pattern)]
             pattern = None if other == n or other in chosen else other
-            forms[n] = replace(forms[n], levels=csf_levels(ranks[n]), pattern=pattern)
+            levels, changing = csf_levels(ranks[n]), not x.steady
+            forms[n] = replace(forms[n], levels=levels, pattern=pattern, changing=changing)
     return Compiled(who, statement, forms, result, acc, idtype, options)

@@ -95,6 +95,9 @@ class _Work:
         rest = [x for n, x in enumerate(factors) if n not in pair]
         wanted = {*_indices(rest), *self.kept}
         names = [n for n in _indices([first, second]) if n in wanted]
+        read = [x for f in factors for x in accesses(f) if x.name not in self.stored]
+        features = {x.plain[-1] for x in read if len(x.plain) > 1}
+        names.sort(key=lambda n: n in features)  # contiguous, as in the operands
         return first, second, rest, Access(name, tuple(Affine(((n, 1),)) for n in names))
 
     def best(self, factors: Sequence[Tree]) -> tuple[float, list[tuple[int, int]]]:

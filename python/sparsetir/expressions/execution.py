@@ -110,7 +110,10 @@ class BoundExpression:
             self._check_out(out, bool(tensors), graded)
         if this.open_form is None:
             values = self._graded(operands) if graded else self._plain(operands, bool(tensors), out)
-            return values if this.like is None else _sparse(operands[this.like], values, like)
+            if this.like is None:
+                return values
+            like = _layout(this.options, values) if like is None else like
+            return _sparse(operands[this.like], values, like)
         call = self._assembling.assembled if assembling is None else assembling
         matrix = call(operands)
         if not tensors:
@@ -121,9 +124,7 @@ class BoundExpression:
         values = tensor_of(matrix.values)
         if graded:
             values = self._known(values, at, operands)
-        name = getattr(this.options.format, "name", this.options.format)
-        layout = getattr(torch, f"sparse_{name}" if name in ("csr", "csc") else "sparse_coo")
-        return _sparse(at, values, layout)
+        return _sparse(at, values, _layout(this.options, values))
 
     def _known(self, values: Any, at: Operand, operands: Mapping[str, Operand]) -> Any:
         """The computed values of a sparse result, with gradients: those at its pattern."""
@@ -222,6 +223,16 @@ def _same(new: Pattern | None, old: Pattern | None) -> bool:
         return new is old
     pairs = zip(new.coords, old.coords, strict=True)
     return new is old or all(np.array_equal(x, y) for x, y in pairs)
+
+
+def _layout(options: Options, values: Any) -> Any:
+    """The torch layout of a sparse result by its format; None without one, and for NumPy."""
+    if options.format is None or not is_torch(values):
+        return None
+    import torch
+
+    name = getattr(options.format, "name", options.format)
+    return getattr(torch, f"sparse_{name}" if name in ("csr", "csc") else "sparse_coo")
 
 
 def _sparse(mask: Operand, values: Any, like: object) -> Any:

@@ -19,7 +19,14 @@ from sparsetir.expressions.trees import (
     accesses,
     indices_of,
 )  # fmt: skip
-from sparsetir.expressions.visits import Drivers, driven, drivers, levels_of, visit_order
+from sparsetir.expressions.visits import (
+    Drivers,
+    driven,
+    drivers,
+    levels_of,
+    stored_order,
+    visit_order,
+)
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.parser import from_source
 
@@ -166,7 +173,8 @@ class _Writer(Declarations):
             rows = out[0]
         while True:
             taken = bounds.accesses
-            order = visit_order(names, out, [(x, self._known_form(x)) for x in taken], flat, rows)
+            forms = [(x, self._known_form(x)) for x in taken]
+            order = stored_order(names, forms) or visit_order(names, out, forms, flat, rows)
             gone = taken[-1:] if order is None else self._apart(taken, order)
             if order is not None and not gone:
                 return bounds, order
@@ -254,21 +262,17 @@ class _Writer(Declarations):
         self.at_root = self.origin if any(p.rooted for p in patterns) else "0"
 
     def _iterate(
-        self, loops: Mapping[str, str], out: Sequence[str], name: str, body: list[str],
-        fuse: int = 0,
-    ) -> None:  # fmt: skip
+        self, loops: Mapping[str, str], out: Sequence[str], name: str, body: list[str]
+    ) -> None:
         """Write an iteration, below the root if :attr:`at_root` is its variable or it has no loops.
 
         out : the spatial indices
-        fuse : number of leading axes to fuse into one loop
         """
         axes, names = list(loops.values()), list(loops)
         kinds = "".join("S" if n in out else "R" for n in names)
         if self.at_root != "0" or not axes:
             self.root = self.root or self.axis("O", "T.dense_fixed(1{})")
             axes, names, kinds = [self.root, *axes], [self.origin, *names], f"S{kinds}"
-        elif fuse > 1:
-            axes = [f"T.fuse({', '.join(axes[:fuse])})", *axes[fuse:]]
         head = f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}")'
         self.body += [f"{head} as [{', '.join(names)}]:", *(f"    {line}" for line in body)]
 
@@ -335,9 +339,7 @@ class _Writer(Declarations):
             elif not begun:
                 self._clear(step)
             begun = True
-            rank = len(out) if step.like and self._covers(bounds, step.like) else 0
-            fuse = rank if set(order[:rank]) == set(out) else 0
-            self._iterate(loops, out, f"{name}_{n}" if len(plans) > 1 else name, body, fuse)
+            self._iterate(loops, out, f"{name}_{n}" if len(plans) > 1 else name, body)
 
     def _check_searched(self, read: Sequence[Access], bounds: Drivers) -> None:
         """Raise for operands with repeated rows that do not bound the iteration themselves."""

@@ -25,6 +25,8 @@ class Storage:
     levels : the kind of each level from the root down; empty for a dense array
     order : the dimension of each level; None leaves the order to the program
     pattern : the other operand whose pattern it shares, if any
+    changing : whether its values may change between calls, so that another order than the stored
+        one permutes them in each
     """
 
     dtype: str
@@ -32,6 +34,7 @@ class Storage:
     levels: str = ""
     order: tuple[int, ...] | None = None
     pattern: str | None = None
+    changing: bool = False
 
     @property
     def sparse(self) -> bool:

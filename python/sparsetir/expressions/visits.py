@@ -74,6 +74,21 @@ def driven(access: Access, levels: Sequence[int]) -> list[str]:
     return out
 
 
+def stored_order(
+    indices: Sequence[str], parts: Iterable[tuple[Access, Storage]]
+) -> list[str] | None:
+    """The order of indices in which changing values are stored, if nothing else is visited.
+
+    To permute them takes longer than to add each to its place in the result; with features it pays.
+    None for other iterations.
+    """
+    orders = {x.plain for x, form in parts if form.order is None and form.changing}
+    if len(orders) != 1 or any(form.order or not form.changing for _, form in parts):
+        return None
+    order = [n for n in next(iter(orders)) if n]
+    return order if sorted(order) == sorted(indices) else None
+
+
 def visit_order(
     indices: Sequence[str],
     result: Sequence[str],
