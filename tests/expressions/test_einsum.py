@@ -559,6 +559,72 @@ def test_results_like_operands():
     np.testing.assert_allclose(result.to_scipy().toarray(), np.where(dense, X @ Y.T, 0), **CLOSE)
 
 
+@pytest.mark.parametrize("text", [
+    "B[i,j] = d[i] * A[i,j] * e[j]", "B[i,j] = A[i,j] * sum(k, X[i,k] * Y[j,k])",
+    "B[i,j] = relu(A[i,j] - 2 * A[i,j])", "B[i,j] = max(k, A[i,j] * X[i,k])",
+])  # fmt: skip
+@pytest.mark.parametrize("case", CASES)
+def test_results_at_the_pattern_of_an_operand(text, case):
+    """Where a sparse result stores the elements of an operand, none are assembled."""
+    rng = np.random.default_rng(3)
+    dense, A = array((7, 5), case, rng, True)
+    known = {"A": dense, "X": rng.standard_normal((7, 3)), "Y": rng.standard_normal((5, 3)),
+             "d": rng.standard_normal(7), "e": rng.standard_normal(5)}  # fmt: skip
+    read = {n: A if n == "A" else x for n, x in known.items() if re.search(rf"\b{n}\[", text)}
+    want = np.where(dense != 0, reference(text, known), 0)
+    for format in ("csr", "csc", "coo", "dcsr"):
+        plan = sparsetir.plan(text, format=format, **read)
+        for result in (plan(), einsum(text, format=format, **read)):
+            assert result.pattern is A.pattern
+            np.testing.assert_allclose(result.to_scipy().toarray(), want, **CLOSE)
+    tensors = {n: torch.from_numpy(x) for n, x in known.items() if n in read and n != "A"}
+    for layout in ("csr", "csc", "coo"):
+        at = A.to_torch(layout).requires_grad_()
+        result = einsum(text, format=layout, A=at, **tensors)
+        assert result.layout == getattr(torch, f"sparse_{layout}")
+        np.testing.assert_allclose(result.detach().to_dense(), want, **CLOSE)
+
+
+def test_results_with_elements_of_their_own_are_assembled():
+    rng = np.random.default_rng(4)
+    A, B = (array((7, 7), "some", rng, True)[1] for _ in range(2))
+    for text in ("C[i,j] = A[i,j] * B[i,j]", "C[j,i] = A[i,j]", "C[i,j] = A[i,j] + B[i,j]"):
+        result = einsum(text, format="csr", A=A, **({"B": B} if "B" in text else {}))
+        assert result.pattern is not A.pattern
+        parts = {"A": A.to_scipy().toarray(), "B": B.to_scipy().toarray()}
+        np.testing.assert_allclose(result.to_scipy().toarray(), reference(text, parts), **CLOSE)
+
+
+def test_changing_values_stay_in_their_order():
+    """Values from scipy are not permuted at each call for a vector; those of a SparseMatrix are,
+    once, and with features both."""
+    rng = np.random.default_rng(5)
+    dense, A = array((7, 5), "some", rng, True)
+    for text, shape, moved in (
+        ("y[j] = A[i,j] * x[i]", (7,), False),
+        ("y[j,k] = A[i,j] * x[i,k]", (7, 4), True),
+    ):
+        x = rng.standard_normal(shape)
+        for a, permuted in ((A.to_scipy(), moved), (A, True)):
+            plan = sparsetir.plan(text, A=a, x=x)
+            (program,) = plan.programs
+            root = "J" if permuted else "I"
+            assert f"T.sparse_variable({root}, " in program.script()
+            np.testing.assert_allclose(plan(), dense.T @ x, **CLOSE)
+            if not moved:
+                a = a * 2 if permuted else sp.csr_array(a * 2)
+                np.testing.assert_allclose(plan(A=a), 2 * dense.T @ x, **CLOSE)
+
+
+def test_intermediate_results_have_their_features_last():
+    rng = np.random.default_rng(6)
+    dense, A = array((50, 40), "some", rng, True)
+    X, Y = rng.standard_normal((50, 3)), rng.standard_normal((40, 8))
+    plan = sparsetir.plan("W[g,k] = X[i,g] * A[i,j] * Y[j,k]", X=X, A=A, Y=Y)
+    assert "T.alloc_sparse_buffer((J, G)" in plan.programs[0].script()
+    np.testing.assert_allclose(plan(), X.T @ dense @ Y, **CLOSE)
+
+
 GRADED = [line.split(";") for line in """
 C[i,k] = A[i,j] * X[j,k]                               ; A
 C[k,i] = Y[i,k] - A[i,j] * X[j,k]                      ; A

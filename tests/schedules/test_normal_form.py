@@ -104,3 +104,40 @@ def test_loops_stay(body: str) -> None:
     axes = AXES + f"S = T.dense_fixed({ROWS_OF_BLOCKS})"
     func = small("f", STAY[body], axes, **BUFFERS, P="R int32", E="R")
     assert loops(normal_form(func)) == loops(func)
+
+
+ELEMENTS = {
+    "a sum of all": ("RR", "S[0] = S[0] + A[i, j] * A[i, j]"),
+    "by columns": ("RR", "S[0] = S[0] + A[i, j] * X[j]"),
+    "each by itself": ("SS", "E[i, j] = A[i, j] + X[j]"),
+    "by rows": ("RR", "S[0] = S[0] + A[i, j] * Y[i]"),
+    "rows themselves": ("SS", "E[i, j] = A[i, j] * i"),
+}
+
+
+@pytest.mark.parametrize("body", ELEMENTS)
+def test_elements_by_position(body: str) -> None:
+    """One loop over all elements, where rows are not asked for; rows may be empty."""
+    buffers = {"A": "I J", "E": "I J", "S": "ONE", "X": "N", "Y": "I"}
+    kinds, step = ELEMENTS[body]
+    text = f'with T.sp_iter([I, J], "{kinds}", "sum") as [i, j]:\n    {step}'
+    func = small("f", text, "ONE = T.dense_fixed(1)", **buffers)
+    by_rows = "rows" in body
+    assert loops(normal_form(func)) == {"sum": (["I", "J"] if by_rows else ["I_J"], False)}
+    kernel, rng = sparsetir.build(func), np.random.default_rng(2)
+    for lengths in ([], [0, 0], [1, 0, 13, 2, 0], [200]):
+        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype("int32")
+        nnz = int(indptr[-1])
+        given = {
+            "a": rng.integers(-3, 4, nnz).astype("float32"), "x": np.arange(300, dtype="float32"),
+            "y": rng.integers(-3, 4, len(lengths)).astype("float32"), "indptr": indptr,
+            "indices": np.concatenate([np.arange(n) for n in lengths] or [[]]).astype("int32"),
+        }  # fmt: skip
+        outs = [{"e": np.full(nnz, np.nan, "float32"), "s": np.ones(1, "float32")} for _ in "ab"]
+        sizes = {"m": len(lengths), "n": 300, "nnz": nnz}
+        names = {str(p.name) for p in func.params}
+        args = [{k: v for k, v in (given | out | sizes).items() if k in names} for out in outs]
+        kernel(**args[0])
+        sparsetir.interpret(func, args[1])
+        np.testing.assert_array_equal(outs[0]["e"], outs[1]["e"])
+        np.testing.assert_array_equal(outs[0]["s"], outs[1]["s"])
