@@ -616,6 +616,17 @@ def test_changing_values_stay_in_their_order():
                 np.testing.assert_allclose(plan(A=a), 2 * dense.T @ x, **CLOSE)
 
 
+def test_equal_reductions_are_computed_once():
+    rng = np.random.default_rng(7)
+    dense, A = array((7, 5), "some", rng, True)
+    x = rng.standard_normal(5)
+    text = "P[i,j] = A[i,j] * x[j] / (1 + sum(l, A[i,l] * x[l]) * sum(l, A[i,l] * x[l]))"
+    plan = sparsetir.plan(text, format="csr", A=A, x=x)
+    assert plan.programs[0].script().count("T.sp_iter(") == 2
+    want = dense * x / (1 + (dense @ x)[:, None] ** 2)
+    np.testing.assert_allclose(plan().to_scipy().toarray(), want, **CLOSE)
+
+
 def test_intermediate_results_have_their_features_last():
     rng = np.random.default_rng(6)
     dense, A = array((50, 40), "some", rng, True)

@@ -72,6 +72,7 @@ def assignments(
     fresh = (name for n in range(len(taken) + 1000) if (name := f"T{n}") not in taken)
     out: list[Assignment] = []
     patterns: dict[str, Access] = {}  # those of intermediate results
+    known: dict[tuple[Reduce, Access | None], Access] = {}  # results of reductions
 
     def sparse(access: Access) -> bool:
         return access.name in patterns or (access.name in operands and operands[access.name].sparse)
@@ -109,8 +110,12 @@ def assignments(
                 (x for x in factors if set(x.plain) == set(free) and len(free) == len(x.indices)),
                 None,
             )
+            if (part, mask) in known:
+                return known[part, mask]
             names = [n for n in (mask.plain if mask else free) if n]
-            result = Access(next(fresh), tuple(Affine(((n, 1),)) for n in names))
+            result = known[part, mask] = Access(
+                next(fresh), tuple(Affine(((n, 1),)) for n in names)
+            )
             split(result, part.op, part, mask, False)
             if mask:
                 patterns[result.name] = patterns.get(mask.name, mask)
