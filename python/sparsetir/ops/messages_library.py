@@ -58,8 +58,25 @@ class Gspmm(Operation[Tensor]):
         if REDUCERS[self.reduce].is_scaled:
             grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None, None])
         source, target = ("v", "u") if self.transposed else ("u", "v")
-        sides = {"u": (u, source), "e": (e, "e")}
-        return gradients_along_edges((rowptr, col, n), op, sides, grad, target)
+        with_e = op in ("mul", "div")
+
+        def for_u() -> Tensor:
+            assert u is not None
+            back, by = (op, e) if with_e else ("copy_u", None)
+            out = gspmm(rowptr, col, grad, by, n, back, "sum", not self.transposed)
+            return _summed_to(out, u)
+
+        def for_e() -> Tensor:
+            assert e is not None
+            if not with_e:
+                out = _summed_to(grad, e)
+                out = gsddmm(rowptr, col, out, None, n, "copy_lhs", target, "e")
+                return -out if op == "sub" else out
+            step = "dot" if e.shape[2] == 1 and grad.shape[2] != 1 else "mul"
+            out = _summed_to(gsddmm(rowptr, col, u, grad, n, step, source, target), e)
+            return -out / (e * e) if op == "div" else out
+
+        return {"u": for_u, "e": for_e}
 
 
 gspmm = Operator("gspmm", Gspmm)
@@ -151,70 +168,49 @@ class Gsddmm(Operation[Tensor]):
         return like.new_empty((self.col.shape[-1], heads, 1 if self.op == "dot" else feat))
 
     def gradients(self, grad: Tensor) -> Gradients:
-        sides = {"lhs": (self.lhs, self.lhs_target), "rhs": (self.rhs, self.rhs_target)}
-        pattern = self.rowptr, self.col, self.n
-        return gradients_along_edges(pattern, self.op, sides, grad, "e")
+        lhs, rhs, op = self.lhs, self.rhs, self.op
+
+        def for_lhs() -> Tensor:
+            if op not in ("mul", "div", "dot"):
+                return self._collected(grad, lhs, self.lhs_target)
+            other = 1 / rhs if op == "div" and rhs is not None else rhs
+            return self._collected(grad, lhs, self.lhs_target, other, self.rhs_target)
+
+        def for_rhs() -> Tensor:
+            assert rhs is not None
+            if op not in ("mul", "div", "dot"):
+                return self._collected(-grad if op == "sub" else grad, rhs, self.rhs_target)
+            out = self._collected(grad, rhs, self.rhs_target, lhs, self.lhs_target)
+            return -out / (rhs * rhs) if op == "div" else out
+
+        return {"lhs": for_lhs, "rhs": for_rhs}
+
+    def _collected(
+        self,
+        grad: Tensor,
+        operand: Tensor | None,
+        target: str,
+        other: Tensor | None = None,
+        other_target: str = "e",
+    ) -> Tensor:
+        """Sums, at the operand's nodes or edges, of the gradients of edges times another's."""
+        assert operand is not None
+        rowptr, col, n = self.rowptr, self.col, self.n
+        if target != "e" and other is not None and other_target not in ("e", target):
+            sums = gspmm(rowptr, col, other, grad, n, "mul", "sum", target == "u")
+            return _summed_to(sums, operand).expand_as(operand)
+        if other is not None and other_target == "e":
+            grad = grad * other
+        elif other is not None:
+            grad = gsddmm(rowptr, col, grad, other, n, "mul", "e", other_target)
+        # Of a dot product with the same for all features, the gradient is the same for all of them.
+        grad = _summed_to(grad, operand)
+        if target != "e":
+            grad = gspmm(rowptr, col, None, grad, n, "copy_e", "sum", target == "u")
+        return grad.expand_as(operand)
 
 
 gsddmm = Operator("gsddmm", Gsddmm)
-
-
-def gradients_along_edges(
-    pattern: tuple[Tensor, Tensor, int], op: str, sides: dict[str, tuple[Tensor | None, str]],
-    grad: Tensor, at: str,
-) -> Gradients:  # fmt: skip
-    """Functions that compute the gradients of messages, or of their sums, for both operands.
-
-    sides : by name, operands and where they are: at sources "u", targets "v" or edges "e"
-    grad, at : the gradient of the messages, or of their sums at nodes
-    """
-    rowptr, col, n = pattern
-    (first, (a, a_at)), (second, (b, b_at)) = sides.items()
-    of_both = op in ("mul", "div", "dot")
-
-    def on_edges(operand: Tensor, other: Tensor | None, other_at: str) -> Tensor:
-        """Products of the gradient and another operand."""
-        if other is None and at == "e":
-            return grad
-        if other is None:
-            return gsddmm(rowptr, col, _summed_to(grad, operand), None, n, "copy_lhs", at, "e")
-        if at == other_at == "e":
-            return grad * other
-        step = "dot" if operand.shape[2] == 1 and grad.shape[2] != 1 else "mul"
-        return gsddmm(rowptr, col, other, grad, n, step, other_at, at)
-
-    def collected(
-        operand: Tensor | None, where: str, other: Tensor | None, other_at: str, step: str = "mul"
-    ) -> Tensor:
-        """Sums, at the operand's nodes or edges, of the gradient times or over another operand."""
-        assert operand is not None
-        opposite, back = {"u": "v", "v": "u"}.get(where), where == "u"
-        if other is None:
-            other_at, step = "e", "copy_u"
-        if (at, other_at) == (opposite, "e"):
-            out = gspmm(rowptr, col, grad, other, n, step, "sum", back)
-        elif (at, other_at) == ("e", opposite):
-            out = gspmm(rowptr, col, other, grad, n, "mul", "sum", back)
-        else:
-            out = _summed_to(on_edges(operand, other, other_at), operand)
-            if where != "e":
-                out = gspmm(rowptr, col, None, out, n, "copy_e", "sum", back)
-        # Of a dot product with the same for all features, the gradient is the same for all of them.
-        return _summed_to(out, operand).expand_as(operand)
-
-    def for_first() -> Tensor:
-        other = b if of_both else None
-        if op == "div" and b is not None and at == "e":
-            other = 1 / b
-        return collected(a, a_at, other, b_at, "div" if op == "div" else "mul")
-
-    def for_second() -> Tensor:
-        out = collected(b, b_at, a if of_both else None, a_at)
-        if op == "div" and b is not None:
-            return -out / (b * b)
-        return -out if op == "sub" else out
-
-    return {first: for_first, second: for_second}
 
 
 @dataclass
