@@ -9,7 +9,7 @@ import numpy as np
 from sparsetir.schedules.operators.operands import Operator, each_head, gathered, register
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.script.writer import Writer, reduced
+from sparsetir.sparse_ir.script.writer import Writer
 
 
 @memoized
@@ -29,13 +29,9 @@ def program(problem: Sddmm) -> SparseFunc:
     write.buffer("x", f"{h} I K", dtype)
     write.buffer("y", f"{h} N K", dtype)
     write.buffer("out", f"{h} I J", dtype)
-    x, y = write.load("X", f"{h} I K".lower(), acc), write.load("Y", f"{h} J K".lower(), acc)
-    lines = reduced(
-        "sum", write.load("OUT", f"{h} I J".lower()), f"{x} * {y}", acc, dtype, f"T.{dtype}(0)"
-    )
-    write.visit(
-        "sddmm", [*h, "T.fuse(I, J)", "K"], "S" * len(h) + "SSR", lines, [*h.lower(), *"ijk"]
-    )
+    elements = {"OUT": f"{h} I J", "X": f"{h} I K", "Y": f"{h} J K"}
+    axes = [*h, "T.fuse(I, J)", "K"]
+    write.products("sddmm", axes, "S" * len(h) + "SSR", elements, acc, f"{h} I J K".lower())
     return write.program("x y out indptr indices heads m n nnz feat")
 
 

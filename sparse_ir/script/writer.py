@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparsetir.reductions import COMBINES
@@ -77,6 +77,23 @@ class Writer:
             f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{name}") as [{variables}]:'
         )
         self.lines += [f"    {line}" for line in body]
+
+    def products(
+        self, name: str, axes: Names, kinds: str, elements: Mapping[str, str], dtype: str,
+        loops: Names | None = None, sets: bool = True,
+    ) -> None:  # fmt: skip
+        """Write an iteration that sums up products.
+
+        elements : axes, whose loops are their names in small letters, of an element of the result,
+            which comes first, and of the factors, by the names of their buffers
+        dtype : of the sums
+        sets : the result is set, not added to
+        """
+        (result, at), *factors = elements.items()
+        stored, out = self._dtypes[result], self.load(result, at.lower())
+        term = " * ".join(self.load(x, at.lower(), dtype) for x, at in factors)
+        lines = reduced("sum", out, term, dtype, stored, f"T.{stored}(0)")
+        self.visit(name, axes, kinds, lines if sets else lines[2:], loops)
 
     def text(self, params: Names) -> str:
         """The text of the function, with those of the parameters that its lines name."""
