@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import expect_one_of
-from sparsetir.schedules.operators.messages import DIMS, SYMBOLS, combined, dims
+from sparsetir.schedules.operators.messages import DIMS, combined, dims
+from sparsetir.schedules.operators.names import BINARY
 from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.writer import Writer, cast, reduced
 
-OPS = ("copy_lhs", "copy_rhs", *SYMBOLS, "dot")
+OPS = ("copy_lhs", "copy_rhs", *BINARY, "dot")
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from typing import Any
 
 from sparsetir.reductions import EXTREMA, REDUCTIONS
 from sparsetir.schedules.arguments import expect, expect_one_of
+from sparsetir.schedules.operators.names import BINARY
 from sparsetir.schedules.operators.operands import Operator, register
 from sparsetir.schedules.operators.problems import Problem, memoized, reduced_at_rows
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.writer import Writer, cast
 
 # What becomes of the features of a source, a, and of an edge, b.
-SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-OPS = ("copy_u", "copy_e", *SYMBOLS)
+OPS = ("copy_u", "copy_e", *BINARY)
 # Dimensions that an operand may have beside its nodes or edges: heads and features.
 DIMS = ("", "h", "f", "hf")
 
@@ -65,7 +65,7 @@ class Messages(Problem):
 
 def combined(op: str, a: str, b: str) -> str:
     """The text of a message; for a copy of one operand the other may be empty."""
-    return f"{a} {SYMBOLS[op]} {b}" if op in SYMBOLS else a or b
+    return f"{a} {BINARY[op]} {b}" if op in BINARY else a or b
 
 
 def dims(kind: str, h: str, k: str) -> list[str]:

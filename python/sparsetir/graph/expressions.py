@@ -16,6 +16,7 @@ from torch import fx
 
 from sparsetir.graph.programs import GIVEN, Operand, filled
 from sparsetir.ops.tensors import DTYPES
+from sparsetir.schedules.operators.names import BINARY
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Size = int | torch.SymInt
@@ -42,9 +43,6 @@ def _exp_less_one(tanh: str) -> str:
 
 
 # Formulas by operator: {0}, {1} and so on are its arguments, tensors or numbers.
-ARITHMETIC = {
-    "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})",
-}  # fmt: skip
 COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 ONE, ZERO = number(1), number(0)
 FORMULAS: dict[Any, str] = {
@@ -78,8 +76,9 @@ LOGICAL: dict[Any, str] = {
     aten.bitwise_or.Tensor: "T.Or({0}, {1})", aten.logical_and.default: "T.And({0}, {1})",
     aten.logical_not.default: "T.Not({0})", aten.logical_or.default: "T.Or({0}, {1})",
 }  # fmt: skip
-for _name, _formula in ARITHMETIC.items():
-    FORMULAS[getattr(aten, _name).Tensor] = FORMULAS[getattr(aten, _name).Scalar] = _formula
+for _name, _sign in BINARY.items():
+    for _kind in ("Tensor", "Scalar"):
+        FORMULAS[getattr(getattr(aten, _name), _kind)] = f"({{0}} {_sign} {{1}})"
 COMPARED = {
     getattr(getattr(aten, name), kind): sign
     for name, sign in COMPARISONS.items()
