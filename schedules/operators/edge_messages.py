@@ -55,32 +55,27 @@ def program(problem: EdgeMessages) -> SparseFunc:
     out : (nnz, heads, feat), for "dot" (nnz, heads)
     """
     dtype, acc, op = problem.dtype, problem.accumulator, problem.op
-    zero = f"T.{dtype}(0)"
-    sides = [
-        (name, kind, at == "node")
-        for name, kind, at in (
-            ("lhs", problem.lhs, problem.lhs_at), ("rhs", problem.rhs, problem.rhs_at),
-        )
-        if op.removeprefix("copy_") in (name, op)
-    ]  # fmt: skip
+    sides = [x for x in ("lhs", "rhs") if op.removeprefix("copy_") in (x, op)]
+    of_nodes = [x for x in sides if getattr(problem, f"{x}_at") == "node"]
     write = Writer("gsddmm", problem.idtype)
     write.dense(E="nnz", H="heads", K="feat")
-    for name, _, of_nodes in sides:
-        if of_nodes:
-            nodes = f"{name[0].upper()}N"
-            write.dense(**{nodes: f"{name}_nodes"})
-            write.buffer(f"{name}_of", "E", problem.idtype)
-            write.fact("coordinates", buffer=f"{name}_of".upper(), axis=nodes)
+    for x in of_nodes:
+        axis = f"{x[0].upper()}N"
+        write.dense(**{axis: f"{x}_nodes"})
+        write.buffer(f"{x}_of", "E", problem.idtype)
+        write.fact("coordinates", buffer=f"{x.upper()}_OF", axis=axis)
     values = {"lhs": "", "rhs": ""}
-    for name, kind, of_nodes in sides:
-        nodes, place = (f"{name[0].upper()}N", f"{name.upper()}_OF[e]") if of_nodes else ("E", "e")
-        write.buffer(name, [nodes, *dims(kind, "H", "K")], dtype)
-        values[name] = write.load(name.upper(), [place, *dims(kind, "h", "k")], acc)
+    for x in sides:
+        axis, at = (f"{x[0].upper()}N", f"{x.upper()}_OF[e]") if x in of_nodes else ("E", "e")
+        kind = getattr(problem, x)
+        write.buffer(x, [axis, *dims(kind, "H", "K")], dtype)
+        values[x] = write.load(x.upper(), [at, *dims(kind, "h", "k")], acc)
     if op == "dot":
         write.buffer("out", "E H", dtype)
-        lines = reduced("sum", "OUT[e, h]", combined("mul", *values.values()), acc, dtype, zero)
+        term = combined("mul", **values)
+        lines = reduced("sum", "OUT[e, h]", term, acc, dtype, f"T.{dtype}(0)")
     else:
         write.buffer("out", "E H K", dtype)
-        lines = [f"OUT[e, h, k] = {cast(combined(op, *values.values()), acc, dtype)}"]
+        lines = [f"OUT[e, h, k] = {cast(combined(op, **values), acc, dtype)}"]
     write.visit("gsddmm", "E H K", "SSR" if op == "dot" else "SSS", lines)
     return write.program("lhs rhs out lhs_of rhs_of lhs_nodes rhs_nodes nnz heads feat")

@@ -63,9 +63,9 @@ class Messages(Problem):
         expect(self, "dtype", rounds or not self.arg, wanted)
 
 
-def combined(op: str, a: str, b: str) -> str:
-    """The text of a message; for a copy of one operand the other may be empty."""
-    return f"{a} {BINARY[op]} {b}" if op in BINARY else a or b
+def combined(op: str, lhs: str, rhs: str) -> str:
+    """The text of a message; for a copy of one operand the other is empty."""
+    return f"{lhs} {BINARY[op]} {rhs}" if op in BINARY else lhs or rhs
 
 
 def dims(kind: str, h: str, k: str) -> list[str]:

@@ -176,19 +176,19 @@ def _run(
 
 
 def _arrays_of(structure: Structure) -> dict[str, Any]:
-    """Arrays and sizes of the pattern, by the names of parameters."""
+    """Arrays and sizes of the pattern, by the names of parameters, and the type of its arrays."""
     return structure.derived(_arrays, _arrays)
 
 
 def _types(structure: Structure, dtype: torch.dtype) -> tuple[str, str]:
-    return DTYPES[dtype], dtype_name(_arrays_of(structure)["indptr"])
+    return DTYPES[dtype], _arrays_of(structure)["idtype"]
 
 
 @lasting
 def _arrays(structure: Structure) -> dict[str, Any]:
     indptr, indices = (torch.from_numpy(x).to(structure.device) for x in structure.pattern[:2])
     sizes = {"m": structure.m, "n": structure.n, "nnz": structure.nnz}
-    return {"indptr": indptr, "indices": indices, **sizes}
+    return {"indptr": indptr, "indices": indices, "idtype": dtype_name(indptr), **sizes}
 
 
 @lasting
