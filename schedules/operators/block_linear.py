@@ -4,19 +4,15 @@ Features are contiguous in X (tokens, in) and Y (tokens, out), as torch has them
 values by columns: those that a value of X is multiplied with stand side by side.
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm.script import sparse_tir as T
-
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
-from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.writer import Writer, cast, reduced
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,16 @@ class BlockOuter(Problem):
         expect_one_of(self, dtype=("float32", "float64"), idtype=IDTYPES)
 
 
+def _declared(name: str, problem: BlockLinear | BlockOuter) -> Writer:
+    """A writer with the axes of a problem."""
+    rows, cols = problem.rows, problem.cols
+    write = Writer(name, problem.idtype)
+    write.dense(TOKEN="tokens", IO="m")
+    write.variable("JO", "IO", "n", "blocks", "indptr", "indices")
+    write.dense(JI=cols, II=rows, IN=f"n * {cols}", OUT=f"m * {rows}")
+    return write
+
+
 @memoized
 def linear(problem: BlockLinear) -> SparseFunc:
     """The operator as a stage-I function.
@@ -67,36 +73,19 @@ def linear(problem: BlockLinear) -> SparseFunc:
     bias : (m * rows,)
     indptr : (m + 1,) ; indices : (blocks,), where rows of blocks have blocks
     """
-    dtype, idtype, rows, cols = problem.dtype, problem.idtype, problem.rows, problem.cols
-    acc, bias, size = problem.accumulator, problem.bias, getattr(T, idtype)
-
-    @T.prim_func
-    def block_linear(
-        x: T.handle, w: T.handle, bias_: T.handle, y: T.handle, indptr: T.handle,
-        indices: T.handle, tokens: size, m: size, n: size, blocks: size,
-    ) -> None:  # fmt: skip
-        TOKEN = T.dense_fixed(tokens, idtype)
-        IO = T.dense_fixed(m, idtype)
-        JO = T.sparse_variable(IO, (n, blocks), (indptr, indices), idtype)
-        JI = T.dense_fixed(cols, idtype)
-        II = T.dense_fixed(rows, idtype)
-        IN = T.dense_fixed(n * cols, idtype)
-        OUT = T.dense_fixed(m * rows, idtype)
-        X = T.match_sparse_buffer(x, (TOKEN, IN), acc)
-        W = T.match_sparse_buffer(w, (IO, JO, JI, II), acc)
-        if bias:
-            BIAS = T.match_sparse_buffer(bias_, (OUT,), acc)
-        Y = T.match_sparse_buffer(y, (TOKEN, OUT), dtype)
-        with T.sp_iter([IO, TOKEN, JO, JI, II], "SSRRS", "linear") as [io, t, jo, ji, ii]:
-            with T.init():
-                Y[t, io * rows + ii] = (
-                    T.cast(BIAS[io * rows + ii], dtype) if bias else T.cast(0.0, dtype)
-                )
-            Y[t, io * rows + ii] = T.cast(
-                T.cast(Y[t, io * rows + ii], acc) + W[io, jo, ji, ii] * X[t, jo * cols + ji], dtype
-            )
-
-    return with_parameters(block_linear, {"bias_": not bias})
+    dtype, acc, row = problem.dtype, problem.accumulator, f"io * {problem.rows} + ii"
+    write = _declared("block_linear", problem)
+    write.buffer("x", "TOKEN IN", acc)
+    write.buffer("w", "IO JO JI II", acc)
+    first = f"T.{dtype}(0)"
+    if problem.bias:
+        write.buffer("bias_", "OUT", acc, "BIAS")
+        first = cast(f"BIAS[{row}]", acc, dtype)
+    write.buffer("y", "TOKEN OUT", dtype)
+    term = f"W[io, jo, ji, ii] * X[t, jo * {problem.cols} + ji]"
+    lines = reduced("sum", f"Y[t, {row}]", term, acc, dtype, first)
+    write.visit("linear", "IO TOKEN JO JI II", "SSRRS", lines, "io t jo ji ii")
+    return write.program("x w bias_ y indptr indices tokens m n blocks")
 
 
 @memoized
@@ -106,27 +95,12 @@ def outer(problem: BlockOuter) -> SparseFunc:
     x : (tokens, n * cols) ; y : (tokens, m * rows) ; g : (blocks, cols, rows), written
     indptr : (m + 1,) ; indices : (blocks,)
     """
-    dtype, idtype, rows, cols = problem.dtype, problem.idtype, problem.rows, problem.cols
-    size = getattr(T, idtype)
-
-    @T.prim_func
-    def block_outer(
-        x: T.handle, y: T.handle, g: T.handle, indptr: T.handle, indices: T.handle,
-        tokens: size, m: size, n: size, blocks: size,
-    ) -> None:  # fmt: skip
-        TOKEN = T.dense_fixed(tokens, idtype)
-        IO = T.dense_fixed(m, idtype)
-        JO = T.sparse_variable(IO, (n, blocks), (indptr, indices), idtype)
-        JI = T.dense_fixed(cols, idtype)
-        II = T.dense_fixed(rows, idtype)
-        IN = T.dense_fixed(n * cols, idtype)
-        OUT = T.dense_fixed(m * rows, idtype)
-        X = T.match_sparse_buffer(x, (TOKEN, IN), dtype)
-        Y = T.match_sparse_buffer(y, (TOKEN, OUT), dtype)
-        G = T.match_sparse_buffer(g, (IO, JO, JI, II), dtype)
-        with T.sp_iter([IO, JO, JI, TOKEN, II], "SSSRS", "outer") as [io, jo, ji, t, ii]:
-            with T.init():
-                G[io, jo, ji, ii] = T.cast(0.0, dtype)
-            G[io, jo, ji, ii] = G[io, jo, ji, ii] + X[t, jo * cols + ji] * Y[t, io * rows + ii]
-
-    return with_parameters(block_outer, {})
+    dtype = problem.dtype
+    write = _declared("block_outer", problem)
+    write.buffer("x", "TOKEN IN", dtype)
+    write.buffer("y", "TOKEN OUT", dtype)
+    write.buffer("g", "IO JO JI II", dtype)
+    term = f"X[t, jo * {problem.cols} + ji] * Y[t, io * {problem.rows} + ii]"
+    lines = reduced("sum", "G[io, jo, ji, ii]", term, dtype, dtype)
+    write.visit("outer", "IO JO JI TOKEN II", "SSSRS", lines, "io jo ji t ii")
+    return write.program("x y g indptr indices tokens m n blocks")

@@ -5,21 +5,15 @@ B[h, jo, ji, k]: weights of attention with a mask in blocks, times values. (Spar
 4.3.1.)
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
-
-from tvm import tirx
-from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES
 from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.writer import Writer
 
 
 @dataclass(frozen=True)
@@ -47,31 +41,14 @@ def program(problem: BlockSpmm) -> SparseFunc:
     b : (heads, nb, cols, feat) ; out : (heads, mb, rows, feat)
     indptr : (mb + 1,) ; indices : (blocks,) columns of blocks, each once in a row
     """
-    dtype, acc, rows, cols = problem.dtype, problem.accumulator, problem.rows, problem.cols
-    zero = tirx.const(0.0, dtype)
-
-    @T.prim_func
-    def block_spmm(
-        a: T.handle, b: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-        heads: T.int32, mb: T.int32, nb: T.int32, blocks: T.int32, feat: T.int32,
-    ) -> None:  # fmt: skip
-        H = T.dense_fixed(heads)
-        IO = T.dense_fixed(mb)
-        JO = T.sparse_variable(IO, (nb, blocks), (indptr, indices))
-        II = T.dense_fixed(rows)
-        JI = T.dense_fixed(cols)
-        NO = T.dense_fixed(nb)
-        K = T.dense_fixed(feat)
-        A = T.match_sparse_buffer(a, (H, IO, JO, II, JI), dtype)
-        B = T.match_sparse_buffer(b, (H, NO, JI, K), dtype)
-        OUT = T.match_sparse_buffer(out, (H, IO, II, K), dtype)
-        with T.sp_iter([H, IO, JO, II, JI, K], "SSRSRS", "spmm") as [h, io, jo, ii, ji, k]:
-            with T.init():
-                OUT[h, io, ii, k] = zero
-            OUT[h, io, ii, k] = T.cast(
-                T.cast(OUT[h, io, ii, k], acc)
-                + T.cast(A[h, io, jo, ii, ji], acc) * T.cast(B[h, jo, ji, k], acc),
-                dtype,
-            )
-
-    return cast(Any, block_spmm)
+    dtype = problem.dtype
+    write = Writer("block_spmm")
+    write.dense(H="heads", IO="mb")
+    write.variable("JO", "IO", "nb", "blocks", "indptr", "indices")
+    write.dense(II=problem.rows, JI=problem.cols, NO="nb", K="feat")
+    write.buffer("a", "H IO JO II JI", dtype)
+    write.buffer("b", "H NO JI K", dtype)
+    write.buffer("out", "H IO II K", dtype)
+    elements = {"OUT": "H IO II K", "A": "H IO JO II JI", "B": "H JO JI K"}
+    write.products("spmm", "H IO JO II JI K", "SSRSRS", elements, problem.accumulator)
+    return write.program("a b out indptr indices heads mb nb blocks feat")

@@ -5,24 +5,18 @@ features of edges is read at e itself. For "dot" OUT[e, h] is the sum over k of 
 operand may lack h or k, along which it is the same for all. (Generalised SDDMM.)
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from tvm import tirx
-from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.messages import DIMS, combined, dims
-from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
+from sparsetir.schedules.operators.names import BINARY
+from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule.facts import assume
+from sparsetir.sparse_ir.script.writer import Writer, cast, reduced
 
-OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
+OPS = ("copy_lhs", "copy_rhs", *BINARY, "dot")
 
 
 @dataclass(frozen=True)
@@ -60,66 +54,28 @@ def program(problem: EdgeMessages) -> SparseFunc:
         nodes. Absent for operands that hold features of edges
     out : (nnz, heads, feat), for "dot" (nnz, heads)
     """
-    dtype, idtype, acc, op = problem.dtype, problem.idtype, problem.accumulator, problem.op
-    size, dot = getattr(T, idtype), op == "dot"
-    with_lhs, with_rhs = op != "copy_rhs", op != "copy_lhs"
-    lhs_node, rhs_node = problem.lhs_at == "node", problem.rhs_at == "node"
-    zero = tirx.const(0.0, dtype)
-
-    def read(array: Any, nodes: Any, kind: str, e: Any, h: Any, k: Any) -> Any:
-        if array is None:
-            return None
-        return T.cast(array[(e if nodes is None else nodes[e], *dims(kind, h, k))], acc)
-
-    @T.prim_func
-    def gsddmm(
-        lhs: T.handle, rhs: T.handle, out: T.handle, lhs_of: T.handle, rhs_of: T.handle,
-        lhs_nodes: size, rhs_nodes: size, nnz: size, heads: size, feat: size,
-    ) -> None:  # fmt: skip
-        E = T.dense_fixed(nnz, idtype)
-        H = T.dense_fixed(heads, idtype)
-        K = T.dense_fixed(feat, idtype)
-        if with_lhs and lhs_node:
-            LN = T.dense_fixed(lhs_nodes, idtype)
-            LHS_OF = T.match_sparse_buffer(lhs_of, (E,), idtype)
-        if with_rhs and rhs_node:
-            RN = T.dense_fixed(rhs_nodes, idtype)
-            RHS_OF = T.match_sparse_buffer(rhs_of, (E,), idtype)
-        if with_lhs:
-            LHS = T.match_sparse_buffer(
-                lhs, [LN if lhs_node else E, *dims(problem.lhs, H, K)], dtype
-            )
-        if with_rhs:
-            RHS = T.match_sparse_buffer(
-                rhs, [RN if rhs_node else E, *dims(problem.rhs, H, K)], dtype
-            )
-        OUT = T.match_sparse_buffer(out, (E, H) if dot else (E, H, K), dtype)
-        with T.sp_iter([E, H, K], "SSR" if dot else "SSS", "gsddmm") as [e, h, k]:
-            left = T.meta_var(
-                read(LHS if with_lhs else None, LHS_OF if with_lhs and lhs_node else None,
-                     problem.lhs, e, h, k)
-            )  # fmt: skip
-            right = T.meta_var(
-                read(RHS if with_rhs else None, RHS_OF if with_rhs and rhs_node else None,
-                     problem.rhs, e, h, k)
-            )  # fmt: skip
-            if dot:
-                with T.init():
-                    OUT[e, h] = zero
-                OUT[e, h] = T.cast(T.cast(OUT[e, h], acc) + left * right, dtype)
-            else:
-                OUT[e, h, k] = T.cast(combined(op, left, right), dtype)
-
-    unused = {
-        "lhs": not with_lhs,
-        "rhs": not with_rhs,
-        "lhs_of": not (with_lhs and lhs_node),
-        "rhs_of": not (with_rhs and rhs_node),
-        "lhs_nodes": not (with_lhs and lhs_node),
-        "rhs_nodes": not (with_rhs and rhs_node),
-    }
-    func = with_parameters(gsddmm, unused)
-    for buffer, axis in (("LHS_OF", "LN"), ("RHS_OF", "RN")):
-        if any(b.name == buffer for b in func.buffers):
-            func, _ = assume(func, "coordinates", buffer=buffer, axis=axis)
-    return func
+    dtype, acc, op = problem.dtype, problem.accumulator, problem.op
+    sides = [x for x in ("lhs", "rhs") if op.removeprefix("copy_") in (x, op)]
+    of_nodes = [x for x in sides if getattr(problem, f"{x}_at") == "node"]
+    write = Writer("gsddmm", problem.idtype)
+    write.dense(E="nnz", H="heads", K="feat")
+    for x in of_nodes:
+        axis = f"{x[0].upper()}N"
+        write.dense(**{axis: f"{x}_nodes"})
+        write.buffer(f"{x}_of", "E", problem.idtype)
+        write.fact("coordinates", buffer=f"{x.upper()}_OF", axis=axis)
+    values = {"lhs": "", "rhs": ""}
+    for x in sides:
+        axis, at = (f"{x[0].upper()}N", f"{x.upper()}_OF[e]") if x in of_nodes else ("E", "e")
+        kind = getattr(problem, x)
+        write.buffer(x, [axis, *dims(kind, "H", "K")], dtype)
+        values[x] = write.load(x.upper(), [at, *dims(kind, "h", "k")], acc)
+    if op == "dot":
+        write.buffer("out", "E H", dtype)
+        term = combined("mul", **values)
+        lines = reduced("sum", "OUT[e, h]", term, acc, dtype, f"T.{dtype}(0)")
+    else:
+        write.buffer("out", "E H K", dtype)
+        lines = [f"OUT[e, h, k] = {cast(combined(op, **values), acc, dtype)}"]
+    write.visit("gsddmm", "E H K", "SSR" if op == "dot" else "SSS", lines)
+    return write.program("lhs rhs out lhs_of rhs_of lhs_nodes rhs_nodes nnz heads feat")

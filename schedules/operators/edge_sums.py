@@ -5,18 +5,13 @@ whole row of C, where :mod:`sparsetir.schedules.operators.spmm` writes each row 
 that are new, whose edges would have to be sorted for that.
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm.script import sparse_tir as T
-
-from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule.facts import assume
+from sparsetir.sparse_ir.script.writer import Writer
 
 
 @dataclass(frozen=True)
@@ -42,40 +37,24 @@ def program(problem: EdgeSums) -> SparseFunc:
     source, target : (nnz,) the j and the i of each edge, known to be in range
     w : (nnz,) ; b : (n, feat) ; c : (m, feat) ; count : (m,) edges of each row, of a mean
     """
-    dtype, idtype, weighted, mean = problem.dtype, problem.idtype, problem.weighted, problem.mean
-    size, real = getattr(T, idtype), getattr(T, dtype)
-
-    @T.prim_func
-    def edge_sums(
-        source: T.handle, target: T.handle, w: T.handle, b: T.handle, c: T.handle,
-        count: T.handle, m: size, n: size, nnz: size, feat: size,
-    ) -> None:  # fmt: skip
-        E = T.dense_fixed(nnz, idtype)
-        I = T.dense_fixed(m, idtype)
-        J = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        SOURCE = T.match_sparse_buffer(source, (E,), idtype)
-        TARGET = T.match_sparse_buffer(target, (E,), idtype)
-        B = T.match_sparse_buffer(b, (J, K), dtype)
-        C = T.match_sparse_buffer(c, (I, K), dtype)
-        if weighted:
-            W = T.match_sparse_buffer(w, (E,), dtype)
-        with T.sp_iter([I, K], "SS", "zero") as [i, k]:
-            C[i, k] = real(0.0)
-        with T.sp_iter([E, K], "SS", "added") as [e, k]:
-            C[TARGET[e], k] = C[TARGET[e], k] + (
-                W[e] * B[SOURCE[e], k] if weighted else B[SOURCE[e], k]
-            )
-        if mean:
-            N = T.match_sparse_buffer(count, (I,), dtype)
-            with T.sp_iter([I], "S", "none") as [i]:
-                N[i] = real(0.0)
-            with T.sp_iter([E], "S", "counted") as [e]:
-                N[TARGET[e]] = N[TARGET[e]] + real(1.0)
-            with T.sp_iter([I, K], "SS", "divided") as [i, k]:
-                C[i, k] = C[i, k] * (real(1.0) / T.max(N[i], real(1.0)))
-
-    func = with_parameters(edge_sums, {"w": not weighted, "count": not mean})
-    func, _ = assume(func, "coordinates", buffer="SOURCE", axis="J")
-    func, _ = assume(func, "coordinates", buffer="TARGET", axis="I")
-    return func
+    dtype, idtype, weight = problem.dtype, problem.idtype, "W[e] * " * problem.weighted
+    zero, one = (f"T.{dtype}({number})" for number in (0, 1))
+    write = Writer("edge_sums", idtype)
+    write.dense(E="nnz", I="m", J="n", K="feat")
+    for name, axis in (("source", "J"), ("target", "I")):
+        write.buffer(name, "E", idtype)
+        write.fact("coordinates", buffer=name.upper(), axis=axis)
+    write.buffer("b", "J K", dtype)
+    write.buffer("c", "I K", dtype)
+    if weight:
+        write.buffer("w", "E", dtype)
+    write.visit("zero", "I K", "SS", [f"C[i, k] = {zero}"])
+    line = f"C[TARGET[e], k] = C[TARGET[e], k] + {weight}B[SOURCE[e], k]"
+    write.visit("added", "E K", "SS", [line])
+    if problem.mean:
+        write.buffer("count", "I", dtype, "N")
+        write.visit("none", "I", "S", [f"N[i] = {zero}"])
+        write.visit("counted", "E", "S", [f"N[TARGET[e]] = N[TARGET[e]] + {one}"])
+        line = f"C[i, k] = C[i, k] * ({one} / T.max(N[i], {one}))"
+        write.visit("divided", "I K", "SS", [line])
+    return write.program("source target w b c count m n nnz feat")

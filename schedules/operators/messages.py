@@ -5,26 +5,21 @@ features of sources, E those of edges, and each of the two may lack h or k, alon
 same for all. (Generalised SpMM; message passing with a built-in message and reduction.)
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
-from tvm.script import sparse_tir as T
-
-from sparsetir.reductions import EXTREMA, REDUCERS, REDUCTIONS
+from sparsetir.reductions import EXTREMA, REDUCTIONS
 from sparsetir.schedules.arguments import expect, expect_one_of
+from sparsetir.schedules.operators.names import BINARY
 from sparsetir.schedules.operators.operands import Operator, register
-from sparsetir.schedules.operators.problems import Problem, memoized, reduced, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized, reduced_at_rows
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule.facts import assume
+from sparsetir.sparse_ir.script.writer import Writer, cast
 
 # What becomes of the features of a source, a, and of an edge, b.
-OPS = ("copy_u", "copy_e", "add", "sub", "mul", "div")
+OPS = ("copy_u", "copy_e", *BINARY)
 # Dimensions that an operand may have beside its nodes or edges: heads and features.
 DIMS = ("", "h", "f", "hf")
 
@@ -68,18 +63,12 @@ class Messages(Problem):
         expect(self, "dtype", rounds or not self.arg, wanted)
 
 
-def combined(op: str, a: Any, b: Any) -> Any:
-    """The expression of a message; for a copy of one operand the other may be None."""
-    if op in ("copy_u", "copy_lhs"):
-        return a
-    if op in ("copy_e", "copy_rhs"):
-        return b
-    return {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b, "div": lambda: a / b}[
-        op
-    ]()
+def combined(op: str, lhs: str, rhs: str) -> str:
+    """The text of a message; for a copy of one operand the other is empty."""
+    return f"{lhs} {BINARY[op]} {rhs}" if op in BINARY else lhs or rhs
 
 
-def dims(kind: str, h: Any, k: Any) -> list[Any]:
+def dims(kind: str, h: str, k: str) -> list[str]:
     """The dimensions of heads and features that an operand has, by one of DIMS."""
     return [*([h] if "h" in kind else []), *([k] if "f" in kind else [])]
 
@@ -98,93 +87,43 @@ def program(problem: Messages) -> SparseFunc:
         maximum or minimum what rows begin with: an infinity, and 0 without elements; absent for a
         sum, and where the result is given
     """
-    dtype, idtype, acc, op, reduce = (
-        problem.dtype, problem.idtype, problem.accumulator, problem.op, problem.reduce,
-    )  # fmt: skip
-    size, ordered, arg = getattr(T, idtype), problem.ordered, problem.arg
-    with_u, with_e = op != "copy_e", op != "copy_u"
-    with_row = REDUCERS[reduce].row is not None and not problem.given
-    scaled = REDUCERS[reduce].is_scaled
-    zero, nowhere = tirx.const(0.0, dtype), tirx.max_value(idtype)
-
-    def message(u: Any, e: Any, order: Any, i: Any, h: Any, j: Any, k: Any) -> Any:
-        place = [i, j] if order is None else [order[i, j]]
-        a = None if u is None else T.cast(u[(j, *dims(problem.u, h, k))], acc)
-        b = None if e is None else T.cast(e[(*place, *dims(problem.e, h, k))], acc)
-        return combined(op, a, b)
-
-    def found(value: Any, extremum: Any, place: Any) -> Any:
-        """The place of a value that is the extremum, which is NaN where one of them is."""
-        # Not by isnan, which TVM has no vectors of.
-        inf = tirx.const(float("inf"), dtype)
-        nan = tirx.Select(value <= inf, nowhere, place)
-        return tirx.Select(value == extremum, place, nan)
-
-    @T.prim_func
-    def gspmm(
-        u: T.handle, e: T.handle, out: T.handle, arg_out: T.handle, indptr: T.handle,
-        indices: T.handle, order: T.handle, m: size, n: size, nnz: size, heads: size, feat: size,
-        row: T.handle,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        if with_u:
-            J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-            N = T.dense_fixed(n, idtype)
-        else:
-            J = T.dense_variable(I, (nnz, nnz), indptr, idtype)
-        H = T.dense_fixed(heads, idtype)
-        K = T.dense_fixed(feat, idtype)
-        if with_u:
-            U = T.match_sparse_buffer(u, [N, *dims(problem.u, H, K)], dtype)
-        if ordered:
-            EDGE = T.dense_fixed(nnz, idtype)
-            ORDER = T.match_sparse_buffer(order, (I, J), idtype)
-        if with_e:
-            E = T.match_sparse_buffer(
-                e, [*([EDGE] if ordered else [I, J]), *dims(problem.e, H, K)], dtype
-            )
-        C = T.match_sparse_buffer(out, (I, H, K), dtype)
-        if arg:
-            ARG = T.match_sparse_buffer(arg_out, (I, H, K), idtype)
-        if with_row:
-            ROW = T.match_sparse_buffer(row, (I,), acc)
-        if not problem.given:
-            with T.sp_iter([I, H, J, K], "SSRS", "gspmm") as [i, h, j, k]:
-                with T.init():
-                    C[i, h, k] = T.cast(ROW[i], dtype) if reduce in EXTREMA else zero
-                term = T.meta_var(
-                    message(U if with_u else None, E if with_e else None,
-                            ORDER if ordered else None, i, h, j, k)
-                )  # fmt: skip
-                C[i, h, k] = T.cast(
-                    reduced(reduce, T.cast(C[i, h, k], acc), term * ROW[i] if scaled else term),
-                    dtype,
-                )
-        if arg:
-            with T.sp_iter([I, H, J, K], "SSRS", "find") as [i, h, j, k]:
-                with T.init():
-                    ARG[i, h, k] = nowhere
-                value = T.meta_var(
-                    T.cast(
-                        message(U if with_u else None, E if with_e else None, ORDER, i, h, j, k),
-                        dtype,
-                    )
-                )
-                ARG[i, h, k] = T.min(ARG[i, h, k], found(value, C[i, h, k], ORDER[i, j]))
-
-    unused = {
-        "row": not with_row,
-        "u": not with_u,
-        "n": not with_u,
-        "indices": not with_u,
-        "e": not with_e,
-        "order": not ordered,
-        "arg_out": not arg,
-    }
-    func = with_parameters(gspmm, unused, reduce)
-    if ordered and with_e:
-        func, _ = assume(func, "coordinates", buffer="ORDER", axis="EDGE")
-    return func
+    dtype, acc, op = problem.dtype, problem.accumulator, problem.op
+    u, e, place, edges = "", "", "i, j", ["I", "J"]
+    write = Writer("gspmm", problem.idtype)
+    write.dense(I="m")
+    if op != "copy_e":
+        write.variable("J", "I", "n", "nnz", "indptr", "indices")
+        write.dense(N="n")
+    else:
+        write.variable("J", "I", "nnz", "nnz", "indptr")
+    write.dense(H="heads", K="feat")
+    if op != "copy_e":
+        write.buffer("u", ["N", *dims(problem.u, "H", "K")], dtype)
+        u = write.load("U", ["j", *dims(problem.u, "h", "k")], acc)
+    if problem.ordered:
+        write.dense(EDGE="nnz")
+        write.buffer("order", "I J", problem.idtype)
+        place, edges = "ORDER[i, j]", ["EDGE"]
+    if op != "copy_u":
+        write.buffer("e", [*edges, *dims(problem.e, "H", "K")], dtype)
+        e = write.load("E", [place, *dims(problem.e, "h", "k")], acc)
+        if problem.ordered:
+            write.fact("coordinates", buffer="ORDER", axis="EDGE")
+    write.buffer("out", "I H K", dtype, "C")
+    if problem.arg:
+        write.buffer("arg_out", "I H K", problem.idtype, "ARG")
+    message, visit = combined(op, u, e), ("I H J K", "SSRS")
+    if not problem.given:
+        lines = reduced_at_rows(write, problem.reduce, "C[i, h, k]", message, acc, dtype)
+        write.visit("gspmm", *visit, lines)
+    if problem.arg:
+        # NaN is not found by isnan, which TVM has no vectors of.
+        value, most = cast(f"({message})", acc, dtype), f'T.max_value("{problem.idtype}")'
+        nan = f'T.Select({value} <= T.{dtype}("inf"), {most}, {place})'
+        better = f"T.Select({value} == C[i, h, k], {place}, {nan})"
+        lines = [f"    ARG[i, h, k] = {most}", f"ARG[i, h, k] = T.min(ARG[i, h, k], {better})"]
+        write.visit("find", *visit, ["with T.init():", *lines])
+    return write.program("u e out arg_out indptr indices order m n nnz heads feat row")
 
 
 def fit(

@@ -7,7 +7,7 @@ OPS = ("spmm", "spmv", "sddmm")
 SOFTMAX = ("softmax", "sparse_softmax", "edge_softmax")
 # That plans and searches take by their names, beside those of messages.
 NAMED = (*OPS, *SOFTMAX, "attention", "rgms", "spgemm")
-BINARY = ("add", "sub", "mul", "div")
+BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 # Of an edge from a source "u"; also as DGL's `gspmm` and its operators call them.
 MESSAGES = {
     "copy_u": "copy_u",

@@ -14,12 +14,13 @@ from tvm import tirx
 
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.reductions import COMBINES, REDUCERS, REDUCTIONS
+from sparsetir.reductions import REDUCERS, REDUCTIONS
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.index_arrays import rows_increase
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.writer import Writer, cast, reduced
 
 
 class _Csr(NamedTuple):
@@ -199,16 +200,27 @@ def memoized(program: Callable[..., SparseFunc]) -> Callable[..., SparseFunc]:
     return kept
 
 
-def with_parameters(func: Any, unused: Mapping[str, bool], reduce: str = "sum") -> SparseFunc:
-    """A program without the parameters that a problem does not use; `row` is a computed one.
+def with_parameters(func: Any, unused: Mapping[str, bool]) -> SparseFunc:
+    """A program without the parameters that a problem does not use, by their names."""
+    return func.replace(params=[p for p in func.params if not unused.get(p.name)])
 
-    unused : by the names of parameters
+
+def reduced_at_rows(
+    write: Writer, reduce: str, out: str, term: str, acc: str, stored: str
+) -> list[str]:
+    """Lines that reduce a term at rows I, by a number of each row, `row`, where there is one.
+
+    acc, stored : types of the term and of the result
     """
-    func = func.replace(params=[p for p in func.params if not unused.get(p.name)])
-    if unused.get("row", True):
-        return func
-    recipe = REDUCERS[reduce].row
-    return func.with_attr("computed", {"row": {"recipe": recipe, "indptr": "$indptr"}})
+    reducer, first = REDUCERS[reduce], f"T.{stored}(0)"
+    if reducer.row is not None:
+        write.buffer("row", "I", acc)
+        write.attribute("computed", {"row": {"recipe": reducer.row, "indptr": "$indptr"}})
+    if reducer.is_scaled:
+        term = f"({term}) * ROW[i]"
+    elif reducer.is_extremum:
+        first = cast("ROW[i]", acc, stored)
+    return reduced(reducer.combine, out, term, acc, stored, first)
 
 
 def accumulator(dtype: str) -> str:
@@ -221,18 +233,9 @@ def summed(dtype: str) -> str:
     return accumulator(dtype) if "float" in dtype else dtype
 
 
-def reduced(reduce: str, total: Any, term: Any) -> Any:
-    """The expression of one more term of a reduction; an extremum is NaN if one of them is."""
-    combine = COMBINES[REDUCERS[reduce].combine]
-    if not combine.is_extremum:
-        return total + term
-    better = term > total if combine.symbol == ">" else term < total
-    return tirx.Select(tirx.any(better, tirx.isnan(term)), term, total)
-
-
 def greater(total: Any, term: Any) -> Any:
     """The expression of the greater one; NaN if one of them is."""
-    return reduced("max", total, term)
+    return tirx.Select(tirx.any(term > total, tirx.isnan(term)), term, total)
 
 
 def vector_lanes(problem: Spmm | Sddmm, vector_bits: int) -> int:

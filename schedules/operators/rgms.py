@@ -7,22 +7,16 @@ relation's matrix, are added to rows of Y. It is the layer of an RGCN, relations
 edges, and a sparse convolution, relations being offsets. (SparseTIR, section 4.4.)
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from tvm import tirx
-from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.schedules.operators.operands import Operator, register
-from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.writer import Writer
 
 
 @dataclass(frozen=True)
@@ -69,45 +63,24 @@ def program(problem: Rgms) -> SparseFunc:
     With features in blocks x : (n, blocks, feat_in), w : (relations, blocks, feat_in, feat) and
     out : (m, blocks, feat), sizes being those of a block.
     """
-    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
-    out_type, size = problem.out or dtype, getattr(T, idtype)
-    weighted, sets, in_blocks = problem.weighted, not problem.added, problem.in_blocks
-    zero, kinds = tirx.const(0.0, out_type), "RSSRRS" if in_blocks else "RSRRS"
-
-    def term(a: Any, x: Any, w: Any) -> Any:
-        x = T.cast(x, acc)
-        return (x if a is None else T.cast(a, acc) * x) * T.cast(w, acc)
-
-    @T.prim_func
-    def rgms(
-        a: T.handle, x: T.handle, w: T.handle, out: T.handle, row_ptr: T.handle, rows: T.handle,
-        indptr: T.handle, indices: T.handle, relations: size, m: size, n: size, nnz_rows: size,
-        nnz: size, blocks: size, feat_in: size, feat: size,
-    ) -> None:  # fmt: skip
-        R = T.dense_fixed(relations, idtype)
-        I = T.sparse_variable(R, (m, nnz_rows), (row_ptr, rows), idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        M = T.dense_fixed(m, idtype)
-        N = T.dense_fixed(n, idtype)
-        if in_blocks:
-            B = T.dense_fixed(blocks, idtype)
-        K = T.dense_fixed(feat_in, idtype)
-        L = T.dense_fixed(feat, idtype)
-        block = T.meta_var([B] if in_blocks else [])
-        if weighted:
-            A = T.match_sparse_buffer(a, (R, I, J), problem.values or dtype)
-        X = T.match_sparse_buffer(x, (N, *block, K), dtype)
-        W = T.match_sparse_buffer(w, (R, *block, K, L), dtype)
-        Y = T.match_sparse_buffer(out, (M, *block, L), out_type)
-        with T.sp_iter([R, I, *block, J, K, L], kinds, "rgms") as [r, i, *b, j, k, l]:
-            if sets:
-                with T.init():
-                    Y[(i, *b, l)] = zero
-            a_rij = T.meta_var(A[r, i, j] if weighted else None)
-            added = T.meta_var(term(a_rij, X[(j, *b, k)], W[(r, *b, k, l)]))
-            Y[(i, *b, l)] = T.cast(T.cast(Y[(i, *b, l)], acc) + added, out_type)
-
-    return with_parameters(rgms, {"a": not weighted, "blocks": not in_blocks})
+    dtype, b = problem.dtype, "B" * problem.in_blocks
+    write = Writer("rgms", problem.idtype)
+    write.dense(R="relations")
+    write.variable("I", "R", "m", "nnz_rows", "row_ptr", "rows")
+    write.variable("J", "I", "n", "nnz", "indptr", "indices")
+    write.dense(M="m", N="n", **({b: "blocks"} if b else {}), K="feat_in", L="feat")
+    elements = {"Y": f"I {b} L", "A": "R I J", "X": f"J {b} K", "W": f"R {b} K L"}
+    if problem.weighted:
+        write.buffer("a", elements["A"], problem.values or dtype)
+    else:
+        del elements["A"]
+    write.buffer("x", f"N {b} K", dtype)
+    write.buffer("w", elements["W"], dtype)
+    write.buffer("out", f"M {b} L", problem.out or dtype, "Y")
+    visit = "rgms", f"R I {b} J K L", "RSSRRS" if b else "RSRRS"
+    write.products(*visit, elements, problem.accumulator, sets=not problem.added)
+    params = "a x w out row_ptr rows indptr indices relations m n nnz_rows nnz blocks feat_in feat"
+    return write.program(params)
 
 
 RGMS = register(

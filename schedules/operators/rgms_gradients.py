@@ -8,21 +8,16 @@ of rows, for CPUs, are in :mod:`sparsetir.schedules.operators.rgms_backward`. (S
 4.4.)
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm import tirx
-from tvm.script import sparse_tir as T
-
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.schedules.operators.operands import Operator, register
-from sparsetir.schedules.operators.problems import Problem, memoized, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.writer import Writer
 
 
 @dataclass(frozen=True)
@@ -67,47 +62,31 @@ def program(problem: RgmsGradient) -> SparseFunc:
     indptr : (nnz_rows + 1,) ; indices : (nnz,) columns, in any order within a row
     """
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
-    size, weighted, edges = getattr(T, idtype), problem.weighted, problem.edges
-    zero = tirx.const(0.0, acc)
-
-    @T.prim_func
-    def rgms_gradient(
-        a: T.handle, x: T.handle, w: T.handle, grad: T.handle, out: T.handle, edge: T.handle,
-        row_ptr: T.handle, rows: T.handle, indptr: T.handle, indices: T.handle, relations: size,
-        m: size, n: size, nnz_rows: size, nnz: size, feat_in: size, feat: size,
-    ) -> None:  # fmt: skip
-        R = T.dense_fixed(relations, idtype)
-        I = T.sparse_variable(R, (m, nnz_rows), (row_ptr, rows), idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        M = T.dense_fixed(m, idtype)
-        N = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat_in, idtype)
-        L = T.dense_fixed(feat, idtype)
-        X = T.match_sparse_buffer(x, (N, K), dtype)
-        G = T.match_sparse_buffer(grad, (M, L), dtype)
-        if weighted:
-            A = T.match_sparse_buffer(a, (R, I, J), problem.values or dtype)
-        if edges:
-            E = T.dense_fixed(nnz, idtype)
-            EDGE = T.match_sparse_buffer(edge, (R, I, J), idtype)
-            W = T.match_sparse_buffer(w, (R, K, L), dtype)
-            DA = T.match_sparse_buffer(out, (E,), acc)
-            with T.sp_iter([E], "S", "rgms_da_init") as [e]:
-                DA[e] = zero
-            with T.sp_iter([R, I, J, K, L], "SSSRR", "rgms_da") as [r, i, j, k, l]:
-                product = T.meta_var(T.cast(W[r, k, l], acc) * T.cast(G[i, l], acc))
-                DA[EDGE[r, i, j]] = DA[EDGE[r, i, j]] + T.cast(X[j, k], acc) * product
-        else:
-            DW = T.match_sparse_buffer(out, (R, K, L), acc)
-            with T.sp_iter([R, I, J, K, L], "SRRSS", "rgms_dw") as [r, i, j, k, l]:
-                with T.init():
-                    DW[r, k, l] = zero
-                x_jk = T.meta_var(T.cast(X[j, k], acc))
-                term = T.meta_var(T.cast(A[r, i, j], acc) * x_jk if weighted else x_jk)
-                DW[r, k, l] = DW[r, k, l] + term * T.cast(G[i, l], acc)
-
-    unused = {"a": not weighted, "w": not edges, "edge": not edges}
-    return with_parameters(rgms_gradient, unused)
+    write = Writer("rgms_gradient", idtype)
+    write.dense(R="relations")
+    write.variable("I", "R", "m", "nnz_rows", "row_ptr", "rows")
+    write.variable("J", "I", "n", "nnz", "indptr", "indices")
+    write.dense(M="m", N="n", K="feat_in", L="feat")
+    write.buffer("x", "N K", dtype)
+    write.buffer("grad", "M L", dtype, "G")
+    elements = {"DW": "R K L", "X": "J K", "G": "I L"}
+    if problem.weighted:
+        write.buffer("a", "R I J", problem.values or dtype)
+        elements = {"DW": "R K L", "A": "R I J", "X": "J K", "G": "I L"}
+    if problem.edges:
+        write.dense(E="nnz")
+        write.buffer("edge", "R I J", idtype)
+        write.buffer("w", "R K L", dtype)
+        write.buffer("out", "E", acc, "DA")
+        write.visit("rgms_da_init", "E", "S", [f"DA[e] = T.{acc}(0)"])
+        x, w, g = (write.load(*at, acc) for at in (("X", "j k"), ("W", "r k l"), ("G", "i l")))
+        line = f"DA[EDGE[r, i, j]] = DA[EDGE[r, i, j]] + {x} * ({w} * {g})"
+        write.visit("rgms_da", "R I J K L", "SSSRR", [line])
+    else:
+        write.buffer("out", "R K L", acc, "DW")
+        write.products("rgms_dw", "R I J K L", "SRRSS", elements, acc)
+    arrays = "a x w grad out edge row_ptr rows indptr indices"
+    return write.program(f"{arrays} relations m n nnz_rows nnz feat_in feat")
 
 
 # Of `ops`, on a GPU: no plan is asked for them by name.

@@ -1,19 +1,15 @@
 """Dense times dense where a matrix stores elements: OUT[i, j] = sum over k of X[i, k] * Y[j, k]."""
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from tvm import tirx
-from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.operators.operands import Operator, each_head, gathered, register
-from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, memoized, with_parameters
+from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.writer import Writer
 
 
 @memoized
@@ -25,39 +21,18 @@ def program(problem: Sddmm) -> SparseFunc:
     x : (m, feat) ; y : (n, feat) ; out : (nnz,)
     indptr : (m + 1,) ; indices : (nnz,) columns, in any order within a row
     """
-    dtype, idtype, acc, batched = (
-        problem.dtype,
-        problem.idtype,
-        problem.accumulator,
-        problem.batched,
-    )
-    size, zero = getattr(T, idtype), tirx.const(0.0, dtype)
-
-    def added(total: Any, x: Any, y: Any) -> Any:
-        return T.cast(T.cast(total, acc) + T.cast(x, acc) * T.cast(y, acc), dtype)
-
-    @T.prim_func
-    def sddmm(
-        x: T.handle, y: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-        heads: size, m: size, n: size, nnz: size, feat: size,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        N = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        if batched:
-            H = T.dense_fixed(heads, idtype)
-        head = T.meta_var([H] if batched else [])
-        X = T.match_sparse_buffer(x, (*head, I, K), dtype)
-        Y = T.match_sparse_buffer(y, (*head, N, K), dtype)
-        OUT = T.match_sparse_buffer(out, (*head, I, J), dtype)
-        kinds = T.meta_var("SSSR"[not batched :])
-        with T.sp_iter([*head, T.fuse(I, J), K], kinds, "sddmm") as [*h, i, j, k]:
-            with T.init():
-                OUT[(*h, i, j)] = zero
-            OUT[(*h, i, j)] = added(OUT[(*h, i, j)], X[(*h, i, k)], Y[(*h, j, k)])
-
-    return with_parameters(sddmm, {"heads": not batched})
+    dtype, acc, h = problem.dtype, problem.accumulator, "H" * problem.batched
+    write = Writer("sddmm", problem.idtype)
+    write.dense(I="m")
+    write.variable("J", "I", "n", "nnz", "indptr", "indices")
+    write.dense(N="n", K="feat", **({h: "heads"} if h else {}))
+    write.buffer("x", f"{h} I K", dtype)
+    write.buffer("y", f"{h} N K", dtype)
+    write.buffer("out", f"{h} I J", dtype)
+    elements = {"OUT": f"{h} I J", "X": f"{h} I K", "Y": f"{h} J K"}
+    axes = [*h, "T.fuse(I, J)", "K"]
+    write.products("sddmm", axes, "S" * len(h) + "SSR", elements, acc, f"{h} I J K".lower())
+    return write.program("x y out indptr indices heads m n nnz feat")
 
 
 @each_head

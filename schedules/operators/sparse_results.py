@@ -3,9 +3,6 @@
 They say the result as a dense one: :func:`sparsetir.build_assembled` makes it sparse.
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -19,11 +16,11 @@ from sparsetir.reductions import SEMIRINGS
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.names import IDTYPES
 from sparsetir.schedules.operators.operands import Operator, register
-from sparsetir.schedules.operators.problems import Problem, reduced
+from sparsetir.schedules.operators.problems import Problem
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.reduction import identity
-from sparsetir.sparse_ir.script.parser import from_source
+from sparsetir.sparse_ir.script.writer import Writer, reduced
 
 # What is visited, and how two operands are combined.
 COMBINED = {
@@ -139,8 +136,33 @@ def term_of(semiring: str, out: str, a: Any, b: Any) -> Any:
     return a * b if times == "*" else a + b
 
 
+def _csr(write: Writer, name: str, axes: str, length: str, dtype: str, buffer: str = "") -> None:
+    """Declare the columns of a matrix in CSR below its rows, `axes`, and its values."""
+    rows, columns = axes.split()
+    arrays = f"{name}_indptr", f"{name}_indices"
+    write.variable(columns, rows, length, f"{name}_nnz", *arrays)
+    write.buffer(name, axes, dtype, buffer)
+
+
+def _products(
+    semiring: str, write: Writer, dtype: str, params: str, iteration: tuple[Any, ...],
+    result: str, a: str, b: str, begun: bool = False,
+) -> SparseFunc:  # fmt: skip
+    """A function whose last iteration reduces products over a semiring.
+
+    iteration : its name, axes, kinds and loops
+    begun : the result is set to `first` before
+    """
+    name, axes, kinds, loops = iteration
+    combine = SEMIRINGS[semiring].combine
+    lines = reduced(combine, result, f"term({a}, {b})", dtype, dtype, "first")
+    write.visit(name, axes, kinds, lines[2 * begun :], loops)
+    first, term = first_value(semiring, dtype), partial(term_of, semiring, dtype)
+    return write.program(params, first=first, term=term)
+
+
 @cache
-def product_program(semiring: str, dtype: str, out: str, idtype: str) -> Any:
+def product_program(semiring: str, dtype: str, out: str, idtype: str) -> SparseFunc:
     """C = A B over a semiring, as a stage-I function.
 
     dtype, out : of the values of A and B, and of C, which terms are computed in
@@ -148,29 +170,16 @@ def product_program(semiring: str, dtype: str, out: str, idtype: str) -> Any:
     a : (a_nnz,) ; b : (b_nnz,) ; c : (m, n)
     a_indptr, a_indices, b_indptr, b_indices : patterns, (m, l) and (l, n), in CSR
     """
-    how, _ = SEMIRINGS[semiring]
-    size, first = getattr(T, idtype), first_value(semiring, out)
-    term = partial(term_of, semiring, out)
-
-    @T.prim_func
-    def spgemm(
-        a: T.handle, a_indptr: T.handle, a_indices: T.handle, b: T.handle, b_indptr: T.handle,
-        b_indices: T.handle, c: T.handle, m: size, l: size, n: size, a_nnz: size, b_nnz: size,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (l, a_nnz), (a_indptr, a_indices), idtype)
-        L = T.dense_fixed(l, idtype)
-        K = T.sparse_variable(L, (n, b_nnz), (b_indptr, b_indices), idtype)
-        N = T.dense_fixed(n, idtype)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        B = T.match_sparse_buffer(b, (L, K), dtype)
-        C = T.match_sparse_buffer(c, (I, N), out)
-        with T.sp_iter([I, J, T.attach(K, J)], "SRS", "spgemm") as [i, j, k]:
-            with T.init():
-                C[i, k] = first
-            C[i, k] = reduced(how, C[i, k], term(A[i, j], B[j, k]))
-
-    return spgemm
+    write = Writer("spgemm", idtype)
+    write.dense(I="m")
+    _csr(write, "a", "I J", "l", dtype)
+    write.dense(L="l")
+    _csr(write, "b", "L K", "n", dtype)
+    write.dense(N="n")
+    write.buffer("c", "I N", out)
+    params = "a a_indptr a_indices b b_indptr b_indices c m l n a_nnz b_nnz"
+    iteration = "spgemm", ["I", "J", "T.attach(K, J)"], "SRS", "i j k"
+    return _products(semiring, write, out, params, iteration, "C[i, k]", "A[i, j]", "B[j, k]")
 
 
 @cache
@@ -187,95 +196,71 @@ def combined_program(
     """
     over, join = COMBINED[op]
     names = [f"a{q}" for q in range(count)]
-    params = [f"{a}: T.handle, {a}_indptr: T.handle, {a}_indices: T.handle" for a in names]
-    sizes = ", ".join(f"{x}: T.{idtype}" for x in ("m", "n", *(f"{a}_nnz" for a in names)))
-    lines = [f'I = T.dense_fixed(m, "{idtype}")', f'N = T.dense_fixed(n, "{idtype}")']
+    write = Writer(op, idtype)
+    write.dense(I="m", N="n")
     for a in names:
-        arrays = f"(n, {a}_nnz), ({a}_indptr, {a}_indices)"
-        lines.append(f'J{a} = T.sparse_variable(I, {arrays}, "{idtype}")')
-        lines.append(f'{a.upper()} = T.match_sparse_buffer({a}, (I, J{a}), "{dtype}")')
-    lines.append(f'C = T.match_sparse_buffer(c, (I, N), "{out}")')
+        _csr(write, a, f"I J{a}", "n", dtype)
+    write.buffer("c", "I N", out)
     terms = [f'T.cast({a.upper()}[i, j], "{out}")' for a in names]
-
-    def iteration(axes: str, name: str, value: str) -> list[str]:
-        return [f'with T.sp_iter([I, {axes}], "SS", "{name}") as [i, j]:', f"    C[i, j] = {value}"]
-
     if gathered:
-        lines += iteration("N", "zero", f'T.cast(0, "{out}")')
+        write.visit("zero", "I N", "SS", [f'C[i, j] = T.cast(0, "{out}")'], "i j")
         signs = ["+", *("-" if op == "subtract" else "+" for _ in names[1:])]
         for a, term, sign in zip(names, terms, signs, strict=True):
-            lines += iteration(f"J{a}", f"{op}_{a}", f"C[i, j] {sign} {term}")
+            line = f"C[i, j] = C[i, j] {sign} {term}"
+            write.visit(f"{op}_{a}", f"I J{a}", "SS", [line], "i j")
     else:
         members = ", ".join(f"J{a}" for a in names)
         axes = f"T.{over}({members})" if count > 1 else members
-        lines += iteration(axes, op, reduce(join, terms))
-    head = f"@T.prim_func\ndef {op}({', '.join(params)}, c: T.handle, {sizes}):"
-    return from_source("\n    ".join([head, *lines]))
+        write.visit(op, ["I", axes], "SS", [f"C[i, j] = {reduce(join, terms)}"], "i j")
+    arrays = " ".join(f"{a} {a}_indptr {a}_indices" for a in names)
+    return write.program(f"{arrays} c m n {' '.join(f'{a}_nnz' for a in names)}")
 
 
 @cache
-def kron_program(dtype: str, out: str, idtype: str) -> Any:
+def kron_program(dtype: str, out: str, idtype: str) -> SparseFunc:
     """The Kronecker product: blocks of B, each times an element of A.
 
     a : (a_nnz,) ; b : (b_nnz,) ; c : the values of C, whose pattern is assembled
     a_indptr, a_indices, b_indptr, b_indices : patterns, (m, n) and (p, q), in CSR
     """
-    size = getattr(T, idtype)
-
-    @T.prim_func
-    def kron(
-        a: T.handle, a_indptr: T.handle, a_indices: T.handle, b: T.handle, b_indptr: T.handle,
-        b_indices: T.handle, c: T.handle, c_indptr: T.handle, c_indices: T.handle, m: size, n: size,
-        p: size, q: size, a_nnz: size, b_nnz: size,
-    ) -> None:  # fmt: skip
-        I1 = T.dense_fixed(m, idtype)
-        J1 = T.sparse_variable(I1, (n, a_nnz), (a_indptr, a_indices), idtype)
-        I2 = T.dense_fixed(p, idtype)
-        J2 = T.sparse_variable(I2, (q, b_nnz), (b_indptr, b_indices), idtype)
-        I = T.dense_fixed(m * p, idtype)
-        J = T.sparse_variable(I, (n * q, None), (c_indptr, c_indices), idtype)
-        A = T.match_sparse_buffer(a, (I1, J1), dtype)
-        B = T.match_sparse_buffer(b, (I2, J2), dtype)
-        C = T.match_sparse_buffer(c, (I, J), out)
-        with T.sp_iter([I1, I2, J1, J2], "SSSS", "kron") as [i1, i2, j1, j2]:
-            C[i1 * p + i2, j1 * q + j2] = T.cast(A[i1, j1], out) * T.cast(B[i2, j2], out)
-
-    return kron
+    write = Writer("kron", idtype)
+    write.dense(I1="m")
+    _csr(write, "a", "I1 J1", "n", dtype)
+    write.dense(I2="p")
+    _csr(write, "b", "I2 J2", "q", dtype)
+    write.dense(I="m * p")
+    write.variable("J", "I", "n * q", "None", "c_indptr", "c_indices")
+    write.buffer("c", "I J", out)
+    value = f'T.cast(A[i1, j1], "{out}") * T.cast(B[i2, j2], "{out}")'
+    line = f"C[i1 * p + i2, j1 * q + j2] = {value}"
+    write.visit("kron", "I1 I2 J1 J2", "SSSS", [line])
+    arrays = "a a_indptr a_indices b b_indptr b_indices c c_indptr c_indices"
+    return write.program(f"{arrays} m n p q a_nnz b_nnz")
 
 
 @cache
-def kron_values_program(dtype: str, idtype: str) -> Any:
+def kron_values_program(dtype: str, idtype: str) -> SparseFunc:
     """The values of a Kronecker product at a pattern that is given, an element at a time.
 
     x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,)
     indptr, indices, x0_indptr, ... : patterns, (m, n), (x0_m, x0_n) and (p, q), in CSR
     """
-    size = getattr(T, idtype)
-
-    @T.prim_func
-    def kron_values(
-        x0: T.handle, x1: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-        x0_indptr: T.handle, x0_indices: T.handle, x1_indptr: T.handle, x1_indices: T.handle,
-        m: size, n: size, nnz: size, x0_m: size, x0_n: size, p: size, q: size, x0_nnz: size,
-        x1_nnz: size,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        K = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        I1 = T.dense_fixed(x0_m, idtype)
-        J1 = T.sparse_variable(I1, (x0_n, x0_nnz), (x0_indptr, x0_indices), idtype)
-        I2 = T.dense_fixed(p, idtype)
-        J2 = T.sparse_variable(I2, (q, x1_nnz), (x1_indptr, x1_indices), idtype)
-        A = T.match_sparse_buffer(x0, (I1, J1), dtype)
-        B = T.match_sparse_buffer(x1, (I2, J2), dtype)
-        C = T.match_sparse_buffer(out, (I, K), dtype)
-        with T.sp_iter([T.fuse(I, K)], "SS", "values") as [i, k]:
-            C[i, k] = A[i // p, k // q] * B[i % p, k % q]
-
-    return kron_values
+    write = Writer("kron_values", idtype)
+    write.dense(I="m")
+    write.variable("K", "I", "n", "nnz", "indptr", "indices")
+    write.dense(I1="x0_m")
+    _csr(write, "x0", "I1 J1", "x0_n", dtype, "A")
+    write.dense(I2="p")
+    _csr(write, "x1", "I2 J2", "q", dtype, "B")
+    write.buffer("out", "I K", dtype, "C")
+    line = "C[i, k] = A[i // p, k // q] * B[i % p, k % q]"
+    write.visit("values", ["T.fuse(I, K)"], "SS", [line], "i k")
+    arrays = "x0 x1 out indptr indices x0_indptr x0_indices x1_indptr x1_indices"
+    return write.program(f"{arrays} m n nnz x0_m x0_n p q x0_nnz x1_nnz")
 
 
 @cache
-def product_values_program(semiring: str, dtype: str, idtype: str) -> Any:
+def product_values_program(semiring: str, dtype: str, idtype: str) -> SparseFunc:
     """The values of C = A B over a semiring at a pattern that is given, an element at a time.
 
     x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B, in any order ; out : (nnz,)
@@ -283,140 +268,93 @@ def product_values_program(semiring: str, dtype: str, idtype: str) -> Any:
     x1_indptr, x1_indices, x1_places : that of B, (l, n), by columns (CSC), and where its elements
         are in x1
     """
-    how, _ = SEMIRINGS[semiring]
-    size, first = getattr(T, idtype), first_value(semiring, dtype)
-    term = partial(term_of, semiring, dtype)
-
-    @T.prim_func
-    def spgemm_values(
-        x0: T.handle, x1: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-        x0_indptr: T.handle, x0_indices: T.handle, x1_indptr: T.handle, x1_indices: T.handle,
-        x1_places: T.handle, m: size, l: size, n: size, nnz: size, x0_nnz: size, x1_nnz: size,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        K = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J = T.sparse_variable(I, (l, x0_nnz), (x0_indptr, x0_indices), idtype)
-        N = T.dense_fixed(n, idtype)
-        L = T.sparse_variable(N, (l, x1_nnz), (x1_indptr, x1_indices), idtype)
-        E = T.dense_fixed(x1_nnz, idtype)
-        A = T.match_sparse_buffer(x0, (I, J), dtype)
-        B = T.match_sparse_buffer(x1, (E,), dtype)
-        P = T.match_sparse_buffer(x1_places, (N, L), idtype)
-        C = T.match_sparse_buffer(out, (I, K), dtype)
-        with T.sp_iter([T.fuse(I, K)], "SS", "begun") as [i, k]:
-            C[i, k] = first
-        with T.sp_iter(
-            [T.fuse(I, K), T.intersect(J, T.attach(L, K))], "SSR", "values"
-        ) as [i, k, j]:  # fmt: skip
-            C[i, k] = reduced(how, C[i, k], term(A[i, j], B[P[k, j]]))
-
-    return spgemm_values
+    write = Writer("spgemm_values", idtype)
+    write.dense(I="m")
+    write.variable("K", "I", "n", "nnz", "indptr", "indices")
+    _csr(write, "x0", "I J", "l", dtype, "A")
+    write.dense(N="n")
+    write.variable("L", "N", "l", "x1_nnz", "x1_indptr", "x1_indices")
+    write.dense(E="x1_nnz")
+    write.buffer("x1", "E", dtype, "B")
+    write.buffer("x1_places", "N L", idtype, "P")
+    write.buffer("out", "I K", dtype, "C")
+    arrays = "x0 x1 out indptr indices x0_indptr x0_indices x1_indptr x1_indices x1_places"
+    axes = "T.fuse(I, K)", "T.intersect(J, T.attach(L, K))"
+    write.visit("begun", axes[:1], "SS", ["C[i, k] = first"], "i k")
+    return _products(
+        semiring, write, dtype, f"{arrays} m l n nnz x0_nnz x1_nnz",
+        ("values", axes, "SSR", "i k j"), "C[i, k]", "A[i, j]", "B[P[k, j]]", True,
+    )  # fmt: skip
 
 
 @cache
-def product_elements_program(semiring: str, dtype: str, sums: str, idtype: str) -> Any:
+def product_elements_program(semiring: str, dtype: str, sums: str, idtype: str) -> SparseFunc:
     """The values of C = A B over a semiring at a pattern that is given, where B is by columns.
 
     x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
     indptr, indices, x0_indptr, x0_indices : patterns of C, (m, n), and A, (m, l), in CSR
     x1_indptr, x1_indices : that of the transposed B, (n, l), in CSR
     """
-    how, _ = SEMIRINGS[semiring]
-    size, first = getattr(T, idtype), first_value(semiring, sums)
-    term = partial(term_of, semiring, sums)
-
-    @T.prim_func
-    def spgemm_elements(
-        x0: T.handle, x1: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-        x0_indptr: T.handle, x0_indices: T.handle, x1_indptr: T.handle, x1_indices: T.handle,
-        m: size, l: size, n: size, nnz: size, x0_nnz: size, x1_nnz: size,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        K = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        J = T.sparse_variable(I, (l, x0_nnz), (x0_indptr, x0_indices), idtype)
-        N = T.dense_fixed(n, idtype)
-        L = T.sparse_variable(N, (l, x1_nnz), (x1_indptr, x1_indices), idtype)
-        A = T.match_sparse_buffer(x0, (I, J), dtype)
-        B = T.match_sparse_buffer(x1, (N, L), dtype)
-        C = T.match_sparse_buffer(out, (I, K), sums)
-        with T.sp_iter(
-            [I, K, T.intersect(J, T.attach(L, K))], "SSR", "elements"
-        ) as [i, k, j]:  # fmt: skip
-            with T.init():
-                C[i, k] = first
-            C[i, k] = reduced(how, C[i, k], term(A[i, j], B[k, j]))
-
-    return spgemm_elements
+    write = Writer("spgemm_elements", idtype)
+    write.dense(I="m")
+    write.variable("K", "I", "n", "nnz", "indptr", "indices")
+    _csr(write, "x0", "I J", "l", dtype, "A")
+    write.dense(N="n")
+    _csr(write, "x1", "N L", "l", dtype, "B")
+    write.buffer("out", "I K", sums, "C")
+    arrays = "x0 x1 out indptr indices x0_indptr x0_indices x1_indptr x1_indices"
+    axes = "I", "K", "T.intersect(J, T.attach(L, K))"
+    return _products(
+        semiring, write, sums, f"{arrays} m l n nnz x0_nnz x1_nnz",
+        ("elements", axes, "SSR", "i k j"), "C[i, k]", "A[i, j]", "B[k, j]",
+    )  # fmt: skip
 
 
 @cache
-def product_terms_program(semiring: str, dtype: str, sums: str, idtype: str) -> Any:
+def product_terms_program(semiring: str, dtype: str, sums: str, idtype: str) -> SparseFunc:
     """The values of C = A B over a semiring where it is known which elements their terms are of.
 
     x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
     begins : (nnz + 1,), where the terms of each element of C begin
     x0_places, x1_places : (terms,) elements of A, which increase for each of C, and of B
     """
-    how, _ = SEMIRINGS[semiring]
-    size, first = getattr(T, idtype), first_value(semiring, sums)
-    term = partial(term_of, semiring, sums)
-
-    @T.prim_func
-    def spgemm_terms(
-        x0: T.handle, x1: T.handle, out: T.handle, begins: T.handle, x0_places: T.handle,
-        x1_places: T.handle, nnz: size, terms: size, x0_nnz: size, x1_nnz: size,
-    ) -> None:  # fmt: skip
-        E = T.dense_fixed(nnz, idtype)
-        S = T.sparse_variable(E, (x0_nnz, terms), (begins, x0_places), idtype)
-        J = T.dense_fixed(x0_nnz, idtype)
-        L = T.dense_fixed(x1_nnz, idtype)
-        A = T.match_sparse_buffer(x0, (J,), dtype)
-        B = T.match_sparse_buffer(x1, (L,), dtype)
-        P = T.match_sparse_buffer(x1_places, (E, S), idtype)
-        C = T.match_sparse_buffer(out, (E,), sums)
-        with T.sp_iter([E, S], "SR", "terms") as [e, s]:
-            with T.init():
-                C[e] = first
-            C[e] = reduced(how, C[e], term(A[s], B[P[e, s]]))
-
-    return spgemm_terms
+    write = Writer("spgemm_terms", idtype)
+    write.dense(E="nnz")
+    write.variable("S", "E", "x0_nnz", "terms", "begins", "x0_places")
+    write.dense(J="x0_nnz", L="x1_nnz")
+    for name, axes, of, buffer in (
+        ("x0", "J", dtype, "A"), ("x1", "L", dtype, "B"), ("x1_places", "E S", idtype, "P"),
+        ("out", "E", sums, "C"),
+    ):  # fmt: skip
+        write.buffer(name, axes, of, buffer)
+    params = "x0 x1 out begins x0_places x1_places nnz terms x0_nnz x1_nnz"
+    iteration = "terms", "E S", "SR", "e s"
+    return _products(semiring, write, sums, params, iteration, "C[e]", "A[s]", "B[P[e, s]]")
 
 
 @cache
-def product_visits_program(semiring: str, dtype: str, sums: str, idtype: str) -> Any:
+def product_visits_program(semiring: str, dtype: str, sums: str, idtype: str) -> SparseFunc:
     """The values of C = A B over a semiring, of terms in the order of A's elements.
 
     x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
     begins : (parts + 1,), terms of parts that have no element of C in common
     places, x0_places, x1_places : (terms,) elements of C, of A and of B
     """
-    how, _ = SEMIRINGS[semiring]
-    size, first = getattr(T, idtype), first_value(semiring, sums)
-    term = partial(term_of, semiring, sums)
-
-    @T.prim_func
-    def spgemm_visits(
-        x0: T.handle, x1: T.handle, out: T.handle, begins: T.handle, places: T.handle,
-        x0_places: T.handle, x1_places: T.handle, nnz: size, parts: size, terms: size, x0_nnz: size,
-        x1_nnz: size,
-    ) -> None:  # fmt: skip
-        P = T.dense_fixed(parts, idtype)
-        S = T.dense_variable(P, (terms, terms), begins, idtype)
-        E = T.dense_fixed(nnz, idtype)
-        J = T.dense_fixed(x0_nnz, idtype)
-        L = T.dense_fixed(x1_nnz, idtype)
-        A = T.match_sparse_buffer(x0, (J,), dtype)
-        B = T.match_sparse_buffer(x1, (L,), dtype)
-        X = T.match_sparse_buffer(places, (P, S), idtype)
-        X0 = T.match_sparse_buffer(x0_places, (P, S), idtype)
-        X1 = T.match_sparse_buffer(x1_places, (P, S), idtype)
-        C = T.match_sparse_buffer(out, (E,), sums)
-        with T.sp_iter([E], "S", "begun") as [e]:
-            C[e] = first
-        with T.sp_iter([P, S], "SS", "visits") as [p, s]:
-            C[X[p, s]] = reduced(how, C[X[p, s]], term(A[X0[p, s]], B[X1[p, s]]))
-
-    return spgemm_visits
+    write = Writer("spgemm_visits", idtype)
+    write.dense(P="parts")
+    write.variable("S", "P", "terms", "terms", "begins")
+    write.dense(E="nnz", J="x0_nnz", L="x1_nnz")
+    for name, axes, of, buffer in (
+        ("x0", "J", dtype, "A"), ("x1", "L", dtype, "B"), ("places", "P S", idtype, "X"),
+        ("x0_places", "P S", idtype, "X0"), ("x1_places", "P S", idtype, "X1"),
+        ("out", "E", sums, "C"),
+    ):  # fmt: skip
+        write.buffer(name, axes, of, buffer)
+    params = "x0 x1 out begins places x0_places x1_places nnz parts terms x0_nnz x1_nnz"
+    write.visit("begun", "E", "S", ["C[e] = first"])
+    places = "C[X[p, s]]", "A[X0[p, s]]", "B[X1[p, s]]"
+    iteration = "visits", "P S", "SS", "p s"
+    return _products(semiring, write, sums, params, iteration, *places, True)
 
 
 @cache
@@ -427,18 +365,17 @@ def product_factors_program(count: int, dtype: str, sums: str, idtype: str) -> S
     x0_places, x1_places, ... : (nnz,) elements of x0, of x1, ...
     """
     each = range(count)
-    params = [f"x{q}: T.handle, x{q}_places: T.handle" for q in each]
-    sizes = ", ".join(f"{x}: T.{idtype}" for x in ("nnz", *(f"x{q}_nnz" for q in each)))
-    lines = [f'E = T.dense_fixed(nnz, "{idtype}")']
+    write = Writer("multiply_factors", idtype)
+    write.dense(E="nnz")
     for q in each:
-        lines.append(f'J{q} = T.dense_fixed(x{q}_nnz, "{idtype}")')
-        lines.append(f'X{q} = T.match_sparse_buffer(x{q}, (J{q},), "{dtype}")')
-        lines.append(f'P{q} = T.match_sparse_buffer(x{q}_places, (E,), "{idtype}")')
-    lines.append(f'C = T.match_sparse_buffer(out, (E,), "{sums}")')
+        write.dense(**{f"J{q}": f"x{q}_nnz"})
+        write.buffer(f"x{q}", f"J{q}", dtype)
+        write.buffer(f"x{q}_places", "E", idtype, f"P{q}")
+    write.buffer("out", "E", sums, "C")
     value = " * ".join(f'T.cast(X{q}[P{q}[e]], "{sums}")' for q in each)
-    lines += ['with T.sp_iter([E], "S", "elements") as [e]:', f"    C[e] = {value}"]
-    head = f"@T.prim_func\ndef multiply_factors({', '.join(params)}, out: T.handle, {sizes}):"
-    return from_source("\n    ".join([head, *lines]))
+    write.visit("elements", "E", "S", [f"C[e] = {value}"])
+    arrays = " ".join(f"x{q} x{q}_places" for q in each)
+    return write.program(f"{arrays} out nnz {' '.join(f'x{q}_nnz' for q in each)}")
 
 
 @cache
@@ -448,24 +385,18 @@ def combined_values_program(op: str, count: int, dtype: str, idtype: str) -> Spa
     x0, x1, ... : (x0_nnz,), ... ; out : (nnz,)
     indptr, indices, x0_indptr, x0_indices, ... : patterns, (m, n), in CSR
     """
-    _, join = COMBINED[op]
     names = [f"x{q}" for q in range(count)]
-    params = [f"{x}: T.handle" for x in (*names, "out", "indptr", "indices")]
-    params += [f"{x}_{kind}: T.handle" for x in names for kind in ("indptr", "indices")]
-    params += [f"{x}: T.{idtype}" for x in ("m", "n", "nnz", *(f"{x}_nnz" for x in names))]
-    lines = [
-        f'I = T.dense_fixed(m, "{idtype}")',
-        f'K = T.sparse_variable(I, (n, nnz), (indptr, indices), "{idtype}")',
-        f'C = T.match_sparse_buffer(out, (I, K), "{dtype}")',
-    ]
+    write = Writer(f"{op}_values", idtype)
+    write.dense(I="m")
+    write.variable("K", "I", "n", "nnz", "indptr", "indices")
+    write.buffer("out", "I K", dtype, "C")
     for x in names:
-        arrays = f"(n, {x}_nnz), ({x}_indptr, {x}_indices)"
-        lines.append(f'J{x} = T.sparse_variable(I, {arrays}, "{idtype}")')
-        lines.append(f'{x.upper()} = T.match_sparse_buffer({x}, (I, J{x}), "{dtype}")')
-    value = reduce(join, [f"{x.upper()}[i, k]" for x in names])
-    lines += ['with T.sp_iter([T.fuse(I, K)], "SS", "values") as [i, k]:', f"    C[i, k] = {value}"]
-    head = f"@T.prim_func\ndef {op}_values({', '.join(params)}):"
-    return from_source("\n    ".join([head, *lines]))
+        _csr(write, x, f"I J{x}", "n", dtype)
+    value = reduce(COMBINED[op][1], [f"{x.upper()}[i, k]" for x in names])
+    write.visit("values", ["T.fuse(I, K)"], "SS", [f"C[i, k] = {value}"], "i k")
+    arrays = [*names, "out", "indptr", "indices"]
+    arrays += [f"{x}_{kind}" for x in names for kind in ("indptr", "indices")]
+    return write.program([*arrays, "m", "n", "nnz", *(f"{x}_nnz" for x in names)])
 
 
 _of_matrices = partial(

@@ -1,27 +1,17 @@
 """Sparse times dense: C[i, k] = reduce over the stored j of A[i, j] * B[j, k]."""
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from tvm import tirx
-from tvm.script import sparse_tir as T
 
 from sparsetir.reductions import COMBINES, EXTREMA, REDUCERS
 from sparsetir.schedules.operators.operands import CHUNK, Operator, each_head, register
-from sparsetir.schedules.operators.problems import (
-    CsrPattern,
-    Spmm,
-    memoized,
-    reduced,
-    with_parameters,
-)
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm, memoized, reduced_at_rows
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.writer import Writer
 
 
 @memoized
@@ -36,45 +26,24 @@ def program(problem: Spmm) -> SparseFunc:
         maximum or minimum what rows begin with: an infinity, and 0 without elements; absent for a
         sum
     """
-    dtype, idtype, acc, reduce = (
-        problem.dtype, problem.idtype, problem.accumulator, problem.reduce,
-    )  # fmt: skip
-    scaled, with_row = REDUCERS[reduce].is_scaled, REDUCERS[reduce].row is not None
-    batched, size = problem.batched, getattr(T, idtype)
-    out_type = problem.out or dtype
-    zero = tirx.const(0.0 if "float" in out_type else 0, out_type)
+    return written(problem, "spmm", "K")
 
-    def term(a: Any, b: Any, row: Any) -> Any:
-        product = T.cast(a, acc) * T.cast(b, acc)
-        return product * row if scaled else product
 
-    @T.prim_func
-    def spmm(
-        a: T.handle, b: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-        heads: size, m: size, n: size, nnz: size, feat: size, row: T.handle,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        N = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat, idtype)
-        if batched:
-            H = T.dense_fixed(heads, idtype)
-        head = T.meta_var([H] if batched else [])
-        A = T.match_sparse_buffer(a, (*head, I, J), dtype)
-        B = T.match_sparse_buffer(b, (*head, N, K), dtype)
-        C = T.match_sparse_buffer(out, (*head, I, K), out_type)
-        if with_row:
-            ROW = T.match_sparse_buffer(row, (I,), acc)
-        with T.sp_iter([*head, I, J, K], "SSRS"[not batched :], "spmm") as [*h, i, j, k]:
-            with T.init():
-                C[(*h, i, k)] = T.cast(ROW[i], out_type) if reduce in EXTREMA else zero
-            total = T.meta_var(T.cast(C[(*h, i, k)], acc))
-            row_i = T.meta_var(ROW[i] if scaled else None)
-            C[(*h, i, k)] = T.cast(
-                reduced(reduce, total, term(A[(*h, i, j)], B[(*h, j, k)], row_i)), out_type
-            )
-
-    return with_parameters(spmm, {"row": not with_row, "heads": not batched}, reduce)
+def written(problem: Spmm, name: str, k: str = "") -> SparseFunc:
+    """A product by a matrix, with an axis of features `k`, or by a vector."""
+    acc, out, h = problem.accumulator, problem.out or problem.dtype, "H" * problem.batched
+    write = Writer(name, problem.idtype)
+    write.dense(I="m")
+    write.variable("J", "I", "n", "nnz", "indptr", "indices")
+    write.dense(N="n", **({k: "feat"} if k else {}), **({h: "heads"} if h else {}))
+    write.buffer("a", f"{h} I J", problem.dtype)
+    write.buffer("b", f"{h} N {k}", problem.dtype)
+    write.buffer("out", f"{h} I {k}", out, "C")
+    loads = write.load("A", f"{h} I J".lower(), acc), write.load("B", f"{h} J {k}".lower(), acc)
+    result = write.load("C", f"{h} I {k}".lower())
+    lines = reduced_at_rows(write, problem.reduce, result, " * ".join(loads), acc, out)
+    write.visit(name, f"{h} I J {k}", "S" * len(h) + "SR" + "S" * len(k), lines)
+    return write.program("a b out indptr indices heads m n nnz feat row")
 
 
 @each_head

@@ -17,7 +17,7 @@ import sparsetir
 from graph_models import FEATURES, MODELS, Wrapped, edges, made
 from refusals import refuse
 from sparsetir.graph.expressions import FORMULAS, aten
-from sparsetir.graph.programs import layout
+from sparsetir.graph.programs import filled, layout
 from sparsetir.graph.rest import has_compiler
 from sparsetir.sparse_ir.script.parser import from_source
 
@@ -190,7 +190,7 @@ class Sums(torch.nn.Module):
 def test_digits(operator, exact, ulp):
     around = np.logspace(-30, 1.2, 5000)
     x = np.concatenate([around, -around * (exact is np.expm1)]).astype("f4")
-    lines = ["OUT[i] = " + FORMULAS[operator].format("X0[i]")]
+    lines = ["OUT[i] = " + filled(FORMULAS[operator], "X0[i]", dtype="float32")]
     text = layout("digits", [ROWS], ROWS, ROWS, "S", [], lines)
     out = np.empty_like(x)
     sparsetir.build(from_source(text))(out=out, x0=x, m=len(x))

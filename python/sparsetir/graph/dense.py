@@ -11,7 +11,8 @@ from typing import Any
 from torch import fx
 
 from sparsetir.graph.expressions import Expression, Stored
-from sparsetir.graph.programs import features, layout, reduced
+from sparsetir.graph.programs import features, filled, layout
+from sparsetir.sparse_ir.script.writer import reduced
 
 NAME = "dense"
 
@@ -44,7 +45,8 @@ def pointwise(
     ]
     reads = (f"X{n}[{', '.join(i for _, i in places)}]" for n, places in enumerate(operands))
     written = [("I", "i"), *features(result)]
-    out, term = f"OUT[{', '.join(i for _, i in written)}]", finished.text.format(*reads)
+    out = f"OUT[{', '.join(i for _, i in written)}]"
+    term = filled(finished.text, *reads, dtype="float32")
     lines = [f"{out} = {term}"] if reduce is None else reduced(reduce, out, term)
     kinds = "S" * (1 + len(loops) - summed) + "R" * summed
     over = [("I", "i"), *((f"D{n}", f"k{n}") for n in range(len(loops)))]

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from sparsetir.graph.programs import GIVEN, Operand
+from sparsetir.graph.programs import GIVEN, Operand, filled
 from sparsetir.ops.tensors import DTYPES
+from sparsetir.schedules.operators.names import BINARY
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Size = int | torch.SymInt
@@ -23,28 +24,25 @@ LONGEST = 600  # characters of an expression; longer ones are stored
 
 
 def number(value: float) -> str:
-    """The text of a constant, of float32 (see :class:`Program`)."""
+    """The text of a constant, whose type is open (see :class:`Program`)."""
     value = float(value)
     finite = value - value == 0
-    return f"T.float32({value!r})" if finite else f'T.float32("{value}")'
+    return f"{{numbers}}({value!r})" if finite else f'{{numbers}}("{value}")'
 
 
 def _extreme(sign: str) -> str:
     """The formula of a maximum (">") or minimum ("<"); NaN if one argument is."""
-    other = 'T.Select({0} <= T.float32("inf"), {1}, {0})'
+    other = 'T.Select({0} <= {numbers}("inf"), {1}, {0})'
     return f"T.Select({{0}} {sign}= {{1}}, {{0}}, {other})"
 
 
 def _exp_less_one(tanh: str) -> str:
     """The formula of exp(x) - 1, near 0 by tanh(x / 2) to avoid cancellation."""
-    near = f"(T.float32(2.0) * {tanh} / (T.float32(1.0) - {tanh}))"
-    return f"T.Select(T.abs({{0}}) < T.float32(1.0), {near}, T.exp({{0}}) - T.float32(1.0))"
+    near = f"({number(2)} * {tanh} / ({number(1)} - {tanh}))"
+    return f"T.Select(T.abs({{0}}) < {number(1)}, {near}, T.exp({{0}}) - {number(1)})"
 
 
 # Formulas by operator: {0}, {1} and so on are its arguments, tensors or numbers.
-ARITHMETIC = {
-    "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})",
-}  # fmt: skip
 COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 ONE, ZERO = number(1), number(0)
 FORMULAS: dict[Any, str] = {
@@ -52,7 +50,7 @@ FORMULAS: dict[Any, str] = {
     aten.clamp_max.default: "T.Select({0} > {1}, {1}, {0})",
     aten.clamp_min.default: "T.Select({0} < {1}, {1}, {0})",
     aten.exp.default: "T.exp({0})",
-    aten.expm1.default: _exp_less_one("T.tanh(T.float32(0.5) * {0})"),
+    aten.expm1.default: _exp_less_one(f"T.tanh({number(0.5)} * {{0}})"),
     aten.leaky_relu.default: f"T.Select({{0}} > {ZERO}, {{0}}, {{0}} * {{1}})",
     aten.leaky_relu_backward.default: f"T.Select({{1}} > {ZERO}, {{0}}, {{0}} * {{2}})",
     aten.log.default: "T.log({0})",
@@ -78,8 +76,9 @@ LOGICAL: dict[Any, str] = {
     aten.bitwise_or.Tensor: "T.Or({0}, {1})", aten.logical_and.default: "T.And({0}, {1})",
     aten.logical_not.default: "T.Not({0})", aten.logical_or.default: "T.Or({0}, {1})",
 }  # fmt: skip
-for _name, _formula in ARITHMETIC.items():
-    FORMULAS[getattr(aten, _name).Tensor] = FORMULAS[getattr(aten, _name).Scalar] = _formula
+for _name, _sign in BINARY.items():
+    for _kind in ("Tensor", "Scalar"):
+        FORMULAS[getattr(getattr(aten, _name), _kind)] = f"({{0}} {_sign} {{1}})"
 COMPARED = {
     getattr(getattr(aten, name), kind): sign
     for name, sign in COMPARISONS.items()
@@ -239,10 +238,10 @@ def formula_of(node: fx.Node) -> tuple[str, list[Any]] | None:
         formula, numbers = "{0}", [*node.args[1:], None][:2]
         for bound, name in zip(numbers, ("clamp_min", "clamp_max"), strict=True):
             if bound is not None:
-                formula = FORMULAS[getattr(aten, name).default].format(formula, number(bound))
+                formula = filled(FORMULAS[getattr(aten, name).default], formula, number(bound))
     if formula is None:
         return None
-    fields = {int(n) for _, n, *_ in Formatter().parse(formula) if n}
+    fields = {int(n) for _, n, *_ in Formatter().parse(formula) if n and n.isdigit()}
     args = passed(node, 1 + max([len(numbers), *fields]))
     if args is None or any(x != x for x in args if isinstance(x, float)):  # NaN
         return None
@@ -362,7 +361,7 @@ class Expression:
             self._truth(a, axes, node) if n == truths else self._float(a, axes, node)
             for n, a in enumerate(known[1])
         ]
-        return known[0].format(*read)
+        return filled(known[0], *read)
 
     def _float(self, value: fx.Node | float, axes: Sequence[int | None], of: fx.Node) -> str:
         """The expression of an operator's argument as a number."""

@@ -17,25 +17,17 @@ from tvm.error import DiagnosticError
 
 from sparsetir.planning.run_plan import compiled
 from sparsetir.records.task import Config
-from sparsetir.reductions import COMBINES, EXTREMA
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir.script.parser import from_source
+from sparsetir.sparse_ir.script.writer import Writer, cast, reduced
 
 NAME = "region"
 parsed = lru_cache(512)(from_source)  # programs that are refused, compiled and recorded
 GIVEN = -1  # the order in which the caller has the edges
-# What a reduction begins with, and one step of it; an extremum is NaN if one of them is.
-STEPS = {"sum": ("T.float32(0)", "{0} + {1}")} | {
-    name: (
-        f'T.float32("{COMBINES[name].identity}")',
-        f"T.Select(T.Or({{1}} {COMBINES[name].symbol} {{0}}, T.isnan({{1}})), {{1}}, {{0}})",
-    )
-    for name in EXTREMA
-}
 
 
 @dataclass(frozen=True)
@@ -61,8 +53,8 @@ class Operand:
 class Program:
     """A region's expression and what becomes of it: all that its kernel depends on.
 
-    expression : of an edge, in stage I, with {n} for what is read of operand n, and constants of
-        float32, which stand for those of the type that it is computed in
+    expression : of an edge, in stage I, with {n} for what is read of operand n, and {numbers} for
+        the type of constants, that of the computation
     operands : by number
     result : axes of the result, as those of operands
     loops : over features; of each the size, where the kernel is for that alone, else None
@@ -92,42 +84,39 @@ class Program:
         fused : sums for each edge go over all edges in one loop, whose order is computed for each
             graph
         """
-        count = len(self.loops)
         permuted = [n for n, x in enumerate(self.operands) if x.at == "edge" and not aligned[n]]
-        arrays = [f"x{n}" for n in range(len(self.operands))]
-        arrays += ["indptr", *(f"index{n}" for n in range(self.others))]
-        arrays += [f"place{n}" for n in permuted]
-        sizes = ["m", "edges", *(f"n{n}" for n in range(self.others))]
-        sizes += [f"d{n}" for n, size in enumerate(self.loops) if size is None]
-        body = ["I = T.dense_fixed(m)"]
+        others, rank = (
+            range(self.others),
+            max(map(len, (self.result, *(x.axes for x in self.operands)))),
+        )
+        write = Writer(NAME)
+        write.dense(I="m")
         # Nodes by the first of the other indices are the columns.
         if self.others:
-            body.append("J = T.sparse_variable(I, (n0, edges), (indptr, index0), unique=False)")
+            write.variable("J", "I", "n0", "edges", "indptr", "index0", unique=False)
         else:
-            body.append("J = T.dense_variable(I, (edges, edges), indptr)")
-        body.append("E = T.dense_fixed(edges)")
-        body += [f"N{n} = T.dense_fixed(n{n})" for n in range(self.others)]
-        body += [f"D{n} = T.dense_fixed({size or f'd{n}'})" for n, size in enumerate(self.loops)]
-        ranks = [len(self.result), *(len(x.axes) for x in self.operands)]
-        body += [f"ONE{n} = T.dense_fixed(1)" for n in range(max(1, *ranks))]
-        matched = [(f"index{n}", ["I", "J"], "int32") for n in range(1, self.others)]
-        matched += [(f"place{n}", ["I", "J"], "int32") for n in permuted]
+            write.variable("J", "I", "edges", "edges", "indptr")
+        write.dense(E="edges", **{f"N{n}": f"n{n}" for n in others}, **_lengths(self.loops))
+        write.dense(**{f"ONE{n}": 1 for n in range(max(1, rank))})
+        indices = [*(f"index{n}" for n in others[1:]), *(f"place{n}" for n in permuted)]
+        for index in indices:
+            write.buffer(index, "I J", "int32")
         reads = []
         for n, operand in enumerate(self.operands):
             axes, at = self._place(n, operand, n in permuted)
-            matched.append((f"x{n}", axes, operand.dtype))
-            reads.append(cast(f"{f'x{n}'.upper()}[{', '.join(at)}]", operand.dtype, self.dtype))
+            write.buffer(f"x{n}", axes, operand.dtype)
+            reads.append(write.load(f"X{n}", at, self.dtype))
         first = [("I", "i")] if self.reduce else [("I", "i"), ("J", "j")]
         result, places = zip(*first, *features(self.result), strict=True)
-        matched.append(("out", list(result), self.stored))
-        out, term = f"OUT[{', '.join(places)}]", self.expression.format(*reads)
+        write.buffer("out", result, self.stored)
+        out, term = write.load("OUT", places), filled(self.expression, *reads, dtype=self.dtype)
         lines = [f"{out} = {cast(term, self.dtype, self.stored)}"]
         if self.reduce or self.summed:
             lines = reduced(self.reduce or "sum", out, term, self.dtype, self.stored)
-        lines = [line.replace("T.float32(", f"T.{self.dtype}(") for line in lines]
-        over, names, kinds = self._iteration([f"k{n}" for n in range(count)], fused)
-        body += [_buffer(*buffer) for buffer in matched] + [_visit(over, kinds, NAME, names)]
-        return _function(NAME, ["out", *arrays], sizes, body, lines)
+        over, names, kinds = self._iteration([f"k{n}" for n in range(len(self.loops))], fused)
+        write.visit(NAME, over, kinds, lines, names)
+        arrays = ["out", *(f"x{n}" for n in range(len(reads))), "indptr", "index0", *indices]
+        return write.text([*arrays, "m", "edges", *(f"n{n}" for n in others), *_open(self.loops)])
 
     def sizes(self, shapes: Sequence[Sequence[Any]], result: Sequence[Any]) -> dict[str, Any]:
         """Sizes of a call by name, of loops over features and of nodes by the other indices.
@@ -209,52 +198,30 @@ def layout(
     lines : of the body
     """
     arrays = {"out": result, **{f"x{n}": axes for n, axes in enumerate(operands)}}
-    open_sizes = [f"d{n}" for n, size in enumerate(sizes) if size is None]
-    body = ["I = T.dense_fixed(m)"]
-    body += [f"D{n} = T.dense_fixed({size or f'd{n}'})" for n, size in enumerate(sizes)]
+    write = Writer(name)
+    write.dense(I="m", **_lengths(sizes))
     ones = sorted({a for axes in arrays.values() for a, _ in axes if a.startswith("ONE")})
-    body += [f"{one} = T.dense_fixed(1)" for one in ones]
-    body += [_buffer(array, [a for a, _ in axes]) for array, axes in arrays.items()]
-    body.append(_visit([a for a, _ in over], kinds, name, [loop for _, loop in over]))
-    return _function(name, list(arrays), ["m", *open_sizes], body, lines)
+    write.dense(**dict.fromkeys(ones, 1))
+    for array, axes in arrays.items():
+        write.buffer(array, [a for a, _ in axes], "float32")
+    write.visit(name, [a for a, _ in over], kinds, lines, [loop for _, loop in over])
+    return write.text([*arrays, "m", *_open(sizes)])
 
 
-def cast(value: str, dtype: str, to: str) -> str:
-    """The text of a value of a type in another one."""
-    return value if dtype == to else f'T.Cast("{to}", {value})'
+def filled(formula: str, *arguments: str, dtype: str | None = None) -> str:
+    """A formula of arguments; constants have a type, or theirs stays open."""
+    return formula.format(*arguments, numbers=f"T.{dtype}" if dtype else "{numbers}")
 
 
-def reduced(
-    reduce: str, out: str, term: str, dtype: str = "float32", stored: str = "float32"
-) -> list[str]:
-    """Lines of an iteration that reduces a term by "sum", "max" or "min".
+def _open(sizes: Sequence[int | None]) -> list[str]:
+    """The parameters of loops of open sizes."""
+    return [f"d{n}" for n, size in enumerate(sizes) if size is None]
 
-    dtype, stored : types of the term and of the result
-    """
-    first, step = STEPS[reduce]
-    step = step.format(cast(out, stored, dtype), f"({term})")
-    first, step = (cast(value, dtype, stored) for value in (first, step))
-    return ["with T.init():", f"    {out} = {first}", f"{out} = {step}"]
+
+def _lengths(sizes: Sequence[int | None]) -> dict[str, object]:
+    """The lengths of the axes of loops over features: numbers, or parameters of open ones."""
+    return {f"D{n}": size or f"d{n}" for n, size in enumerate(sizes)}
 
 
 def _loops(sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:
     return {f"d{a}": size for size, a in zip(sizes, axes, strict=True) if a is not None}
-
-
-def _function(
-    name: str, arrays: Sequence[str], sizes: list[str], body: list[str], lines: list[str]
-) -> str:
-    """A function of arrays and sizes: its body, the last line of which is an iteration, and the
-    lines of that."""
-    head = [f"{array}: T.handle," for array in arrays] + [f"{size}: T.int32," for size in sizes]
-    body = [*body, *(f"    {line}" for line in lines)]
-    text = ["@T.prim_func", f"def {name}(", *(f"    {line}" for line in head), "):"]
-    return "\n".join([*text, *(f"    {line}" for line in body)]) + "\n"
-
-
-def _visit(over: Sequence[str], kinds: str, name: str, loops: Sequence[str]) -> str:
-    return f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{name}") as [{", ".join(loops)}]:'
-
-
-def _buffer(array: str, axes: Sequence[str], dtype: str = "float32") -> str:
-    return f'{array.upper()} = T.match_sparse_buffer({array}, ({", ".join(axes)},), "{dtype}")'

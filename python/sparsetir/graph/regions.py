@@ -45,9 +45,9 @@ from sparsetir.graph.expressions import (
 )
 from sparsetir.graph.factors import product, scaled, split
 from sparsetir.graph.operator import cleared, number_of, region, restored
-from sparsetir.graph.programs import STEPS, Program
+from sparsetir.graph.programs import Program
 from sparsetir.ops.tensors import DTYPES
-from sparsetir.reductions import REDUCTION_NAMES
+from sparsetir.reductions import EXTREMA, REDUCTION_NAMES
 
 UNKNOWN = 64  # taken for the size of a dimension that is not known
 WIDER = 4  # times as many features as a value has: those who read it do not compute it again
@@ -215,7 +215,7 @@ def reduction_of(node: fx.Node, named: bool = True) -> Reduction | None:
         base, _, index, values, name = args
         reduce = REDUCTION_NAMES.get(str(name), "")
         included = node.kwargs.get("include_self", True)
-        if reduce not in STEPS or not (reduce == "sum" if included else is_zero(base)):
+        if reduce not in ("sum", *EXTREMA) or not (reduce == "sum" if included else is_zero(base)):
             return None
     else:
         return None

@@ -7,7 +7,7 @@ values of edges come and go in the caller's order of a structure.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,14 +54,13 @@ def gspmm(
         out, reduce = _product(structure, u, e, reduce), "max"  # of what is given any will do
     else:
         out = like.new_empty(shape)
-    arrays = _arrays_of(structure)
     ordered = arg or (e is not None and structure.order is not None)
     named: Named = {"u": _squeezed(u), "e": _squeezed(e), "out": out}
-    winners = out.new_empty(shape, dtype=arrays.indptr.dtype) if arg else None
+    winners = out.new_empty(shape, dtype=_arrays_of(structure)["indptr"].dtype) if arg else None
     if ordered:
-        named |= {"order": arrays.order, "arg_out": winners}
-    types = DTYPES[dtype], arrays.idtype
-    kind = op, reduce, _dims(u), _dims(e), *types, ordered, arg, of_product
+        named |= {"order": structure.derived(_order, _order), "arg_out": winners}
+    dims = _dims(u), _dims(e)
+    kind = op, reduce, *dims, *_types(structure, dtype), ordered, arg, of_product
     _run(structure, Messages, kind, (feat,), {"heads": heads, "feat": feat}, named)
     if winners is None:
         return out, None
@@ -91,14 +90,15 @@ def gsddmm(
     shape = structure.nnz, heads, 1 if dot else feat
     if 0 in shape or not feat:
         return like.new_zeros(shape)
-    out, arrays = like.new_empty(shape), _arrays_of(structure)
+    out = like.new_empty(shape)
     at = ["edge" if target == "e" else "node" for target in targets]
-    kind = op, _dims(lhs), _dims(rhs), *at, DTYPES[out.dtype], arrays.idtype
+    kind = op, _dims(lhs), _dims(rhs), *at, *_types(structure, out.dtype)
     named: Named = {"out": out.squeeze(-1) if dot else out}
     for side, operand, target in zip(("lhs", "rhs"), (lhs, rhs), targets, strict=True):
         named[side] = _squeezed(operand)
         if operand is not None and target != "e":
-            named |= {f"{side}_of": arrays.ends[target], f"{side}_nodes": len(operand)}
+            ends = structure.derived(_ends, _ends)
+            named |= {f"{side}_of": ends[target], f"{side}_nodes": len(operand)}
     _run(structure, EdgeMessages, kind, (feat,), {"heads": heads, "feat": feat}, named)
     return out
 
@@ -116,7 +116,7 @@ def softmax(structure: Structure, x: Tensor, grad: Tensor | None = None) -> Tens
     moved = [None if y is None else structure.arranged(y.to(wide), 1) for y in (x, grad)]
     flat = [None if y is None else y.reshape(-1, heads) for y in (*moved, out)]
     named: Named = dict(zip(("x", "g", "out"), flat, strict=True))
-    kind = DTYPES[wide], _arrays_of(structure).idtype, grad is not None
+    kind = *_types(structure, wide), grad is not None
     _run(structure, EdgeSoftmax, kind, (heads,), {"batch": batch, "heads": heads}, named)
     return structure.restored(out, 1).to(x.dtype)
 
@@ -140,7 +140,7 @@ def attention(
     scores = q.new_empty((heads, structure.nnz), dtype=wide)
     named: Named = {"q": q, "k": k, "v": v, "out": out, "scores": scores, "scale": scale}
     sizes = {"heads": heads, "feat": feat, "width": width}
-    kind = DTYPES[q.dtype], _arrays_of(structure).idtype, heads_first
+    kind = *_types(structure, q.dtype), heads_first
     _run(structure, EdgeAttention, kind, (feat, width), sizes, named)
     return out
 
@@ -172,44 +172,40 @@ def _run(
 
     at = problem, *kind, *features, *sizes.values(), default_threads()
     kernel = structure.derived(at, made)
+    launch(kernel, {**_arrays_of(structure), **sizes, **named})
+
+
+def _arrays_of(structure: Structure) -> dict[str, Any]:
+    """Arrays and sizes of the pattern, by the names of parameters, and the type of its arrays."""
+    return structure.derived(_arrays, _arrays)
+
+
+def _types(structure: Structure, dtype: torch.dtype) -> tuple[str, str]:
+    return DTYPES[dtype], _arrays_of(structure)["idtype"]
+
+
+@lasting
+def _arrays(structure: Structure) -> dict[str, Any]:
+    indptr, indices = (torch.from_numpy(x).to(structure.device) for x in structure.pattern[:2])
+    sizes = {"m": structure.m, "n": structure.n, "nnz": structure.nnz}
+    return {"indptr": indptr, "indices": indices, "idtype": dtype_name(indptr), **sizes}
+
+
+@lasting
+def _order(structure: Structure) -> Tensor:
+    """(nnz,) place in the caller's order of each element."""
+    like = _arrays_of(structure)["indices"]
+    if structure.order is None:
+        return torch.arange(len(like), dtype=like.dtype, device=like.device)
+    return structure.order.to(like.dtype)
+
+
+@lasting
+def _ends(structure: Structure) -> dict[str, Tensor]:
+    """(nnz,) source "u" and target "v" of each element in the caller's order."""
     arrays = _arrays_of(structure)
-    pattern = {"indptr": arrays.indptr, "indices": arrays.indices}
-    pattern |= {"m": structure.m, "n": structure.n, "nnz": structure.nnz}
-    launch(kernel, {**pattern, **sizes, **named})
-
-
-class _Arrays:
-    """The arrays of a structure that kernels take, made when they are first wanted."""
-
-    @lasting
-    def __init__(self, structure: Structure) -> None:
-        arrays = (torch.from_numpy(x).to(structure.device) for x in structure.pattern[:2])
-        self.indptr, self.indices = arrays
-        self.idtype = dtype_name(self.indptr)
-        self._order = structure.order
-
-    @cached_property
-    @lasting
-    def order(self) -> Tensor:
-        """(nnz,) place in the caller's order of each element."""
-        if self._order is None:
-            count, like = len(self.indices), self.indices
-            return torch.arange(count, dtype=like.dtype, device=like.device)
-        return self._order.to(self.indptr.dtype)
-
-    @cached_property
-    def ends(self) -> dict[str, Tensor]:
-        """(nnz,) source "u" and target "v" of each element in the caller's order."""
-        rows = torch.repeat_interleave(self.indptr.diff()).to(self.indptr.dtype)
-        if self._order is None:
-            return {"u": self.indices, "v": rows}
-        source, target = torch.empty_like(self.indices), torch.empty_like(rows)
-        source[self._order], target[self._order] = self.indices, rows
-        return {"u": source, "v": target}
-
-
-def _arrays_of(structure: Structure) -> _Arrays:
-    return structure.derived(_Arrays, _Arrays)
+    rows = torch.repeat_interleave(arrays["indptr"].diff()).to(arrays["indptr"].dtype)
+    return {"u": structure.restored(arrays["indices"]), "v": structure.restored(rows)}
 
 
 def features_of(*operands: Tensor | None) -> tuple[Tensor, tuple[int, int]]:

@@ -1,0 +1,143 @@
+"""Stage-I functions written as text, for programs whose parts come from tables and loops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sparsetir.reductions import COMBINES
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.promises import with_fact
+from sparsetir.sparse_ir.script.parser import from_source
+
+Names = str | Iterable[str]
+
+
+class Writer:
+    """A stage-I function whose declarations and iterations are written in the order of calls.
+
+    Axes are given as a list of names or as names between blanks.
+
+    name : of the function
+    idtype : type of its sizes and axes
+    """
+
+    def __init__(self, name: str, idtype: str = "int32") -> None:
+        self.name, self.idtype = name, idtype
+        self.lines: list[str] = []
+        self._typed = "" if idtype == "int32" else f', "{idtype}"'
+        self._handles: set[str] = set()
+        self._dtypes: dict[str, str] = {}
+        self._facts: list[dict[str, str]] = []
+        self._attributes: dict[str, Any] = {}
+
+    def dense(self, **sizes: object) -> None:
+        """Declare axes of all coordinates, by name."""
+        self.lines += [f"{a} = T.dense_fixed({size}{self._typed})" for a, size in sizes.items()]
+
+    def variable(
+        self, axis: str, parent: str, length: str, nnz: str, indptr: str, indices: str = "",
+        unique: bool = True,
+    ) -> None:  # fmt: skip
+        """Declare an axis below another one, which is dense without indices."""
+        self._handles |= {indptr, indices}
+        arrays, kind = (f"({indptr}, {indices})", "sparse") if indices else (indptr, "dense")
+        more = self._typed if unique else f"{self._typed}, unique=False"
+        shape = f"({length}, {nnz})"
+        self.lines.append(f"{axis} = T.{kind}_variable({parent}, {shape}, {arrays}{more})")
+
+    def buffer(self, array: str, axes: Names, dtype: str, name: str = "") -> None:
+        """Declare the buffer of a parameter, by default with its name in capitals."""
+        name, over = name or array.upper(), f"({', '.join(_names(axes))},)"
+        self._handles.add(array)
+        self._dtypes[name] = dtype
+        self.lines.append(f'{name} = T.match_sparse_buffer({array}, {over}, "{dtype}")')
+
+    def load(self, buffer: str, at: Names, dtype: str | None = None) -> str:
+        """The text of an element of a buffer, in another type where one is given."""
+        text, stored = f"{buffer}[{', '.join(_names(at))}]", self._dtypes[buffer]
+        return cast(text, stored, dtype or stored)
+
+    def fact(self, fact: str, **about: str) -> None:
+        """Assume a fact, see :mod:`sparsetir.sparse_ir.promises`."""
+        self._facts.append({"fact": fact, **about})
+
+    def attribute(self, name: str, value: Any) -> None:
+        """Set an attribute of the function."""
+        self._attributes[name] = value
+
+    def visit(
+        self, name: str, axes: Names, kinds: str, body: Iterable[str], loops: Names | None = None
+    ) -> None:
+        """Write an iteration; loops : of each axis, by default its name in small letters."""
+        over = _names(axes)
+        variables = ", ".join(map(str.lower, over) if loops is None else _names(loops))
+        self.lines.append(
+            f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{name}") as [{variables}]:'
+        )
+        self.lines += [f"    {line}" for line in body]
+
+    def products(
+        self, name: str, axes: Names, kinds: str, elements: Mapping[str, str], dtype: str,
+        loops: Names | None = None, sets: bool = True,
+    ) -> None:  # fmt: skip
+        """Write an iteration that sums up products.
+
+        elements : axes, whose loops are their names in small letters, of an element of the result,
+            which comes first, and of the factors, by the names of their buffers
+        dtype : of the sums
+        sets : the result is set, not added to
+        """
+        (result, at), *factors = elements.items()
+        stored, out = self._dtypes[result], self.load(result, at.lower())
+        term = " * ".join(self.load(x, at.lower(), dtype) for x, at in factors)
+        lines = reduced("sum", out, term, dtype, stored, f"T.{stored}(0)")
+        self.visit(name, axes, kinds, lines if sets else lines[2:], loops)
+
+    def text(self, params: Names) -> str:
+        """The text of the function, with those of the parameters that its lines name."""
+        used = set(re.findall(r"\w+", "\n".join(self.lines)))
+        kinds = ((x, "handle" if x in self._handles else self.idtype) for x in _names(params))
+        head = [f"    {x}: T.{kind}," for x, kind in kinds if x in used]
+        lines = [f"    {line}" for line in self.lines]
+        return "\n".join(["@T.prim_func", f"def {self.name}(", *head, "):", *lines]) + "\n"
+
+    def program(self, params: Names, **names: Any) -> SparseFunc:
+        """The function; names : of Python's values that its lines use."""
+        func = from_source(self.text(params), names)
+        for name, value in self._attributes.items():
+            func = func.with_attr(name, value)
+        for fact in self._facts:
+            func = with_fact(func, **fact)
+        return func
+
+
+def _names(names: Names) -> list[str]:
+    return names.split() if isinstance(names, str) else list(names)
+
+
+def cast(value: str, dtype: str, to: str) -> str:
+    """The text of a value of a type in another one."""
+    return value if dtype == to else f'T.Cast("{to}", {value})'
+
+
+def reduced(
+    reduce: str, out: str, term: str, dtype: str = "float32", stored: str = "float32",
+    first: str | None = None,
+) -> list[str]:  # fmt: skip
+    """Lines of an iteration that reduces a term by "sum", "max" or "min".
+
+    dtype, stored : types of the term and of the result
+    first : what the result begins with, by default what changes nothing
+    """
+    combine, held, term = COMBINES[reduce], cast(out, stored, dtype), f"({term})"
+    step = f"{held} + {term}"
+    if combine.is_extremum:
+        better = f"{term} {combine.symbol} {held}"
+        if "float" in dtype:  # NaN if one of them is
+            better = f"T.Or({better}, T.isnan({term}))"
+        step = f"T.Select({better}, {term}, {held})"
+    identity = f'"{combine.identity}"' if combine.is_extremum else "0"
+    first = first or cast(f"T.{dtype}({identity})", dtype, stored)
+    return ["with T.init():", f"    {out} = {first}", f"{out} = {cast(step, dtype, stored)}"]
