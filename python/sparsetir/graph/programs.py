@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from string import Formatter
 from typing import Any
 
 from tvm.error import DiagnosticError
@@ -47,7 +48,7 @@ class Operand:
     number : for "other" which of the other indices; for "edge" by which index the values are
         sorted, 0 for that of the rows, or `GIVEN`
     axes : of each dimension behind that the loop over features that goes along it, None where its
-        size is 1, which no loop goes along
+        size is 1, which no loop goes along; -n for the n numbers that a product sums over
     dtype : its type in memory
     """
 
@@ -61,8 +62,9 @@ class Operand:
 class Program:
     """A region's expression and what becomes of it: all that its kernel depends on.
 
-    expression : of an edge, in stage I, with {n} for what is read of operand n, and constants of
-        float32, which stand for those of the type that it is computed in
+    expression : of an edge, in stage I, with {n} for what is read of operand n, {n@l} for the
+        product of a vector, operand n, and a small matrix, operand l, and constants of float32,
+        which stand for those of the type that it is computed in
     operands : by number
     result : axes of the result, as those of operands
     loops : over features; of each the size, where the kernel is for that alone, else None
@@ -109,18 +111,32 @@ class Program:
         body += [f"N{n} = T.dense_fixed(n{n})" for n in range(self.others)]
         body += [f"D{n} = T.dense_fixed({size or f'd{n}'})" for n, size in enumerate(self.loops)]
         ranks = [len(self.result), *(len(x.axes) for x in self.operands)]
+        inner = sorted({-a for x in self.operands for a in x.axes if a is not None and a < 0})
+        body += [f"C{size} = T.dense_fixed({size})" for size in inner]
         body += [f"ONE{n} = T.dense_fixed(1)" for n in range(max(1, *ranks))]
         matched = [(f"index{n}", ["I", "J"], "int32") for n in range(1, self.others)]
         matched += [(f"place{n}", ["I", "J"], "int32") for n in permuted]
-        reads = []
         for n, operand in enumerate(self.operands):
-            axes, at = self._place(n, operand, n in permuted)
+            axes, _ = self._place(n, operand, n in permuted)
             matched.append((f"x{n}", axes, operand.dtype))
-            reads.append(cast(f"{f'x{n}'.upper()}[{', '.join(at)}]", operand.dtype, self.dtype))
+
+        def read(n: int, term: int = 0) -> str:
+            operand = self.operands[n]
+            _, at = self._place(n, operand, n in permuted, term)
+            return cast(f"X{n}[{', '.join(at)}]", operand.dtype, self.dtype)
+
+        def product(field: str) -> str:
+            vector, matrix = map(int, field.split("@"))
+            terms = range(-min(a for a in self.operands[vector].axes if a is not None))
+            return f"({' + '.join(f'{read(vector, t)} * {read(matrix, t)}' for t in terms)})"
+
+        fields = {str(field) for _, field, *_ in Formatter().parse(self.expression)}
+        products = {field: product(field) for field in fields if "@" in field}
+        reads = map(read, range(len(self.operands)))
         first = [("I", "i")] if self.reduce else [("I", "i"), ("J", "j")]
         result, places = zip(*first, *features(self.result), strict=True)
         matched.append(("out", list(result), self.stored))
-        out, term = f"OUT[{', '.join(places)}]", self.expression.format(*reads)
+        out, term = f"OUT[{', '.join(places)}]", self.expression.format(*reads, **products)
         lines = [f"{out} = {cast(term, self.dtype, self.stored)}"]
         if self.reduce or self.summed:
             lines = reduced(self.reduce or "sum", out, term, self.dtype, self.stored)
@@ -141,8 +157,10 @@ class Program:
                 lengths[f"n{operand.number}"] = shape[0]
         return lengths
 
-    def _place(self, n: int, operand: Operand, permuted: bool) -> tuple[list[str], list[str]]:
-        """The axes of an operand, and where it is read."""
+    def _place(
+        self, n: int, operand: Operand, permuted: bool, term: int = 0
+    ) -> tuple[list[str], list[str]]:
+        """The axes of an operand, and where it is read; term : of a product."""
         axes, at = {
             "row": (["I"], ["i"]),
             "all": ([], []),
@@ -152,7 +170,7 @@ class Program:
                 [f"INDEX{operand.number}[i, j]" if operand.number else "j"],
             ),
         }[operand.at]
-        for axis, place in features(operand.axes):
+        for axis, place in features(operand.axes, term):
             axes.append(axis)
             at.append(place)
         return (axes, at) if axes else (["ONE0"], ["0"])
@@ -193,9 +211,13 @@ class Program:
         return compiled((NAME, text, config or None), target, stages)
 
 
-def features(axes: Sequence[int | None]) -> list[tuple[str, str]]:
-    """The axes behind the first one of an array, and where it is read along each."""
-    return [(f"ONE{n}", "0") if a is None else (f"D{a}", f"k{a}") for n, a in enumerate(axes)]
+def features(axes: Sequence[int | None], term: int = 0) -> list[tuple[str, str]]:
+    """The axes behind the first one of an array, and where it is read along each.
+
+    term : of the sum that a product is, whose axis has a negative number
+    """
+    of = [(f"C{-a}", str(term)) if a is not None and a < 0 else (f"D{a}", f"k{a}") for a in axes]
+    return [(f"ONE{n}", "0") if a is None else of[n] for n, a in enumerate(axes)]
 
 
 def layout(
@@ -238,7 +260,8 @@ def reduced(
 
 
 def _loops(sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:
-    return {f"d{a}": size for size, a in zip(sizes, axes, strict=True) if a is not None}
+    found = zip(sizes, axes, strict=True)
+    return {f"d{a}": size for size, a in found if a is not None and a >= 0}
 
 
 def _function(
