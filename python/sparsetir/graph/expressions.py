@@ -19,6 +19,7 @@ from sparsetir.ops.tensors import DTYPES
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Size = int | torch.SymInt
+SMALL = 32  # numbers of an edge whose product with a matrix is computed where it is read
 LONGEST = 600  # characters of an expression; longer ones are stored
 
 

@@ -125,8 +125,8 @@ def _prepare(
         if operand.at == "edge" and operand.number:
             of = None if operand.number == GIVEN else indices[operand.number]
             places = places_between(of, rows)
-        # One number for many features is cheaper to sort beforehand.
-        few = bool(program.loops) and all(a is None for a in operand.axes)
+        # Few numbers for many features are cheaper to sort beforehand.
+        few = bool(program.loops) and len(program.loops) - 1 not in operand.axes
         aligned.append(places is None or few)
         if places is not None and few:
             moved[n] = places
@@ -214,7 +214,8 @@ class Region:
                 x = arranged(x, indices[0])
             else:
                 # Indexing takes half the time in one dimension.
-                x = x.reshape(-1).index_select(0, prepared.moved[n]).view(x.shape)
+                one = x.reshape(-1) if x.numel() == len(x) else x
+                x = one.index_select(0, prepared.moved[n]).view(x.shape)
         if x.requires_grad:
             x = x.detach()
         if not x.dim():
@@ -356,9 +357,17 @@ def _product_fake(
     return other.new_empty(result, dtype=stored)
 
 
+def sort(values: Tensor, rows: Tensor, by: Tensor | None) -> Tensor:
+    """Sort values of edges by `rows`; the result must not be written to.
+
+    by : the index that they are sorted by, None for the original order
+    """
+    return (
+        arranged(values, rows) if by is None and is_private(values) else _in_order(values, rows, by)
+    )
+
+
 def _in_order(values: Tensor, rows: Tensor, by: Tensor | None) -> Tensor:
-    if by is None and is_private(values):
-        return arranged(values, rows)
     places = places_between(by, rows)
     return values.clone() if places is None else values.index_select(0, places)
 

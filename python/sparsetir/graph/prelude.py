@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, first, shape_of
+from sparsetir.graph.expressions import SAME, SMALL, VIEWS, aten, dtype_of, first, shape_of
 from sparsetir.graph.operator import INDEXED
 from sparsetir.ops.cache import is_private, kept, private
 
@@ -208,7 +208,7 @@ def _viewed(graph: fx.Graph, node: fx.Node, views: dict[fx.Node, fx.Node]) -> fx
 
 def is_of_edges(places: Sequence[fx.Node]) -> Test:
     """A test for placeholders without gradients that may describe edges: integers, bools, and
-    floats with one number per edge."""
+    floats with one number, or a few, per edge."""
     lengths = {str(s[-1]) for n in places if dtype_of(n) in INDICES and (s := shape_of(n))}
 
     def test(node: fx.Node) -> bool:
@@ -217,7 +217,8 @@ def is_of_edges(places: Sequence[fx.Node]) -> Test:
             return False
         if dtype in (*INDICES, torch.bool):
             return len(sizes) > 0  # scalars are counters
-        return len(sizes) == 1 and str(sizes[0]) in lengths
+        few = all(isinstance(n, int) and n <= SMALL for n in sizes[1:])
+        return 0 < len(sizes) < 3 and few and str(sizes[0]) in lengths
 
     return test
 

@@ -21,6 +21,7 @@ from sparsetir.graph.expressions import (
     COSTLY,
     POINTWISE,
     SAME,
+    SMALL,
     VIEWS,
     Expression,
     Size,
@@ -46,7 +47,7 @@ from sparsetir.graph.expressions import (
 )
 from sparsetir.graph.factors import product, scaled, split
 from sparsetir.graph.operator import (
-    INDEXED,
+    RUNNERS,
     cleared,
     in_order,
     number_of,
@@ -64,10 +65,9 @@ WIDER = 4  # times as many features as a value has: those who read it do not com
 WORTH = 4  # operations of a value of edges that is stored for them
 NARROW = 8  # features of what several reductions read
 FEW = 1 << 20  # numbers of it, if there are known to be no more
-# A kernel is for one number of features where that is a multiple of so many: it is compiled in a
-# seventh of the time, and as fast; what is left over is faster in one for any number.
+# A kernel is for one number of features where that is less, or a multiple: compiled in a tenth of the
+# time, and as fast; what is left over is faster in one for any number.
 LANES = 8
-SMALL = 32  # numbers of an edge whose product with a matrix is computed again where it is read
 SHORT = 4  # features up to which edges are gone through for each
 REDUCTIONS = {
     aten.index_add.default,
@@ -80,6 +80,7 @@ EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 SUMS = {aten.sum.dim_IntList, aten.sum.default}
 
 
+SORTED = {*RUNNERS, in_order}  # operators that read values of edges in any order
 FOUND = "sparsetir.found"  # of nodes that are regions
 
 
@@ -276,16 +277,16 @@ class _Finder:
         self._why: dict[str, str] = {}
         self._merge_sums()
         nodes = [n for n in graph.nodes if n not in of_edges]
-        reductions = {n: r for n in nodes if (r := reduction_of(n))}
-        self.reductions = reductions
-        vectors = [r.index for r in reductions.values()]
-        self.rows = list(dict.fromkeys(vectors))  # indices at which something is reduced
-        self._counts = {r.index: shape_of(n)[0] for n, r in reductions.items()}  # of nodes
+        vectors = [r.index for n in nodes if (r := reduction_of(n))]
         vectors += [g[1] for n in nodes if (g := gather_of(n)) and is_float(n)]
         self.sizes = {str(shape_of(v)[0]): v for v in vectors}
         if products:
             self._name_products()
             nodes = [n for n in graph.nodes if n not in of_edges]
+        reductions = {n: r for n in nodes if (r := reduction_of(n))}
+        self.reductions = reductions
+        self.rows = list(dict.fromkeys(r.index for r in reductions.values()))  # of reductions
+        self._counts = {r.index: shape_of(n)[0] for n, r in reductions.items()}  # of nodes
         # Values of edges that are read, and not computed again; and the index by whose nodes they
         # are sorted, None where they are in the order of the caller.
         self.stored: dict[fx.Node, fx.Node | None] = dict.fromkeys(filter(is_float, of_edges))
@@ -391,7 +392,6 @@ class _Finder:
         if not same(shape_of(view)[0], shape_of(x)[0]):
             return
         split = list(shape_of(view)[1:])
-
         with self.graph.inserting_before(view):
             if view is not node:
                 weights = self._reshaped(weights, [shape_of(x)[1], *split], view)
@@ -407,14 +407,12 @@ class _Finder:
             x, weights, *bias = node.args
             columns = math.prod(shape_of(node)[1:])
             with self.graph.inserting_before(node):
-                flat = [
-                    b if len(shape_of(b)) == 1 else self._reshaped(b, [columns], node) for b in bias
-                ]
-                if len(shape_of(weights)) != 2:
+                if len(shape_of(node)) != 2:
                     weights = self._reshaped(weights, [shape_of(x)[1], columns], node)
+                    bias = [self._reshaped(b, [columns], node) for b in bias]
                 target = aten.addmm.default if bias else aten.mm.default
                 fake = node.meta["val"].new_empty([shape_of(x)[0], columns])
-                out = self._call(target, (*flat, x, weights), fake, node)
+                out = self._call(target, (*bias, x, weights), fake, node)
                 if len(shape_of(node)) != 2:
                     first_size = self._size(shape_of(node)[0], node)
                     sizes = [first_size, *shape_of(node)[1:]]
@@ -634,10 +632,10 @@ class _Finder:
             return False
         known = isinstance(columns, int) and columns <= SMALL and columns < width_of(values)
         sizes = shape_of(values)[1:]
-        whole = all(isinstance(s, int) for s in sizes) and shape_of(matrix)[1:] == (
-            math.prod(sizes),
-        )
-        if not known or not whole or not same(shape_of(matrix)[0], shape_of(values)[0]):
+        whole = all(isinstance(s, int) for s in sizes) and len(shape_of(matrix)) == 2
+        if not known or not whole or width_of(matrix) != width_of(values):
+            return False
+        if not same(shape_of(matrix)[0], shape_of(values)[0]):
             return False
         vectors = self._vectors(values)
         if not vectors or values in self.stored or over_edges and self._of_all(other) is None:
@@ -705,7 +703,7 @@ class _Finder:
     def _restore_order(self) -> None:
         """Give values of edges in the order of the caller to those who are no regions."""
         for node, rows in self.stored.items():
-            others = [u for u in node.users if u.target not in INDEXED]
+            others = [u for u in node.users if u.target not in SORTED]
             if rows is None or not others:
                 continue
             if len(others) == len(node.users):
@@ -754,7 +752,7 @@ class _Finder:
             return None
         last = sizes[-1] if sizes else 1
         short = isinstance(last, int) and last < SHORT
-        whole = short or isinstance(last, int) and last % LANES == 0
+        whole = isinstance(last, int) and (last < LANES or last % LANES == 0)
         known = tuple(s if whole and isinstance(s, int) else None for s in sizes)
         operands = list(final.operands)
         unsorted = [
