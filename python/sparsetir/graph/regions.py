@@ -368,7 +368,7 @@ class _Finder:
         return 0 in dims or (bool(dims) and dims == list(range(rank - len(dims), rank)))
 
     def _name_products(self) -> None:
-        """Name the products of few numbers of each edge and a small matrix, and split the columns
+        """Name the products of few numbers of each edge and a wider matrix, and split the columns
         of the matrix in place of those of the product."""
         for node in list(self.graph.nodes):
             if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
@@ -376,8 +376,10 @@ class _Finder:
             *bias, x, weights = node.args
             if not all(map(is_float, (*node.args, node))) or not self._is_small(x):
                 continue
-            columns = shape_of(weights)[1]
-            if not isinstance(columns, int) or bias and shape_of(bias[0]) != (columns,):
+            inner, columns = shape_of(weights)
+            if not isinstance(columns, int) or columns <= inner:
+                continue  # narrower than what it is computed of
+            if bias and shape_of(bias[0]) != (columns,):
                 continue
             for view in list(node.users):
                 split = shape_of(view)[1:]
