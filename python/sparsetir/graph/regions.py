@@ -443,8 +443,11 @@ class _Finder:
             reduced[values] = reduced.get(values, 0) + 1
         for node in filter(self._is_pointwise, nodes):
             costly = node.target in COSTLY
+            # A gather counts as one operation: by another index than that of the rows it is costly.
             work[node] = (WORTH if costly else 1) + sum(
-                work.get(b, 0) for a in node.all_input_nodes if (b := behind(a)) not in self.stored
+                work.get(b, gather_of(b) is not None)
+                for a in node.all_input_nodes
+                if (b := behind(a)) not in self.stored
             )
             readers, width = list(_readers(node)), width_of(node)
             if any(u.target in EQUAL for u in readers):
