@@ -65,8 +65,8 @@ WIDER = 4  # times as many features as a value has: those who read it do not com
 WORTH = 4  # operations of a value of edges that is stored for them
 NARROW = 8  # features of what several reductions read
 FEW = 1 << 20  # numbers of it, if there are known to be no more
-# A kernel is for one number of features where that is less, or a multiple: compiled in a tenth of the
-# time, and as fast; what is left over is faster in one for any number.
+# A kernel is for one number of features where that is less, or a multiple: it takes a tenth of the
+# time to compile, and is as fast; what is left over is faster in one for any number.
 LANES = 8
 SHORT = 4  # features up to which edges are gone through for each
 REDUCTIONS = {
