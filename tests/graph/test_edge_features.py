@@ -180,3 +180,17 @@ def test_inductor_for_the_rest(rest):
         results = gradients(compiled, model, *args)
         for a, b in zip(results, gradients(model, model, *args), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_features_of_nodes_are_not_kept(plain):
+    """A vector of numbers of nodes does not make their features those of edges."""
+
+    def model(x, edge_index, batch):
+        out = torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+        return x.new_zeros(3, F).index_add(0, batch, out)
+
+    backend = Backend()
+    args = torch.randn(NODES, F), edges(), torch.arange(NODES) % 3
+    result = torch.compile(model, backend=backend)(*args)
+    torch.testing.assert_close(result, model(*args))
+    assert len(backend.graphs[0].found) == 2

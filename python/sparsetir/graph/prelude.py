@@ -209,7 +209,10 @@ def _viewed(graph: fx.Graph, node: fx.Node, views: dict[fx.Node, fx.Node]) -> fx
 def is_of_edges(places: Sequence[fx.Node]) -> Test:
     """A test for placeholders without gradients that may describe edges: integers, bools, and
     floats with one number, or a few, per edge."""
-    lengths = {str(s[-1]) for n in places if dtype_of(n) in INDICES and (s := shape_of(n))}
+    indices = [s for n in places if dtype_of(n) in INDICES and (s := shape_of(n))]
+    lengths = {str(s[-1]) for s in indices}
+    # Not those of a vector, which may have a number for each node.
+    pairs = {str(s[1]) for s in indices if len(s) == 2 and s[0] == 2}
 
     def test(node: fx.Node) -> bool:
         dtype, sizes = dtype_of(node), shape_of(node)
@@ -217,8 +220,10 @@ def is_of_edges(places: Sequence[fx.Node]) -> Test:
             return False
         if dtype in (*INDICES, torch.bool):
             return len(sizes) > 0  # scalars are counters
-        few = all(isinstance(n, int) and n <= SMALL for n in sizes[1:])
-        return 0 < len(sizes) < 3 and few and str(sizes[0]) in lengths
+        if len(sizes) == 1:
+            return str(sizes[0]) in lengths
+        few = len(sizes) == 2 and isinstance(sizes[1], int) and sizes[1] <= SMALL
+        return few and str(sizes[0]) in pairs
 
     return test
 
