@@ -43,7 +43,7 @@ def total_divisions(bounds: Bounds) -> list[Rule]:
     """Rules that make divisions of integers total."""
 
     def total(node: Any) -> Any:
-        if not dtype_of(node).startswith(("int", "uint")) or _is_total(node.b):
+        if not _is_of_integers(node) or _is_total(node.b):
             return node
         low, high = bounds(node.b)
         return node if low > 0 or high < -1 else _total(node)
@@ -80,6 +80,10 @@ def is_harmless(expr: Any) -> bool:
     loads = nodes_of(ir.TensorLoad, expr)
     gathers = any(nodes_of(ir.TensorLoad, *x.indices) for x in loads)
     return not divides and not gathers and not nodes_of(ir.Call, expr)
+
+
+def _is_of_integers(node: Any) -> bool:
+    return dtype_of(node).startswith(("int", "uint"))
 
 
 def _is_total(divisor: Any) -> bool:
@@ -138,8 +142,10 @@ def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
         kinds = (ir.TensorLoad, *DIVISIONS)
         apart = {x.__chandle__() for x in nodes_of(kinds, *branches)}
         for node in nodes_of(kinds, *exprs):
-            is_load = isinstance(node, ir.TensorLoad)
-            unsafe = unguarded(node) if is_load else bool(told & free_vars(node.b))
+            if isinstance(node, ir.TensorLoad):
+                unsafe = unguarded(node)
+            else:
+                unsafe = _is_of_integers(node) and bool(told & free_vars(node.b))
             if unsafe and node.__chandle__() not in apart:
                 return True
         return False

@@ -144,6 +144,23 @@ def test_divisions_and_searches_behind_their_conditions() -> None:
         np.testing.assert_array_equal(result, list(DIVISIONS.values()))
 
 
+@pytest.mark.parametrize("dtype, waits", [("float32", False), ("int32", True)])
+def test_quotients_of_floats_need_no_branch(dtype: str, waits: bool) -> None:
+    """A branch would keep the loop out of vectors."""
+    program = f"""
+@T.prim_func
+def f(a: T.handle, b: T.handle, c: T.handle, n: T.int32):
+    I = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I,), "{dtype}")
+    B = T.match_sparse_buffer(b, (I,), "{dtype}")
+    C = T.match_sparse_buffer(c, (I,), "{dtype}")
+    with T.sp_iter([I], "S", "f") as [i]:
+        C[i] = T.Select(B[i] > T.{dtype}(1), A[i] {"//" if waits else "/"} B[i], A[i])
+"""
+    stage2 = str(sparsetir.lower(from_source(program))["II"])
+    assert ("if_then_else(B[vi]" in stage2, "Select(B[vi]" in stage2) == (waits, not waits)
+
+
 # Each statement has a span and, where there can be such, annotations that nothing else has.
 MARKED = """
 with T.sp_iter([I, K], "SS", "f") as [i, k]:

@@ -20,7 +20,7 @@ from sparsetir.graph.batched import one_by_one
 from sparsetir.graph.calls import Call
 from sparsetir.graph.checked import Checked
 from sparsetir.graph.costs import Measured
-from sparsetir.graph.operator import PROGRAMS, Region, region
+from sparsetir.graph.operator import RUNNERS, called, in_order, sort
 from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
 from sparsetir.graph.products import take_products
 from sparsetir.graph.regions import Found, rewrite
@@ -250,8 +250,9 @@ def _direct(graph: fx.GraphModule, calls: list[Call] | None) -> fx.GraphModule:
     reuse_memory(graph.graph)
     take_products(graph.graph)
     for node in graph.graph.nodes:
-        if node.target is region:
-            number, *rest = node.args
-            node.target, node.args = Region(PROGRAMS[number], calls), tuple(rest)
+        if node.target in RUNNERS:
+            node.target, node.args = called(node, calls), node.args[1:]
+        elif node.target is in_order:
+            node.target = sort
     graph.recompile()
     return graph

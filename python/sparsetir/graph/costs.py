@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from sparsetir.graph.expressions import SAME, VIEWS
-from sparsetir.graph.operator import Region, restored
+from sparsetir.graph.operator import RUNNERS, restored
 from sparsetir.graph.regions import FOUND, Found
 
 
@@ -77,7 +77,8 @@ class _Run(fx.Interpreter):
         begin = time.perf_counter()
         result = super().run_node(n)
         seconds = time.perf_counter() - begin
-        if isinstance(n.target, Region):
+        runs_region = isinstance(n.target, tuple(RUNNERS.values()))
+        if runs_region:
             _, (rows, *_), *_ = self.fetch_args_kwargs_from_env(n)[0]
             self._edges.add(len(rows))
         cost = self._costs.get(n.name)
@@ -88,7 +89,7 @@ class _Run(fx.Interpreter):
         cost.bytes = sum(x.numel() * x.element_size() for x in tensors)
         cost.shape = tuple(tensors[0].shape) if tensors else None
         cost.edges = any(_holds_edges(x, self._edges) for x in tensors)
-        cost.copied = n.target is restored or isinstance(n.target, Region) and n.target.copies
+        cost.copied = n.target is restored or runs_region and n.target.copies
         return result
 
 

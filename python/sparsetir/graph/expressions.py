@@ -20,6 +20,7 @@ from sparsetir.schedules.operators.names import BINARY
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Size = int | torch.SymInt
+SMALL = 32  # numbers of an edge whose product with a matrix is computed where it is read
 LONGEST = 600  # characters of an expression; longer ones are stored
 
 
@@ -284,6 +285,13 @@ class Finished(NamedTuple):
     dtype: str
 
 
+def edge_product(x: Any, weights: Any, *bias: Any) -> Any:
+    """The product of vectors of edges and a small matrix, whose columns may have several
+    dimensions, plus a bias; in a graph while regions are searched for."""
+    product = torch.tensordot(x, weights, 1)
+    return product + bias[0] if bias else product
+
+
 class Stored(Exception):
     """Raised for a value that cannot be recomputed per edge, nor be read as a tensor of floats."""
 
@@ -328,6 +336,8 @@ class Expression:
             return self._edge(node, axes)
         if target in SAME:
             return self.of(args[0], axes)
+        if target is edge_product:
+            return self._product(args, axes)
         if target in VIEWS:
             inner = axes_before(node, axes)
             return self._edge(node, axes) if inner is None else self.of(args[0], inner)
@@ -395,6 +405,14 @@ class Expression:
             None if is_one(s) else a for s, a in zip(sizes, behind if sizes else [], strict=True)
         ]
         return self._read(value, "all", 0, inner)
+
+    def _product(self, args: Sequence[fx.Node], axes: Sequence[int | None]) -> str:
+        """The expression of an :func:`edge_product`."""
+        x, weights, *bias = args
+        size: Any = shape_of(x)[1]
+        fields = self._edge(x, [-size]), self._read(weights, "all", 0, [-size, *axes])
+        text = "@".join(field.strip("{}") for field in fields).join("{}")
+        return f"({text} + {self._read(bias[0], 'all', 0, axes)})" if bias else text
 
     def _node(self, index: fx.Node, count: Size) -> tuple[str, int]:
         """The kind and number of an index into `count` nodes: that of the rows, or another."""

@@ -1,18 +1,20 @@
-"""The operator `torch.ops.sparsetir.region`, which runs a region of a model's graph."""
+"""The operators that run regions of a model's graph: `torch.ops.sparsetir.region` and others."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from sparsetir.graph.calls import Call, may_be_recorded, recorded_kernel
 from sparsetir.graph.orders import Order, arranged, check, order_of, places_between, range_of
+from sparsetir.graph.products import Run
 from sparsetir.graph.programs import GIVEN, Program
 from sparsetir.ops.cache import is_private
 from sparsetir.ops.registry import LIBRARY
@@ -25,6 +27,7 @@ PROGRAMS: list[Program] = []
 _numbers: dict[Program, int] = {}
 # Regions of single calls, by negative numbers.
 _calls: WeakValueDictionary[int, Region] = WeakValueDictionary()
+CHUNK = 1 << 20  # bytes of values of edges that a product with them is computed from at a time
 _next = itertools.count(-1, -1)
 
 
@@ -36,11 +39,17 @@ def number_of(program: Program) -> int:
     return _numbers[program]
 
 
-def called(program: int) -> tuple[int, Region]:
-    """Make a region for one call in a graph, and the number that looks it up while it lives."""
-    number, new = next(_next), Region(PROGRAMS[program])
+def called(node: fx.Node, calls: list[Call] | None = None) -> Region | RegionProduct:
+    """What runs a node of :data:`RUNNERS`; calls : as of :class:`Region`."""
+    number: Any = node.args[0]
+    return RUNNERS[node.target](PROGRAMS[number], calls)
+
+
+def numbered(new: Region | RegionProduct) -> int:
+    """The number by which operators look up what :func:`called` made, while it lives."""
+    number = next(_next)
     _calls[number] = new
-    return number, new
+    return number
 
 
 class _Prepared(NamedTuple):
@@ -54,6 +63,7 @@ class _Prepared(NamedTuple):
     aligned : for each operand whether its edges are in the order of the rows
     places : original positions of the result's edges, None for the same order
     alone : nodes without edges, for extrema
+    pieces : by number of edges, pieces of so many neighbouring edges
     """
 
     kernel: Kernel
@@ -64,6 +74,38 @@ class _Prepared(NamedTuple):
     aligned: tuple[bool, ...]
     places: Tensor | None
     alone: Tensor | None
+    pieces: dict[int, list[_Piece]]
+
+
+class _Piece(NamedTuple):
+    """Neighbouring edges, in the order of the rows.
+
+    rows : those that they are in
+    first : the number of the first edge
+    prepared : as of all edges, for these
+    """
+
+    rows: slice
+    first: int
+    prepared: _Prepared
+
+
+def _pieces(prepared: _Prepared, edges: int, count: int) -> list[_Piece]:
+    """Pieces of `count` edges; the last one may have fewer."""
+    starts, pieces = prepared.arrays["indptr"], []
+    for first in range(0, edges, count):
+        last = min(first + count, edges)
+        ends = torch.tensor([first, last - 1], dtype=starts.dtype)
+        top, bottom = (int(n) for n in torch.searchsorted(starts, ends, right=True))
+        own = starts[top - 1 : bottom + 1].clamp(first, last) - first
+        arrays = {
+            name: x[first:last] if isinstance(x, Tensor) else x
+            for name, x in prepared.arrays.items()
+        }
+        arrays |= {"indptr": own, "m": len(own) - 1, "edges": last - first}
+        piece = prepared._replace(arrays=arrays, passed={}, pieces={})
+        pieces.append(_Piece(slice(top - 1, bottom), first, piece))
+    return pieces
 
 
 def _prepare(
@@ -83,8 +125,8 @@ def _prepare(
         if operand.at == "edge" and operand.number:
             of = None if operand.number == GIVEN else indices[operand.number]
             places = places_between(of, rows)
-        # One number for many features is cheaper to sort beforehand.
-        few = bool(program.loops) and all(a is None for a in operand.axes)
+        # Few numbers for many features are cheaper to sort beforehand.
+        few = bool(program.loops) and len(program.loops) - 1 not in operand.axes
         aligned.append(places is None or few)
         if places is not None and few:
             moved[n] = places
@@ -95,7 +137,7 @@ def _prepare(
         kernel = kernels[key] = program.kernel(key)
     extremum = program.reduce in EXTREMA
     alone = order.without_edges(m) if extremum else None
-    return _Prepared(kernel, arrays, ranges, moved, {}, key, order.places, alone)
+    return _Prepared(kernel, arrays, ranges, moved, {}, key, order.places, alone, {})
 
 
 class Region:
@@ -154,8 +196,7 @@ class Region:
         arrays.append(out)
         if known is None:
             known = prepared.passed[key] = self._passed(prepared, operands, arrays)
-        kernel, passed = known
-        kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
+        _run_kernel(known, arrays)
         if prepared.alone is not None:
             out.index_fill_(0, prepared.alone, 0.0)
         places = prepared.places if given and self.program.reduce is None else None
@@ -173,7 +214,8 @@ class Region:
                 x = arranged(x, indices[0])
             else:
                 # Indexing takes half the time in one dimension.
-                x = x.reshape(-1).index_select(0, prepared.moved[n]).view(x.shape)
+                one = x.reshape(-1) if x.numel() == len(x) else x
+                x = one.index_select(0, prepared.moved[n]).view(x.shape)
         if x.requires_grad:
             x = x.detach()
         if not x.dim():
@@ -182,12 +224,45 @@ class Region:
             return plain_tensor(x)
         return x
 
+    def chunks(
+        self, operands: list[Tensor], indices: list[Tensor], shape: list[int], m: int
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """The result in pieces of neighbouring edges in the order of the rows: the first edge, the
+        one after the last, and their values, in memory that the next piece takes.
+
+        All operands of edges must be in the order of the rows.
+        """
+        prepared = self._prepared(indices, m)
+        arrays = [self._plain(prepared, n, x, indices) for n, x in enumerate(operands)]
+        edges, *sizes = shape
+        count = max(1, CHUNK // (math.prod(sizes) * self._stored.itemsize))
+        out = torch.empty((min(count, edges), *sizes), dtype=self._stored)
+        if count not in prepared.pieces:
+            prepared.pieces[count] = _pieces(prepared, edges, count)
+        key = tuple(shape), *(x.shape for x in operands)
+        for piece in prepared.pieces[count]:
+            first = piece.first
+            last = first + piece.prepared.arrays["edges"]
+            within = {"row": piece.rows, "edge": slice(first, last)}
+            passed = [
+                x[within[operand.at]] if operand.at in within else x
+                for x, operand in zip(arrays, self.program.operands, strict=True)
+            ]
+            passed.append(out[: last - first])
+            known = piece.prepared.passed.get(key)
+            if known is None:
+                known = self._passed(piece.prepared, passed[:-1], passed, noted=not first)
+                piece.prepared.passed[key] = known
+            _run_kernel(known, passed)
+            yield first, last, passed[-1]
+
     def _passed(
-        self, prepared: _Prepared, operands: list[Tensor], arrays: list[Tensor]
+        self, prepared: _Prepared, operands: list[Tensor], arrays: list[Tensor], noted: bool = True
     ) -> tuple[Kernel, list[Any]]:
         """The kernel, by a record if there is one, and all of its arguments in order.
 
         arrays : the converted operands, and the result; :class:`_Of` stands for them in arguments
+        noted : whether to record the call, if calls are recorded
         """
         named = dict(prepared.arrays)
         program = self.program
@@ -197,12 +272,13 @@ class Region:
                 check(prepared.ranges[operand.number], len(x))
         names = [*(f"x{n}" for n in range(len(operands))), "out"]
         kernel = prepared.kernel
-        if self.calls is not None or may_be_recorded():
+        calls = self.calls if noted else None
+        if calls is not None or may_be_recorded():
             shapes = {name: tuple(x.shape) for name, x in zip(names, arrays, strict=True)}
             call = Call(program, prepared.aligned, kernel.signature.names, dict(named), shapes)
             kernel = recorded_kernel(call) or kernel
-            if self.calls is not None:
-                self.calls.append(call)
+            if calls is not None:
+                calls.append(call)
         if kernel.computed:
             named |= kernel.compute(named)
         named |= {name: _Of(n) for n, name in enumerate(names)}
@@ -215,17 +291,85 @@ class _Of(NamedTuple):
     of: int
 
 
-def _region(program: int) -> Region:
-    return _calls[program] if program < 0 else Region(PROGRAMS[program])
+def _run_kernel(known: tuple[Kernel, list[Any]], arrays: list[Tensor]) -> None:
+    kernel, passed = known
+    kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
 
 
-def _run(program: int, *args: Any) -> Tensor:
-    return _region(program)(*args)
+class RegionProduct:
+    """A product with the values of edges of a region, which are computed in chunks.
+
+    calls, copies : as of :class:`Region`
+    """
+
+    def __init__(self, program: Program, calls: list[Call] | None = None) -> None:
+        self.program, self.copies = program, False
+        self._region, self._product = Region(program, calls), Run(gradient=True)
+        self._stored = getattr(torch, program.stored)
+        self.__name__ = "region_product"
+
+    def __call__(
+        self, operands: list[Tensor], indices: list[Tensor], other: Tensor, shape: list[int],
+        m: int, over_edges: bool, given: bool,
+    ) -> Tensor:  # fmt: skip
+        """Compute the product of the values of edges, as a matrix, and another matrix.
+
+        shape : of the values of edges
+        m : number of the nodes that edges are sorted by
+        over_edges : whether it is `other.T @ values`, of edges in the order of the rows; otherwise
+            `values @ other`, whose rows are for edges
+        given : whether to return rows for edges in the original order of edges
+        """
+        other, width = other.detach().to(self._stored), math.prod(shape[1:])
+        chunks = self._region.chunks(operands, indices, shape, m) if shape[0] and width else ()
+        if over_edges:
+            total = torch.zeros((other.shape[1], width), dtype=self._stored)
+            for first, last, values in chunks:
+                values, part = values.flatten(1), other[first:last]
+                if self._stored == torch.float32:
+                    total = self._product(part, values, total, into=True)
+                else:
+                    total.addmm_(part.t(), values)
+            return total
+        out = torch.zeros((shape[0], other.shape[1]), dtype=self._stored)
+        for first, last, values in chunks:
+            torch.mm(values.flatten(1), other, out=out[first:last])
+        places = order_of(indices[0]).places if given else None
+        self.copies = places is not None
+        return out if places is None else torch.empty_like(out).index_copy_(0, places, out)
+
+
+def _found(program: int, kind: Any) -> Any:
+    return _calls[program] if program < 0 else kind(PROGRAMS[program])
 
 
 def _fake(program: int, operands: list[Tensor], indices: list[Tensor], shape: Any, *_: Any) -> Any:
-    stored = getattr(torch, _region(program).program.stored)
+    stored = getattr(torch, _found(program, Region).program.stored)
     return (operands or indices)[0].new_empty(shape, dtype=stored)
+
+
+def _product_fake(
+    program: int, operands: list[Tensor], indices: list[Tensor], other: Tensor, shape: Any,
+    m: Any, over_edges: bool, given: bool,
+) -> Any:  # fmt: skip
+    stored, columns = getattr(torch, _found(program, RegionProduct).program.stored), other.shape[1]
+    result = (columns, math.prod(shape[1:])) if over_edges else (shape[0], columns)
+    return other.new_empty(result, dtype=stored)
+
+
+def sort(values: Tensor, rows: Tensor, by: Tensor | None) -> Tensor:
+    """Sort values of edges by `rows`; the result must not be written to.
+
+    by : the index that they are sorted by, None for the original order
+    """
+    return (
+        arranged(values, rows) if by is None and is_private(values) else _in_order(values, rows, by)
+    )
+
+
+def _in_order(values: Tensor, rows: Tensor, by: Tensor | None) -> Tensor:
+    places = places_between(by, rows)
+    return values.clone() if places is None else values.index_select(0, places)
 
 
 def _restored(values: Tensor, rows: Tensor) -> Tensor:
@@ -258,8 +402,24 @@ def _like(x: Tensor, _: Tensor) -> Tensor:
 region = _operator(
     "region(int program, Tensor[] operands, Tensor[] indices, SymInt[] shape, SymInt m, bool given)"
     " -> Tensor",
-    _run,
+    lambda program, *args: _found(program, Region)(*args),
     _fake,
+)
+# A product with the values of edges of a region: see :class:`RegionProduct`.
+region_product = _operator(
+    "region_product(int program, Tensor[] operands, Tensor[] indices, Tensor other, SymInt[] shape,"
+    " SymInt m, bool over_edges, bool given) -> Tensor",
+    lambda program, *args: _found(program, RegionProduct)(*args),
+    _product_fake,
+)
+RUNNERS: dict[Any, type[Region] | type[RegionProduct]] = {
+    region: Region, region_product: RegionProduct,
+}  # fmt: skip
+# Values of edges, in the given order or sorted by another index, sorted by an index.
+in_order = _operator(
+    "in_order(Tensor values, Tensor rows, Tensor? by) -> Tensor",
+    _in_order,
+    lambda values, *_: torch.empty_like(values),
 )
 # Values of edges sorted by an index, in the original order of edges.
 restored = _operator("restored(Tensor values, Tensor rows) -> Tensor", _restored, _like)
@@ -267,4 +427,4 @@ restored = _operator("restored(Tensor values, Tensor rows) -> Tensor", _restored
 cleared = _operator(
     "cleared(Tensor values, Tensor rows) -> Tensor", lambda x, rows: clear(x.clone(), rows), _like
 )
-INDEXED = {region, restored, cleared}  # operators that take indices of edges
+INDEXED = {*RUNNERS, in_order, restored, cleared}  # operators that take indices of edges

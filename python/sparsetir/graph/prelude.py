@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, first, shape_of
+from sparsetir.graph.expressions import SAME, SMALL, VIEWS, aten, dtype_of, first, shape_of
 from sparsetir.graph.operator import INDEXED
 from sparsetir.ops.cache import is_private, kept, private
 
@@ -208,8 +208,11 @@ def _viewed(graph: fx.Graph, node: fx.Node, views: dict[fx.Node, fx.Node]) -> fx
 
 def is_of_edges(places: Sequence[fx.Node]) -> Test:
     """A test for placeholders without gradients that may describe edges: integers, bools, and
-    floats with one number per edge."""
-    lengths = {str(s[-1]) for n in places if dtype_of(n) in INDICES and (s := shape_of(n))}
+    floats with one number, or a few, per edge."""
+    indices = [s for n in places if dtype_of(n) in INDICES and (s := shape_of(n))]
+    lengths = {str(s[-1]) for s in indices}
+    # Not those of a vector, which may have a number for each node.
+    pairs = {str(s[1]) for s in indices if len(s) == 2 and s[0] == 2}
 
     def test(node: fx.Node) -> bool:
         dtype, sizes = dtype_of(node), shape_of(node)
@@ -217,7 +220,10 @@ def is_of_edges(places: Sequence[fx.Node]) -> Test:
             return False
         if dtype in (*INDICES, torch.bool):
             return len(sizes) > 0  # scalars are counters
-        return len(sizes) == 1 and str(sizes[0]) in lengths
+        if len(sizes) == 1:
+            return str(sizes[0]) in lengths
+        few = len(sizes) == 2 and isinstance(sizes[1], int) and sizes[1] <= SMALL
+        return few and str(sizes[0]) in pairs
 
     return test
 

@@ -166,7 +166,7 @@ def take_products(graph: fx.Graph) -> None:
         *bias, x, y = node.args
         if node.kwargs or not is_float32(node) or not all(map(is_float32, node.args)):
             continue
-        gradient = _before_transpose(x)
+        gradient = before_transpose(x)
         rows, inner = shape_of(x if gradient is None else gradient)
         outer = shape_of(y)[1]
         if not pays(rows, inner, outer):
@@ -182,7 +182,7 @@ def take_products(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _before_transpose(x: fx.Node) -> fx.Node | None:
+def before_transpose(x: fx.Node) -> fx.Node | None:
     """The matrix that x is the transpose of, or None."""
     if x.target not in PERMUTED or len(shape_of(x)) != 2:
         return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from string import Formatter
 from typing import Any
 
 from tvm.error import DiagnosticError
@@ -39,7 +40,7 @@ class Operand:
     number : for "other" which of the other indices; for "edge" by which index the values are
         sorted, 0 for that of the rows, or `GIVEN`
     axes : of each dimension behind that the loop over features that goes along it, None where its
-        size is 1, which no loop goes along
+        size is 1, which no loop goes along; -n for the n numbers that a product sums over
     dtype : its type in memory
     """
 
@@ -53,8 +54,9 @@ class Operand:
 class Program:
     """A region's expression and what becomes of it: all that its kernel depends on.
 
-    expression : of an edge, in stage I, with {n} for what is read of operand n, and {numbers} for
-        the type of constants, that of the computation
+    expression : of an edge, in stage I, with {n} for what is read of operand n, {n@l} for the
+        product of a vector, operand n, and a small matrix, operand l, and {numbers} for the type of
+        constants, that of the computation
     operands : by number
     result : axes of the result, as those of operands
     loops : over features; of each the size, where the kernel is for that alone, else None
@@ -97,19 +99,33 @@ class Program:
         else:
             write.variable("J", "I", "edges", "edges", "indptr")
         write.dense(E="edges", **{f"N{n}": f"n{n}" for n in others}, **_lengths(self.loops))
+        inner = sorted({-a for x in self.operands for a in x.axes if a is not None and a < 0})
+        write.dense(**{f"C{size}": size for size in inner})
         write.dense(**{f"ONE{n}": 1 for n in range(max(1, rank))})
         indices = [*(f"index{n}" for n in others[1:]), *(f"place{n}" for n in permuted)]
         for index in indices:
             write.buffer(index, "I J", "int32")
-        reads = []
         for n, operand in enumerate(self.operands):
-            axes, at = self._place(n, operand, n in permuted)
+            axes, _ = self._place(n, operand, n in permuted)
             write.buffer(f"x{n}", axes, operand.dtype)
-            reads.append(write.load(f"X{n}", at, self.dtype))
+
+        def read(n: int, term: int = 0) -> str:
+            _, at = self._place(n, self.operands[n], n in permuted, term)
+            return write.load(f"X{n}", at, self.dtype)
+
+        def product(field: str) -> str:
+            vector, matrix = map(int, field.split("@"))
+            terms = range(-min(a for a in self.operands[vector].axes if a is not None))
+            return f"({' + '.join(f'{read(vector, t)} * {read(matrix, t)}' for t in terms)})"
+
+        fields = {str(field) for _, field, *_ in Formatter().parse(self.expression)}
+        products = {field: product(field) for field in fields if "@" in field}
+        reads = map(read, range(len(self.operands)))
         first = [("I", "i")] if self.reduce else [("I", "i"), ("J", "j")]
         result, places = zip(*first, *features(self.result), strict=True)
         write.buffer("out", result, self.stored)
-        out, term = write.load("OUT", places), filled(self.expression, *reads, dtype=self.dtype)
+        out = write.load("OUT", places)
+        term = filled(self.expression, *reads, dtype=self.dtype, **products)
         lines = [f"{out} = {cast(term, self.dtype, self.stored)}"]
         if self.reduce or self.summed:
             lines = reduced(self.reduce or "sum", out, term, self.dtype, self.stored)
@@ -130,8 +146,10 @@ class Program:
                 lengths[f"n{operand.number}"] = shape[0]
         return lengths
 
-    def _place(self, n: int, operand: Operand, permuted: bool) -> tuple[list[str], list[str]]:
-        """The axes of an operand, and where it is read."""
+    def _place(
+        self, n: int, operand: Operand, permuted: bool, term: int = 0
+    ) -> tuple[list[str], list[str]]:
+        """The axes of an operand, and where it is read; term : of a product."""
         axes, at = {
             "row": (["I"], ["i"]),
             "all": ([], []),
@@ -141,7 +159,7 @@ class Program:
                 [f"INDEX{operand.number}[i, j]" if operand.number else "j"],
             ),
         }[operand.at]
-        for axis, place in features(operand.axes):
+        for axis, place in features(operand.axes, term):
             axes.append(axis)
             at.append(place)
         return (axes, at) if axes else (["ONE0"], ["0"])
@@ -182,9 +200,13 @@ class Program:
         return compiled((NAME, text, config or None), target, stages)
 
 
-def features(axes: Sequence[int | None]) -> list[tuple[str, str]]:
-    """The axes behind the first one of an array, and where it is read along each."""
-    return [(f"ONE{n}", "0") if a is None else (f"D{a}", f"k{a}") for n, a in enumerate(axes)]
+def features(axes: Sequence[int | None], term: int = 0) -> list[tuple[str, str]]:
+    """The axes behind the first one of an array, and where it is read along each.
+
+    term : of the sum that a product is, whose axis has a negative number
+    """
+    of = [(f"C{-a}", str(term)) if a is not None and a < 0 else (f"D{a}", f"k{a}") for a in axes]
+    return [(f"ONE{n}", "0") if a is None else of[n] for n, a in enumerate(axes)]
 
 
 def layout(
@@ -208,9 +230,9 @@ def layout(
     return write.text([*arrays, "m", *_open(sizes)])
 
 
-def filled(formula: str, *arguments: str, dtype: str | None = None) -> str:
+def filled(formula: str, *arguments: str, dtype: str | None = None, **fields: str) -> str:
     """A formula of arguments; constants have a type, or theirs stays open."""
-    return formula.format(*arguments, numbers=f"T.{dtype}" if dtype else "{numbers}")
+    return formula.format(*arguments, numbers=f"T.{dtype}" if dtype else "{numbers}", **fields)
 
 
 def _open(sizes: Sequence[int | None]) -> list[str]:
@@ -224,4 +246,5 @@ def _lengths(sizes: Sequence[int | None]) -> dict[str, object]:
 
 
 def _loops(sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:
-    return {f"d{a}": size for size, a in zip(sizes, axes, strict=True) if a is not None}
+    found = zip(sizes, axes, strict=True)
+    return {f"d{a}": size for size, a in found if a is not None and a >= 0}

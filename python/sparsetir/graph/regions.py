@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from sparsetir.graph.expressions import (
     COSTLY,
     POINTWISE,
     SAME,
+    SMALL,
     VIEWS,
     Expression,
     Size,
@@ -31,6 +32,7 @@ from sparsetir.graph.expressions import (
     behind,
     dims_of,
     dtype_of,
+    edge_product,
     first,
     gather_of,
     index_of,
@@ -44,7 +46,16 @@ from sparsetir.graph.expressions import (
     wide,
 )
 from sparsetir.graph.factors import product, scaled, split
-from sparsetir.graph.operator import cleared, number_of, region, restored
+from sparsetir.graph.operator import (
+    RUNNERS,
+    cleared,
+    in_order,
+    number_of,
+    region,
+    region_product,
+    restored,
+)
+from sparsetir.graph.products import before_transpose
 from sparsetir.graph.programs import Program
 from sparsetir.ops.tensors import DTYPES
 from sparsetir.reductions import EXTREMA, REDUCTION_NAMES
@@ -54,8 +65,8 @@ WIDER = 4  # times as many features as a value has: those who read it do not com
 WORTH = 4  # operations of a value of edges that is stored for them
 NARROW = 8  # features of what several reductions read
 FEW = 1 << 20  # numbers of it, if there are known to be no more
-# A kernel is for one number of features where that is a multiple of so many: it is compiled in a
-# seventh of the time, and as fast; what is left over is faster in one for any number.
+# A kernel is for one number of features where that is less, or a multiple: it takes a tenth of the
+# time to compile, and is as fast; what is left over is faster in one for any number.
 LANES = 8
 SHORT = 4  # features up to which edges are gone through for each
 REDUCTIONS = {
@@ -69,6 +80,7 @@ EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 SUMS = {aten.sum.dim_IntList, aten.sum.default}
 
 
+SORTED = {*RUNNERS, in_order}  # operators that read values of edges in any order
 FOUND = "sparsetir.found"  # of nodes that are regions
 
 
@@ -97,18 +109,22 @@ class Reduction:
 
 
 def rewrite(
-    module: fx.GraphModule, of_edges: Callable[[fx.Graph], set[fx.Node]], factors: bool = True
+    module: fx.GraphModule,
+    of_edges: Callable[[fx.Graph], set[fx.Node]],
+    factors: bool = True,
+    products: bool = True,
 ) -> tuple[list[Found], list[str]]:
     """Put calls of the operator in the place of regions; what was found, and what was left and why.
 
     of_edges : of a graph what follows from the edges alone, which is left to the prelude
     factors : of nodes are taken out of sums at them
+    products : of few numbers of each edge and a matrix are parts of regions
     """
     _drop_whole_slices(module.graph)
     module.graph = fx_graph_cse(module.graph)
     _name_sizes_once(module.graph)
     _read_sizes_of_indices(module.graph)
-    finder = _Finder(module.graph, of_edges(module.graph), factors)
+    finder = _Finder(module.graph, of_edges(module.graph), factors, products)
     finder.run()
     module.graph.eliminate_dead_code()
     module.graph.lint()
@@ -253,19 +269,24 @@ def _width(shape: tuple[Size, ...]) -> int:
 class _Finder:
     """Goes through a graph once, and changes it."""
 
-    def __init__(self, graph: fx.Graph, of_edges: set[fx.Node], factors: bool) -> None:
-        self.graph, self._of_edges_alone = graph, of_edges
+    def __init__(
+        self, graph: fx.Graph, of_edges: set[fx.Node], factors: bool, products: bool
+    ) -> None:
+        self.graph, self._of_edges_alone, self._products = graph, of_edges, products
         self.found: list[Found] = []
         self._why: dict[str, str] = {}
         self._merge_sums()
         nodes = [n for n in graph.nodes if n not in of_edges]
-        reductions = {n: r for n in nodes if (r := reduction_of(n))}
-        self.reductions = reductions
-        vectors = [r.index for r in reductions.values()]
-        self.rows = list(dict.fromkeys(vectors))  # indices at which something is reduced
-        self._counts = {r.index: shape_of(n)[0] for n, r in reductions.items()}  # of nodes
+        vectors = [r.index for n in nodes if (r := reduction_of(n))]
         vectors += [g[1] for n in nodes if (g := gather_of(n)) and is_float(n)]
         self.sizes = {str(shape_of(v)[0]): v for v in vectors}
+        if products:
+            self._name_products()
+            nodes = [n for n in graph.nodes if n not in of_edges]
+        reductions = {n: r for n in nodes if (r := reduction_of(n))}
+        self.reductions = reductions
+        self.rows = list(dict.fromkeys(r.index for r in reductions.values()))  # of reductions
+        self._counts = {r.index: shape_of(n)[0] for n, r in reductions.items()}  # of nodes
         # Values of edges that are read, and not computed again; and the index by whose nodes they
         # are sorted, None where they are in the order of the caller.
         self.stored: dict[fx.Node, fx.Node | None] = dict.fromkeys(filter(is_float, of_edges))
@@ -275,6 +296,7 @@ class _Finder:
         # and sums without these factors.
         self._apart: dict[fx.Node, tuple[fx.Node, Size]] = {}
         self._sums: dict[tuple[fx.Node, str, str, Any], fx.Node] = {}
+        self._in_order: dict[tuple[fx.Node, fx.Node], fx.Node] = {}  # values sorted by rows
         if factors:
             self._take_factors_out(nodes)
 
@@ -290,10 +312,13 @@ class _Finder:
                 self._of_edges(node)
             elif self._is_sum(node):
                 self._over_all_edges(node)
+            elif node.target == aten.mm.default and self._products:
+                self._gradient_of_product(node)
         self.graph.eliminate_dead_code()
         for node in list(self.graph.nodes):
             if self._is_pointwise(node) and any(not self._is_pointwise(u) for u in _readers(node)):
                 self._of_edges(node, given=True)  # as regions read it that are there already
+        self._restore_products()
         self.graph.eliminate_dead_code()
         self._restore_order()
 
@@ -342,6 +367,71 @@ class _Finder:
         dims, rank = dims_of(node), len(shape_of(values))
         return 0 in dims or (bool(dims) and dims == list(range(rank - len(dims), rank)))
 
+    def _name_products(self) -> None:
+        """Name the products of few numbers of each edge and a wider matrix, and split the columns
+        of the matrix in place of those of the product."""
+        for node in list(self.graph.nodes):
+            if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
+                continue
+            *bias, x, weights = node.args
+            if not all(map(is_float, (*node.args, node))) or not self._is_small(x):
+                continue
+            inner, columns = shape_of(weights)
+            if not isinstance(columns, int) or columns <= inner:
+                continue  # narrower than what it is computed of
+            if bias and shape_of(bias[0]) != (columns,):
+                continue
+            for view in list(node.users):
+                split = shape_of(view)[1:]
+                if view.target in VIEWS and split and math.prod(split) == columns:
+                    self._name_product(view, node, x, weights, bias)
+            self._name_product(node, node, x, weights, bias)
+
+    def _name_product(
+        self, view: fx.Node, node: fx.Node, x: fx.Node, weights: fx.Node, bias: list[fx.Node]
+    ) -> None:
+        """Name a view of a product, or the product itself."""
+        if not same(shape_of(view)[0], shape_of(x)[0]):
+            return
+        split = list(shape_of(view)[1:])
+        with self.graph.inserting_before(view):
+            if view is not node:
+                weights = self._reshaped(weights, [shape_of(x)[1], *split], view)
+                bias = [self._reshaped(b, split, view) for b in bias]
+            named = self._call(edge_product, (x, weights, *bias), view.meta["val"], view)
+        view.replace_all_uses_with(named)
+
+    def _restore_products(self) -> None:
+        """Have torch compute the products that something else than regions reads."""
+        for node in self.graph.find_nodes(op="call_function", target=edge_product):
+            if not node.users:
+                continue
+            x, weights, *bias = node.args
+            columns = math.prod(shape_of(node)[1:])
+            with self.graph.inserting_before(node):
+                if len(shape_of(node)) != 2:
+                    weights = self._reshaped(weights, [shape_of(x)[1], columns], node)
+                    bias = [self._reshaped(b, [columns], node) for b in bias]
+                target = aten.addmm.default if bias else aten.mm.default
+                fake = node.meta["val"].new_empty([shape_of(x)[0], columns])
+                out = self._call(target, (*bias, x, weights), fake, node)
+                if len(shape_of(node)) != 2:
+                    first_size = self._size(shape_of(node)[0], node)
+                    sizes = [first_size, *shape_of(node)[1:]]
+                    out = self._call(aten.view.default, (out, sizes), node.meta["val"], node)
+            node.replace_all_uses_with(out)
+
+    def _reshaped(self, value: fx.Node, shape: list[Any], like: fx.Node) -> fx.Node:
+        fake = value.meta["val"].new_empty(shape)
+        return self._call(aten.reshape.default, (value, shape), fake, like)
+
+    def _is_small(self, x: fx.Node) -> bool:
+        """Whether a node has few numbers for each edge, and is no gather of nodes."""
+        sizes = shape_of(x)
+        if len(sizes) != 2 or self._of_all(x) is None or gather_of(x) is not None:
+            return False
+        return isinstance(sizes[1], int) and 0 < sizes[1] <= SMALL
+
     def _store_narrow_values(self, nodes: list[fx.Node]) -> None:
         """Values with much to compute that something wider reads, or several others; and what is
         compared for being equal: its last bits are to be those of what it is compared with, which
@@ -353,8 +443,11 @@ class _Finder:
             reduced[values] = reduced.get(values, 0) + 1
         for node in filter(self._is_pointwise, nodes):
             costly = node.target in COSTLY
+            # A gather counts as one operation: by another index than that of the rows it is costly.
             work[node] = (WORTH if costly else 1) + sum(
-                work.get(b, 0) for a in node.all_input_nodes if (b := behind(a)) not in self.stored
+                work.get(b, gather_of(b) is not None)
+                for a in node.all_input_nodes
+                if (b := behind(a)) not in self.stored
             )
             readers, width = list(_readers(node)), width_of(node)
             if any(u.target in EQUAL for u in readers):
@@ -520,6 +613,80 @@ class _Finder:
             total = self._rounded(total, node)
         node.replace_all_uses_with(total)
 
+    def _gradient_of_product(self, node: fx.Node) -> None:
+        """A product with values of edges that are computed for it: the gradient of a matrix that
+        each edge is multiplied by, or that of the edges' numbers."""
+        x, y = node.args
+        left = before_transpose(x)
+        if left is None:
+            self._product_with(node, x, y, over_edges=False)
+        elif not self._product_with(node, y, left, over_edges=True):
+            self._product_with(node, left, y, over_edges=True, flipped=True)
+
+    def _product_with(
+        self,
+        node: fx.Node,
+        matrix: fx.Node,
+        other: fx.Node,
+        over_edges: bool,
+        flipped: bool = False,
+    ) -> bool:
+        """Whether values of edges times another matrix are a region; then it is there."""
+        values, columns = behind(matrix), shape_of(other)[-1]
+        if not is_float(node) or not is_float(other) or not self._is_pointwise(values):
+            return False
+        known = isinstance(columns, int) and columns <= SMALL and columns < width_of(values)
+        sizes = shape_of(values)[1:]
+        whole = all(isinstance(s, int) for s in sizes) and len(shape_of(matrix)) == 2
+        if not known or not whole or width_of(matrix) != width_of(values):
+            return False
+        if not same(shape_of(matrix)[0], shape_of(values)[0]):
+            return False
+        vectors = self._vectors(values)
+        if not vectors or values in self.stored or over_edges and self._of_all(other) is None:
+            return False
+        rows = self._chosen(vectors)
+        with self.graph.inserting_before(node):
+            made = self._made(node, values, rows, None, wide(dtype_of(node)), sorted_all=True)
+            m = None if made is None else self._rows_of(rows, *made[:2])
+            if made is None or m is None:
+                return False
+            program, tensors, indices = made
+            if over_edges:
+                other = self._sorted(other, rows)
+            shape = [self._size(s, node) for s in shape_of(values)]
+            args = (
+                number_of(program), tensors, indices, other, shape, self._size(m, node),
+                over_edges, False,
+            )  # fmt: skip
+            result = shape_of(node)[::-1] if flipped else shape_of(node)
+            fake = node.meta["val"].new_empty(result, dtype=getattr(torch, program.stored))
+            out = self._call(region_product, args, fake, node)
+            self._note(out, node, program, result)
+            if not over_edges:
+                self.stored[out] = rows
+            total = self._rounded(out, node)
+            if flipped:
+                fake = total.meta["val"].t()
+                total = self._call(aten.permute.default, (total, [1, 0]), fake, node)
+        node.replace_all_uses_with(total)
+        return True
+
+    def _sorted(self, values: fx.Node, rows: fx.Node) -> fx.Node:
+        """Values of edges in the order of rows, sorted once for all that read them."""
+        by = self.stored.get(values)
+        if by is rows:
+            return values
+        known = self._in_order.get((values, rows))
+        if known is None:
+            place = {node: n for n, node in enumerate(self.graph.nodes)}
+            last = max([values, rows, *([] if by is None else [by])], key=place.__getitem__)
+            with self.graph.inserting_after(last):
+                args = (values, rows, by)
+                known = self._call(in_order, args, values.meta["val"], values)
+            self._in_order[values, rows] = known
+        return known
+
     def _rounded(self, out: fx.Node, node: fx.Node) -> fx.Node:
         """What stands for a node, in its type."""
         dtype = dtype_of(node)
@@ -541,7 +708,7 @@ class _Finder:
     def _restore_order(self) -> None:
         """Give values of edges in the order of the caller to those who are no regions."""
         for node, rows in self.stored.items():
-            others = [u for u in node.users if u.target is not region]
+            others = [u for u in node.users if u.target not in SORTED]
             if rows is None or not others:
                 continue
             if len(others) == len(node.users):
@@ -565,12 +732,13 @@ class _Finder:
 
     def _made(
         self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None,
-        dtype: Any, summed: int = 0, count: Size | None = None,
+        dtype: Any, summed: int = 0, count: Size | None = None, sorted_all: bool = False,
     ) -> tuple[Program, list[fx.Node], list[fx.Node]] | None:  # fmt: skip
         """The program of a region, what it reads, and indices; None where it cannot be one.
 
         dtype : of its result
         count : of the nodes that `rows` names, where that is known
+        sorted_all : whether values of edges must be in the order of rows
         """
         expression, axes = Expression(rows, self.stored, count, wide(dtype)), axes_of(values)
         try:
@@ -589,16 +757,26 @@ class _Finder:
             return None
         last = sizes[-1] if sizes else 1
         short = isinstance(last, int) and last < SHORT
-        whole = short or isinstance(last, int) and last % LANES == 0
+        whole = isinstance(last, int) and (last < LANES or last % LANES == 0)
         known = tuple(s if whole and isinstance(s, int) else None for s in sizes)
+        operands = list(final.operands)
+        unsorted = [
+            n
+            for n, x in enumerate(operands)
+            if x.at == "edge" and x.number and (sorted_all or any(a and a < 0 for a in x.axes))
+        ]
+        for n in unsorted:
+            operands[n] = replace(operands[n], number=0)
         program = Program(
-            final.text, final.operands, tuple(kept), known, final.others, reduce, lost, short,
+            final.text, tuple(operands), tuple(kept), known, final.others, reduce, lost, short,
             final.dtype, DTYPES[dtype],
         )  # fmt: skip
         refusal = program.refusal()
         if refusal:
             self._why[node.name] = refusal
             return None
+        for n in unsorted:
+            final.tensors[n] = self._sorted(final.tensors[n], rows)
         return program, final.tensors, final.indices
 
     def _region(
@@ -608,11 +786,17 @@ class _Finder:
         value = node.meta["val"].new_empty(shape, dtype=getattr(torch, program.stored))
         sizes = [self._size(s, node) for s in shape]
         args = (number_of(program), tensors, indices, sizes, self._size(m, node), given)
+        call = self._call(region, args, value, node)
+        self._note(call, node, program, shape)
+        return call
+
+    def _note(
+        self, call: fx.Node, node: fx.Node, program: Program, shape: tuple[Size, ...]
+    ) -> None:
+        """Note a region that was found."""
         text = ", ".join(map(str, shape))
         self.found.append(Found(node.name, program, f"({text})"))
-        call = self._call(region, args, value, node)
         call.meta[FOUND] = self.found[-1]
-        return call
 
     def _call(self, target: Any, args: Any, value: Any, like: fx.Node) -> fx.Node:
         """A new node, in the part of the graph, forward or backward, where another one is."""

@@ -16,7 +16,7 @@ from torch._guards import tracing
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 
-from sparsetir.graph.operator import called, region
+from sparsetir.graph.operator import RUNNERS, called, numbered
 
 Run = Callable[[list[Any]], Any]  # may empty the list
 # Random numbers match eager mode. Numbers of regions are only valid in this process.
@@ -104,10 +104,10 @@ def _compiled(graph: fx.GraphModule, args: Sequence[Any]) -> Run:
         with fake:
             module = make_fx(traced, decomposition_table=select_decomp_table())(*fakes)
         regions = []
-        for node in module.graph.find_nodes(op="call_function", target=region):
-            number, region_of_call = called(node.args[0])
-            node.args = number, *node.args[1:]
-            regions.append(region_of_call)
+        for node in module.graph.nodes:
+            if node.target in RUNNERS:
+                regions.append(called(node))
+                node.args = numbered(regions[-1]), *node.args[1:]
         (output,) = module.graph.find_nodes(op="output")
         # Each result has the strides that torch expects.
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))

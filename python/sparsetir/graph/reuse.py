@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from sparsetir.graph.expressions import SAME, VIEWS, alike, aten, dtype_of, same, shape_of
-from sparsetir.graph.operator import clear, cleared, region
+from sparsetir.graph.operator import RUNNERS, clear, cleared
 
 # In-place operators, by their functional counterparts.
 IN_PLACE: dict[Any, Any] = {
@@ -28,7 +28,7 @@ PRODUCTS = {aten.addmm.default, aten.addmm_.default, aten.mm.default}
 # Operators whose results have memory of their own.
 FRESH = {
     *IN_PLACE, *IN_PLACE.values(), *PRODUCTS, aten.bmm.default, aten.threshold_backward.default,
-    aten.threshold_backward.grad_input, region,
+    aten.threshold_backward.grad_input, *RUNNERS,
 }  # fmt: skip
 WRITTEN = {*IN_PLACE.values(), aten.addmm_.default}
 SIZED = {aten.view.default, aten.reshape.default}

@@ -83,7 +83,7 @@ class Translation:
         self._sizes: dict[str, Any] = {}
         self._values: dict[Any, Any] = {}
         self._constants: dict[fx.Node, torch.Tensor] = {}
-        rewrite(exported.graph_module, lambda _: set(), factors=False)
+        rewrite(exported.graph_module, lambda _: set(), factors=False, products=False)
         self._graph = exported.graph_module.graph
         self._read_constants(exported)
         self._shared = {n for n in self._graph.nodes if is_float32(n) and self._is_stored(n)}
