@@ -74,6 +74,11 @@ def reads(how: Mapping[str, Any]) -> list[str]:
     return [v[1:] for v in how.values() if isinstance(v, str) and v.startswith("$")]
 
 
+def valid_for_any(how: Mapping[str, Any]) -> int | None:
+    """The number that a recipe has where nothing is known of its arguments, or None."""
+    return facts_of(how["recipe"]).unknown
+
+
 def of_values(func: SparseFunc) -> list[str]:
     """The computed parameters that are made of values, not of a structure."""
     computed = computed_parameters(func).items()

@@ -181,9 +181,9 @@ def compile_graph(
                 about.measured.append(Measured(_direct(graph, about.calls), direction, about.found))
                 return about.measured[-1]
             if options.rest == "eager":
-                return make_boxed_func(_direct(graph, about.calls).forward)
+                return _function(_direct(graph, about.calls))
             whole = copy.deepcopy(graph)
-            other = make_boxed_func(_direct(graph, about.calls).forward)
+            other = _function(_direct(graph, about.calls))
             return Rest(whole, other, partial(about.rest.__setitem__, direction))
 
         return run
@@ -234,6 +234,14 @@ def _runner(
         return main(main_args)
 
     return _boxed(run)
+
+
+def _function(graph: fx.GraphModule) -> Run:
+    """The function of a graph, which takes a list of arguments.
+
+    It is looked up in each call: torch makes it in the first one.
+    """
+    return make_boxed_func(lambda *args: graph.forward(*args))
 
 
 def _boxed(run: Run) -> Run:

@@ -1,9 +1,14 @@
-"""Torch's flag for operators with data-dependent result sizes, set for one backend alone.
+"""Flags of torch's that are set while it compiles for one backend alone.
 
-The removal of self loops is such an operator: without the flag it breaks a model into several
-graphs, though not under torch.compile(fullgraph=True). Dynamo reads the flag when it traces, long
-before it calls a backend, and with the flag Inductor fails on models that it otherwise compiles; so
-the context that dynamo enters around a compilation checks which backend it is for.
+The removal of self loops is an operator with a data-dependent result size: without a flag it breaks
+a model into several graphs, though not under torch.compile(fullgraph=True). Under dynamic=True,
+floats such as the slope of a leaky ReLU are symbols at first, of which torch finds out when the
+model is traced that it needs their values; then it traces again. So they are constants from the
+beginning, until one has changed.
+
+Dynamo reads flags when it traces, long before it calls a backend, and with the first flag Inductor
+fails on models that it otherwise compiles; so the context that dynamo enters around a compilation
+checks which backend it is for.
 """
 
 from __future__ import annotations
@@ -18,48 +23,58 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 FLAG = "capture_dynamic_output_shape_ops"
+OF_FIRST = "specialize_float"  # set where a function is compiled for the first time
 # Attributes by which torch's wrappers of a backend hold it.
 INNER = ("_torchdynamo_orig_backend", "compiler_fn")
 
 
 class _Compilation:
-    """The context of a compilation by dynamo, with the flag set for backends that want it."""
+    """The context of a compilation by dynamo, with flags set for backends that want them."""
 
     def __init__(
         self, callbacks: AbstractContextManager[Any], wanted: Callable[[Any], bool]
     ) -> None:
         self._callbacks = callbacks
         self._wanted = wanted
-        self._before: bool | None = None
+        self._before: dict[str, bool] = {}
 
     # A backward pass in a compiled function nests compilations. If dynamo compiled these methods in
     # turn, it would deadlock on the lock that it holds meanwhile.
     @disable
     def __enter__(self) -> None:
         self._callbacks.__enter__()
-        if any(map(self._wanted, _backends())):
-            self._before = getattr(config, FLAG)
-            setattr(config, FLAG, True)
+        compilation = _compilation()
+        if any(map(self._wanted, _backends(compilation))):
+            is_first = "cache_entry" in compilation and compilation["cache_entry"] is None
+            flags = (FLAG, OF_FIRST) if is_first and hasattr(config, OF_FIRST) else (FLAG,)
+            self._before = {flag: getattr(config, flag) for flag in flags}
+            for flag in flags:
+                setattr(config, flag, True)
 
     @disable
     def __exit__(self, *raised: Any) -> None:
-        before, error = self._before, raised[1]
-        if before is not None:
-            setattr(config, FLAG, before)
+        error = raised[1]
+        for flag, value in self._before.items():
+            setattr(config, flag, value)
         self._callbacks.__exit__(*raised)
         # Without the flag, code that needs a data-dependent size would come after a graph break.
-        if before is False and isinstance(error, GuardOnDataDependentSymNode):
+        if self._before.get(FLAG) is False and isinstance(error, GuardOnDataDependentSymNode):
             raise UserError(UserErrorType.DYNAMIC_CONTROL_FLOW, str(error)) from error
 
 
-def _backends() -> Iterator[Any]:
-    """The backend of dynamo's calling frame, and the backends that it wraps."""
+def _compilation() -> dict[str, Any]:
+    """The variables of dynamo's compiling function, which calls this one."""
     frame = sys._getframe()
     while frame is not None and not (
         frame.f_code.co_name == "_compile" and INNER[1] in frame.f_locals
     ):
         frame = frame.f_back
-    backend = frame and frame.f_locals[INNER[1]]
+    return {} if frame is None else frame.f_locals
+
+
+def _backends(compilation: dict[str, Any]) -> Iterator[Any]:
+    """The backend that dynamo compiles for, and the backends that it wraps."""
+    backend = compilation.get(INNER[1])
     while backend is not None:
         yield backend
         held = (getattr(backend, name, None) for name in INNER)
@@ -67,7 +82,7 @@ def _backends() -> Iterator[Any]:
 
 
 def install(wanted: Callable[[Any], bool]) -> None:
-    """Make dynamo set the flag from now on when it traces for a backend that wants it.
+    """Make dynamo set the flags from now on when it traces for a backend that wants them.
 
     A function that then needs a data-dependent size runs in Python, like other code that dynamo
     does not support; the functions it calls are compiled.

@@ -6,6 +6,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -29,6 +30,9 @@ _numbers: dict[Program, int] = {}
 _calls: WeakValueDictionary[int, Region] = WeakValueDictionary()
 CHUNK = 1 << 20  # bytes of values of edges that a product with them is computed from at a time
 _next = itertools.count(-1, -1)
+# Calls on the same edges after which estimates for their kernels are computed exactly, and edges
+# from which they are at once: for fewer that takes as long as several calls.
+CALLS, MANY = 16, 1 << 16
 
 
 def number_of(program: Program) -> int:
@@ -52,6 +56,42 @@ def numbered(new: Region | RegionProduct) -> int:
     return number
 
 
+@dataclass(slots=True)
+class _Bound:
+    """A kernel with all of its arguments in order; :class:`_Of` stands for arrays of a call.
+
+    left : calls until estimates among the arguments are replaced; negative if there are none
+    """
+
+    kernel: Kernel
+    arguments: list[Any]
+    left: int
+
+
+class _Kernel:
+    """A kernel of a program, with the origin of each of its arguments.
+
+    gathered : the number of each operand that is read by another index, and that of the index
+    origins : for each argument an array of the call, a size of one, or the name of what depends on
+        indices
+    """
+
+    def __init__(self, program: Program, kernel: Kernel) -> None:
+        self.kernel = kernel
+        origins: dict[str, _Of | tuple[int, int]] = {}
+        count = len(program.operands)
+        for n, x in enumerate(program.operands):
+            origins[f"x{n}"], first = _Of(n), int(x.at != "all")
+            loops = ((a, k) for k, a in enumerate(x.axes, first) if a is not None and a >= 0)
+            origins |= {f"d{a}": (n, k) for a, k in loops}
+            if x.at == "other":
+                origins[f"n{x.number}"] = n, 0
+        origins |= {f"d{a}": (count, 1 + k) for k, a in enumerate(program.result) if a is not None}
+        origins["out"] = _Of(count)
+        self.gathered = [(n, x.number) for n, x in enumerate(program.operands) if x.at == "other"]
+        self.origins = [origins.get(name, name) for name in kernel.signature.passed]
+
+
 class _Prepared(NamedTuple):
     """A kernel's arguments that depend on indices.
 
@@ -59,18 +99,18 @@ class _Prepared(NamedTuple):
     arrays : its arrays and sizes that depend on indices, by name
     ranges : least and greatest node of the other indices
     moved : by number, the permutation of operands that are sorted by rows before the kernel runs
-    passed : by the shapes of operands, the kernel and all of its arguments in order
+    passed : by the shapes of operands, the kernel with its arguments
     aligned : for each operand whether its edges are in the order of the rows
     places : original positions of the result's edges, None for the same order
     alone : nodes without edges, for extrema
     pieces : by number of edges, pieces of so many neighbouring edges
     """
 
-    kernel: Kernel
+    kernel: _Kernel
     arrays: dict[str, Any]
     ranges: list[tuple[int, int]]
     moved: dict[int, Tensor]
-    passed: dict[Any, tuple[Kernel, list[Any]]]
+    passed: dict[Any, _Bound]
     aligned: tuple[bool, ...]
     places: Tensor | None
     alone: Tensor | None
@@ -109,7 +149,7 @@ def _pieces(prepared: _Prepared, edges: int, count: int) -> list[_Piece]:
 
 
 def _prepare(
-    program: Program, kernels: dict[Any, Kernel], order: Order, indices: list[Tensor], m: int
+    program: Program, kernels: dict[Any, _Kernel], order: Order, indices: list[Tensor], m: int
 ) -> _Prepared:
     rows, others = indices[0], indices[1 : 1 + program.others]
     check((0, order.high), m)
@@ -134,10 +174,28 @@ def _prepare(
             arrays[f"place{n}"] = places
     kernel = kernels.get(key := tuple(aligned))
     if kernel is None:
-        kernel = kernels[key] = program.kernel(key)
+        kernel = kernels[key] = _Kernel(program, program.kernel(key))
     extremum = program.reduce in EXTREMA
     alone = order.without_edges(m) if extremum else None
     return _Prepared(kernel, arrays, ranges, moved, {}, key, order.places, alone, {})
+
+
+class _Shared:
+    """What regions of one program share: layers of a model read the same edges in turn.
+
+    kernels : by which operands are in the order of the rows
+    last : for the last call, its indices with their versions, the number of nodes, and arguments
+    key : stands for it where it must not be kept alive
+    """
+
+    def __init__(self) -> None:
+        self.key = object()
+        self.kernels: dict[Any, _Kernel] = {}
+        self.last: tuple[Any, int, _Prepared] | None = None
+
+
+# By the number of a program, while one of its regions lives.
+_shared: WeakValueDictionary[int, _Shared] = WeakValueDictionary()
 
 
 class Region:
@@ -151,15 +209,15 @@ class Region:
         self.program, self.calls, self.copies = program, calls, False
         self._dtypes = [getattr(torch, x.dtype) for x in program.operands]
         self._stored = getattr(torch, program.stored)
-        # Regions of one program share prepared arguments, except those that record their calls.
-        self._prepared_as = number_of(program) if calls is None else object()
+        # Those that record their calls share nothing.
+        new = _Shared()
+        self._shared = _shared.setdefault(number_of(program), new) if calls is None else new
         self.__name__ = "region"  # torch's graphs need it
-        self._last: tuple[Any, int, _Prepared] | None = None
-        self._kernels: dict[Any, Kernel] = {}
 
     def _prepared(self, indices: list[Tensor], m: int) -> _Prepared:
-        if self._last is not None:
-            last, size, prepared = self._last
+        shared = self._shared
+        if shared.last is not None:
+            last, size, prepared = shared.last
             if size == m and all(
                 ref() is x and version == x._version
                 for (ref, version), x in zip(last, indices, strict=True)
@@ -169,13 +227,13 @@ class Region:
         order = order_of(indices[0], m, others[0] if others else None)
 
         def make() -> _Prepared:
-            return _prepare(self.program, self._kernels, order, indices, m)
+            return _prepare(self.program, shared.kernels, order, indices, m)
 
-        self._last = None
+        shared.last = None
         if not all(map(is_private, indices)):
             return make()
-        prepared = order.prepared((self._prepared_as, m), indices, make)
-        self._last = [(weakref.ref(x), x._version) for x in indices], m, prepared
+        prepared = order.prepared((shared.key, m), indices, make)
+        shared.last = [(weakref.ref(x), x._version) for x in indices], m, prepared
         return prepared
 
     def __call__(
@@ -191,12 +249,9 @@ class Region:
             return out.zero_()
         prepared = self._prepared(indices, m)
         key = tuple(shape), *(x.shape for x in operands)
-        known = prepared.passed.get(key)
         arrays = [self._plain(prepared, n, x, indices) for n, x in enumerate(operands)]
         arrays.append(out)
-        if known is None:
-            known = prepared.passed[key] = self._passed(prepared, operands, arrays)
-        _run_kernel(known, arrays)
+        _run_kernel(self._bound(prepared, key, arrays), arrays)
         if prepared.alone is not None:
             out.index_fill_(0, prepared.alone, 0.0)
         places = prepared.places if given and self.program.reduce is None else None
@@ -249,40 +304,61 @@ class Region:
                 for x, operand in zip(arrays, self.program.operands, strict=True)
             ]
             passed.append(out[: last - first])
-            known = piece.prepared.passed.get(key)
-            if known is None:
-                known = self._passed(piece.prepared, passed[:-1], passed, noted=not first)
-                piece.prepared.passed[key] = known
-            _run_kernel(known, passed)
+            noted, exact = not first, edges >= MANY
+            _run_kernel(self._bound(piece.prepared, key, passed, exact, noted), passed)
             yield first, last, passed[-1]
 
+    def _bound(
+        self, prepared: _Prepared, key: Any, arrays: list[Tensor], exact: bool = False,
+        noted: bool = True,
+    ) -> _Bound:  # fmt: skip
+        """The kernel with its arguments for the shapes of a call, which are `key`."""
+        known = prepared.passed.get(key)
+        if known is None or not known.left:
+            exact = exact or known is not None
+            known = prepared.passed[key] = self._passed(prepared, arrays, exact, noted)
+        known.left -= 1
+        return known
+
     def _passed(
-        self, prepared: _Prepared, operands: list[Tensor], arrays: list[Tensor], noted: bool = True
-    ) -> tuple[Kernel, list[Any]]:
+        self, prepared: _Prepared, arrays: list[Tensor], exact: bool, noted: bool
+    ) -> _Bound:
         """The kernel, by a record if there is one, and all of its arguments in order.
 
-        arrays : the converted operands, and the result; :class:`_Of` stands for them in arguments
+        arrays : the converted operands, and the result
+        exact : whether to compute what only speed depends on, even for few edges
         noted : whether to record the call, if calls are recorded
         """
-        named = dict(prepared.arrays)
-        program = self.program
-        named |= program.sizes([x.shape for x in operands], arrays[-1].shape)
-        for x, operand in zip(operands, program.operands, strict=True):
-            if operand.at == "other":
-                check(prepared.ranges[operand.number], len(x))
-        names = [*(f"x{n}" for n in range(len(operands))), "out"]
-        kernel = prepared.kernel
-        calls = self.calls if noted else None
-        if calls is not None or may_be_recorded():
-            shapes = {name: tuple(x.shape) for name, x in zip(names, arrays, strict=True)}
-            call = Call(program, prepared.aligned, kernel.signature.names, dict(named), shapes)
-            kernel = recorded_kernel(call) or kernel
-            if calls is not None:
-                calls.append(call)
+        program, made = self.program, prepared.kernel
+        for n, number in made.gathered:
+            check(prepared.ranges[number], len(arrays[n]))
+        if self.calls is not None or may_be_recorded():
+            made = self._recorded(prepared, arrays, noted)
+        kernel, named = made.kernel, prepared.arrays
+        exact = exact or prepared.arrays["edges"] >= MANY
         if kernel.computed:
-            named |= kernel.compute(named)
-        named |= {name: _Of(n) for n, name in enumerate(names)}
-        return kernel, [named[name] for name in kernel.signature.passed]
+            sizes = program.sizes([x.shape for x in arrays[:-1]], arrays[-1].shape)
+            named = {**named, **sizes}
+            named |= kernel.compute_passed(named, estimate=not exact)
+        arguments = [
+            origin if type(origin) is _Of
+            else named[origin] if isinstance(origin, str)
+            else arrays[origin[0]].shape[origin[1]]
+            for origin in made.origins
+        ]  # fmt: skip
+        return _Bound(kernel, arguments, CALLS if kernel.estimates and not exact else -1)
+
+    def _recorded(self, prepared: _Prepared, arrays: list[Tensor], noted: bool) -> _Kernel:
+        """The kernel that tuning recorded for a call, or else the default one."""
+        names = [*(f"x{n}" for n in range(len(arrays) - 1)), "out"]
+        shapes = {name: tuple(x.shape) for name, x in zip(names, arrays, strict=True)}
+        sizes = self.program.sizes([x.shape for x in arrays[:-1]], arrays[-1].shape)
+        known, kernel = {**prepared.arrays, **sizes}, prepared.kernel.kernel
+        call = Call(self.program, prepared.aligned, kernel.signature.names, known, shapes)
+        if self.calls is not None and noted:
+            self.calls.append(call)
+        recorded = recorded_kernel(call)
+        return prepared.kernel if recorded is None else _Kernel(self.program, recorded)
 
 
 class _Of(NamedTuple):
@@ -291,9 +367,8 @@ class _Of(NamedTuple):
     of: int
 
 
-def _run_kernel(known: tuple[Kernel, list[Any]], arrays: list[Tensor]) -> None:
-    kernel, passed = known
-    kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in passed])
+def _run_kernel(known: _Bound, arrays: list[Tensor]) -> None:
+    known.kernel.run_unchecked([arrays[x.of] if type(x) is _Of else x for x in known.arguments])
 
 
 class RegionProduct:

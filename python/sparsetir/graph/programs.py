@@ -141,7 +141,8 @@ class Program:
         """
         lengths = dict(_loops(result[1:], self.result))
         for shape, operand in zip(shapes, self.operands, strict=True):
-            lengths |= _loops(shape[operand.at != "all" :], operand.axes)
+            if operand.axes:  # a number for all edges may come in one dimension
+                lengths |= _loops(shape[operand.at != "all" :], operand.axes)
             if operand.at == "other":
                 lengths[f"n{operand.number}"] = shape[0]
         return lengths

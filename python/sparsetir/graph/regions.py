@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from sparsetir.graph.expressions import (
@@ -55,6 +54,7 @@ from sparsetir.graph.operator import (
     region_product,
     restored,
 )
+from sparsetir.graph.prelude import acts
 from sparsetir.graph.products import before_transpose
 from sparsetir.graph.programs import Program
 from sparsetir.ops.tensors import DTYPES
@@ -76,6 +76,7 @@ REDUCTIONS = {
     aten.index_reduce.default,
 }
 SCATTERED = {aten.scatter_add.default, aten.scatter_reduce.two}
+UNDEFINED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default}
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 SUMS = {aten.sum.dim_IntList, aten.sum.default}
 
@@ -121,9 +122,11 @@ def rewrite(
     products : of few numbers of each edge and a matrix are parts of regions
     """
     _drop_whole_slices(module.graph)
-    module.graph = fx_graph_cse(module.graph)
+    _drop_double_transposes(module.graph)
+    _merge_equal(module.graph)
     _name_sizes_once(module.graph)
     _read_sizes_of_indices(module.graph)
+    _merge_equal(module.graph)
     finder = _Finder(module.graph, of_edges(module.graph), factors, products)
     finder.run()
     module.graph.eliminate_dead_code()
@@ -138,6 +141,56 @@ def _drop_whole_slices(graph: fx.Graph) -> None:
         if len(node.args) < 5 and alike(value, node):
             node.replace_all_uses_with(value)
             graph.erase_node(node)
+
+
+def _drop_double_transposes(graph: fx.Graph) -> None:
+    for node in graph.find_nodes(op="call_function", target=aten.t.default):
+        if first(node).target == aten.t.default:
+            node.replace_all_uses_with(first(first(node)))
+            graph.erase_node(node)
+
+
+def _merge_equal(graph: fx.Graph) -> None:
+    """Compute equal values once, but for results, which stay tensors of their own.
+
+    Torch has a pass for it, which imports Inductor: that takes seconds.
+    """
+    (output,) = graph.find_nodes(op="output")
+    results = {memory for x in output.all_input_nodes if (memory := _memory_of(x))}
+    equal: dict[Any, fx.Node] = {}
+    writes = 0  # values are equal between writes alone
+    for node in [n for n in graph.nodes if n.op == "call_function"]:
+        schema = getattr(node.target, "_schema", None)
+        writes += bool(schema and schema.is_mutable)
+        if acts(node) or node.target in UNDEFINED or _memory_of(node) in results:
+            continue
+        key = writes, node.target, _key_of(node.args), _key_of(node.kwargs)
+        same_value = equal.setdefault(key, node)
+        if same_value is not node:
+            node.replace_all_uses_with(same_value)
+            graph.erase_node(node)
+
+
+def _memory_of(node: fx.Node) -> int | None:
+    """What identifies the memory of a node's value; None of one that is no tensor."""
+    value = node.meta.get("val")
+    try:
+        return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    except NotImplementedError:
+        return None
+
+
+def _key_of(argument: Any) -> Any:
+    """A key that is equal for equal arguments of a node; 1, 1.0 and True differ."""
+    if isinstance(argument, list | tuple):
+        return "list", *map(_key_of, argument)
+    if isinstance(argument, dict):
+        return "dict", *((name, _key_of(x)) for name, x in argument.items())
+    if isinstance(argument, slice):
+        return "slice", *map(_key_of, (argument.start, argument.stop, argument.step))
+    if isinstance(argument, float | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return type(argument), str(argument)  # 0.0 and -0.0 differ
+    return type(argument), argument
 
 
 def _name_sizes_once(graph: fx.Graph) -> None:

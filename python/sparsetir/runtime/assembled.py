@@ -275,10 +275,10 @@ class AssembledKernel:
 
         Parameters
         ----------
-        given : mapping
+        named : mapping
             All parameters but the result's, by name.
         checked : Kernel, optional
-            `bound`, or :attr:`masked_bound` if `given` includes a pattern, to check the arguments;
+            `bound`, or :attr:`masked_bound` if `named` includes a pattern, to check the arguments;
             by default they are trusted.
 
         Returns
@@ -310,7 +310,7 @@ class AssembledKernel:
 
         Parameters
         ----------
-        given, bounds
+        arguments, bounds
             All parameters but the result's, by name, and their :meth:`bounds`.
         levels : int, optional
             See :meth:`fill`; by default chosen by the rows' numbers of elements.

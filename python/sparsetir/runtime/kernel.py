@@ -25,7 +25,7 @@ from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
 from sparsetir.runtime.signature import PENDING, Arguments, Signature
 from sparsetir.schedules.targets import allowed, assumed_machine, features_needed, is_gpu, refusing
-from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
+from sparsetir.sparse_ir.computed import compute, compute_of_values, reads, valid_for_any
 from sparsetir.sparse_ir.promises import promised_range
 from sparsetir.sparse_ir.structure import check_structure
 
@@ -76,6 +76,9 @@ class Kernel:
     ----------
     computed : mapping
         Recipe and keywords of each computed parameter, by name.
+    estimates : mapping of str to int
+        For each passed parameter that only speed depends on, a value that is valid for any
+        arguments.
     entry : tvm.runtime.PackedFunc
         TVM's function, which takes the arguments `signature.passed` in order; only TVM checks them.
 
@@ -135,6 +138,9 @@ class Kernel:
         self.computed = signature.computed
         self._made = signature.passed[self._count :]
         self._steady = [name for name in self._made if name not in signature.of_values]
+        self._read = {name for how in self.computed.values() for name in reads(how)}
+        estimates = {name: valid_for_any(self.computed[name]) for name in self._made}
+        self.estimates = {name: x for name, x in estimates.items() if x is not None}
         # By ids of checked index arrays, and the sizes that they were checked for.
         self._passed: dict[tuple[object, ...], Seen] = {}
 
@@ -340,9 +346,34 @@ class Kernel:
         ValueError
             As from :func:`sparsetir.sparse_ir.computed.compute`.
         """
-        read = {name for how in self.computed.values() for name in reads(how)}
-        numbers = {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items() if n in read}
-        return compute(self.signature.func, numbers, overrides)
+        return compute(self.signature.func, self._numbers(arguments), overrides)
+
+    def compute_passed(
+        self, arguments: Mapping[str, object], estimate: bool = False
+    ) -> dict[str, Any]:
+        """Evaluate the computed parameters in `signature.passed`, and those they are made of.
+
+        Parameters
+        ----------
+        arguments : mapping
+            As for :meth:`compute`.
+        estimate : bool
+            Take the kernel's `estimates` in place of what is computed, which takes longer than a
+            small kernel.
+
+        Returns
+        -------
+        dict of str to ndarray or int
+        """
+        estimates = self.estimates if estimate else {}
+        if len(estimates) == len(self._made):
+            return dict(estimates)
+        return compute(self.signature.func, self._numbers(arguments), estimates, self._made)
+
+    def _numbers(self, arguments: Mapping[str, object]) -> dict[str, Any]:
+        """The arguments that recipes read, arrays as NumPy."""
+        read = self._read
+        return {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items() if n in read}
 
     def of_values(
         self, arguments: Mapping[str, object], computed: Mapping[str, object]
