@@ -77,7 +77,8 @@ class _Run(fx.Interpreter):
         begin = time.perf_counter()
         result = super().run_node(n)
         seconds = time.perf_counter() - begin
-        runs_region = isinstance(n.target, tuple(RUNNERS.values()))
+        target: Any = n.target
+        runs_region = isinstance(target, tuple(RUNNERS.values()))
         if runs_region:
             _, (rows, *_), *_ = self.fetch_args_kwargs_from_env(n)[0]
             self._edges.add(len(rows))
@@ -89,7 +90,7 @@ class _Run(fx.Interpreter):
         cost.bytes = sum(x.numel() * x.element_size() for x in tensors)
         cost.shape = tuple(tensors[0].shape) if tensors else None
         cost.edges = any(_holds_edges(x, self._edges) for x in tensors)
-        cost.copied = n.target is restored or runs_region and n.target.copies
+        cost.copied = target is restored or runs_region and target.copies
         return result
 
 

@@ -27,7 +27,7 @@ from sparsetir.runtime.kernel import Kernel
 PROGRAMS: list[Program] = []
 _numbers: dict[Program, int] = {}
 # Regions of single calls, by negative numbers.
-_calls: WeakValueDictionary[int, Region] = WeakValueDictionary()
+_calls: WeakValueDictionary[int, Region | RegionProduct] = WeakValueDictionary()
 CHUNK = 1 << 20  # bytes of values of edges that a product with them is computed from at a time
 _next = itertools.count(-1, -1)
 # Calls on the same edges after which estimates for their kernels are computed exactly, and edges
@@ -340,11 +340,12 @@ class Region:
             sizes = program.sizes([x.shape for x in arrays[:-1]], arrays[-1].shape)
             named = {**named, **sizes}
             named |= kernel.compute_passed(named, estimate=not exact)
+        origins: list[Any] = made.origins
         arguments = [
             origin if type(origin) is _Of
             else named[origin] if isinstance(origin, str)
             else arrays[origin[0]].shape[origin[1]]
-            for origin in made.origins
+            for origin in origins
         ]  # fmt: skip
         return _Bound(kernel, arguments, CALLS if kernel.estimates and not exact else -1)
 

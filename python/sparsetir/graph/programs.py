@@ -131,7 +131,13 @@ class Program:
             lines = reduced(self.reduce or "sum", out, term, self.dtype, self.stored)
         over, names, kinds = self._iteration([f"k{n}" for n in range(len(self.loops))], fused)
         write.visit(NAME, over, kinds, lines, names)
-        arrays = ["out", *(f"x{n}" for n in range(len(reads))), "indptr", "index0", *indices]
+        arrays = [
+            "out",
+            *(f"x{n}" for n in range(len(self.operands))),
+            "indptr",
+            "index0",
+            *indices,
+        ]
         return write.text([*arrays, "m", "edges", *(f"n{n}" for n in others), *_open(self.loops)])
 
     def sizes(self, shapes: Sequence[Sequence[Any]], result: Sequence[Any]) -> dict[str, Any]:

@@ -669,7 +669,8 @@ class _Finder:
     def _gradient_of_product(self, node: fx.Node) -> None:
         """A product with values of edges that are computed for it: the gradient of a matrix that
         each edge is multiplied by, or that of the edges' numbers."""
-        x, y = node.args
+        args: Any = node.args
+        x, y = args
         left = before_transpose(x)
         if left is None:
             self._product_with(node, x, y, over_edges=False)
@@ -733,7 +734,8 @@ class _Finder:
         known = self._in_order.get((values, rows))
         if known is None:
             place = {node: n for n, node in enumerate(self.graph.nodes)}
-            last = max([values, rows, *([] if by is None else [by])], key=place.__getitem__)
+            read: list[fx.Node] = [x for x in (values, rows, by) if x is not None]
+            last = max(read, key=place.__getitem__)
             with self.graph.inserting_after(last):
                 args = (values, rows, by)
                 known = self._call(in_order, args, values.meta["val"], values)
