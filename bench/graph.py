@@ -45,12 +45,14 @@ EXPORTED = "exported"
 CSR = "PyG, CSR"
 ORDER = (INDUCTOR, OURS, COMPILED, PYG, CSR, ACCELERATE, OWN)  # see `begun`
 ADJACENCY = ("GCN", "SAGE", "GIN")  # that take a sparse matrix of torch's
+OF_EDGES = 8  # numbers of each edge, of the layer with features of edges
 WEIGHTED = ("raw", "gate", "distance", "own")  # of layers: those with a number for each edge
 LAYERS: dict[str, Callable[[int, int], Any]] = {
     "raw": Raw, "GCN": pyg.GCNConv, "SAGE": pyg.SAGEConv,
     "GIN": lambda a, b: pyg.GINConv(torch.nn.Linear(a, b)), "GAT": pyg.GATConv,
     "GATv2": pyg.GATv2Conv, "Transformer": pyg.TransformerConv, "gate": Gate,
     "distance": Distance, "own": Own,
+    "edge features": lambda a, b: pyg.GATv2Conv(a, b, edge_dim=OF_EDGES),
 }  # fmt: skip
 INPUTS, HIDDEN, CLASSES = 128, 64, 8
 SHUFFLED = ", shuffled"  # behind the names of graphs
@@ -159,7 +161,8 @@ def inputs(nodes: int, edges: torch.Tensor, layer: str) -> tuple[tuple[Any, ...]
     """Arguments of a model, and classes."""
     torch.manual_seed(0)
     x, y = torch.randn(nodes, INPUTS), torch.randint(0, CLASSES, (nodes,))
-    return (x, edges, *([torch.rand(edges.shape[1])] if layer in WEIGHTED else [])), y
+    shape = {"edge features": (OF_EDGES,), **dict.fromkeys(WEIGHTED, ())}.get(layer)
+    return (x, edges, *([] if shape is None else [torch.rand(edges.shape[1], *shape)])), y
 
 
 def _peak(way: str, layer: str, name: str, threads: int) -> dict[str, int]:

@@ -106,6 +106,8 @@ def _square(cell: dict[str, Any]) -> dict[str, Any]:
 README_ROWS: list[tuple[str, str, str, Callable[..., bool], Callable[..., Any]]] = [
     ("an epoch of a two-layer GCN of PyG", COMPILED, "models", _layer("GCN"), _epoch),
     ("an epoch of a two-layer GAT of PyG", COMPILED, "models", _layer("GAT"), _epoch),
+    ("an epoch of a two-layer GATv2 of PyG, with 8 numbers of each edge", COMPILED, "models",
+     _layer("edge features"), _epoch),
     ("an epoch of a user's own gated messages", COMPILED, "models", _layer("gate"), _epoch),
     ("a step of training of an RGCN layer", "sparsetir.nn.RGCNConv", "relations",
      lambda c: (c["graph"], c["feat"]) == ("1e5", 32), lambda c: c["training"]),

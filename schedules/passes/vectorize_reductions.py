@@ -488,7 +488,7 @@ def _in_vectors(
 ) -> tirx.Stmt:
     """A reduction in vectors, or the loop as it is.
 
-    tiles : None for one vector at a time, and for what is shorter none
+    tiles : None for one vector at a time, or several over a size, and for what is shorter none
     """
     extent = loop.extent
     if tiles is not None:
@@ -502,8 +502,8 @@ def _in_vectors(
             value = reduction.combine(value, substitute(reduction.term, {var: step}))
         value = cast(value, dtype_of(held))
         return _placed(loop, reduction, tirx.BufferStore(store.buffer, value, store.indices), [])
-    lanes = _lanes(reduction, bits)
-    if nodes_of(ir.TensorLoad, extent):
+    lanes, ragged = _lanes(reduction, bits), bool(nodes_of(ir.TensorLoad, extent))
+    if ragged:
         lanes = min(RAGGED_LANES, lanes)
     constant = isinstance(extent, tirx.IntImm)
     if lanes < 2 or (constant and int(extent) < lanes):
@@ -514,7 +514,8 @@ def _in_vectors(
     body, buffers = _one_by_one(loop, reduction), []
     # What takes long for an element is in shorter vectors where it fills none.
     costly = nodes_of((tirx.Div, ir.Call), reduction.term)
-    for width in (lanes // 2, lanes) if costly and lanes > 2 else (lanes,):
+    widths = (lanes // 2, lanes) if costly and lanes > 2 else (lanes,)
+    for width in widths if ragged else (*widths, WIDE * lanes):
         vectors, more = _vectors(loop, reduction, Tiles(width, None, False))
         body = tirx.IfThenElse(extent >= as_dtype(width, dtype_of(extent)), vectors, body)
         buffers += more
