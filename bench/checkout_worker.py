@@ -81,7 +81,10 @@ def calls() -> dict[str, Calls]:
             **prepared,
             "new array, NumPy": lambda: np.empty((SIZE, FEAT), np.float32),
             "new tensor, torch": lambda: x.new_empty(SIZE, FEAT),
-            "torch.library operator that does nothing": lambda: nothing(*parts, values, x, "sum"),
+            # The operator lives as long as its library.
+            "torch.library operator that does nothing": lambda _=library: nothing(
+                *parts, values, x, "sum"
+            ),
             "torch CSR @ dense": lambda: csr @ x,
             "autograd.Function that does nothing, forward": no_op,
             "autograd.Function that does nothing, pair": lambda: no_op().backward(grad),
