@@ -105,7 +105,9 @@ def _in_vectors(
     """The innermost loops of a CPU's function in vectors, for a range of sizes."""
     scheduled = vectorize_innermost(func, bits, l2_bytes(), vectors, among)
     # What begins with an init somewhere outside updates what is there, once the init is apart.
-    scheduled = vectorize_innermost(hoist_init(scheduled), bits, l2_bytes(), vectors, among, True)
+    scheduled = vectorize_innermost(
+        hoist_init(scheduled), bits, l2_bytes(), vectors, among, sums_alone=True
+    )
     return inline_exponentials(vectorize_reductions(scheduled, bits, l2_bytes(), any_order))
 
 

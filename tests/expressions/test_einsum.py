@@ -616,6 +616,13 @@ def test_changing_values_stay_in_their_order():
                 np.testing.assert_allclose(plan(A=a), 2 * dense.T @ x, **CLOSE)
 
 
+def test_rows_of_assembled_matrices_come_first():
+    dense, A = array((7, 5), "some", np.random.default_rng(8), True)
+    plan = sparsetir.plan("C[j,i] = A[i,j]", format="csr", A=A.to_scipy())
+    assert "T.sparse_variable(J, " in plan.programs[0].script()
+    np.testing.assert_array_equal(plan().to_scipy().toarray(), dense.T)
+
+
 def test_equal_reductions_are_computed_once():
     rng = np.random.default_rng(7)
     dense, A = array((7, 5), "some", rng, True)

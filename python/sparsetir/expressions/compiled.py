@@ -97,7 +97,7 @@ class Compiled:
         if others or access is None or access.indices != self.statement.result.indices:
             return None
         plain = access.plain
-        if None in plain or len(set(plain)) < len(plain) or access.name not in self.forms:
+        if None in plain or len(set(plain)) < len(plain):
             return None
         return access.name if self.forms[access.name].levels == csf_levels(len(plain)) else None
 

@@ -174,7 +174,9 @@ class _Writer(Declarations):
         while True:
             taken = bounds.accesses
             forms = [(x, self._known_form(x)) for x in taken]
-            order = stored_order(names, forms) or visit_order(names, out, forms, flat, rows)
+            # Rows of an assembled matrix are made one after the other.
+            order = None if rows and len(out) > 1 else stored_order(names, forms)
+            order = order or visit_order(names, out, forms, flat, rows)
             gone = taken[-1:] if order is None else self._apart(taken, order)
             if order is not None and not gone:
                 return bounds, order

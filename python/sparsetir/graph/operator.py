@@ -415,12 +415,12 @@ class RegionProduct:
         return out if places is None else torch.empty_like(out).index_copy_(0, places, out)
 
 
-def _found(program: int, kind: Any) -> Any:
+def _runner_of(program: int, kind: Any) -> Any:
     return _calls[program] if program < 0 else kind(PROGRAMS[program])
 
 
 def _fake(program: int, operands: list[Tensor], indices: list[Tensor], shape: Any, *_: Any) -> Any:
-    stored = getattr(torch, _found(program, Region).program.stored)
+    stored = getattr(torch, _runner_of(program, Region).program.stored)
     return (operands or indices)[0].new_empty(shape, dtype=stored)
 
 
@@ -428,7 +428,8 @@ def _product_fake(
     program: int, operands: list[Tensor], indices: list[Tensor], other: Tensor, shape: Any,
     m: Any, over_edges: bool, given: bool,
 ) -> Any:  # fmt: skip
-    stored, columns = getattr(torch, _found(program, RegionProduct).program.stored), other.shape[1]
+    stored = getattr(torch, _runner_of(program, RegionProduct).program.stored)
+    columns = other.shape[1]
     result = (columns, math.prod(shape[1:])) if over_edges else (shape[0], columns)
     return other.new_empty(result, dtype=stored)
 
@@ -478,14 +479,14 @@ def _like(x: Tensor, _: Tensor) -> Tensor:
 region = _operator(
     "region(int program, Tensor[] operands, Tensor[] indices, SymInt[] shape, SymInt m, bool given)"
     " -> Tensor",
-    lambda program, *args: _found(program, Region)(*args),
+    lambda program, *args: _runner_of(program, Region)(*args),
     _fake,
 )
 # A product with the values of edges of a region: see :class:`RegionProduct`.
 region_product = _operator(
     "region_product(int program, Tensor[] operands, Tensor[] indices, Tensor other, SymInt[] shape,"
     " SymInt m, bool over_edges, bool given) -> Tensor",
-    lambda program, *args: _found(program, RegionProduct)(*args),
+    lambda program, *args: _runner_of(program, RegionProduct)(*args),
     _product_fake,
 )
 RUNNERS: dict[Any, type[Region] | type[RegionProduct]] = {

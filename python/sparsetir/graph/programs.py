@@ -87,10 +87,8 @@ class Program:
             graph
         """
         permuted = [n for n, x in enumerate(self.operands) if x.at == "edge" and not aligned[n]]
-        others, rank = (
-            range(self.others),
-            max(map(len, (self.result, *(x.axes for x in self.operands)))),
-        )
+        others = range(self.others)
+        rank = max(map(len, (self.result, *(x.axes for x in self.operands))))
         write = Writer(NAME)
         write.dense(I="m")
         # Nodes by the first of the other indices are the columns.
@@ -131,13 +129,8 @@ class Program:
             lines = reduced(self.reduce or "sum", out, term, self.dtype, self.stored)
         over, names, kinds = self._iteration([f"k{n}" for n in range(len(self.loops))], fused)
         write.visit(NAME, over, kinds, lines, names)
-        arrays = [
-            "out",
-            *(f"x{n}" for n in range(len(self.operands))),
-            "indptr",
-            "index0",
-            *indices,
-        ]
+        operands = [f"x{n}" for n in range(len(self.operands))]
+        arrays = ["out", *operands, "indptr", "index0", *indices]
         return write.text([*arrays, "m", "edges", *(f"n{n}" for n in others), *_open(self.loops)])
 
     def sizes(self, shapes: Sequence[Sequence[Any]], result: Sequence[Any]) -> dict[str, Any]:
@@ -253,5 +246,5 @@ def _lengths(sizes: Sequence[int | None]) -> dict[str, object]:
 
 
 def _loops(sizes: Sequence[Any], axes: Sequence[int | None]) -> dict[str, Any]:
-    found = zip(sizes, axes, strict=True)
-    return {f"d{a}": size for size, a in found if a is not None and a >= 0}
+    pairs = zip(sizes, axes, strict=True)
+    return {f"d{a}": size for size, a in pairs if a is not None and a >= 0}
