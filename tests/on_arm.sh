@@ -29,7 +29,7 @@ if [ ! -e "$folder/.system" ]; then
   # shellcheck disable=SC2086
   (cd "$folder/packages" && apt-get download -q $needed)
   for package in "$folder"/packages/*.deb; do dpkg -x "$package" "$root"; done
-  python3 -m pip download -q --no-deps --dest "$folder/packages" pip
+  python3 -m venv "$folder/uv" && "$folder/uv/bin/pip" install -q uv
   touch "$folder/.system"
 fi
 
@@ -46,11 +46,13 @@ echo "import sys; sys.executable = '$bin/python3'" >"$site/sitecustomize.py"
 export QEMU_CPU=${ARM_CPU:-neoverse-n1} PATH=$bin:$PATH PYTHONNOUSERSITE=1
 
 if [ ! -e "$folder/.site" ] || [ constraints.txt -nt "$folder/.site" ]; then
-  # The last torch whose wheels for ARM need no CUDA.
+  # uv resolves for another machine, which pip cannot; emulated, pip takes half an hour. The last
+  # torch whose wheels for ARM need no CUDA.
   grep -v '^torch==' constraints.txt >"$folder/constraints.txt"
-  "$bin/python3" "$(ls "$folder"/packages/pip-*.whl | tail -1)/pip" install --target "$site" --upgrade \
-    --only-binary=:all: -c "$folder/constraints.txt" apache-tvm apache-tvm-ffi numpy scipy \
-    'torch<2.10' torch-geometric pytest hypothesis psutil optuna tqdm matplotlib
+  "$folder/uv/bin/uv" pip install -q --target "$site" --upgrade --only-binary=:all: \
+    --python-platform aarch64-manylinux_2_35 --python-version "${python#python}" \
+    -c "$folder/constraints.txt" apache-tvm apache-tvm-ffi numpy scipy 'torch<2.10' \
+    torch-geometric pytest hypothesis psutil optuna tqdm matplotlib
   touch "$folder/.site"
 fi
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import product
 from typing import Any, NoReturn
 
@@ -42,12 +42,14 @@ from sparsetir.runtime.arrays import (
     to_numpy,
 )
 from sparsetir.runtime.kernel import WRITTEN, Kernel
-from sparsetir.runtime.pipeline import Stages, kernel_of, lower_template
+from sparsetir.runtime.kernel_cache import kept_kernel
+from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.problems import Problem, Stored
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.templates.registry import template_of
+from sparsetir.sparse_ir.origins import ORIGINS
 
 GPU_ALIGNMENT = 16  # bytes, for vector loads
 NO_GRADIENT = (
@@ -514,8 +516,15 @@ def finder(config: Config, problem: Problem, target: Target) -> Callable[[], Ker
         template = template_of(config, problem, is_gpu(target))
         return lower_template(template, problem, config, target)
 
+    def what() -> str:
+        if type(config) in ORIGINS:  # a template of a user's is code that may change
+            return ""
+        template = template_of(config, problem, is_gpu(target))
+        program = template.program(problem, config.compiled)
+        return f"{tvm.ir.save_json(program)} {config.compiled!r}"
+
     key = _Key((problem, _compiled_part(config)))
-    return lambda: compiled(key, target, stages)
+    return lambda: compiled(key, target, stages, what)
 
 
 class _Key(tuple[Problem, Hashable]):
@@ -537,15 +546,20 @@ def _compiled_part(config: Config) -> Hashable:
     return config.compiled
 
 
-def compiled(key: Hashable, target: Target, stages: Callable[[], Stages]) -> Kernel:
-    """The kernel for a key and a `tvm.target.Target`, compiled on first use.
+def compiled(
+    key: Hashable, target: Target, stages: Callable[[], Stages],
+    what: Callable[[], str] | None = None,
+) -> Kernel:  # fmt: skip
+    """The kernel for a key and a `tvm.target.Target`, loaded or compiled on first use.
 
     Evicts the least recently used kernel beyond `MOST_KERNELS`. A thread that looks up a compiled
     kernel does not wait for others that compile.
 
     stages : returns the stages to compile; the kernel trusts its index arrays
+    what : as of :func:`sparsetir.runtime.kernel_cache.kept_kernel`; by default the text of `key`
     """
     global _count
+    what = what or partial(repr, key)
     key = (key, _text(target))
     kernel = _kept(key)
     if kernel is not None:
@@ -553,9 +567,9 @@ def compiled(key: Hashable, target: Target, stages: Callable[[], Stages]) -> Ker
     with _compiling:
         kernel = _kept(key)  # another thread may have compiled it meanwhile
         if kernel is None:
-            kernel = kernel_of(stages(), target, check=False)
+            kernel, new = kept_kernel(what, target, stages)
             with _access:
-                _count += 1
+                _count += new
                 _kernels[key] = kernel
                 while len(_kernels) > MOST_KERNELS:
                     _kernels.popitem(last=False)

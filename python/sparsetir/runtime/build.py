@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, overload
 
 import tvm
 from tvm import s_tir, tirx
 
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.kernel_cache import kept_kernel
 from sparsetir.runtime.pipeline import kernels_of, lower, name_of
 from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -94,6 +96,33 @@ def build(
             "build: argument 'obj': expected a stage-I function, a PrimFunc, a Schedule, an "
             f"s_tir.Schedule or an IRModule, got {type(obj).__name__}"
         )
+    if isinstance(obj, SparseFunc | Schedule):
+        what, now = partial(_text, obj, schedule, config), _snapshot(obj)
+        stages = partial(lower, now, schedule, config, target)
+        return kept_kernel(what, target, stages, check)[0]
     stages = {name: lower(f, schedule, config, target) for name, f in functions.items()}
     kernels = kernels_of(stages, target, check)
     return next(iter(kernels.values())) if len(kernels) == 1 else kernels
+
+
+def _snapshot(obj: SparseFunc | Schedule) -> SparseFunc | Schedule:
+    """The program as it is now: a schedule in stage I may be changed before it is lowered again."""
+    if isinstance(obj, SparseFunc) or obj.stage_two is not None:
+        return obj
+    now = Schedule(obj.func)
+    now.trace.instructions += obj.trace.instructions
+    return now
+
+
+def _text(
+    obj: SparseFunc | Schedule, schedule: Callable[..., object] | None, config: object
+) -> str:
+    """What the lowering depends on; "" where that is code of a user's, or a schedule in stage II."""
+    ours = str(getattr(schedule, "__module__", "")).startswith("sparsetir.")
+    if schedule is not None and not ours or isinstance(obj, Schedule) and obj.stage_two is not None:
+        return ""
+    by = f"{schedule.__module__}.{schedule.__qualname__} {config!r}" if schedule else ""
+    func, steps = (
+        (obj, 0) if isinstance(obj, SparseFunc) else (obj.func, len(obj.trace.instructions))
+    )
+    return f"{tvm.ir.save_json(func)} {bool(steps)} {by}"

@@ -58,8 +58,9 @@ class Kernel:
         The name of the function.
     signature : Signature
         Names, shapes and types of its parameters.
-    stages : mapping of str to function
-        The function at stage "I", "II" (as lowered), "II scheduled" and "III".
+    stages : mapping of str to function, or callable
+        The function at stage "I", "II" (as lowered), "II scheduled" and "III"; or what lowers it
+        again when the stages are first wanted.
     target : tvm.target.Target
         The target it was compiled for.
     check : bool
@@ -71,9 +72,13 @@ class Kernel:
     needs : sequence of str, optional
         Features of the CPU that its schedule requires by name. Where they are missing, or the
         system does not permit their use, a call raises RuntimeError.
+    compiler : callable, optional
+        Compiles the stages again, of a kernel whose `module` comes from a file and has no text.
 
     Attributes
     ----------
+    stages : dict of str to function
+        The function at each stage; empty for a kernel that was loaded from an exported file.
     computed : mapping
         Recipe and keywords of each computed parameter, by name.
     estimates : mapping of str to int
@@ -104,23 +109,25 @@ class Kernel:
         module: tvm.runtime.Executable | tvm.runtime.Module,
         name: str,
         signature: Signature,
-        stages: Mapping[str, Any],
+        stages: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         target: tvm.target.Target,
         *,
         check: bool = True,
         needs: Sequence[str] | None = None,
         assumes: Mapping[str, int] | None = None,
+        compiler: Callable[[Mapping[str, Any]], Any] | None = None,
     ) -> None:
         self.name = name
         self.signature = signature
-        self.stages = dict(stages)
+        self._stages = stages if callable(stages) else dict(stages)
+        self._compiler = compiler
         self.target = target
         self.check = check
         self._assumes = assumes
         self._module = module
         self._loaded = not stages  # from a file, which holds no stages and cannot be written again
         self.needs: list[str] = (
-            features_needed(stages.get("II scheduled")) if needs is None else list(needs)
+            features_needed(self.stages.get("II scheduled")) if needs is None else list(needs)
         )
         refused = allowed(self.needs, None if is_gpu(target) else target)
         with pool.serving():  # TVM loads a module when its first function is asked for
@@ -245,6 +252,18 @@ class Kernel:
         a file does not record it.
         """
         return assumed_machine(self.target) if self._assumes is None else self._assumes
+
+    @property
+    def stages(self) -> dict[str, Any]:
+        """The function at each stage, by name; see the class."""
+        if callable(self._stages):
+            self._stages = dict(self._stages())
+        return self._stages
+
+    @property
+    def _text(self) -> Any:
+        """The module whose text can be read, and which can be written to a file."""
+        return self._module if self._compiler is None else self._compiler(self.stages)
 
     def run_unchecked(self, values: Sequence[object]) -> None:
         """Run on the arguments `signature.passed`; only TVM checks them.
@@ -411,7 +430,8 @@ class Kernel:
         -------
         str
         """
-        module = getattr(self._module, "mod", self._module)
+        whole = self._text
+        module = getattr(whole, "mod", whole)
         device = list(module.imports)
         if self._loaded and not device:
             raise ValueError(f"{self.name}: a loaded kernel has no source")
@@ -457,15 +477,9 @@ class Kernel:
             raise FileNotFoundError(f"{who}: there is no folder '{path.parent}'")
         if path.exists() and not overwrite:
             raise FileExistsError(f"{who}: '{path}' exists; pass overwrite=True to replace it")
-        meta = {
-            "name": self.name,
-            "signature": tvm.ir.save_json(self.signature.source),
-            "target": str(self.target),
-            "needs": self.needs,
-            "assumes": self.assumes,
-        }
+        meta = description(self.name, self.signature, self.target, self.needs, self.assumes)
         try:
-            write_library(self._module, path, meta, overwrite)
+            write_library(self._text, path, meta, overwrite)
         except OSError as error:
             text = f"{who}: '{path}' cannot be written: {error.strerror}"
             raise OSError(error.errno, text) from error
@@ -543,6 +557,20 @@ class Kernel:
         by_name = dict(zip(orders, self._placed(values, packed), strict=True))
         rest = iter(steady)
         return [by_name[name] if name in by_name else next(rest) for name in self._made]
+
+
+def description(
+    name: str, signature: Signature, target: tvm.target.Target, needs: Sequence[str],
+    assumes: Mapping[str, int],
+) -> dict[str, object]:  # fmt: skip
+    """What the file of a kernel holds beside its library."""
+    return {
+        "name": name,
+        "signature": tvm.ir.save_json(signature.source),
+        "target": str(target),
+        "needs": list(needs),
+        "assumes": dict(assumes),
+    }
 
 
 def _forgetting(kernel: Kernel, key: tuple[object, ...]) -> Callable[[object], None]:

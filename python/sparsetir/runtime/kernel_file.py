@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sparsetir.machine import this_machine
 from sparsetir.runtime import pool
 from sparsetir.runtime.file_errors import whole
 
+Linker = Callable[..., object]  # (path of the library, paths of object files)
 MARK = b"SPARSETIR2"
 MARK_OF_ANY_VERSION = MARK[:-1]
 DIGITS = 16
@@ -37,15 +39,21 @@ ELF, MACHINE = b"\x7fELF", slice(18, 20)
 
 
 def write_library(
-    module: Module, path: Path, description: dict[str, object], overwrite: bool = False
+    module: Module,
+    path: Path,
+    description: dict[str, object],
+    overwrite: bool = False,
+    link: Linker | None = None,
 ) -> None:
     """Write a compiled module and its description; the file appears when it is complete.
+
+    link : makes a shared library of object files; by default a C++ compiler
 
     Raises OSError, such as FileExistsError unless `overwrite`, and then changes nothing.
     """
     text = json.dumps(description).encode()
     with whole(path, overwrite) as temporary:
-        _export(module, temporary)
+        _export(module, temporary, link)
         with temporary.open("ab") as file:
             library = file.tell()
             file.write(text)
@@ -60,10 +68,10 @@ def write_module(module: Module, path: Path, overwrite: bool) -> None:
         _export(module, temporary)
 
 
-def _export(module: Module, path: Path) -> None:
+def _export(module: Module, path: Path, link: Linker | None = None) -> None:
     path.write_bytes(bytes(ROOM))
     path.unlink()
-    module.export_library(str(path), workspace_dir=str(path.parent))
+    module.export_library(str(path), workspace_dir=str(path.parent), fcompile=link)
 
 
 def read_library(path: Path) -> tuple[bytes, dict[str, Any]]:

@@ -52,7 +52,7 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
         raise FileNotFoundError(f"load: argument 'path': expected a file, got '{path}'")
     try:
         library, meta = read_library(path)
-        name, signature, target = _described(meta)
+        name, signature, target = described(meta)
     except OSError:
         raise
     except Exception as error:  # TVM raises many types
@@ -87,7 +87,7 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
         raise ValueError(f"{who}: its library has no function '{name}'") from error
 
 
-def _described(meta: dict[str, Any]) -> tuple[str, Signature, tvm.target.Target]:
+def described(meta: dict[str, Any]) -> tuple[str, Signature, tvm.target.Target]:
     """Name, signature and target from a description; raises if it is invalid."""
     for field in ("name", "signature", "target"):
         if not isinstance(meta.get(field), str):

@@ -1,0 +1,180 @@
+"""Kernels kept in files across processes.
+
+A file is named by a hash of all that its kernel depends on: the program with the choices of its
+schedule, the target, the machine as schedules see it, and the versions of TVM and this package. To
+load one takes a fiftieth of the time that lowering and compiling take. A file that is damaged, or
+cannot be written or linked, is as good as none: the kernel is compiled in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from sparsetir import extras
+from sparsetir._versions import VERSIONS
+from sparsetir.machine import this_machine
+from sparsetir.runtime.kernel import Kernel, description
+from sparsetir.runtime.kernel_file import open_library, read_library, write_library
+from sparsetir.runtime.load import described
+from sparsetir.runtime.pipeline import Stages, compile_stages, kernel_of, name_of
+from sparsetir.runtime.pool import work_of_threads
+from sparsetir.runtime.signature import signature_of
+from sparsetir.schedules.targets import (
+    assumed_machine,
+    cpu_name,
+    features_needed,
+    host_features,
+    host_target,
+    vector_registers,
+)
+
+VARIABLE = "SPARSETIR_KERNELS"
+MOST_BYTES = 256 << 20  # beyond which the files that were not used for longest are deleted
+PACKAGE = Path(extras.__file__).parent
+OTHERS_MAY_WRITE = 0o022
+
+
+def cache_folder() -> Path | None:
+    """The folder that kernels are kept in, or None to keep none.
+
+    `SPARSETIR_KERNELS` names it, or is empty to keep none; by default it is `sparsetir/kernels` in
+    `XDG_CACHE_HOME` or `~/.cache`.
+    """
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        return Path(os.path.expanduser(named)) if named else None
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(caches, "sparsetir", "kernels")
+
+
+def kept_kernel(
+    what: Callable[[], str], target: tvm.target.Target, stages: Callable[[], Stages],
+    check: bool = False,
+) -> tuple[Kernel, bool]:  # fmt: skip
+    """A kernel, and whether it was compiled rather than loaded from a file.
+
+    Parameters
+    ----------
+    what : callable
+        Describes what its lowering depends on beside target, machine and package; "" for a kernel
+        that is not kept.
+    target : tvm.target.Target
+        The target; kernels are kept for this machine's CPU alone.
+    stages : callable
+        Lowers the program.
+    check : bool
+        The same as for :func:`sparsetir.build`.
+
+    Returns
+    -------
+    tuple of Kernel and bool
+    """
+    folder = cache_folder() if str(target) == str(host_target()) else None
+    text = what() if folder is not None and _is_private(folder) else ""
+    if folder is None or not text:
+        return kernel_of(stages(), target, check=check), True
+    key = hashlib.sha256("\0".join([text, *_circumstances(target)]).encode())
+    path = folder / f"{key.hexdigest()}.so"
+    kernel = _read(path, target, stages, check)
+    if kernel is not None:
+        return kernel, False
+    lowered = stages()
+    name, signature = name_of(lowered["III"]), signature_of(lowered)
+    module: Any = compile_stages({name: lowered}, target)
+    needs = features_needed(lowered.get("II scheduled"))
+    meta = description(name, signature, target, needs, assumed_machine(target))
+    if _write(module, path, meta):
+        kernel = _read(path, target, lambda: lowered, check)
+    return kernel or Kernel(module, name, signature, lowered, target, check=check), True
+
+
+def _read(
+    path: Path, target: tvm.target.Target, stages: Callable[[], Stages], check: bool
+) -> Kernel | None:
+    """The kernel in a file; None for a file that is missing or damaged."""
+    try:
+        library, meta = read_library(path)
+        name, signature, _ = described(meta)
+        kernel = Kernel(
+            open_library(library), name, signature, stages, target, check=check,
+            needs=meta["needs"], assumes=meta["assumes"],
+            compiler=lambda stages: compile_stages({name: stages}, target),
+        )  # fmt: skip
+        os.utime(path)
+    except Exception:  # TVM raises many types
+        return None
+    return kernel
+
+
+def _write(module: Any, path: Path, meta: dict[str, object]) -> bool:
+    """Whether a kernel could be written."""
+    try:
+        _make_room(path.parent)
+        write_library(module, path, meta, overwrite=True, link=_link)
+    except (OSError, RuntimeError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def _link(library: str, objects: Sequence[str], *_: object, **__: object) -> None:
+    """Link a library; its symbols are those of this process, and are resolved when it is loaded.
+
+    The linker itself: a compiler takes ten times as long to call it.
+    """
+    command = ["ld", "-shared", "-z", "now", "-o", library, *objects]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@functools.cache
+def _make_room(folder: Path) -> None:
+    """Delete the files of a folder that were not used for longest, once in a process."""
+    files = [(file.stat(), file) for file in folder.glob("*.so")]
+    size = sum(status.st_size for status, _ in files)
+    for status, file in sorted(files, key=lambda pair: pair[0].st_mtime):
+        if size <= MOST_BYTES:
+            return
+        size -= status.st_size
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+@functools.lru_cache(8)
+def _is_private(folder: Path) -> bool:
+    """Whether a folder exists, or can be made, that nobody else can write to: it holds code."""
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError:
+        return False
+    mine = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    return this_machine().system == "linux" and mine and not status.st_mode & OTHERS_MAY_WRITE
+
+
+def _circumstances(target: tvm.target.Target) -> list[str]:
+    """What all kernels of a target depend on here."""
+    passes, machine = tvm.transform.PassContext.current(), this_machine()
+    return [
+        str(target), cpu_name(target), str(vector_registers(target)),
+        str(sorted(machine.caches.items())), str(sorted(host_features().items())),
+        str(assumed_machine(target)), str(work_of_threads()),
+        f"{passes.opt_level} {passes.config} {passes.disabled_pass}", _package(),
+    ]  # fmt: skip
+
+
+@functools.cache
+def _package() -> str:
+    """The versions, and names, sizes and dates of this package's files, which may be edited."""
+    folders = os.walk(PACKAGE, followlinks=True)
+    files = sorted(f"{folder}/{name}" for folder, _, names in folders for name in names)
+    status = [(f, os.stat(f)) for f in files if f.endswith((".py", ".ll"))]
+    code = repr([(f, s.st_size, s.st_mtime_ns) for f, s in status])
+    return f"{VERSIONS} {hashlib.sha256(code.encode()).hexdigest()}"
