@@ -18,6 +18,7 @@ from sparsetir.data.graphs import KINDS, GraphError
 from sparsetir.machine import this_machine
 from sparsetir.tuning.process import THREADS
 
+os.environ.setdefault("SPARSETIR_KERNELS", "")  # times of compilation are of kernels compiled here
 RESULTS = Path("bench/results")
 GRAPHS = (
     f"A graph is {KINDS}; ':T' behind it transposes; or random, by size: synthetic:cora, ppi, .."

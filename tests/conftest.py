@@ -22,6 +22,7 @@ import pytest
 # What this machine has recorded decides nothing in tests. Here and not in a fixture, because some
 # make plans while they are collected; those that use records set it for themselves.
 os.environ["SPARSETIR_RECORDS"] = ""
+os.environ["SPARSETIR_KERNELS"] = ""  # what is tested is compiled; see compile_cache.py
 # Processes of tests share the cores: threads that wait for others sleep.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

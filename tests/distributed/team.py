@@ -91,7 +91,12 @@ class Team:
 def _environment() -> Iterator[None]:
     """The environment of the first process, whose forks the others are."""
     before = dict(os.environ)
-    os.environ |= {**ALONE, "SPARSETIR_RECORDS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    os.environ |= {
+        **ALONE,
+        "SPARSETIR_RECORDS": "",
+        "SPARSETIR_KERNELS": "",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ import torch
 import sparsetir
 from sparsetir import ops
 from sparsetir.planning import run_plan
+from sparsetir.runtime import kernel_cache
 from sparsetir.runtime.kernel import Kernel
 
 A = sp.random_array((30, 20), density=0.2, format="csr", dtype="float32", rng=0)
@@ -34,7 +35,7 @@ class Counted:
 @pytest.fixture
 def kernels(monkeypatch):
     """All that is compiled."""
-    compiled, real = [], run_plan.kernel_of
+    compiled, real = [], kernel_cache.kernel_of
 
     def counted(stages, target, *, check):
         kernel = real(stages, target, check=check)
@@ -42,7 +43,7 @@ def kernels(monkeypatch):
         parts = kernel.name, kernel.signature, kernel.stages, target
         return Kernel({kernel.name: compiled[-1]}, *parts, check=check)
 
-    monkeypatch.setattr(run_plan, "kernel_of", counted)
+    monkeypatch.setattr(kernel_cache, "kernel_of", counted)
     monkeypatch.setattr(run_plan, "_kernels", type(run_plan._kernels)())
     monkeypatch.setattr(sys.modules["sparsetir.planning.plan"], "_likes", {})
     return compiled

@@ -8,6 +8,7 @@ import pytest
 import sparsetir
 from sparsetir.ops.tensors import kernel_by
 from sparsetir.planning import run_plan
+from sparsetir.runtime import kernel_cache
 from sparsetir.schedules.operators.block_linear import BlockLinear
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.block_linear import BlockTile
@@ -19,7 +20,7 @@ def made(monkeypatch):
     kernels = []
     monkeypatch.setattr(run_plan, "_kernels", OrderedDict())
     monkeypatch.setattr(
-        run_plan, "kernel_of", lambda stages, *_, **__: kernels.append(stages) or stages
+        kernel_cache, "kernel_of", lambda stages, *_, **__: kernels.append(stages) or stages
     )
     return kernels
 

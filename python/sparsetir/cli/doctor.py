@@ -33,8 +33,8 @@ OPTIONAL = {"torch": "torch tensors", "optuna": "tune", "matplotlib": "pictures,
 NEEDED = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy")
 TARGETS = ("llvm", "cuda", "opencl", "vulkan", "rocm", "metal")
 VARIABLES = (
-    "SPARSETIR_RECORDS", "SPARSETIR_POOL", "XDG_CACHE_HOME", "TVM_NUM_THREADS", "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
+    "SPARSETIR_RECORDS", "SPARSETIR_KERNELS", "SPARSETIR_POOL", "XDG_CACHE_HOME",
+    "TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
     "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT", "TVM_CUDA_COMPILE_MODE",
     "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         "gpu": gpu(),
         "nvcc": nvcc(),
         "records": records(),
+        "kernels": kernels(),
         "environment": {n: os.environ[n] for n in VARIABLES if n in os.environ},
         "kernel": kernel(),
     }
@@ -168,22 +169,39 @@ def records() -> Facts:
     return out if out["writable"] else {**out, "error": f"{at} cannot be written to"}
 
 
+def kernels() -> Facts:
+    """The folder of kernels that processes share, and what it holds."""
+    from sparsetir.runtime.kernel_cache import VARIABLE, cache_folder
+
+    folder = cache_folder()
+    if folder is None:
+        return {"path": None, "reason": f"switched off: {VARIABLE} is empty"}
+    sizes = [file.stat().st_size for file in folder.glob("*.so")]
+    return {"path": str(folder), "kernels": len(sizes), "bytes": sum(sizes)}
+
+
 def kernel() -> Facts:
     """Compile, run and check SpMM on a small matrix."""
     import scipy.sparse as sp
 
     import sparsetir
+    from sparsetir.runtime.kernel_cache import VARIABLE
     from sparsetir.tuning.serving import one_line
 
     rng = np.random.default_rng(0)
     matrix = sp.random_array((200, 100), density=0.05, format="csr", dtype="float32", rng=rng)
     dense = rng.standard_normal((100, 32), dtype=np.float32)
+    folder = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = ""  # so that it is not loaded
     try:
         config = sparsetir.plan_candidates("spmm", matrix, 32)[0]
         product = sparsetir.plan("spmm", matrix, 32, config=config)
         error = float(np.abs(product(dense) - matrix @ dense).max())
     except Exception as failure:
         return {"error": one_line(failure)}
+    finally:
+        os.environ.pop(VARIABLE)
+        os.environ |= {} if folder is None else {VARIABLE: folder}
     out = {"compile_seconds": product.compile_seconds, "largest_error": error}
     return out if error < TOLERANCE else {**out, "error": f"the result is wrong by {error:.2g}"}
 
@@ -227,6 +245,9 @@ def _show(facts: Facts) -> None:
         if kept["bytes"] is not None:
             size = f"{many(kept['records'], 'record')} in {memory(kept['bytes'])}"
         _part("records", f"{kept['path']}: {size}")
+    made = facts["kernels"]
+    held = made["path"] and f"{many(made['kernels'], 'kernel')} in {memory(made['bytes'])}"
+    _part("kernels", f"{made['path']}: {held}" if held else made["reason"])
     _part("variables", *(f"{name}={value}" for name, value in facts["environment"].items()))
     ran = facts["kernel"]
     if "error" not in ran:

@@ -97,8 +97,8 @@ def build(
             f"s_tir.Schedule or an IRModule, got {type(obj).__name__}"
         )
     if isinstance(obj, SparseFunc | Schedule):
-        what, now = partial(_text, obj, schedule, config), _snapshot(obj)
-        stages = partial(lower, now, schedule, config, target)
+        now = _snapshot(obj)
+        stages, what = partial(lower, now, schedule, config, target), partial(_text, now, schedule)
         return kept_kernel(what, target, stages, check)[0]
     stages = {name: lower(f, schedule, config, target) for name, f in functions.items()}
     kernels = kernels_of(stages, target, check)
@@ -114,15 +114,10 @@ def _snapshot(obj: SparseFunc | Schedule) -> SparseFunc | Schedule:
     return now
 
 
-def _text(
-    obj: SparseFunc | Schedule, schedule: Callable[..., object] | None, config: object
-) -> str:
-    """What the lowering depends on; "" where that is code of a user's, or a schedule in stage II."""
-    ours = str(getattr(schedule, "__module__", "")).startswith("sparsetir.")
-    if schedule is not None and not ours or isinstance(obj, Schedule) and obj.stage_two is not None:
-        return ""
-    by = f"{schedule.__module__}.{schedule.__qualname__} {config!r}" if schedule else ""
-    func, steps = (
-        (obj, 0) if isinstance(obj, SparseFunc) else (obj.func, len(obj.trace.instructions))
-    )
-    return f"{tvm.ir.save_json(func)} {bool(steps)} {by}"
+def _text(obj: SparseFunc | Schedule, schedule: object) -> str:
+    """What the lowering depends on; "" where that is more than a program of stage I."""
+    if isinstance(obj, SparseFunc):
+        return tvm.ir.save_json(obj) if schedule is None else ""
+    # Loop orders that a schedule asked for are kept.
+    steps = bool(obj.trace.instructions)
+    return f"{tvm.ir.save_json(obj.func)} {steps}" if obj.stage_two is None else ""
