@@ -54,7 +54,7 @@ def run_plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, EmulatedKernel]:
     plans: Any = import_module("sparsetir.planning.run_plan")
     kernels: dict[Any, EmulatedKernel] = {}
 
-    def compiled(key: Any, target: Any, stages: Any) -> EmulatedKernel:
+    def compiled(key: Any, target: Any, stages: Any, *_: Any) -> EmulatedKernel:
         assert target.kind.name == "cuda"
         if key not in kernels:
             kernels[key] = EmulatedKernel(stages())
