@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 
-from sparsetir.graph import capture
+from sparsetir.graph import ahead, capture
 from sparsetir.graph.batched import one_by_one
 from sparsetir.graph.calls import Call
 from sparsetir.graph.checked import Checked
@@ -154,6 +154,7 @@ def compile_graph(
         regions, left = rewrite(graph, lambda graph: following(graph, is_edges)[0])
         about.found += regions
         about.left += left
+        ahead.begin(region.program.expected() for region in regions)
         copy_results(graph.graph, results, is_edges)
 
     def partition(joint: fx.GraphModule, given: Any, *, num_fwd_outputs: int, **more: Any) -> Any:

@@ -165,8 +165,7 @@ def _prepare(
         if operand.at == "edge" and operand.number:
             of = None if operand.number == GIVEN else indices[operand.number]
             places = places_between(of, rows)
-        # Few numbers for many features are cheaper to sort beforehand.
-        few = bool(program.loops) and len(program.loops) - 1 not in operand.axes
+        few = program.is_short(operand)
         aligned.append(places is None or few)
         if places is not None and few:
             moved[n] = places

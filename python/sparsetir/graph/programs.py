@@ -16,6 +16,7 @@ from typing import Any
 
 from tvm.error import DiagnosticError
 
+from sparsetir.graph import ahead
 from sparsetir.planning.run_plan import compiled
 from sparsetir.records.task import Config
 from sparsetir.runtime.file_errors import first_line
@@ -192,12 +193,28 @@ class Program:
         config : choices that a search found, by default those of the default schedule
         """
         text, target = self.text(aligned), resolve_target("llvm")
-        schedule = program_space.apply if config else None
+        schedule, key = program_space.apply if config else None, _key(text, config)
 
         def stages() -> Stages:
             return lower(parsed(text), schedule, config or None, target)
 
-        return compiled((NAME, text, config or None), target, stages)
+        ahead.claim(repr(key))
+        return compiled(key, target, stages)
+
+    def expected(self) -> tuple[str, str]:
+        """The key and the text of the kernel that a first call is likely to need."""
+        orders = (x.at != "edge" or not x.number or self.is_short(x) for x in self.operands)
+        text = self.text(tuple(orders))
+        return repr(_key(text)), text
+
+    def is_short(self, operand: Operand) -> bool:
+        """Whether an operand has few numbers for many features: cheaper to sort beforehand."""
+        return bool(self.loops) and len(self.loops) - 1 not in operand.axes
+
+
+def _key(text: str, config: Config | None = None) -> tuple[str, str, Config | None]:
+    """The key of a kernel."""
+    return NAME, text, config or None
 
 
 def features(axes: Sequence[int | None], term: int = 0) -> list[tuple[str, str]]:

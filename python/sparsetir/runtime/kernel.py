@@ -115,7 +115,7 @@ class Kernel:
         check: bool = True,
         needs: Sequence[str] | None = None,
         assumes: Mapping[str, int] | None = None,
-        compiler: Callable[[Mapping[str, Any]], Any] | None = None,
+        compiler: Callable[[dict[str, Any]], Any] | None = None,
     ) -> None:
         self.name = name
         self.signature = signature

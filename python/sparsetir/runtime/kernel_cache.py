@@ -78,12 +78,9 @@ def kept_kernel(
     -------
     tuple of Kernel and bool
     """
-    folder = cache_folder() if str(target) == str(host_target()) else None
-    text = what() if folder is not None and _is_private(folder) else ""
-    if folder is None or not text:
+    path = _path(what(), target) if str(target) == str(host_target()) and keeps() else None
+    if path is None:
         return kernel_of(stages(), target, check=check), True
-    key = hashlib.sha256("\0".join([text, *_circumstances(target)]).encode())
-    path = folder / f"{key.hexdigest()}.so"
     kernel = _read(path, target, stages, check)
     if kernel is not None:
         return kernel, False
@@ -95,6 +92,27 @@ def kept_kernel(
     if _write(module, path, meta):
         kernel = _read(path, target, lambda: lowered, check)
     return kernel or Kernel(module, name, signature, lowered, target, check=check), True
+
+
+def keeps() -> bool:
+    """Whether kernels are kept."""
+    folder = cache_folder()
+    return folder is not None and _is_private(folder)
+
+
+def is_kept(what: str) -> bool:
+    """Whether there is a file of a kernel for this machine; what : see :func:`kept_kernel`."""
+    path = _path(what, host_target()) if keeps() else None
+    return path is not None and path.exists()
+
+
+def _path(what: str, target: tvm.target.Target) -> Path | None:
+    """The file of a kernel, None for one that is not kept."""
+    folder = cache_folder()
+    if folder is None or not what:
+        return None
+    key = hashlib.sha256("\0".join([what, *_circumstances(target)]).encode())
+    return folder / f"{key.hexdigest()}.so"
 
 
 def _read(
