@@ -186,6 +186,23 @@ def test_rows_in_parts_and_in_rounds(program: str, idtype: str, monkeypatch: Any
             assert {x.dtype.name for x in result[:2]} == {idtype}
 
 
+@pytest.mark.parametrize(("program", "threads", "rounds"), [
+    ("add_csr", 1, False), ("add_csr", 3, False), ("add_csr", 1, True), ("spgemm", 1, False),
+])  # fmt: skip
+def test_bounds_of_rows_are_for_parts(
+    program: str, threads: int, rounds: bool, monkeypatch: Any
+) -> None:
+    """A sum on one thread takes none; results whose size only they tell, and rounds, do."""
+    kernel = built(program, "float64", "int32")
+    args = given_to(program, "small", "float64", "int32")
+    named = kernel.bound.completed(args, "c_bounds", "c_width")
+    monkeypatch.setattr(assembled, "WORK_OF_A_PART", 1)
+    monkeypatch.setattr(assembled, "ROOM", 1 if rounds else 1 << 30)
+    monkeypatch.setattr(pool, "count", lambda: threads)
+    whole = kernel.bounds(named).part is not None
+    assert whole == (program == "add_csr" and threads == 1 and not rounds)
+
+
 def test_several_iterations() -> None:
     """Each iteration adds to what the first one sets; the interpreter runs them in turn."""
     func = sparsetir.from_source(TWICE)

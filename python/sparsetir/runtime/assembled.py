@@ -288,10 +288,12 @@ class AssembledKernel:
         kernel, names = checked or self.bound, self.programs
         if checked is None and names.shape:
             rows, columns = map(named.__getitem__, names.shape)
-            most = rows * columns
+            most, alone = rows * columns, WORK_OF_A_PART
             if names.members:
                 most = min(most, sum(map(named.__getitem__, names.members)))
-            if most < WORK_OF_A_PART:
+                # There is one part anyway: no bounds of rows are asked for.
+                alone = ROOM if pool.count() == 1 and not self.has_levels else alone
+            if most < alone:
                 return _of_few(rows, columns, most, names.idtype)
         signature, width = kernel.signature, np.zeros(2, np.int64)
         args, at = [named.get(name) for name in signature.names], signature.position[names.bounds]
