@@ -47,17 +47,16 @@ export QEMU_CPU=${ARM_CPU:-neoverse-n1} PATH=$bin:$PATH PYTHONNOUSERSITE=1
 
 if [ ! -e "$folder/.site" ] || [ constraints.txt -nt "$folder/.site" ]; then
   # uv resolves for another machine, which pip cannot; emulated, pip takes half an hour. The last
-  # torch whose wheels for ARM need no CUDA.
+  # torch whose wheels for ARM need no CUDA, with TVM's way to it, which would be compiled here.
   grep -v '^torch==' constraints.txt >"$folder/constraints.txt"
   "$folder/uv/bin/uv" pip install -q --target "$site" --upgrade --only-binary=:all: \
     --python-platform aarch64-manylinux_2_35 --python-version "${python#python}" \
     -c "$folder/constraints.txt" apache-tvm apache-tvm-ffi numpy scipy 'torch<2.10' \
-    torch-geometric pytest hypothesis psutil optuna tqdm matplotlib
+    torch-c-dlpack-ext torch-geometric pytest hypothesis psutil optuna tqdm matplotlib
   touch "$folder/.site"
 fi
 
-# Without the last: TVM would compile its way to torch of this version, here for minutes.
-export PYTHONPATH=$site:$PWD/python TVM_FFI_DISABLE_TORCH_C_DLPACK=1
+export PYTHONPATH=$site:$PWD/python
 if [ "${1:-}" = --python ]; then
   shift
   exec "$bin/python3" "$@"
