@@ -32,7 +32,6 @@ from sparsetir.schedules.targets import (
     assumed_machine,
     cpu_name,
     features_needed,
-    host_features,
     host_target,
     vector_registers,
 )
@@ -178,12 +177,12 @@ def _is_private(folder: Path) -> bool:
 
 
 def _circumstances(target: tvm.target.Target) -> list[str]:
-    """What all kernels of a target depend on here."""
+    """What all kernels of a target depend on here; this CPU's features are those of the target."""
     passes, machine = tvm.transform.PassContext.current(), this_machine()
+    features = [] if machine.features is None else sorted(machine.features.items())
     return [
-        str(target), cpu_name(target), str(vector_registers(target)),
-        str(sorted(machine.caches.items())), str(sorted(host_features().items())),
-        str(assumed_machine(target)), str(work_of_threads()),
+        str(target), cpu_name(target), str(vector_registers(target)), str(features),
+        str(sorted(machine.caches.items())), str(assumed_machine(target)), str(work_of_threads()),
         f"{passes.opt_level} {passes.config} {passes.disabled_pass}", _package(),
     ]  # fmt: skip
 
