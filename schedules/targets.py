@@ -12,7 +12,6 @@ from typing import Any
 import tvm
 
 from sparsetir.machine import REGISTERS, this_machine
-from sparsetir.schedules.passes.amx_nests import NEEDS
 
 # As users give one.
 TargetLike = str | Mapping[str, object] | tvm.target.Target
@@ -189,6 +188,8 @@ def assumed_machine(target: Any) -> dict[str, int]:
     return {} if is_gpu(target) else {"l2_bytes": l2_bytes(), "threads": pool()}
 
 
+# Attribute of stage II: the CPU features that a function asks for by intrinsics.
+NEEDS = "sparsetir.needs"
 ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64", "AMD64": "x86_64"}  # other names
 ARCH_PRCTL = 158  # of x86-64
 REQUEST_PERMISSION, TILE_DATA = 0x1023, 18

@@ -152,6 +152,9 @@ class Template:
     choices : Asked -> Tried of a search; None where it does not serve
     configs : (problem, CsrPattern, Statistics, target) -> the configs of a search one by one, in
         place of choices. Of relations as for `arrange`, and what has the numbers of features
+    engine : (problem, CsrPattern, Statistics, target, Format) -> configs for a matrix engine of
+        this machine or a GPU, which multiplies blocks of the format; with None in its place, of
+        blocks that are better than vectors by far. A GPU's needs no pattern
     turn : when a search comes to it, of the templates for a problem; the lowest first
     """
 
@@ -164,6 +167,7 @@ class Template:
     candidates: Callable[..., Sequence[Any]] | None = None
     choices: Callable[[Asked], Tried | None] | None = None
     configs: Callable[..., Sequence[Any]] | None = None
+    engine: Callable[..., Sequence[Any]] | None = None
     turn: int = 9
 
     def fits(self, problem: Any, gpu: bool) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsetir import _versions
 from sparsetir.data import hooks
+from sparsetir.extras import need
 from sparsetir.runtime import dialect
 
 _versions.check()
@@ -162,11 +163,11 @@ _PACKAGES = (
 
 def __getattr__(name: str) -> object:
     if name in _WHERE:
-        found = getattr(import_module(_WHERE[name]), name)
+        found = getattr(need(f"sparsetir.{name}", _WHERE[name]), name)
         globals()[name] = found
         return found
     if name in _PACKAGES:
-        return import_module(f"sparsetir.{name}")
+        return need(f"sparsetir.{name}", f"sparsetir.{name}")
     raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")
 
 

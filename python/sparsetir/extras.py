@@ -1,11 +1,14 @@
-"""Packages that only some functions need."""
+"""Packages that only some functions need, and extensions that the core does without."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NoReturn
 
 # Begins the code of a process that needs no torch: TVM, which would import it, then comes without.
 WITHOUT_TORCH = "import sparsetir, sys; sys.modules['torch'] = None"
@@ -17,21 +20,43 @@ def allow_torch() -> None:
         del sys.modules["torch"]
 
 
-def need(who: str, package: str, extra: str, title: str = "") -> None:
-    """Raise ImportError, with what to install, where a package is not installed.
+def need(who: str, package: str, extra: str | None = None, title: str = "") -> ModuleType:
+    """Import a package; raise ImportError, with what to install, where it is not installed.
 
-    extra : of sparsetir, that brings it
+    extra : extra of sparsetir that brings it; None for an extension, a module of sparsetir itself
     title : what people call it; by default as it is imported
     """
     try:
-        import_module(package)
+        return import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package:
+        if not f"{package}.".startswith(f"{error.name}."):
             raise
+        hint = f": run `{install_hint(extra, package)}`" if extra else " with this sparsetir"
         raise ImportError(
-            f"{who}: needs {title or package}, which is not installed: "
-            f"run `{install_hint(extra, package)}`"
+            f"{who}: needs {title or package}, which is not installed{hint}"
         ) from error
+
+
+def extend(package: str, **modules: str) -> Callable[[str], NoReturn]:
+    """Add the names of extensions to a package, and return its `__getattr__` for absent ones.
+
+    modules : the names that each module of the package has, separated by spaces
+    """
+    absent = {}
+    for module, names in modules.items():
+        where = f"{package}.{module}"
+        if find_spec(where) is None:
+            absent |= dict.fromkeys(names.split(), where)
+            continue
+        for name in names.split():
+            setattr(sys.modules[package], name, getattr(import_module(where), name))
+
+    def refuse(name: str) -> NoReturn:
+        if name in absent:
+            need(f"{package}.{name}", absent[name])
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return refuse
 
 
 def install_hint(extra: str, package: str) -> str:

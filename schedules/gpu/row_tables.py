@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from tvm.script import from_source
 from tvm.script import tirx as tirx_script
 
@@ -34,14 +35,6 @@ from sparsetir.schedules.templates.sparse_results import refuse
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES, atomic_call
 
 BLOCK = 128  # threads
-
-
-@dataclass(frozen=True)
-class RowTables(Config):
-    """A product whose pattern the GPU finds, or a mask has, by a hash table for each row."""
-
-
-register(Template(RowTables, SparseResult, program, refuse, gpu=True))
 
 
 def dtypes_of(semiring: str) -> tuple[str, ...]:
@@ -121,6 +114,41 @@ def rows_program(
         "taken_in": partial(atomic_call, SEMIRINGS[semiring][0]), "number": number,
     }  # fmt: skip
     return from_source(text, {"T": tirx_script, **how})
+
+
+@dataclass(frozen=True)
+class RowTables(Config):
+    """A product whose pattern the GPU finds, or a mask has, by a hash table for each row."""
+
+    finds_pattern: ClassVar[bool] = True
+    rows_program: ClassVar = staticmethod(rows_program)
+
+    def instead_for(self, problem: SparseResult, op: str) -> str:
+        """The config to expect where this one does not support the problem; else ""."""
+        if op != "spgemm":
+            return "ElementThreads" + " or TermLanes" * problem.is_product
+        dtypes = dtypes_of(problem.how)
+        if problem.dtype in dtypes:
+            return ""
+        return f"ElementThreads or TermLanes but for {', '.join(dtypes)} with '{problem.how}'"
+
+    @staticmethod
+    def binned(terms: np.ndarray, columns: int) -> list[tuple[Bin, np.ndarray, int, int]]:
+        """For each nonempty bin its rows, the number of column ranges they take, and their columns.
+
+        terms : (rows,) terms of each row, or elements of a mask
+        columns : columns of the result
+        """
+        bins, least = [], 0  # rows without terms stay empty
+        for size in BINS:
+            bins.append((size, (terms > least) & (terms <= size.terms), 1, max(columns, 1)))
+            least = size.terms
+        long = -(-columns // size.slots)
+        bins.append((size, terms > least, long, size.slots))
+        return [(s, np.flatnonzero(rows), r, w) for s, rows, r, w in bins if rows.any()]
+
+
+register(Template(RowTables, SparseResult, program, refuse, gpu=True))
 
 
 def _filled(text: str, **pieces: str) -> str:

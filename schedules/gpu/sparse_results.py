@@ -8,6 +8,7 @@ product's elements are listed beforehand, and threads that share an element add 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sparsetir.schedules.arguments import Config, expect, number
 from sparsetir.schedules.operators.problems import memoized
@@ -28,6 +29,11 @@ class ElementThreads(Config):
     block: int = number(128, most=1024, power=True)
 
 
+def configs(problem: SparseResult, *_: object) -> list[ElementThreads]:
+    """The configs that a search tries, the default first."""
+    return [ElementThreads(), ElementThreads(64), ElementThreads(256)]
+
+
 def apply(sch: Schedule, config: ElementThreads) -> None:
     """Divide the elements among threads."""
     stage_two = sch.lower()
@@ -38,7 +44,7 @@ def apply(sch: Schedule, config: ElementThreads) -> None:
 
 
 program = memoized(SparseResult.values_program)
-register(Template(ElementThreads, SparseResult, program, apply, gpu=True))
+register(Template(ElementThreads, SparseResult, program, apply, gpu=True, configs=configs))
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,20 @@ class TermLanes(Config):
 
     lanes: int = number(8, most=WARP, power=True)
     block: int = number(128, most=1024, power=True)
+    listed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self, "block", self.block >= self.lanes, f"at least lanes = {self.lanes}")
+
+    def instead_for(self, problem: SparseResult, op: str) -> str:
+        """The config to expect where this one does not support the problem; else ""."""
+        return "" if problem.is_product else "ElementThreads"
+
+
+def products(problem: SparseResult, *_: object) -> list[TermLanes]:
+    """The configs that a search of a product tries."""
+    return [TermLanes(lanes) for lanes in (1, 4, 8, 32) if problem.is_product]
 
 
 def share_terms(sch: Schedule, config: TermLanes) -> None:
@@ -80,6 +96,5 @@ def share_terms(sch: Schedule, config: TermLanes) -> None:
         sch.parallelize(inner, "thread", race=f"group({config.lanes})")
 
 
-register(
-    Template(TermLanes, SparseResult, memoized(SparseResult.terms_program), share_terms, gpu=True)
-)
+terms = memoized(SparseResult.terms_program)
+register(Template(TermLanes, SparseResult, terms, share_terms, gpu=True, configs=products))

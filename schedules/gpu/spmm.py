@@ -37,11 +37,9 @@ from sparsetir.schedules.gpu.features import (
     vector_width,
 )
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
-from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import redirected
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
-from sparsetir.schedules.template import Asked, Template, Tried, around, register
+from sparsetir.schedules.template import Asked, Tried, around
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of
 from sparsetir.sparse_ir.schedule import Schedule
@@ -175,6 +173,3 @@ def choices(search: Asked) -> Tried:
         rows_per_block=(1, 2, 4, 8), vector=[max(1, vector // 2)], coarsen=(1, 2),
         row_cache=(False, True), occupancy=(None, 1024),
     )  # fmt: skip
-
-
-register(Template(RowSplit, Spmm, program, apply, gpu=True, choices=choices, turn=1))

@@ -144,14 +144,15 @@ class TensorCores(Tiled):
         return -(-feat // self.tile)
 
 
-def for_format(fmt: Format, problem: Any, feat: int, target: Any) -> TensorCores | None:
-    """A config for a format that a user names; None where there is none."""
-    if serves(problem) is not None or not has_tensor_cores(target):
-        return None
+def engine(problem: Any, matrix: Any, stats: Any, target: Any, fmt: Any) -> list[TensorCores]:
+    """The config for a format that a user names, if there is one; none for None."""
+    del matrix
+    if fmt is None or serves(problem) is not None or not has_tensor_cores(target):
+        return []
     try:
-        return TensorCores.for_features(fmt, feat, problem.dtype)
+        return [TensorCores.for_features(fmt, stats.feat, problem.dtype)]
     except ValueError:  # of other blocks
-        return None
+        return []
 
 
 def serves(problem: Any) -> str | None:
@@ -335,5 +336,7 @@ def _bind_first(loops: Any, block: str) -> None:
     run_in_parallel(loops, threads, "threadIdx.x")
 
 
-register(Template(TensorCores, Spmm, program, apply, arrange, gpu=True, configs=configs))
+register(
+    Template(TensorCores, Spmm, program, apply, arrange, gpu=True, configs=configs, engine=engine)
+)
 register(Template(TensorCores, block_spmm.BlockSpmm, block_spmm.program, apply, gpu=True))

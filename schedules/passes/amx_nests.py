@@ -12,6 +12,7 @@ from tvm import ir, s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.amx_tiles import TILE, TileShape, load_config, release, store
+from sparsetir.schedules.targets import NEEDS
 from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, loads_of, nodes_of, substitute
@@ -29,9 +30,6 @@ from sparsetir.sparse_ir.tir import (
     values_of,
 )
 from sparsetir.sparse_ir.traversal import map_expr
-
-# Attribute of stage II: the CPU features that a function asks for by intrinsics.
-NEEDS = "sparsetir.needs"
 
 
 def operands_alone(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> tirx.PrimFunc:

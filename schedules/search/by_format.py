@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from sparsetir.formats import BSR, DBSR, Format, Pattern
-from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
-from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.search.choose import Statistics, block_rows
 from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed, is_full
+from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
@@ -18,7 +18,7 @@ def by_format(fmt: Format, problem: Spmm, pattern: Pattern, stats: Statistics, t
     """A config for a problem that stores the matrix in a format, without masks where it can.
 
     On a GPU, tensor cores multiply blocks of 16-bit types whole: who names such a format takes
-    padding for zero times finite (see :mod:`sparsetir.schedules.gpu.spmm_tensor_cores`).
+    padding for zero times finite.
     Raises ScheduleError for problems that are not served by formats.
     """
     missing = decomposed.serves(problem)
@@ -28,7 +28,16 @@ def by_format(fmt: Format, problem: Spmm, pattern: Pattern, stats: Statistics, t
         )
     full = is_full(fmt, pattern)
     if is_gpu(target):
-        return for_format(fmt, problem, stats.feat, target) or Decomposed(fmt, full)
+        return next(iter(on_engine(problem, None, stats, target, fmt)), Decomposed(fmt, full))
     if isinstance(fmt, BSR | DBSR):
         return block_rows(problem, stats, fmt, full, target)
     return Decomposed(fmt, full)
+
+
+def on_engine(
+    problem: Any, matrix: CsrPattern | None, stats: Statistics, target: Any, fmt: Format | None
+) -> list[Any]:
+    """Configs for the matrix engine of a target; see `Template.engine`."""
+    engines = (template.engine for template in templates_for(problem, is_gpu(target)))
+    each = (engine(problem, matrix, stats, target, fmt) for engine in engines if engine is not None)
+    return [config for configs in each for config in configs]

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
 from typing import Any
 
 import numpy as np
 
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.gpu.spmm import RowSplit
-from sparsetir.schedules.gpu.spmm_groups import Groups
-from sparsetir.schedules.gpu.spmm_hyb import HybRows, shares_rows
-from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.multiversion import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
 from sparsetir.schedules.operators.problems import Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
@@ -40,15 +35,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.locality import MISSED as FAR
 
 PREFETCH = 8
-# Times the mean length of a row, from which on the longest ones are what takes long on a GPU.
-UNEVEN = 8
-MAX_K = 10  # more buckets take long to compile
-# Features up to which a non-zero each is better than hyb where rows are uneven, and where there is
-# no hyb, as for batches.
-FEW_FEATURES, FEW_OF_A_BATCH = 2, 8
-WARP = 32
-# Full blocks and features from which on tensor cores multiply them.
-TENSOR_BLOCK, TENSOR_FEATURES = 8, 16
 # Times that each row of B is read by rows of blocks, from which on a copy of its tile pays.
 BLOCK_USES = 3
 # Elements of a row from which on tiles may take turns without a copy.
@@ -146,8 +132,8 @@ def candidates(problem: Any, stats: Statistics, target: Any) -> Sequence[Any]:
     Raises ScheduleError for an operator of which no template says any.
     """
     gpu = is_gpu(target)
-    if isinstance(problem, Spmm):
-        return _spmm_gpu(problem, stats, target) if gpu else _spmm_cpu(problem, stats, target)
+    if isinstance(problem, Spmm) and not gpu:
+        return _spmm_cpu(problem, stats, target)
     for template in templates_for(problem, gpu):
         if template.candidates is not None:
             return template.candidates(problem, stats, target)
@@ -155,68 +141,6 @@ def candidates(problem: Any, stats: Statistics, target: Any) -> Sequence[Any]:
         f"plan: argument 'config': expected one for {type(problem).__name__}, of which no template "
         "says what is chosen"
     )
-
-
-def _widest(problem: Spmm) -> str:
-    """The type whose elements set how many are loaded or stored at once."""
-    return problem.out or problem.dtype
-
-
-def _spmm_gpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
-    """Blocks on tensor cores, where a matrix of 16-bit numbers is made of full ones.
-
-    Else rows by themselves; where some rows are much longer than most, hyb, or one non-zero each.
-
-    The longest rows then would keep a few threads busy when all others have finished. k as in the
-    paper: the power of two from the mean row length up (section 4.2.1).
-
-    With few features it matters most that all threads have the same to do (Sgap, section 3.2),
-    which they have with a non-zero each, whatever the rows are. Counted on 2000 rows of 4 and one
-    of 1800: the longest block of hyb has 2.6 times the mean, that of non-zeros 1.2, and half as
-    many instructions with one feature, for as many sectors; with 4 features the sectors are 1.6
-    times as many, as each is added by itself. Groups are whole warps: of a long row each 32 are one
-    atomic addition. Batches have no hyb, and a row by itself keeps one block for all of its length.
-    """
-    rows = RowSplit.for_features(stats.feat, _widest(problem))
-    configs: list[Any] = [rows]
-    if rows.rows_per_block > 1:
-        configs.append(replace(rows, rows_per_block=1))
-    mean = stats.nnz / max(1, stats.m)
-    uneven = stats.longest > UNEVEN * mean
-    if not problem.batched:
-        configs += _hyb(problem, stats, mean)
-        hyb = next(c for c in configs if isinstance(c, HybRows))
-        if uneven and hyb.k <= MAX_K:
-            configs.insert(0, hyb)
-    shared, elements = _groups(problem, stats, mean)
-    configs += [c for c in (shared, elements) if c.serves(problem)]
-    few = stats.feat <= (FEW_OF_A_BATCH if problem.batched else FEW_FEATURES)
-    if uneven and few and elements.serves(problem):
-        configs.insert(0, elements)
-    if stats.block >= TENSOR_BLOCK and stats.feat >= TENSOR_FEATURES:
-        config = for_format(BSR(stats.block, stats.block), problem, stats.feat, target)
-        configs = configs if config is None else [config, *configs]
-    return list(dict.fromkeys(configs))
-
-
-def _hyb(problem: Spmm, stats: Statistics, mean: float) -> list[HybRows]:
-    """Hyb, in one column part and more."""
-    k = max(0, ceil(log2(max(1.0, mean))))
-    whole = max(0, ceil(log2(max(1, stats.longest))))
-    hyb = HybRows.for_features(
-        stats.feat, _widest(problem), 1, k if shares_rows(problem) else whole
-    )
-    return [hyb, replace(hyb, c=2), replace(hyb, c=4)] if shares_rows(problem) else [hyb]
-
-
-def _groups(problem: Spmm, stats: Statistics, mean: float) -> tuple[Groups, Groups]:
-    """Rows that threads share, about as many as it has elements up to 8, and non-zeros by warps.
-
-    Groups of 4 and 8 are the best static ones of Sgap's tables 1 and 5.
-    """
-    lanes = 8 if mean >= 8 else 4
-    shared = Groups.for_features(stats.feat, _widest(problem), lanes=lanes, group=lanes)
-    return shared, Groups.for_features(stats.feat, _widest(problem), split="non-zeros", group=WARP)
 
 
 def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:

@@ -34,6 +34,7 @@ from sparsetir.schedules.passes.amx_tiles import (
     has_product,
     intrinsics,
 )
+from sparsetir.schedules.targets import allowed
 from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -239,6 +240,13 @@ def configs(
     return fitting
 
 
+def engine(problem: Any, matrix: CsrPattern, stats: Any, target: Any, fmt: Any) -> list[AmxBlocks]:
+    """:func:`configs` of a format, None for all, where this machine runs them."""
+    if not has_product(target, problem.dtype) or allowed(PRODUCTS[problem.dtype].features):
+        return []
+    return configs(problem, matrix, stats, target, BLOCKS if fmt is None else (fmt,))
+
+
 def fills_blocks(pattern: Pattern, fmt: BSR) -> bool:
     """Whether each block has an element in all places that lie inside of the matrix."""
     m, n = pattern.shape
@@ -314,4 +322,6 @@ def _operands(it: Any, features: Any) -> tuple[Any, Any]:
     return left[0], right[0]
 
 
-TEMPLATE = register(Template(AmxBlocks, Spmm, program, apply, arrange, configs=configs))
+TEMPLATE = register(
+    Template(AmxBlocks, Spmm, program, apply, arrange, configs=configs, engine=engine)
+)

@@ -1,4 +1,7 @@
-"""The templates there are: all of the library's are registered when this is imported."""
+"""The templates there are: all of the library's are registered when this is imported.
+
+The folder for GPUs is an extension, which may be absent.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,28 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from sparsetir.schedules import gpu, template, templates
+from sparsetir import schedules
+from sparsetir.extras import need
+from sparsetir.schedules import template
 from sparsetir.schedules.template import Template
 
 # By the classes of config and problem.
 TEMPLATES = template.TEMPLATES
+GPU = "gpu"
 
-for _room in (templates, gpu):
-    for _module in iter_modules(_room.__path__):
-        import_module(f"{_room.__name__}.{_module.name}")
+for _folder in ("templates", GPU):
+    for _module in iter_modules([f"{path}/{_folder}" for path in schedules.__path__]):
+        import_module(f"{schedules.__name__}.{_folder}.{_module.name}")
 
 
 def templates_for(problem: Any, gpu: bool) -> list[Template]:
-    """Templates for a problem's operator, on GPUs or CPUs, in the order of a search."""
+    """Templates for a problem's operator, on GPUs or CPUs, in the order of a search.
+
+    Raises ImportError where the extension for GPUs is asked for and absent.
+    """
     fitting = [template for template in TEMPLATES.values() if template.fits(problem, gpu)]
+    if gpu and not any(template.gpu for template in fitting):
+        need(f"{type(problem).__name__} on a GPU", f"{schedules.__name__}.{GPU}")
     return sorted(fitting, key=lambda template: template.turn)
 
 

@@ -22,6 +22,7 @@ from sparsetir.planning.sparse_plan import RowTablesPlan, ValuesPlan
 from sparsetir.reductions import SEMIRINGS
 from sparsetir.runtime.arrays import to_numpy
 from sparsetir.runtime.pipeline import lower
+from sparsetir.schedules.gpu import row_tables
 from sparsetir.schedules.gpu.row_tables import BINS, Bin, RowTables, dtypes_of, rows_program
 from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes, apply, share_terms
 from sparsetir.schedules.operators.registry import OF_MATRICES
@@ -143,7 +144,7 @@ def check_tables(A: SparseMatrix, B: SparseMatrix, **options: Any) -> RowTablesP
 def test_hash_tables(tables: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Rows without terms, for each bin's threads, and so long that threads take ranges of them."""
     bins = (Bin(8, 16), Bin(32, 64), Bin(128, 128))
-    monkeypatch.setattr(sparse_plan, "BINS", bins)
+    monkeypatch.setattr(row_tables, "BINS", bins)
     rng = np.random.default_rng(0)
     lengths, eight = [0, 1, 3, 7, 40, 0, 2, 8, 1], np.full(40, 8)  # times 8 terms
     columns = [np.sort(rng.permutation(40)[:n]) for n in lengths]
@@ -167,7 +168,7 @@ def test_hash_tables_of_semirings(
     tables: list[Any], monkeypatch: pytest.MonkeyPatch, semiring: str, dtype: str
 ) -> None:
     """Masks, some rows of which are empty, and some long; negative values and zeros."""
-    monkeypatch.setattr(sparse_plan, "BINS", SMALL[:1])
+    monkeypatch.setattr(row_tables, "BINS", SMALL[:1])
     if dtype not in dtypes_of(semiring):
         return
     long = SparseMatrix.from_dense(np.tril(np.ones((14, 150)), 60))
@@ -179,7 +180,7 @@ def test_hash_tables_of_semirings(
 @requires_cuda_text
 def test_hash_tables_of_int64(tables: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Results with more elements than int32 numbers, as if; operands with more are refused."""
-    monkeypatch.setattr(sparse_plan, "BINS", SMALL[1:2])
+    monkeypatch.setattr(row_tables, "BINS", SMALL[1:2])
     a, b = matrix((14, 30), 0, "float32", 0.2), matrix((30, 150), 1, "float32", 0.02)
     mask = matrix((14, 150), 3, "float32", 0.2)
     monkeypatch.setattr(sparse_plan, "INT32", 160)
@@ -210,7 +211,7 @@ def test_hash_tables_of_patterns(tables: list[Any]) -> None:
 def test_hash_tables_of_random_matrices(
     tables: list[Any], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(sparse_plan, "BINS", SMALL)
+    monkeypatch.setattr(row_tables, "BINS", SMALL)
     for seed in range(count):
         rng = np.random.default_rng(seed)
         m, l, n = rng.choice([1, 5, 40, 300], 3)

@@ -23,7 +23,6 @@ from cuda_runner import requires_cuda_text
 from pairs import by_default
 from small import small
 from sparsetir.formats import BSR, CSR
-from sparsetir.planning import request
 from sparsetir.planning.plan import requested
 from sparsetir.runtime.kernel_file import read_library
 from sparsetir.runtime.pipeline import kernel_of, lower_template
@@ -322,7 +321,7 @@ def candidates(matrix, target=SPR, **options):
 
 def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch):
     assert not any(isinstance(c, AmxBlocks) for c in candidates(whole_blocks(32)) if not HERE)
-    monkeypatch.setattr(request, "allowed", lambda needed: "")
+    monkeypatch.setattr(amx, "allowed", lambda needed: "")
     first, second, *others = candidates(whole_blocks(32))
     assert (first.format, second.format) == (BSR(32, 32), BSR(16, 16))
     assert candidates(whole_blocks(16))[0].format == BSR(16, 16)

@@ -175,15 +175,16 @@ def _defaults(matrix: object) -> dict[str, object]:
 
 
 def _draw(path: Path, name: str, pattern: Pattern, chosen: list[Format]) -> None:
-    from sparsetir.plotting.patterns import plot_format, plot_pattern
+    from sparsetir.extras import need
     from sparsetir.runtime.file_errors import whole
 
     if len(chosen) > 1:
         raise UsageError("argument --picture: expected one --format to draw, or none")
+    patterns = need("argument --picture", "sparsetir.plotting.patterns")
     if chosen:
-        figure = plot_format(chosen[0].convert(pattern), name=name)
+        figure = patterns.plot_format(chosen[0].convert(pattern), name=name)
     else:
-        figure = plot_pattern(pattern, name=name)
+        figure = patterns.plot_pattern(pattern, name=name)
     try:
         with whole(path) as unfinished:
             figure.savefig(unfinished)

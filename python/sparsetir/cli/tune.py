@@ -314,10 +314,11 @@ def _data(tuned: Search) -> dict[str, object]:
 
 
 def _remote(text: str) -> object:
-    from sparsetir.tuning.remote import Remote
+    from sparsetir.extras import need
 
     host, _, rest = text.partition(":")
     port, _, key = rest.partition(":")
     if not (host and port.isdecimal() and key):
         raise argparse.ArgumentTypeError(f"expected HOST:PORT:KEY, got {text!r}")
-    return Remote(host, int(port), key)
+    remote = need("argument --remote", "sparsetir.tuning.remote")
+    return remote.Remote(host, int(port), key)

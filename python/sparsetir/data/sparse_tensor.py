@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 from sparsetir.data import hooks, sources
 from sparsetir.data.array_methods import ArrayMethods, refuse_gradient
 from sparsetir.data.notebook import html_of
+from sparsetir.extras import need
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.format import Format
 from sparsetir.formats.make_rules import Operand
@@ -330,8 +331,7 @@ class SparseTensor(ArrayMethods):
         matplotlib.figure.Figure or matplotlib.axes.Axes
             The new figure, or `ax` if given.
         """
-        from sparsetir.plotting import patterns
-
+        patterns = need(f"{type(self).__name__}.plot", "sparsetir.plotting.patterns")
         if format is None:
             return patterns.plot_pattern(self.pattern, ax=ax, **options)
         return patterns.plot_format(self.to(format), ax=ax, **options)

@@ -20,18 +20,29 @@ GATConv with `edge_dim` uses the values of a sparse matrix as features of its ed
 To run PyG's own layers on these kernels, see :func:`sparsetir.nn.pyg.accelerate`.
 """
 
+from typing import TYPE_CHECKING
+
 from sparsetir import needs_torch  # noqa: F401
+from sparsetir.extras import extend
 from sparsetir.nn.gat import GATConv
 from sparsetir.nn.gcn import GCNConv
-from sparsetir.nn.points import KernelMap, OnFeatures, SparsePoints, kernel_map
 from sparsetir.nn.pyg import accelerate
 from sparsetir.nn.rgcn import RGCNConv
 from sparsetir.nn.sage import SAGEConv
-from sparsetir.nn.sparse_conv import SparseConv3d, SparseConvTranspose3d
 from sparsetir.nn.sparse_linear import SparseLinear, prune, sparse_linears
+
+if TYPE_CHECKING:
+    from sparsetir.nn.points import KernelMap, OnFeatures, SparsePoints, kernel_map
+    from sparsetir.nn.sparse_conv import SparseConv3d, SparseConvTranspose3d
 
 __all__ = [
     "GATConv", "GCNConv", "KernelMap", "OnFeatures", "RGCNConv", "SAGEConv", "SparseConv3d",
     "SparseConvTranspose3d", "SparseLinear", "SparsePoints", "accelerate", "kernel_map", "prune",
     "sparse_linears",
 ]  # fmt: skip
+
+__getattr__ = extend(
+    __name__,
+    points="KernelMap OnFeatures SparsePoints kernel_map",
+    sparse_conv="SparseConv3d SparseConvTranspose3d",
+)

@@ -13,10 +13,10 @@ taken forward (jvp, jacfwd, hessian), which raise NotImplementedError. `vmap` ru
 first dimension for heads is faster.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparsetir import needs_torch  # noqa: F401
-from sparsetir.ops.masked_attention import sparse_attention
+from sparsetir.extras import extend
 from sparsetir.ops.messages import (
     attention,
     edge_softmax,
@@ -41,6 +41,9 @@ from sparsetir.ops.sparse_results import (
     vecdot,
 )
 from sparsetir.ops.structure import Structure, cache_info, clear_cache, limit_cache, structure_of
+
+if TYPE_CHECKING:
+    from sparsetir.ops.masked_attention import sparse_attention
 
 __all__ = [
     "Operand",
@@ -75,6 +78,8 @@ __all__ = [
     "vecdot",
 ]
 
+_refuse = extend(__name__, masked_attention="sparse_attention")
+
 
 def __getattr__(name: str) -> Any:
     """Operators defined by a record and a program alone, made on first access."""
@@ -85,4 +90,4 @@ def __getattr__(name: str) -> Any:
 
         function = globals()[name] = function_of(name)
         return function
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _refuse(name)

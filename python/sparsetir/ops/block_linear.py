@@ -26,10 +26,11 @@ from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.pool import pays
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.search.by_format import on_engine
+from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.targets import vector_registers
 from sparsetir.schedules.templates.block_linear import BlockTile
 
@@ -43,7 +44,8 @@ def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) ->
     """The tensor-core config for blocks of this size, or None if x's device has none."""
     if _has_kernels(x) or indices.dtype != torch.int32:
         return None
-    return for_format(BSR(rows, cols), Spmm(DTYPES[x.dtype]), tokens, target_of(x.device))
+    problem, stats = Spmm(DTYPES[x.dtype]), Statistics(rows, cols, rows * cols, tokens)
+    return next(iter(on_engine(problem, None, stats, target_of(x.device), BSR(rows, cols))), None)
 
 
 def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Config) -> Tensor:

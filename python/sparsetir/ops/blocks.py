@@ -16,8 +16,9 @@ from sparsetir.ops.cache import lasting
 from sparsetir.ops.compress import transpose
 from sparsetir.planning.plan import plan
 from sparsetir.planning.run_plan import Plan
-from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, vector_lanes
+from sparsetir.schedules.search.by_format import on_engine
+from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.sparse_ir.errors import StructureError
 
@@ -64,7 +65,8 @@ class Blocks:
         """
         fmt, problem = BSR(*self.size), Spmm(dtype)
         if is_gpu(target):
-            if for_format(fmt, problem, feat, target) is None:
+            stats = Statistics(*pattern.shape, pattern.nnz, feat)
+            if not on_engine(problem, pattern, stats, target, fmt):
                 return None
         elif fmt.rows == 1 or feat < vector_lanes(problem, vector_bits(target)):
             return None

@@ -25,9 +25,9 @@ from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.ops.tensors import DTYPES, check_tensor, kernel_by, launch, scale_of, target_of
 from sparsetir.planning.request import default_threads
+from sparsetir.records.task import Config
 from sparsetir.runtime.pool import pays
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.gpu.block_attention import WarpTiles
 from sparsetir.schedules.operators.block_attention import BlockAttention as OfBlocks
 from sparsetir.schedules.operators.block_attention_backward import (
     BlockAttentionBackward as OfBlocksBackward,
@@ -35,6 +35,7 @@ from sparsetir.schedules.operators.block_attention_backward import (
 from sparsetir.schedules.passes.inline_exponentials import EXPONENTIAL
 from sparsetir.schedules.targets import is_gpu, vector_registers
 from sparsetir.schedules.templates.block_attention import BlockTiles
+from sparsetir.schedules.templates.registry import templates_for
 
 WHO = "sparse_attention"
 # The cost of a position in a block, by block size, and of an element by itself.
@@ -369,11 +370,10 @@ def _run(
     launch(kernel, {**arrays, **named, **sizes})
 
 
-def _tiles(
-    problem: OfBlocks | OfBlocksBackward, target: Target, parallel: bool
-) -> WarpTiles | BlockTiles:
+def _tiles(problem: OfBlocks | OfBlocksBackward, target: Target, parallel: bool) -> Config:
     if is_gpu(target):
-        return WarpTiles()
+        (template,) = templates_for(problem, gpu=True)
+        return template.config()
     size, acc = vector_registers(target), problem.accumulator
     return BlockTiles.for_block(problem.block, size, acc, parallel)
 

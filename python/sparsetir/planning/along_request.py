@@ -36,7 +36,6 @@ from sparsetir.schedules.operators.rgms_gradients import RGMS_EDGE, RGMS_WEIGHT,
 from sparsetir.schedules.search.choose_rgms import tried, whole_vectors
 from sparsetir.schedules.template import Branch, Choices
 from sparsetir.schedules.templates.of_program import default_of, tried_around
-from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
@@ -166,11 +165,6 @@ class OfRelations(Request):
             threads=self.threads, relations=pattern.shape[0], blocks=self.callers["b"] or 1,
             work_of_threads=pool.work_of_threads(),
         )  # fmt: skip
-
-    def on_gpu(self) -> list[Config]:
-        request = self.problem, self.pattern, self, self.target
-        lists = (t.configs(*request) for t in templates_for(self.problem, True) if t.configs)
-        return [config for each in lists for config in each]
 
 
 def of_relations(

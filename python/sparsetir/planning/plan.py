@@ -40,7 +40,6 @@ from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.gpu.row_tables import RowTables
 from sparsetir.schedules.operators.names import is_along_edges, is_message
 from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -275,7 +274,7 @@ def plan_of(wanted: Request, config: Config | None = None) -> Plan:
 def plan_with(wanted: Request, config: Config, chosen_by: str = "user") -> Plan:
     """The plan of a request with a config, padded to the config's sizes where needed."""
     if wanted.operator.on == "matrices":
-        on_gpu = RowTablesPlan if isinstance(config, RowTables) else ValuesPlan
+        on_gpu = RowTablesPlan if getattr(config, "finds_pattern", False) else ValuesPlan
         return (on_gpu if wanted.gpu else SparsePlan)(wanted, config, chosen_by)
     whole = wanted.whole
     padded = whole is not wanted and whole.sizes != wanted.sizes

@@ -27,16 +27,14 @@ from sparsetir.schedules.operators.names import DTYPES, MESSAGES, NAMED, message
 from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, accumulator
 from sparsetir.schedules.operators.registry import OPERATORS
-from sparsetir.schedules.passes.amx_tiles import PRODUCTS, has_product
-from sparsetir.schedules.search.by_format import by_format
+from sparsetir.schedules.search.by_format import by_format, on_engine
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.search.spaces import Space, space
-from sparsetir.schedules.targets import allowed, is_gpu
+from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.template import Branch, Choices, Template
-from sparsetir.schedules.templates.amx import BLOCKS, configs
 from sparsetir.schedules.templates.of_program import check_choices
-from sparsetir.schedules.templates.registry import template_of
+from sparsetir.schedules.templates.registry import template_of, templates_for
 
 # Defaults of options, where they are not None.
 DEFAULTS = {"reduce": "sum", "weighted": True, "semiring": "plus_times"}
@@ -172,8 +170,10 @@ class Request:
         raise NotImplementedError
 
     def on_gpu(self) -> list[Config]:
-        """Configs for a GPU, the default first."""
-        raise NotImplementedError
+        """Configs for a GPU, the default first: those that its templates try."""
+        request = self.problem, self.task().matrix, self, self.target
+        lists = (t.configs(*request) for t in templates_for(self.problem, True) if t.configs)
+        return [config for each in lists for config in each]
 
     def candidates(self) -> list[Config]:
         """Configs worth measuring, that of :meth:`chosen` first."""
@@ -396,21 +396,16 @@ class OnMatrix(Request):
         return partial(matrix_request, self.name, self.matrix, self.feat, **options), ()
 
     def engine(self, format: Format | None = None) -> list[Config]:
-        """Configs for the CPU's matrix engine, if it has one that suits the pattern.
+        """Configs for the target's matrix engine, if it has one that suits the pattern.
 
         format : the format of the matrix; by default blocks that fill tiles
 
         Only for a SparseMatrix: a CsrPattern has no values, and converting them to blocks in each
         run would take longer than the engine saves.
         """
-        problem, target = self.problem, self.target
-        spmm = isinstance(problem, Spmm) and isinstance(self.matrix, SparseMatrix)
-        if not spmm or not has_product(target, problem.dtype):
+        if not isinstance(self.problem, Spmm) or not isinstance(self.matrix, SparseMatrix):
             return []
-        if allowed(PRODUCTS[problem.dtype].features):
-            return []
-        formats = BLOCKS if format is None else (format,)
-        return [*configs(problem, self.pattern, self.statistics, target, formats)]
+        return on_engine(self.problem, self.pattern, self.statistics, self.target, format)
 
     def of_format(self, format: Format) -> Config:
         if not isinstance(format, Format) or format.order not in (None, 2):
@@ -418,9 +413,9 @@ class OnMatrix(Request):
             raise wrong("plan", "format", expected, f"{format!r}", TypeError)
         if not isinstance(self.problem, Spmm):
             return super().of_format(format)
-        on_engine, rest = self.engine(format), (self.statistics, self.target)
-        if on_engine:
-            return on_engine[0]
+        first, rest = self.engine(format), (self.statistics, self.target)
+        if first:
+            return first[0]
         return by_format(format, self.problem, self.pattern.coordinates, *rest)
 
     def about(self) -> tuple[str, str, int | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,8 +33,6 @@ from sparsetir.runtime.arrays import dtype_name, empty_like, to_numpy
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
-from sparsetir.schedules.gpu.row_tables import BINS, Bin, RowTables, rows_program
-from sparsetir.schedules.gpu.sparse_results import TermLanes
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.sparse_results import KRON, SparseResult
 from sparsetir.schedules.targets import host_target
@@ -318,7 +316,7 @@ class ValuesPlan(Plan):
             self.pattern = SparsePlan(on_host, Assembled(kept=False)).pattern
         else:
             self.pattern = mask.pattern
-        request = _at_pattern(wanted, self.pattern, isinstance(config, TermLanes))
+        request = _at_pattern(wanted, self.pattern, getattr(config, "listed", False))
         pattern_seconds = time.perf_counter() - start
         super().__init__(request, config, chosen_by)
         self.convert_seconds += pattern_seconds
@@ -454,7 +452,7 @@ class RowTablesPlan(Plan):
         ends = term_ends(left, right)[left.indptr] if mask is None else mask.indptr
         self._bins = [
             (size, {"rows": self._there(rows), "count": len(rows), "ranges": r, "width": w})
-            for size, rows, r, w in binned(np.diff(ends), right.shape[1])
+            for size, rows, r, w in self.config.binned(np.diff(ends), right.shape[1])
         ]
         self.launches = len(self._bins)
         if mask is None:
@@ -507,10 +505,10 @@ class RowTablesPlan(Plan):
             self.kernel = self._kernel(size, dtype, *how)
             self.kernel(**rows, **self._given, **more)
 
-    def _kernel(self, size: Bin, *how: object) -> Kernel:
-        start = time.perf_counter()
-        stages = lambda: lower(rows_program(size, *how), target=self._target)  # noqa: E731
-        kernel = compiled((RowTables, size, *how), self._target, stages)
+    def _kernel(self, size: Hashable, *how: Hashable) -> Kernel:
+        start, program = time.perf_counter(), self.config.rows_program
+        stages = lambda: lower(program(size, *how), target=self._target)  # noqa: E731
+        kernel = compiled((type(self.config), size, *how), self._target, stages)
         self.compile_seconds += time.perf_counter() - start
         return kernel
 
@@ -551,18 +549,3 @@ class RowTablesPlan(Plan):
 
     def __repr__(self) -> str:
         return f"<sparsetir.RowTablesPlan {self.op} {self.config}>"
-
-
-def binned(terms: np.ndarray, columns: int) -> list[tuple[Bin, np.ndarray, int, int]]:
-    """For each nonempty bin its rows, the number of column ranges they take, and a range's columns.
-
-    terms : (rows,) terms of each row, or elements of a mask
-    columns : columns of the result
-    """
-    bins, least = [], 0  # rows without terms stay empty
-    for size in BINS:
-        bins.append((size, (terms > least) & (terms <= size.terms), 1, max(columns, 1)))
-        least = size.terms
-    long = -(-columns // size.slots)
-    bins.append((size, terms > least, long, size.slots))
-    return [(s, np.flatnonzero(rows), r, w) for s, rows, r, w in bins if rows.any()]

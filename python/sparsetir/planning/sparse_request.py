@@ -19,8 +19,6 @@ from sparsetir.planning.sparse_results import (
 )
 from sparsetir.records.task import Config, Matrices, of_threads, statistics
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.gpu.row_tables import RowTables, dtypes_of
-from sparsetir.schedules.gpu.sparse_results import ElementThreads, TermLanes
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, KRON, SparseResult
 from sparsetir.schedules.targets import is_gpu
@@ -34,11 +32,9 @@ class OnMatrices(Request):
     """A request whose configs are chosen by the amount of work."""
 
     def check(self, config: Config) -> None:
-        expected, product = "", self.problem.is_product
-        if isinstance(config, TermLanes) and not product:
-            expected = "ElementThreads"
-        if isinstance(config, RowTables):
-            expected = self._without_tables()
+        product, expected = self.problem.is_product, ""
+        if hasattr(config, "instead_for"):
+            expected = config.instead_for(self.problem, self.name)
         if isinstance(config, Assembled) and (config.listed or config.dotted):
             masked = self.matrix.mask is not None
             name = "listed" if config.listed else "dotted"
@@ -50,16 +46,6 @@ class OnMatrices(Request):
             raise ValueError(
                 f"plan: argument 'config': expected {expected} for '{self.name}', got {config}"
             )
-
-    def _without_tables(self) -> str:
-        """The config to expect if hash tables do not support the problem; else ""."""
-        problem = self.problem
-        if self.name != "spgemm":
-            return "ElementThreads" + " or TermLanes" * problem.is_product
-        dtypes = dtypes_of(problem.how)
-        if problem.dtype not in dtypes:
-            return f"ElementThreads or TermLanes but for {', '.join(dtypes)} with '{problem.how}'"
-        return ""
 
     def about(self) -> tuple[str, str, int | None]:
         masked = "-masked" * (self.matrix.mask is not None)
@@ -75,10 +61,6 @@ class OnMatrices(Request):
         words = [self.problem.how, *["masked"] * (self.matrix.mask is not None)]
         words += [self.problem.result, *of_threads(self)]
         return f"{self.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
-
-    def on_gpu(self) -> list[Config]:
-        configs: list[Config] = [ElementThreads(), ElementThreads(64), ElementThreads(256)]
-        return [*configs, *map(TermLanes, (1, 4, 8, 32))] if self.problem.is_product else configs
 
     def tried(self) -> Branch:
         (each, mask), how, dotted = self.matrix, self.problem.how, False

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
-from sparsetir.plotting.patterns import plot_format, plot_pattern
 from sparsetir.records.task import OK, PRUNED
 from sparsetir.tuning.tuned import Search, Trial, seconds
 
@@ -86,12 +85,12 @@ def importances(shares: Mapping[str, float]) -> str:
 
 def picture_of_pattern(matrix: SparseMatrix, name: str) -> str:
     """Draw the pattern of a matrix; name : for the title, if any."""
-    return _image("Stored elements", lambda: plot_pattern(matrix, name=name or None))
+    return _image("Stored elements", lambda: matrix.plot(name=name or None))
 
 
 def picture_of_format(matrix: SparseMatrix, fmt: Format, name: str) -> str:
     """Draw the matrix in a format; name : for the title, if any."""
-    return _image(f"Storage in {fmt}", lambda: plot_format(matrix.to(fmt), name=name or None))
+    return _image(f"Storage in {fmt}", lambda: matrix.plot(fmt, name=name or None))
 
 
 def _points(trials: Sequence[Trial]) -> tuple[list[int], list[float]]:

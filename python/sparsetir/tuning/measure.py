@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.machine import this_machine
@@ -19,11 +20,27 @@ from sparsetir.schedules.search import configs
 from sparsetir.schedules.targets import is_gpu, resolve_target
 from sparsetir.tuning.process import THREADS, Ended, Process
 from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.remote import Remote
 
 START_LIMIT = 600.0  # seconds for a worker to load everything and compute the exact result
 TASK = "task.pickle"
 LAUNCH = "from sparsetir.tuning.worker import serve_tuner as s; s(answers, parent, *sys.argv[1:])"
+
+
+class Device:
+    """A device that a worker measures on in place of this machine's, given as `remote`.
+
+    key : the name by which its records are kept
+    """
+
+    key: str
+
+    def opened(self, case: Any) -> Any:
+        """Connect to it in a worker, to measure candidates of a case; see :class:`Local`."""
+        raise NotImplementedError
+
+
+class DeviceError(RuntimeError):
+    """Raised if a device cannot be reached."""
 
 
 class Measurer:
@@ -54,7 +71,7 @@ class Measurer:
         memory_limit: int | None = None,
         cores: Sequence[int] | None = None,
         environment: Mapping[str, str] = {},
-        remote: Remote | None = None,
+        remote: Device | None = None,
         modules: Sequence[str] = (),
     ) -> None:
         if not time_limit > 0:

@@ -33,6 +33,7 @@ from sparsetir.runtime.pipeline import compile_stages
 from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.tuning.case import Array, OperatorCase, array, numbers
+from sparsetir.tuning.measure import Device, DeviceError
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
 KERNEL = "kernel"  # the name of the function in the library
@@ -45,7 +46,7 @@ Timer = Callable[[int, int], list[float]]
 
 
 @dataclass(frozen=True)
-class Remote:
+class Remote(Device):
     """A device of TVM's RPC tracker.
 
     host, port : of the tracker
@@ -58,8 +59,12 @@ class Remote:
     key: str
     cc: str | None = None
 
+    def opened(self, case: OperatorCase) -> RemoteDevice:
+        """The device for a worker, whose tracker has been asked for it."""
+        return RemoteDevice(self, case)
 
-class RemoteError(RuntimeError):
+
+class RemoteError(DeviceError):
     """Raised if the tracker cannot be reached, or lacks the device."""
 
 

@@ -27,9 +27,8 @@ from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
 from sparsetir.schedules.templates.registry import TEMPLATES, templates_for
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.origins import ORIGINS
-from sparsetir.tuning.measure import START_LIMIT, Measurer, cores_for
+from sparsetir.tuning.measure import START_LIMIT, Device, Measurer, cores_for
 from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.schedule_ref import importing, module_ref
 from sparsetir.tuning.sought import check_numbers, of_operator, of_program, refuse_options
 from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
@@ -75,7 +74,7 @@ class OperatorOptions(SearchOptions, total=False):
     scale: float | None
     semiring: str
     mask: object
-    remote: Remote | None
+    remote: Device | None
     modules: Sequence[str]
 
 
@@ -150,7 +149,7 @@ def tune(
     transfer: bool = True,
     progress: Any = None,
     graph: str = "",
-    remote: Remote | None = None,
+    remote: Device | None = None,
     modules: Sequence[str] = (),
 ) -> Any:
     """Search formats and schedules for an operator on a matrix, or schedules for a function.
@@ -252,7 +251,7 @@ def tune(
         raise wrong("tune", "sampler", f"one of {', '.join(SAMPLERS)}", f"{sampler!r}")
     if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
         raise wrong("tune", "modules", "a list of names", f"{modules!r}", TypeError)
-    if not isinstance(remote, Remote | None):
+    if not isinstance(remote, Device | None):
         raise wrong("tune", "remote", "a Remote", f"{remote!r}", TypeError)
     if not isinstance(graph, str):
         raise wrong("tune", "graph", "a text", f"{graph!r}", TypeError)

@@ -25,8 +25,8 @@ from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search import configs
 from sparsetir.schedules.targets import is_gpu, resolve_target
 from sparsetir.tuning.case import Case, OperatorCase
+from sparsetir.tuning.measure import DeviceError
 from sparsetir.tuning.process import is_of_memory
-from sparsetir.tuning.remote import RemoteDevice, RemoteError
 from sparsetir.tuning.schedule_ref import load_module
 from sparsetir.tuning.serving import one_line, serve
 from sparsetir.tuning.sparse_case import SparseCase
@@ -101,7 +101,7 @@ class Tuner:
             case = make(case)
         else:
             _ = case.results  # computed before the time limit of a candidate begins
-        self._device = Local(case) if remote is None else RemoteDevice(remote, case)
+        self._device = Local(case) if remote is None else remote.opened(case)
 
     def begin(self, time_limit: float, reference: dict[str, Any] | None) -> dict[str, object]:
         """Prepare the reference and the device for a candidate."""
@@ -110,7 +110,7 @@ class Tuner:
             beside = Reference(configs.from_data(reference["config"]), reference["seconds"])
         try:
             self._device.begin(time_limit, beside)
-        except RemoteError as error:
+        except DeviceError as error:
             return {"failed": str(error)}
         except Exception as error:  # though the reference worked before
             return {"failed": f"the reference cannot be measured: {one_line(error)}"}
