@@ -416,7 +416,7 @@ def as_on_a_gpu(monkeypatch):
     """Kernels of GPUs in the place of others, their CUDA text run on the CPU; those compiled."""
     compiled_for: list[str] = []
 
-    def compiled(key, target, stages):
+    def compiled(key, target, stages, *_):
         lowered = stages()
         compiled_for.append(type(key[0]).__name__)
         names = [str(p.name) for p in lowered["III"].params]

@@ -282,7 +282,7 @@ def test_what_kernels_of_gpus_are_given(monkeypatch):
     """Whole blocks and features in multiples of 16, in the type of q; results are cut to size."""
     calls, cuda = [], tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 
-    def compiled(key, target, stages):
+    def compiled(key, target, stages, *_):
         text = stages()["III"].script()
         assert target is cuda and "mma" in text and "ldmatrix" in text
         return lambda **args: calls.append(args)
