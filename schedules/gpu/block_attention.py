@@ -11,9 +11,7 @@ powers are in float32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from sparsetir.schedules.arguments import Config, number
+from sparsetir.schedules.gpu.block_sddmm import WarpTiles
 from sparsetir.schedules.gpu.passes.warp_mma_program import warp_mma_program
 from sparsetir.schedules.operators.block_attention import BlockAttention, program
 from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
@@ -24,18 +22,6 @@ from sparsetir.sparse_ir.nodes import SparseIteration
 from sparsetir.sparse_ir.schedule import Schedule
 
 WHO = "block_attention_gpu"
-
-
-@dataclass(frozen=True)
-class WarpTiles(Config):
-    """The warps and stages of a kernel.
-
-    warps : most warps of a block of threads; each has 16 rows of a block, or a multiple
-    stages : blocks in shared memory at a time, 2 to 4
-    """
-
-    warps: int = number(4)
-    stages: int = number(2, least=2, most=4)
 
 
 def apply(sch: Schedule, config: WarpTiles) -> None:

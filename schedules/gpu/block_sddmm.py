@@ -7,11 +7,25 @@ warps; those of Y that belong to a stored block are copied to shared memory some
 
 from __future__ import annotations
 
-from sparsetir.schedules.gpu.block_attention import WarpTiles
+from dataclasses import dataclass
+
+from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.gpu.passes.warp_mma_program import warp_mma_program
 from sparsetir.schedules.operators.block_sddmm import BlockSddmm, program
 from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class WarpTiles(Config):
+    """The warps and stages of a kernel.
+
+    warps : most warps of a block of threads; each has 16 rows of a block, or a multiple
+    stages : blocks in shared memory at a time, 2 to 4
+    """
+
+    warps: int = number(4)
+    stages: int = number(2, least=2, most=4)
 
 
 def apply(sch: Schedule, config: WarpTiles) -> None:

@@ -207,6 +207,7 @@ CORE = {
     "sparsetir.sparse_ir": {"tvm", "tvm_ffi", "numpy"},
     "sparsetir.formats": {"tvm", "tvm_ffi", "numpy", "scipy"},
     "sparsetir.schedules": {"tvm", "tvm_ffi", "numpy", "scipy"},
+    "sparsetir.extras": set(),
     "sparsetir.machine": set(),
     "sparsetir.reductions": set(),  # which `sparsetir --help` needs without TVM
 }
