@@ -152,9 +152,9 @@ class Template:
     choices : Asked -> Tried of a search; None where it does not serve
     configs : (problem, CsrPattern, Statistics, target) -> the configs of a search one by one, in
         place of choices. Of relations as for `arrange`, and what has the numbers of features
-    engine : (problem, CsrPattern, Statistics, target, Format) -> configs for a matrix engine of
-        this machine or a GPU, which multiplies blocks of the format; with None in its place, of
-        blocks that are better than vectors by far. A GPU's needs no pattern
+    engine : (problem, CsrPattern, Statistics, target, Format or None) -> configs by which a matrix
+        engine multiplies blocks of a format; None stands for the formats that fill its tiles.
+        Tensor cores need no pattern, and serve no None
     turn : when a search comes to it, of the templates for a problem; the lowest first
     """
 

@@ -145,7 +145,7 @@ class TensorCores(Tiled):
 
 
 def engine(problem: Any, matrix: Any, stats: Any, target: Any, fmt: Any) -> list[TensorCores]:
-    """The config for a format that a user names, if there is one; none for None."""
+    """The config for a format that a user names, if the template serves its blocks."""
     del matrix
     if fmt is None or serves(problem) is not None or not has_tensor_cores(target):
         return []

@@ -241,7 +241,7 @@ def configs(
 
 
 def engine(problem: Any, matrix: CsrPattern, stats: Any, target: Any, fmt: Any) -> list[AmxBlocks]:
-    """:func:`configs` of a format, None for all, where this machine runs them."""
+    """The result of :func:`configs` for one format, or all, where this machine runs them."""
     if not has_product(target, problem.dtype) or allowed(PRODUCTS[problem.dtype].features):
         return []
     return configs(problem, matrix, stats, target, BLOCKS if fmt is None else (fmt,))

@@ -372,8 +372,7 @@ def _run(
 
 def _tiles(problem: OfBlocks | OfBlocksBackward, target: Target, parallel: bool) -> Config:
     if is_gpu(target):
-        (template,) = templates_for(problem, gpu=True)
-        return template.config()
+        return templates_for(problem, gpu=True)[0].config()
     size, acc = vector_registers(target), problem.accumulator
     return BlockTiles.for_block(problem.block, size, acc, parallel)
 
