@@ -430,6 +430,8 @@ class RowTablesPlan(Plan):
         The pattern of the result.
     """
 
+    config: Any
+
     def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
         wanted.template(config)  # raises for other configs
         self._set_device(wanted)

@@ -32,9 +32,8 @@ class OnMatrices(Request):
     """A request whose configs are chosen by the amount of work."""
 
     def check(self, config: Config) -> None:
-        product, expected = self.problem.is_product, ""
-        if hasattr(config, "instead_for"):
-            expected = config.instead_for(self.problem, self.name)
+        instead_for = getattr(config, "instead_for", lambda *_: "")
+        product, expected = self.problem.is_product, instead_for(self.problem, self.name)
         if isinstance(config, Assembled) and (config.listed or config.dotted):
             masked = self.matrix.mask is not None
             name = "listed" if config.listed else "dotted"
