@@ -30,11 +30,9 @@ from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators.block_attention import BlockAttention
 from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
-from sparsetir.schedules.operators.block_sddmm import BlockSddmm
-from sparsetir.schedules.operators.block_spmm import BlockSpmm
+from sparsetir.schedules.operators.block_spmm import BlockSddmm, BlockSpmm
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
-from sparsetir.schedules.operators.rgms import Rgms
-from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
+from sparsetir.schedules.operators.rgms import Rgms, RgmsGradient
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.registry import template_of
@@ -102,7 +100,7 @@ def cases(quick: bool) -> Cases:
         for keys, of_what in ((False, "q"), (True, "k, v")):
             problem = BlockAttentionBackward(*shape, keys)
             by_name[f"attention gradient of {of_what} {of}"] = (problem, WarpTiles())
-        by_name[f"sddmm of blocks {of}"] = (BlockSddmm(64, 64, feat, dtype), WarpTiles())
+        by_name[f"sddmm of blocks {of}"] = (BlockSddmm(64, 64, dtype, feat), WarpTiles())
         config = TensorCores.for_features(BSR(64, 64), feat, dtype)
         by_name[f"spmm of blocks {of}"] = (BlockSpmm(64, 64, dtype), config)
     return by_name | relational()

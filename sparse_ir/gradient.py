@@ -70,7 +70,9 @@ from sparsetir.sparse_ir.verify import verify
 TRANSPOSED = "transposed_axes"
 
 
-def gradient(func: SparseFunc, wrt: str, *, transpose: bool = True) -> SparseFunc:
+def gradient(
+    func: SparseFunc, wrt: str, *, transpose: bool = True, dtype: str | None = None
+) -> SparseFunc:
     """The program that computes the gradient of a program for one of its operands.
 
     Parameters
@@ -127,7 +129,7 @@ def gradient(func: SparseFunc, wrt: str, *, transpose: bool = True) -> SparseFun
         if loads_of(u.value, operand.var) and is_float(u.store.value)
     ]  # fmt: skip
     graded = {u.store.buffer: _graded(func, func.buffer(str(u.store.buffer.name))) for u in updates}
-    out = _graded(func, operand)
+    out = _graded(func, operand, dtype)
     parts = [p for u in updates for p in _parts(func, u, operand, graded[u.store.buffer])]
     if not parts:
         raise refused(func, f"its result does not depend on the values of '{operand.name}'")
@@ -185,7 +187,7 @@ def _operand(func: SparseFunc, wrt: str) -> SparseBuffer:
     raise ValueError(f"gradient: argument 'wrt': expected one of {names}, got {wrt!r}")
 
 
-def _graded(func: SparseFunc, buffer: SparseBuffer) -> SparseBuffer:
+def _graded(func: SparseFunc, buffer: SparseBuffer, dtype: str | None = None) -> SparseBuffer:
     """The gradient of a buffer, under a parameter of its own."""
     if buffer.handle is None:
         raise refused(func, f"'{buffer.name}' is no parameter; expected a result that is one")
@@ -196,7 +198,8 @@ def _graded(func: SparseFunc, buffer: SparseBuffer) -> SparseBuffer:
     def named(wish: str) -> str:
         return wish if wish in free else fresh_name(func, wish)
 
-    var = buffer_var(list(buffer.var.ty.shape), buffer.dtype, named(f"GRAD_{buffer.name}"))
+    shape, wish = list(buffer.var.ty.shape), named(f"GRAD_{buffer.name}")
+    var = buffer_var(shape, dtype or buffer.dtype, wish)
     return SparseBuffer(
         var, buffer.axes, ir.Var(named(f"grad_{buffer.handle.name}"), buffer.handle.ty)
     )

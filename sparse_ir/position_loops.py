@@ -71,6 +71,8 @@ class PositionLoops:
                 pos = pos - self.space.start(axis, parents)
         coord = self.space.coordinate(axis, [*parents, pos])
         self._visit(axis, coord_var, pos, coord, parents, scope)
+        if by is not None:
+            scope.visits[axis.name].part = by.indptr, var
         pads = [coord >= 0] if self.space.has_padding(axis) else []
         return PositionLoop(node, [coord_var], kind, loop, var, extent, pads)
 

@@ -41,6 +41,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_space import PositionSpace
 from sparsetir.sparse_ir.promises import accessed_inside, promises_of
+from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
 from sparsetir.sparse_ir.rows import found_rows
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
 from sparsetir.sparse_ir.speculation import any_number, lazily, speculative, total_divisions
@@ -54,6 +55,7 @@ class Visit:
     """The place of an iteration on one axis: its position under the parent, its coordinate.
 
     present : conditions under which the axis stores the coordinate: of one in a merged axis
+    part : of an axis visited in parts the offsets of these, and the place in the part
     """
 
     axis: Axis
@@ -61,6 +63,7 @@ class Visit:
     coord: Any
     parents: list[Any]
     present: list[Any] = field(default_factory=list)
+    part: tuple[Any, Any] | None = None
 
 
 @dataclass
@@ -163,7 +166,8 @@ class Translator:
         self._domains = {space.buffers[names[v]]: n for v, n in domains if v not in written}
         axes, made = made_by_recipes(space.func)
         self._made_axes, self._made = axes, {space.buffers[names[v]] for v in made}
-        self._made |= {params[name] for name in computed_parameters(space.func)}
+        self._recipes = computed_parameters(space.func)
+        self._made |= {params[name] for name in self._recipes}
         plain = {space.buffers[b.name] for b in space.func.buffers if b.axes is None}
         self._over_axes = {*space.all_buffers()} - plain
         self._steps = counted_steps(space.func)
@@ -224,7 +228,9 @@ class Translator:
             buf = self._declared.buffer_of(node.source)
             if buf is None:
                 return node
-            row = self._row(buf, node, scope)
+            row = self._place(buf, node, scope)
+            if row is None:
+                row = self._row(buf, node, scope)
             if row is not None:
                 return row
             index, guards = self._access(buf, list(node.indices), scope)
@@ -258,6 +264,24 @@ class Translator:
             isinstance(i, tirx.IntImm) and isinstance(n, tirx.IntImm) and 0 <= int(i) < int(n)
             for i, n in zip(load.indices, load.source.ty.shape, strict=True)
         )
+
+    def _place(self, buf: SparseBuffer, load: Any, scope: Scope) -> Any:
+        """The place of a row in its part, where a load is of that and the part is visited."""
+        how = {} if buf.handle is None else self._recipes.get(str(buf.handle.name), {})
+        if how.get("recipe") != places_in_tiles.__name__:
+            return None
+        part, length = None, self._domains.get(self.space.buffers[buf.name])
+        for axis, index in zip(buf.axes or (), load.indices, strict=True):
+            visit = scope.visits.get(axis.name)
+            if visit is None or not visit.coord.same_as(scope.coords.get(index)):
+                return None
+            part = visit.part
+        if part is None or length is None or how["starts"] != f"${part[0].name}":
+            return None
+        place = part[1]
+        scope.axis_of_var[place] = Axis(buf.name, "dense_fixed", length, idtype=dtype_of(place))
+        self._made.add(place)
+        return place
 
     def _row(self, buf: SparseBuffer, load: Any, scope: Scope) -> Any:
         """The value of a load that a search gives instead; None for other loads."""

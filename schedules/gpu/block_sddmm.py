@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.gpu.passes.warp_mma_program import warp_mma_program
-from sparsetir.schedules.operators.block_sddmm import BlockSddmm, program
+from sparsetir.schedules.operators.block_spmm import BlockSddmm, program
 from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.schedule import Schedule
 
@@ -29,25 +29,25 @@ class WarpTiles(Config):
 
 
 def apply(sch: Schedule, config: WarpTiles) -> None:
-    """Schedule the program of :mod:`sparsetir.schedules.operators.block_sddmm`.
+    """Schedule the program of :mod:`sparsetir.schedules.operators.block_spmm`.
 
     Before (stage I), and after::
 
-        with T.sp_iter([H, IO, JO, II, JI, F], "SSSSSR", "sddmm") as [h, io, jo, ii, ji, f]: ...
+        with T.sp_iter([H, IO, JO, II, JI, K], "SSSSSR", "spmm_grad_a") as [h, io, ..]: ...
 
-        with T.sp_iter([H, IO, JO], "SSS", "sddmm") as [h, io, jo]:  # h, io: blocks of threads
-            with T.sp_iter([II, JI], "SS", "sddmm_start") as [ii, ji]: ...
-            with T.sp_iter([II, JI, F], "SSR", "sddmm_reduce") as [ii, ji, f]: ...
-            with T.sp_iter([II, JI], "SS", "sddmm_write") as [ii, ji]: ...
+        with T.sp_iter([H, IO, JO], "SSS", "spmm_grad_a") as [h, io, jo]:  # h, io: blocks
+            with T.sp_iter([II, JI], "SS", "spmm_grad_a_start") as [ii, ji]: ...
+            with T.sp_iter([II, JI, K], "SSR", "spmm_grad_a_reduce") as [ii, ji, k]: ...
+            with T.sp_iter([II, JI], "SS", "spmm_grad_a_write") as [ii, ji]: ...
 
     II is divided among warps in stage II. Raises ScheduleError for blocks that 16 does not divide.
     """
-    it = sch.get_sparse_iteration("sddmm")
+    it = sch.get_sparse_iteration("spmm_grad_a")
     h, io, jo, ii, ji, _ = sch.get_sp_iters(it)
-    sch.precompute("OUT", jo, [ii, ji], dtype="float32")
+    sch.precompute("GRAD_A", jo, [ii, ji], dtype="float32")
     sch.parallelize([h, io], "block")
     sch.lower()
-    sch.rewrite(warp_mma_program, "sddmm0", ii.name, config.warps, config.stages)
+    sch.rewrite(warp_mma_program, "spmm_grad_a0", ii.name, config.warps, config.stages)
 
 
 register(Template(WarpTiles, BlockSddmm, program, apply, gpu=True))

@@ -44,8 +44,8 @@ from sparsetir.schedules.gpu.rgms_tiles import (
 )
 from sparsetir.schedules.operators.problems import Arranged
 from sparsetir.schedules.operators.relations import RelationPattern
-from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
-from sparsetir.schedules.operators.rgms_gradients import program as operator
+from sparsetir.schedules.operators.rgms import RgmsGradient
+from sparsetir.schedules.operators.rgms import gradient as operator
 from sparsetir.schedules.targets import has_tensor_cores
 from sparsetir.schedules.template import Template, register
 from sparsetir.sparse_ir.errors import ScheduleError

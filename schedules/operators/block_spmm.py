@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
+from sparsetir.schedules.operators.gradients import level_by_level
 from sparsetir.schedules.operators.names import DTYPES
 from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -33,6 +34,19 @@ class BlockSpmm(Problem):
         expect_one_of(self, dtype=DTYPES)
 
 
+@dataclass(frozen=True)
+class BlockSddmm(BlockSpmm):
+    """The gradient of A, for a constant number of features: dense times dense where a matrix stores
+    blocks, as scores of attention with a mask in blocks are, and gradients of weights in blocks.
+    """
+
+    feat: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_at_least(self, feat=1)
+
+
 @memoized
 def program(problem: BlockSpmm) -> SparseFunc:
     """The operator as a stage-I function.
@@ -40,15 +54,21 @@ def program(problem: BlockSpmm) -> SparseFunc:
     a : (heads * blocks, rows, cols), by heads, then in the order of the stored blocks
     b : (heads, nb, cols, feat) ; out : (heads, mb, rows, feat)
     indptr : (mb + 1,) ; indices : (blocks,) columns of blocks, each once in a row
+
+    The gradient takes x, as out, and y, as b, and writes out, as a.
     """
     dtype = problem.dtype
+    feat = problem.feat if isinstance(problem, BlockSddmm) else "feat"
     write = Writer("block_spmm")
     write.dense(H="heads", IO="mb")
     write.variable("JO", "IO", "nb", "blocks", "indptr", "indices")
-    write.dense(II=problem.rows, JI=problem.cols, NO="nb", K="feat")
+    write.dense(II=problem.rows, JI=problem.cols, NO="nb", K=feat)
     write.buffer("a", "H IO JO II JI", dtype)
     write.buffer("b", "H NO JI K", dtype)
     write.buffer("out", "H IO II K", dtype)
     elements = {"OUT": "H IO II K", "A": "H IO JO II JI", "B": "H JO JI K"}
     write.products("spmm", "H IO JO II JI K", "SSRSRS", elements, problem.accumulator)
-    return write.program("a b out indptr indices heads mb nb blocks feat")
+    func = write.program("a b out indptr indices heads mb nb blocks feat")
+    if isinstance(problem, BlockSddmm):
+        return level_by_level(func, "a", dtype, grad_out="x", b="y", grad_a="out")
+    return func

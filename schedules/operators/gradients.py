@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import ir
@@ -9,7 +10,14 @@ from tvm import ir
 from sparsetir.schedules.operators.operands import OPERATORS, OfProgram, Operator, register
 from sparsetir.schedules.operators.problems import memoized
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
-from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc
+from sparsetir.sparse_ir.nodes import (
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    iteration_with,
+)
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def gradient_of(name: str, wrt: str) -> Operator:
@@ -48,13 +56,24 @@ def _derived(of: Operator, problem: Any, wrt: str) -> tuple[SparseFunc, str]:
     that the gradient of the other result is given by."""
     assert of.program is not None
     base = of.program(of.compiled_for(problem.dtype, idtype=problem.idtype))
-    derived = gradient(base, wrt)
-    before = {str(p.name) for p in base.params}
-    upstream, result = [p for p in derived.params if str(p.name) not in before]
-    out = ir.Var("out", result.ty)
-    buffers = [
-        SparseBuffer(b.var, b.axes, out) if b.handle is not None and b.handle.same_as(result) else b
-        for b in derived.buffers
-    ]
-    params = [out if p.same_as(result) else p for p in derived.params]
-    return derived.replace(params=params, buffers=buffers), str(upstream.name)
+    func, before = gradient(base, wrt), {str(p.name) for p in base.params}
+    upstream, result = [name for p in func.params if (name := str(p.name)) not in before]
+    return with_names(func, {result: "out"}), upstream
+
+
+def level_by_level(of: SparseFunc, wrt: str, dtype: str, **names: str) -> SparseFunc:
+    """The gradient of an operator's program for schedules that take levels of patterns apart.
+
+    dtype : of the result, whose sums may be wider than the operand
+    names : of parameters, in the place of those that they have
+    """
+    func = gradient(of, wrt, dtype=dtype)
+    apart = (SparseIteration, lambda it: iteration_with(it, axes=flat_axes(it.axes)))
+    return with_names(func.replace(body=map_expr(func.body, [apart])), names)
+
+
+def with_names(func: SparseFunc, names: Mapping[str, str]) -> SparseFunc:
+    """A program with other names of some parameters of arrays."""
+    new = {p: ir.Var(names[str(p.name)], p.ty) for p in func.params if str(p.name) in names}
+    buffers = [SparseBuffer(b.var, b.axes, new.get(b.handle, b.handle)) for b in func.buffers]
+    return func.replace(params=[new.get(p, p) for p in func.params], buffers=buffers)

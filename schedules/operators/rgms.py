@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import expect, expect_one_of
+from sparsetir.schedules.operators.gradients import level_by_level
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.schedules.operators.operands import Operator, register
 from sparsetir.schedules.operators.problems import Problem, memoized
@@ -51,6 +52,41 @@ class Rgms(Problem):
         expect(self, "added", summed, f"False where the result is not {self.accumulator}")
 
 
+@dataclass(frozen=True)
+class RgmsGradient(Problem):
+    """The gradient of W, or, with `edges`, of the values of A; the result is in the type of sums.
+
+    dtype : of X, W and the gradient of Y
+    idtype, weighted, values : as of :class:`Rgms`; the gradient of A asks for no values
+    in_blocks : as of :class:`Rgms`, for CPUs: relations are given in pieces
+    """
+
+    dtype: str = "float32"
+    idtype: str = "int32"
+    weighted: bool = True
+    values: str | None = None
+    edges: bool = False
+    in_blocks: bool = False
+
+    def __post_init__(self) -> None:
+        expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
+        legal = None, self.dtype, self.accumulator
+        fits = self.values in legal
+        expect(self, "values", fits, f"None, '{self.dtype}' or '{self.accumulator}'")
+        expect(self, "weighted", not (self.weighted and self.edges), "False with 'edges'")
+
+    @property
+    def of(self) -> Rgms:
+        """The problem whose gradient it is."""
+        weighted = self.weighted or self.edges
+        return Rgms(self.dtype, self.idtype, weighted, None, self.values, False, self.in_blocks)
+
+    @property
+    def out(self) -> str:
+        """The type of the result."""
+        return self.accumulator
+
+
 @memoized
 def program(problem: Rgms) -> SparseFunc:
     """The operator as a stage-I function over CSF by relation, which every template schedules.
@@ -63,24 +99,55 @@ def program(problem: Rgms) -> SparseFunc:
     With features in blocks x : (n, blocks, feat_in), w : (relations, blocks, feat_in, feat) and
     out : (m, blocks, feat), sizes being those of a block.
     """
+    return _written(problem)
+
+
+@memoized
+def gradient(problem: RgmsGradient) -> SparseFunc:
+    """The gradient as a stage-I function, derived; with the parameters of :func:`program`.
+
+    grad : as the result there ; out : as w, or as a
+
+    With `edges` the element of `out` for each stored one is in edge : (nnz,) integers, all
+    different. Or, in blocks, elements are in their order, w is transposed, (relations, blocks,
+    feat, feat_in), and relation : (pieces,) says whose piece each is.
+    """
+    of = "a" if problem.edges else "w"
+    names = {"grad_out": "grad", f"grad_{of}": "out"}
+    func = _written(problem.of, problem.edges)
+    return level_by_level(func, of, problem.accumulator, **names)
+
+
+def _written(problem: Rgms, for_edges: bool = False) -> SparseFunc:
+    """The program, or one of the same that its gradient for the values of edges is derived of."""
     dtype, b = problem.dtype, "B" * problem.in_blocks
+    by_edge, in_pieces = for_edges and not b, for_edges and bool(b)
+    elements = {"Y": f"I {b} L", "A": "R I J", "X": f"J {b} K", "W": f"R {b} K L"}
     write = Writer("rgms", problem.idtype)
-    write.dense(R="relations")
+    write.dense(R="pieces" if in_pieces else "relations")
     write.variable("I", "R", "m", "nnz_rows", "row_ptr", "rows")
     write.variable("J", "I", "n", "nnz", "indptr", "indices")
     write.dense(M="m", N="n", **({b: "blocks"} if b else {}), K="feat_in", L="feat")
-    elements = {"Y": f"I {b} L", "A": "R I J", "X": f"J {b} K", "W": f"R {b} K L"}
+    if by_edge:
+        write.dense(E="nnz")
+        write.buffer("edge", "R I J", problem.idtype)
+        elements["A"] = "EDGE[r,i,j]"
+    if in_pieces:
+        write.dense(RELATION_="relations")
+        write.buffer("relation", "R", problem.idtype)
+        write.fact("coordinates", buffer="RELATION", axis="RELATION_")
+        elements["W"] = "RELATION[r] b l k"
     if problem.weighted:
-        write.buffer("a", elements["A"], problem.values or dtype)
+        write.buffer("a", "E" if by_edge else "R I J", problem.values or dtype)
     else:
         del elements["A"]
     write.buffer("x", f"N {b} K", dtype)
-    write.buffer("w", elements["W"], dtype)
+    write.buffer("w", "RELATION_ B L K" if in_pieces else elements["W"], dtype)
     write.buffer("out", f"M {b} L", problem.out or dtype, "Y")
     visit = "rgms", f"R I {b} J K L", "RSSRRS" if b else "RSRRS"
     write.products(*visit, elements, problem.accumulator, sets=not problem.added)
-    params = "a x w out row_ptr rows indptr indices relations m n nnz_rows nnz blocks feat_in feat"
-    return write.program(params)
+    params = "a x w out edge relation row_ptr rows indptr indices pieces relations m n nnz_rows nnz"
+    return write.program(f"{params} blocks feat_in feat")
 
 
 RGMS = register(
@@ -88,5 +155,20 @@ RGMS = register(
         "rgms", Rgms, "relational gather-matmul-scatter", {"x": "nbi", "w": "rbik", "out": "mbk"},
         True, None, reductions=(), program=program, on="relations",
         options=("feat_in", "weighted", "out_dtype"),
+    )
+)  # fmt: skip
+# Of `ops`, on a GPU: no plan is asked for them by name.
+RGMS_WEIGHT = register(
+    Operator(
+        "rgms_weight", RgmsGradient, "the gradient of rgms for the weights of relations",
+        {"x": "ni", "grad": "mk", "out": "rik"}, True, None, reductions=(), program=gradient,
+        on="relations", options=(),
+    )
+)  # fmt: skip
+RGMS_EDGE = register(
+    Operator(
+        "rgms_edge", RgmsGradient, "the gradient of rgms for the weights of edges",
+        {"x": "ni", "grad": "mk", "w": "rik", "out": "e"}, False, None, reductions=(),
+        program=gradient, on="relations", options=(),
     )
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.schedules.arguments import Config, number
-from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter, linear, outer
+from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter, program
 from sparsetir.schedules.operators.problems import accumulator
 from sparsetir.schedules.registers import sum_vectors
 from sparsetir.schedules.template import Template, register
@@ -39,18 +39,16 @@ class BlockTile(Config):
     parallel: bool = True
 
     @staticmethod
-    def for_block(
-        problem: BlockLinear | BlockOuter, size: tuple[int, int], tokens: int, parallel: bool
-    ) -> Any:
+    def for_block(problem: BlockLinear, size: tuple[int, int], tokens: int, parallel: bool) -> Any:
         """The config whose accumulators fill the vector registers; size : their bits and number."""
         bits, registers = size
         lanes = min(MOST_LANES, bits // (64 if problem.accumulator == "float64" else 32))
         while problem.rows % lanes:
             lanes //= 2
         most = max(1, sum_vectors(registers) * lanes // problem.rows)
-        if isinstance(problem, BlockLinear):
-            return BlockTile(most if tokens >= most else 1, lanes, parallel)
-        return BlockTile(greatest_divisor(problem.cols, most), lanes, parallel)
+        if isinstance(problem, BlockOuter):
+            return BlockTile(greatest_divisor(problem.cols, most), lanes, parallel)
+        return BlockTile(most if tokens >= most else 1, lanes, parallel)
 
 
 def apply(sch: Schedule, config: BlockTile) -> None:
@@ -67,12 +65,12 @@ def apply(sch: Schedule, config: BlockTile) -> None:
 
     and::
 
-        with T.sp_iter([IO, JO, JI, TOKEN, II], "SSSRS", "outer") as [io, jo, ji, t, ii]: ...
+        with T.sp_iter([IO, JO, TOKEN, JI, II], "SSRSS", "linear_grad_w") as [io, jo, ..]: ...
 
-        with T.sp_iter([IO], "S", "outer") as [io]:
-            Y_ws[t, i0, i1] = ...        # what a row of blocks reads of Y, together
-            with T.sp_iter([JO, JI0], "SS", "outer_rest") as [jo, ji0]:
-                ...                      # outer_start, outer_reduce over [TOKEN, JI1, II0, II1]
+        with T.sp_iter([IO], "S", "linear_grad_w") as [io]:
+            GRAD_Y_ws[t, i0, i1] = ...   # what a row of blocks reads of Y, together
+            with T.sp_iter([JO, JI0], "SS", "linear_grad_w_rest") as [jo, ji0]:
+                ...                      # .._start, .._reduce over [TOKEN, JI1, II0, II1]
     """
     nest = only_nest(sch, "BlockTile")
     summed = nest.of_kind("R")
@@ -106,11 +104,12 @@ def apply(sch: Schedule, config: BlockTile) -> None:
     if over_tokens:
         mine = {loop.axes: loop for loop in sch.get_sp_iters(reduce)}
         over = [token.axes[0], *(mine[v.axes] for v in vectors)]
-        steps += [(copy, len(vectors)) for copy in sch.precompute("Y", io, over, scope="global")]
+        copies = sch.precompute("GRAD_Y", io, over, scope="global")
+        steps += [(copy, len(vectors)) for copy in copies]
     if config.parallel:
         sch.parallelize(io)
     register_tile.straight_code(sch, steps)
 
 
-register(Template(BlockTile, BlockLinear, linear, apply))
-register(Template(BlockTile, BlockOuter, outer, apply))
+register(Template(BlockTile, BlockLinear, program, apply))
+register(Template(BlockTile, BlockOuter, program, apply))

@@ -1,7 +1,12 @@
 """Gradients of relational gather-matmul-scatter for weights, on a CPU: tiles in registers.
 
-Rows of a chunk are summed up, or multiplied by their relation's matrix, in a workspace that stays
-in the first cache. Registers hold a tile of a relation's sums during the loop over a chunk.
+dW[r, k, l] = sum over i, j of A[r, i, j] * X[j, k] * dY[i, l]
+dA[r, i, j] = sum over k, l of X[j, k] * W[r, k, l] * dY[i, l]
+
+Rows of a relation come in tiles. What a tile shares, sums of rows of X or rows of dY times W[r], is
+in a workspace that stays in the first cache, so that nothing has a row of features for each
+element, or for each row of each relation. Registers hold a tile of a relation's sums during the
+loop over a tile of rows. (SparseTIR, section 4.4.)
 """
 
 from __future__ import annotations
@@ -9,13 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import Config, number
-from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
+from sparsetir.schedules.operators.rgms import RgmsGradient, gradient
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight, greatest_divisor
-from sparsetir.schedules.templates.shapes import Nest, refuse_shape
-from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
+from sparsetir.schedules.templates.shapes import Nest, only_nest
+from sparsetir.sparse_ir.nodes import SparseIteration, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
 WHO = "rgms_backward"
@@ -28,12 +33,17 @@ MOST_VECTORS = 8  # of features in a row
 class ChunkTiles(Config):
     """Schedule of a CPU kernel.
 
+    feat_in, feat : features of X and of Y that it serves, of a block
+    rows : rows of a relation at a time
     lanes : of a vector, a power of two that divides both numbers of features
     tile : rows of a relation's matrix in a tile, at most; a divisor of theirs is taken
     blocks : of relations, with about as much work each; 0 for one thread
     vectors : of a row in a tile, at most; a divisor of theirs is taken
     """
 
+    feat_in: int = number()
+    feat: int = number()
+    rows: int = number(32)
     lanes: int = number(16, power=True)
     tile: int = number(6)
     blocks: int = number(0, least=0)
@@ -41,36 +51,43 @@ class ChunkTiles(Config):
 
 
 def apply(sch: Schedule, config: ChunkTiles) -> None:
-    """Schedule a program of steps for each chunk of rows.
+    """Schedule a gradient of relational gather-matmul-scatter.
 
-    Before (stage I), and after::
+    Before (stage I), and after; of the weights of edges loops over B are inside of those over
+    tiles, and the sums are over L::
 
-        with T.sp_iter([P], "S", "pieces") as [p]:
-            with T.sp_iter([K, L], "SS", "clear") as [k, l]: ...
-            with T.sp_iter([C], "R", "chunks") as [c]:
-                with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]: ...
-                with T.sp_iter([K, L, I], "SSR", "products") as [k, l, i]: ...
+        with T.sp_iter([R, I, B, J, K, L], "SRSRSS", "rgms_grad_w") as [r, i, b, j, k, l]: ...
 
-        with T.sp_iter([P_parts, T.part(P, P_part)], "SS", "pieces") as [p_parts, p]:  # parallel
-            with T.sp_iter([K, L0, L1, L2], "SSSS", "clear") as [k, l0, l1, l2]: ...
-            with T.sp_iter([C], "R", "chunks") as [c]:
-                with T.sp_iter([I, K0], "SS", "sums") as [i, k0]:
-                    ...  # sums_start, sums_reduce, sums_write of (K1, K2)
-                with T.sp_iter([K0, L0], "SS", "products") as [k0, l0]:
-                    ...  # products_start, products_reduce, products_write of (K1, L1, L2)
+        with T.sp_iter([R_parts, T.part(R, R_part), B], "SSS", "rgms_grad_w") as [..]:  # parallel
+            with T.sp_iter([K, L0, L1, L2], "SSSS", "rgms_grad_w_init") as [k, l0, l1, l2]: ...
+            with T.sp_iter([I_tiles], "R", "rgms_grad_w_tiles") as [i_tile]:
+                with T.sp_iter([T.part(I, I_part), K0], "SS", "rgms_grad_w_sums") as [i, k0]:
+                    ...  # rgms_grad_w_sums_start, _reduce and _write of (K1, K2)
+                with T.sp_iter([K0, L0], "SS", "rgms_grad_w_product") as [k0, l0]:
+                    ...  # rgms_grad_w_product_start, _reduce and _write of (K1, L1, L2)
     """
-    main = sch.func.body
-    if not isinstance(main, SparseIteration) or not nodes_of(SparseIteration, main.body):
-        refuse_shape(WHO, sch.func, "one iteration of several steps")
+    nest = only_nest(sch, WHO)
+    sparse = [x for x in nest.loops if nest.plain and x.node.is_sparse]
+    if len(sparse) != 2 or len(nest.loops) != 6:
+        nest.refuse("to visit relations, their rows, what these store, blocks and features")
+    ref, handles = nest.handles()
+    rows, columns = (handles.pop(x.axes) for x in sparse)
+    relations, blocks, features_in, features = handles.values()
+    sch.bound(features_in, config.feat_in, "exact")
+    sch.bound(features, config.feat, "exact")
+    tiles, rows = sch.split(rows, [None, config.rows])
+    around, summed = [blocks, tiles], columns
+    if sparse[1].kinds == "S":
+        around, summed = [tiles, blocks], features
+    sch.sparse_reorder(ref, [relations, *around, rows, columns, features_in, features])
+    steps = {x.name for x in sch.aggregate(nest.result, around[-1], rows, [summed])}
     straight: Straight = []
     sums: list[str] = []
     for it in sparse_iterations(sch.func):
-        if not nodes_of(SparseIteration, it.body):
+        if it.name in steps:
             straight += _in_tiles(sch, it, config, sums)
     if config.blocks:
-        ref = sch.get_sparse_iteration(main.name)
-        first = sch.get_sp_iters(ref)[0]
-        parts, *_ = sch.divide(first, config.blocks, by="work")
+        parts, *_ = sch.divide(sch.get_sp_iters(ref)[0], config.blocks, by="work")
         sch.parallelize(parts)
     register_tile.straight_code(sch, straight)
     for block in sums:
@@ -85,7 +102,8 @@ def _in_tiles(sch: Schedule, it: SparseIteration, config: ChunkTiles, sums: list
     nest = Nest(sch, WHO, it)
     ref, handles = nest.handles()
     summed = [handles.pop(x.axes) for x in nest.of_kind("R")]
-    lengths = {x.axes: int(x.node.length) for x in nest.loops if x.node.kind == "dense_fixed"}
+    dense = [x for x in nest.loops if getattr(x.node, "kind", "") == "dense_fixed"]
+    lengths = {x.axes: int(x.node.length) for x in dense}
     features = [h for axes, h in handles.items() if axes in lengths]
     rows = [h for axes, h in handles.items() if axes not in lengths]
     if not features and not summed:
@@ -109,4 +127,4 @@ def _in_tiles(sch: Schedule, it: SparseIteration, config: ChunkTiles, sums: list
     return register_tile.sums_of(sch, ref, nest.result, tiles, summed, held)
 
 
-register(Template(ChunkTiles, RgmsBackward, program, apply))
+register(Template(ChunkTiles, RgmsGradient, gradient, apply))

@@ -31,11 +31,24 @@ matrix each, stays in all steps. The product goes over all places of a tile, als
 fewer rows. Sums are in another order then, and infinite factors may give NaN where they did not.
 With `dtype` other than that of the result, which visits of loops around add to, that is summed up
 in this type as a whole and written at last, `rgms_round`.
+
+Where the other factors vary over the rows, too, or over what hangs under these, each row multiplies
+its sums by them, and the result is added to at once. Of a sum over rows, such as the gradient
+`W[r, k, l] = W[r, k, l] + A[r, i, j] * X[j, k] * G[i, l]`, after `aggregate("W", tiles, i, [j])`::
+
+    with T.sp_iter([R], "S", "rgms") as [r]:
+        with T.sp_iter([K, L], "SS", "rgms_init") as [k, l]:
+            W[r, k, l] = 0.0
+        with T.sp_iter([I_tiles], "R", "rgms_tiles") as [i_tile]:
+            ...  # rgms_start and rgms_sums, as above
+            with T.sp_iter([T.part(I, I_part), K, L], "RSS", "rgms_product") as [i, k, l]:
+                W[r, k, l] = W[r, k, l] + G_sums[I_place[r, i], k] * G[i, l]
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from tvm import tirx
@@ -60,7 +73,7 @@ from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, SpIter,
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops, load
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, workspace
-from sparsetir.sparse_ir.tir import free_vars
+from sparsetir.sparse_ir.tir import dtype_of, free_vars
 
 WHO = "aggregate"
 
@@ -82,14 +95,15 @@ def aggregate(
         Inside of it, the rows of a tile, as `split` by positions and `ranges` make them.
     columns : sequence of SpIter
         Reductions inside of it that some factors vary over; these vary over no loop that the others
-        have alone, which do not vary over rows.
+        have alone.
     dtype : str, optional
         That sums are in; that of the buffer by default.
 
     Returns
     -------
     list of SparseIterationRef
-        Start, sums, product, write.
+        Start, sums, product, write; where rows have factors of their own init, start, sums,
+        product.
     """
     it, (last, mine, *summed) = chosen_loops(WHO, func, at, rows, *columns)
     loops = loops_of(it)
@@ -134,13 +148,13 @@ class _Aggregate(VisitOrder):
     def _size(self) -> int:
         """Rows of a tile."""
         node = self.rows.node
-        if isinstance(node, PartAxis) and isinstance(node.axis, Axis) and self.rows.kinds == "S":
+        if isinstance(node, PartAxis) and isinstance(node.axis, Axis):
             how = computed_parameters(self.func).get(str(node.by.indptr.name), {})
             tiles = facts_of(how.get("recipe")).tiles
             if tiles is not None and tiles.unless not in how:
                 return int(how[tiles.size])
         return self.refuse(
-            "argument 'rows': expected a spatial loop over the rows of a tile of a number of them, "
+            "argument 'rows': expected a loop over the rows of a tile of a number of them, "
             f"as split by positions and ranges make it, got '{self.rows.name}'"
         )
 
@@ -155,13 +169,13 @@ class _Aggregate(VisitOrder):
         written = {v for i in self.store.indices for v in free_vars(i)}
         if not first or not then:
             self.refuse("expected factors that vary over the columns, and others that do not")
-        if self.rows.var in still:
-            self.refuse(f"expected the other factors not to vary over '{self.rows.name}'")
         chosen = [x.axes for x in (self.rows, *self.columns)]
         rest = [x for x in inner if x.axes not in chosen]
+        # Whether rows have factors of their own, or loops under them.
+        self.own = self.rows.var in still or any(getattr(x.node, "parent", None) for x in rest)
         self.shared = [x for x in rest if x.var in moving]
         self.alone = [x for x in rest if x.var not in moving]
-        for loop in rest:
+        for loop in self.shared if self.own else rest:
             dense = isinstance(loop.node, Axis) and loop.node.kind == "dense_fixed"
             if not dense or not isinstance(loop.node.length, tirx.IntImm):
                 self.refuse(
@@ -169,12 +183,15 @@ class _Aggregate(VisitOrder):
                     "split it first"
                 )
             summed = loop in self.shared
+            if self.own:
+                continue
             if summed and loop.kinds == "S" and loop.var in written:
                 self.alone.append(loop)  # sums and products have elements of each
             elif loop.kinds != ("R" if summed else "S"):
                 what = "a reduction, as sums vary over it" if summed else "spatial"
                 self.refuse(f"expected '{loop.name}' to be {what}")
         self.alone = [x for x in rest if x in self.alone]
+        self.rest = rest
         self.first, self.then = _product(first), _product(then)
 
     def run(self, dtype: str | None) -> tuple[SparseFunc, list[SparseIterationRef]]:
@@ -182,21 +199,26 @@ class _Aggregate(VisitOrder):
         it, func, target = self.it, self.func, self.result
         total = dtype or target.dtype
         before: list[Any] = []
-        if it.init is not None:
+        if it.init is not None and not self.own:
             before = self.init_apart()
         (at,) = self.loops(place=(self.dense("places", self.size), "S"))
         place = self._places()
         sums = workspace(func, f"{target.name}_sums", [at, *self.shared], total, "local")
-        product = workspace(func, f"{target.name}_product", [at, *self.alone], total, "local")
         path = [load(place, *self._path())]
         shared, alone = ([x.var for x in xs] for xs in (self.shared, self.alone))
         own_alone = [x for x in self.alone if x not in self.shared]
         zero = tirx.const(0, total)
-        to = self._wide(total) if total != target.dtype else target.var
         steps = [
             self._step("start", [at, *self.shared], "S", sums, [at.var, *shared], zero),
             self._sum("sums", [self.rows, *self.columns, *self.shared], sums.var,
                       [*path, *shared], widened(self.first, total, _nothing)),
+        ]  # fmt: skip
+        self.buffers.append(sums)
+        if self.own:
+            return self._with_own_factors(steps, tirx.BufferLoad(sums.var, [*path, *shared]))
+        product = workspace(func, f"{target.name}_product", [at, *self.alone], total, "local")
+        to = self._wide(total) if total != target.dtype else target.var
+        steps += [
             self._sum("product", [at, *self.shared, *own_alone], product.var,
                       [at.var, *alone],
                       tirx.BufferLoad(sums.var, [at.var, *shared])
@@ -205,7 +227,7 @@ class _Aggregate(VisitOrder):
                       tirx.BufferLoad(product.var, [*path, *alone])),
         ]  # fmt: skip
         after: list[Any] = []
-        self.buffers += [sums, product]
+        self.buffers.append(product)
         if total != target.dtype:
             wide = SparseBuffer(var=to, axes=target.axes, handle=None)
             self.buffers.append(wide)
@@ -215,6 +237,33 @@ class _Aggregate(VisitOrder):
         main = changed(it, around, init=None, body=tirx.SeqStmt(steps))
         out = self.replaced(*before, main, *after)
         return out, [SparseIterationRef(x.name) for x in steps]
+
+    def _with_own_factors(self, sums: list[Any], to: Any) -> tuple[SparseFunc, list[Any]]:
+        """The function whose rows multiply what they have summed up by factors of their own.
+
+        sums : the steps before; to : an element of the sums
+        """
+        it, spatial = self.it, list(takewhile(lambda x: x.kinds == "S", self.outer))
+        if self.result.dtype != dtype_of(to):
+            self.refuse(f"argument 'dtype': expected {self.result.dtype}, that of the result")
+        loops = [self.rows, *self.rest]
+        term = to * widened(self.then, dtype_of(to), _nothing)
+        at = list(self.store.indices)
+        steps = [*sums, self._sum("product", loops, self.result.var, at, term)]
+        refs = [SparseIterationRef(x.name) for x in steps]
+        if it.init is None or not spatial:
+            before = [] if it.init is None else self.init_apart()
+            main = changed(it, self.outer, init=None, body=tirx.SeqStmt(steps))
+            return self.replaced(*before, main), refs
+        last = self.outer[len(spatial) :]
+        over = [x for x in [*last, *loops] if x.kinds == "S"]
+        if last:
+            around = changed(it, last, name=fresh_name(self.func, f"{it.name}_tiles"), init=None,
+                             body=tirx.SeqStmt(steps), annotations={})  # fmt: skip
+            steps = [over_fresh_vars(around)]
+        begin = self._iteration("init", over, it.init, None)
+        main = changed(it, spatial, init=None, body=tirx.SeqStmt([begin, *steps]))
+        return self.replaced(main), [SparseIterationRef(begin.name), *refs]
 
     # -- the steps ----------------------------------------------------------------------------
 

@@ -85,13 +85,15 @@ class Writer:
         """Write an iteration that sums up products.
 
         elements : axes, whose loops are their names in small letters, of an element of the result,
-            which comes first, and of the factors, by the names of their buffers
+            which comes first, and of the factors, by the names of their buffers; or, with brackets,
+            loads that are indices
         dtype : of the sums
         sets : the result is set, not added to
         """
         (result, at), *factors = elements.items()
         stored, out = self._dtypes[result], self.load(result, at.lower())
-        term = " * ".join(self.load(x, at.lower(), dtype) for x, at in factors)
+        loops_of = ((x, at if "[" in at else at.lower()) for x, at in factors)
+        term = " * ".join(self.load(x, at, dtype) for x, at in loops_of)
         lines = reduced("sum", out, term, dtype, stored, f"T.{stored}(0)")
         self.visit(name, axes, kinds, lines if sets else lines[2:], loops)
 

@@ -23,8 +23,7 @@ from sparsetir.nn import SparseLinear, prune, sparse_linears
 from sparsetir.ops import block_linear as operator
 from sparsetir.ops.tensors import plain_tensor
 from sparsetir.runtime.signature import signature_of
-from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
-from sparsetir.schedules.operators.block_linear import linear as program
+from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter, program
 from sparsetir.schedules.templates.block_linear import BlockTile, apply
 from spmm_gpu_common import bfloat16_arrays
 
@@ -361,7 +360,7 @@ LAYER(torch.ones(2, 16).double())  # TypeError: 'x': expected float32 as the oth
 BlockTile(lanes=3)  # ValueError: 'lanes': expected a power of two, got 3
 BlockTile(tile=0)  # ValueError: BlockTile: argument 'tile'
 BlockLinear(0, 4)  # ValueError: BlockLinear: argument 'rows'
-BlockOuter(4, 4, "float16")  # ValueError: BlockOuter: argument 'dtype'
+BlockOuter(4, 4, "int8")  # ValueError: BlockOuter: argument 'dtype'
 operator.block_outer(torch.ones(2, 4), 3, *[torch.zeros(1, dtype=torch.int32)] * 2, 4, 4)
     # TypeError: block_outer: argument 'y': expected a tensor, got int
     """,

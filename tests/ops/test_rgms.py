@@ -97,7 +97,7 @@ def test_features_of_any_number_and_threads(monkeypatch):
 
     monkeypatch.setattr(rgms_kernels, "pays", lambda *_: True)
     monkeypatch.setattr(rgms_kernels, "default_threads", lambda: 2)
-    monkeypatch.setattr(relations, "CHUNKS_OF_PIECE", 2)
+    monkeypatch.setattr(relations, "ROWS_OF_PIECE", 64)
     for sizes in ((32, 48), (19, 36)):
         inputs = operands(torch.float32, *sizes, 3000, n=300)
         agree(graph(3000, n=300, m=200), *inputs, m=200, scale=100)

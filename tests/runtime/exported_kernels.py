@@ -20,8 +20,7 @@ from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
-from sparsetir.schedules.operators.rgms import Rgms
-from sparsetir.schedules.operators.rgms_backward import RgmsBackward
+from sparsetir.schedules.operators.rgms import Rgms, RgmsGradient
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.block_attention import BlockTiles
 from sparsetir.schedules.templates.block_linear import BlockTile
@@ -88,17 +87,11 @@ BLOCKED: dict[str, Any] = {
     "indptr": PATTERN.indptr, "indices": PATTERN.indices, "m": M, "n": N, "blocks": PATTERN.nnz,
     "tokens": 4,
 }  # fmt: skip
-# (relation, row, column) triples, and CSF of them; pieces of rows and chunks of these.
+# (relation, row, column) triples, and CSF of them.
 TRIPLES = (RNG.random((3, M, N)) < 0.2).nonzero()
 RELATIONS = RelationPattern.of(*TRIPLES, (3, M, N), "int32")
-CHUNK, ROW_PTR = 3, RELATIONS.row_ptr
-STARTS = [range(a, b, CHUNK) for a, b in zip(ROW_PTR[:-1], ROW_PTR[1:], strict=True)]
-PIECES: dict[str, Any] = {
-    "piece_ptr": np.append(0, np.cumsum([len(x) for x in STARTS])).astype("int32"),
-    "chunk_ptr": np.array([*(i for x in STARTS for i in x), ROW_PTR[-1]], "int32"),
-    "rows": RELATIONS.rows, "indptr": RELATIONS.indptr, "indices": RELATIONS.indices,
-    "pieces": 3, "chunks": sum(map(len, STARTS)), "m": M, "n": N, "blocks": 1,
-    "nnz_rows": len(RELATIONS.rows), "nnz": len(RELATIONS.indices),
+BY_RELATION: dict[str, Any] = {
+    **RELATIONS.arguments(), "relations": 3, "m": M, "n": N, "blocks": 1, "feat_in": 8, "feat": 8,
 }  # fmt: skip
 MASKED: dict[str, Any] = {
     "indptr": np.array([0, 2, 2, 3], "int32"), "indices": np.array([0, 2, 1], "int32"),
@@ -149,7 +142,9 @@ TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
     "block_attention": lambda: of(BlockAttention(16, 4, 6), MASK_TILES, MASKED),
     "block_attention_backward": lambda: of(BlockAttentionBackward(16, 4, 6), MASK_TILES, MASKED),
     "block_linear": lambda: of(BlockLinear(4, 4), BlockTile(4, 4), BLOCKED),
-    "rgms_backward": lambda: of(RgmsBackward(8, 8, CHUNK), ChunkTiles(8, 1, 2), PIECES),
+    "rgms_backward": lambda: of(
+        RgmsGradient(in_blocks=True), ChunkTiles(8, 8, 3, 8, 1, 2), BY_RELATION
+    ),
 }  # fmt: skip
 
 

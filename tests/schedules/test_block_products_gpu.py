@@ -53,7 +53,7 @@ def exact(args):
 
 def program(sampled, rows, cols, feat, dtype):
     if sampled:
-        return block_sddmm.program(block_sddmm.BlockSddmm(rows, cols, feat, dtype))
+        return block_sddmm.program(block_sddmm.BlockSddmm(rows, cols, dtype, feat))
     return block_spmm.program(block_spmm.BlockSpmm(rows, cols, dtype))
 
 

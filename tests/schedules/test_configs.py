@@ -177,7 +177,7 @@ AmxBlocks(BSR(32, 32), blocks=0)  # 'blocks': expected 1 or more
 TiledRelations(32, 32, tile=24)  # 'tile': expected a divisor of
 TiledRelations(24, 32, depth=24)  # 'lanes_in': expected a power of two that
 TiledRelations(32, 32, ranges=0)  # 'ranges': expected None, or 1 or more
-ChunkTiles(3)  # 'lanes': expected a power of two
+ChunkTiles(4, 4, lanes=3)  # 'lanes': expected a power of two
 BlockTiles(lanes=3)  # 'lanes': expected a power of two
 BlockTiles(tile=0)  # 'tile': expected 1 or more
 RowSplit(threads=0)  # 'threads': expected .. positive integer, got 0
@@ -255,8 +255,8 @@ Rgms("float16", out="float64")  # 'out': expected None, 'float16' or
 Rgms("float16", added=True)  # 'added': expected False where the result is not float32
 Rgms("float32", values="float16")  # 'values': expected None, 'float32' or
 RgmsGradient(edges=True)  # 'weighted': expected False with
-RgmsBackward(4, 4, dtype="int8")  # 'dtype': expected one of float32
-RgmsBackward(4, 4, 0)  # 'chunk': expected 1 or more
+RgmsGradient("int8")  # 'dtype': expected one of float32
+RgmsGradient(values="float16")  # 'values': expected None, 'float32' or
 BlockAttention(block=24)  # 'block': expected a multiple of 16, got 24
 BlockAttention(feat=0)  # 'feat': expected 1 or more, got 0
 BlockAttention(dtype="int8")  # 'dtype'

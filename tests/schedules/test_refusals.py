@@ -22,7 +22,7 @@ MODULES = """
 amx=templates.amx block_attention=operators.block_attention decomposed=templates.decomposed
 block_attention_cpu=templates.block_attention edge_attention=operators.edge_attention
 rgms=operators.rgms rgms_backward=templates.rgms_backward rgms_cpu=templates.rgms rgms_gpu=gpu.rgms
-rgms_gradients=operators.rgms_gradients rgms_gradients_gpu=gpu.rgms_gradients
+rgms_gradients_gpu=gpu.rgms_gradients
 rgms_tensor_cores=gpu.rgms_tensor_cores sddmm=operators.sddmm sddmm_gpu=gpu.sddmm
 spmm=operators.spmm spmm_blocks=templates.spmm_blocks spmm_groups=gpu.spmm_groups
 spmm_hyb=gpu.spmm_hyb spmm_tensor_cores=gpu.spmm_tensor_cores spmv=operators.spmv
@@ -196,8 +196,8 @@ lower(spmm.program(Spmm("bfloat16")), amx.apply, AmxBlocks(BSR(32, 32)), TARGET)
     # ScheduleError: AmxBlocks: expected one iteration that sums up block
 on(spmm.program(Spmm()), rgms_cpu, TiledRelations.for_sizes(32, 32))
     # ShapeError: TiledRelations: argument 'sch'
-lower(spmm.program(Spmm(), None), rgms_backward.apply, ChunkTiles())
-    # ShapeError: rgms_backward: argument 'sch': expected one iteration of
+lower(spmm.program(Spmm(), None), rgms_backward.apply, ChunkTiles(4, 4))
+    # ShapeError: rgms_backward: .. 'spmm' to visit relations, their rows, what these store
 on(edge_attention.program(EdgeAttention()), block_attention_cpu, BlockTiles())
     # ScheduleError: block_attention: argument 'sch': expected
 on(STEPS, block_attention_cpu, BlockTiles(16, 1))
@@ -216,7 +216,7 @@ on(rgms_gpu.program(Rgms(), RelationalRows(0)), rgms_tensor_cores, RelationalTen
     # ScheduleError: expected operands of one of float16, bfloat16, int8
 on(rgms.program(Rgms()), rgms_gpu, RelationalRows())
     # ScheduleError: RelationalRows: .. an iteration that sets the result
-on(rgms_gradients.program(RgmsGradient()), rgms_gradients_gpu, GradientTiles())
+on(rgms.gradient(RgmsGradient()), rgms_gradients_gpu, GradientTiles())
     # ScheduleError: GradientTiles: .. an iteration that sets the result
 """,
     {**globals(), **NAMES},

@@ -1,4 +1,4 @@
-"""Gradients of relational gather-matmul-scatter for weights: plain programs, their schedule."""
+"""Gradients of relational gather-matmul-scatter for weights: derived programs, their schedule."""
 
 from typing import Any
 
@@ -7,17 +7,22 @@ import pytest
 
 import sparsetir
 from sparsetir.runtime.pipeline import lower, lower_template
-from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
+from sparsetir.schedules.operators.rgms import RgmsGradient, gradient
 from sparsetir.schedules.template import TEMPLATES
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
+from sparsetir.sparse_ir.translate import Translator
 
-RELATIONS, M, N, CHUNK = 4, 11, 9, 3
+RELATIONS, M, N, ROWS = 4, 11, 9, 3
 
-template = TEMPLATES[ChunkTiles, RgmsBackward]
+template = TEMPLATES[ChunkTiles, RgmsGradient]
+
+
+def problem_of(edges: bool, weighted: bool = True, *types: str) -> RgmsGradient:
+    return RgmsGradient(*types, weighted=weighted and not edges, edges=edges, in_blocks=True)
 
 
 def arguments(
-    problem: RgmsBackward, density: float = 0.4, blocks: int = 1
+    problem: RgmsGradient, sizes: tuple[int, int], density: float = 0.4, blocks: int = 1
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Arguments of the program, and the mask of elements; the second relation has none."""
     rng = np.random.default_rng(0)
@@ -25,84 +30,100 @@ def arguments(
     mask[1] = False
     stored = mask.any(axis=2)
     row_ptr = np.append(0, np.cumsum(stored.sum(axis=1)))
-    relation, piece_ptr, chunk_ptr = [], [0], []
+    relation, piece_ptr = [], [0]
     for r, (begin, end) in enumerate(zip(row_ptr[:-1], row_ptr[1:], strict=True)):
-        for piece in range(begin, end, 2 * CHUNK):
-            chunk_ptr += range(piece, min(end, piece + 2 * CHUNK), CHUNK)
-            piece_ptr.append(len(chunk_ptr))
+        for piece in range(begin, end, 2 * ROWS):
+            piece_ptr.append(min(end, piece + 2 * ROWS))
             relation.append(r)
     index = {
-        "piece_ptr": piece_ptr, "chunk_ptr": [*chunk_ptr, row_ptr[-1]], "rows": stored.nonzero()[1],
+        "row_ptr": piece_ptr, "rows": stored.nonzero()[1],
         "indptr": np.append(0, np.cumsum(mask.sum(axis=2)[stored])), "indices": mask.nonzero()[2],
     }  # fmt: skip
     index |= {"relation": relation} if problem.edges else {}
     args: dict[str, Any] = {k: np.array(v, problem.idtype) for k, v in index.items()}
-    args |= {"m": M, "n": N, "pieces": len(relation), "chunks": len(chunk_ptr), "blocks": blocks}
-    features = problem.feat_in, problem.feat
-    shapes = {"x": (N, blocks, features[0]), "grad": (M, blocks, features[1])}
-    shapes |= {"w": (RELATIONS, blocks, *features[::-1])} if problem.edges else {}
-    shapes |= {"a": (int(mask.sum()),)} if problem.weighted and not problem.edges else {}
-    types = {k: problem.accumulator if k == "a" else problem.dtype for k in shapes}
+    args |= {"m": M, "n": N, "blocks": blocks, "feat_in": sizes[0], "feat": sizes[1]}
+    args |= {"pieces": len(relation)} if problem.edges else {}
+    args |= {"relations": RELATIONS if problem.edges else len(relation)}
+    shapes = {"x": (N, blocks, sizes[0]), "grad": (M, blocks, sizes[1])}
+    shapes |= {"w": (RELATIONS, blocks, *sizes[::-1])} if problem.edges else {}
+    shapes |= {"a": (int(mask.sum()),)} if problem.weighted else {}
+    types = {k: problem.values or problem.dtype if k == "a" else problem.dtype for k in shapes}
     args |= {k: rng.uniform(-1, 1, shape).astype(types[k]) for k, shape in shapes.items()}
-    out = (int(mask.sum()),) if problem.edges else (len(relation), blocks, *features)
-    args["da" if problem.edges else "dw"] = np.full(out, np.nan, problem.accumulator)
+    out = (int(mask.sum()),) if problem.edges else (len(relation), blocks, *sizes)
+    args["out"] = np.full(out, np.nan, problem.accumulator)
     return args, mask
 
 
-def check(problem: RgmsBackward, stages: Any, density: float = 0.4, blocks: int = 1) -> None:
-    args, mask = arguments(problem, density, blocks)
+def check(
+    problem: RgmsGradient, sizes: tuple[int, int], stages: Any, density: float = 0.4,
+    blocks: int = 1,
+) -> None:  # fmt: skip
+    args, mask = arguments(problem, sizes, density, blocks)
     sparsetir.build(stages["II scheduled"])(**args)
     x, grad = args["x"].astype(float), args["grad"].astype(float)
+    result = args["out"]
     if problem.edges:
         want = np.einsum("jbk,rblk,ibl->rij", x, args["w"].astype(float), grad)[mask]
-        result = args["da"]
     else:
         a = np.zeros(mask.shape)
         a[mask] = args.get("a", 1.0)
         want = np.einsum("rij,jbk,ibl->rbkl", a, x, grad)
         result = np.zeros(want.shape)
         relation = [r for r in range(RELATIONS) for _ in range(pieces(mask[r]))]
-        np.add.at(result, relation, args["dw"])
+        np.add.at(result, relation, args["out"])
     np.testing.assert_allclose(result, want, rtol=1e-4, atol=1e-4)
 
 
 def pieces(mask: np.ndarray) -> int:
-    return -(-int(mask.any(axis=1).sum()) // (2 * CHUNK))
+    return -(-int(mask.any(axis=1).sum()) // (2 * ROWS))
+
+
+def tiles(sizes: tuple[int, int], *config: int) -> ChunkTiles:
+    return ChunkTiles(*sizes, ROWS, *config)
 
 
 @pytest.mark.parametrize("edges", [False, True])
 def test_the_plain_programs(edges: bool) -> None:
-    problem = RgmsBackward(5, 3, CHUNK, edges, "float64", "int64", weighted=not edges)
-    check(problem, lower(program(problem)))
+    problem = problem_of(edges, True, "float64", "int64")
+    check(problem, (5, 3), lower(gradient(problem)))
 
 
 @pytest.mark.parametrize(
     "edges, sizes, config",
-    [(False, (32, 16), ChunkTiles(16, 4, 2)), (False, (4, 48), ChunkTiles(4, 3)),
-     (True, (32, 16), ChunkTiles(16, 4, 2)), (True, (1, 8), ChunkTiles(1))],
+    [(False, (32, 16), (16, 4, 2)), (False, (4, 48), (4, 3)), (True, (32, 16), (16, 4, 2)),
+     (True, (1, 8), (1,))],
 )  # fmt: skip
 @pytest.mark.default(1)
-def test_scheduled(edges: bool, sizes: tuple[int, int], config: ChunkTiles) -> None:
-    problem = RgmsBackward(*sizes, CHUNK, edges, weighted=sizes[0] != 4)
-    check(problem, lower_template(template, problem, config))
+def test_scheduled(edges: bool, sizes: tuple[int, int], config: tuple[int, ...]) -> None:
+    problem = problem_of(edges, sizes[0] != 4)
+    check(problem, sizes, lower_template(template, problem, tiles(sizes, *config)))
 
 
 @pytest.mark.parametrize("edges", [False, True])
 def test_operands_of_16_bits(edges: bool) -> None:
-    """Operands in their own type, with sums in float32."""
-    problem = RgmsBackward(32, 16, CHUNK, edges, "float16", weighted=not edges)
-    check(problem, lower_template(template, problem, ChunkTiles(16, 4, 2)))
+    """Operands in their own type, with values and sums in float32."""
+    problem = RgmsGradient("float16", "int32", not edges, "float32", edges, in_blocks=True)
+    check(problem, (32, 16), lower_template(template, problem, tiles((32, 16), 16, 4, 2)))
 
 
 def test_no_elements() -> None:
-    problem = RgmsBackward(4, 48, CHUNK, weighted=False)
-    check(problem, lower_template(template, problem, ChunkTiles(4, 3)), density=0)
+    problem = problem_of(False, False)
+    check(problem, (4, 48), lower_template(template, problem, tiles((4, 48), 4, 3)), density=0)
+
+
+def test_places_are_counted_rather_than_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of a row in its tile is that of the visit: no kernel takes the table of places."""
+    problem, config = problem_of(False), tiles((4, 4), 4)
+    assert "I_places_of" not in lower_template(template, problem, config)["III"].script()
+    monkeypatch.setattr(Translator, "_place", lambda *_: None)
+    assert "I_places_of" in lower_template(template, problem, config)["III"].script()
 
 
 @pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.default("False")
 def test_features_in_blocks(edges: bool) -> None:
     """Each piece by its part of the weights, by the plain program and the scheduled one."""
-    problem = RgmsBackward(8, 4, CHUNK, edges, weighted=not edges)
-    check(problem, lower(program(problem)), blocks=3)
-    check(problem, lower_template(template, problem, ChunkTiles(4, 3, 2)), blocks=3)
+    problem = problem_of(edges)
+    check(problem, (8, 4), lower(gradient(problem)), blocks=3)
+    scheduled = lower_template(template, problem, tiles((8, 4), 4, 3, 2))
+    check(problem, (8, 4), scheduled, blocks=3)

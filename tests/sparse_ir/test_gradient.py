@@ -21,7 +21,7 @@ from pairs import by_turns
 from programs import PROGRAMS, copied
 from refusals import refusals
 from small import small
-from sparsetir.schedules.operators import messages, rgms_gradients
+from sparsetir.schedules.operators import messages
 from sparsetir.schedules.operators import rgms as rgms_programs
 from sparsetir.schedules.operators import sddmm as sddmm_programs
 from sparsetir.schedules.operators import spmm as spmm_programs
@@ -203,8 +203,33 @@ def test_of_heads_messages_and_relations():
     assert same(gradient(func, "u"), copies)
     for weighted in (True, False):
         func = rgms_programs.program(rgms_programs.Rgms(weighted=weighted))
-        written = rgms_gradients.program(rgms_gradients.RgmsGradient(weighted=weighted))
-        assert same(gradient(func, "w"), written)
+        derived = rgms_programs.gradient(rgms_programs.RgmsGradient(weighted=weighted))
+        assert same(gradient(func, "w"), derived)
+    assert same(derived, sparsetir.from_source(WEIGHTS_OF_RELATIONS))
+
+
+WEIGHTS_OF_RELATIONS = """
+@T.prim_func
+def rgms_gradient(
+    x: T.handle, grad: T.handle, out: T.handle, row_ptr: T.handle, rows: T.handle,
+    indptr: T.handle, indices: T.handle, relations: T.int32, m: T.int32, n: T.int32,
+    nnz_rows: T.int32, nnz: T.int32, feat_in: T.int32, feat: T.int32,
+):
+    R = T.dense_fixed(relations)
+    I = T.sparse_variable(R, (m, nnz_rows), (row_ptr, rows))
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    M = T.dense_fixed(m)
+    N = T.dense_fixed(n)
+    K = T.dense_fixed(feat_in)
+    L = T.dense_fixed(feat)
+    X = T.match_sparse_buffer(x, (N, K), "float32")
+    G = T.match_sparse_buffer(grad, (M, L), "float32")
+    DW = T.match_sparse_buffer(out, (R, K, L), "float32")
+    with T.sp_iter([R, I, J, K, L], "SRRSS", "rgms_dw") as [r, i, j, k, l]:
+        with T.init():
+            DW[r, k, l] = 0.0
+        DW[r, k, l] = DW[r, k, l] + X[j, k] * G[i, l]
+"""
 
 
 def test_names_and_the_transposed_pattern():

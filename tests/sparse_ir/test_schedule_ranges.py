@@ -88,6 +88,53 @@ def test_tiles_of_dense_rows() -> None:
         gives(sch, args, {"y": 1 + a @ args["x"] @ args["w"]}, kernel=kernel)
 
 
+SUMS_OF_ROWS = """
+@T.prim_func
+def weights(
+    a: T.handle, x: T.handle, g: T.handle, w: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32,
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    N = T.dense_fixed(n)
+    K = T.dense_fixed(4)
+    L = T.dense_fixed(6)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    X = T.match_sparse_buffer(x, (N, K), "float32")
+    G = T.match_sparse_buffer(g, (I, L), "float32")
+    W = T.match_sparse_buffer(w, (K, L), "float32")
+    with T.sp_iter([I, J, K, L], "RRSS", "weights") as [i, j, k, l]:
+        with T.init():
+            W[k, l] = 1.0
+        W[k, l] = W[k, l] + A[i, j] * X[j, k] * G[i, l]
+"""
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_rows_with_factors_of_their_own(inside: bool) -> None:
+    """Sums of rows meet a row of an operand: the gradient of a layer for its weights. The init runs
+    before all tiles, or where a visit of the loops around them has all terms."""
+    sch = sparsetir.Schedule(sparsetir.from_source(SUMS_OF_ROWS))
+    it = sch.get_sparse_iteration("weights")
+    i, j, k, l = sch.get_sp_iters(it)
+    sch.pos(i)
+    tiles, rows = sch.split(i, [None, 3])
+    sch.sparse_reorder(it, [*([l] if inside else []), tiles, rows, j, k, *([] if inside else [l])])
+    steps = sch.aggregate("W", tiles, rows, [j])
+    names = [f"weights_{step}" for step in ("init", "start", "sums", "product")]
+    assert [step.name for step in steps] == names[not inside :]
+    kernel = sparsetir.build(sch)
+    for m, density in itertools.product((1, 7, 9), (0.0, 0.4)):
+        a = sp.random(m, 5, density, "csr", "float32", random_state=0)
+        rng = np.random.default_rng(m)
+        args = {
+            "a": a.data, "x": rng.random((5, 4), "float32"), "g": rng.random((m, 6), "float32"),
+            "w": np.zeros((4, 6), "float32"), "indptr": a.indptr, "indices": a.indices,
+            "m": m, "n": 5, "nnz": a.nnz,
+        }  # fmt: skip
+        gives(sch, args, {"w": 1 + (a @ args["x"]).T @ args["g"]}, kernel=kernel)
+
+
 def test_ranges_do_not_meet() -> None:
     """The same ranges for all relations are free of races."""
     sch, (_, i, _, _, _) = opened()

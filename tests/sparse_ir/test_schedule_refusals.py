@@ -417,7 +417,7 @@ ranges(j, 2, 4)  # expected a loop over a sparse_variable
 ranges(i, 2, 0)  # argument 'tile': expected a positive integer, got 0
 ranges(i, 2, 4, cost=True)  # argument 'cost': expected a positive integer
 ranges(i, 0, 4)  # argument 'parts': expected a positive integer or a
-aggregate("Y", r, i, [j])  # argument 'rows': expected a spatial loop over the rows
+aggregate("Y", r, i, [j])  # argument 'rows': expected a loop over the rows
 _, tile, row = ranges(i, 2, 4); aggregate("Y", tile, row, [])
     argument 'columns': expected one or more reduction
 _, tile, row = ranges(i, 2, 4); aggregate("Y", tile, row, [l])
@@ -456,7 +456,7 @@ positions(sparse_fuse(it, [j, k]))  # expected axes of one kind .. got 'SR' for 
 sparse_fuse(it, [k, l]); positions(sparse_fuse(it, [i, j]))
     'K_L' hangs under 'J'; expected a loop
 [layer of rows]
-aggregate("Y", tile, row, [j], dtype="float64")  # expected the other factors not to vary over 'I'
+aggregate("Y", tile, row, [j], dtype="float64")  # argument 'dtype': expected float32, that of the
 [layer of spatial sums]
 aggregate("Y", tile, row, [j], dtype="float64")
     expected 'K' to be a reduction, as sums vary over it

@@ -76,16 +76,14 @@ def _structure(indptr: Tensor, indices: Tensor, columns: int) -> Structure:
     return structure_of(indptr, indices, columns, "block_linear")
 
 
-def _tile(
-    problem: BlockLinear | BlockOuter, target: Target, nnz: int, tokens: int, threads: int
-) -> BlockTile:
+def _tile(problem: BlockLinear, target: Target, nnz: int, tokens: int, threads: int) -> BlockTile:
     """The tile for `nnz` blocks and `tokens` tokens on a CPU."""
     parallel = pays(threads, nnz * problem.rows * problem.cols * tokens)
     return BlockTile.for_block(problem, vector_registers(target), tokens, parallel)
 
 
 def _run(
-    structure: Structure, problem: BlockLinear | BlockOuter, tokens: int, arrays: dict[str, Tensor]
+    structure: Structure, problem: BlockLinear, tokens: int, arrays: dict[str, Tensor]
 ) -> None:
     """Run the kernel of `problem` on arrays of matching shapes."""
     options = target_of(structure.device), structure.nnz, tokens, default_threads()

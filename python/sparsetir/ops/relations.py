@@ -31,47 +31,29 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.search.choose_rgms import RelationSizes, products_first
 from sparsetir.sparse_ir.errors import StructureError
 
-# Rows of a relation whose sums share a workspace, and the maximum number of chunks of a piece.
-CHUNK = 32
-CHUNKS_OF_PIECE = 64
+# The maximum number of rows of a piece of a relation.
+ROWS_OF_PIECE = 2048
 
 
-class Chunks:
-    """A division of each relation's rows into chunks, and of its chunks into pieces.
+class Pieces:
+    """A division of each relation's rows into pieces.
 
-    chunk_ptr : (chunks + 1,) into the rows
-    piece_ptr : (pieces + 1,) into the chunks
+    row_ptr : (pieces + 1,) into the rows
     relation : (pieces,) relation of each, ascending
     one_each : whether each relation has one piece
     """
 
-    chunk_ptr: Tensor
-    piece_ptr: Tensor
-    relation: Tensor
-    one_each: bool
-
     @lasting
     def __init__(self, row_ptr: Tensor) -> None:
-        starts, ends = row_ptr[:-1].long(), row_ptr[1:].long()
-        chunks = (ends - starts + CHUNK - 1) // CHUNK
-        chunk_of, place = _repeated(chunks)
-        firsts = starts[chunk_of] + place * CHUNK
-        self.chunk_ptr = torch.cat([firsts, ends[-1:]]).to(row_ptr.dtype)
-        # A relation without rows has one piece without chunks, whose result is zeros.
-        pieces = ((chunks + CHUNKS_OF_PIECE - 1) // CHUNKS_OF_PIECE).clamp(min=1)
-        of_piece, part = _repeated(pieces)
-        before = (chunks.cumsum(0) - chunks)[of_piece]
-        begins = before + part * CHUNKS_OF_PIECE
-        self.piece_ptr = torch.cat([begins, chunks.sum()[None]]).to(row_ptr.dtype)
-        self.relation = of_piece.to(row_ptr.dtype)
-        self.one_each = len(of_piece) == len(chunks)
-
-
-def _repeated(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Each index repeated by its count, and the number of its earlier occurrences."""
-    index = torch.repeat_interleave(counts)
-    place = torch.arange(len(index), device=counts.device) - (counts.cumsum(0) - counts)[index]
-    return index, place
+        # A relation without rows has one piece without rows, whose result is zeros.
+        rows = row_ptr.diff()
+        counts = ((rows + ROWS_OF_PIECE - 1) // ROWS_OF_PIECE).clamp(min=1)
+        relation = torch.repeat_interleave(counts)
+        place = torch.arange(len(relation)) - (counts.cumsum(0) - counts)[relation]
+        starts = row_ptr[relation] + place * ROWS_OF_PIECE
+        self.row_ptr = torch.cat([starts, row_ptr[-1:]]).to(row_ptr.dtype)
+        self.relation = relation.to(row_ptr.dtype)
+        self.one_each = len(relation) == len(rows)
 
 
 class RelationRows(Deriving):
@@ -118,9 +100,9 @@ class RelationRows(Deriving):
         return part
 
     @cached_property
-    def chunks(self) -> Chunks:
-        """The rows in chunks."""
-        return Chunks(self.row_ptr)
+    def pieces(self) -> Pieces:
+        """The rows in pieces, on a CPU."""
+        return Pieces(self.row_ptr)
 
     @lasting
     def shares(self, dtype: torch.dtype) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from tvm.target import Target
 
-from sparsetir.ops.relations import CHUNK, RelationRows, Relations, where_products_first
+from sparsetir.ops.relations import RelationRows, Relations, where_products_first
 from sparsetir.ops.tensors import DTYPES, call_plan, kernel_by, launch, target_of, wide_tensor
 from sparsetir.planning.along_request import of_relations
 from sparsetir.planning.plan import plan_of
@@ -28,9 +28,7 @@ from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import Plan
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.pool import pays
-from sparsetir.schedules.operators.rgms import Rgms
-from sparsetir.schedules.operators.rgms_backward import RgmsBackward
-from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
+from sparsetir.schedules.operators.rgms import Rgms, RgmsGradient
 from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
 from sparsetir.schedules.targets import is_gpu, vector_registers
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
@@ -158,16 +156,16 @@ def of_weights(
             return torch.stack([of_weights(relations, *b, values) for b in of_blocks], 1)
         return _gradient(relations, (x, grad), values, (feat_in, feat)).to(dtype)
     x, grad = (_padded(y.unflatten(1, (max(blocks, 1), -1))) for y in (x, grad))
-    chunks = relations.by_target.chunks
-    shape = len(chunks.relation), *dims, x.shape[-1], grad.shape[-1]
+    pieces = relations.by_target.pieces
+    shape = len(pieces.relation), *dims, x.shape[-1], grad.shape[-1]
     parts = x.new_empty(shape, dtype=_widened(dtype))
-    arrays = {"x": x, "grad": grad, "dw": parts if blocks else parts[:, None]}
-    _run_chunks(
+    arrays = {"x": x, "grad": grad, "out": parts if blocks else parts[:, None]}
+    _run_pieces(
         relations, False, arrays if values is None else {**arrays, "a": wide_tensor(values)}
     )
-    if not chunks.one_each:
+    if not pieces.one_each:
         sums = parts.new_zeros(relations.count, *parts.shape[1:])
-        parts = sums.index_add_(0, chunks.relation, parts)
+        parts = sums.index_add_(0, pieces.relation, parts)
     return parts[..., :feat_in, :feat].to(dtype).contiguous()
 
 
@@ -188,7 +186,7 @@ def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> T
         return out
     x, grad = (_padded(y.unflatten(1, (blocks, -1))) for y in (x, grad))
     turned = _padded(weight.mT, grad.shape[-1])
-    _run_chunks(relations, True, {"x": x, "w": turned, "grad": grad, "da": out})
+    _run_pieces(relations, True, {"x": x, "w": turned, "grad": grad, "out": out})
     return out
 
 
@@ -209,28 +207,32 @@ def _gradient(
     return _called(run, operands, values)
 
 
-def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:
+def _run_pieces(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:
     """Run the kernel of gradients on a CPU: for edge weights if `edges`, else for W."""
-    rows, chunks = relations.by_target, relations.by_target.chunks
-    (blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
+    rows, pieces = relations.by_target, relations.by_target.pieces
+    (blocks, *_), sizes = arrays["x"].shape[1:], (arrays["x"].shape[2], arrays["grad"].shape[2])
     types, threads = (DTYPES[arrays["x"].dtype], dtype_name(rows.rows)), default_threads()
-    problem = RgmsBackward(feat_in, feat, CHUNK, edges, *types, "a" in arrays)
-    parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
+    problem = RgmsGradient(*types, "a" in arrays, _wider(arrays["x"].dtype), edges, in_blocks=True)
+    parallel = pays(threads, len(rows.rows) * blocks * sizes[0] * sizes[1])
     parts = threads * BLOCKS_PER_THREAD if parallel else 0
-    kernel = kernel_by(_tiles, problem, target_of(relations.device), parts)
-    index = {"piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows}
-    index |= {"indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation}
-    sizes = {"pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1}
-    sizes |= {"nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m}
-    sizes |= {"n": relations.n, "relations": relations.count, "blocks": blocks}
-    launch(kernel, {**arrays, **index, **sizes})
+    kernel = kernel_by(_tiles, problem, target_of(relations.device), parts, *sizes)
+    index = {"row_ptr": pieces.row_ptr, "rows": rows.rows, "indptr": rows.indptr}
+    index |= {"indices": rows.indices, "relation": pieces.relation}
+    count = len(pieces.relation)
+    index |= {"pieces": count, "relations": relations.count if edges else count}
+    index |= {"nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m}
+    index |= {"n": relations.n, "blocks": blocks, "feat_in": sizes[0], "feat": sizes[1]}
+    computed = rows.derived(kernel, lambda _: kernel.compute_passed(index))
+    launch(kernel, {**arrays, **index, **computed})
 
 
-def _tiles(problem: RgmsBackward, target: Target, parts: int) -> ChunkTiles:
+def _tiles(
+    problem: RgmsGradient, target: Target, parts: int, feat_in: int, feat: int
+) -> ChunkTiles:
     # Sizes below a vector are powers of two.
-    lanes = min(lanes_of(Rgms(problem.dtype), target), problem.feat_in, problem.feat)
+    lanes = min(lanes_of(Rgms(problem.dtype), target), feat_in, feat)
     vectors = 4 if vector_registers(target)[1] >= 32 else 2
-    return ChunkTiles(lanes, vectors=vectors, blocks=parts)
+    return ChunkTiles(feat_in, feat, lanes=lanes, vectors=vectors, blocks=parts)
 
 
 def _is_gpu(x: Tensor) -> bool:

@@ -40,12 +40,17 @@ SIZES = (int, torch.SymInt, np.integer)
 
 
 def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
-    """Run a kernel on matching tensors and numbers, by the names of its parameters."""
-    arguments = [named.get(name) for name in kernel.signature.names]
-    args = [plain_tensor(x) if isinstance(x, Tensor) else x for x in arguments]
+    """Run a kernel on matching tensors and numbers, by the names of its parameters.
+
+    named : with all parameters that the kernel computes otherwise, or none
+    """
+    names, run = kernel.signature.names, kernel.run
+    if kernel.computed and named.keys() >= {*kernel.signature.passed}:
+        names, run = kernel.signature.passed, kernel.run_unchecked
+    args = [plain_tensor(x) if isinstance(x, Tensor) else x for x in map(named.get, names)]
     device = next(x.device for x in args if isinstance(x, Tensor))
     with nullcontext() if device.type == "cpu" else _on(device):
-        kernel.run(args)
+        run(args)
 
 
 def kernel_by(

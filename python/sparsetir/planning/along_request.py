@@ -31,8 +31,7 @@ from sparsetir.schedules.operators.messages import Messages
 from sparsetir.schedules.operators.names import SOFTMAX
 from sparsetir.schedules.operators.registry import ALONG
 from sparsetir.schedules.operators.relations import RelationPattern
-from sparsetir.schedules.operators.rgms import RGMS, Rgms
-from sparsetir.schedules.operators.rgms_gradients import RGMS_EDGE, RGMS_WEIGHT, RgmsGradient
+from sparsetir.schedules.operators.rgms import RGMS, RGMS_EDGE, RGMS_WEIGHT, Rgms, RgmsGradient
 from sparsetir.schedules.search.choose_rgms import tried, whole_vectors
 from sparsetir.schedules.template import Branch, Choices
 from sparsetir.schedules.templates.of_program import default_of, tried_around
