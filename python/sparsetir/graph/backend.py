@@ -19,6 +19,7 @@ from sparsetir.graph import ahead, capture
 from sparsetir.graph.batched import one_by_one
 from sparsetir.graph.calls import Call
 from sparsetir.graph.checked import Checked
+from sparsetir.graph.copies import remove_copies
 from sparsetir.graph.costs import Measured
 from sparsetir.graph.operator import RUNNERS, called, in_order, sort
 from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
@@ -156,6 +157,7 @@ def compile_graph(
         about.left += left
         ahead.begin(region.program.expected() for region in regions)
         copy_results(graph.graph, results, is_edges)
+        remove_copies(graph.graph)
 
     def partition(joint: fx.GraphModule, given: Any, *, num_fwd_outputs: int, **more: Any) -> Any:
         places = [n for n in joint.graph.nodes if n.op == "placeholder"]
@@ -256,6 +258,7 @@ def _direct(graph: fx.GraphModule, calls: list[Call] | None) -> fx.GraphModule:
 
     calls : the list that calls are recorded in
     """
+    remove_copies(graph.graph)
     reuse_memory(graph.graph)
     take_products(graph.graph)
     for node in graph.graph.nodes:

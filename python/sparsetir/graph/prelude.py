@@ -98,7 +98,7 @@ def split(whole: fx.GraphModule, is_edges: Test, results: int) -> Prelude | None
     # Views, which are free, stay with their readers, except views of arguments of regions.
     for node in reversed(whole.graph.nodes):
         readers = node.users.keys()
-        of_argument = _base_of(node).op == "placeholder" and node.target != aten.expand.default
+        of_argument = base_of(node).op == "placeholder" and node.target != aten.expand.default
         is_index = of_argument and any(u.target in INDEXED for u in readers)
         if node.target in VIEWS | SAME and not is_index and not readers & inside:
             inside.discard(node)
@@ -126,7 +126,7 @@ def _read_arguments(graph: fx.Graph, inside: set[fx.Node], results: int) -> None
     (output,) = graph.find_nodes(op="output")
     views = dict[fx.Node, fx.Node]()
     for node in [n for n in graph.nodes if n in inside]:
-        base = _base_of(node)
+        base = base_of(node)
         if base.op != "placeholder":
             continue
         views[base] = base
@@ -164,7 +164,7 @@ def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
     for n, node in enumerate(results[:count]):
         if not isinstance(node, fx.Node) or dtype_of(node) is None:  # a number
             continue
-        base = _base_of(node)
+        base = base_of(node)
         memory = base.args if base.target is operator.getitem else base
         merged = owners.setdefault(memory, base) is not base
         if base.op != "call_function" or not merged and base not in inside:
@@ -177,7 +177,7 @@ def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
     output.args = (type(output.args[0])(results),)
 
 
-def _base_of(node: fx.Node) -> fx.Node:
+def base_of(node: fx.Node) -> fx.Node:
     """The node whose memory a node shares; itself if it has memory of its own."""
     while node.op == "call_function" and (before := _before_view(node)) is not None:
         node = before
