@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from sparsetir.graph.expressions import aten, first, same, shape_of
+from sparsetir.graph.expressions import alike, aten, first, same, shape_of
 from sparsetir.graph.prelude import base_of
 
-# Gradients of parts along a dimension: whether it stays, of size 1 or more.
+# Gradients of parts along a dimension, by whether parts have that dimension.
 PARTS = {aten.select_backward.default: False, aten.slice_backward.default: True}
 # Of operators that only change the order of dimensions, the new number of one.
 MOVED: dict[Any, Callable[[int, int, Any], int]] = {
@@ -38,7 +38,7 @@ def remove_copies(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.cat.default):
         _in_order_of_reader(graph, node)
     (output,) = graph.find_nodes(op="output")
-    # The caller may write to results, torch's optimisers write to arguments.
+    # The caller may write to results and to arguments.
     held = set(map(base_of, output.all_input_nodes))
     for node in graph.find_nodes(op="call_function", target=aten.clone.default):
         original, base = first(node), base_of(first(node))
@@ -54,14 +54,16 @@ def _strides(node: fx.Node) -> tuple[Any, ...]:
 
 def _concatenate(graph: fx.Graph, root: fx.Node) -> None:
     """Replace a sum of gradients of parts that fill a dimension."""
-    parts, left = list[fx.Node](), [root]
+    parts, left = list[fx.Node](), list[Any]([root])
     while left:
         node = left.pop()
+        if not isinstance(node, fx.Node):  # a number
+            return
         if node.target == aten.add.Tensor and node.kwargs.get("alpha", 1) == 1:
             if node is not root and len(node.users) > 1:
                 return
-            left += [x for x in node.args if isinstance(x, fx.Node)]
-        elif node.target in PARTS:
+            left += node.args
+        elif node.target in PARTS and alike(node, root):
             parts.append(node)
         else:
             return
@@ -96,15 +98,18 @@ def _interval(part: fx.Node, size: int) -> tuple[int, int]:
 def _in_order_of_reader(graph: fx.Graph, whole: fx.Node) -> None:
     """Concatenate parts in the order of dimensions of a contiguous copy, if that alone is read."""
     views, node = list[fx.Node](), whole
-    pieces, dim = whole.args[0], whole.args[1] if len(whole.args) > 1 else 0
+    args: Any = whole.args
+    pieces, dim = args[0], args[1] if len(args) > 1 else 0
     dim %= len(shape_of(whole))
+    if any(len(shape_of(x)) != len(shape_of(whole)) for x in pieces):  # empty vectors are left out
+        return
     while len(node.users) == 1:
         (node,) = node.users
         if node.target == aten.contiguous.default:
             continue
         if node.target not in MOVED:
             break
-        rank, at = len(shape_of(first(node))), node.args[1:]
+        rank, at = len(shape_of(first(node))), list[Any](node.args[1:])
         if node.target == aten.squeeze.dim and at[0] % rank == dim:
             return
         ends = [d % rank for d in at] if node.target == aten.transpose.int else at[0]
