@@ -1,6 +1,7 @@
 """Copies that nothing writes to, gradients of parts of a tensor: fewer operators, equal results."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from sparsetir.graph.copies import remove_copies
 from sparsetir.graph.expressions import aten
 
 
-def rewritten(function, *inputs, mode="symbolic"):
+def rewritten(function, *inputs, mode: Any = "symbolic"):
     """The results of a function's graph without copies, which are as before, and its operators."""
     module = make_fx(function, tracing_mode=mode)(*inputs)
     remove_copies(module.graph)

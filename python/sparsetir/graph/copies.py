@@ -9,7 +9,7 @@ which the result is read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -18,7 +18,7 @@ from sparsetir.graph.expressions import alike, aten, first, same, shape_of
 from sparsetir.graph.prelude import base_of
 
 # Gradients of parts along a dimension, by whether parts have that dimension.
-PARTS = {aten.select_backward.default: False, aten.slice_backward.default: True}
+PARTS: dict[Any, bool] = {aten.select_backward.default: False, aten.slice_backward.default: True}
 # Of operators that only change the order of dimensions, the new number of one.
 MOVED: dict[Any, Callable[[int, int, Any], int]] = {
     aten.permute.default: lambda dim, rank, order: [d % rank for d in order].index(dim),
@@ -67,10 +67,10 @@ def _concatenate(graph: fx.Graph, root: fx.Node) -> None:
             parts.append(node)
         else:
             return
-    dim: Any = parts[0].args[2]
     shape = shape_of(root)
-    dim, size = dim % len(shape), shape[dim]
-    if not isinstance(size, int) or any(x.args[2] % len(shape) != dim for x in parts):
+    dim, *others = {cast(int, x.args[2]) % len(shape) for x in parts}
+    size = shape[dim]
+    if others or not isinstance(size, int):
         return
     intervals = sorted(((_interval(x, size), x) for x in parts), key=lambda pair: pair[0])
     ends = [0, *(end for (_, end), _ in intervals)]
