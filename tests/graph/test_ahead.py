@@ -112,6 +112,7 @@ def test_the_kernels_of_a_model_are_loaded(folder, monkeypatch):
         real(programs)
         jobs = list(ahead._jobs.values())
         assert jobs and all(job.done.wait(120) for job in jobs)
+        assert all(kernel_cache.is_kept(job.key) for job in jobs)
 
     monkeypatch.setattr(ahead, "begin", begin)
     monkeypatch.setattr(run_plan, "_kernels", type(run_plan._kernels)())

@@ -141,7 +141,9 @@ def test_files_of_the_package_count(monkeypatch, tmp_path):
     before = package()
     (tmp_path / "notes.txt").write_text("22")
     assert package() == before
-    (tmp_path / "a.py").write_text("22")
+    os.utime(tmp_path / "a.py", (1, 1))
+    assert package() == before
+    (tmp_path / "a.py").write_text("2")
     assert package() != before
 
 

@@ -189,9 +189,11 @@ def _circumstances(target: tvm.target.Target) -> list[str]:
 
 @functools.cache
 def _package() -> str:
-    """The versions, and names, sizes and dates of this package's files, which may be edited."""
-    folders = os.walk(PACKAGE, followlinks=True)
-    files = sorted(f"{folder}/{name}" for folder, _, names in folders for name in names)
-    status = [(f, os.stat(f)) for f in files if f.endswith((".py", ".ll"))]
-    code = repr([(f, s.st_size, s.st_mtime_ns) for f, s in status])
-    return f"{VERSIONS} {hashlib.sha256(code.encode()).hexdigest()}"
+    """The versions, and a hash of the package's files, which may be edited."""
+    code = hashlib.sha256()
+    for folder, folders, names in os.walk(PACKAGE, followlinks=True):
+        folders.sort()
+        for name in sorted(n for n in names if n.endswith((".py", ".ll"))):
+            code.update(f"{folder.removeprefix(str(PACKAGE))}/{name}\0".encode())
+            code.update(Path(folder, name).read_bytes())
+    return f"{VERSIONS} {code.hexdigest()}"
