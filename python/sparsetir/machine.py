@@ -75,7 +75,8 @@ def assume(machine: Machine) -> Iterator[Machine]:
     try:
         yield machine
     finally:
-        _assumed.pop()
+        # Not the last one: contexts of threads and generators need not end in the order of stacks.
+        del _assumed[max(i for i, x in enumerate(_assumed) if x is machine)]
 
 
 @cache

@@ -13,7 +13,7 @@ import tvm
 
 import sparsetir
 from machines import MACHINES
-from sparsetir.machine import assume, how_tested, linux, macos, real_machine, useful
+from sparsetir.machine import assume, how_tested, linux, macos, real_machine, this_machine, useful
 from sparsetir.runtime import pool
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.registers import most_sum_vectors, sum_vectors
@@ -206,3 +206,15 @@ def test_registers_are_those_of_the_target(size):
     assert max(config.tile // config.lanes for config in chosen) == sum_vectors(size[1])
     assert chosen[0].lanes == size[0] // 32
     assert most_sum_vectors(size[1]) < size[1]
+
+
+def test_contexts_that_end_in_another_order():
+    """Each takes its own machine away, as a generator that is dropped late does."""
+    before, one, two = this_machine(), MACHINES["1 core"], MACHINES["64 cores"]
+    outer, inner = assume(one), assume(two)
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert this_machine() is two
+    inner.__exit__(None, None, None)
+    assert this_machine() is before
