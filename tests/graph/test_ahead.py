@@ -67,10 +67,10 @@ def stand_in(folder, monkeypatch):
 
 @pytest.mark.parametrize("text", ["text", "crash"])
 def test_a_kernel_is_compiled_here_or_there(stand_in, text):
-    ahead.begin([("a", text), ("b", "text")])
+    ahead.begin([("a", "text"), ("b", text)])
     assert asked.wait(60)
-    ahead.claim("b")  # which no process has begun
-    waiting = threading.Thread(target=ahead.claim, args=("a",))
+    ahead.claim("a")  # which no process has begun
+    waiting = threading.Thread(target=ahead.claim, args=("b",))
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
@@ -78,8 +78,8 @@ def test_a_kernel_is_compiled_here_or_there(stand_in, text):
     waiting.join(60)
     (worker,) = ahead._workers
     worker.join(60)
-    assert compiled == ["a"] and not worker.is_alive() and not waiting.is_alive()
-    ahead.claim("a")
+    assert compiled == ["b"] and not worker.is_alive() and not waiting.is_alive()
+    ahead.claim("b")
     ahead.claim("unknown")
 
 

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty, LifoQueue
 
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.machine import this_machine
@@ -41,7 +41,8 @@ class _Job:
 
 
 _jobs: dict[str, _Job] = {}  # that have not been claimed, by key
-_queue: SimpleQueue[_Job] = SimpleQueue()
+# The last first: those that the step comes to last, so that it need not wait for one begun.
+_queue: LifoQueue[_Job] = LifoQueue()
 _lock = threading.Lock()
 _workers: list[threading.Thread] = []
 
