@@ -128,7 +128,7 @@ def is_gpu(target: Any) -> bool:
 def vector_registers(target: Any) -> tuple[int, int]:
     """Width in bits of a CPU target's vector registers, and their number."""
     assumed = this_machine().registers
-    return assumed if assumed and _is_host(target) else _registers_of(target)
+    return assumed if assumed and is_host(target) else _registers_of(target)
 
 
 @lru_cache(maxsize=16)  # LLVM takes longer to say it than a small kernel to run
@@ -148,14 +148,15 @@ def vector_bits(target: Any) -> int:
     return vector_registers(target)[0]
 
 
-def _is_host(target: Any) -> bool:
+def is_host(target: Any) -> bool:
+    """Whether a target is this machine's CPU."""
     return str(target) == str(host_target())
 
 
 def cpu_name(target: Any) -> str:
     """LLVM's name of the CPU of a target, "" for none."""
     assumed = this_machine().llvm
-    if assumed is not None and _is_host(target):
+    if assumed is not None and is_host(target):
         return assumed
     return str(target.attrs.get("mcpu", ""))
 

@@ -90,6 +90,8 @@ def gradient(
         Where an operand is indexed by columns alone, as B is in `A[i, j] * B[j, k]`: take the
         pattern transposed, so that each row of the gradient is summed up in one place. Otherwise,
         take the pattern as it is, and add to rows of the gradient wherever visits lead.
+    dtype : str, optional
+        The type of the gradient: that of the operand, the default, or that of the sums.
 
     Returns
     -------
@@ -106,8 +108,8 @@ def gradient(
     TypeError
         For what is no SparseFunc.
     ValueError
-        For an operand that there is not, or that the result does not depend on, and for programs of
-        other forms; the message says what is supported.
+        For an operand that there is not, or that the result does not depend on, for another
+        `dtype`, and for programs of other forms; the message says what is supported.
 
     Notes
     -----
@@ -129,6 +131,11 @@ def gradient(
         if loads_of(u.value, operand.var) and is_float(u.store.value)
     ]  # fmt: skip
     graded = {u.store.buffer: _graded(func, func.buffer(str(u.store.buffer.name))) for u in updates}
+    sums = sorted({_sum_type(u.value) for u in updates})
+    legal = [operand.dtype, *(s for s in sums if s != operand.dtype and len(sums) == 1)]
+    if dtype is not None and dtype not in legal:
+        expected = " or ".join(map(repr, legal))
+        raise ValueError(f"gradient: argument 'dtype': expected {expected}, got {dtype!r}")
     out = _graded(func, operand, dtype)
     parts = [p for u in updates for p in _parts(func, u, operand, graded[u.store.buffer])]
     if not parts:
@@ -205,13 +212,17 @@ def _graded(func: SparseFunc, buffer: SparseBuffer, dtype: str | None = None) ->
     )
 
 
+def _sum_type(value: Any) -> str:
+    """The type that gradients through a value are summed in."""
+    return "float64" if dtype_of(value) == "float64" else "float32"
+
+
 def _parts(
     func: SparseFunc, update: Update, operand: SparseBuffer, graded: SparseBuffer
 ) -> list[_Part]:
     """Parts of the gradient from one iteration: one for each place where it reads the operand."""
     it, store, value = update.it, update.store, update.value
-    acc = dtype_of(value) if dtype_of(value) == "float64" else "float32"
-    adjoint = cast(tirx.BufferLoad(graded.var, store.indices), acc)
+    adjoint = cast(tirx.BufferLoad(graded.var, store.indices), _sum_type(value))
     try:
         terms = adjoints(value, adjoint, operand.var)
     except NoAdjointError as error:

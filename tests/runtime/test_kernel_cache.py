@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -216,6 +217,13 @@ def test_the_kernels_that_were_not_used_for_longest_go(folder, monkeypatch):
         file = folder / f"{n}.so"
         file.write_bytes(bytes(100))
         os.utime(file, (n, n))
+    # One process was killed while it wrote, another one is writing.
+    for name, age in (("killed", 2), ("writing", 0)):
+        (folder / f".sparsetir-{name}").mkdir()
+        (folder / f".sparsetir-{name}" / "part.so").write_bytes(bytes(100))
+        then = time.time() - age * kernel_cache.LEFT
+        os.utime(folder / f".sparsetir-{name}", (then, then))
     monkeypatch.setattr(kernel_cache, "MOST_BYTES", 250)
     sparsetir.build(spmv())
+    assert [x.name for x in folder.iterdir() if x.is_dir()] == [".sparsetir-writing"]
     assert {f.stem for f in files(folder)} >= {"2", "3"} and len(files(folder)) == 3

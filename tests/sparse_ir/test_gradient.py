@@ -647,6 +647,8 @@ test_refusals = refusals(
 gradient(SUM, "E")
     # ValueError: gradient: argument 'wrt': expected one of ['a', 'A', 'b', 'B', 'd', 'D'], got 'E'
 gradient(SUM, "c")  # ValueError: gradient: argument 'wrt': expected one of .. , got 'c'
+gradient(SUM, "a", dtype="int32")
+    # ValueError: gradient: argument 'dtype': expected 'float32', got 'int32'
 gradient(SUM, "TYPE")  # ValueError: gradient: argument 'wrt': expected one of .. , got 'TYPE'
 gradient(SUM, "d")
     # ValueError: gradient: function 'refused': the init of 'sums' reads 'D'; expected zero

@@ -68,15 +68,15 @@ def claim(key: str) -> None:
     """Return when no process compiles a kernel, and let none begin."""
     with _lock:
         job = _jobs.pop(key, None)
-        if job is None or not job.begun:
-            if job is not None:
-                job.begun = True
+        if job is None:
             return
-    job.done.wait(LIMIT)
+        begun, job.begun = job.begun, True
+    if begun:
+        job.done.wait(LIMIT)
 
 
 def _work() -> None:
-    """Have a process compile jobs until there are none."""
+    """Start a process, and have it compile jobs until there are none."""
     code = f"{WITHOUT_TORCH}; {CODE.format(pool(), work_of_threads())}"
     with suppress(Ended, OSError):
         process = Process(code, environment=os.environ)
@@ -88,6 +88,7 @@ def _work() -> None:
 
 
 def _serve(compile: Callable[[_Job], object]) -> None:
+    """Compile the jobs that nobody has begun, until none comes for a while."""
     while True:
         try:
             job = _queue.get(timeout=IDLE)

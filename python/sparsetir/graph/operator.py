@@ -165,7 +165,7 @@ def _prepare(
         if operand.at == "edge" and operand.number:
             of = None if operand.number == GIVEN else indices[operand.number]
             places = places_between(of, rows)
-        few = program.is_short(operand)
+        few = program.sorts_first(operand)
         aligned.append(places is None or few)
         if places is not None and few:
             moved[n] = places

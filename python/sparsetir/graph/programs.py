@@ -206,12 +206,15 @@ class Program:
 
     def expected(self) -> tuple[str, str]:
         """The key and the text of the kernel that a first call is likely to need."""
-        orders = (x.at != "edge" or not x.number or self.is_short(x) for x in self.operands)
+        orders = (x.at != "edge" or not x.number or self.sorts_first(x) for x in self.operands)
         text = self.text(tuple(orders))
         return repr(_key(text)), text
 
-    def is_short(self, operand: Operand) -> bool:
-        """Whether an operand has few numbers for many features: cheaper to sort beforehand."""
+    def sorts_first(self, operand: Operand) -> bool:
+        """Whether an operand of edges is sorted before the kernel runs, not read out of order.
+
+        It has few numbers for many features, so that each would be looked up many times.
+        """
         return bool(self.loops) and len(self.loops) - 1 not in operand.axes
 
 

@@ -11,7 +11,6 @@ it is computed only where there is a record of the same problem for a pattern of
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sqlite3
@@ -26,7 +25,7 @@ from typing import TypeVar
 
 from sparsetir.records.record import Key, Record, best_of_each, record_from_data, record_to_data
 from sparsetir.records.task import Config, Sizes, Task, fingerprint, shape_class
-from sparsetir.runtime.file_errors import as_path, first_line, write_whole
+from sparsetir.runtime.file_errors import as_path, first_line, user_path, write_whole
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import from_data
 
@@ -55,16 +54,7 @@ def default_path() -> Path | None:
     `SPARSETIR_RECORDS` names the file, or is empty to keep none; by default it is
     `sparsetir/records.sqlite` in `XDG_CACHE_HOME` or `~/.cache`.
     """
-    get = os.environ.get
-    return _path(get("SPARSETIR_RECORDS"), get("XDG_CACHE_HOME"), get("HOME"))
-
-
-@functools.lru_cache(8)
-def _path(named: str | None, caches: str | None, home: str | None) -> Path | None:
-    """The file that these environment variables name; `home` is what `~` stands for."""
-    if named is not None:
-        return Path(os.path.expanduser(named)) if named else None
-    return Path(caches or os.path.expanduser("~/.cache"), "sparsetir", "records.sqlite")
+    return user_path("SPARSETIR_RECORDS", "records.sqlite")
 
 
 class Records:

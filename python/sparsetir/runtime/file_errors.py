@@ -1,4 +1,4 @@
-"""Readable errors while reading files, and limits on the memory that a file may demand."""
+"""Paths of users, readable errors while reading files, and limits on the memory of a file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 # Exceptions of readers for files that are damaged or cut off.
@@ -25,6 +26,7 @@ FEW_BYTES, BYTES_PER_BYTE = 2**28, 256
 ELEMENT_BYTES, ROW_BYTES, TEXT_BYTES = 24, 8, 8
 PIECE = 2**20
 MOST_WORDS = 300  # characters of an error
+SCRATCH = ".sparsetir-"  # begins the names of folders that unfinished files are in
 
 
 class GraphError(ValueError):
@@ -47,6 +49,23 @@ def as_path(who: str, argument: str, value: object) -> Path:
     if not path:
         raise ValueError(f"{who}: argument '{argument}': expected a path, got an empty text")
     return Path(os.path.expanduser(path))
+
+
+def user_path(variable: str, name: str) -> Path | None:
+    """A path of the user's: what an environment variable names, None where that is empty.
+
+    By default it is `sparsetir/<name>` in `XDG_CACHE_HOME` or `~/.cache`.
+    """
+    get = os.environ.get
+    return _user_path(get(variable), name, get("XDG_CACHE_HOME"), get("HOME"))
+
+
+@lru_cache(8)
+def _user_path(named: str | None, name: str, caches: str | None, home: str | None) -> Path | None:
+    """The same by the values of these variables; `home` is what `~` stands for."""
+    if named is not None:
+        return Path(os.path.expanduser(named)) if named else None
+    return Path(caches or os.path.expanduser("~/.cache"), "sparsetir", name)
 
 
 @contextmanager
@@ -140,7 +159,7 @@ def whole(path: Path, overwrite: bool = True) -> Iterator[Path]:
 
     Raises OSError, such as FileExistsError unless `overwrite`, and then changes nothing.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".sparsetir-") as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=SCRATCH) as folder:
         temporary = Path(folder) / path.name
         yield temporary
         if not overwrite:

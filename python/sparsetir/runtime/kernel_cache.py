@@ -1,9 +1,10 @@
 """Kernels kept in files across processes.
 
 A file is named by a hash of all that its kernel depends on: the program with the choices of its
-schedule, the target, the machine as schedules see it, and the versions of TVM and this package. To
-load one takes a fiftieth of the time that lowering and compiling take. A file that is damaged, or
-cannot be written or linked, is as good as none: the kernel is compiled in memory.
+schedule, the target, the machine as schedules see it, the versions of TVM and this package, and the
+package's code. To load one takes a fiftieth of the time that lowering and compiling take. A file
+that is damaged, or cannot be written or linked, is as good as none: the kernel is compiled in
+memory.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import contextlib
 import functools
 import hashlib
 import os
+import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
 
-from sparsetir import extras
 from sparsetir._versions import VERSIONS
 from sparsetir.machine import this_machine
+from sparsetir.runtime.file_errors import SCRATCH, user_path
 from sparsetir.runtime.kernel import Kernel, description
 from sparsetir.runtime.kernel_file import open_library, read_library, write_library
 from sparsetir.runtime.load import described
@@ -33,13 +36,15 @@ from sparsetir.schedules.targets import (
     cpu_name,
     features_needed,
     host_target,
+    is_host,
     vector_registers,
 )
 
 VARIABLE = "SPARSETIR_KERNELS"
 MOST_BYTES = 256 << 20  # beyond which the files that were not used for longest are deleted
-PACKAGE = Path(extras.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 OTHERS_MAY_WRITE = 0o022
+LEFT = 3600  # seconds after which nobody writes to a file any more
 
 
 def cache_folder() -> Path | None:
@@ -48,11 +53,7 @@ def cache_folder() -> Path | None:
     `SPARSETIR_KERNELS` names it, or is empty to keep none; by default it is `sparsetir/kernels` in
     `XDG_CACHE_HOME` or `~/.cache`.
     """
-    named = os.environ.get(VARIABLE)
-    if named is not None:
-        return Path(os.path.expanduser(named)) if named else None
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches, "sparsetir", "kernels")
+    return user_path(VARIABLE, "kernels")
 
 
 def kept_kernel(
@@ -77,7 +78,7 @@ def kept_kernel(
     -------
     tuple of Kernel and bool
     """
-    path = _path(what(), target) if str(target) == str(host_target()) and keeps() else None
+    path = _path(what(), target) if is_host(target) and keeps() else None
     if path is None:
         return kernel_of(stages(), target, check=check), True
     kernel = _read(path, target, stages, check)
@@ -133,7 +134,7 @@ def _read(
 
 
 def _write(module: Any, path: Path, meta: dict[str, object]) -> bool:
-    """Whether a kernel could be written."""
+    """Write the file of a kernel; return whether that was possible."""
     try:
         _make_room(path.parent)
         write_library(module, path, meta, overwrite=True, link=_link)
@@ -153,7 +154,13 @@ def _link(library: str, objects: Sequence[str], *_: object, **__: object) -> Non
 
 @functools.cache
 def _make_room(folder: Path) -> None:
-    """Delete the files of a folder that were not used for longest, once in a process."""
+    """Delete the files of a folder that were not used for longest, once in a process.
+
+    And what processes left that were killed while they wrote.
+    """
+    for scratch in folder.glob(f"{SCRATCH}*"):
+        if time.time() - scratch.stat().st_mtime > LEFT:
+            shutil.rmtree(scratch, ignore_errors=True)
     files = [(file.stat(), file) for file in folder.glob("*.so")]
     size = sum(status.st_size for status, _ in files)
     for status, file in sorted(files, key=lambda pair: pair[0].st_mtime):
@@ -167,13 +174,14 @@ def _make_room(folder: Path) -> None:
 @functools.lru_cache(8)
 def _is_private(folder: Path) -> bool:
     """Whether a folder exists, or can be made, that nobody else can write to: it holds code."""
+    if this_machine().system != "linux":
+        return False
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError:
         return False
-    mine = not hasattr(os, "getuid") or status.st_uid == os.getuid()
-    return this_machine().system == "linux" and mine and not status.st_mode & OTHERS_MAY_WRITE
+    return status.st_uid == os.getuid() and not status.st_mode & OTHERS_MAY_WRITE
 
 
 def _circumstances(target: tvm.target.Target) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 from sparsetir.machine import assume, this_machine
 from sparsetir.runtime.kernel_cache import kept_kernel
 from sparsetir.runtime.pipeline import lower
@@ -24,6 +22,5 @@ class Compiler:
 def main(answers: int, parent: int, threads: int, work_of_threads: int) -> None:
     """Serve a client; threads, work_of_threads : of its pool, as of `Machine`."""
     client = this_machine()._replace(threads=threads, work_of_threads=work_of_threads)
-    with ExitStack() as machine:
-        machine.enter_context(assume(client))
+    with assume(client):
         serve(answers, parent, Compiler)
