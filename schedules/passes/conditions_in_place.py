@@ -1,7 +1,8 @@
 """Conditions inside of branches that have an `else` stay there.
 
 `HoistIfThenElse` of TVM 0.27 takes a condition out of loops together with all that is around it,
-also an `else` that it does not hold for. It leaves alone what has an `else` of its own. Before and
+also an `else` that it does not hold for. It leaves alone what has an `else` of its own. Values that
+are bound beside the condition do not keep it there: unused, they are removed before. Before and
 after::
 
     for i in range(m):                for i in range(m):
@@ -40,6 +41,12 @@ def _in_place(case: Any) -> Any:
     if isinstance(case, s_tir.SBlockRealize):
         block = block_with(case.block, body=_in_place(case.block.body))
         return s_tir.SBlockRealize(case.iter_values, case.predicate, block, case.span)
+    if isinstance(case, tirx.SeqStmt):
+        bound = [isinstance(step, tirx.Bind) for step in case.seq]
+        if bound.count(False) != 1:
+            return case
+        steps = [step if b else _in_place(step) for step, b in zip(case.seq, bound, strict=True)]
+        return tirx.SeqStmt(steps, case.span)
     if not isinstance(case, tirx.IfThenElse) or case.else_case is not None:
         return case
     then = _in_place(case.then_case)

@@ -78,6 +78,8 @@ NESTS = {
     "    else:\n        Y = Y + 1": [0, 3, 3, 0],
     "for q{at} in range(1, 4):\n    if D[i] > 0:\n        Y = Y + 1\n    else:\n"
     "        for r{at} in range(2):\n            if n > 9:\n                Y = 5": [3, 0, 0, 3],
+    "for q{at} in range(1, 4):\n    if D[i] > 0:\n        if n > 9:\n            Y = 5\n"
+    "        z{at}: T.let[T.int32] = n\n    else:\n        Y = Y + 1": [0, 3, 3, 0],
 }  # fmt: skip
 
 
