@@ -975,6 +975,16 @@ def test_orders_of_contractions(optimize):
     assert ("T0" in plan.programs[0].script()) == (optimize is not False)
 
 
+def test_chains_of_sparse_operands_are_products_where_that_visits_less():
+    """4 elements in a row: 16 visits against 8 and a stored row; one element: 1 against 2."""
+    X = np.random.default_rng(0).standard_normal((60, 8))
+    for each, steps in ((4, True), (1, False)):
+        A = sp.diags([np.arange(60.0) + n for n in range(each)], range(each), (60, 60), "csr")
+        plan = sparsetir.plan("C[i,l] = A[i,j] * A[j,k] * X[k,l]", A=A, X=X)
+        assert ("T0" in plan.programs[0].script()) == steps
+        np.testing.assert_allclose(plan(), A @ (A @ X), **CLOSE)
+
+
 M, V = SparseMatrix(sp.eye(3, format="csr")), np.ones(3)
 
 

@@ -2,7 +2,8 @@
 
 One iteration over A[i, j] * B[j, k] * X[k, l] visits every pair of elements that meet, for each l;
 B[j, k] * X[k, l] first makes two products of it. Sparse operands stay sparse only within an
-iteration: intermediate results are dense, and counted as such.
+iteration: intermediate results are dense, and counted as such. Elements are taken to lie anywhere,
+so that what visits two sparse operands in turn costs more than is counted, where rows differ.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from math import prod
 
 from sparsetir.expressions.assignments import Assignment, Term
 from sparsetir.expressions.trees import Access, Affine, Call, Tree, accesses, indices_of, walk
-
-GAIN = 2  # factor by which steps must reduce the visits of one iteration
 
 
 def contracted(
@@ -44,7 +43,7 @@ def contracted(
             factors = factors_of(value)
             plain = not any(isinstance(x, Call) and x.as_product for x in walk(term.value))
             least, order = work.best(factors)
-            if step.op != "sum" or not plain or least * GAIN >= work.of(factors, kept, work.mask):
+            if step.op != "sum" or not plain or least >= work.of(factors, kept, work.mask):
                 terms.append(term)
                 continue
             for pair in order:
