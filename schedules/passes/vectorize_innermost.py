@@ -258,11 +258,13 @@ class _Nest:
         if (
             not is_along(last, along)
             and not one
+            and not self._transposes()
             or any(_uses(x.extent, along) for x in self.others)
             or any(_uses(self.along.extent, x.loop_var) for x in self.loops)
         ):
             return False  # tiles are around all other loops, or there is nothing to go along
-        if not _contiguous_in(along, body, gathers=len(self.loops) == 1):
+        result = self.store.buffer if self._transposes() else None
+        if not _contiguous_in(along, body, gathers=len(self.loops) == 1, apart=result):
             return False
         if not self.reduces:
             if self.outer and not (_gathers(self.store) and self._is_free(along, realize)):
@@ -284,6 +286,20 @@ class _Nest:
             return False  # rows of blocks go on with what is there, in pieces as long as caches ask
         first = isinstance(self.init, tirx.BufferStore) and same_indices(self.init.indices, at)
         return first and all(v.iter_type == tirx.IterVar.DataPar for v, _ in self.outer)
+
+    def _transposes(self) -> bool:
+        """Whether sums go along an operand, and only their results along another dimension."""
+        along = self.along.loop_var
+        *others, last = wide_indices(self.store.buffer, self.store.indices)
+        within = [x for x in others if _uses(x, along)]
+        loads = [x for x in nodes_of(ir.TensorLoad, self.store.value) if _uses(x, along)]
+        return (
+            self.reduces
+            and not _uses(last, along)
+            and len(within) == 1
+            and is_along(within[0], along)
+            and any(not x.source.same_as(self.store.buffer) for x in loads)
+        )
 
     def _shares(self, realize: Any) -> bool:
         """Whether the visits of `rows`, if there are such, load in the contiguous loop the same.
@@ -657,22 +673,23 @@ def _same(a: Any, b: Any) -> bool:
     return isinstance(a, ir.Var) and isinstance(b, ir.Var) and a.same_as(b)
 
 
-def _contiguous_in(var: Any, body: Any, gathers: bool) -> bool:
+def _contiguous_in(var: Any, body: Any, gathers: bool, apart: Any = None) -> bool:
     """Whether every access that depends on `var` goes along it by its last index alone.
 
     gathers : loads may go where loads that do so say
+    apart : a buffer whose accesses may be of any kind
     """
     conditions = [branch.condition for branch in nodes_of(tirx.IfThenElse, body)]
-    stores = [wide_indices(x.buffer, x.indices) for x in stores_of(body)]
-    loads = [
-        wide_indices(x.source, x.indices)
+    accesses = [(x.buffer, x.indices) for x in stores_of(body)] + [
+        (x.source, x.indices)
         for x in nodes_of(ir.TensorLoad, body)
         if not (gathers and any(isinstance(i, ir.TensorLoad) for i in x.indices))
     ]
+    indices = [wide_indices(*x) for x in accesses if apart is None or not x[0].same_as(apart)]
     return not any(_uses(c, var) for c in conditions) and all(
         not any(_uses(i, var) for i in index[:-1])
         and (not index or is_along(index[-1], var) or not _uses(index[-1], var))
-        for index in [*loads, *stores]
+        for index in indices
     )
 
 

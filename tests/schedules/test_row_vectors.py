@@ -214,6 +214,17 @@ INNERMOST = {
             OUT[i, k] = 1.0
         OUT[i, k] = OUT[i, k] + X[i, k] * Y[e, k]
     """),
+    "a transposed result": ("", {"A": "I J", "X": "N K", "OUT": "K I"}, """
+    with T.sp_iter([I, J, K], "SRS", "across") as [i, j, k]:
+        with T.init():
+            OUT[k, i] = 1.0
+        OUT[k, i] = OUT[k, i] + A[i, j] * X[j, k]
+    """),
+    "a transposed result under a condition": ("", {"A": "I J", "X": "N K", "OUT": "K I"}, """
+    with T.sp_iter([I, J, K], "SRS", "across") as [i, j, k]:
+        if A[i, j] > 0.0:
+            OUT[k, i] = OUT[k, i] + A[i, j] * X[j, k]
+    """),
 }  # fmt: skip
 
 
@@ -240,9 +251,11 @@ def test_innermost_sums_in_other_nests(kind, feat):
     }  # fmt: skip
     if axes == MAP:
         inputs["x"] = draw((N, 6)).astype("float32")
-    shape = {"I E": (M * KK,), "I J": (NNZ,), "I": (M,), "I K": (M, feat)}[over["OUT"]]
+    shape = {"I E": (M * KK,), "I J": (NNZ,), "I": (M,), "I K": (M, feat), "K I": (feat, M)}[
+        over["OUT"]
+    ]
     kernel, names = sparsetir.build(program), {p.name for p in program.params}
-    if "slots" in kind or "condition" in kind:
+    if any(word in kind for word in ("slots", "condition", "transposed")):
         assert "T.vectorized(" in kernel.stages["II scheduled"].script()
     args = {name: value for name, value in inputs.items() if name in names}
     expected, result = np.full(shape, 3, "float32"), np.full(shape, 3, "float32")
