@@ -30,6 +30,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.default import default_schedule, versions_by_size
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
+from sparsetir.schedules.passes.features_last import features_last
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.prefetch import REUSE, with_reuse_distances
 from sparsetir.schedules.passes.versions import Versions, either, joined
@@ -83,7 +84,7 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
     # What its author has said of a loop stays, and the default schedule does the rest.
     begun = any({*map(str, it.annotations)} - {THREADS} for it in sparse_iterations(func))
     if not begun:
-        stages = _by_elements(func, target)
+        stages = _by_copies(func, target) or _by_elements(func, target)
         if stages is not None:
             return _inlined(stages)
     func = with_reuse_distances(func)
@@ -110,6 +111,29 @@ def _shape(ask: Callable[[Schedule, str], T], sch: Schedule) -> T | None:
         return ask(sch, "multiversion")
     except ShapeError:
         return None
+
+
+def _by_copies(func: SparseFunc, target: Any) -> dict[str, Any] | None:
+    """Copies of operands whose features are not side by side, where more is visited than copied.
+
+    None for a program without such operands.
+    """
+    copied = features_last(func)
+    if copied is None:
+        return None
+    by_copies, rows, visited = copied
+    lowered = lower_sparse_iter(func)
+    in_place = default_schedule(lowered, target)
+    above = {x.name for axis in visited for x in axis.ancestors()[:-1]}
+    counts = _counts([axis for axis in visited if axis.name not in above])
+    sizes = [[axis.length for axis in axes] for axes in rows]
+    if not counts:
+        return None
+    visits = prod(_of_lowered(counts, in_place))
+    copies = sum(prod(_of_lowered(of_one, in_place)) for of_one in sizes)
+    scheduled = default_schedule(lower_sparse_iter(by_copies), target)
+    done = either(visits >= copies, scheduled, in_place, ("copied", "strided"))
+    return {"I": func, "II": lowered, "II scheduled": done}
 
 
 def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:

@@ -78,7 +78,7 @@ def precompute_operand(
         axes.append(axis)
         places.append(place)
         copies.append(var)
-    if it.init is not None:
+    if it.init is not None and outer:
         refuse(
             f"a copy of '{operand.name}' would part the iteration from its init; expected its "
             "result to be precomputed first"

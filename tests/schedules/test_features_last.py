@@ -1,0 +1,100 @@
+"""Operands whose features are in rows of their own: copied where more is visited than copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetir
+from small import small
+from sparsetir.schedules.passes.features_last import features_last
+from sparsetir.sparse_ir.nodes import sparse_iterations
+
+PRODUCT = """
+with T.sp_iter([I, J, K], "SRS", "f") as [i, j, k]:
+    with T.init():
+        OUT[i, k] = 1.0
+    OUT[i, k] = OUT[i, k] + A[i, j] * X[k, j]
+"""
+UPDATE = """
+with T.sp_iter([I, J, K], "SRS", "f") as [i, j, k]:
+    if A[i, j] > 0.0:
+        OUT[i, k] = T.max(OUT[i, k], A[i, j] * X[k, j] - Y[k, i])
+"""
+SAMPLED = """
+with T.sp_iter([I, J, K], "SSR", "f") as [i, j, k]:
+    with T.init():
+        OUT[i, j] = 0.0
+    OUT[i, j] = OUT[i, j] + A[i, j] * Y[i, k] * X[k, j]
+"""
+ACROSS = """
+with T.sp_iter([I, J, K], "SRS", "f") as [i, j, k]:
+    with T.init():
+        OUT[k, i] = 0.0
+    OUT[k, i] = OUT[k, i] + A[i, j] * X[k, j]
+"""
+# By name: the body, axes of buffers, and the copied operands.
+PROGRAMS = {
+    "a product": (PRODUCT, {"X": "K N", "OUT": "I K"}, "X"),
+    "an update of two operands": (UPDATE, {"X": "K N", "Y": "K I", "OUT": "I K"}, "XY"),
+    "sampled": (SAMPLED, {"X": "K N", "Y": "I K", "OUT": "I J"}, "X"),
+    "a result across": (ACROSS, {"X": "K N", "OUT": "K I"}, "X"),
+}
+
+
+def arguments(program: Any, nnz: int, feat: int) -> dict[str, Any]:
+    rng, m, n = np.random.default_rng(feat), 12, 30
+    sizes = {"m": m, "n": n, "nnz": nnz, "feat": feat}
+    where = np.zeros((m, n), bool)
+    where.flat[rng.permutation(m * n)[:nnz]] = True
+    indptr = np.cumsum([0, *where.sum(1)]).astype("int32")
+    of = {"I": m, "J": nnz, "N": n, "K": feat}
+    args = {"indptr": indptr, "indices": np.nonzero(where)[1].astype("int32"), **sizes}
+    for buffer in program.buffers:
+        names = [axis.name for axis in buffer.axes]
+        shape = [of[name] for name in names if name != "I" or "J" not in names]
+        args[buffer.name.lower()] = rng.integers(-4, 5, shape).astype("float32")
+    names = {str(p.name) for p in program.params}
+    return {name: value for name, value in args.items() if name in names}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_copies(name: str) -> None:
+    """With few elements what is there is read, with many the copies; features of all widths."""
+    body, over, operands = PROGRAMS[name]
+    program = small("f", body, A="I J", **over)
+    copied = features_last(program)
+    assert copied is not None
+    assert [it.name for it in sparse_iterations(copied[0])] == [
+        f"{x}_ws_copy" for x in operands
+    ] + ["f"]
+    kernel = sparsetir.build(program)
+    for nnz, feat in ((0, 3), (5, 4), (29, 1), (150, 0), (150, 1), (150, 8), (150, 37)):
+        expected = arguments(program, nnz, feat)
+        result = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in expected.items()}
+        sparsetir.interpret(program, expected)
+        kernel(**result)
+        np.testing.assert_array_equal(result["out"], expected["out"])
+
+
+STAY = {
+    "features last": (PRODUCT.replace("X[k, j]", "X[j, k]"), {"X": "N K", "OUT": "I K"}),
+    "read at two places": (
+        PRODUCT.replace("X[k, j]", "X[k, j] * X[k, i]"), {"X": "K N", "OUT": "I K"}
+    ),
+    "nothing is stored sparsely": (
+        PRODUCT.replace("J", "N").replace("A[i, j]", "2.0"), {"X": "K N", "OUT": "I K"}
+    ),
+    "no reduction": (
+        'with T.sp_iter([I, J, K], "SSS", "f") as [i, j, k]:\n'
+        "    OUT[i, j, k] = A[i, j] * X[k, j]", {"X": "K N", "OUT": "I J K"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_others_stay(name: str) -> None:
+    body, over = STAY[name]
+    assert features_last(small("f", body, **({"A": "I J"} if "A[" in body else {}), **over)) is None
