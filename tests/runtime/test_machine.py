@@ -173,10 +173,10 @@ def linux_or(system: str, architecture: str) -> Any:
 def test_pools_of_other_systems():
     """Libraries of torch are looked for by the names that they have there."""
     with assume(linux_or("win32", "AMD64")):
-        assert pool._openmp(others=True) is None
-        assert pool._why_none("") == "torch's is looked for on linux and darwin alone"
+        assert pool._openmp() is None
+        assert pool._why_none() == "torch's is looked for on linux and darwin alone"
     with assume(linux_or("darwin", "arm64")):
-        assert "looked for" not in pool._why_none("")
+        assert "looked for" not in pool._why_none()
 
 
 def test_kernels_are_opened_and_called_on_other_systems(tmp_path):
