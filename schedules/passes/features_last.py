@@ -48,12 +48,14 @@ def features_last(func: SparseFunc) -> tuple[SparseFunc, list[list[Axis]], list[
         return None
     if not isinstance(features.node, Axis) or features.node.kind != "dense_fixed":
         return None
-    strided = [b for b in func.buffers if _is_strided(it, b, features.var)]
     sch, rows = Schedule(func), []
-    for buffer in strided:
-        (place,) = _places(it, buffer, features.var)
-        others = [axis for n, axis in enumerate(buffer.axes or ()) if n != place]
-        names = [axis.name for axis in (*others, (buffer.axes or ())[place])]
+    for buffer in func.buffers:
+        place = _place(it, buffer, features.var)
+        if place is None:
+            continue
+        others = [*(buffer.axes or ())]
+        moved = others.pop(place)
+        names = [axis.name for axis in (*others, moved)]
         try:
             sch.precompute(buffer.name, sch.get_sparse_iteration(it.name), names, scope="global")
         except ScheduleError:  # read at more than one place
@@ -62,22 +64,15 @@ def features_last(func: SparseFunc) -> tuple[SparseFunc, list[list[Axis]], list[
     return (sch.func, rows, axes) if rows else None
 
 
-def _is_strided(it: SparseIteration, buffer: SparseBuffer, features: Any) -> bool:
-    """Whether an iteration reads features of a dense operand that are in rows of their own."""
-    if any(axis.kind != "dense_fixed" for axis in buffer.axes or ()):
-        return False
-    if any(store.buffer.same_as(buffer.var) for store in stores_of(it.body, it.init)):
-        return False
-    places = _places(it, buffer, features)
-    return len(places) == 1 and places[0] < len(buffer.axes or ()) - 1
-
-
-def _places(it: SparseIteration, buffer: SparseBuffer, features: Any) -> list[int]:
-    """The dimensions of a buffer that features index; two where they index one by more."""
+def _place(it: SparseIteration, buffer: SparseBuffer, features: Any) -> int | None:
+    """The dimension of a dense operand that features index, where it is not the last one."""
     loads = loads_of(it.body, buffer.var)
-    if not loads:
-        return []
-    indices = list(enumerate(loads[0].indices))
-    places = [n for n, index in indices if features in free_vars(index)]
-    plain = all(isinstance(index, ir.Var) for n, index in indices if n in places)
-    return places if plain else [*places, *places]
+    if not loads or any(axis.kind != "dense_fixed" for axis in buffer.axes or ()):
+        return None
+    if any(store.buffer.same_as(buffer.var) for store in stores_of(it.body, it.init)):
+        return None
+    indices = list(loads[0].indices)
+    places = [n for n, index in enumerate(indices) if features in free_vars(index)]
+    if len(places) != 1 or places[0] == len(indices) - 1:
+        return None
+    return places[0] if isinstance(indices[places[0]], ir.Var) else None
