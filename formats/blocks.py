@@ -51,7 +51,7 @@ def find_blocks(pattern: Pattern, rows: int, cols: int) -> Blocks:
     (m, n), nnz = pattern.shape, pattern.nnz
     high, wide = -(-m // rows), -(-n // cols)
     if high * wide >= 2**62:
-        raise StructureError(f"{high} by {wide} blocks are too many to be told apart")
+        raise StructureError(f"{high} by {wide} blocks are too many to number")
     dtype = np.dtype(index_type(max(high * wide, (nnz + 1) * rows * cols + n)))
     indptr, columns = pattern.indptr, pattern.coords[1].astype(dtype, copy=False)
     lengths, row = np.diff(indptr), np.arange(m, dtype=dtype)

@@ -232,7 +232,7 @@ def group(
     """
     if parents * max(1, length) >= 2**62:
         raise StructureError(
-            f"{where}: {parents} parents times {length} coordinates are too many to be told apart"
+            f"{where}: {parents} parents times {length} coordinates are too many to number"
         )
     dtype = index_type(parents * max(1, length))
     key = parent.astype(dtype) * dtype(max(1, length)) + coord.astype(dtype, copy=False)

@@ -98,9 +98,9 @@ def gallop_problems(site: Site) -> Found:
         if name not in loops or loops[name] or int(ratio) < 0:
             yield Broken(
                 it.span,
-                f"sp_iter '{it.name}': annotation '{GALLOP}': expected one of the intersections "
-                f"and its axes with padding, of which there are to be none, {loops}, and a ratio "
-                f"of 0 or more, got '{name}' and {ratio}",
+                f"sp_iter '{it.name}': annotation '{GALLOP}': expected an intersection whose "
+                f"list of axes with padding is empty in {loops}, and a ratio of 0 or more, "
+                f"got '{name}' and {ratio}",
             )
 
 

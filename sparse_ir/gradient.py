@@ -227,7 +227,7 @@ def _parts(
         terms = adjoints(value, adjoint, operand.var)
     except NoAdjointError as error:
         raise refused(
-            func, f"'{it.name}': expected what the gradient has a rule for, got {error}"
+            func, f"'{it.name}': expected an expression with a rule for its gradient, got {error}"
         ) from None
     parts: list[_Part] = []
     for indices, term in terms:

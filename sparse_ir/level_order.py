@@ -225,7 +225,7 @@ def _problem(func: SparseFunc, levels: Sequence[Axis]) -> str:
             return f"'{axis.name}' is of {axis.idtype}, '{levels[0].name}' of {levels[0].idtype}"
     for axis in func.axes:
         if axis.name not in names and axis.parent is not None and axis.parent.name in names:
-            return f"'{axis.name}' hangs under '{axis.parent.name}'"
+            return f"'{axis.name}' is below '{axis.parent.name}'"
     for it in sparse_iterations(func):
         here = [n for n in it.axes if names & {a.name for a in flat_axes([n])}]
         if any(not isinstance(n, Axis) for n in here) or len(here) not in (0, len(levels)):

@@ -221,7 +221,7 @@ class _Lowering:
                 ),
             )
         raise LoweringError(
-            f"{self.func.name}: a statement {type(stmt).__name__} cannot stand in stage I"
+            f"{self.func.name}: a statement {type(stmt).__name__} is not part of stage I"
         )
 
     def _bind(self, stmt: Any, scope: Scope) -> tirx.Stmt:

@@ -165,7 +165,7 @@ def _names_differ(new: Declarations) -> Found:
     for param in _repeated(new.func.params, new.names.params):
         yield Broken(param.span, f"two parameters are named '{param.name}'")
     for axis in _repeated(new.func.axes, new.names.axes):
-        yield Broken(axis, f"two axes are named '{axis.name}'; axes are told apart by name")
+        yield Broken(axis, f"two axes are named '{axis.name}'; axes are identified by name")
     for buffer in _repeated(new.func.buffers, new.names.buffers):
         yield Broken(buffer.var.span, f"two buffers are named '{buffer.name}'")
 

@@ -21,7 +21,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import KIND
 
 LOOPS = {"parallel": tirx.ForKind.PARALLEL, "vectorized": tirx.ForKind.VECTORIZED}
-LEGAL = 'pass race="ignore" where visits meet by atomics or not at all'
+LEGAL = 'pass race="ignore" if visits only conflict through atomics, or not at all'
 
 
 def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
@@ -181,8 +181,8 @@ def _race(sch: Any, loop: Any, kind: str) -> str:
     around = _changes_hands(sch, loop) if "Idx" in kind else ""
     if around:
         return (
-            f"what its positions stand for differs between visits of {around}, which may meet, and "
-            "for which threads do not wait; choose a loop over coordinates"
+            f"the coordinates of its positions differ between visits of {around}, which may race, "
+            "as threads do not wait between them; choose a loop over coordinates"
         )
     if kind == "vectorized" and _shared_by_lanes(node):
         return _shared_by_lanes(node)

@@ -138,8 +138,8 @@ def candidates(problem: Any, stats: Statistics, target: Any) -> Sequence[Any]:
         if template.candidates is not None:
             return template.candidates(problem, stats, target)
     raise ScheduleError(
-        f"plan: argument 'config': expected one for {type(problem).__name__}, of which no template "
-        "says what is chosen"
+        f"plan: argument 'config': expected one for {type(problem).__name__}, as no template "
+        "chooses one"
     )
 
 

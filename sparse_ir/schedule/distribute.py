@@ -135,7 +135,7 @@ def _refuse(
         if facts[place] != FREE:
             raise ScheduleError(
                 f"{WHO}: loop '{loop.name}' is not proven free of races ({facts[place]}): a step "
-                f"of one visit may see what a later one of another has written\n{show(it)}"
+                f"of one visit may read what a later step of another has written\n{show(it)}"
             )
         if local and not isinstance(loop.node.length, tirx.IntImm):
             raise ScheduleError(

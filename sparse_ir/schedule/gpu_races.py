@@ -282,9 +282,9 @@ class _Meeting:
             for x in loops_of(n):
                 if not isinstance(x.node, Axis) or x.node.kind != "dense_fixed":
                     self.refuse(
-                        f"lanes go through '{x.name}' of '{n.name}' differently often, and cannot "
-                        "add up inside; expected the sum over it in a workspace, which precompute "
-                        "makes"
+                        f"lanes visit '{x.name}' of '{n.name}' different numbers of times, and "
+                        "cannot reduce inside; expected the sum over it in a workspace, as made by "
+                        "precompute"
                     )
 
     def refuse(self, message: str) -> NoReturn:

@@ -163,7 +163,7 @@ class _Positions(ElementOrder):
             self.refuse(f"argument 'parts': expected None below '{above[-1].name}'")
         if _is_slots(self.column) and above and self.below:
             self.refuse(
-                f"'{next(iter(self.below))}' hangs under '{self.column.name}'; expected slots that "
+                f"'{next(iter(self.below))}' is below '{self.column.name}'; expected slots that "
                 "are fused with a dense axis above, or nothing below"
             )
         self.here = [at[axis.name] for axis in above] + [self.var]
@@ -201,7 +201,7 @@ class _Positions(ElementOrder):
             return Loop(self.below[loop.name], loop.vars, loop.kinds)
         if set(loop.axes) & set(self.below):
             self.refuse(
-                f"'{loop.name}' hangs under '{self.column.name}'; expected a loop over one axis"
+                f"'{loop.name}' is below '{self.column.name}'; expected a loop over one axis"
             )
         return loop
 
