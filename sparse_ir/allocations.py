@@ -18,11 +18,11 @@ After::
             T.writes(OUT[vi, 0:n])
             TOP = T.sblock_alloc_buffer((m,))
 
-Where each visit accesses its own elements, as of `TOP` above, and their number is not constant, the
+If each visit accesses its own elements, as with `TOP` above, and their number is not constant, the
 buffer moves back outside the loops once they are scheduled: an allocation per visit takes longer
 than most rows.
 
-A schedule that runs the visits on GPU threads sets such a buffer's scope ("local"); where it does
+A schedule that runs the visits on GPU threads sets such a buffer's scope ("local"); if it does
 not, the buffer moves outside the kernel. If visits share elements of it, it gets one copy per
 thread. Before::
 
@@ -84,7 +84,7 @@ def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, 
 
 
 def allocate_outside_of_threads(body: Any, buffers: Any) -> tuple[Any, dict[Any, Threads]]:
-    """Allocate the blocks' buffers in the root block: all on GPUs, else those of which each visit
+    """Allocate the blocks' buffers in the root block: all on GPUs, else those where each visit
     accesses its own elements.
 
     Also return, by buffer, the threads that need a copy each; the caller enlarges the buffer.

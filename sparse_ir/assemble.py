@@ -35,7 +35,7 @@ Several iterations may add to the result, after one that sets its initial value:
 Scanning two or three levels of bits costs far less than sorting, and skips what a row did not
 touch. Rows of a few visits need no bitmap: `short_fill` keeps them sorted where they are stored.
 Where the columns of a row are visited once and in order, as those of a union are, elements are
-appended as they come, without a workspace. Closing the gaps between the parts remains. `numeric`
+appended as they come, without a workspace. Last, the gaps between the parts are closed. `numeric`
 computes the values of a given pattern, through the same workspace.
 
 (Kjolstad et al., "Tensor algebra compilation with workspaces", sections 4 and 5; Gustavson, "Two
@@ -99,8 +99,8 @@ class Assembly(NamedTuple):
         where several loops are over rows), and `rooms`, (parts + 1,) int64, the start of each
         part's section of the arrays. Writes `ends`, (rows,) int64, the end of each row in its
         section, and `indices` and `values`, (room,) and any trailing dimensions
-    narrow_fill : `fill` with a one-level bitmap, all words of which are scanned for each row
-    wide_fill : `fill` with a three-level bitmap, for so many columns that there are many groups
+    narrow_fill : `fill` with a one-level bitmap, whose words are all scanned for each row
+    wide_fill : `fill` with a three-level bitmap, for matrices with many groups of columns
     short_fill : for a matrix of scalars, `wide_fill` that also takes `bounds`, and sorts rows of
         few visits by insertion, without a workspace
     masked_bound : `bound` with a pattern as a further operand: `indptr`, (rows + 1,), `indices`,
@@ -109,7 +109,7 @@ class Assembly(NamedTuple):
         lacks. None where several loops are over rows
     parted : whether rows can be divided into parts; else there is one part, and no `rows_ptr`
     shape : the parameters that hold the numbers of rows and columns; () where these are other sizes
-    members : parameters whose sum bounds the number of elements of the result; () where none does
+    members : parameters whose sum bounds the number of elements of the result; () if there are none
     first : the initial value of elements
     idtype, dtype : the types of the result's indices and values
     """
@@ -889,7 +889,7 @@ def _counts_up(index: Any, loops: Sequence[Loop], axis: Axis) -> bool:
 
 
 def _counted(nodes: list[Any]) -> Iterable[Sequence[Any]]:
-    """Lists of axes, one of which together has at least as many elements as the visits of these."""
+    """Lists of axes; the elements of one of these lists bound the visits of `nodes`."""
     merged = {a.name for n in nodes if isinstance(n, Axis) for a in (n, *n.members) if n.is_merged}
     above = [a.parent for a in standing_axes(nodes)] + [a.to for a in attached_axes(nodes)]
     if merged & {a.name for a in above if a is not None}:
@@ -898,7 +898,7 @@ def _counted(nodes: list[Any]) -> Iterable[Sequence[Any]]:
 
 
 def _members(node: Any) -> list[Any]:
-    """Axes that together are visited at least as often as one is."""
+    """Axes that together are visited at least as often as the axis."""
     if not isinstance(node, Axis) or not node.is_merged:
         return [node]
     return [x for n in (node.of if node.kind == "union" else [*node.of][:1]) for x in _members(n)]

@@ -94,18 +94,18 @@ def compute(
     """The values of a function's computed parameters, in order.
 
     arguments : by name, at least what the recipes read: NumPy arrays and numbers. If values are
-        missing, what is computed from them is left out
+        missing, parameters computed from them are left out
     overrides : values for numbers that their recipes leave open (:class:`Facts`), such as the
-        number of blocks; what is computed from them follows
+        number of blocks; dependent parameters follow
     names : the parameters that are needed, to which their own inputs are added; all by default
     A number with a default that is valid for any arguments (:class:`Facts`) takes it where its
     arguments are missing.
 
     Returns Python integers, and arrays of the type of the axis (idtype) or buffer (dtype) that
-    they are bound to.
-    Raises LoweringError for an unknown recipe or one that does not take these keywords, TypeError
-    for a missing or wrongly typed argument, ScheduleError for a value that its type does not hold,
-    ValueError for an override of what is not open and for a broken promise, and what recipes raise.
+    they are bound to. Raises LoweringError for an unknown recipe or one that does not take these
+    keywords, TypeError for a missing or wrongly typed argument, ScheduleError for a value that its
+    type does not hold, ValueError for an override of a number that is not open and for a broken
+    promise, and the errors of recipes.
     """
     of_func = func.name  # whose look-up takes longer than most recipes
     recipes, dtypes = dict(_computed_parameters(func)), _dtypes(func)

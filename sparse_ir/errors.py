@@ -1,4 +1,4 @@
-"""The errors that sparsetir raises; every one names what was expected and what came."""
+"""The errors that sparsetir raises; each says what was expected and what was given."""
 
 from __future__ import annotations
 

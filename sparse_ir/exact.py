@@ -2,7 +2,7 @@
 
 The coordinate of `C[IDX[i] * 3 - 1]` is 3221225471 where IDX holds 2^30: it is not stored, and
 nothing is written. In int32 it would wrap, and code generators assume that it does not, so a guard
-and the access could see different numbers. What may overflow its type is computed in 64 bits::
+and the access could see different numbers. Such expressions are computed in 64 bits::
 
     IDX[i] * 3 - 1      becomes      int64(IDX[i]) * 3 - 1
 

@@ -108,8 +108,8 @@ def gradient(
     TypeError
         For an argument that is not a SparseFunc.
     ValueError
-        For an unknown operand, one that the result does not depend on, another `dtype`, or an
-        unsupported form of program; the message says what is supported.
+        For an unknown operand, one that the result does not depend on, or an unsupported `dtype` or
+        form of program; the message says what is supported.
 
     Notes
     -----

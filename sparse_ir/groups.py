@@ -1,4 +1,4 @@
-"""Sums over neighbouring GPU threads, one of which writes (Sgap, section 5).
+"""Sums over neighbouring GPU threads, written by one of them (Sgap, section 5).
 
 An iteration with the annotation "group" stores `X[..] = X[..] + term` for each visit of a loop over
 threads, its lanes. The interpreter, and any serial order, can execute that as written. Before::

@@ -262,7 +262,7 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
     ignored : returns whether a condition may be disregarded
 
     All accesses must be at the same indices, in coordinates of axes: of the iteration and those
-    around it, or of axes that nested iterations visit, the first of which stores without a load.
+    around it, or of axes that nested iterations visit; the first of these stores without a load.
     """
     if it.init is not None and accesses_of(it.init, var):
         return False

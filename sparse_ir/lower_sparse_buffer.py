@@ -266,7 +266,7 @@ class _Flattening:
         return block_with(block, alloc_buffers=allocs, annotations=annotations)
 
     def _check_matches(self) -> bool:
-        """Whether blocks match regions of buffers; of sparse ones in dimensions not ragged."""
+        """Whether blocks match regions of buffers, of sparse ones only in dense dimensions."""
         blocks = nodes_of(s_tir.SBlock, self.func.body)
         matches = [match for block in blocks for match in block.match_buffers]
         for match in matches:

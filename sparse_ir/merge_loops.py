@@ -33,8 +33,8 @@ axes it is the first of these loops, with a body for the case of both. Differenc
 axes visit coordinates that satisfy their predicates on the pointers. Visits are sequential: the
 loop is a `while`, around blocks that cannot contain it.
 
-Where the schedule says so (:mod:`sparsetir.sparse_ir.schedule.gallop`), the pointer of an axis that
-has at least so many times the elements of another one gallops: it moves to the first element not
+Where the schedule says so (:mod:`sparsetir.sparse_ir.schedule.gallop`), the pointer of an axis
+with at least a given multiple of another one's elements gallops: it moves to the first element not
 before the other pointer's, found in steps of 1, 2, 4, ... elements and then by bisection (Bentley
 and Yao, "An almost optimal algorithm for unbounded searching"). For two axes, and a body without
 blocks, a second loop serves lengths below that ratio::
@@ -204,7 +204,7 @@ class MergeLoop(PositionLoop):
         return [tirx.While(conjunction([at < end for at in ats]), as_one([last, step]))]
 
     def _is_long(self, pointer: Pointer) -> Any:
-        """Whether a pointer is to gallop, by the lengths."""
+        """Whether a pointer gallops, given the lengths."""
         shortest = reduce(tirx.min, [p.extent for p in self.pointers if p is not pointer])
         return tirx.floordiv(pointer.extent, as_dtype(self.ratio, self.node.idtype)) >= shortest
 

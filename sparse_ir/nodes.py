@@ -57,7 +57,7 @@ class Axis(Object):
     name : str
         Unique within its function.
     kind : {"dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable"}
-        What it stores, and how. "union", "intersect" and "difference" store nothing: they
+        Which arrays it stores. "union", "intersect" and "difference" store nothing: they
         co-iterate other axes.
     length : expression of type `idtype`
         Number of coordinates.
@@ -78,7 +78,7 @@ class Axis(Object):
     unique : bool
         Whether the coordinates under one parent differ (False only for COO-like rows).
     of : list of Axis and AttachedAxis, or None
-        What a merged axis co-iterates, possibly merged axes, else None. It stores nothing itself:
+        The axes that a merged axis co-iterates, possibly merged; else None. It has no arrays:
         buffers lie over these axes, and its coordinate indexes them.
 
     Notes
@@ -433,7 +433,7 @@ class Names(NamedTuple):
 
 
 _LOCK = threading.Lock()
-_DECLARED: dict[Any, Names] = {}  # for the last functions asked for
+_DECLARED: dict[Any, Names] = {}  # of the functions queried last
 
 
 def declared(func: SparseFunc) -> Names:
@@ -515,7 +515,7 @@ def merged_parent(axes: Sequence[Any], known: Sequence[Axis]) -> Axis | None:
     axes : those that are attached elsewhere are ignored
     known : merged axes declared so far
 
-    Otherwise the parent of the first, with all visited outside; None if all are roots.
+    Otherwise the parent of the first, if all are visited outside; None if all are roots.
     """
     inside = [x for a in axes for x in ((a.merged if isinstance(a, Axis) else []) or [a])]
     above = [a.parent for a in inside if isinstance(a, Axis) and not a.is_merged and a.parent]

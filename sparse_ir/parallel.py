@@ -56,7 +56,7 @@ def parallel_units(
 ) -> list[int]:
     """The indices of the loops of an iteration (a fused axis is one) that may run in parallel.
 
-    private : buffers of which each visit has its own copy
+    private : buffers that are private to each visit
     func : the iteration's function, from which the axes of buffers are known
     """
     accesses = {b: found for b, found in written_accesses(it).items() if b not in (private or ())}

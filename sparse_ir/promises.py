@@ -17,7 +17,7 @@ Function attribute "assumed", a list of facts by which the lowering omits guards
 
 "coordinates" : each value of the buffer is a coordinate of the axis, or of one of equal length
 "filled" : no slot of the sparse_fixed axis is padding; checked with the structure
-"inside" : the buffer is only accessed at coordinates of the axis, which is one of its own
+"inside" : the buffer is only accessed at coordinates of the axis, one of its dimensions
 
 Facts that follow from the structure and from recipes need no entry (:mod:`value_domains`).
 """

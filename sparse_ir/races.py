@@ -21,7 +21,7 @@ keyed by names, which the lowering makes unique within an iteration
 (:mod:`sparsetir.sparse_ir.position_loops`), and read by :func:`facts_of`.
 
 A buffer that the function allocates is private to the visits of an iteration if nothing else uses
-it and each visit writes all that it reads of it first. It is then allocated in the visit's block.
+it and each visit writes elements before it reads them. It is then allocated in the visit's block.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def races_of(
     """The fact of each loop of the iteration, in order.
 
     func : the function of the iteration
-    private : stage-I variables of the buffers of which each visit has its own copy
+    private : stage-I variables of the buffers that are private to each visit
     in_turn : coordinates whose visits are sequential, whatever they access
     """
     free = set(parallel_units(it, private, func))
@@ -130,7 +130,7 @@ def facts_of(block: Any) -> dict[Any, Fact]:
 
 
 def private_buffers(func: SparseFunc, it: SparseIteration) -> set[Any]:
-    """The buffers of the function of which each visit of an iteration has its own copy.
+    """The function's buffers that are private to each visit of an iteration.
 
     They are also private to visits of the iterations nested in it.
     """

@@ -1,4 +1,4 @@
-"""Placement of a reduction's init: inside the reduction block, or in loops of its own before it.
+"""Placement of a reduction's init: inside the reduction block, or in separate loops before it.
 
 The init runs for every coordinate of the spatial axes, before all updates. Inside the block it
 only runs for the coordinates that the loops visit; these are the same if each spatial axis is
@@ -96,7 +96,7 @@ def _each_visit_has_its_own(it: SparseIteration) -> bool:
 
 
 def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> list[SparseIteration]:
-    """The init as an iteration of its own, over the coordinates of the spatial axes.
+    """The init as a separate iteration, over the coordinates of the spatial axes.
 
     A second one is added if an axis may store a coordinate several times: a search finds one
     element per coordinate, and the second iteration visits each of them.

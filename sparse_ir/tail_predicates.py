@@ -12,7 +12,7 @@ With tail="repeat" the predicate is that the coordinate is within the axis, whos
         C[i, T.at_most(p * 64 + v * 16 + l, feat - 1)] = C_ws[v, l]
 
 Stores other than to workspaces keep that predicate: where it does not hold they are out of bounds,
-and discarded. Otherwise both kinds are treated alike.
+and discarded. Otherwise both kinds are treated the same.
 
 Such a predicate would make a loop over lanes scalar. If an iteration over tiles overwrites its
 results, reads only those of them that the same visit has set, and reads nothing at indices that

@@ -112,7 +112,7 @@ def loop_over(
     thread: Any = None,
     annotations: Any = None,
 ) -> tirx.For:
-    """A loop from 0 on. extent : an expression of the variable's type, or an int"""
+    """A loop that starts at 0. extent : an expression of the variable's type, or an int"""
     start, extent = as_dtype(0, dtype_of(var)), as_dtype(extent, dtype_of(var))
     return tirx.For(var, start, extent, kind, body, thread, annotations)
 

@@ -8,7 +8,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.index_arrays import row_numbers, starts
 from sparsetir.sparse_ir.recipes.registry import FoundIn, NonzerosOf, RowsOf, SameAs, recipe
 
-# Multiplications of a row in one part of the columns from which on parts pay.
+# The least number of multiplications of a row in a column part for which parts pay off.
 WORK_IN_PART = 1000
 
 
@@ -34,7 +34,7 @@ def cache_parts(
     feat, itemsize : elements of a gathered row, and bytes per element
     cache, shared : bytes of a core's own cache, and of one shared by all cores; 0 for none
 
-    The first of the caches is chosen for which rows have enough work in each part (see
+    The first cache for which rows have enough work in each part is chosen (see
     `WORK_IN_PART`): with fewer elements, starting a row again costs what cached operands save. One
     part if neither cache qualifies.
     """

@@ -20,7 +20,7 @@ TABLE = 24
 
 @recipe(steps="rows")
 def panel_count(m: int, rows: int) -> int:
-    """The number of panels of m rows, of which the last may have fewer."""
+    """The number of panels for m rows; the last panel may have fewer rows."""
     return -(-m // rows)
 
 

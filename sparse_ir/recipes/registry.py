@@ -67,7 +67,7 @@ class SameAs(NamedTuple):
     array: str
 
     def most(self, keywords: Mapping[str, Any]) -> None:
-        """No bound: no more is known than of the array."""
+        """No bound beyond that of the array."""
 
 
 class TilesOf(NamedTuple):

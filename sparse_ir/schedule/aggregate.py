@@ -90,12 +90,12 @@ def aggregate(
     buffer : str
         Name of the result, which is a sum of products.
     at : SpIter
-        The innermost of the loops each visit of which has a tile.
+        The innermost of the loops around each tile.
     rows : SpIter
         Inside `at`, the rows of a tile, as created by `split` by positions and `ranges`.
     columns : sequence of SpIter
-        Reductions inside `at` over which some factors vary; these vary over no loop that only the
-        other factors have.
+        Reductions inside `at` over which some factors vary; these factors vary over no loop that
+        belongs to the other factors alone.
     dtype : str, optional
         The type of the sums; that of the buffer by default.
 

@@ -199,7 +199,7 @@ def _target(func: SparseFunc, writes: list[SparseIteration], updates: list[Reduc
 
 
 def _refuse_others(func: SparseFunc, writes: list[SparseIteration], target: SparseBuffer) -> None:
-    """Refuse other accesses of the result than by one iteration before these."""
+    """Refuse accesses of the result other than by one iteration before these."""
     init = _first(func, target)
     if init is None:
         _refuse(writes[0], f"expected an iteration that sets '{target.name}' before it is added to")

@@ -13,8 +13,8 @@ After `divide(i, 16, by="work")`, sixteen blocks of rows with about as many nonz
 
 Coordinates remain those of the axis, so the body and axes below it do not change. Where parts begin
 is a computed parameter: kernels are called as before. Another iteration over the same rows that is
-divided alike shares `I_parts` and `I_part`. After `divide(j, 4, by="coordinates")`, four ranges of
-columns, whose elements are contiguous in each row::
+divided the same way shares `I_parts` and `I_part`. After `divide(j, 4, by="coordinates")`, four
+ranges of columns, whose elements are contiguous in each row::
 
     J_parts = T.sparse_fixed(I, (4, 4), J_ids)
     J_part = T.dense_variable(J_parts, (n, nnz), J_ptr)
@@ -70,8 +70,8 @@ def divide(
         The number of parts, or a name: then the number is a computed parameter of that name, which
         is `default` unless the plan overrides it, and is not compiled in.
     by : {"positions", "work", "coordinates"}, optional
-        "positions", parts of equally many; "work", for a root axis parts of equal work, which is
-        the elements of each coordinate and its `cost`, for fused rows and elements likewise;
+        "positions", parts of equal length; "work", for a root axis parts of equal work, which is
+        the elements of each coordinate plus its `cost`, for fused rows and elements likewise;
         "coordinates", ranges of the coordinates of a sparse_variable axis under each parent. By
         default the space that `coord` has chosen, else "positions".
     cost : int
@@ -183,7 +183,7 @@ class _Division(VisitOrder):
     # -- declarations -------------------------------------------------------------------------
 
     def _declared(self, how: dict[str, Any], size: Any) -> Axis | None:
-        """The axis of the same parts, if another iteration was divided alike."""
+        """The axis of the same parts, if another iteration was divided the same way."""
         recipes = computed_parameters(self.func)
         for axis in self.func.axes:
             if axis.kind != "dense_variable" or axis.parent.kind != "dense_fixed":

@@ -31,7 +31,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 
-RATIO = 16  # the ratio from which on a search is faster than single steps
+RATIO = 16  # the least ratio for which a search is faster than single steps
 
 
 @primitive

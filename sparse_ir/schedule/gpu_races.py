@@ -23,9 +23,9 @@
                 T.sp_iter_attr({"atomic": 1, "group": {"lanes": "I_J1", "size": 32, "runs": 1}})
                 C[I_at[..], k] = C[I_at[..], k] + A[..] * B[J_at[..], k]
 
-"group(r)" : all threads of the loop update one element; each r of them reduce their terms, and one
+"group(r)" : all threads of the loop update one element; every r of them reduce their terms, and one
     of these writes, atomically if the loop has more than r. Threads without a term take part.
-"temporary" : group(r) of all threads of a loop. More than 32 are all threads of their block, and
+"temporary" : group(r) of all threads of a loop. Above 32 they must be all threads of a block, and
     reduce through shared memory.
 
 For groups in stage II, see :mod:`sparsetir.sparse_ir.groups`.
@@ -128,12 +128,12 @@ class _Meeting:
         return func, [*refs, *added]
 
     def _take_init_out(self) -> None:
-        """Make the init an iteration of its own."""
+        """Make the init a separate iteration."""
         firsts, axes = init_apart(self.func, self.it)
         self._replace([*firsts, changed(self.it, init=None)], axes=axes)
 
     def _nest(self, loop: Loop) -> None:
-        """Nest the loops inside that over lanes in an iteration of their own."""
+        """Move the loops inside the one over lanes to a nested iteration."""
         loops = loops_of(self.it)
         place = [x.axes for x in loops].index(loop.axes) + 1
         if place == len(loops) or not self._shared(self.it):

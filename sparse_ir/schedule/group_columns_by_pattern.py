@@ -8,8 +8,8 @@ GPUs", enumerate-and-sparse-coarsen, sections 3.2 and 3.3.) Before::
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-After `group_columns_by_pattern(i, j, 4)`, where the columns of a panel of four rows that occur in
-the same ones of them are contiguous, an entry each::
+After `group_columns_by_pattern(i, j, 4)`, where the columns of a panel that occur in the same
+ones of its four rows are contiguous, an entry each::
 
     I_panels = T.dense_fixed((m + 3) // 4)
     I_patterns = T.sparse_fixed(I_panels, (15, 15), I_ids)
@@ -88,7 +88,7 @@ def group_columns_by_pattern(
     size : int
         Rows per panel, 2 to 8; there are 2**size - 1 patterns.
     by : {"pattern", "count"}
-        What code is specialised by: the "pattern", or the "count" of its rows.
+        Specialise code by the "pattern", or by the "count" of its rows.
 
     Returns
     -------

@@ -12,7 +12,7 @@ After `parallelize([k0, i], "cpu")`, where the two are one parallel loop in stag
 On a GPU a loop is over "block", thread blocks; "thread", the threads of a block; or "warp", groups
 of 32 threads, which loops over threads inside it form. The innermost loop over threads is
 `threadIdx.x`, the one around it `threadIdx.y`; likewise for blocks. With `per_block` one loop is
-both: over blocks, with so many of its visits in each. Loops over "vector" become vectors.
+both: over blocks, with that many of its visits in each. Loops over "vector" become vectors.
 
 A loop is free of races if each of its coordinates writes its own elements, and of the elements
 written reads only those. A tile that begins earlier recomputes equal values. If visits update the
@@ -95,8 +95,8 @@ def parallelize(
         over chunks of fused rows and elements, alone or among loops free of races, chunks keep
         their sums for rows of other chunks, which one worker adds afterwards, in an order that does
         not depend on the workers; in another loop over threads of a GPU, these reduce their terms
-        and one of them writes: a power of two, of which more than 32 are all threads of their
-        block. On a GPU also "atomics", visits update atomically; "group(r)", each r threads reduce
+        and one of them writes; their number is a power of two, above 32 that of all threads of the
+        block. On a GPU also "atomics", visits update atomically; "group(r)", every r threads reduce
         their terms, and one writes; "segment(r)", the first one of each run of threads with the
         same row writes.
     per_block : int, optional
@@ -111,7 +111,7 @@ def parallelize(
     Notes
     -----
     Threads of a CPU do not nest: no loop around these, and none inside, may be divided as well.
-    A divided loop cannot change any more, so loops are cut and moved before.
+    A divided loop can no longer change, so loops are cut and moved first.
 
     For "temporary" over chunks the handles are those of the iterations that keep sums, that loop
     over the chunks afterwards, and that add; for GPU races those of the iterations that write.

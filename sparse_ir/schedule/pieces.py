@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
 
 def has_rows_to_carry(loop: Loop) -> bool:
-    """Whether a loop is over the elements of all rows, each of which is a reduction."""
+    """Whether a loop is over the elements of all rows, with a reduction per row."""
     node = loop.node
     if not isinstance(node, FusedAxis) or loop.kinds != "SR" or not is_path(node):
         return False

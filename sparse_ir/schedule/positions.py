@@ -32,7 +32,7 @@ Axes below the last one are then below the positions. TTM over the fibers of a t
     with T.sp_iter([I_J, I_J_K, L], "SRS", "ttm") as [ij, k, l]:
         Y[ij, l] = Y[ij, l] + A[ij, k] * B[k, l]
 
-Axes of more levels, such as those of a tensor in CSF, are visited alike, with arrays for the
+Axes of more levels, such as those of a tensor in CSF, are visited the same way, with arrays for the
 coordinates of each level. Levels below a visited one become one: MTTKRP,
 `sp_iter([I, K, L, J], "SRRS")`, has no loop over fibers after `positions(k_l)`::
 
@@ -51,7 +51,7 @@ With rows="blocks" the threads of a block search between the rows where it and t
 a table with a row per block, which `parallelize(.., "block")` adds (TACO's `i_blockStarts`). See
 :mod:`sparsetir.sparse_ir.schedule.block_starts`.
 
-Slots of rows of equal width are counted, over all rows or in each row. Coordinates come by
+Slots of rows of equal width are counted, over all rows or in each row. Rows follow by
 division, and slots that may be padding are guarded. Before, with
 `J = T.sparse_fixed(I, (n, slots), indices)`::
 

@@ -83,7 +83,7 @@ def precompute(
     buffer : str
         Name of a buffer that the iteration writes (a result) or only reads (an operand).
     at : SpIter or SparseIterationRef
-        The innermost of the loops each visit of which has a workspace; an iteration for none.
+        The innermost of the loops around each workspace; an iteration if there are none.
     axes : sequence of SpIter or str
         The axes of the workspace. For a result: all spatial loops inside `at`, of constant extent
         if the scope is "local". For an operand: loops inside `at`, and names of the operand's own

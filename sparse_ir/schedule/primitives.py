@@ -78,7 +78,7 @@ class Primitives:
 def primitive(function: Any = None, *, reorders: bool = False, was: str = "") -> Any:
     """Make a function (func, handles and options) -> (func, output) a method of every Schedule.
 
-    reorders : whether it changes the order of visits of its first handle's iteration, and is to be
+    reorders : whether it changes the order of visits of its first handle's iteration, and is
         refused if a dependence forbids that
     was : its former name; a method of that name warns and forwards to this one
 

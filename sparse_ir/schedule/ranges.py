@@ -5,7 +5,7 @@ Before, where each relation stores some rows::
     with T.sp_iter([R, I, J, K, L], "RSRRS", "rgms") as [r, i, j, k, l]:
 
 After `ranges(i, "ranges", 8)`, the rows of each relation in ranges of about equal work, and those
-of a range in tiles of 8, of which the last may have fewer::
+of a range in tiles of 8; the last tile may have fewer::
 
     I_ranges = T.sparse_fixed(R, (ranges, ranges), I_ids)
     I_tiles = T.dense_variable(I_ranges, (I_count, I_count), I_tile_ptr)
@@ -13,7 +13,7 @@ of a range in tiles of 8, of which the last may have fewer::
     with T.sp_iter([R, I_ranges, I_tiles, T.part(I, I_part), J, K, L], "RSSSRRS", "rgms") as [...]:
         T.sp_iter_attr({"ranges": ["I_ranges"]})
 
-A range is the same rows for all relations, so that different ranges write different elements even
+A range has the same rows for all relations, so that different ranges write different elements even
 if all relations update them: the loop over ranges is free of races, and stage II may move it
 outside that over relations. Where ranges and tiles begin is computed: kernels are called as before.
 """

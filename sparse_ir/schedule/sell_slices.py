@@ -21,15 +21,15 @@ many steps as its longest row has elements, and `T.Select` masks steps past the 
             i_step < I_lengths[i_slice * 16 + i_lane],
             A[I_slots[i_slice, i_step, i_lane]] * B[J_slots[i_slice, i_step, i_lane]], 0.0)
 
-Long rows would differ too much in length. They are an iteration of their own, in vectors of 16
-elements of a row, of which the last ends with the row::
+Long rows would differ too much in length. They have a separate iteration, in vectors of 16
+elements of a row; the last vector ends with the row::
 
     with T.sp_iter([I_long, I_vectors, I_vector_lanes], "SRR", "spmv_long") as [p, u, v]:
         C[I_long_rows[p]] = C[..] + T.Select(
             T.min(I_starts[p] + u * 16, I_ends[p]) + v >= I_starts[p] + u * 16,
             A[T.min(I_starts[p] + u * 16, I_ends[p]) + v] * B[J_at[..]], 0.0)
 
-So are the fewer than 16 rows that fill no slice, one element after the other: `"spmv_left"`. Arrays
+So do the fewer than 16 rows that fill no slice, one element after the other: `"spmv_left"`. Arrays
 of values are unchanged: buffers over rows and columns lie over positions. The arrays that describe
 the slices are computed. `packed` stores values in the order of the slots.
 
@@ -79,8 +79,8 @@ def sell_slices(
     lanes : int
         Rows per slice, and elements per vector of a long row.
     longest, window, filled : int or str
-        Elements from which on a row is long; rows sorted together; the percentage of a slice's
-        slots that long rows must fill. Numbers that are compiled in, or names of computed
+        The least number of elements of a long row; rows sorted together; the percentage of
+        a slice's slots that long rows must fill. Numbers that are compiled in, or names of computed
         parameters, which have these defaults unless the plan overrides them.
 
     Returns

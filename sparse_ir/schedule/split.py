@@ -23,10 +23,10 @@ The last of the outermost loop's tiles may exceed the axis. `tail` selects what 
 "repeat" : coordinates beyond the axis repeat the last one: `at_most(k0 * 64 + k1, feat - 1)`, under
     the condition that they do not. The lowering resolves the condition as for "shift". Loads need
     no guards, whatever the length.
-"exact" : it does not: the length is a multiple of the tile. If it is not constant, that is a
+"exact" : no tile does: the length is a multiple of the tile. If it is not constant, that is a
     promise, which kernels check in each call.
 
-Factors without None give as many tiles whatever the length: `split(k, [2, 16], tail="shift")` has
+Factors without None fix the number of tiles: `split(k, [2, 16], tail="shift")` has
 straight-line code for 16 to 32 coordinates. A length that is not constant is promised to fit.
 """
 
@@ -89,7 +89,7 @@ def split(
         by positions (:mod:`sparsetir.sparse_ir.schedule.split_positions`). Slots of sparse_fixed
         axes are first made a dense axis, as by `positions`.
     factors : sequence of int or None
-        An extent for each new loop, of which the first may be None: as many as are needed; else
+        An extent for each new loop; the first may be None, for as many as are needed. Otherwise
         their product is at least the length, or, with "exact", the length, which is then constant.
     tail : {"guard", "shift", "repeat", "exact"}
         What happens to coordinates beyond the axis: "guard" skips them, with conditions; "shift"

@@ -4,7 +4,7 @@ Before::
 
     with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
 
-After `split(j, [None, 32])`, the elements of each row in tiles of 32, of which a row's last may
+After `split(j, [None, 32])`, the elements of each row in tiles of 32; a row's last tile may
 have fewer::
 
     J_tiles0 = T.dense_variable(I, (J_count0, J_count0), J_ptr0)

@@ -20,7 +20,7 @@ the last step past the end of the row::
 where an element is at T.min(J_ptr[i] + j_step * 32 + j_lane, J_last[i]), so that loads need no
 guards.
 
-`split` by positions makes tiles of the same elements, of which the last is shorter. Here all have a
+`split` by positions makes tiles of the same elements, with a shorter last one. Here all have a
 constant length, which lanes need: with `precompute(.., lanes=[lane])` each has its own accumulator,
 and on a GPU they are threads that load neighbouring elements. Arrays of values are unchanged:
 buffers over rows and columns lie over positions.
@@ -44,7 +44,7 @@ WHO = "strip_mine_rows"
 def strip_mine_rows(
     func: SparseFunc, columns: SpIter, lanes: int
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Visit the elements of each row in steps of so many, side by side.
+    """Visit the elements of each row in steps of a constant number, side by side.
 
     Parameters
     ----------

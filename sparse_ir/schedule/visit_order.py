@@ -60,7 +60,7 @@ from sparsetir.sparse_ir.tir import as_dtype, as_one, size_text, slots_of
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
 
-# Bound of parts, of which more would need gigabytes of offsets, and of visits per tile.
+# Bound of the number of parts (more would need gigabytes of offsets), and of visits per tile.
 MOST = 2**24
 
 
@@ -241,7 +241,7 @@ class VisitOrder:
         return self.func
 
     def init_apart(self) -> list[SparseIteration]:
-        """The init as iterations of its own, to be placed before; also declares their axes."""
+        """The init as separate iterations, to be placed before; also declares their axes."""
         firsts, axes = init_apart(self.func, self.it)
         self.axes.extend(axes)
         return firsts

@@ -291,7 +291,7 @@ def _visit_assign(self: Any, node: doc.Assign) -> None:
 
 
 def _as_update(target: doc.Subscript, value: Any) -> Any:
-    """`X[i] + a - b`, stored to X[i], as the update X[i] + (a - b); products alike."""
+    """`X[i] + a - b`, stored to X[i], as the update X[i] + (a - b); also for products."""
     for first, *more in ((doc.Add, doc.Sub), (doc.Mult,)):
         terms: list[Any] = []
         rest = value
