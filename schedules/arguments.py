@@ -62,7 +62,7 @@ def number(
     least, most : bounds; None for no bound
     power : whether it must be a power of two
     optional : whether it may be None
-    compiled : the value from which on kernels are the same
+    compiled : the value at and above which kernels are the same
     tries : the values that a search tries
     """
     says = {"range": (least, most), "power": power, "optional": optional, "compiled": compiled}

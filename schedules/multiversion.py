@@ -5,8 +5,8 @@ If rows are gathered often, packing some of their features, as many as the L2 ca
 long as all rows::
 
     if nnz >= 28 * n and feat > 64 and (feat + 31) // 32 % threads == 0:
-        for k0 in T.parallel((feat + 31) // 32):        # 32 features at a time, or 64, of which
-            ...                                         # the last begin earlier
+        for k0 in T.parallel((feat + 31) // 32):        # 32 features at a time, or 64;
+            ...                                         # the last tile begins earlier
             B_32[j, k] = B[j, k0 * 32 + k]
             for i in range(m): ...                      # C_32[k] += A[i, j] * B_32[j, k]
     elif nnz * feat < 1048576 and feat <= 64:
@@ -63,12 +63,12 @@ from sparsetir.sparse_ir.value_domains import permutations
 
 T = TypeVar("T")
 
-# Nonzeros per row of B, and features, from which on copying it, or a part, pays.
+# The least nonzeros per row of B, and features, for which copying it, or a part, pays.
 PACK_DEGREE = 28
 PACK_FEATURES = 64
 # Multiplications that take about as long as waking the other threads.
 WORK_OF_THREADS = 1 << 20
-# Bytes per row of a panel; the wider ones if all of them, or those reused soon, are near.
+# Bytes per row of a panel; the wider ones if all rows, or those reused soon, are in cache.
 PANELS = (128, 256)
 
 
@@ -76,7 +76,7 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
     """The default schedule for CPUs, with versions if the program has a suitable shape.
 
     func : a stage-I function
-    work : multiplications from which on other threads are used
+    work : the least multiplications for which other threads are used
 
     Returns stages "I", "II" and "II scheduled". "I" is `func`, or what the versions share.
     """

@@ -40,7 +40,7 @@ class GpuTiled(Tiled):
     coarsen : vectors per thread, `threads` vectors apart
     feat : the feature size as a constant of the kernel, a multiple of `vector`. None: any multiple
         of `tile`, known at run time
-    occupancy : the number of threads that a multiprocessor is to hold, which leaves each 65536 /
+    occupancy : the number of threads that a multiprocessor should hold, which leaves each 65536 /
         occupancy registers. None: nvcc decides, and tends to use few registers and overlap fewer
         loads
     """
@@ -237,7 +237,7 @@ def in_registers(sch: Any, block: Any, vectors: bool) -> None:
 
 
 def occupy(sch: Schedule, config: GpuTiled, threads: int, tag: str = "threadIdx.x") -> None:
-    """Tell nvcc how many blocks of so many threads a multiprocessor is to hold.
+    """Tell nvcc how many blocks of `threads` threads a multiprocessor should hold.
 
     tag : thread tag of the loops to annotate
     """

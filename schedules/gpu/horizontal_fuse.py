@@ -46,7 +46,7 @@ def horizontal_fuse(
         Iterations to fuse, adjacent or not; refused if they cannot be fused. By default every
         maximal run of adjacent iterations that can be fused, without refusals.
     independent : sequence of str
-        Buffers of which each part writes its own elements, and reads none that another one writes.
+        Buffers where each part writes disjoint elements, and reads none that another part writes.
     max_threads : int
         The most threads that a block may have.
 

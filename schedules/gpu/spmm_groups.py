@@ -3,12 +3,12 @@
 Sgap (sections 3 to 7) writes {A per thread, columns, threads that reduce together}:
 
     {x row, c col, 1}      split="rows", work=x : x whole rows
-    {1/g row, c col, r}    split="rows", lanes=g, group=r : every g-th element of a row. Each r of
-                           its threads reduce by shuffles; with r < g these then add atomically
+    {1/g row, c col, r}    split="rows", lanes=g, group=r : every g-th element of a row. Every r
+                           of its threads reduce by shuffles; with r < g these then add atomically
     {g nnz, c col, 1}      split="non-zeros", work=g : g elements, of any rows. Rows in several
                            chunks are updated atomically, other rows are written. If rows are
                            searched for in the kernel, each run of a row is added atomically
-    {1 nnz, c col, r}      split="non-zeros", group=r : one element. Each r neighbours reduce their
+    {1 nnz, c col, r}      split="non-zeros", group=r : one element. Every r neighbours reduce their
                            runs of equal rows by shuffles; the first of a run adds atomically
 
 The c columns of a thread are `coarsen` vectors of `vector` neighbouring ones. In a block, threads
@@ -164,10 +164,10 @@ def apply(sch: Schedule, config: Groups) -> None:
 
         with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
 
-    Rows may store what they reduce over in several levels, as in CSF, without lanes and with one
-    nonzero per thread. Raises ScheduleError for a program of another form, for vectors of more than
-    16 bytes, and for results that are updated atomically if there are no
-    atomics for these.
+    The elements of a row may be stored in several levels, as in CSF, then without lanes and with
+    one nonzero per thread. Raises ScheduleError for a program of another form, for vectors above
+    16 bytes, and for results that are updated atomically if their type has
+    no atomics.
     """
     reduction = row_reduction(sch, "Groups")
     config.check_vector(reduction.dtype)

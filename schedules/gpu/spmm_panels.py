@@ -12,8 +12,8 @@ pattern. `unroll` entries (UFk) are in one straight piece of code.
     atomics=True     Each pattern of each panel belongs to a row of threads (section 3.2.2): more of
                      them, which add to the result atomically. Code is selected by pattern where a
                      block begins, so that all threads of a warp run the same.
-    compact=True     Code is specialised by the number of a pattern's rows, of which there are
-                     `rows`, instead of by its 2**rows - 1 patterns (section 3.5); a table holds
+    compact=True     Code is specialised by the number of a pattern's rows, 1 to `rows`,
+                     instead of by the 2**rows - 1 patterns (section 3.5); a table holds
                      the rows. Sums are in registers for a pattern at a time: without atomics the
                      panel's row of threads itself adds them to the result.
 
@@ -60,7 +60,7 @@ from sparsetir.sparse_ir.schedule import Schedule
 
 MOST_ROWS, MOST_BY_PATTERN = 8, 6  # per panel; 63 loops
 MOST_UNROLLED = 16
-# The share of places that store an element from which on a search tries panels.
+# The least share of places that store an element for which a search tries panels.
 LEAST = 0.05
 
 

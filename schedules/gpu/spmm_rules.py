@@ -19,13 +19,13 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.template import Template, register
 
-# The longest rows dominate on a GPU from this multiple of the mean length on.
+# The least multiple of the mean length for which the longest rows dominate on a GPU.
 UNEVEN = 8
 MAX_K = 10  # more buckets take long to compile
 # Features up to which a nonzero per thread beats hyb if rows are uneven, and the same if there is
 # no hyb, as for batches.
 FEW_FEATURES, FEW_OF_A_BATCH = 2, 8
-# Full blocks and features from which on tensor cores are used.
+# The least size of full blocks, and features, for which tensor cores are used.
 TENSOR_BLOCK, TENSOR_FEATURES = 8, 16
 
 
@@ -41,7 +41,7 @@ def candidates(problem: Spmm, stats: Any, target: Any) -> list[Any]:
     hyb has 2.6 times the mean, that of nonzeros 1.2, and half as many instructions with one
     feature, for as many sectors; with 4 features the sectors are 1.6 times as many, as each is
     added separately. Groups are whole warps: each 32 elements of a long row are one atomic
-    addition. Batches have no hyb, and a row by itself occupies one block for all of its length.
+    addition. Batches have no hyb, and a single row occupies one block for its whole length.
     """
     rows = RowSplit.for_features(stats.feat, _widest(problem))
     configs: list[Any] = [rows]

@@ -13,8 +13,8 @@ complete.
 Any pattern and any size is supported: empty rows of blocks, blocks that exceed the matrix, any
 feature size. All places of a block are multiplied. If a block stores a zero as padding, an
 infinity or NaN in its row of B makes the sums of the block's rows NaN, unlike a missing element:
-padding is assumed to meet finite numbers. So the template is used on request, and for patterns that
-fill their blocks.
+padding is assumed to be multiplied by finite numbers. So the template is used on request, and for
+patterns that fill their blocks.
 """
 
 from __future__ import annotations

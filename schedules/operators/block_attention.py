@@ -35,7 +35,7 @@ from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
-# Bits per word of a block's elements.
+# Bits per word of a block's element mask.
 WORD = 16
 
 
@@ -61,7 +61,7 @@ class BlockAttention(Problem):
 
 
 def is_element(bits: Any, place: Any) -> Any:
-    """The expression that bit `place % 16` of a word of a block's elements is set."""
+    """The expression that bit `place % 16` of a word of a block's element mask is set."""
     return ((T.cast(bits, "int32") >> (place % WORD)) & 1) != 0
 
 

@@ -24,7 +24,7 @@ from sparsetir.sparse_ir.origins import note_origin
 TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2, "float64": 1e-12}
 # Added to these units, as a lower bound for results near zero.
 LEAST_SCALE = 0.1
-# Above so many multiplications results are checked by a projection instead of element by element.
+# Above this many multiplications results are checked by a projection instead of element by element.
 MOST_EXACT = 2**31
 CHUNK = 2**22  # products computed at a time
 # Letters of dimensions as messages word them, if these say more.

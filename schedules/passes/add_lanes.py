@@ -24,8 +24,8 @@ After::
     sums[0:8] = T.Shuffle(...) + T.Shuffle(...)
 
 A block in one loop, over lanes only, reduces one vector. Products, `T.max` and `T.min` are treated
-alike. Extrema expressed by a select remain loops: a select repeats its operands, and TVM's passes
-take seconds on them.
+the same. Extrema expressed by a select remain loops: a select repeats its operands, and TVM's
+passes take seconds on them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parallel loops over rows, in parts of about equal work.
 
-TVM gives each thread equally many visits of a parallel loop, of which those of long rows take
+TVM gives each thread an equal number of visits of a parallel loop, but visits of long rows take
 longer. If the number of elements of a row is a difference of offsets, the offsets give the work
 before a row; the start of a part is found by a search for its share. Before::
 

@@ -12,8 +12,8 @@ After, in a form to which none of its rules apply, and for which LLVM and nvcc e
                           A[i] + A[0] * -1.0)
 
 Differences whose operands read nothing in common are unchanged, and so is a comparison that is the
-only one in its function, under no `not`. What the parser folds, such as `A[i] * 0.0`, cannot be
-restored.
+only one in its function, under no `not`. Expressions that the parser folds, such as `A[i] * 0.0`,
+cannot be restored.
 """
 
 from __future__ import annotations

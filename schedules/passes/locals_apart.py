@@ -32,7 +32,7 @@ from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.tir import block_with, loop_with, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
-# Bytes from which on TVM uses its workspace pool for a buffer; and the most that registers hold.
+# The least bytes of a buffer for which TVM uses its workspace pool; the most that registers hold.
 LARGE, MOST = 1024, 4096
 
 

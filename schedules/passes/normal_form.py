@@ -54,7 +54,7 @@ from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration, loops_of, replaced
 from sparsetir.sparse_ir.tir import dtype_of
 
-ROWS_OF_BLOCKS = 64  # constant loops of at most so many visits stay
+ROWS_OF_BLOCKS = 64  # constant loops of at most this many visits stay
 
 
 def normal_form(func: SparseFunc) -> SparseFunc:

@@ -35,7 +35,7 @@ def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
 
     Before::
 
-    for o, i in T.grid(8, 16):                 # from one loop, over vi: "free"
+        for o, i in T.grid(8, 16):                 # from one loop, over vi: "free"
 
     After `run_in_parallel(sch, o, "parallel")`::
 

@@ -33,7 +33,7 @@ def short_loops(func: tirx.PrimFunc, work: int) -> tirx.PrimFunc:
     """Give parallel loops of one store a version for the calling thread.
 
     func : a stage-III function
-    work : stores from which on other threads are woken
+    work : the least stores for which other threads are woken
     """
 
     sizes = set(func.params)

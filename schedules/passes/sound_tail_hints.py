@@ -1,12 +1,12 @@
 """Restrict `likely` to conditions of tiles that TVM may partition loops by.
 
-TVM partitions a loop by a condition marked as likely: visits for which it holds whatever the inner
-loops visit, and the rest. It computes the end of the first part, and assumes that it is not before
-the start of the loop. It is, if inner tiles are longer than what they are tiles of, and the loop is
-short::
+TVM partitions a loop by a condition marked as likely: the visits where it holds for all inner
+visits, and the rest. It computes the end of the first part, and assumes that it is not before
+the start of the loop. It is before, if inner tiles are longer than the loop they tile, and the loop
+is short::
 
     for k0 in range((n + 1) // 2):
-        for k1, k2 in T.grid(4, 2):              # tiles of 8, of which 2 are visited
+        for k1, k2 in T.grid(4, 2):              # tiles of 8, with 2 visited
             if T.likely(k1 * 2 + k2 <= 1):
                 if T.likely(k0 * 2 + k1 * 2 + k2 <= n - 1):
                     C[k0 * 2 + k1 * 2 + k2] = ..

@@ -1,6 +1,6 @@
 """Specialise code on each value of a coordinate, or of an array's element.
 
-If a loop over few coordinates is over thread blocks, or over more than are to be unrolled, the
+If a loop over few coordinates is over thread blocks, or is too long to unroll, the
 body's expressions of a coordinate are not constant. Before, with `vq` a coordinate below 3::
 
     with T.sblock("spmm0"):

@@ -69,10 +69,10 @@ from sparsetir.sparse_ir.traversal import map_expr
 SHORTER = 4  # lanes of a vector per lane of the shorter one that serves loops which fill none
 ROWS = 4  # rows accumulated in registers at a time
 STRAIGHT = 4  # terms of a sum in such rows as straight-line code
-# Multiple of the cache size from which on operands shared by rows are read in longer pieces, one
-# row after another. (Zen 3, one thread: 1.3 times as fast with 5 MB, 0.6 to 0.9 with 1 to 4 MB.)
+# The least multiple of the cache size for which operands shared by rows are read row by row, in
+# longer pieces. (Zen 3, one thread: 1.3 times as fast with 5 MB, 0.6 to 0.9 with 1 to 4 MB.)
 FAR = 8
-MANY_TERMS = 16  # terms of a block from which on re-reading and writing the result's rows pays
+MANY_TERMS = 16  # the least terms of a block for which rereading and writing result rows pays
 MOST_NESTS = 4  # the most nests of a function with versions by size
 
 
@@ -140,7 +140,7 @@ def size_of_tiles(func: tirx.PrimFunc, bits: int, vectors: int) -> tuple[Any, in
     """The variable by which code for sums in registers differs, and the widest tile.
 
     None if there is no such variable, or if all versions would take long to compile: with many
-    nests, or visits of several steps, each of which then dispatches on the size.
+    nests, or visits of several steps, each dispatches on the size.
     """
     if any(_has_steps(part) for part in top_level(func)):
         return None
@@ -707,7 +707,7 @@ def _gathers(store: Any) -> bool:
 def _vectors_and_rest(
     loop: Any, lanes: int, again: bool, asks: Callable[[Any], list[tirx.Stmt]]
 ) -> tirx.Stmt:
-    """Vectors of so many lanes, and the remainder.
+    """Vectors of `lanes` lanes, and the remainder.
 
     again : whether elements may be stored twice: then the last vector begins earlier, and shorter
         loops use shorter vectors

@@ -27,7 +27,7 @@ The last vector begins earlier, and only adds the remaining terms. Conditions th
 the loop, such as that a slot is not padding, are hoisted around it.
 
 If the loop's extent is a size, such as the features, the loop around it has versions by size:
-straight-line code for few vectors, of which the last one may begin earlier, and a loop for more.
+straight-line code for few vectors, where the last one may begin earlier, and a loop for more.
 For up to 8, several visits of the loop around share the shuffles that reduce their lanes::
 
     if feat == 32: ...
@@ -226,7 +226,7 @@ class _BySize:
 
 
 def _tiles_of(size: int, lanes: int) -> tuple[int, int | None, bool]:
-    """The tiles of a constant size, for vectors of so many lanes."""
+    """The tiles of a constant size, for vectors of `lanes` lanes."""
     if size < FEW:
         return 1, size, True
     if size > STRAIGHT * lanes:

@@ -35,20 +35,21 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.locality import MISSED as FAR
 
 PREFETCH = 8
-# Reads of each row of B by rows of blocks from which on copying its tile pays.
+# The least reads of each row of B by rows of blocks for which copying its tile pays.
 BLOCK_USES = 3
-# Elements of a row from which on tiles may take turns without a copy.
+# The least elements per row for which tiles may take turns without a copy.
 LENGTH_IN_TURN = 8
 # Bytes of a row of B in a copied tile, if rows reused soon are in the L1 cache or all of it is in
 # the L2 cache; else half of that: two cache lines.
 NARROW = 256
-# The share of nonzeros that miss a cache from which on that cache does not help.
+# The least share of nonzeros that miss a cache for which that cache does not help.
 MISSED = 0.25
-# Nonzeros per column from which on a copy pays if B far exceeds the L3 cache.
+# The least nonzeros per column for which a copy pays if B far exceeds the L3 cache.
 PACK_DEGREE_FAR = 12
-# Panels that fit the L3 cache from which on two of them pay, for the fewest features that do.
+# The least number of panels that fit the L3 cache for which two panels pay, for the fewest
+# features where panels pay.
 PANELS_OF_L3 = 4
-# Multiplications from which on a search does not try one thread if there are more.
+# The least multiplications for which a search does not try one of several threads.
 SERIAL_WORK = 1 << 24
 
 
@@ -61,9 +62,9 @@ class Statistics:
     threads : of the CPU
     bytes : per element of B
     longest : elements of the longest row; only used for GPUs
-    block : size of the square blocks of which the pattern consists, all full; 1 if there are none.
+    block : size of the square blocks that make up the pattern, all full; 1 if there are none.
         Used for CPUs, and on GPUs for 16-bit types
-    work_of_threads : multiplications from which on a CPU's other threads are woken
+    work_of_threads : the least multiplications for which a CPU's other threads are woken
     locality : which rows of B are still in a cache when they are reused; None for all or none,
         if B fits or does not. See :meth:`asks_for_locality`
     """
@@ -159,8 +160,8 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
 
     Otherwise a row of B is gathered in one go, all tiles of it, which saves TLB misses: a panel
     brings distant rows together. If B is larger than the L2 cache and a tile of it is not, tiles
-    take turns without a copy, too. (Zen 5, one thread, 512 columns, of which 25 and 10 elements are
-    in a row: 1.2 to 1.38 times as fast with 768 and 1024 features.) Prefetching costs as many
+    take turns without a copy, too. (Zen 5, one thread, 512 columns, rows of 25 and of 10 elements:
+    1.2 to 1.38 times as fast with 768 and 1024 features.) Prefetching costs as many
     instructions as adding two vectors, so it is omitted if gathered rows are in the L2 cache
     anyway.
 
@@ -256,9 +257,8 @@ def block_rows(
     - with masks they take 1.2 to 1.3 times as long if 1 % of the places is empty, 1.7 if 10 % are:
       only full blocks are considered
     - a copy of B's tile takes 0.6 to 0.95 of the time if each of its rows is read 3 times or more,
-    and
-      up to twice the time if it is read once; 16-bit types always have one, which saves converting
-      them to float32 at each use
+      and up to twice the time if it is read once; 16-bit types always have one, which saves
+      converting them to float32 at each use
     """
     bits, registers = vector_registers(target)
     summed = np.dtype(problem.accumulator).itemsize

@@ -17,7 +17,7 @@ from sparsetir.schedules.templates.rgms import TiledRelations
 VECTORS = (1, 2, 4)  # per tile of features, tried by a search
 CACHES = (0.5, 1, 2)  # shares of the cache that rows of the result may use
 GPU_BYTES = 16  # per vector
-# Matrices larger than the pages that a CPU's TLB covers are packed, for so many rows each.
+# Matrices larger than a CPU's TLB covers are packed, if relations have at least this many rows.
 PACKED_BYTES, PACKED_ROWS = 192 << 10, 256
 AHEAD = 12
 
@@ -62,7 +62,7 @@ def choose_rgms(
     threads : of the CPU
     relations : the number of relations with these rows
     blocks : of features, each of `feat_in` and `feat`
-    work_of_threads : multiplications of products from which on other threads are woken
+    work_of_threads : the least multiplications of products for which other threads are woken
     """
     size = 8 if problem.accumulator == "float64" else 4
     packed = feat_in * feat * size >= PACKED_BYTES and nnz_rows >= PACKED_ROWS * relations

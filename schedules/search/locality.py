@@ -1,4 +1,4 @@
-"""Distances between uses of a row of B by a matrix: the misses of a cache of so many rows.
+"""Distances between uses of a row of B by a matrix: the misses of a cache of a number of rows.
 
 Nonzeros per column tell how often a row of B is used, not whether it is still in a cache when it is
 reused: both a mesh and a random graph have tens of them.
@@ -56,7 +56,7 @@ class Locality:
         return Locality(tuple(float(x) for x in misses))
 
     def missed(self, rows: int) -> float:
-        """The share of nonzeros that miss a cache of so many rows."""
+        """The share of nonzeros that miss a cache of this many rows."""
         if rows < 1 << FIRST or not self.misses:
             return 1.0
         return self.misses[min(rows.bit_length() - 1 - FIRST, len(self.misses) - 1)]

@@ -111,7 +111,7 @@ def space_of(
 
     For each top-level iteration, with its name before the choice's:
 
-    vectors, lanes : a tile has so many vectors of so many lanes
+    vectors, lanes : the vectors of a tile, and their lanes
     order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",
         the same with the tile's features of the gathered operand packed
     size : the length of a row as a constant, which kernels check in each call; 0 for any length

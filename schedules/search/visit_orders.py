@@ -8,23 +8,23 @@ from sparsetir.schedules.registers import feature_tile, tasks
 from sparsetir.schedules.targets import l2_bytes
 from sparsetir.schedules.templates.row_tile import RowTile
 
-# Rows from which on no branch predictor remembers their lengths, and the length up to which the end
-# of a row takes a good part of its time.
+# The least rows for which no branch predictor remembers their lengths, and the greatest length for
+# which the end of a row takes a good part of its time.
 ROWS, LENGTH = 8192, 6
 # Multiple of the L2 cache that B may have: beyond it, scattered gathers and writes are slower.
 CACHES = 4
-# Vectors per tile up to which sorted rows pay, and rows that are sorted together.
+# The most vectors per tile for which sorted rows pay, and rows that are sorted together.
 NARROW, WINDOW = 2, 4096
 
-# Elements per row from which on panels have four rows, five and six, else three: by name for CPUs
+# The least elements per row for panels of four, five and six rows, else three: by name for CPUs
 # that were measured with larger panels, and for others.
 ELEMENTS = {"znver5": (64, 100, 200)}
 ELEMENTS_ELSEWHERE = (64, 400)
-# Vectors per tile from which on named CPUs have larger panels than others.
+# The least vectors per tile for which named CPUs have larger panels than others.
 VECTORS = 4
 # Bytes per element and column.
 PLACE = 8
-# Reads of each row of B from which on its copy takes negligible time.
+# The least reads of each row of B for which its copy takes negligible time.
 USES = 8
 
 

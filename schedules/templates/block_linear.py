@@ -28,7 +28,7 @@ MOST_LANES = 16
 class BlockTile(Config):
     """Schedule of a kernel for blocks.
 
-    tile : tokens at a time, of which there must be at least as many; for sums over tokens, columns
+    tile : tokens at a time, at most the number of tokens; for sums over tokens, columns
         of a block at a time, a divisor
     lanes : per vector, a power of two that divides the rows of a block
     parallel : whether to use all threads; waking them takes as long as a small product
@@ -68,7 +68,7 @@ def apply(sch: Schedule, config: BlockTile) -> None:
         with T.sp_iter([IO, JO, TOKEN, JI, II], "SSRSS", "linear_grad_w") as [io, jo, ..]: ...
 
         with T.sp_iter([IO], "S", "linear_grad_w") as [io]:
-    GRAD_Y_ws[t, i0, i1] = ...   # the values of Y for a row of blocks, copied together
+            GRAD_Y_ws[t, i0, i1] = ...   # a copy of the values of Y for a row of blocks
             with T.sp_iter([JO, JI0], "SS", "linear_grad_w_rest") as [jo, ji0]:
                 ...                      # .._start, .._reduce over [TOKEN, JI1, II0, II1]
     """

@@ -1,7 +1,7 @@
 """The register tile of CPU kernels: rows by vectors of features, with accumulators in registers.
 
 All CPU templates use it. Before (stage I), and after in stage II for a tile of two
-vectors of 16 features, for all of which each element is loaded once::
+vectors of 16 features, where each element is loaded once for the tile::
 
     with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
         C[i, k] = C[i, k] + A[i, j] * B[j, k]

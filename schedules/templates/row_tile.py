@@ -42,10 +42,10 @@ from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 MOST_ROWS = 6  # per panel: 63 loops
 MOST_COMPACT = 8
-ROWS_UNPACKED = 4  # from which on values are read by position
+ROWS_UNPACKED = 4  # the least for which values are read by position
 
 # For a search: vectors per tile; rows that are sorted together; the most accumulator vectors of a
-# panel, since more spill; the share of places with an element from which on panels are tried.
+# panel, since more spill; the least share of places with an element for which panels are tried.
 VECTORS = (1, 2, 4, 8, 16)
 WINDOWS = (512, 4096)
 MOST_SUMS = 30

@@ -40,7 +40,7 @@ STORE_COST = 3
 MULTIPLICATIONS = 8
 # The least percentage of slots with an element in a slice of long rows.
 FILLED = 90
-# Elements from which on a row is best summed along itself if slices gather their values.
+# The least elements for which a row is best summed along itself if slices gather their values.
 UNPACKED_LONG = 32
 
 
@@ -49,7 +49,7 @@ class SlicedRows(Config):
     """Schedule of a CPU kernel.
 
     lanes : rows per slice, a power of two
-    long : elements from which on a row is summed along itself, with `packed` unless it fits a
+    long : the least elements for which a row is summed along itself, with `packed` unless it fits a
         slice of rows of similar length; at least `lanes`; not compiled in
     window : rows that are sorted by length together; not compiled in
     blocks : of slices, and of long rows, which are divided among the threads; one runs on the
@@ -80,7 +80,7 @@ class SlicedRows(Config):
     ) -> SlicedRows:  # fmt: skip
         """A good config for a pattern of `nnz` elements in `m` rows.
 
-        work_of_threads : multiplications from which on waking the other threads pays
+        work_of_threads : the least multiplications for which waking the other threads pays
         cache : bytes; operands that fit are not prefetched
         """
         lanes, work = vector_lanes(problem, vector_bits), MULTIPLICATIONS * (nnz + STORE_COST * m)

@@ -74,8 +74,8 @@ def horizontal_fuse(
     func : a scheduled function of stage II or III, whose loops are bound to blocks and threads
     names : a block's name in each nest; the fused nest takes the place of the first of them.
         None: every maximal run of adjacent nests that can be fused, without refusals
-    independent : names of buffers of which each nest writes its own elements, and reads none that
-        another one writes. Otherwise nests are not fused if one accesses what another writes,
+    independent : names of buffers where each nest writes disjoint elements, and reads none that
+        another nest writes. Otherwise nests are not fused if one accesses what another writes,
         unless they only add to it atomically: fused, they run in no particular order. With `names`
         None this does not apply to a nest that only stores beside one that also loads: the first is
         taken for the init of the second. Two buckets of `hyb`, and its column parts, may hold

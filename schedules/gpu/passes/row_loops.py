@@ -127,10 +127,10 @@ def skip_if_empty(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimF
 
 
 def unroll_with_remainder(func: tirx.PrimFunc, iteration: Any, count: int) -> tirx.PrimFunc:
-    """The function with the outermost loop of an iteration's innermost block in whole steps.
+    """Unroll the outermost loop of an iteration's innermost block, with a remainder loop.
 
     The visits of a step are unrolled, so that their loads overlap. For a loop of variable length
-    TVM's `split` guards each visit, and nvcc by itself unrolls a small loop four times. Before::
+    TVM's `split` guards each visit, and nvcc unrolls a small loop four times. Before::
 
         for e in range(n):
             with T.sblock("reduce1"): ...

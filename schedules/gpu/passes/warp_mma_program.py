@@ -75,8 +75,8 @@ def warp_mma_program(
     warps : the most warps; fewer if there are not 16 coordinates for each
     stages : tiles of a loop's copies that are in shared memory at a time, 2 to 4
 
-    Raises ScheduleError, which names the statement, unless each is a product of two factors, of
-    which one may be a tile; a single element; a sum or maximum over each row; or a loop around such
+    Raises ScheduleError, which names the statement, unless each is a product of two factors, one
+    of which may be a tile; a single element; a sum or maximum over each row; or a loop around such
     statements.
     """
     if stages not in (2, 3, 4):
