@@ -112,7 +112,7 @@ def ours(mask: Any) -> Way:
 
 
 def dense(mask: Any) -> Way:
-    """Attention over all scores, of which the mask keeps some."""
+    """Attention that computes all scores and masks some."""
     held = mask.to_dense()
     return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=held)
 

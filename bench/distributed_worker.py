@@ -38,7 +38,7 @@ BLOCK = 4096  # targets of generated graphs that are drawn together
 # Of struct tcp_info, linux/tcp.h: bytes received.
 TCP_INFO_SIZE, BYTES_RECEIVED = 232, 128
 LIBC = ctypes.CDLL(None)
-# The size from which on malloc maps each block by itself and unmaps it when it is freed.
+# The least size for which malloc maps each block separately and unmaps it when it is freed.
 M_MMAP_THRESHOLD, GIVEN_BACK = -3, 128 << 10
 
 
@@ -67,9 +67,9 @@ def exchanged(kind: str, features: int, hidden: int) -> int:
 
 
 def generated(nodes: int, degree: int, far: float, part: int, parts: int) -> Tensor:
-    """(2, E) edges of a part of the targets: `degree` each, near ones except for a share of `far`.
+    """(2, E) edges of a part of the targets: `degree` each, nearby except for a share of `far`.
 
-    The same graph for any number of parts, none of which needs the others.
+    The graph is the same for any number of parts; no part needs the others.
     """
     blocks = -(-nodes // BLOCK)
     drawn = []

@@ -37,7 +37,7 @@ from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.registry import template_of
 
-# Columns by what they count in SASS; the last are for tensor cores: products by the types of
+# Columns, with the SASS opcodes each counts; the last for tensor cores: products by the types of
 # factors, loads of matrices from shared memory, asynchronous copies.
 OPCODES = {
     "FFMA": r"\bFFMA\b",

@@ -117,7 +117,7 @@ def measure(graph: Graph, feat: int, ways: tuple[str, ...], device: Device) -> d
 
 
 class Model(torch.nn.Module):
-    """Two layers, the first of which has rows of weights for nodes."""
+    """Two layers; the weights of the first have a row per node."""
 
     def __init__(self, way: str, graph: Graph) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ def generate(law: Law, seed: int = 0) -> Any:
 
 
 def _stubs(degree: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Nodes in random order, each as often as its degree."""
+    """Nodes in random order, each repeated degree times."""
     # Hubs are random too, otherwise rows and columns of a directed graph would have the same ones.
     return rng.permutation(np.repeat(rng.permutation(len(degree)), degree))
 

@@ -139,7 +139,7 @@ class Pattern:
 
     @cached_property
     def full_block(self) -> int:
-        """The size of the largest square blocks of which a matrix consists, or 1.
+        """The size of the largest square blocks that make up a matrix, or 1.
 
         A power of two up to `LARGEST_BLOCK`. Rows of different lengths, which most patterns have,
         rule out blocks at once; elements are only inspected otherwise.

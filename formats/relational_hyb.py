@@ -35,7 +35,7 @@ class RelationalHyb(Format):
     k : int
         The last bucket, of 2^k slots.
     rows : int, optional
-        The pieces of rows of a bucket form tiles of so many rows, each of one relation, whose last
+        The pieces of rows of a bucket form tiles of `rows` rows, each of one relation, whose last
         tile is padded with rows of number -1, which are not visited. The outer axis is then over
         tiles, and holds the relation of each. None: no tiles.
 

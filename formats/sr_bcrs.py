@@ -20,7 +20,7 @@ from sparsetir.sparse_ir.index_arrays import distinct, starts
 class SRBCRS(Format):
     """Nonempty tiles of `t` rows by one column, in groups of `g`.
 
-    When to use: elements are scattered, as in unstructured pruned weights, and Tensor Cores are to
+    When to use: elements are scattered, as in unstructured pruned weights, and Tensor Cores should
     multiply them. At least 1 in `t` slots of a stored tile holds an element, where BSR of t by t
     may have 1 in t * t.
 

@@ -47,7 +47,7 @@ class Gpu:
     """An NVIDIA GPU instead of the processes of peers; see :class:`bench.run.Processes`.
 
     torch : with a CUDA device
-    rounds, calls : in each round every way has a turn of so many calls
+    rounds, calls : in each round every way has a turn of `calls` calls
     """
 
     def __init__(self, torch: Any, args: argparse.Namespace) -> None:

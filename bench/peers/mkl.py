@@ -15,7 +15,7 @@ import numpy as np
 NOT_TRANSPOSED, GENERAL, ROW_MAJOR, ZERO_BASED = 10, 20, 101, 0
 CALLS = 1000  # the hint for the expected number of calls
 VALUES_OF_PATTERN, PATTERN_ALONE = 92, 93  # stages of a sparse product
-# MKL's libraries, of which it selects one by CPU, in words.
+# MKL's libraries, one of which it selects by CPU, in words.
 CODES = {"def": "generic code", "mc3": "SSE4 code", "avx2": "AVX2 code", "avx512": "AVX-512 code"}
 CODES["avx10"] = "AVX10 code"
 MAPS = Path("/proc/self/maps")

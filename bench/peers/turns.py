@@ -1,4 +1,4 @@
-"""Peers that take turns: processes of which one runs at a time, while the others are stopped."""
+"""Peers that take turns: one process runs at a time, while the others are stopped."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Outcome(dict[str, dict[str, Any]]):
         return not problem
 
     def add(self, peer: str, variants: dict[str, dict[str, float]]) -> None:
-        """Record the times of the ways of a peer, the fastest of which counts."""
+        """Record the times of the ways of a peer; the fastest way counts."""
         best = min(variants, key=lambda v: variants[v]["min"])
         self["peers"][peer] |= {**variants[best], "variant": best, "variants": variants}
 
