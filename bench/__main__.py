@@ -1,4 +1,4 @@
-"""Command line: `python -m bench run` and other commands, which `--help` lists.
+"""Command line: `python -m bench run` and other commands, listed by `--help`.
 
 `sparsetir bench` is the same.
 """
@@ -18,19 +18,19 @@ from sparsetir.data.graphs import KINDS, GraphError
 from sparsetir.machine import this_machine
 from sparsetir.tuning.process import THREADS
 
-os.environ.setdefault("SPARSETIR_KERNELS", "")  # times of compilation are of kernels compiled here
+os.environ.setdefault("SPARSETIR_KERNELS", "")  # compile times are of kernels compiled here
 RESULTS = Path("bench/results")
 GRAPHS = (
     f"A graph is {KINDS}; ':T' behind it transposes; or random, by size: synthetic:cora, ppi, .."
 )
 DTYPES = ("float32", "float16", "bfloat16")
-# Of commands that are not in a module of their name.
+# Commands that are not in a module of their name.
 MODULES = {"calls": "checkouts", "new_edges": "checkouts"}
 Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def option(*names: str, **options: Any) -> Option:
-    """An option of a command, as `add_argument` takes it."""
+    """An option of a command, in the form of `add_argument`."""
     return names, options
 
 
@@ -44,12 +44,12 @@ def number(name: str, default: Any = None, text: str = "", kind: Any = int, **mo
 
 
 def some(name: str, default: Any = None, text: str = "", **more: Any) -> Option:
-    """Any number of values."""
+    """An option with any number of values."""
     return option(name, nargs=more.pop("nargs", "+"), default=default, help=text, **more)
 
 
 def one_of(module: str, table: str) -> Callable[[str], str]:
-    """A check of a word: a key of a module's table, which is imported where there is a word."""
+    """A check of a word: it must be a key of a module's table, imported only if there is a word."""
 
     def check(text: str) -> str:
         names = getattr(importlib.import_module(module), table)
@@ -86,7 +86,7 @@ def seconds(default: float, of: str) -> Option:
     return number("--seconds", default, f"of {of}", float)
 
 
-# By name: what it is, its own options, and the threads of this process (None: an option).
+# By name: description, own options, and the threads of this process (None: an option).
 COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
     "run": ("operators, beside their peers", (
         some("--op", ["spmm"], "default: spmm", type=OPERATORS, metavar="OP"),
@@ -190,7 +190,7 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     common.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
     add_modules(common)
     for name, (text, options, threads) in COMMANDS.items():
-        parents = [] if name == "judge" else [common]  # which measures nothing
+        parents = [] if name == "judge" else [common]  # judge measures nothing
         command = commands.add_parser(name, parents=parents, help=text)
         for names, keywords in options:
             command.add_argument(*names, **keywords)
@@ -200,7 +200,7 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
 
 
 def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
-    """run_as : module and words before `words` that lead here, where it is not this module"""
+    """Run a command; run_as : module and words before `words` that lead here, if not this module"""
     words = sys.argv[1:] if words is None else words
     commands = parser(" ".join(run_as) or "python -m bench")
     try:
@@ -213,7 +213,7 @@ def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
         args.threads = threads = getattr(args, "threads", None) or len(this_machine().cpus)
     wanted = {name: str(threads) for name in THREADS}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
-        # Libraries that are loaded by now have read others.
+        # Libraries loaded by now have read other values.
         command = [sys.executable, "-m", *(run_as or ("bench",)), *words]
         sys.stdout.flush()
         os.execve(sys.executable, command, {**os.environ, **wanted})

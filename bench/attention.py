@@ -1,4 +1,4 @@
-"""Sparse attention, beside torch's dense attention with the mask and its FlexAttention.
+"""Sparse attention, beside torch's dense attention with the mask and FlexAttention.
 
 As in figure 16 of the SparseTIR paper; on a GPU also torch's attention over BSR.
 """
@@ -21,7 +21,7 @@ from sparsetir import masks, ops
 OURS, DENSE, FLEX, BSR = "sparsetir", "dense", "flex", "torch bsr"
 PEERS = {"cpu": (DENSE, FLEX), "cuda": (DENSE, FLEX, BSR)}
 DTYPES = {"cpu": ("float32",), "cuda": ("bfloat16", "float16")}
-# Operands are rounded, and weights, which add up to one.
+# Operands are rounded, and so are weights, which sum to one.
 CLOSE = {"bfloat16": 4e-2, "float16": 1e-2, "float32": 1e-4}
 LENGTH, HEADS, HEAD_SIZE, WIDTH, BLOCK = 4096, 12, 64, 256, 64
 # Block sizes of FlexAttention, whose default is 128.
@@ -46,8 +46,8 @@ def one_digit(i: Any, j: Any) -> Any:
 
 
 def rule(name: str, mask: Any) -> Callable[..., Any]:
-    """A mask as FlexAttention takes it: a function of positions."""
-    if name == "bigbird":  # which has no formula
+    """A mask in FlexAttention's form: a function of positions."""
+    if name == "bigbird":  # it has no formula
         table = mask.to_dense()[::BLOCK, ::BLOCK].contiguous()
         return lambda b, h, i, j: table[i // BLOCK, j // BLOCK]
     return {
@@ -91,12 +91,12 @@ def measure(
 
 
 def makers(name: str, mask: Any, dtype: str, peers: tuple[str, ...], device: Device) -> Makers:
-    """The makers of ways, by name."""
+    """The constructors of ways, by name."""
     out: dict[str, Callable[[], Way]] = {OURS: lambda: ours(mask)}
     if DENSE in peers:
         out[DENSE] = lambda: dense(mask)
     if FLEX in peers:
-        torch._dynamo.reset()  # which compiles one function only so many times
+        torch._dynamo.reset()  # it compiles one function only a limited number of times
         for block in FLEX_BLOCKS:
             out[f"{FLEX} {block}"] = lambda block=block: flex(
                 rule(name, mask), mask.shape[0], block, device.name
@@ -112,13 +112,13 @@ def ours(mask: Any) -> Way:
 
 
 def dense(mask: Any) -> Way:
-    """Attention over all scores, some of which the mask keeps."""
+    """Attention that computes all scores and masks some."""
     held = mask.to_dense()
     return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=held)
 
 
 def flex(holds: Callable[..., Any], length: int, block: int, device: str = "cpu") -> Way:
-    """Compiled FlexAttention with a mask; its blocks are made beforehand."""
+    """Compiled FlexAttention with a mask; its blocks are computed beforehand."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     blocks = create_block_mask(holds, None, None, length, length, device, BLOCK_SIZE=block)
@@ -127,7 +127,7 @@ def flex(holds: Callable[..., Any], length: int, block: int, device: str = "cpu"
 
 
 def torch_bsr(mask: Any, dtype: str) -> Way:
-    """Attention over blocks as torch has it in Triton, for blocks whose elements are all there."""
+    """Torch's Triton attention over blocks, for blocks without missing elements."""
     from torch.sparse import _triton_ops
 
     function: Any = _triton_ops._scaled_dot_product_attention

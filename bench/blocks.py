@@ -1,7 +1,7 @@
 """Products with pruned weights, beside torch's dense, BSR and CSR ones (SparseTIR, section 4.3.2).
 
 On a CPU one weight in blocks, in three types; on a GPU many: pruned in blocks, in pieces of columns
-and one by one, by tensor cores and, one by one, in panels of rows.
+and individually, on tensor cores and, individually, in panels of rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK, DENSE = 32, "torch dense"
 OURS = "sparsetir BSR"
 TYPES = {"cpu": ("float32", "float16", "bfloat16"), "cuda": ("float16", "bfloat16")}
 SIZES, FEATURES = (1024, 2048, 4096), (512, 128, 1024)
-SPARSITY = (0.9, 0.8, 0.95, 0.7, 0.98, 0.5)  # the first say most, should time run out
+SPARSITY = (0.9, 0.8, 0.95, 0.7, 0.98, 0.5)  # the most informative first, should time run out
 CLOSE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 
 
@@ -39,8 +39,8 @@ CLOSE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 class Kind:
     """A kind of pruning, and formats that suit it.
 
-    tile : rows and columns of what was kept or pruned together
-    empty : share of rows of blocks that keep nothing
+    tile : rows and columns that are kept or pruned together
+    empty : share of rows of blocks that are empty
     """
 
     tile: tuple[int, int]
@@ -48,8 +48,8 @@ class Kind:
     empty: float = 0.0
 
 
-# By what papers prune: blocks (movement pruning leaves rows of them empty: SparseTIR, section
-# 4.3.2), pieces of columns, single weights. SR-BCRS of the last has places for what is not there.
+# As pruned in papers: blocks (movement pruning leaves rows of them empty: SparseTIR, section
+# 4.3.2), pieces of columns, single weights. SR-BCRS of the last has slots without a weight.
 KINDS = {
     "blocks": Kind((BLOCK, BLOCK), (BSR(BLOCK, BLOCK), BSR(16, 16), SRBCRS(16, 32))),
     "rows of blocks": Kind((BLOCK, BLOCK), (DBSR(BLOCK, BLOCK), BSR(BLOCK, BLOCK)), 0.5),
@@ -84,7 +84,7 @@ def weight(kind: Kind, size: int, sparsity: float, seed: int = 0) -> sp.csr_arra
 
 
 def cases(device: Device, quick: bool) -> Iterator[Case]:
-    """Cases: one weight on a CPU; on a GPU all of them, the most telling first."""
+    """Cases: one weight on a CPU; on a GPU all of them, the most informative first."""
     kinds, sizes, features, shares = KINDS, SIZES, FEATURES, SPARSITY
     if device.turns is None:
         kinds, sizes, features, shares = ("blocks",), SIZES[:1], FEATURES[:1], SPARSITY[:1]
@@ -126,7 +126,7 @@ def measure(case: Case, device: Device) -> dict[str, Any]:
 
 
 def makers(case: Case, matrix: Any, dense: Any, device: Device) -> dict[str, Callable[[], Way]]:
-    """Ways by name; all write into a given array, as far as torch lets them."""
+    """Ways by name; all write into a given array, as far as torch supports that."""
 
     def ours(**options: Any) -> Way:
         how = {"dtype": case.dtype, "target": device.kernels, **options}
@@ -135,7 +135,7 @@ def makers(case: Case, matrix: Any, dense: Any, device: Device) -> dict[str, Cal
 
     def elements() -> Way:
         wanted = request("spmm", matrix, case.feat, dtype=case.dtype)
-        # As of a matrix that is made of no blocks.
+        # The config for a matrix that does not consist of blocks.
         single = replace(wanted.statistics, block=1)
         return ours(config=choose(wanted.problem, single, wanted.target))
 
@@ -153,7 +153,7 @@ def makers(case: Case, matrix: Any, dense: Any, device: Device) -> dict[str, Cal
             config = PanelThreads.for_features(case.feat, case.dtype, atomics=atomics)
             name = "panels, atomics" if atomics else "panels"
             ways[f"sparsetir {name}"] = partial(ours, config=config)
-    if device.turns or case.dtype != "float16":  # which takes torch seconds on most CPUs
+    if device.turns or case.dtype != "float16":  # it takes torch seconds on most CPUs
         ways[DENSE] = lambda: lambda b, out: torch.mm(dense, b, out=out)
     ways["torch CSR"] = lambda: torchs(dense.to_sparse_csr())
     if kind.tile[1] > 1:
@@ -162,7 +162,7 @@ def makers(case: Case, matrix: Any, dense: Any, device: Device) -> dict[str, Cal
 
 
 def show(cells: list[dict[str, Any]], threads: int) -> None:
-    """Tables of times, and of how many times as long as the best of ours others take."""
+    """Tables of times, and of their ratios to the best of ours."""
     gpu = len({c["size"] for c in cells}) > 1 or len({c["kind"] for c in cells}) > 1
     form = Form(1e6, 1, "median" if gpu else "min")
     about: dict[str, Any] = {k: lambda c, k=k: c[k] for k in ("kind", "size", "dtype", "feat")}

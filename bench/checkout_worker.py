@@ -1,8 +1,8 @@
 """A process that times calls or steps: `calls SECONDS`, or `new_edges SECONDS THREADS`.
 
-It runs with any version of the package that is first on the path, so of `bench` it imports clocks
-alone; parts that a version does not have are left out. It prints JSON. Calls are of products of a
-64 x 64 matrix with 5 % of its places and 32 features, on one thread; steps of layers of PyG's and
+It runs with whichever version of the package is first on the path, so it only imports clocks from
+`bench`; parts that a version lacks are left out. It prints JSON. Calls are products of a 64 x 64
+matrix with 5 % of its elements and 32 features, on one thread; steps are of layers of PyG's and
 ours.
 """
 
@@ -32,7 +32,7 @@ Found = dict[str, dict[str, dict[str, float]]]  # by group and name
 
 Calls = dict[str, Callable[[], Any]]
 SIZE, FEAT, DENSITY = 64, 32, 0.05
-BATCH = 100e-6  # seconds of calls that are timed together: short, as others may use the machine
+BATCH = 100e-6  # seconds of calls timed together: short, as other work may interrupt
 
 
 class _NoOp(torch.autograd.Function):
@@ -111,7 +111,7 @@ def calls() -> dict[str, Calls]:
 
 
 def warm(call: Callable[[], Any]) -> Step:
-    """Seconds of a call among as many in a row as take `BATCH`."""
+    """Seconds per call among as many consecutive ones as take `BATCH`."""
     twenty = timed(lambda: [call() for _ in range(20)])()
     count = max(1, min(50, round(20 * BATCH / twenty)))
     batch = timed(lambda: [call() for _ in range(count)])
@@ -124,7 +124,7 @@ def warm(call: Callable[[], Any]) -> Step:
 
 
 def of_calls(seconds: float) -> Found:
-    """All calls by group, in turns."""
+    """Times of all calls by group, in turns."""
     warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
     torch.set_num_threads(1)
     groups = calls()
@@ -139,11 +139,11 @@ def of_calls(seconds: float) -> Found:
 NODES, SIZES = 2_000, (10_000, 100_000)  # edges that are new in each step
 FEATURES = 32
 WARM_UP = 200  # steps after which no kernel is new
-BRIEF = 1.0  # seconds below which it is only shown that all runs
+BRIEF = 1.0  # seconds below which the run only checks that everything works
 
 
 def steps(nnz: int, kinds: tuple[str, ...]) -> Iterator[tuple[str, Step]]:
-    """Steps of a layer on edges that are new in each, by ways; of SAGE on known ones, too."""
+    """Steps of a layer on edges that are new in each, by way; for SAGE also on known ones."""
     import torch_geometric.nn as pyg
 
     from sparsetir import nn

@@ -1,4 +1,4 @@
-"""Calls beside their kernel, and layers on new edges: of this checkout, and of another in turns."""
+"""Calls beside their kernel, and layers on new edges: of this checkout, and another in turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNITS = {"calls": ("us", 1e6), "new_edges": ("ms", 1e3)}
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the file: by checkout, and of new edges by number of threads."""
+    """Write the file: by checkout, and for new edges by number of threads."""
     before = {} if args.before is None else {"before": args.before.resolve()}
     trees, times = {**before, "now": ROOT}, {}
     turns = 1 if args.quick else 2 if args.command == "new_edges" else 4
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def in_turns(trees: Mapping[str, Path], turns: int, words: Sequence[str]) -> dict[str, Any]:
-    """The times that `turns` processes of each checkout find together, by its name."""
+    """The merged times of `turns` processes of each checkout, by its name."""
     times: dict[str, Any] = {name: {} for name in trees}
     for turn in range(turns):
         for name, root in trees.items():
@@ -62,7 +62,7 @@ def in_turns(trees: Mapping[str, Path], turns: int, words: Sequence[str]) -> dic
 
 
 def merge(total: dict[str, Any], more: dict[str, Any]) -> None:
-    """Add a turn: the least of the minima, and the least median, that of the quietest turn."""
+    """Merge a turn: the least of the minima, and the least median, that of the quietest turn."""
     for group, times in more.items():
         for name, new in times.items():
             old = total.setdefault(group, {}).get(name, new)

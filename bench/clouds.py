@@ -10,10 +10,10 @@ import torch
 
 from sparsetir.nn import SparseConv3d, SparseConvTranspose3d, SparsePoints
 
-VOXEL = 0.05  # metres, as MinkowskiNet on SemanticKITTI has it
+VOXEL = 0.05  # metres, as for MinkowskiNet on SemanticKITTI
 BEAMS, TURNS = 64, 2000
-# What each level of the net computes: convolutions of 3 at its points, from and to so many
-# channels; the levels are 1, 2, 4, 8 and 16 voxels apart.
+# The convolutions of size 3 at each level's points, by channels in and out; the levels are 1, 2, 4,
+# 8 and 16 voxels apart.
 AT_POINTS = (
     ((4, 32), (32, 32), (128, 96), (96, 96)),
     ((32, 32), (128, 96), (96, 96)),
@@ -21,7 +21,7 @@ AT_POINTS = (
     ((64, 128), (128, 128), (384, 256), (256, 256)),
     ((128, 256), (256, 256)),
 )
-# Convolutions of 2 with stride 2 from each level, and back onto it.
+# Convolutions of size 2 with stride 2 from each level, and back onto it.
 DOWN, UP = (32, 32, 64, 128), ((96, 96), (128, 96), (256, 128), (256, 256))
 
 
@@ -39,7 +39,7 @@ class Layer(NamedTuple):
 
 
 def scene(seed: int = 0, beams: int = BEAMS, turns: int = TURNS) -> np.ndarray:
-    """(n, 3) integers: voxels of what a lidar sees on a plain with boxes on it."""
+    """(n, 3) integers: voxels that a lidar sees on a plain with boxes on it."""
     rng = np.random.default_rng(seed)
     around = np.linspace(0, 2 * np.pi, turns, endpoint=False)[None]
     down = np.deg2rad(np.linspace(-24.8, 2, beams))[:, None]
@@ -53,7 +53,7 @@ def scene(seed: int = 0, beams: int = BEAMS, turns: int = TURNS) -> np.ndarray:
             low = np.append(middle - half, -height).astype(np.float32)
             high = np.append(middle + half, rng.uniform(-0.5, 4)).astype(np.float32)
             if (low[:2] < 2).all() and (high[:2] > -2).all():
-                continue  # the lidar would stand in it
+                continue  # the lidar would be inside it
             ends = np.sort([low / ways, high / ways], axis=0)
             first, last = ends[0].max(1), ends[1].min(1)
             reach = np.where((first > 0) & (first < last), np.minimum(reach, first), reach)
@@ -64,7 +64,7 @@ def scene(seed: int = 0, beams: int = BEAMS, turns: int = TURNS) -> np.ndarray:
 
 
 def layers(places: np.ndarray, dtype: torch.dtype, seed: int = 0) -> Iterator[Layer]:
-    """Every layer of another size or on other points, on voxels (n, 3)."""
+    """Every layer of distinct size or points, on voxels (n, 3)."""
     torch.manual_seed(seed)
 
     def features(x: SparsePoints, channels: int) -> SparsePoints:

@@ -1,4 +1,4 @@
-"""Times from a program's text to each stage and a kernel; `calls` has those of calls."""
+"""Times from a program's text to each stage and a kernel; for calls see `calls`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def steps(program: Any, seconds: float) -> dict[str, dict[str, float]]:
-    """Seconds from the text to each stage, of a new function each time."""
+    """Seconds from the text to each stage, with a new function each time."""
     target, first = host_target(), partial(sparsetir.from_source, program.script())
 
     def second() -> Any:

@@ -1,4 +1,4 @@
-"""Training on several processes: losses, bytes, memory and time, and a model of more of them."""
+"""Training on several processes: losses, bytes, memory and time, and a model for more of them."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from sparsetir.data.graphs import graph_name
 from sparsetir.tuning.process import THREADS
 
 GENERATED = {"nodes": 100_000, "degree": 10, "far": 0.1}
-LARGE = {"nodes": 100e6, "degree": 16, "far": 0.05, "near": 50}  # of the model alone
+LARGE = {"nodes": 100e6, "degree": 16, "far": 0.05, "near": 50}  # only for the model
 MACHINES = [2**i for i in range(1, 11)]
-SECONDS = 600  # for a run
-# How many times as much losses may differ as they do in one process between orders of the nodes,
-# which add up the same numbers and round them otherwise: of a few orders, not the worst there is.
+SECONDS = 600  # limit of a run
+# Losses may differ by this multiple of their differences in one process between orders of the
+# nodes, which sum the same numbers with other rounding: from a few orders, not the worst case.
 TIMES = 4
 HIDDEN = 64  # features
-DIFFERENT = 1e-5  # by how much losses may differ, relative, beside what rounding does
-# The peak resident size over that of one process, by this one's part, and the rows that come.
+DIFFERENT = 1e-5  # the relative difference of losses allowed besides rounding
+# The peak resident size over that of one process, by this one's share, and the incoming rows.
 RATIO = "memory / share and halo"
 RATIOS = ("bytes sent / needed", "bytes that came / needed", RATIO)
-# Of what processes say: what they have together, the most of one, and each of them.
+# Of the processes' figures: sums, the largest, and each process's.
 TOTAL = ("bytes needed", "bytes sent", "bytes that came")
 MOST = ("epoch", "split")
 EACH = ("own", "nnz", "halo", "memory")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the file; status 1 where losses differ."""
+    """Write the file; status 1 if losses differ."""
     cells: list[dict[str, Any]] = []
     results: dict[str, Any] = {"cells": cells, "stated": {k: list(v) for k, v in NETWORKS.items()}}
     about = where(args)
     for graph, model in product(args.graph or ["cora"], args.model):
         cells.append(cell_of(graph, model, args))
         results["large"] = large(cells)
-        write(args.out, "distributed", about, results, quiet=True)  # as far as it is
+        write(args.out, "distributed", about, results, quiet=True)  # the results so far
     show(results, about["cores"])
     wrong = [c["graph"] for c in cells if c["difference"] > DIFFERENT + TIMES * c["rounding"]]
     finish(args, "distributed", results)
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def cell_of(graph: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Runs of one problem by each number of processes, and what follows from them."""
+    """Runs of one problem for each number of processes, and the derived figures."""
     synthetic = graph == "generated"
     spec: dict[str, Any] = {"graph": graph, "model": model, "order": 0, "hidden": HIDDEN}
     spec |= {"nodes": 0, **(GENERATED if synthetic else {})}
@@ -91,7 +91,7 @@ def cell_of(graph: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def launch(spec: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """Run processes, and give what each measured; SystemExit where one fails."""
+    """Run processes, and return the measurements of each; SystemExit if one fails."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec))
@@ -121,9 +121,9 @@ def summary(parts: list[dict[str, Any]], one: list[dict[str, Any]] | None) -> di
 
 
 def share_and_halo(process: dict[str, Any], one: dict[str, Any]) -> float:
-    """Bytes of one process, by this one's part of nodes and edges, and the incoming rows once.
+    """Memory of one process for this one's share of nodes and edges, and the incoming rows once.
 
-    By parts: of features by nodes, of the rest by edges.
+    By share: features by nodes, the rest by edges.
     """
     row = one["bytes"] * one["features"]
     rest = max(0, one["memory"] - row * one["nodes"])
@@ -138,7 +138,7 @@ def local_speeds(cell: dict[str, Any]) -> Local:
     """Speeds of one process: its epoch by edges and nodes."""
     one, two = cell["runs"][1], cell["runs"].get(2)
     split, took = one["split"], one["epoch"]["min"]
-    # Without the profiler's part.
+    # Without the profiler's overhead.
     products = took * (split["local product"] + split["remote product"]) / split["epoch, profiled"]
     constant = min(one["epoch of a small graph"], took)
     per_packed = 0.0
@@ -149,14 +149,14 @@ def local_speeds(cell: dict[str, Any]) -> Local:
 
 
 def numbers_of(cell: dict[str, Any]) -> tuple[int, int]:
-    """Numbers of a row that are exchanged, and of weights."""
+    """Numbers exchanged per row, and numbers of weights."""
     from bench.distributed_worker import exchanged
 
     return exchanged(cell["model"], cell["features"], cell["hidden"]), cell["weights"]
 
 
 def modelled(cell: dict[str, Any]) -> dict[str, Any]:
-    """Compare the model with what was measured here."""
+    """Compare the model with the measurements."""
     local, numbers, check = local_speeds(cell), numbers_of(cell), {}
     for size, each in cell["runs"].items():
         if size == 1:
@@ -175,7 +175,7 @@ def modelled(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """A graph that one machine cannot hold, by the speeds of the largest that was measured."""
+    """A graph that one machine cannot hold, at the speeds of the largest measured one."""
     modelled_cells = [c for c in cells if "model of time" in c]
     if not modelled_cells:
         return None
@@ -190,7 +190,7 @@ def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
     return times
 
 
-# -- what is shown --------------------------------------------------------------------------------
+# -- tables ---------------------------------------------------------------------------------------
 
 
 def show(results: dict[str, Any], cores: int) -> None:

@@ -1,4 +1,4 @@
-"""A model of an epoch's time on many machines, by local speeds and a network's figures."""
+"""A model of an epoch's time on many machines, from local speeds and a network's figures."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 
 class Network(NamedTuple):
-    """Seconds that a message takes at least, and bytes a second into a machine."""
+    """The least seconds of a message, and bytes per second into a machine."""
 
     latency: float
     speed: float
 
 
-# Figures that are stated, not measured: of Ethernet with TCP, and of a faster one.
+# Assumed figures, not measured: of Ethernet with TCP, and of a faster network.
 NETWORKS = {"10 Gbit/s, 50 us": Network(50e-6, 1.25e9), "100 Gbit/s, 10 us": Network(10e-6, 12.5e9)}
 
 
 class Local(NamedTuple):
-    """Seconds of one process: for an edge, for a node, and for each row that is packed or added.
+    """Seconds of one process: per edge, per node, and per row that is packed or added.
 
-    per_epoch : whatever the sizes: Python, the optimizer
+    per_epoch : independent of sizes: Python, the optimizer
     """
 
     per_edge: float
@@ -51,25 +51,25 @@ def epoch(
 ) -> dict[str, float]:
     """Seconds of an epoch.
 
-    numbers : that are exchanged for each row of a halo, there and back, of 4 bytes
+    numbers : numbers exchanged per row of a halo, there and back, of 4 bytes
     weights : numbers whose gradients are reduced, in a ring
-    exchanges : of rows; each waits for the slowest message, and messages to other processes begin
-        one after the other, on a machine's own time
-    crowding : processes for each core
+    exchanges : of rows; each waits for the slowest message, and messages to other processes are
+        started one after the other, on a machine's own time
+    crowding : processes per core
 
-    Edges between own nodes are multiplied while rows are under way; the rest follows.
+    Edges between own nodes are multiplied while rows are in transit; the rest follows.
     """
     if processes == 1:
         alone = share.nnz * local.per_edge + share.own * local.per_node + local.per_epoch
         return {"compute": alone, "exchange": 0.0, "hidden": 0.0, "reduce": 0.0, "epoch": alone}
     edges = share.nnz * local.per_edge * crowding
     others = (share.own * local.per_node + share.halo * local.per_packed) * crowding
-    per_message = network.latency / 10  # to begin one, beside the way of the first
+    per_message = network.latency / 10  # to start one, besides the transit of the first
     sending = exchanges * (network.latency + (processes - 2) * per_message)
     exchange = sending + 4 * numbers * share.halo / network.speed
     hidden = min(exchange, (1 - share.far) * edges)
     ring = 2 * (processes - 1)
-    # Of the weights, and of the loss, which is one number.
+    # For the weights, and for the loss, which is one number.
     reduce = 2 * ring * network.latency + 4 * weights * ring / processes / network.speed
     total = edges + others + local.per_epoch * crowding + exchange - hidden + reduce
     compute = edges + others + local.per_epoch * crowding

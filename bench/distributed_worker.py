@@ -1,4 +1,4 @@
-"""A process of `bench distributed`: trains on its part of a graph, and says what it took.
+"""A process of `bench distributed`: trains on its part of a graph, and reports its costs.
 
 torchrun --nproc-per-node 2 -m bench.distributed_worker SPEC.json FOLDER
 """
@@ -32,13 +32,13 @@ from sparsetir.distributed import DistGraph, mean
 from sparsetir.ops import clear_cache
 
 CLASSES, FEATURES, HEADS = 7, 128, 4
-SMALL = {"nodes": 400, "degree": 8, "far": 0.5}  # a graph that takes what any epoch does
+SMALL = {"nodes": 400, "degree": 8, "far": 0.5}  # a graph with the fixed costs of an epoch
 STEPS = ("local product", "remote product", "pack", "unpack", "wait")
 BLOCK = 4096  # targets of generated graphs that are drawn together
-# Of struct tcp_info, linux/tcp.h: bytes that came.
+# Of struct tcp_info, linux/tcp.h: bytes received.
 TCP_INFO_SIZE, BYTES_RECEIVED = 232, 128
 LIBC = ctypes.CDLL(None)
-# From how many bytes on malloc asks the system for each block and gives it back when it is freed.
+# The least size for which malloc maps each block separately and unmaps it when it is freed.
 M_MMAP_THRESHOLD, GIVEN_BACK = -3, 128 << 10
 
 
@@ -56,10 +56,10 @@ class Model(torch.nn.Module):
 
 
 def exchanged(kind: str, features: int, hidden: int) -> int:
-    """Numbers that an epoch needs of each node of another process, there and back.
+    """Numbers that an epoch needs for each node of another process, there and back.
 
-    GraphSAGE sums up whatever is narrower, the features or what weights make of them, for which
-    gradients come back; GAT what weights have made of features, of all heads.
+    GraphSAGE sums whichever is narrower, the features or their images by weights, for which
+    gradients come back; GAT the images by weights, of all heads.
     """
     if kind == "gat":
         return 2 * hidden + 2 * CLASSES
@@ -67,9 +67,9 @@ def exchanged(kind: str, features: int, hidden: int) -> int:
 
 
 def generated(nodes: int, degree: int, far: float, part: int, parts: int) -> Tensor:
-    """(2, E) edges of a part of the targets: `degree` each, near ones but for a share of `far`.
+    """(2, E) edges of a part of the targets: `degree` each, nearby except for a share of `far`.
 
-    The same graph for any number of parts, of which no process knows another.
+    The graph is the same for any number of parts; no part needs the others.
     """
     blocks = -(-nodes // BLOCK)
     drawn = []
@@ -86,7 +86,7 @@ def generated(nodes: int, degree: int, far: float, part: int, parts: int) -> Ten
 
 
 def graph_of(spec: dict[str, Any]) -> DistGraph:
-    """The graph of a measurement, with its nodes in the order that it names."""
+    """The graph of a measurement, with its nodes in the specified order."""
     rank, size, nodes, values = dist.get_rank(), dist.get_world_size(), spec["nodes"], None
     if not nodes and not spec["order"]:
         return DistGraph.from_file(spec["graph"])
@@ -96,7 +96,7 @@ def graph_of(spec: dict[str, Any]) -> DistGraph:
         A = load_graph(spec["graph"]).tocoo()
         nodes, edges = A.shape[0], torch.from_numpy(np.stack([A.col, A.row]).astype(np.int64))
         values = None if (A.data == 1).all() else torch.from_numpy(A.data)
-    if spec["order"]:  # on one process: the same sums, rounded otherwise
+    if spec["order"]:  # on one process: the same sums with other rounding
         edges = torch.from_numpy(np.argsort(order_of(spec, nodes)))[edges]
         in_order = torch.from_numpy(np.lexsort(edges.numpy()))
         edges, values = edges[:, in_order], None if values is None else values[in_order]
@@ -104,13 +104,13 @@ def graph_of(spec: dict[str, Any]) -> DistGraph:
 
 
 def order_of(spec: dict[str, Any], nodes: int) -> np.ndarray:
-    """The node that each number is of, in one of many orders; 0 is their own."""
+    """The node of each number, in one of many orders; 0 is their own."""
     order = spec["order"]
     return np.random.default_rng(order).permutation(nodes) if order else np.arange(nodes)
 
 
 def rows_of(spec: dict[str, Any], graph: DistGraph) -> tuple[Tensor, Tensor, Tensor]:
-    """Features, classes and whether to train on them, of own nodes."""
+    """Features, classes and training mask of own nodes."""
     nodes = torch.from_numpy(order_of(spec, graph.num_nodes))[graph.nodes]
     if spec["graph"] == "cora":
         cora = load_cora_dataset()
@@ -118,19 +118,19 @@ def rows_of(spec: dict[str, Any], graph: DistGraph) -> tuple[Tensor, Tensor, Ten
         x = torch.from_numpy(cora.features[mine].toarray())
         x = x / x.sum(1, keepdim=True).clamp(min=1)
         return x, torch.from_numpy(cora.labels[mine]), torch.from_numpy(cora.train[mine])
-    # Of a node's number alone, so that no process needs those of others.
+    # From a node's number alone, so that no process needs those of others.
     x = (nodes[:, None] * torch.arange(1, FEATURES + 1)).double().mul_(0.7310585).sin_().float()
     return x, (nodes * 40503 // 64) % CLASSES, nodes % 3 != 0
 
 
 def give_back() -> None:
-    """Give free memory back to the system: a graph's own does not include what made it."""
+    """Return free memory to the system: the memory of a graph excludes that of its construction."""
     gc.collect()
     LIBC.malloc_trim(0)
 
 
 def came() -> int:
-    """Bytes that came over this process's connections so far, by the kernel's counts."""
+    """Bytes received on this process's connections so far, by the kernel's counts."""
     total = 0
     for entry in os.listdir("/proc/self/fd"):
         try:
@@ -174,7 +174,7 @@ def split_times(epoch: Callable[[], float], epochs: int) -> dict[str, float]:
 
 
 def network() -> dict[str, float]:
-    """Latency and speed of exchanges here: seconds of few bytes, bytes a second of many."""
+    """Latency and speed of exchanges here: seconds for few bytes, bytes per second for many."""
     size = dist.get_world_size()
 
     def exchange(count: int) -> float:
@@ -196,7 +196,7 @@ def network() -> dict[str, float]:
 
 
 class Training(NamedTuple):
-    """A graph on this process, with all that training on it takes."""
+    """A graph on this process, with everything that training on it needs."""
 
     graph: DistGraph
     x: Tensor
@@ -218,7 +218,7 @@ def begun(spec: dict[str, Any]) -> Training:
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
     """Times, memory and bytes of epochs on this process."""
     LIBC.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK)
-    # Brings libraries and connections into memory.
+    # Loads libraries and opens connections.
     warm = begun({**spec, "graph": "generated", **SMALL}).epoch
     cell: dict[str, Any] = {"epoch of a small graph": min(timed(warm)() for _ in range(10))}
     split_times(warm, 1)
@@ -257,7 +257,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The process of torchrun's."""
+    """Run as a process of torchrun."""
     spec, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))

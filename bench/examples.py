@@ -1,4 +1,4 @@
-"""Models of PyG's list of examples, trained as they are and through the backend: scores, epochs."""
+"""Models of PyG's list of examples, trained unchanged and through the backend: scores, epochs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bench.tasks import EXAMPLES, Example
 from bench.timing import clock_of
 from bench.training import INDUCTOR, OFF, OURS, PYG, Trained, begun, epoch_times
 
-NOISE = 0.015  # by which the mean scores may differ
+NOISE = 0.015  # the allowed difference of mean scores
 
 
 def run(args: argparse.Namespace) -> None:
-    """The command; status 1 where losses or scores are wrong."""
+    """The command; status 1 if losses or scores are wrong."""
     torch.set_num_threads(args.threads)
     torch._dynamo.config.cache_size_limit = 256
     todo = args.model or (["jumping knowledge"] if args.quick else list(EXAMPLES))
@@ -41,13 +41,13 @@ def seed(number: int) -> None:
 
 
 class Training(Trained):
-    """A task that is trained in a way."""
+    """A task that is trained in one way."""
 
     def __init__(self, example: Example, way: str) -> None:
         self.example, self.task = example, example.make()
         adam = {"lr": example.rate, "weight_decay": example.decay}
         super().__init__(way, self.task.net, self.task.loss, **adam)
-        self._new = copy.deepcopy(self.adam.state_dict())  # of Adam before any step
+        self._new = copy.deepcopy(self.adam.state_dict())  # the state of Adam before any step
         self.begin(0)
 
     def begin(self, number: int) -> None:
@@ -57,7 +57,7 @@ class Training(Trained):
         self.adam.load_state_dict(self._new)
 
     def epoch(self) -> float:
-        """Take a step; gives the loss before it."""
+        """Take a step; returns the loss before it."""
         self.net.train()
         return super().epoch()
 
@@ -98,7 +98,7 @@ def measure(
 
 
 def show(cells: list[dict[str, Any]]) -> None:
-    """Print scores, a table of epochs, and what is left to torch."""
+    """Print scores, a table of epochs, and the parts left to torch."""
 
     def score(cell: dict[str, Any], way: str) -> str:
         scores = [100 * x for x in cell["scores"][way]]

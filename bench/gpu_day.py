@@ -1,8 +1,8 @@
-"""`python -m bench gpu_day`: all that there is to ask of a GPU, most important first.
+"""`python -m bench gpu_day`: all measurements that need a GPU, most important first.
 
-Each step is a process of its own, which writes its own files; what became of it is written down
-before the next one begins, so that a machine that goes away loses one step. A step that takes too
-long is ended, with all processes that it has started, and the next one has its turn.
+Each step is a separate process, which writes its own files; its outcome is written before the next
+one begins, so that a machine that goes away loses one step. A step that takes too long is ended,
+with all processes that it has started, and the next one has its turn.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bench.harness import chosen
 from bench.report import circumstances, table, write
 from bench.timing import progress
 
-TAIL = 2000  # characters of what a step printed last
+TAIL = 2000  # characters kept of a step's output, from its end
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and the share of the whole time that it may take at most."""
+    """A command, and the largest share of the total time that it may take."""
 
     name: str
     command: tuple[str, ...]
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def outcome(step: Step, limit: float, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The outcome of a step that may take so many seconds, with some environment variables."""
+    """The outcome of a step with a limit in seconds, and with some environment variables."""
     begun, record = time.monotonic(), {"step": step.name, "command": list(step.command)}
     if limit < 1:
         return {**record, "state": "no time", "seconds": 0.0, "printed": "no time"}

@@ -37,8 +37,8 @@ from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.registry import template_of
 
-# Columns by what they count of SASS; the last of tensor cores: products by the types of factors,
-# matrices from shared memory, asynchronous copies.
+# Columns, with the SASS opcodes each counts; the last for tensor cores: products by the types of
+# factors, loads of matrices from shared memory, asynchronous copies.
 OPCODES = {
     "FFMA": r"\bFFMA\b",
     "128 bit": r"\bLDG\.E\.128\b",
@@ -55,7 +55,7 @@ OPCODES = {
 }
 COLUMNS = ("launches", "registers", "spills", "seconds", *OPCODES)
 
-# Sgap's algorithms, as it writes them.
+# Sgap's algorithms, in its notation.
 GROUPS: dict[str, dict[str, Any]] = {
     "{1 row, 4 col, 1}": {},
     "{4 row, 4 col, 1}": {"work": 4},
@@ -66,7 +66,7 @@ GROUPS: dict[str, dict[str, Any]] = {
     "{1 nnz, 4 col, 32}": {"split": "non-zeros", "group": 32},
 }
 
-# Of enumerate-and-sparse-coarsen, table 2: UFi-UFk-WarpTile-ThreadBlockSize by features.
+# From enumerate-and-sparse-coarsen, table 2: UFi-UFk-WarpTile-ThreadBlockSize by features.
 PANELS = {32: (4, 7, 1, 32), 64: (3, 7, 2, 32), 128: (3, 8, 2, 64)}
 HALVES = ("float16", "bfloat16")
 Cases = dict[str, tuple[Any, Any]]
@@ -90,7 +90,7 @@ def cases(quick: bool) -> Cases:
     products = [(fmt, "float16") for fmt in formats]
     several = (BSR(32, 32), SRBCRS(8, 16), SRBCRS(16, 32))
     products += [(fmt, dtype) for fmt in several for dtype in ("bfloat16", "int8")]
-    for fmt, dtype in products:  # on tensor cores, sums as they are
+    for fmt, dtype in products:  # on tensor cores, with the accumulators' type
         problem = Spmm(dtype, out="int32" if dtype == "int8" else "float32")
         by_name[f"spmm {fmt.name} 128 {dtype}"] = problem, TensorCores.for_features(fmt, 128, dtype)
     by_name["sddmm 128 float16"] = (Sddmm("float16"), FusedNonzeros.for_features(128, "float16"))
@@ -110,7 +110,7 @@ def panels() -> Cases:
     """Panels of rows by pattern: the paper's best schedules, and each way with larger panels."""
     by_name: Cases = {}
     for feat, (rows, unroll, warp_tile, block) in PANELS.items():
-        # A thread's columns of B are a warp's, or a block's, apart.
+        # A thread's columns of B are a warp's, or a block's, width apart.
         how = {"threads": block, "coarsen": warp_tile, "atomics": True}
         config = PanelThreads(rows, unroll, feat=feat, **how)
         by_name[f"spmm panels {rows}-{unroll}-{warp_tile}-{block} {feat}"] = Spmm(), config
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measure(name: str, problem: Any, config: Any, arch: str, nvcc: str) -> dict[str, Any]:
-    """Counts over all kernels of a template; the most registers of one; the processor's seconds."""
+    """Counts over all kernels of a template; the most registers of one; CPU seconds to compile."""
     target = resolve_target({"kind": "cuda", "arch": arch})
     template = template_of(config, problem, gpu=True)
     stages = lower_template(template, problem, config, target)

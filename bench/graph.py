@@ -44,9 +44,9 @@ from sparsetir.graph.backend import backend
 EXPORTED = "exported"
 CSR = "PyG, CSR"
 ORDER = (INDUCTOR, OURS, COMPILED, PYG, CSR, ACCELERATE, OWN)  # see `begun`
-ADJACENCY = ("GCN", "SAGE", "GIN")  # that take a sparse matrix of torch's
-OF_EDGES = 8  # numbers of each edge, of the layer with features of edges
-WEIGHTED = ("raw", "gate", "distance", "own")  # of layers: those with a number for each edge
+ADJACENCY = ("GCN", "SAGE", "GIN")  # these take a sparse matrix of torch's
+OF_EDGES = 8  # numbers per edge, for the layer with features of edges
+WEIGHTED = ("raw", "gate", "distance", "own")  # layers with a number for each edge
 LAYERS: dict[str, Callable[[int, int], Any]] = {
     "raw": Raw, "GCN": pyg.GCNConv, "SAGE": pyg.SAGEConv,
     "GIN": lambda a, b: pyg.GINConv(torch.nn.Linear(a, b)), "GAT": pyg.GATConv,
@@ -55,7 +55,7 @@ LAYERS: dict[str, Callable[[int, int], Any]] = {
     "edge features": lambda a, b: pyg.GATv2Conv(a, b, edge_dim=OF_EDGES),
 }  # fmt: skip
 INPUTS, HIDDEN, CLASSES = 128, 64, 8
-SHUFFLED = ", shuffled"  # behind the names of graphs
+SHUFFLED = ", shuffled"  # suffix of the names of graphs
 ABOUT = ("graph", "edges", "layer")
 MIB = Form(2.0**-20, 0, "bytes")
 
@@ -109,7 +109,7 @@ def measure(
 ) -> dict[str, Any]:  # fmt: skip
     """Epochs by way: loss, forward, backward, step of Adam; and seconds of the first one.
 
-    files : of the graphs, which memory is measured with, each way in a process of its own
+    files : of the graphs, with which memory is measured, each way in a separate process
     """
     torch._dynamo.reset()
     args, y = inputs(nodes, edges, layer)
@@ -122,7 +122,7 @@ def measure(
             del trained_ways[way]
     cell["epoch"] = epoch_times(trained_ways, seconds)
     if files:
-        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 16)  # what is freed is given back
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 16)  # freed memory is returned
         of = layer, files[name.removesuffix(SHUFFLED)], torch.get_num_threads()
         cell["memory"] = {way: in_a_process(_peak, way, *of) for way in trained_ways}
     return cell
@@ -131,7 +131,7 @@ def measure(
 def measure_exported(
     name: str, nodes: int, edges: torch.Tensor, layer: str, seconds: float
 ) -> dict[str, Any]:
-    """A call of a model: of its library, by the backend, and eager."""
+    """Calls of a model: from its exported library, through the backend, and eager."""
     torch._dynamo.reset()
     args, _ = inputs(nodes, edges, layer)
     torch.manual_seed(1)
@@ -166,7 +166,7 @@ def inputs(nodes: int, edges: torch.Tensor, layer: str) -> tuple[tuple[Any, ...]
 
 
 def _peak(way: str, layer: str, name: str, threads: int) -> dict[str, int]:
-    """The most bytes that a later epoch takes, beside what is held between epochs."""
+    """The peak memory in bytes of a later epoch, above that held between epochs."""
     torch.set_num_threads(threads)
     args, y = inputs(*edges_of(name), layer)
     epoch = begun([way], lambda way: trained(way, layer, args, y), {})[way].epoch
@@ -175,7 +175,7 @@ def _peak(way: str, layer: str, name: str, threads: int) -> dict[str, int]:
 
 
 def trained(way: str, layer: str, args: Any, y: Any) -> Trained:
-    """A model of a layer, in a way."""
+    """A model of a layer, in one way."""
     ours = {"GCN": nn.GCNConv, "SAGE": nn.SAGEConv, "GAT": nn.GATConv}
     if way == OWN and layer not in ours:
         raise ValueError("has no such layer")

@@ -1,7 +1,7 @@
-"""Runs, checks, files and status of commands, which name cells and ways.
+"""Runs, checks, files and exit status of commands, which name cells and ways.
 
 A command measures cells one by one (`each`), shows them, and ends with a JSON file, a picture of
-it, and status 1 where a result was wrong (`finish`). Ways of torch's are in `ways`.
+it, and status 1 if a result was wrong (`finish`). For ways in torch see `ways`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def each(
     todo: Iterable[tuple[str, Callable[[], dict[str, Any]]]],
     save: Callable[[list[dict[str, Any]]], Any] = lambda cells: None,
 ) -> list[dict[str, Any]]:
-    """The cell of each, measured while a line says which one it is.
+    """Measure each cell, and print which one is being measured.
 
-    save : is given the cells so far after each, for a machine that may go away
+    save : called with the cells so far after each, for a machine that may go away
     """
     cells = []
     for label, measure in todo:
@@ -56,7 +56,7 @@ def finish(
 ) -> None:
     """Write the JSON file, and the picture if requested.
 
-    about : of the circumstances, beside those of each command
+    about : circumstances besides those of each command
     """
     path = write(args.out, command, {**where(args), **about}, results)
     if draw is not None and args.plot:
@@ -64,9 +64,9 @@ def finish(
 
 
 def refuse_bad(cells: Sequence[dict[str, Any]], ours: str = "") -> None:
-    """End with status 1 where cells hold wrong results or failures; each has been told.
+    """End with status 1 if cells hold wrong results or failures; each has been reported.
 
-    ours : the way that is missing nowhere
+    ours : the way that may not be missing
     """
     if bad := [
         c for c in cells if c.get("wrong") or c.get("failed") or ours in c.get("missing", ())
@@ -83,9 +83,9 @@ def through(
     ours: str = "",
     **results: Any,
 ) -> None:
-    """A command: its cells one by one, in a file after each, as a machine may go away.
+    """Run a command: its cells one by one, saved after each, as a machine may go away.
 
-    results : what the file holds beside them
+    results : other contents of the file
     """
     about = where(args)
     cells = each(
@@ -106,9 +106,9 @@ def chosen(command: str, only: Sequence[str] | None, names: Iterable[str]) -> li
 
 
 def check(name: str, result: np.ndarray, exact: np.ndarray, unit: np.ndarray | float) -> float:
-    """The error of a result; raises SystemExit where that is too much.
+    """The error of a result; raises SystemExit if it is too large.
 
-    unit : the sum of the absolute values that each element is made of
+    unit : the sum of the absolute values of each element's terms
     """
     error = float((np.abs(result - exact) / np.maximum(unit, 1e-9)).max(initial=0))
     if not error < TOLERANCE:  # NaN is wrong too
@@ -117,7 +117,7 @@ def check(name: str, result: np.ndarray, exact: np.ndarray, unit: np.ndarray | f
 
 
 def cuda() -> Any:
-    """torch, where it is installed and finds a CUDA device; else None, and says so."""
+    """Return torch if it is installed and finds a CUDA device; else print so and return None."""
     try:
         import torch
     except ImportError:
@@ -129,6 +129,6 @@ def cuda() -> Any:
 
 
 def in_a_process(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of a module in a new process, where nothing was made before."""
+    """Call a function of a module in a new process, without earlier state."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, args)

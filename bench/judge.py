@@ -11,11 +11,11 @@ from bench.peers.libraries import BEFORE, OURS
 from bench.report import table
 from bench.summary import device, show_speed_ups, summarise
 
-NOISE = 3.0  # so many times the noise of both runs has to be passed
+NOISE = 3.0  # a change must exceed the noise of both runs by this factor
 
 
 def run(args: argparse.Namespace) -> None:
-    """The command; status 1 if something got slower, or is wrong or fails now."""
+    """The command; status 1 if something got slower, or is now wrong or fails."""
     second = args.after or args.before
     before, after = (json.loads(p.read_text()) for p in (args.before, second))
     for path, record in ((args.before, before), (second, after)):
@@ -44,11 +44,11 @@ def judge(
 ) -> dict[str, Any]:
     """Compare cells of the same name: `slower`, `faster`, `same`, `missing`, `new`, `broken`.
 
-    least : smallest change that counts, as a part of one
+    least : the smallest change that counts, as a fraction
 
-    A machine is not equally fast at all times: changes are held against those of the peers
-    (`drift`: the median of theirs, by number of threads). A change counts when it is larger than
-    `least` and than three times the noise of both runs.
+    A machine's speed varies: changes are relative to those of the peers (`drift`: their median, by
+    number of threads). A change counts if it is larger than `least` and than three times the noise
+    of both runs.
     """
     old, new = ({_name(c): c for c in cells} for cells in (before, after))
     drift = _drift(old, new)

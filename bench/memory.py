@@ -1,4 +1,4 @@
-"""Memory of this process, by what Linux counts of it."""
+"""Memory of this process, from Linux's counters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ SELF = Path("/proc/self")
 
 
 def held() -> int:
-    """Bytes that it has now."""
+    """Bytes that it holds now."""
     return _counted("VmRSS")
 
 
 def peak(call: Callable[[], Any]) -> int:
-    """The most bytes that it has in a call."""
+    """The most bytes that it holds during a call."""
     (SELF / "clear_refs").write_text("5")
     call()
     return _counted("VmHWM")

@@ -1,4 +1,4 @@
-"""Models of messages in raw torch, and a layer that a user made with PyG, all of one shape."""
+"""Models of messages in raw torch, and a user's PyG layer, all of one form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch_geometric.nn import MessagePassing
 
 
 class Raw(torch.nn.Module):
-    """x_j * w, added up."""
+    """x_j * w, summed."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Distance(Raw):
 
 
 class Own(MessagePassing):
-    """tanh(x_i * a - x_j) * w: a layer of a user's own."""
+    """tanh(x_i * a - x_j) * w: a user's own layer."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__(aggr="add")

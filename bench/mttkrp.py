@@ -67,9 +67,9 @@ def measure(
     arguments: tuple[Any, Any],
     rounds: int,
 ) -> dict[str, Any]:
-    """Shortest times in seconds, the best config, the chosen one, and results that were wrong.
+    """Shortest times in seconds, the best config, the chosen one, and wrong results.
 
-    The config is chosen in rounds of its own, so that it wins no luck that others do not have.
+    The best config is selected in separate rounds, so that it has no advantage by luck.
     """
     (thesis, inputs), (args, exact) = examples, arguments
     order, dtype = sum(name in args for name in "cdef") + 1, str(args["b"].dtype)
@@ -104,7 +104,7 @@ def measure(
 
 
 def shortest(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
-    """The shortest call of each, of some in each turn."""
+    """The shortest call of each, with several in each turn."""
 
     def step(call: Callable[[], Any]) -> float:
         once = timed(call)
@@ -124,7 +124,7 @@ def _right(call: Callable[[], Any], out: Any, exact: Any) -> bool:
 
 
 def _ready(kernel: Any, values: dict[str, Any]) -> Callable[[], Any]:
-    """A call of the kernel alone, without the checks of each call (some 20 microseconds)."""
+    """A call of only the kernel, without the checks of each call (some 20 microseconds)."""
     values = {**values, **kernel.compute(values)}
     arrays = {n: tvm_ffi.from_dlpack(v) if hasattr(v, "shape") else v for n, v in values.items()}
     ordered = [arrays[name] for name in kernel.signature.passed]

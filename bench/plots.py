@@ -14,12 +14,12 @@ from sparsetir.runtime.texts import many
 
 COLORS = ("#1f5fa8", "#c8102e", "#8a8a8a", "#2e7d4f", "#e08a1e", "#6a4c93")
 WIDEST_LINEAR = 8.0
-# Libraries that speed-ups are over: the first one that most cells have.
+# Libraries as baselines of speed-ups: the first one that most cells have.
 BASELINES = ("mkl", "cusparse", "torch", "scipy", FLOAT32)
 
 
 class Panel(NamedTuple):
-    """Bars of ways at names; where there is one way, the bar of `marked` has another colour."""
+    """Bars of ways at names; if there is one way, the bar of `marked` has another colour."""
 
     title: str
     names: Sequence[str]
@@ -28,7 +28,7 @@ class Panel(NamedTuple):
 
 
 def grid(path: Path, rows: Sequence[Sequence[Panel]], below: str) -> Path:
-    """Draw panels in rows, bars to the right, with a text below; NaN is left out."""
+    """Draw panels in rows, bars to the right, with a text below; NaN is omitted."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -58,7 +58,7 @@ def grid(path: Path, rows: Sequence[Sequence[Panel]], below: str) -> Path:
 
 
 def bars(axis: Any, panel: Panel) -> None:
-    """Draw a bar for each way at each name, with its number; logarithmic where they differ much."""
+    """Draw a labelled bar for each way at each name; logarithmic if they differ much."""
     _, names, ways, marked = panel
     wide = 0.8 / len(ways)
     for n, (way, values) in enumerate(ways.items()):
@@ -86,7 +86,7 @@ def place(record: Mapping[str, Any]) -> str:
 
 
 def speed_ups(path: Path) -> list[Path]:
-    """Draw a picture for each operator, dtype and number of threads of a file of `run`."""
+    """Draw a picture for each operator, dtype and number of threads in a file of `run`."""
     record = json.loads(path.read_text())
     cells = [c for c in record["results"]["cells"] if c.get("peers")]
     out = []

@@ -1,4 +1,4 @@
-"""Matrices that operators are measured on: graphs and weights from files, generated graphs."""
+"""Matrices for measuring operators: graphs and weights from files, generated graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Problem:
     """A sparse matrix: float32 CSR, sorted int32 indices, values that differ.
 
     kind : "graph" or "pruned"
-    load : makes the matrix; only the one that is being measured is in memory
+    load : loads the matrix; only the one being measured is in memory
     """
 
     name: str
@@ -33,10 +33,10 @@ class Problem:
 def problems(
     files: Sequence[str], weights: Sequence[str] = (), layers: int = 1
 ) -> Iterator[Problem]:
-    """Problems of the command line; Cora where it names none.
+    """Problems of the command line; Cora if it names none.
 
     files : see `matrix_of`
-    weights : see `pruned`; layers : how many of a file
+    weights : see `pruned`; layers : the number of layers per file
     """
     for text in files if files or weights else ["cora"]:
         name = text if text.startswith(MADE) else graph_name(text)
@@ -56,9 +56,9 @@ def matrix_of(text: str) -> Any:
 
 
 def weighted(matrix: Any) -> Any:
-    """The matrix in float32, with random values where all are the same.
+    """The matrix in float32, with random values if all are equal.
 
-    Thus peers cannot skip reading the values.
+    So peers cannot skip reading the values.
     """
     matrix = matrix.astype("float32")
     if matrix.nnz and (matrix.data == matrix.data[0]).all():
@@ -70,7 +70,7 @@ def weighted(matrix: Any) -> Any:
 def pruned(files: Sequence[str], layers: int) -> dict[str, Any]:
     """Pruned weights from npz files that hold several: `<layer>.shape`, `.indptr`, `.indices`.
 
-    files : a path, for `layers` of its layers, far from each other; or `path:layer` for that one
+    files : a path, for `layers` of its layers, spread over the file; or `path:layer` for that one
     """
     layers_by_name = {}
     for text in files:

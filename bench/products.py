@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def product(name: str, load: Callable[[], Any], seconds: float) -> dict[str, Any]:
-    """`A @ X` of a `SparseMatrix`, of scipy, and of torch's CSR tensor, which is MKL's."""
+    """`A @ X` of a `SparseMatrix`, of scipy, and of torch's CSR tensor, which calls MKL."""
     matrix = load()
-    dense = torch.rand(matrix.shape[1], FEATURES)  # begins at a cache line
+    dense = torch.rand(matrix.shape[1], FEATURES)  # starts at a cache line
     x, A = dense.numpy(), SparseMatrix(matrix)
     check("A @ X", A @ x, matrix.astype("float64") @ x, abs(matrix).astype("float64") @ x)
     tensor = A.to_torch()
@@ -54,7 +54,7 @@ def product(name: str, load: Callable[[], Any], seconds: float) -> dict[str, Any
 
 
 def pruned(shape: tuple[int, int], zeros: float, feat: int, seconds: float) -> dict[str, Any]:
-    """A plan of a weight with zeros anywhere, and torch's product with all of them stored."""
+    """A plan of a weight with scattered zeros, and torch's product with all of them stored."""
     rng = np.random.default_rng(0)
     weight = rng.standard_normal(shape).astype("float32") * (rng.random(shape) >= zeros)
     whole, x = torch.tensor(weight), torch.rand(shape[1], feat)

@@ -1,6 +1,6 @@
 """All figures of the README and the pages: one run, one file, one commit.
 
-Each step is a command in a process of its own, with the threads that it names; its file becomes a
+Each step is a command in a separate process, with the threads that it names; its file becomes a
 part of one. `python -m docs.speed` writes tables and pictures from that.
 """
 
@@ -22,7 +22,7 @@ from bench.harness import chosen
 from bench.report import ROOT, circumstances, path_of, table, write
 from bench.timing import progress
 
-LONGEST = 900  # seconds of a step
+LONGEST = 900  # limit of a step in seconds
 SHIM = ROOT / "bench" / "peers" / "mkl_as_intel.c"
 FORCED = "mkl avx512"
 # Matrices of sparse products, below `matrices/` of the data.
@@ -31,10 +31,10 @@ SHARED = ("commit", "cpu", "llvm_cpu", "cpu_features", "cores", "python", "versi
 
 
 def steps(data: Path | None, quick: bool = False) -> dict[str, str]:
-    """Commands by name; those of data only where it is.
+    """Commands by name; those that need data only if it is present.
 
     data : folder of graphs/, matrices/, pruned/ and tensors/, as `bench/README.md` says
-    quick : of small graphs alone
+    quick : only small graphs
     """
 
     def files(folder: str, names: str) -> str:
@@ -82,13 +82,13 @@ def steps(data: Path | None, quick: bool = False) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """The command; status 1 where a step failed."""
+    """The command; status 1 if a step failed."""
     todo = steps(args.data, args.quick)
     facts = {**circumstances(args.threads), "quick": args.quick}
     names = chosen("readme", args.only, todo)
     path = path_of(args.out, "readme", facts)
     older = json.loads(path.read_text()) if path.exists() else {}
-    # Steps that are measured anew stand beside others of the same commit.
+    # Repeated steps are merged with others of the same commit.
     same = all(older.get(name) == facts[name] for name in ("commit", "quick"))
     if args.only and older and not same:
         raise SystemExit(
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
 def measured(
     name: str, words: str, folder: Path, limit: float, quick: bool
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The outcome of a step, and its file, without the facts that all files share."""
+    """The outcome of a step, and its file, without the facts common to all files."""
     command = (sys.executable, "-m", "bench", *shlex.split(words), "--out", str(folder))
     shim = forced(folder) if name == FORCED else {}
     if shim is None:
@@ -134,7 +134,7 @@ def measured(
 
 
 def forced(folder: Path) -> dict[str, str] | None:
-    """Variables with which MKL takes its code for Intel's CPUs; None without a C compiler."""
+    """Variables with which MKL selects its code for Intel's CPUs; None without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None

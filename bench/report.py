@@ -1,4 +1,4 @@
-"""The place and time of measurements; tables and JSON files."""
+"""The circumstances of measurements; tables and JSON files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from sparsetir.runtime.file_errors import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-# Variables that say how many threads a library has and how they wait; others are at its default.
+# Variables that set a library's number of threads and how they wait; unset ones have its default.
 OF_THREADS = ("OMP_", "GOMP_", "KMP_", "MKL_", "TVM_", "OPENBLAS_", "SPARSETIR_POOL")
 PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "torch", "mkl", "sparse_dot_mkl")
 PACKAGES += ("torch_sparse", "torch_geometric", "dgl", "cupy-cuda12x", "cupy-cuda13x")
 
 
 def commit(root: Path = ROOT) -> str:
-    """The commit, with "+" behind it where files differ from it; "" outside of a checkout."""
+    """The commit, with "+" appended if files differ from it; "" outside of a checkout."""
     if not (root / ".git").exists():  # installed, perhaps within another repository
         return ""
     try:
@@ -57,7 +57,7 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
         "load": os.getloadavg(),
         "threads": threads,
         "pool": {**pool._asdict(), "library": Path(pool.library).name},
-        # Of paths the name alone.
+        # Only the names of paths.
         "variables": {
             k: v.rsplit("/", 1)[-1] for k, v in os.environ.items() if k.startswith(OF_THREADS)
         },
@@ -70,7 +70,7 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print columns, the first one to the left and the others to the right."""
+    """Print columns, the first one left-aligned and the others right-aligned."""
     text = [[str(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[i]) for row in text) for i in range(len(head))]
     print(f"\n{title}")
@@ -81,7 +81,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
 
 
 class Form(NamedTuple):
-    """Form of printed times: parts of a second, digits, minima or medians."""
+    """Format of printed times: unit, digits, minima or medians."""
 
     unit: float = 1e3
     digits: int = 2
@@ -102,12 +102,12 @@ def beside(times: Mapping[str, Any], names: Sequence[str], base: str, form: Form
 
 
 def seconds(times: Any, of: str = "min") -> float:
-    """Seconds of a way: minimum and median, or the minimum alone."""
+    """Seconds of a way: minimum and median, or only the minimum."""
     return times if isinstance(times, float | int) else times[of]
 
 
 def geomean(values: Iterable[float]) -> float:
-    """Geometric mean of some positive numbers; not a number of none."""
+    """Geometric mean of positive numbers; NaN if there are none."""
     numbers = list(values)
     return statistics.geometric_mean(numbers) if numbers else math.nan
 
@@ -122,7 +122,7 @@ def show_times(
 ) -> None:
     """Print times of ways beside one of them: a line for each cell that has the step.
 
-    about : keys of a cell, or of each column before the times what it holds of a cell
+    about : keys of a cell, or, for each column before the times, a function of a cell
     """
     columns = about if isinstance(about, Mapping) else {key: itemgetter(key) for key in about}
     mine = [c for c in cells if c.get(step)]
@@ -140,7 +140,7 @@ def show_means(
     base: str,
     group: Callable[[Any], str] = lambda cell: "",
 ) -> None:
-    """Print how many times as fast one way is as each other, by groups of cells."""
+    """Print how many times as fast one way is as each other one, by groups of cells."""
     for key in dict.fromkeys(map(group, cells)):
         mine = [c[step] for c in cells if group(c) == key and base in c.get(step, {})]
         for way in dict.fromkeys(n for times in mine for n in times if n != base):
@@ -161,7 +161,7 @@ def show_others(cells: Sequence[Mapping[str, Any]], name: Callable[[Any], str]) 
 
 
 def path_of(folder: Path, command: str, where: Mapping[str, Any]) -> Path:
-    """The JSON file of a command; one for each CPU (or GPU) and number of threads."""
+    """The JSON file of a command; one per CPU (or GPU) and number of threads."""
     device = where.get("gpu") or f"{where['cpu']} {where['llvm_cpu']}"
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     threads = where["threads"] if isinstance(where["threads"], list) else [where["threads"]]
@@ -185,7 +185,7 @@ def write(
 
 
 def _short(value: Any) -> Any:
-    """Numbers with five digits, which is more than any timing has."""
+    """Numbers with five digits, more than the precision of any timing."""
     if isinstance(value, dict):
         return {k: _short(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

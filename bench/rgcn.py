@@ -20,18 +20,18 @@ from sparsetir import nn, ops
 
 OURS, PYG, FAST = "sparsetir", "RGCNConv", "FastRGCNConv"
 WAYS = (OURS, PYG, FAST)
-# Edges and relations; seeds that nothing was chosen by.
+# Edges and relations; sizes and seeds that no choice was based on.
 SIZES = ((10_000, 20), (30_000, 50), (100_000, 100), (300_000, 200), (1_000_000, 100))
 SEED = 2026
 FEATURES = (32, 16)
 HIDDEN, CLASSES, BASES = 16, 4, 30
-# FastRGCNConv has the weights of each edge; more bytes than this are not tried.
+# FastRGCNConv has weights per edge; cases with more bytes than this are skipped.
 MOST_BYTES = 5 << 30
 STEPS = ("inference", "training")
 
 
 class Graph(NamedTuple):
-    """Edges (2, E) with relations (E,) between as many nodes."""
+    """Edges (2, E) with relations (E,) between a number of nodes."""
 
     nodes: int
     relations: int
@@ -40,7 +40,7 @@ class Graph(NamedTuple):
 
 
 def generated(edges: int, relations: int) -> Graph:
-    """Ten edges for each node; some nodes and relations have many, most have few."""
+    """Ten edges per node; some nodes and relations have many, most have few."""
     random = np.random.default_rng(SEED)
     nodes = max(edges // 10, 1)
     ends = (nodes * random.random((2, edges)) ** 2).astype(np.int64)
@@ -58,7 +58,7 @@ def layer_of(way: str, *args: Any, **options: Any) -> Any:
 
 
 class OnGraph(torch.nn.Module):
-    """A layer with the edges of a graph: what is left to give are features."""
+    """A layer with the edges of a graph, so that only features are passed."""
 
     def __init__(self, way: str, graph: Graph, feat: int) -> None:
         super().__init__()
@@ -94,15 +94,15 @@ def run(args: argparse.Namespace) -> None:
 
 
 def too_large(way: str, graph: Graph, feat: int) -> bool:
-    """Whether the weights of each edge, there and back, are more than is tried."""
+    """Whether the weights of each edge, forward and backward, exceed the limit."""
     return way == FAST and 2 * 4 * len(graph.edge_type) * feat**2 > MOST_BYTES
 
 
 def measure(graph: Graph, feat: int, ways: tuple[str, ...], device: Device) -> dict[str, Any]:
-    """Times of a layer with as many features before as after; all ways have the same weights."""
+    """Times of a layer with equal numbers of features in and out; all ways have equal weights."""
     torch.manual_seed(0)
     x, grad = torch.randn(2, graph.nodes, feat)
-    # What is right: PyG's where it is installed and tried.
+    # The reference: PyG's if it is installed and measured.
     first = OnGraph(next((w for w in (PYG, FAST) if w in ways), OURS), graph, feat)
 
     def made(way: str) -> OnGraph:
@@ -117,7 +117,7 @@ def measure(graph: Graph, feat: int, ways: tuple[str, ...], device: Device) -> d
 
 
 class Model(torch.nn.Module):
-    """Two layers, the first of which has rows of weights for nodes."""
+    """Two layers; the weights of the first have a row per node."""
 
     def __init__(self, way: str, graph: Graph) -> None:
         super().__init__()

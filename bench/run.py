@@ -1,4 +1,4 @@
-"""Operators beside the best that a user of this CPU could call instead."""
+"""Operators beside the best alternatives for a user of this CPU."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Processes:
     """Workers for each peer and number of threads, which are measured in turns."""
 
     def __init__(self, args: argparse.Namespace, stack: ExitStack) -> None:
-        """Make them by the command line, whose faults raise SystemExit."""
+        """Create them from the command line, whose errors raise SystemExit."""
         args.threads = thread_counts(args.threads)
         unknown = set(args.peers or ()) - set(PEERS)
         if unknown:
@@ -107,7 +107,7 @@ class Processes:
         save(case, self.folder)
         reference = case.check()
         for threads, workers in self.workers.items():
-            # Beside kernels of half precision, the same in float32.
+            # Besides half-precision kernels, the same in float32.
             workers = [w for w in workers if w.name != FLOAT32 or case.dtype != "float32"]
             cell = compare(case, workers, self.folder, self.rounds, self.seconds, reference)
             yield {"threads": threads, **cell}

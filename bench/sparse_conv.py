@@ -73,7 +73,7 @@ def gathered(pairs: KernelMap) -> Way:
 
 
 def makers(layer: Layer) -> dict[str, Callable[[], Way]]:
-    """The makers of ways, by name; of 16-bit types torch's is in float32, as on most CPUs."""
+    """The constructors of ways by name; torch's is in float32 for 16-bit types, as on most CPUs."""
     gather, dtype = gathered(map_of(layer)), layer.points.features.dtype
 
     def wide(x: Tensor, weight: Tensor) -> Tensor:

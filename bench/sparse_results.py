@@ -1,4 +1,4 @@
-"""Products and sums of sparse matrices, which are sparse, beside scipy, MKL and torch's MKL."""
+"""Products and sums of sparse matrices with sparse results, beside scipy, MKL and torch's MKL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def run(args: argparse.Namespace) -> None:
-    """The command; status 1 where a result is wrong."""
+    """The command; status 1 if a result is wrong."""
     torch.set_num_threads(args.threads)
     try:
         library = mkl.load()
@@ -46,13 +46,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def show(cells: list[dict[str, Any]]) -> None:
-    """Times, and means by operator."""
+    """Print times, and means by operator."""
     show_times("ms, and times sparsetir's", cells, "seconds", ("graph", "op"), OURS)
     show_means(cells, "seconds", OURS, itemgetter("op"))
 
 
 def measure(op: str, name: str, make: Callable[[], Any], seconds: float) -> dict[str, Any]:
-    """Times of the calls of a kind, after they were right."""
+    """Times of the calls of one kind, after their results were checked."""
     about, calls = make()
     clock = clock_of(torch.get_num_threads())
     took = interleaved(calls, seconds, least=3, warm_up=1, clock=clock)
@@ -60,7 +60,7 @@ def measure(op: str, name: str, make: Callable[[], Any], seconds: float) -> dict
 
 
 def product(name: str, a: Any, library: Any) -> tuple[dict[str, Any], Calls]:
-    """A A, or A times its transpose where it is no square; and the values of a known pattern."""
+    """A A, or A times its transpose if it is not square; and the values of a known pattern."""
     b = a if a.shape[0] == a.shape[1] else sp.csr_matrix(a.T)
     b.sort_indices()
     ours, other = SparseMatrix(a), SparseMatrix(b)
@@ -81,7 +81,7 @@ def product(name: str, a: Any, library: Any) -> tuple[dict[str, Any], Calls]:
 
 
 def triangles(name: str, a: Any, library: Any) -> tuple[dict[str, Any], Calls]:
-    """L L where L has elements, of the lower part of a pattern made symmetric; beside all of it."""
+    """L L at the elements of L, the lower part of a symmetrised pattern; beside all of L L."""
     below = sp.csr_matrix(sp.tril(a + a.T, -1)).astype("float32")
     below.data[:] = 1
     below.sort_indices()
@@ -123,13 +123,13 @@ def total(name: str, a: Any, library: Any, count: int) -> tuple[dict[str, Any], 
 
 
 def by_torch(how: Callable[..., Any], *matrices: Any) -> Calls:
-    """The same by torch's CSR tensors, whose CPU kernels are MKL's."""
+    """The same with torch's CSR tensors, whose CPU kernels are MKL's."""
     tensors = [SparseMatrix(x).to_torch() for x in matrices]
     return {"torch": lambda: how(*tensors)}
 
 
 def check(name: str, exact: Any, *results: SparseMatrix) -> None:
-    """Results are the same to 1e-5 of the largest value."""
+    """Check that results agree to 1e-5 of the largest value."""
     for result in results:
         difference = abs(sp.csr_matrix(result.to_scipy()) - exact).max() if result.nnz else 0
         if not difference <= 1e-5 * max(1, abs(exact).max() if exact.nnz else 0):

@@ -23,7 +23,7 @@ from sparsetir.schedules.templates.row_tile import RowTile, apply
 
 FEATURES = (128, 512)
 FIRST = "as written"
-# Schedules of docs/schedules.md, as fields of the template that they are.
+# Schedules of docs/schedules.md, as fields of the corresponding template.
 STEPS: dict[str, dict[str, Any]] = {
     "sums in registers": {"tile": 128, "tiles_first": False},
     "and prefetch": {"tile": 128, "tiles_first": False, "prefetch": 8},
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measured(problem: Any, feat: int, kernels: dict[str, Any], args: Any) -> dict[str, Any]:
-    """The least time of each kernel and of the plan, in turns, after each was right."""
+    """The least time of each kernel and of the plan, in turns, after their results were checked."""
     matrix = problem.load()
     b = np.random.default_rng(0).random((matrix.shape[1], feat), dtype="float32")
     out = np.empty((matrix.shape[0], feat), "float32")
@@ -69,13 +69,13 @@ def measured(problem: Any, feat: int, kernels: dict[str, Any], args: Any) -> dic
 
 
 def show(cells: list[dict[str, Any]]) -> None:
-    """Times, and over those of the loops as they are written."""
+    """Print times, and their ratios to the unscheduled loops."""
     title = "SpMM by steps: ms, and times the loops as written"
     show_times(title, cells, "seconds", ("problem", "feat"), FIRST)
 
 
 def draw(path: Path) -> Path:
-    """A picture of a JSON file of this command, beside it: bars of how many times as fast."""
+    """A picture of a JSON file of this command, beside it: bars of speed-ups."""
     record = json.loads(path.read_text())
     rows: dict[str, list[plots.Panel]] = {}
     for cell in record["results"]["cells"]:

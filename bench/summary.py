@@ -12,7 +12,7 @@ from bench.peers.libraries import BEFORE, FLOAT32, OURS
 from bench.peers.mkl import CODES
 from bench.report import Form, geomean, show_times, table
 
-NO_PEERS = (FLOAT32, BEFORE)  # no alternatives for users
+NO_PEERS = (FLOAT32, BEFORE)  # not alternatives for users
 BEST = "best peer"
 
 
@@ -27,12 +27,12 @@ def group(cell: dict[str, Any]) -> tuple[str, str, int | str]:
 
 
 def device(threads: int | str) -> str:
-    """The number of threads in words; of a GPU its target."""
+    """The number of threads in words; for a GPU its target."""
     return threads if isinstance(threads, str) else f"{threads} thread(s)"
 
 
 def peer_time(cell: dict[str, Any], peer: str, of: str = "min") -> float | None:
-    """Seconds of a peer, or of the fastest real one; None if it has none."""
+    """Seconds of a peer, or of the fastest real one; None if there are none."""
     times = {n: p[of] for n, p in cell["peers"].items() if n != OURS}
     if peer != BEST:
         return times.get(peer)
@@ -73,7 +73,7 @@ def ratio(cell: dict[str, Any], peer: str, of: str = "min") -> float:
 
 
 def show(results: dict[str, Any]) -> None:
-    """Times, what they cost beforehand, speed-ups, and all that is not in the tables."""
+    """Print times, preparation costs, speed-ups, and notes."""
     cells = results["cells"]
     for key in dict.fromkeys(map(group, cells)):
         _show_times(key, [c for c in cells if group(c) == key])
@@ -107,7 +107,7 @@ def _show_times(key: tuple[str, str, int | str], cells: list[dict[str, Any]]) ->
 
 
 def fastest(cell: dict[str, Any]) -> str | None:
-    """The library that takes the least time, sparsetir among them; None where none has one."""
+    """The fastest library, including sparsetir; None if none has a time."""
     times = {n: p["min"] for n, p in cell["peers"].items() if n not in NO_PEERS}
     return min(times, key=times.__getitem__, default=None)
 
@@ -135,7 +135,7 @@ def show_speed_ups(lines: list[dict[str, Any]]) -> None:
 
 
 def _show_versions(cells: list[dict[str, Any]]) -> None:
-    """Print versions of libraries that state them, and the code they run on this CPU."""
+    """Print versions of libraries that report them, and the code they run on this CPU."""
     peers = [entry for c in cells for entry in c["peers"].items()]
     about_by_peer = {name: p["about"] for name, p in peers if "version" in p.get("about", {})}
     for name, about in about_by_peer.items():
@@ -156,7 +156,7 @@ def _show_missing(cells: list[dict[str, Any]]) -> None:
 
 
 def _show_disturbed(cells: list[dict[str, Any]]) -> None:
-    """Say so where most turns of a peer were not its own."""
+    """Report peers most of whose turns were disturbed."""
     disturbed = [
         [n for n, p in c["peers"].items() if p.get("quiet", math.inf) < p.get("turns", 0) / 2]
         for c in cells

@@ -1,7 +1,7 @@
 """Random graphs with the sizes of those in table 1 of the SparseTIR paper.
 
 Degrees of graphs follow a law, edges do not: endpoints are matched at random (a configuration
-model), so there are no communities and caches see less locality than with the real graphs.
+model), so there are no communities, and caches see less locality than with the real graphs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import scipy.sparse as sp
 
 TAIL = 1.5  # degrees follow a power law with this exponent plus one
 MOST = 16  # the largest degree is at most 1 / MOST of all nodes
-SPREAD = 0.3  # standard deviation over mean of degrees near their mean
+SPREAD = 0.3  # standard deviation over mean of degrees that lie near their mean
 
 
 @dataclass(frozen=True)
 class Law:
-    """Nodes and stored edges (both directions counted where `both`), and the law of degrees.
+    """Nodes and stored edges (both directions counted if `both`), and the law of degrees.
 
-    central : degrees lie near their mean (as those of ogbn-proteins, section 4.2.1); else they
-        follow a power law
-    both : an edge is stored in both directions
+    central : whether degrees lie near their mean (as those of ogbn-proteins, section 4.2.1); else
+        they follow a power law
+    both : whether edges are stored in both directions
     """
 
     nodes: int
@@ -44,14 +44,14 @@ LAWS = {
 
 
 def degrees(law: Law, rng: np.random.Generator) -> np.ndarray:
-    """A degree for each node, whose sum is the number of edges."""
+    """A degree for each node, which sum to the number of edges."""
     mean = law.edges / law.nodes
     if law.central:
         wanted = rng.gamma(SPREAD**-2, mean * SPREAD**2, law.nodes)
     else:
         wanted = 1 + rng.pareto(TAIL, law.nodes)
     wanted *= mean / wanted.mean()
-    for _ in range(9):  # what is cut from hubs goes to the others
+    for _ in range(9):  # edges cut from hubs go to the others
         wanted = np.minimum(wanted, law.nodes / MOST)
         wanted *= mean / wanted.mean()
     whole = wanted.astype(np.int64)
@@ -61,7 +61,7 @@ def degrees(law: Law, rng: np.random.Generator) -> np.ndarray:
 
 
 def generate(law: Law, seed: int = 0) -> Any:
-    """A CSR matrix with exactly the edges of the law; the same for the same seed."""
+    """A CSR matrix with exactly the edges of the law; deterministic for a seed."""
     rng = np.random.default_rng(seed)
     if law.both:
         # An edge and its reverse; an odd number needs one edge that is its own reverse.
@@ -83,17 +83,17 @@ def generate(law: Law, seed: int = 0) -> Any:
 
 
 def _stubs(degree: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Nodes in random order, each as often as its degree."""
-    # Which node is a hub is random too, or rows and columns of a directed graph had the same ones.
+    """Nodes in random order, each repeated degree times."""
+    # Hubs are random too, otherwise rows and columns of a directed graph would have the same ones.
     return rng.permutation(np.repeat(rng.permutation(len(degree)), degree))
 
 
 def _distinct(
     i: np.ndarray, j: np.ndarray, count: int, nodes: int, rng: np.random.Generator, ordered: bool
 ) -> np.ndarray:
-    """Keys `i * nodes + j` of that many different edges, without loops where `ordered` (i < j).
+    """Keys `i * nodes + j` of that many distinct edges, without loops if `ordered` (i < j).
 
-    What was matched twice or with itself is matched anew, by degree.
+    Pairs matched twice or with themselves are matched again, by degree.
     """
     sources, targets = i, j
     keys = np.empty(0, np.int64)

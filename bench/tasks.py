@@ -1,7 +1,7 @@
-"""Models of PyG's list of examples, from the papers, with what they learn: data, loss, score.
+"""Models of PyG's list of examples, from the papers, with their tasks: data, loss, score.
 
-Nodes of Cora are classified on the Planetoid split, or its edges found again; relations and batches
-of graphs are made here. A task is run by `call`, its module or what torch.compile made of it.
+Nodes of Cora are classified on the Planetoid split, or its edges predicted; relations and batches
+of graphs are generated. A task is run by `call`, its module or its compiled version.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def cora() -> Cora:
 
 
 class Layers(Module):
-    """Layers with dropout before each, an activation behind all but the last, and classes."""
+    """Layers with dropout before each, an activation after all but the last, and classes."""
 
     def __init__(self, *layers: Module, dropout: float = 0.5, act: Any = F.relu) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Layers(Module):
 
 
 class Appnp(Layers):
-    """A network of nodes, whose classes are then propagated."""
+    """A network on nodes, whose classes are then propagated."""
 
     def __init__(self) -> None:
         super().__init__(torch.nn.Linear(WORDS, 64), torch.nn.Linear(64, CLASSES))
@@ -105,7 +105,7 @@ class Gcn2(Module):
 
 
 class Dna(Module):
-    """Layers that attend to what all layers before gave."""
+    """Layers that attend to the results of all earlier layers."""
 
     def __init__(self, width: int = 128, depth: int = 4) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Dna(Module):
 
 
 class SuperGat(Layers):
-    """Two layers, and what they lose by the edges that attention does not tell from others."""
+    """Two layers, and a loss for edges that attention does not distinguish from others."""
 
     def __init__(self) -> None:
         more = {"attention_type": "MX", "edge_sample_ratio": 0.8, "is_undirected": True}
@@ -140,7 +140,7 @@ class SuperGat(Layers):
 
 
 class Infomax(Module):
-    """Deep Graph Infomax: nodes of the graph beside those with each other's words."""
+    """Deep Graph Infomax: nodes of the graph, and nodes with permuted words."""
 
     def __init__(self, width: int = 512) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Relations(Module):
 
 
 class Graphs(Module):
-    """GIN, of graphs in a batch."""
+    """GIN on graphs in a batch."""
 
     def __init__(self, inputs: int, width: int, classes: int) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Graphs(Module):
 
 
 class Task:
-    """A model and what it learns: the loss of a step, and a score of the model as it is."""
+    """A model and its task: the loss of a step, and a score of the current model."""
 
     def __init__(self, net: Module) -> None:
         self.net = net
@@ -198,7 +198,7 @@ class Task:
         result = call(cora().x, cora().edges)
         loss = 0.0
         if isinstance(result, tuple):
-            result, loss = result[0], 4 * result[1]  # of SuperGAT's attention
+            result, loss = result[0], 4 * result[1]  # the loss of SuperGAT's attention
         return loss + F.nll_loss(result[cora().train], cora().y[cora().train])
 
     def score(self, call: Call) -> float:
@@ -227,7 +227,7 @@ class Links(Task):
 
     def score(self, call: Call) -> float:
         """The area under the curve."""
-        from scipy.stats import rankdata  # which takes seconds to import
+        from scipy.stats import rankdata  # its import takes seconds
 
         linked, others = self.scores(call, self.hidden)
         ranks, n = rankdata(torch.cat([linked, others]).numpy())[: len(linked)], len(linked)
@@ -235,7 +235,7 @@ class Links(Task):
 
 
 class Unsupervised(Task):
-    """A task without classes, judged by a linear model of what it learnt."""
+    """A task without classes, judged by a linear model of the learnt features."""
 
     def loss(self, call: Call) -> Tensor:
         return call(cora().x, cora().edges)
@@ -253,8 +253,8 @@ class Unsupervised(Task):
 
 
 class Kinds(Task):
-    """Classes of nodes that only the relations of their edges tell: from c, relation r leads to
-    c + r, four times out of five."""
+    """Classes of nodes that only the relations of their edges determine: from c, relation r leads
+    to c + r, four times out of five."""
 
     nodes, count, classes, known = 2_000, 12_000, 4, 400
 
@@ -278,7 +278,7 @@ class Kinds(Task):
 
 
 class Batches(Task):
-    """Graphs, new in each step: random ones, rings with chords, and stars that are joined."""
+    """Graphs, new in each step: random ones, rings with chords, and connected stars."""
 
     inputs, classes, size = 8, 3, 64
 
@@ -316,7 +316,7 @@ class Batches(Task):
 
 @dataclass(frozen=True)
 class Example:
-    """The making and the training of a task."""
+    """The construction and the training of a task."""
 
     make: Callable[[], Task]
     rate: float = 0.01

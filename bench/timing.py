@@ -13,7 +13,7 @@ WARM_UP = 3
 
 
 def progress(text: str) -> None:
-    """Say what is being measured, on one line of a terminal or on one each elsewhere."""
+    """Print what is being measured, on one line of a terminal or on one each elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
     elif text:
@@ -21,7 +21,7 @@ def progress(text: str) -> None:
 
 
 def clock_of(threads: int) -> Callable[[], float]:
-    """The clock for measuring: of one thread the processor's, which other work changes less."""
+    """The clock for measuring: for one thread CPU time, which other work changes less."""
     return time.process_time if threads == 1 else time.perf_counter
 
 
@@ -48,8 +48,8 @@ def interleaved(
 ) -> dict[str, dict[str, float]]:
     """Minimum and median in seconds of calls that take turns, after a warm-up.
 
-    seconds : how long to go on, at least `least` rounds and at most `most`
-    clock : of seconds
+    seconds : duration, with at least `least` rounds and at most `most`
+    clock : returns seconds
     warm_up : rounds that do not count
     """
     steps = {name: timed(call, clock) for name, call in calls.items()}
@@ -64,9 +64,9 @@ def in_turns(
     clock: Callable[[], float] = time.perf_counter,
     warm_up: int = 0,
 ) -> dict[Any, dict[str, float]]:
-    """The same of steps that give their own seconds.
+    """The same for steps that return their own seconds.
 
-    Every second round goes backwards: what a call leaves in caches serves the one that follows.
+    Every second round is in reverse order: a call finds in caches what the previous one left.
     """
     times: dict[Any, list[float]] = {name: [] for name in steps}
     end = clock() + seconds
@@ -79,19 +79,19 @@ def in_turns(
 
 
 def shortest(times: Sequence[float], **more: Any) -> dict[str, Any]:
-    """Minimum and median of times, and what else there is to say."""
+    """Minimum and median of times, with further entries."""
     return {"min": min(times), "median": statistics.median(times), **more}
 
 
 def of_turns(turns: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Minimum and median of turns of calls; noise: a quarter of turns came that near to it."""
+    """Minimum and median of turns of calls; noise: a quarter of turns were that near to it."""
     every, best = [t for turn in turns for t in turn], sorted(map(min, turns))
     noise = best[len(best) // 4] / best[0] - 1
     return shortest(every, noise=noise, turns=len(turns), calls=len(every))
 
 
 def rotated(names: Iterable[Any], turn: int) -> list[Any]:
-    """Names in the order of a turn: another one begins in each."""
+    """Names in the order of a turn: each turn starts with another one."""
     names = list(names)
     first = turn % max(1, len(names))
     return names[first:] + names[:first]

@@ -1,4 +1,4 @@
-"""Models that are trained: as PyG has them, through torch.compile, by our layers."""
+"""Training of models: by PyG unchanged, through torch.compile, by our layers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sparsetir.tuning.serving import one_line
 
 OURS, PYG, INDUCTOR = "backend sparsetir", "PyG", "Inductor"
 COMPILED, ACCELERATE, LAYERS = "backend, rest by Inductor", "accelerate", "sparsetir.nn"
-FIRST, OFF = 3, 1e-3  # epochs whose losses are compared, and by how much they may differ
+FIRST, OFF = 3, 1e-3  # epochs whose losses are compared, and their allowed difference
 
 
 class Trained:
-    """A model with Adam, called in a way.
+    """A model with Adam, called in one way.
 
-    loss : of an epoch, by what the module became
+    loss : of an epoch, given the module in that way
     backend : of the way that is ours
     adam : options of Adam
     """
@@ -41,7 +41,7 @@ class Trained:
         self.adam = torch.optim.Adam(net.parameters(), **adam)
 
     def epoch(self) -> float:
-        """Take a step; gives the loss before it."""
+        """Take a step; returns the loss before it."""
         with self._around():
             self.adam.zero_grad()
             loss = self._loss(self.call)
@@ -56,18 +56,18 @@ Kind = TypeVar("Kind", bound=Trained)
 def begun(
     ways: Sequence[str], make: Callable[[str], Kind], cell: dict[str, Any]
 ) -> dict[str, Kind]:
-    """Train in each way; a cell gets seconds of first epochs, losses, and missing peers."""
+    """Train in each way; adds first epochs' seconds, losses, and missing peers to a cell."""
     trained_by_way = {}
     cell |= {key: {} for key in ("first", "losses", "missing", "wrong")}
     for way in ways:
-        # Whole graphs where Inductor takes them, else with breaks.
+        # Whole graphs if Inductor accepts them, else with breaks.
         for whole in (True, False) if way == INDUCTOR else (True,):
             try:
                 with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=whole):
                     trained = make(way)
                     start = time.perf_counter()
                     losses = [trained.epoch()]
-            except Exception as problem:  # of a peer that does not take this
+            except Exception as problem:  # from a peer that does not support this
                 if way == OURS:
                     raise
                 cell["missing"][way] = one_line(problem)

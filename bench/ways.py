@@ -1,7 +1,7 @@
-"""Ways to compute the same with torch: made, checked, timed in turns, on a CPU or a GPU.
+"""Ways to compute the same in torch: constructed, checked, timed in turns, on a CPU or a GPU.
 
-A comparison says what ways are given and what they have to give. Which is missing, wrong or has no
-gradients is part of what is found; what is wrong is not timed.
+A comparison defines the operands of ways and their expected result. Its findings include which ways
+are missing, wrong or have no gradients; wrong ones are not timed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparsetir.tuning.process import go_ahead
 from sparsetir.tuning.serving import one_line
 
 COPIES, ROUNDS, CALLS = 3, 5, 10
-OF_GRADIENTS = 10  # times as far off as results they may be: they add up more
+OF_GRADIENTS = 10  # multiple of the allowed error of results: gradients sum more terms
 Call = Callable[[], Any]
 Way = Callable[..., Any]
 Makers = Mapping[str, Callable[[], Way]]
@@ -31,8 +31,8 @@ Makers = Mapping[str, Callable[[], Way]]
 class Device:
     """The device of the measured ways: a CPU, or a GPU with events as clock and copied operands.
 
-    kernels : what ours are compiled for
-    clock : of seconds; of a GPU see `gpu_clock`
+    kernels : the target of our kernels
+    clock : returns seconds; for a GPU see `gpu_clock`
     turns : rounds, calls and copies on a GPU; None on a CPU, for `seconds` and `least` rounds
     """
 
@@ -45,7 +45,7 @@ class Device:
 
     @classmethod
     def of(cls, args: argparse.Namespace, **more: Any) -> Device | None:
-        """The device of the command line; None, with a message, where there is none."""
+        """The device of the command line; None, with a message, if there is none."""
         if getattr(args, "target", "cpu") == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = False
             quick = (1, 2, COPIES)
@@ -71,14 +71,14 @@ class Device:
 
 @dataclass
 class Comparison:
-    """Operands of ways, and the result that they have to give.
+    """Operands of ways, and their expected result.
 
     copies : of the operands
     exact : a way whose result, and gradients, are right; in float32 or wider
-    limit : how far results may be off, over the largest number of the exact one
-    written : how many of the operands, the last ones, ways write into; they hold NaN before
-    grads : of the result, for each copy; without them no gradients are measured
-    steps : what times without gradients and with them are called
+    limit : the allowed error of results, relative to the largest number of the exact one
+    written : the number of operands, the last ones, that ways write into; they hold NaN before
+    grads : gradients of the result, for each copy; without them none are measured
+    steps : the names of times without gradients and with them
     """
 
     copies: Sequence[Sequence[Any]]
@@ -98,7 +98,7 @@ class Comparison:
         forward = {n: [inference(w, x) for x in self.copies] for n, w in ways.items()}
         times = {self.steps[0]: device.times(forward)}
         if self.grads:
-            # Afterwards: what torch.compile has failed for once, it does not compile any more.
+            # Last, since torch.compile does not retry what it has failed to compile.
             times[self.steps[1]] = device.times(self._with_gradients(ways))
         return times | self.found
 
@@ -109,7 +109,7 @@ class Comparison:
                 for out in operands[len(operands) - self.written :]:
                     out.fill_(torch.nan)
             result = way(*self.copies[0])
-        except Exception as problem:  # of a peer that is not there, or does not take this
+        except Exception as problem:  # from a peer that is absent, or does not support this
             self.found["missing"][name] = one_line(problem)
             return None
         if error := off(result, wanted, self.limit):
@@ -125,10 +125,10 @@ class Comparison:
             each = [training(way, x, grad) for x, grad in both]
             try:
                 gradients = each[0]()
-            except Exception as problem:  # whatever a way says that it has no gradient with
+            except Exception as problem:  # in whatever way a peer reports a missing gradient
                 self.found["no_gradient"][name] = one_line(problem)
                 continue
-            # Operands come first; parameters follow where both are modules.
+            # Operands come first; parameters follow if both are modules.
             pairs = zip(gradients, wanted, strict=False)
             errors = [e for pair in pairs if (e := off(*pair, OF_GRADIENTS * self.limit))]
             if errors:
@@ -159,7 +159,7 @@ def inference(way: Way, operands: Sequence[Any]) -> Call:
 
 
 def training(way: Way, operands: Sequence[Any], grad: Any) -> Call:
-    """A call with the gradients of operands, and of a module's parameters, as between others."""
+    """A call with the gradients of operands, and of a module's parameters, as in a network."""
     leaves = [x.clone().requires_grad_() for x in operands]
     parameters: Iterable[Any] = way.parameters() if isinstance(way, torch.nn.Module) else ()
     wanted = [*leaves, *parameters]

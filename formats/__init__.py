@@ -1,4 +1,4 @@
-"""Formats: rewrite rules, decomposition, index inference, and a library of formats."""
+"""Formats: rewrite rules, decomposition, index inference, and the library's formats."""
 
 from sparsetir.formats.bsr import BSR
 from sparsetir.formats.converted import ConvertedFormat, PartStatistics

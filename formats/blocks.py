@@ -1,4 +1,4 @@
-"""Blocks of a matrix that hold an element, and the places of elements in them."""
+"""Blocks of a matrix that hold an element, and the slots of elements in them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import distinct, index_type
 
-CELLS = 1 << 17  # most blocks of a table, which then takes 512 KiB and stays in the cache
+CELLS = 1 << 17  # the most blocks of a table, which then takes 512 KiB and stays in cache
 # Rows and columns of the blocks that are searched for.
 SEARCHED = ((2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (1, 8), (8, 1))
-FEW = 1000  # runs that are worth a table of their own
+FEW = 1000  # the least number of runs for which a table pays
 
 
 @dataclass(frozen=True)
 class Blocks:
     """The blocks of `rows` by `cols` that hold an element, by rows of blocks, then columns.
 
-    grid : rows and columns of blocks, those that hold nothing included
-    bounds : (rows of blocks + 1,) where the elements of each row of blocks begin
-    indptr : (rows of blocks + 1,) where its blocks begin
+    grid : rows and columns of blocks, including empty ones
+    bounds : (rows of blocks + 1,) offsets of the elements of each row of blocks
+    indptr : (rows of blocks + 1,) offsets of its blocks
     indices : (blocks,) their columns of blocks, increasing in each row
-    places : (nnz,) of each element, with the places of a block one after the other, row by row
+    places : (nnz,) the slot of each element, with the slots of a block contiguous, row by row
     """
 
     grid: tuple[int, int]
@@ -35,7 +35,7 @@ class Blocks:
 
 
 def block_places(pattern: Pattern, rows: int, cols: int) -> int:
-    """Places of the blocks of `rows` by `cols` that hold an element."""
+    """The number of slots of the blocks of `rows` by `cols` that hold an element."""
     i, j = pattern.coords
     across = -(-pattern.shape[1] // cols)
     return len(distinct((i // rows).astype(np.int64) * across + j // cols)) * rows * cols
@@ -44,14 +44,14 @@ def block_places(pattern: Pattern, rows: int, cols: int) -> int:
 def find_blocks(pattern: Pattern, rows: int, cols: int) -> Blocks:
     """The blocks of a matrix.
 
-    Elements of a row that stand in one block are a run. Runs get the number of their block, and an
-    element's place is what its run begins at plus its column. Linear in the elements and rows
-    where blocks are not rare; elsewhere runs are sorted.
+    The elements of a row in one block are a run. Runs get the number of their block, and an
+    element's slot is an offset of its run plus its column. Linear in the elements and rows
+    unless blocks are rare; then runs are sorted.
     """
     (m, n), nnz = pattern.shape, pattern.nnz
     high, wide = -(-m // rows), -(-n // cols)
     if high * wide >= 2**62:
-        raise StructureError(f"{high} by {wide} blocks are too many to be told apart")
+        raise StructureError(f"{high} by {wide} blocks are too many to number")
     dtype = np.dtype(index_type(max(high * wide, (nnz + 1) * rows * cols + n)))
     indptr, columns = pattern.indptr, pattern.coords[1].astype(dtype, copy=False)
     lengths, row = np.diff(indptr), np.arange(m, dtype=dtype)
@@ -86,10 +86,10 @@ def find_blocks(pattern: Pattern, rows: int, cols: int) -> Blocks:
 
 
 def _by_table(key: np.ndarray, ends: np.ndarray, wide: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct keys, increasing, and the number of each key among them.
+    """The distinct keys, increasing, and the index of each key among them.
 
     key : (runs,) row of blocks * wide + column of blocks, by rows of blocks
-    ends : (rows of blocks + 1,) where the keys of each row of blocks begin
+    ends : (rows of blocks + 1,) offsets of the keys of each row of blocks
     """
     high = len(ends) - 1
     step = max(1, CELLS // max(1, wide))
@@ -113,7 +113,7 @@ def _by_table(key: np.ndarray, ends: np.ndarray, wide: int) -> tuple[np.ndarray,
 
 
 def _by_sorting(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return what :func:`_by_table` does, for keys in any order."""
+    """The result of :func:`_by_table`, for keys in any order."""
     order = np.argsort(key, kind="stable")
     ordered = key.take(order)
     first = _first(ordered)

@@ -15,15 +15,15 @@ from sparsetir.formats.rule import FormatRewriteRule
 
 @dataclass(frozen=True)
 class BSR(Format):
-    """Dense blocks of `rows` by `cols`, those that hold an element, by rows of blocks.
+    """Dense blocks of `rows` by `cols` that hold an element, by rows of blocks.
 
-    When to use: elements stand in blocks, as in block-pruned weights and block-sparse attention,
-    and a block fits a Tensor Core. Scattered elements pad up to rows * cols - 1 zeros each.
+    When to use: elements cluster in blocks, as in block-pruned weights and block-sparse attention,
+    and a block fits a Tensor Core. A scattered element adds up to rows * cols - 1 zeros of padding.
 
     Parameters
     ----------
     rows, cols : int
-        Rows and columns of a block. Shapes that blocks do not divide are padded.
+        Rows and columns of a block. Shapes that are not multiples of these are padded.
 
     Notes
     -----

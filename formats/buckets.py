@@ -13,15 +13,15 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import index_type, is_integer, starts
 
-LARGEST = 30  # buckets hold at most 2^30 elements of a row, which int32 still counts
+LARGEST = 30  # buckets hold at most 2^30 elements of a row, which int32 can count
 
 
 class Bucket(NamedTuple):
     """Pieces of rows, in the order of the rows.
 
-    row : (pieces,) number of the row
-    start : (pieces,) position of the first element
-    length : (pieces,) number of elements, at least 1
+    row : (pieces,) row of each piece
+    start : (pieces,) position of its first element
+    length : (pieces,) its number of elements, at least 1
     """
 
     row: np.ndarray
@@ -30,7 +30,7 @@ class Bucket(NamedTuple):
 
 
 def set_bucket(fmt: Any) -> None:
-    """Check the largest bucket `k` of a format that is being made; it becomes an int."""
+    """Check the largest bucket `k` of a new format, and convert it to an int."""
     k = fmt.k
     if not is_integer(k) or not 0 <= k <= LARGEST:
         raise ValueError(
@@ -52,14 +52,14 @@ def split_rows(starts: np.ndarray, lengths: np.ndarray, k: int) -> list[Bucket]:
 
     starts : (rows,) position of the first element of each row
     lengths : (rows,) number of its elements
-    k : rows longer than 2^k become pieces of 2^k, and one of what remains
+    k : rows longer than 2^k become pieces of 2^k, and one of the remainder
 
-    Time and memory grow linearly with the rows and pieces.
+    Time and memory are linear in the rows and pieces.
     """
     most = 1 << k
     whole = lengths >> k
     rest = lengths & (most - 1)
-    # The bit length of rest - 1, which is its logarithm rounded up; -1 where nothing remains.
+    # The bit length of rest - 1, which is its logarithm rounded up; -1 if nothing remains.
     number = np.frexp(np.maximum(rest - 1, 0).astype(np.float64))[1].astype(np.int8)
     number[rest == 0] = -1
     behind = starts + (whole << k)
@@ -92,7 +92,7 @@ def store_bucket(
     """The arrays of a rule with axes dense > sparse > fixed, for the pieces of a bucket.
 
     shape : lengths of the three axes
-    parents : (pieces,) coordinate of each piece on the dense axis, never decreasing
+    parents : (pieces,) coordinate of each piece on the dense axis, non-decreasing
     rows : (pieces,) its coordinate on the sparse axis
 
     The last axis of the pattern is the fixed one.
@@ -107,7 +107,7 @@ def store_bucket(
     elements = np.empty((len(start), slots), index)
     for at in _stripes(0, slots_in_use):
         np.add(start, within[at], out=elements[:, at])
-    # More than half of the slots of a piece are taken.
+    # More than half of the slots of a piece are used.
     padded = [(at, within[at] >= length) for at in _stripes(slots // 2 + 1, slots_in_use)]
     for at, where in padded:
         np.copyto(elements[:, at], index(count), where=where)
@@ -132,10 +132,10 @@ def store_tiles(
 ) -> FormatPart:
     """The arrays of a rule with axes root > tiles > rows > columns, for the pieces of a bucket.
 
-    size : rows of a tile, whose pieces have one parent; rows of number -1 fill the last tile of one
-    The others as of :func:`store_bucket`; tiles have the coordinate of the parent.
+    size : rows per tile, whose pieces have one parent; rows of number -1 pad its last tile
 
-    Time and memory grow linearly with the places.
+    Other arguments as for :func:`store_bucket`; tiles have the coordinate of the parent.
+    Time and memory are linear in the slots.
     """
     columns = pattern.coords[-1]
     slots = int(rule.axis(rule.axes_after_rewrite[-1]).nnz_cols)
@@ -164,7 +164,7 @@ def store_tiles(
 
 
 def _stripes(first: int, last: int) -> list[slice]:
-    """Columns to treat together: one by one where rows are short, since NumPy loops over rows."""
+    """Columns to process together: one by one if rows are short, since NumPy loops over rows."""
     if last <= 8:
         return [slice(n, n + 1) for n in range(first, last)]
     return [slice(first, last)]

@@ -1,4 +1,4 @@
-"""A pattern in a format: the arguments of decomposed programs, what it costs, and the way back."""
+"""A pattern in a format: the arguments of decomposed programs, their size, and the way back."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class PartStatistics:
     Parameters
     ----------
     rule : str
-        Its name.
+        Name of the rule.
     stored : int
-        Elements.
+        Number of elements.
     places : int
-        Elements and padding.
+        Number of slots, padding included.
     index_bytes : int
-        Size of index arrays and mask.
+        Size of index arrays and mask, in bytes.
     value_bytes : int
-        Size of the values of all buffers, padding included.
+        Size of the values of all buffers, padding included, in bytes.
     """
 
     rule: str
@@ -44,25 +44,25 @@ class PartStatistics:
 
     @property
     def padding(self) -> float:
-        """Share of the places that hold no element."""
+        """The share of slots without an element."""
         return 1.0 - self.stored / self.places if self.places else 0.0
 
 
 class ConvertedFormat:
-    """A pattern in a format, as :meth:`Format.convert` gives it.
+    """A pattern in a format, the result of :meth:`Format.convert`.
 
     Parameters
     ----------
     name : str
         Name of the format.
     pattern : Pattern
-        The converted pattern; values are given and returned in its order.
+        The converted pattern; values are passed and returned in its order.
     operand : Operand
-        The buffers that are stored.
+        The stored buffers.
     parts : list of FormatPart
         The arrays of each rule.
     labels : mapping of str to str, optional
-        The contents of each rule's part in words, by its name; by default these names.
+        The contents of each rule's part in words, by rule name; by default these names.
     """
 
     name: str
@@ -70,7 +70,7 @@ class ConvertedFormat:
     operand: Operand
     parts: list[FormatPart]
 
-    keeps_order = False  # of the pattern: values have places in parts
+    keeps_order = False  # of the pattern: values move to the slots of parts
 
     def __init__(
         self, name: str, pattern: Pattern, operand: Operand, parts: list[FormatPart],
@@ -90,7 +90,7 @@ class ConvertedFormat:
 
     @cached_property
     def full(self) -> list[str]:
-        """Names of rules whose mask can be left out, since every place holds an element."""
+        """Names of rules that need no mask, since every slot holds an element."""
         return [p.rule.name for p in self.parts if p.rule.masked and p.full]
 
     def decompose(self, func: SparseFunc, drop_full_masks: bool = True) -> SparseFunc:
@@ -101,7 +101,7 @@ class ConvertedFormat:
         func : SparseFunc
             A stage-I function.
         drop_full_masks : bool
-            Leave out masks that hold nothing but ones; the function then only serves patterns that
+            Omit masks that hold only ones; the function then only serves patterns that
             fill the same parts, and `arguments` has no such masks.
 
         Returns
@@ -118,7 +118,7 @@ class ConvertedFormat:
         drop_full_masks : bool
             The argument of :meth:`decompose`.
         **stored
-            Values, as :meth:`values` takes them.
+            Values, as for :meth:`values`.
 
         Returns
         -------
@@ -131,16 +131,16 @@ class ConvertedFormat:
         return {**out, **self.values(**stored)}
 
     def values(self, /, **stored: Any) -> dict[str, np.ndarray]:
-        """Arrays of values alone, by the names of a decomposed function's parameters.
+        """The arrays of values, by the names of a decomposed function's parameters.
 
-        They change between runs of a kernel, where :meth:`arguments` without values does not.
+        They change between runs of a kernel, unlike :meth:`arguments` without values.
 
         Parameters
         ----------
         **stored : (nnz,) array or None
-            Values of the operand's buffers by name, in the order of the pattern, of NumPy
-            or another library's on the CPU; None for a buffer that a program writes, which gets
-            zeros.
+            Values of the operand's buffers by name, in the order of the pattern, from NumPy
+            or another library on the CPU; None for a buffer that a program writes, which is
+            initialised with zeros.
 
         Returns
         -------
@@ -164,7 +164,7 @@ class ConvertedFormat:
         return out
 
     def restore(self, name: str, arguments: dict[str, Any]) -> np.ndarray:
-        """The values of a buffer in the order of the pattern, from arguments of a kernel.
+        """The values of a buffer in the order of the pattern, from a kernel's arguments.
 
         Parameters
         ----------
@@ -184,7 +184,7 @@ class ConvertedFormat:
         return out
 
     def parameter(self, name: str, part: FormatPart) -> str:
-        """The parameter that a buffer of the operand has in a part.
+        """The parameter of a buffer of the operand in a part.
 
         Parameters
         ----------
@@ -201,12 +201,12 @@ class ConvertedFormat:
 
     @property
     def places(self) -> int:
-        """Elements and padding of all parts."""
+        """The number of slots of all parts, padding included."""
         return sum(p.size for p in self.parts)
 
     @property
     def padding(self) -> float:
-        """Share of the places that hold no element (SparseTIR, tables 1 and 2)."""
+        """The share of slots without an element (SparseTIR, tables 1 and 2)."""
         return 1.0 - self.pattern.nnz / self.places if self.places else 0.0
 
     @property
@@ -253,6 +253,6 @@ class ConvertedFormat:
 
 
 def _as_numpy(values: Any) -> np.ndarray:
-    """The same numbers; no copy of what another library holds on the CPU."""
+    """Values as a NumPy array; another library's arrays on the CPU are not copied."""
     foreign = hasattr(values, "__dlpack__") and not isinstance(values, np.ndarray)
     return np.from_dlpack(values) if foreign else np.asarray(values)

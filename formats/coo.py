@@ -18,9 +18,9 @@ from sparsetir.formats.rule import FormatRewriteRule
 class COO(Format):
     """The row and the column of each element, in the order of rows.
 
-    When to use: rows have very different lengths, or most are empty, and the same number of
-    elements for each worker matters more than one worker for each row. Several elements add to the
-    same row, so that what runs them in parallel has to add atomically or by segments.
+    When to use: rows differ much in length, or most are empty, and equal numbers of elements per
+    worker matter more than one worker per row. Several elements update the same row, so parallel
+    workers have to add atomically or by segments.
     """
 
     @property

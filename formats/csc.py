@@ -18,10 +18,10 @@ from sparsetir.sparse_ir.index_arrays import index_type
 
 @dataclass(frozen=True)
 class CSC(Format):
-    """Columns one after the other, each with the rows that it stores.
+    """The columns in sequence, each with the rows that it stores.
 
-    When to use: the program wants the elements of a column together, as the product with the
-    transposed matrix does. A product with rows as results adds to each of them from many columns,
+    When to use: the program visits the elements of a column together, as the product with the
+    transposed matrix does. A product whose results are rows updates each of them from many columns,
     so that columns cannot run in parallel.
     """
 

@@ -18,10 +18,10 @@ from sparsetir.sparse_ir.index_arrays import is_integer, starts
 
 @dataclass(frozen=True)
 class CSF(Format):
-    """A tree of coordinates with one level for each axis of a tensor.
+    """A tree of coordinates with one level per axis of a tensor.
 
-    When to use: tensors of three axes and more. The axis whose coordinates are results comes first,
-    the one that stores most under each parent last.
+    When to use: tensors of three axes and more. The axis whose coordinates are results should come
+    first, the one that stores most under each parent last.
 
     Parameters
     ----------
@@ -30,9 +30,9 @@ class CSF(Format):
 
     Notes
     -----
-    The level of the root is dense, those below are compressed: CSF((0, 1)) stores what CSR does and
-    CSF((1, 0)) what CSC does. (SparseTIR, section 3.1; Smith and Karypis, "Tensor-matrix products
-    with a compressed sparse tensor", 2015)
+    The root level is dense, those below are compressed: CSF((0, 1)) is equivalent to CSR, and
+    CSF((1, 0)) to CSC. (SparseTIR, section 3.1; Smith and Karypis, "Tensor-matrix products with a
+    compressed sparse tensor", 2015)
     """
 
     axes: tuple[int, ...]
@@ -50,7 +50,7 @@ class CSF(Format):
 
     @property
     def order(self) -> int:
-        """Number of axes of the tensors it stores."""
+        """The number of axes of the tensors that it stores."""
         return len(self.axes)
 
     @property

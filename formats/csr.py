@@ -16,9 +16,9 @@ from sparsetir.formats.rule import FormatRewriteRule
 
 @dataclass(frozen=True)
 class CSR(Format):
-    """Rows one after the other, each with the columns that it stores.
+    """The rows in sequence, each with the columns that it stores.
 
-    When to use: by default. Nothing is padded; rows of very different lengths make work uneven.
+    When to use: by default. There is no padding; rows that differ in length make work uneven.
     """
 
     @property

@@ -17,7 +17,7 @@ from sparsetir.formats.rule import FormatRewriteRule
 
 @dataclass(frozen=True)
 class DBSR(Format):
-    """BSR of the rows of blocks that hold an element, with the number of each such row.
+    """BSR of the nonempty rows of blocks, with the number of each such row.
 
     When to use: many rows of blocks are empty, as in block-pruned weights. Otherwise BSR, which
     needs no row numbers.
@@ -25,7 +25,7 @@ class DBSR(Format):
     Parameters
     ----------
     rows, cols : int
-        Rows and columns of a block. Shapes that blocks do not divide are padded.
+        Rows and columns of a block. Shapes that are not multiples of these are padded.
 
     Notes
     -----

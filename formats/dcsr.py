@@ -16,7 +16,7 @@ from sparsetir.formats.rule import FormatRewriteRule
 
 @dataclass(frozen=True)
 class DCSR(Format):
-    """The rows that store something, each with the columns that it stores.
+    """The nonempty rows, each with the columns that it stores.
 
     When to use: most rows are empty, as in pruned weights and in a single relation of a graph.
     Otherwise CSR, which needs no row numbers.

@@ -17,9 +17,9 @@ After `decompose_format(spmm, [BSR(2), ...])`, for each rule a copy and a comput
         if mask_bsr_2[io, jo, ii, ji] != 0:
             C[io * 2 + ii, k] = C[io * 2 + ii, k] + A_bsr_2[io, jo, ii, ji] * B[jo * 2 + ji, k]
 
-The mask tells stored elements from padding, also where the dense operand holds inf or NaN, and the
-elements of one rule from those of another. Rules on what an earlier rule produced see the copies
-that fill it as they are, and copy on from there.
+The mask distinguishes stored elements from padding, even if the dense operand holds inf or NaN, and
+the elements of one rule from those of another. Rules on the output of an earlier rule leave the
+copies that fill it unchanged, and copy from there.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ def decompose_format(
     func : SparseFunc
         A stage-I function.
     rules : sequence of FormatRewriteRule
-        Rules on the same buffers share the work, each computes what its index arrays (and its mask)
-        hold; rules on what earlier rules produced are applied after them.
+        Rules on the same buffers share the work, each computing on the elements in its index arrays
+        (and its mask); rules on the output of earlier rules are applied after them.
     full : collection of str
-        Names of rules whose formats will have an element in every place, and so need no mask.
+        Names of rules whose formats will have an element in every slot, and so need no mask.
 
     Returns
     -------
     SparseFunc
         A function with the parameters of `func`, then those of each description renamed by
-        :meth:`FormatRewriteRule.renamed`, and where :attr:`FormatRewriteRule.masked` a mask
+        :meth:`FormatRewriteRule.renamed`, and, if :attr:`FormatRewriteRule.masked`, a mask
         `mask_<rule>` (int8, over the new axes, 1 where an element is stored).
 
     Raises
@@ -82,19 +82,19 @@ def decompose_format(
         For a rule that does not fit the function.
     LoweringError
         For an iteration or an access that cannot be rewritten: one that does not iterate the axes
-        before, fused, attached or dependent axes, and with several rules any index but the
-        iteration's own coordinates, since the element may be another rule's; nor with an axis that
-        is not unique.
+        before, fused, attached or dependent axes, and, with several rules or with an axis that is
+        not unique, any index but the iteration's own coordinates, since the element may belong to
+        another rule.
 
     Notes
     -----
-    Copies into a format are iterations `copy_<buffer>_<rule>`, with annotation COPY when the
-    program does not write the buffer; buffers that it writes are copied back at the end by
-    `restore_<buffer>_<rule>`, while those that it also allocates are replaced altogether. An init
+    Copies into a format are iterations `copy_<buffer>_<rule>`, with annotation COPY if the program
+    does not write the buffer; buffers that it writes are copied back at the end by
+    `restore_<buffer>_<rule>`, while those that it also allocates are replaced entirely. An init
     runs once, before the parts.
 
-    Reductions are made part after part, each in the order of its format: they must not depend on
-    the order, as sums and maxima do not but for rounding. (SparseTIR, section 3.2.1.)
+    Reductions are computed part by part, each in the order of its format: they must not depend on
+    the order, as sums and maxima do not except for rounding. (SparseTIR, section 3.2.1.)
     """
     if not isinstance(func, SparseFunc):
         raise ValueError(
@@ -131,7 +131,7 @@ def decompose_format(
 
 
 class _Decomposition:
-    """One set of rules that rewrite the same buffers."""
+    """A set of rules that rewrite the same buffers."""
 
     def __init__(
         self, func: SparseFunc, rules: list[FormatRewriteRule], full: Collection[str]
@@ -147,11 +147,11 @@ class _Decomposition:
         self.parts = statements(func)
         self.added: list[Axis] = []
         self.names = {it.name for it in sparse_iterations(func)}
-        # The buffers that are written, except by copies of earlier rules, and those of them that
-        # the program may read before it writes them, or may leave unwritten in part.
+        # The written buffers, except by copies of earlier rules, and those of them that the program
+        # may read before it writes them, or may leave unwritten in part.
         self.written: set[str] = set()
         self.kept: set[str] = set()
-        self.local: set[str] = set()  # allocated and written here: nothing of them is left
+        self.local: set[str] = set()  # allocated and written here: replaced entirely
         for name, buf in self.targets.items():
             touching = [p for p in self.parts if not is_copy(p) and uses(p, [buf.var])]
             if any(stores(p, buf.var) for p in touching):
@@ -162,7 +162,7 @@ class _Decomposition:
                     self.kept.add(name)
 
     def _has_array(self, length: Any) -> bool:
-        """Whether a length is constant, or that of a dimension of an array that stays."""
+        """Whether a length is constant, or that of a dimension of an array that remains."""
         dims = [
             axis.length
             for b in self.func.buffers
@@ -199,7 +199,7 @@ class _Decomposition:
                     copies.append(self._move(fmt, name, back=False))
                 if name in self.written:
                     restores.append(self._move(fmt, name, back=True))
-        # The copies that filled the targets come before those that read them.
+        # The copies that fill the targets come before those that read them.
         filled = [p for p in self.parts if is_copy(p)]
         rest = [new for p in self.parts if not is_copy(p) for new in self._statement(p)]
         body = [*filled, *copies, *rest, *restores]
@@ -257,7 +257,7 @@ class _Decomposition:
         return [*map(self._init, separate_init(stmt, self.func, set())), *parts]
 
     def _init(self, it: SparseIteration) -> SparseIteration:
-        """An iteration of an init, its axes part of the function."""
+        """An iteration of an init, with its axes added to the function."""
         taken = {a.name for a in [*self.func.axes, *self.added]}
         taken |= {a.name for f in self.formats for a in f.axes.values()}
         known = {a.name for a in self.func.axes}
@@ -288,7 +288,7 @@ class _Decomposition:
             for n, a in zip(rule.axes_after_rewrite, axes, strict=True)
         ]
         old = rule.to_old(new_vars)
-        # A spatial coordinate may come of several new ones, as in formats by diagonals.
+        # A spatial coordinate may be computed from several new ones, as in formats by diagonals.
         spatial = [e for e, n in zip(old, self.before, strict=True) if kind_of[n] == "S"]
         kinds = "".join(
             "S" if any(uses(e, [v]) for e in spatial) else kind_of[source[n]]
@@ -349,7 +349,7 @@ class _Decomposition:
         )
 
     def _check_iteration(self, it: SparseIteration, rule: FormatRewriteRule) -> None:
-        """Refuse what cannot be rewritten."""
+        """Refuse iterations that cannot be rewritten."""
         who = f"decompose_format: iteration '{it.name}' of '{self.func.name}'"
         have = [a.name for a, _, _ in it.axis_of()]
         missing = [n for n in self.before if n not in have]

@@ -14,19 +14,19 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import distinct
 
-LONGEST = 2**30  # rows or columns
+LONGEST = 2**30  # the most rows or columns
 OFFSET = LONGEST - 1  # the number of the main diagonal
 
 
 @dataclass(frozen=True)
 class DIA(Format):
-    """The diagonals that store something, each with a place for every row.
+    """The nonempty diagonals, each with a slot for every row.
 
-    Element (i, j) is on diagonal i - j + OFFSET, a number that is not negative whatever the shape;
-    so a matrix has at most 2**30 rows and columns. A mask says which places hold an element.
+    Element (i, j) is on diagonal i - j + OFFSET, which is nonnegative for any shape, so a matrix
+    has at most 2**30 rows and columns. A mask marks the slots that hold an element.
 
     When to use: few diagonals hold nearly all elements, as in band matrices and stencils on regular
-    grids. A diagonal with a single element takes as many places as there are rows.
+    grids. A diagonal with a single element takes as many slots as there are rows.
     """
 
     @property
@@ -35,9 +35,9 @@ class DIA(Format):
 
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
         i, j = operand.axes
-        # A place for every row and not, as in scipy, for every column: rows are what programs
-        # write, and so no two places of a diagonal write the same. The number falls with j so
-        # that i + OFFSET - d, taken from the left, stays below 2**31.
+        # A slot for every row and not, as in scipy, for every column: programs write rows, so that
+        # no two slots of a diagonal write the same one. The number decreases with j, so that i +
+        # OFFSET - d, evaluated from the left, stays below 2**31.
         return [
             make_rule(
                 self.name, operand,

@@ -1,4 +1,4 @@
-"""Parts whose arrays follow from a pattern's order, without grouping its elements."""
+"""Parts whose arrays follow from the pattern's order, without grouping its elements."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sparsetir.sparse_ir.errors import StructureError
 
 
 class Level(NamedTuple):
-    """The arrays that an axis of a rule stores; None for those that its kind does not have.
+    """The arrays that an axis of a rule stores; None for those that its kind lacks.
 
     indptr : (parents + 1,) integers
     indices : (nnz,) or (parents * cols,) integers
-    cols : slots of each parent
+    cols : slots per parent
     """
 
     indptr: np.ndarray | None = None
@@ -28,9 +28,9 @@ class Level(NamedTuple):
 
 
 def check_fits(rule: FormatRewriteRule, pattern: Pattern, places: int = 0) -> None:
-    """Refuse, with StructureError, what the index type of a rule's axes cannot count.
+    """Refuse, with StructureError, sizes that the index type of a rule's axes cannot count.
 
-    places : elements and padding
+    places : number of slots
     """
     idtype = rule.axis(rule.axes_after_rewrite[0]).idtype
     numbers = [
@@ -58,15 +58,15 @@ def direct(
     lengths: Sequence[int] | None = None,
     stored: int | None = None,
 ) -> FormatPart:
-    """The part of a pattern's elements that a rule stores, made from its levels.
+    """The part of a pattern's elements that a rule stores, constructed from its levels.
 
-    levels : one for each axis after rewriting, in order
+    levels : one per axis after rewriting, in order
     shape, places, elements : see :class:`FormatPart`
-    lengths : length of each axis after; by default that of the axis before it comes from
+    lengths : length of each axis after; by default that of the axis before that it comes from
     stored : number of elements that the format takes; all by default
 
-    Equal to what :func:`infer_format` finds; the levels are not checked, but StructureError is
-    raised for what the index type cannot count.
+    Equal to the result of :func:`infer_format`; the levels are not checked, but StructureError is
+    raised for sizes that the index type cannot count.
     """
     if lengths is None:
         before = dict(zip(rule.axes_before_rewrite, pattern.shape, strict=True))

@@ -18,8 +18,8 @@ from sparsetir.formats.rule import FormatRewriteRule
 class ELL(Format):
     """Rows with as many slots each as the longest row has elements.
 
-    When to use: rows are about as long as each other, as in meshes and graphs of neighbours. One
-    long row pads all others: then `Hyb`.
+    When to use: rows have similar lengths, as in meshes and graphs of neighbours. A single long row
+    pads all others: then `Hyb`.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Columns of row panels by their pattern of non-zeros."""
+"""Columns of row panels by their pattern of nonzeros."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import index_type, stable_order, starts
 
 LARGEST = 16
-MOST_BY_PATTERN = 8  # rows of a panel with a rule for each of its patterns
+MOST_BY_PATTERN = 8  # the most rows of a panel with a rule for each of its patterns
 
 
 class PanelPatterns(NamedTuple):
@@ -25,7 +25,7 @@ class PanelPatterns(NamedTuple):
     Parameters
     ----------
     panel : (groups,) ndarray
-        Number of the panel.
+        Panel of each group.
     mask : (groups,) ndarray
         Bit r is set where row r of the panel stores an element.
     columns : (groups,) ndarray
@@ -38,27 +38,27 @@ class PanelPatterns(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Columns of panels that store something, by panel and column; and their elements."""
+    """Nonempty columns of panels, by panel and column; and their elements."""
 
     panel: np.ndarray
     column: np.ndarray
     mask: np.ndarray
     count: np.ndarray
-    number: np.ndarray  # of each element
+    number: np.ndarray  # the column of each element
 
 
 @dataclass(frozen=True)
 class EnumeratedPatterns(Format):
-    """Panels of rows; columns of a panel grouped by pattern of non-zeros.
+    """Panels of rows; columns of a panel grouped by pattern of nonzeros.
 
     When to use: unstructured sparsity of 50 % and more in weights, where several rows of a panel
     use the same row of the dense operand: it is loaded once for q products. In graphs nearly all
-    columns of a panel store one element, and CSR does as well.
+    columns of a panel store one element, and CSR is as good.
 
     Parameters
     ----------
     rows : int
-        Rows of a panel, at most 16.
+        Rows per panel, at most 16.
     by : {"count", "pattern"}
         A rule for each number of rows (section 3.5), or one for each pattern (section 3.2), of at
         most 8 rows.
@@ -66,13 +66,13 @@ class EnumeratedPatterns(Format):
     Notes
     -----
     Rule `enum_<rows>_n<q>` holds the columns that store q elements in a panel, each as its number
-    and the q rows within the panel, so that nothing is padded. Columns of a panel stand in the
-    order of their pattern as a bit mask (row 0 is bit 0), then of their number: those with equal
-    patterns are adjacent, and `patterns` says how many there are. (Enumerate-and-sparse-coarsen,
-    sections 3.2 and 3.3.)
+    and the q rows within the panel, so that there is no padding. Columns of a panel are ordered by
+    their pattern as a bit mask (row 0 is bit 0), then by their number: those with equal patterns
+    are adjacent, and `patterns` gives their numbers. (Enumerate-and-sparse-coarsen, sections 3.2
+    and 3.3.)
 
-    By pattern, rule `enum_<rows>_p<mask>` holds the columns of one pattern, each as its number
-    alone: which rows these are is a constant table in the rule's maps, and all places are filled.
+    By pattern, rule `enum_<rows>_p<mask>` holds the columns of one pattern, each only as its
+    number: its rows are a constant table in the rule's maps, and all slots are filled.
     """
 
     rows: int
@@ -122,11 +122,11 @@ class EnumeratedPatterns(Format):
         return range(1, 1 << self.rows)
 
     def _rule(self, operand: Operand, mask: int) -> FormatRewriteRule:
-        """The rule of the columns of one pattern."""
+        """The rule for the columns of one pattern."""
         i, j = operand.axes
         u = self.rows
         held = [r for r in range(u) if mask >> r & 1]
-        above = [sum(h < r for h in held) for r in range(u)]  # for rows it does not hold, any
+        above = [sum(h < r for h in held) for r in range(u)]  # arbitrary for rows it does not hold
         above = [min(a, len(held) - 1) for a in above]
         return make_rule(
             f"enum_{u}_p{mask}", operand,
@@ -158,11 +158,11 @@ class EnumeratedPatterns(Format):
         return self._parted(order, of_rule)
 
     def _rule_of(self, columns: _Columns) -> np.ndarray:
-        """The number of each column's rule, from 0 on."""
+        """The index of each column's rule."""
         return (columns.mask if self.by == "pattern" else columns.count) - 1
 
     def _parted(self, order: np.ndarray, of_rule: np.ndarray) -> list[np.ndarray]:
-        """An order of rules, in parts: one for each rule."""
+        """An order of rules, divided into parts: one per rule."""
         count = len(self._masks) if self.by == "pattern" else self.rows
         ends = np.cumsum(np.bincount(of_rule, minlength=count))
         return np.split(order, ends[:-1])
@@ -196,12 +196,12 @@ class EnumeratedPatterns(Format):
         return out
 
     def _by_column(self, pattern: Pattern, columns: _Columns, order: np.ndarray) -> np.ndarray:
-        """Elements by column of a panel, these in an order, and by row."""
+        """Elements by column of a panel, these in the given order, and by row."""
         out = np.empty(pattern.nnz, index_type(pattern.nnz))
         count = columns.count[order]
         start = np.empty(len(order), out.dtype)
         start[order] = np.cumsum(count) - count
-        # Before an element are those of the rows above it.
+        # An element is preceded by those of the rows above it.
         above = columns.mask[columns.number] & ((1 << pattern.coords[0] % self.rows) - 1)
         out[start[columns.number] + np.bitwise_count(above)] = np.arange(
             pattern.nnz, dtype=out.dtype

@@ -1,4 +1,4 @@
-"""Fission: an iteration with iterations inside becomes plain iterations, one after the other."""
+"""Fission: a nested iteration becomes plain iterations, one after the other."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def fission(func: SparseFunc, buffers: Collection[str]) -> SparseFunc:
-    """Split the iterations that hold others, where these use some buffers.
+    """Split nested iterations that access some buffers.
 
     func : stage-I function
-    buffers : names of buffers of it; nests that use none of them stay
+    buffers : names of its buffers; nests that access none of them are unchanged
 
     Before::
 
@@ -56,11 +56,11 @@ def fission(func: SparseFunc, buffers: Collection[str]) -> SparseFunc:
         with T.sp_iter([I, J], "SS", "divide") as [i, j]:
             OUT[i, j] = A[i, j] * INV[i]
 
-    A buffer that is allocated inside the nest and used by several of its parts gets the outer axes
-    in front of its own dimensions.
+    A buffer allocated inside the nest and used by several of its parts gets the outer axes as
+    additional leading dimensions.
 
-    Raises LoweringError where this could change what the program means: an outer axis that is
-    reduced or may repeat a coordinate, a buffer through which one visit could see what another
+    Raises LoweringError if this could change the program's meaning: for an outer axis that is
+    reduced or may repeat a coordinate, a buffer through which one visit could read what another
     wrote, an init that would run for more coordinates than before.
     """
     return _Fission(func, [func.buffer(name).var for name in buffers]).run()
@@ -82,7 +82,7 @@ class _Fission:
         return self.func.replace(axes=self.axes, buffers=self.buffers, body=as_one(body))
 
     def _split(self, it: Any) -> list[Any]:
-        """A statement as plain ones, as far as it uses the targets."""
+        """A statement as plain ones, if it uses the targets."""
         if not isinstance(it, SparseIteration) or not _holds_iterations(it.body):
             return [it]
         if not uses(it, self.targets):
@@ -112,7 +112,7 @@ class _Fission:
         return out
 
     def _init(self, it: SparseIteration) -> SparseIteration:
-        """The init of an outer iteration as one of its own."""
+        """The init of an outer iteration as an iteration of its own."""
         self._check_init(it, it.init)
         used = [(a, v) for a, v, _ in it.axis_of() if uses(it.init, [v])]
         return _iteration(
@@ -123,7 +123,7 @@ class _Fission:
     # -- temporaries ----------------------------------------------------------------------------
 
     def _with_own_temporaries(self, it: SparseIteration, parts: list[list[Any]]) -> list[list[Any]]:
-        """The parts of a body, none of them using what another defines."""
+        """The parts of a body, none of which uses definitions of another."""
         for at, part in enumerate(parts):
             others = [s for n, p in enumerate(parts) if n != at for s in p]
             for stmt in part:
@@ -138,7 +138,7 @@ class _Fission:
         return parts
 
     def _expanded(self, it: SparseIteration, var: Any) -> Callable[[Any], Any]:
-        """Give a buffer of each visit the outer axes; how to rewrite a statement that uses it."""
+        """Give a buffer private to each visit the outer axes; returns the rewrite for its users."""
         outer = flat_axes(it.axes)
         parents = [a.parent.name for a in outer if a.parent is not None]
         attached = any(isinstance(a, AttachedAxis) for a in it.axes)
@@ -186,7 +186,7 @@ class _Fission:
                 )
 
     def _check_flow(self, it: SparseIteration) -> None:
-        """Refuse where a visit of the outer iteration may see what another one wrote."""
+        """Refuse programs in which a visit of the outer iteration may read what another wrote."""
         for buf, accesses in written_accesses(it).items():
             for var in it.vars:
                 if not has_own_place(it, var, accesses):
@@ -199,8 +199,8 @@ class _Fission:
     def _check_init(self, it: SparseIteration, init: Any) -> None:
         """Refuse an init that would also run at coordinates which the outer axes do not store.
 
-        Where they do not store all, the buffer must lie over these axes: there, a write to what is
-        not stored is discarded.
+        If these do not store all, the buffer must lie over them: writes to coordinates that are not
+        stored are then discarded.
         """
         axes = it.axis_of()
         partial = next((a for a, _, _ in axes if a.kind != "dense_fixed"), None)
@@ -241,7 +241,7 @@ def _parts(body: Any) -> list[list[Any]]:
 
 
 def _iteration(it: SparseIteration, **changes: Any) -> SparseIteration:
-    """An iteration with some fields changed, without init unless given, on variables of its own."""
+    """An iteration with some fields changed, without init by default, and with fresh variables."""
     changed = iteration_with(it, **{"init": None, **changes})
     fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in changed.vars}
     init = None if changed.init is None else substitute(changed.init, fresh)

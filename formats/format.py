@@ -21,18 +21,18 @@ from sparsetir.sparse_ir.origins import note_origin
 
 
 class Format(ABC):
-    """A way to store a matrix or tensor. Subclasses are frozen dataclasses of their parameters.
+    """A storage format for matrices or tensors. Subclasses are frozen dataclasses of parameters.
 
-    A subclass gives `name` and `rules`, and `split` if it has more than one rule. That is all: the
-    arrays are inferred from the rules. One that knows a faster way overrides `infer`.
+    A subclass defines `name` and `rules`, and `split` if it has more than one rule. The arrays are
+    inferred from the rules; a format with a faster conversion overrides `infer`.
     """
 
-    order: ClassVar[int | None] = 2  # of the tensors it stores; None: any
+    order: ClassVar[int | None] = 2  # of the tensors that it stores; None: any
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """An identifier that begins the names of its rules, such as `bsr_4_4`."""
+        """An identifier that prefixes the names of its rules, such as `bsr_4_4`."""
 
     @abstractmethod
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
@@ -73,14 +73,14 @@ class Format(ABC):
         Returns
         -------
         list of ndarray
-            Positions in the pattern, increasing.
+            Positions in the pattern, increasing, for each rule.
         """
         return [np.arange(pattern.nnz)]
 
     def places(self, pattern: Pattern) -> int:
-        """Number of slots for a pattern, padding included.
+        """The number of slots for a pattern, padding included.
 
-        The library's formats count them without converting.
+        The library's formats count them without conversion.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Format(ABC):
         Returns
         -------
         list of FormatPart
-            Parts whose places are for all elements of the pattern.
+            Parts whose slots are assigned for all elements of the pattern.
         """
         if len(rules) == 1:
             return [infer_format(rules[0], pattern.coords, pattern.shape)]
@@ -124,7 +124,7 @@ class Format(ABC):
         return parts
 
     def convert(self, pattern: Pattern, operand: Operand | None = None) -> ConvertedFormat:
-        """Index arrays, masks and places of the elements of a pattern.
+        """Index arrays, masks, and slots of the elements of a pattern.
 
         Parameters
         ----------
@@ -140,10 +140,10 @@ class Format(ABC):
         Raises
         ------
         ValueError
-            For a pattern of another order.
+            For a pattern with another number of axes.
         StructureError
-            With the first coordinate that no rule takes, that several do, or for which a rule has
-            no slot.
+            If a coordinate is taken by no rule or by several, or if a rule has no slot for it;
+            names the first one.
         """
         if self.order not in (None, pattern.order):
             raise ValueError(
@@ -170,11 +170,11 @@ Choice = Callable[[Pattern], Sequence[Format]]
 
 
 class Registered(NamedTuple):
-    """A kind of formats of matrices whose parameters are data.
+    """A class of matrix formats with parameters that are data.
 
-    small : one for pictures and tests, of some 20 rows; None for none
-    library : those that the command line and the bench show, for a pattern
-    search : those worth measuring for a pattern
+    small : an instance for pictures and tests, of some 20 rows; None for none
+    library : returns those that the command line and the bench show for a pattern
+    search : returns those worth measuring for a pattern
     """
 
     kind: type[Format]
@@ -193,15 +193,15 @@ def register(
     library: Choice | None = None,
     search: Choice | None = None,
 ) -> None:
-    """Register a kind of formats for records of tuning, searches, lists, pictures and tests.
+    """Register a class of formats for records of tuning, searches, lists, pictures and tests.
 
     Parameters
     ----------
     kind : type
-        A class of formats of matrices with parameters that are numbers, texts or tuples of these.
+        A class of matrix formats whose parameters are numbers, strings or tuples of these.
     small, library, search
-        See :class:`Registered`; by default the small one is in the library, and what is in the
-        library is searched.
+        See :class:`Registered`; by default the small one is in the library, and the search covers
+        those in the library.
     """
     library = library or (lambda _: [] if small is None else [small])
     note_origin(kind)
@@ -224,7 +224,7 @@ def positive(who: str, argument: str, value: Any) -> int:
 
 
 def set_positive(fmt: Format, *fields: str) -> None:
-    """Check fields of a new format; integers of NumPy become int."""
+    """Check fields of a new format, and convert NumPy integers to int."""
     for field in fields:
         value = positive(type(fmt).__name__, field, getattr(fmt, field))
         object.__setattr__(fmt, field, value)

@@ -1,4 +1,4 @@
-"""The part of a rule in a converted format: arrays of its axes, and the place of each element."""
+"""A rule's part of a converted format: arrays of its axes, and the slot of each element."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from sparsetir.sparse_ir.index_arrays import index_type
 
 
 class FormatPart:
-    """A set of coordinates as a rule stores it.
+    """A set of coordinates stored by one rule.
 
-    One of `places` and `elements` is enough to make one.
+    At least one of `places` and `elements` is required.
 
     Parameters
     ----------
     rule : FormatRewriteRule
         The rule.
     indices : dict of str to array or int
-        Index arrays and sizes by the names they have in a decomposed program.
+        Index arrays and sizes by their names in a decomposed program.
     shape : tuple of int
         Shape of the values and the mask: one dimension up to the last sparse axis, then the dense
         axes after it.
     count : int
-        Number of elements that were given.
+        Number of elements of the pattern.
     places : (count,) ndarray, optional
-        The place of each element in the flat values of the new format; -1 for elements that the
+        The slot of each element in the flat values of the new format; -1 for elements that the
         format does not store.
     elements : (size,) ndarray, optional
-        The inverse: the element of each place, `count` where padded.
+        The inverse: the element of each slot, `count` for padding.
     """
 
     rule: FormatRewriteRule
@@ -73,12 +73,12 @@ class FormatPart:
 
     @property
     def size(self) -> int:
-        """Number of places, padding included."""
+        """The number of slots, padding included."""
         return math.prod(self.shape)
 
     @cached_property
     def stored(self) -> int:
-        """Number of elements that the format takes."""
+        """The number of elements that the format takes."""
         known = self.__dict__.get("places")
         if known is not None:
             return int(np.count_nonzero(known >= 0))
@@ -86,17 +86,17 @@ class FormatPart:
 
     @property
     def padding(self) -> float:
-        """Share of the places that hold no element."""
+        """The share of slots without an element."""
         return 1.0 - self.stored / self.size if self.size else 0.0
 
     @property
     def full(self) -> bool:
-        """Whether every place holds an element."""
+        """Whether every slot holds an element."""
         return self.stored == self.size
 
     @cached_property
     def mask(self) -> np.ndarray:
-        """1 where an element is stored, of `shape`, int8."""
+        """The mask: 1 where an element is stored, of `shape`, int8."""
         if "elements" in self.__dict__:
             return (self.elements < self.count).view(np.int8).reshape(self.shape)
         out = np.zeros(self.size, np.int8)
@@ -105,12 +105,12 @@ class FormatPart:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """`indices` and, if the rule has one, the mask; all that a kernel takes but values."""
+        """`indices` and, if the rule has one, the mask: a kernel's arguments except values."""
         mask = {self.rule.renamed("mask"): self.mask} if self.rule.masked else {}
         return {**self.indices, **mask}
 
     def within(self, positions: np.ndarray, count: int) -> FormatPart:
-        """The same part for a larger set of elements, some of which it stores.
+        """The same part for a larger set of elements, of which it stores a subset.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class FormatPart:
         return out
 
     def values(self, stored: np.ndarray) -> np.ndarray:
-        """Values of the new format, zero where padded.
+        """Values of the new format, zero for padding.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class FormatPart:
                 f"({self.count},), got {stored.shape}"
             )
         if "elements" in self.__dict__ and self.count:
-            out = stored.take(self.elements, mode="clip")  # the last element where padded
+            out = stored.take(self.elements, mode="clip")  # the last element for padding
             if not self.full:
                 out[self.elements == self.count] = 0
             return out.reshape(self.shape)
@@ -175,7 +175,7 @@ class FormatPart:
         values : ndarray
             Values of shape `shape`.
         out : (count,) ndarray, optional
-            The array to write to; elements that the format does not store are left as they are
+            The array to write to; elements that the format does not store keep their values
             (zero in a new array).
 
         Returns

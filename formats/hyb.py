@@ -28,14 +28,14 @@ MOST_PARTS = 1024  # each has a rule for every bucket
 class Hyb(Format):
     """Columns in parts of equal width, and in each part rows padded to powers of two.
 
-    When to use: rows of very different lengths, as in graphs of people or pages. All rows of a
-    bucket are the same work; parts keep the rows of the dense operand in cache, and each of them
-    adds to the result once more. Where rows are short and even, CSR or ELL do.
+    When to use: rows of very different lengths, as in social and web graphs. All rows of a bucket
+    are equal work; parts keep the rows of the dense operand in cache, but each of them updates
+    the result once more. If rows are short and even, CSR or ELL is as good.
 
     Parameters
     ----------
     c : int
-        Parts of the columns.
+        Number of column parts.
     k : int
         The last bucket, of 2^k slots.
 
@@ -44,11 +44,11 @@ class Hyb(Format):
     In a part, rows of length l with 2^(b-1) < l <= 2^b are in bucket b, with 2^b slots each, up to
     bucket `k`. Longer rows are split into pieces of 2^k elements and one of the remainder, which
     goes to the bucket that it fits. (SparseTIR, section 4.2.1 and figure 11.) The paper seems to
-    pad remainders to 2^k, so that less is padded here: on Cora with c = 1 and k = 2, 5.9 % of the
-    places, against 15.8 % that way and 15.9 % in the paper's table 1.
+    pad remainders to 2^k, so there is less padding here: on Cora with c = 1 and k = 2, 5.9 % of the
+    slots, against 15.8 % that way and 15.9 % in the paper's table 1.
 
-    There is a rule `hyb_<c>_<k>_p<part>_b<bucket>` for each part and bucket, also for those that
-    hold nothing.
+    There is a rule `hyb_<c>_<k>_p<part>_b<bucket>` for each part and bucket, including empty
+    ones.
     """
 
     c: int
@@ -71,7 +71,7 @@ class Hyb(Format):
         pattern : Pattern
             A matrix's pattern.
         c : int
-            Parts of the columns.
+            Number of column parts.
 
         Returns
         -------
@@ -95,7 +95,7 @@ class Hyb(Format):
                 operand,
                 axes,
                 slots=1 << b,
-                unique=b < self.k,  # a row has one remainder at most
+                unique=b < self.k,  # a row has at most one remainder
             )
             for part in range(self.c)
             for b in range(self.k + 1)
@@ -140,7 +140,7 @@ class Hyb(Format):
 
 
 def _fitting(pattern: Pattern, *parts: int) -> list[Hyb]:
-    """Formats of so many parts each; above two at most 5 buckets, since each is compiled."""
+    """Formats with these numbers of parts; above two at most 5 buckets, as each is compiled."""
     k = Hyb.for_pattern(pattern).k
     return [Hyb(c, k if c <= 2 else min(k, 5)) for c in parts]
 

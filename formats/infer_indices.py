@@ -1,9 +1,9 @@
 """Index inference: `indptr`, `indices`, values and mask of a format, from its rule and coordinates.
 
-(The paper leaves this to the user; section 3.2.1.) The rule's `idx_map` takes the stored
+(The paper leaves this to the user; section 3.2.1.) The rule's `idx_map` maps the stored
 coordinates to the new ones; the new axes are then filled level by level: an element's position on
-an axis is found among those that share its parent's position. Time and memory grow linearly with
-the number of elements and of places, fastest for coordinates in the order of CSR.
+an axis is found among those that share its parent's position. Time and memory are linear in the
+number of elements and of slots, fastest for coordinates in the order of CSR.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def infer_format(
     shape : sequence of int
         Lengths of the axes before.
     sizes : mapping of str to int, optional
-        Scalars of the description by their name there; those not given get the smallest value that
+        Scalars of the description by name; missing ones get the smallest value that
         holds every coordinate of `shape` (lengths) or of `coords` (nnz, nnz_cols).
 
     Returns
@@ -53,8 +53,8 @@ def infer_format(
     ValueError
         For arguments that do not fit the rule.
     StructureError
-        With the first coordinate that the rule does not map to a place of its own and back, or for
-        which an axis has no slot.
+        If the rule does not map a coordinate to a slot of its own and back, or if an axis has no
+        slot for it; names the first one.
     """
     arrays = [np.asarray(c) for c in coords]
     return _Inference(rule, arrays, [operator.index(s) for s in shape], dict(sizes or {})).run()
@@ -77,7 +77,7 @@ class _Inference:
         self.bounds: dict[str, tuple[int, int]] = {}
         self.new = self._mapped()
         self._default_lengths()
-        # Offset of each element on an axis counted over all parents, and how many there are.
+        # Offset of each element on an axis counted over all parents, and their number.
         self.offset: dict[str, np.ndarray] = {}
         self.total: dict[str, int] = {}
 
@@ -136,7 +136,7 @@ class _Inference:
             check_range(f"{who}: axis '{name}'", c, length)
 
     def _mapped(self) -> dict[str, np.ndarray]:
-        """New coordinates by axis; refuse a rule whose maps are not each other's inverse."""
+        """New coordinates by axis; refuses a rule whose maps are not inverse to each other."""
         before, after, back = self.rule.maps
         analyzer = Analyzer()
         for var, length in zip(before, self.shape, strict=True):
@@ -176,7 +176,7 @@ class _Inference:
         return tuple(int(c[at]) for c in self.coords)
 
     def _default_lengths(self) -> None:
-        """Set lengths that are missing parameters to fit every coordinate of the shape."""
+        """Set missing lengths so that they fit every coordinate of the shape."""
         source = {n: b for b, ns in self.rule.axis_map.items() for n in ns}
         sizes, at = set(self.sizes), self.rule.axes_before_rewrite.index
         for axis in self.axes:
@@ -187,7 +187,7 @@ class _Inference:
                 self.sizes[name] = max(self.sizes.get(name, 0), need)
 
     def _size(self, axis: Axis, what: str, value: int = 0) -> int:
-        """The number a size stands for; a parameter that is not given yet gets `value`."""
+        """The value of a size; a parameter without one gets `value`."""
         expr = getattr(axis, what)
         if isinstance(expr, ir.Var):
             size = int(self.sizes.setdefault(str(expr.name), int(value)))

@@ -1,4 +1,4 @@
-"""The list of the library's formats, and limits of conversion."""
+"""The library's formats, and limits of conversion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sr_bcrs import SRBCRS
 
-# Limits of conversion: places for each element, above few bytes; bytes of all arrays.
+# Limits of conversion: slots per element, above few bytes; bytes of all arrays.
 MOST_PLACES = 64
 FEW_BYTES = 1 << 20
 MOST_BYTES = 2 << 30
@@ -31,20 +31,20 @@ MIXTURES = (
 
 
 def library(pattern: Pattern) -> list[Format]:
-    """Formats of each kind, and mixtures."""
+    """Formats of each class, and mixtures."""
     return [fmt for entry in REGISTRY.values() for fmt in entry.library(pattern)] + [*MIXTURES]
 
 
 def refusal(
     pattern: Pattern, places: int, operand: Operand | None = None, most_places: float = MOST_PLACES
 ) -> str | None:
-    """Return why a pattern is not converted, as it takes too much memory, or None.
+    """Return why the conversion of a pattern would take too much memory, or None.
 
-    operand : the buffers that are stored; by default one in float32, with int32 indices
-    most_places : limit of places for each element
+    operand : the stored buffers; by default one in float32, with int32 indices
+    most_places : limit of slots per element
     """
     operand = operand or Operand()
-    # Values, an index and a mask for each place.
+    # Values, an index and a mask for each slot.
     values = sum(np.dtype(dtype).itemsize for _, dtype in operand.buffers)
     size = places * (values + np.dtype(operand.idtype).itemsize + 1)
     few = size <= FEW_BYTES or places <= most_places * max(1, pattern.nnz)

@@ -1,6 +1,6 @@
-"""Rules from a list of axes, in place of a description as a `T.prim_func`.
+"""Rules from a list of axes, instead of a description as a `T.prim_func`.
 
-Descriptions are made here as nodes, without a text to parse: a hyb of many parts has many rules.
+Descriptions are created as nodes, without text to parse: a hyb of many parts has many rules.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Operand:
     Parameters
     ----------
     buffers : mapping of str to str, or pairs
-        dtype by name.
+        Dtypes by name.
     axes : tuple of str
         Names of their axes in the program.
     idtype : {"int32", "int64"}
         Index type of the new axes.
     tag : str
-        A suffix of the names of rules, for programs that use a format twice.
+        A suffix of rule names, for programs that use a format twice.
     """
 
     buffers: Any = (("A", "float32"),)
@@ -64,7 +64,7 @@ class Operand:
 
     @classmethod
     def of(cls, func: SparseFunc, *names: str, tag: str = "") -> Operand:
-        """Buffers of a function by name; they have the same axes.
+        """Buffers of a function by name; they must have the same axes.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class Operand:
         *names : str
             Names of the buffers.
         tag : str
-            The same as for the class.
+            The suffix of rule names.
 
         Returns
         -------
@@ -115,7 +115,7 @@ def dense(name: str, length: int | None = None) -> AxisSpec:
     name : str
         Name of the axis.
     length : int, optional
-        By default a parameter `n_<axis>`.
+        Length of the axis; by default a parameter `n_<axis>`.
 
     Returns
     -------
@@ -132,7 +132,7 @@ def sparse(name: str, under: str, length: int | None = None, unique: bool = True
     name, under : str
         Names of the axis and of its parent.
     length : int, optional
-        By default a parameter `n_<axis>`.
+        Length of the axis; by default a parameter `n_<axis>`.
     unique : bool
         Whether coordinates under one parent differ.
 
@@ -153,7 +153,7 @@ def fixed(
     name, under : str
         Names of the axis and of its parent.
     length : int, optional
-        By default a parameter `n_<axis>`.
+        Length of the axis; by default a parameter `n_<axis>`.
     slots : int, optional
         Slots under each parent; by default a parameter `cols_<axis>`.
     unique : bool
@@ -174,7 +174,7 @@ def ragged(name: str, under: str, length: int | None = None) -> AxisSpec:
     name, under : str
         Names of the axis and of its parent.
     length : int, optional
-        By default a parameter `n_<axis>`.
+        Length of the axis; by default a parameter `n_<axis>`.
 
     Returns
     -------
@@ -184,9 +184,9 @@ def ragged(name: str, under: str, length: int | None = None) -> AxisSpec:
 
 
 def table(values: Sequence[int], index: Any) -> Any:
-    """`values[index]` of a constant table, as maps of rules can say it: a sum of steps.
+    """`values[index]` of a constant table, in a form allowed in maps: a sum of steps.
 
-    index : 0 .. len(values) - 1; a number, an array of NumPy or an expression
+    index : 0 .. len(values) - 1; a number, a NumPy array or an expression
 
     Step t is 1 from `index` = t on: (index + count - t) // count.
     """
@@ -205,7 +205,7 @@ def make_rule(
     idx_map: Callable[..., Any],
     inv_idx_map: Callable[..., Any],
 ) -> FormatRewriteRule:
-    """The rule `name` (and the operand's tag) for an operand; its buffers are over all the axes.
+    """The rule `name` (with the operand's tag) for an operand; its buffers are over all the axes.
 
     Parameters
     ----------
@@ -214,15 +214,15 @@ def make_rule(
     operand : Operand
         The buffers.
     axes : sequence of AxisSpec
-        Axes of the format, as :func:`dense`, :func:`fixed` and :func:`sparse` make them.
+        Axes of the format, results of :func:`dense`, :func:`fixed` and :func:`sparse`.
     axis_map, idx_map, inv_idx_map
-        The same as for :class:`sparsetir.FormatRewriteRule`.
+        See :class:`sparsetir.FormatRewriteRule`.
 
     Returns
     -------
     FormatRewriteRule
         A rule that is `whole`. A buffer's handle has its name in lower case, if these differ.
-        The order of parameters is: handles of buffers, index arrays, sizes.
+        The parameters are, in order: handles of buffers, index arrays, sizes.
     """
     idtype, nodes = operand.idtype, {}
     names = [b for b, _ in operand.buffers]
@@ -283,7 +283,7 @@ def row_pieces(
     """The rule `name` of a matrix as pieces of rows: the row of each, and the columns in its slots.
 
     axes : names of the new axes: a root of length 1, the pieces, their slots
-    unique : whether a row has one piece at most
+    unique : whether a row has at most one piece
     """
     i, j = operand.axes
     root, row, col = axes

@@ -1,4 +1,4 @@
-"""Formats that share a matrix or tensor, element by element."""
+"""Formats that divide a matrix or tensor among them, element by element."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Chooser = Callable[[Pattern], np.ndarray]
 class Mixture(Format):
     """Several formats, each of which stores some of the elements.
 
-    When to use: parts of a matrix have different structure, such as a dense band and scattered
+    When to use: parts of a matrix differ in structure, such as a dense band and scattered
     elements around it. Each part is one more pass over the result.
 
     Parameters
@@ -33,14 +33,14 @@ class Mixture(Format):
     formats : tuple of Format
         At least one, all for the same number of axes.
     choose : callable
-        A function of a pattern that returns the number of each element's format, (nnz,) integers;
-        `by_band`, `by_block_fill` and `by_row_length` make such functions.
+        A function of a pattern that returns the index of each element's format, (nnz,) integers;
+        `by_band`, `by_block_fill` and `by_row_length` return such functions.
 
     Notes
     -----
-    Rules are those of the formats in order, with `_<number of the format>` behind their names.
-    Conversion raises StructureError with the first coordinate for which `choose` gives no format,
-    and what the formats raise. (Composable formats: SparseTIR, sections 2 and 3.2.1.)
+    Rules are those of the formats in order, with `_<index of the format>` appended to their names.
+    Conversion raises StructureError, naming the first coordinate for which `choose` gives no
+    format, and the errors of the formats. (Composable formats: SparseTIR, sections 2 and 3.2.1.)
     """
 
     label: str
@@ -124,16 +124,16 @@ class Mixture(Format):
 
 
 def by_block_fill(rows: int, cols: int, least: float) -> Chooser:
-    """Format 0 for the elements of blocks that are filled, format 1 for the others.
+    """Choose format 0 for the elements of filled blocks, format 1 for the others.
 
-    Blocks at the edge count the places outside of the matrix, which a format of blocks would pad.
+    Blocks at the edge include slots outside the matrix, which a format of blocks would pad.
 
     Parameters
     ----------
     rows, cols : int
         Rows and columns of a block.
     least : float
-        Share of a block's places that are stored.
+        The least share of a block's slots that hold an element.
 
     Returns
     -------
@@ -153,12 +153,12 @@ def by_block_fill(rows: int, cols: int, least: float) -> Chooser:
 
 
 def by_row_length(longest: int) -> Chooser:
-    """Format 0 for short rows, format 1 for longer ones.
+    """Choose format 0 for short rows, format 1 for longer ones.
 
     Parameters
     ----------
     longest : int
-        Elements of a short row at most.
+        The most elements of a short row.
 
     Returns
     -------
@@ -173,7 +173,7 @@ def by_row_length(longest: int) -> Chooser:
 
 
 def by_band(first: int, last: int) -> Chooser:
-    """Format 0 for the diagonals first <= column - row <= last, format 1 for the others.
+    """Choose format 0 for diagonals first <= column - row <= last, format 1 for the others.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Partitions: which rule takes which stored coordinate."""
+"""Partitions of stored coordinates among rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_partition(coords: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -
     Raises
     ------
     StructureError
-        With the first coordinate that no part takes, or that several do (or one does twice).
+        For a coordinate that no part takes, or several (or one twice); names the first.
     ValueError
         For a part that is neither a mask nor positions.
     """

@@ -24,7 +24,7 @@ LARGEST_BLOCK = 64
 class Pattern:
     """Stored coordinates, each once and in lexicographic order, as in CSR or CSF.
 
-    :class:`sparsetir.SparseTensor` takes any order.
+    :class:`sparsetir.SparseTensor` accepts any order.
 
     Parameters
     ----------
@@ -36,18 +36,18 @@ class Pattern:
     Attributes
     ----------
     coords : list of (nnz,) ndarray
-        One per axis; of what :meth:`from_csr` made unchecked, rows are made when they are wanted.
+        One per axis; rows of an unchecked :meth:`from_csr` are computed on demand.
     indptr : (shape[0] + 1,) ndarray
-        The first element of each coordinate of the first axis.
+        The position of the first element of each coordinate of the first axis.
     checked : bool
-        Whether the checks of :meth:`check_once` are done.
+        Whether the checks of :meth:`check_once` have been done.
 
     Raises
     ------
     ValueError
-        For arrays that do not fit.
+        For arrays of inconsistent shapes or types.
     StructureError
-        With the first coordinate that is out of range, out of order or stored twice.
+        For a coordinate that is out of range, out of order or stored twice; names the first.
     """
 
     checked = False
@@ -85,13 +85,13 @@ class Pattern:
         Parameters
         ----------
         indptr : (m + 1,) ndarray
-            The first element of each row.
+            The position of the first element of each row.
         indices : (nnz,) ndarray
             Columns.
         shape : sequence of int
             (m, n).
         check : bool
-            False for what is known to be in order.
+            False for arrays known to be in order.
 
         Returns
         -------
@@ -114,7 +114,7 @@ class Pattern:
 
     @cached_property
     def columns(self) -> np.ndarray:
-        """Coordinates of the last axis; of a matrix in CSR its `indices`."""
+        """Coordinates of the last axis; for a matrix in CSR its `indices`."""
         return self.coords[-1]
 
     @property
@@ -139,10 +139,10 @@ class Pattern:
 
     @cached_property
     def full_block(self) -> int:
-        """The size of the largest square blocks that a matrix consists of, or 1.
+        """The size of the largest square blocks that make up a matrix, or 1.
 
         A power of two up to `LARGEST_BLOCK`. Rows of different lengths, which most patterns have,
-        tell it at once; elements are looked at where nothing else does.
+        rule out blocks at once; elements are only inspected otherwise.
         """
         size = 1
         while 2 * size <= LARGEST_BLOCK and self._in_full_blocks(2 * size):
@@ -161,7 +161,7 @@ class Pattern:
         runs = self.coords[1].reshape(-1, size)
         if (runs[:, 0] % size).any() or (runs[:, -1] - runs[:, 0] != size - 1).any():
             return False
-        # In each row of a block the same runs, of which as many stand one after the other.
+        # All rows of a block have the same runs, as many in sequence as rows.
         first = runs[:, 0]
         each = by_block[:, 0] // size
         begins = np.repeat(np.cumsum(each * size) - each * size, each * size)
@@ -218,21 +218,21 @@ class Pattern:
 def group(
     parent: np.ndarray, parents: int, coord: np.ndarray, length: int, where: str = "group"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct (parent, coordinate) pairs, in that order.
+    """The distinct (parent, coordinate) pairs, in order.
 
     parent : (nnz,) integers in [0, parents)
     coord : (nnz,) integers in [0, length)
-    where : beginning of the message of a refusal
+    where : prefix of the message of a refusal
 
-    Raises StructureError where parents * length passes 2**62.
+    Raises StructureError if parents * length exceeds 2**62.
 
-    Returns (parent of each pair, coordinate of each pair, (nnz,) number of each element's pair).
-    Linear, but for elements in random order below more parents or coordinates than there are
-    elements: these are sorted.
+    Returns (parent of each pair, coordinate of each pair, (nnz,) index of each element's pair).
+    Linear, except for elements in random order with more parents or coordinates than elements:
+    these are sorted.
     """
     if parents * max(1, length) >= 2**62:
         raise StructureError(
-            f"{where}: {parents} parents times {length} coordinates are too many to be told apart"
+            f"{where}: {parents} parents times {length} coordinates are too many to number"
         )
     dtype = index_type(parents * max(1, length))
     key = parent.astype(dtype) * dtype(max(1, length)) + coord.astype(dtype, copy=False)
@@ -257,8 +257,8 @@ def group(
 def _order(
     key: np.ndarray, falls: int, parent: np.ndarray, parents: int, coord: np.ndarray, length: int
 ) -> np.ndarray:
-    """A permutation that sorts the keys, stable."""
-    # NumPy's stable sort of such keys merges runs: linear where a few rows are interleaved.
+    """A stable permutation that sorts the keys."""
+    # NumPy's stable sort of such keys merges runs: linear if a few rows are interleaved.
     few = 8 * falls <= len(key)
     if few or max(parents, length) > 4 * len(key) or len(key) > INT32:
         return np.argsort(key, kind="stable")

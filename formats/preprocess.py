@@ -1,4 +1,4 @@
-"""Take out of a decomposed function what needs to run only once."""
+"""Extract the parts of a decomposed function that only need to run once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COPY = "sparsetir.copy"
 
 
 def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
-    """Take the copies of constant values out of a decomposed function.
+    """Extract the copies of constant values from a decomposed function.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
     preprocess : SparseFunc
         Fills the new formats, and runs once.
     rest : SparseFunc
-        Computes, and has no copy. Both keep all parameters that they use, in the order of `func`.
+        Computes, without copies. Both keep all parameters that they use, in the order of `func`.
     """
     parts = statements(func)
     copies = [p for p in parts if is_copy(p)]
@@ -88,7 +88,7 @@ def _only_what_is_used(func: SparseFunc, body: list[Any], name: str) -> SparseFu
     for axis in kept_axes:
         walk(axis, visit, ir.Var, Axis)
     used = {*variables.values(), *(b.handle for b in buffers if b.handle is not None)}
-    # Parameters that nothing uses stay: a format's lengths, where they follow from others.
+    # Unused parameters remain: a format's lengths, if they follow from others.
     anywhere = set(variables_of(func.body, list(func.axes), list(func.buffers)))
     params = [p for p in func.params if p in used or p not in anywhere]
     attrs = {k: v for k, v in func.attrs.items() if k != "global_symbol"}

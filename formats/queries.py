@@ -1,4 +1,4 @@
-"""Queries of rewriting about statements and names."""
+"""Queries about statements and names, for rewrites."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sets_all(stmt: Any, buf: SparseBuffer) -> bool:
 
 
 def fresh_name(name: str, taken: set[str]) -> str:
-    """The name with as many underscores as make it unused; it is added to the names taken."""
+    """The name with enough underscores to be unused; it is added to the names taken."""
     while name in taken:
         name += "_"
     taken.add(name)

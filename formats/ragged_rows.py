@@ -17,10 +17,10 @@ from sparsetir.sparse_ir.index_arrays import starts
 
 @dataclass(frozen=True)
 class Ragged(Format):
-    """All columns of a row up to its last nonzero; a mask tells nonzeros from padding.
+    """All columns of a row up to its last nonzero; a mask distinguishes nonzeros from padding.
 
     When to use: rows are filled from the left, as in batches of sequences of different lengths and
-    in lower triangles. Then nothing is padded, and there are no column numbers to load.
+    in lower triangles. Then there is no padding, and there are no column numbers to load.
 
     Notes
     -----
@@ -50,7 +50,7 @@ class Ragged(Format):
         ends = np.zeros(pattern.shape[0], np.int64)
         stored = np.flatnonzero(np.diff(indptr))
         ends[stored] = columns[indptr[stored + 1] - 1] + 1
-        check_fits(rules[0], pattern, int(ends.sum(dtype=np.float64)))  # int64 could wrap around
+        check_fits(rules[0], pattern, int(ends.sum(dtype=np.float64)))  # int64 could overflow
         first = starts(ends)
         places = first[:-1].repeat(np.diff(indptr)) + columns
         levels = [Level(), Level(first)]

@@ -27,23 +27,23 @@ class RelationalHyb(Format):
     """A tensor of relations by rows by columns, the matrix of each relation as `Hyb(1, k)`.
 
     When to use: products by relation (RGCN, sparse convolution), where a relation's rows share a
-    weight matrix and have very different lengths. Tiles are for those who multiply a tile of rows
-    with that matrix.
+    weight matrix and have very different lengths. Tiles are for kernels that multiply a tile of
+    rows by that matrix.
 
     Parameters
     ----------
     k : int
         The last bucket, of 2^k slots.
     rows : int, optional
-        The pieces of rows of a bucket come in tiles of as many, each of one relation, whose last
-        tile is padded with rows of number -1, which nothing visits. The outer axis is over tiles
-        then, and holds the relation of each. None: no tiles.
+        The pieces of rows of a bucket form tiles of `rows` rows, each of one relation, whose last
+        tile is padded with rows of number -1, which are not visited. The outer axis is then over
+        tiles, and holds the relation of each. None: no tiles.
 
     Notes
     -----
     Bucket b of all relations is one rule, `relational_hyb_<k>_b<b>`, with the relation as its outer
-    axis. The rule of tiles does not say where a tile ends: arrays come from `convert`. (SparseTIR,
-    section 4.4.1, with k = 5.)
+    axis. The rule of tiles does not determine where a tile ends: arrays come from `convert`.
+    (SparseTIR, section 4.4.1, with k = 5.)
     """
 
     order: ClassVar[int | None] = 3
@@ -70,7 +70,7 @@ class RelationalHyb(Format):
                 f"{self.name}_b{b}", operand,
                 [
                     dense(outer),
-                    sparse(row, outer, unique=b < self.k),  # a row has one remainder at most
+                    sparse(row, outer, unique=b < self.k),  # a row has at most one remainder
                     fixed(col, row, slots=1 << b),
                 ],
                 {r: [outer], i: [row], j: [col]},

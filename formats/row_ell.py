@@ -17,19 +17,19 @@ from sparsetir.sparse_ir.index_arrays import starts
 
 @dataclass(frozen=True)
 class RowELL(Format):
-    """Rows that store something, in pieces of some slots, and the row of each piece.
+    """Nonempty rows, in pieces of a fixed number of slots, and the row of each piece.
 
-    A row of more elements has several pieces, the last of them padded; each bucket of a `Hyb` is
-    one of these.
+    A row of more elements has several pieces, the last of them padded; each bucket of a `Hyb` has
+    this format.
 
-    When to use: most non-empty rows have about `cols` elements, or are much longer. Pieces are
-    equal work; those of a long row add to the same result, so that what runs them in parallel has
-    to add atomically.
+    When to use: most nonempty rows have about `cols` elements, or are much longer. Pieces are
+    equal work; those of a long row update the same result, so parallel workers have to add
+    atomically.
 
     Parameters
     ----------
     cols : int
-        Slots of a piece.
+        Slots per piece.
 
     Notes
     -----

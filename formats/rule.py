@@ -1,4 +1,4 @@
-"""Format rewrite rules: the axes of a storage, and maps of coordinates to it and back.
+"""Format rewrite rules: the axes of a storage format, and maps of coordinates to it and back.
 
 (SparseTIR, section 3.2.1 and appendix A.)
 """
@@ -25,35 +25,35 @@ class FormatRewriteRule:
     name : str
         The suffix of the names of new axes, buffers and parameters.
     new_format_desc : SparseFunc
-        A stage-I function of axes and buffers alone.
+        A stage-I function that only declares axes and buffers.
     buffers_to_rewrite : sequence of str
         Buffers of the program; the description has one of the same name for each.
     axes_before_rewrite : sequence of str
         Their axes in the program, in order.
     axes_after_rewrite : sequence of str
-        Their axes in the description, in the order they are visited.
+        Their axes in the description, in visiting order.
     axis_map : mapping of str to sequence of str
-        The axes after that each axis before becomes.
+        For each axis before, the axes after that it becomes.
     idx_map : callable
-        Coordinates before to a tuple of coordinates after.
+        Maps coordinates before to a tuple of coordinates after.
     inv_idx_map : callable
-        Coordinates after to a tuple of coordinates before.
+        Maps coordinates after to a tuple of coordinates before.
     whole : bool
-        Lengths that are parameters are always those of the whole shape, as for the formats of the
-        library; see :attr:`tied`.
+        Whether lengths that are parameters are always those of the whole shape, as for the
+        library's formats; see :attr:`tied`.
 
     Raises
     ------
     ValueError
-        Naming the rule and the argument.
+        For an invalid argument; the message names the rule and the argument.
 
     Notes
     -----
-    Both maps are affine, with floor division and remainder by positive constants. A parameter
-    `mask` and a buffer `MASK` are what decomposition adds; a description has none of these names.
-    An axis with `unique=False` above one with a constant number of slots repeats a coordinate when
-    the slots under it are full: so rows longer than a bucket are split. (SparseTIR, sections 3.2.1
-    and 4.2.1, and appendix A.)
+    Both maps are affine, with floor division and remainder by positive constants. Decomposition
+    adds a parameter `mask` and a buffer `MASK`; a description may use neither name. An axis with
+    `unique=False` above one with a constant number of slots repeats a coordinate when the slots
+    under it are full: so rows longer than a bucket are split. (SparseTIR, sections 3.2.1 and 4.2.1,
+    and appendix A.)
     """
 
     name: str
@@ -117,7 +117,7 @@ class FormatRewriteRule:
         return self.new_format_desc.axis(name)
 
     def renamed(self, name: str) -> str:
-        """The name that a name of the description has in a decomposed program.
+        """The name in a decomposed program of a name in the description.
 
         Parameters
         ----------
@@ -160,16 +160,16 @@ class FormatRewriteRule:
 
     @cached_property
     def masked(self) -> bool:
-        """Whether a place may be empty, so that the format needs a mask.
+        """Whether a slot may be empty, so that the format needs a mask.
 
-        Not where the new axes are one path that ends in a sparse axis: what its indices name is
+        Not if the new axes are one path that ends in a sparse axis: coordinates in its indices are
         stored, and a padded slot has a negative index.
         """
         return len(self.leaves) > 1 or not self.leaves[0].is_sparse
 
     @cached_property
     def leaves(self) -> list[Axis]:
-        """The axes after that have no axis under them, in the order of their roots."""
+        """The axes after without axes below, in the order of their roots."""
         axes = [self.axis(n) for n in self.axes_after_rewrite]
         parents = {a.parent.name for a in axes if a.parent is not None}
         roots = [a.name for a in axes if a.parent is None]
@@ -181,8 +181,8 @@ class FormatRewriteRule:
         """Axes after whose length follows from an axis before: that axis, and the divisor.
 
         In a rule that is `whole`, those whose coordinate is one before, or its block of a constant
-        size. A decomposed program takes their lengths from the axes before where other arrays have
-        these lengths too: so a format of another size does not fit them.
+        size. A decomposed program takes their lengths from the axes before if other arrays have
+        these lengths, too, so that a format of another size is refused.
         """
         before, after, _ = self.maps
         lengths: dict[str, tuple[str, int]] = {}
@@ -208,7 +208,7 @@ class FormatRewriteRule:
         variables = [tirx.Var(f"c{n}", "int64") for n in range(inputs)]
         try:
             result = _tuple(function(*variables))
-        except Exception as err:  # whatever a user's function may raise
+        except Exception as err:  # a user's function may raise anything
             self._refuse(
                 argument, f"a function of {inputs} coordinates", f"{type(err).__name__}: {err}"
             )

@@ -1,4 +1,4 @@
-"""The format of a single rule of the user's."""
+"""The format of a single rule written by a user."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sparsetir.formats.rule import FormatRewriteRule
 class RuleFormat(Format):
     """A format of one rewrite rule, for the buffers and axes that it rewrites.
 
-    When to use: there is a rule, and no need for the format elsewhere. A subclass of `Format` makes
-    such rules for the buffers and axes of any program.
+    When to use: there is a rule, and no other use of the format. A subclass of `Format` makes such
+    rules for the buffers and axes of any program.
 
     Parameters
     ----------

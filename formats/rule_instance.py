@@ -17,7 +17,7 @@ class RuleInstance:
 
     rule : the rule
     lengths : lengths of axes before by name, for tied axes
-    full : every place holds an element, so that no mask is needed
+    full : whether every slot holds an element, so that no mask is needed
     params : parameters that are added to the program's, the mask's handle last
     axes, buffers : the new ones by their names in the description
     """
@@ -76,13 +76,13 @@ class RuleInstance:
         return Analyzer().simplify(tirx.floordiv(length + (each - 1), each))
 
     def is_stored(self, at: list[Any]) -> Any:
-        """Whether the place at these coordinates holds an element; None if there is no mask."""
+        """Whether the slot at these coordinates holds an element; None if there is no mask."""
         if self.mask is None:
             return None
         return tirx.BufferLoad(self.mask.var, at) != tirx.const(0, "int8")
 
     def where_stored(self, at: list[Any], stmt: Any) -> Any:
-        """A statement, run where the place at these coordinates holds an element."""
+        """A statement, executed if the slot at these coordinates holds an element."""
         stored = self.is_stored(at)
         return stmt if stored is None else tirx.IfThenElse(stored, stmt, None)
 

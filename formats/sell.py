@@ -18,15 +18,15 @@ from sparsetir.sparse_ir.recipes.slices import order_in_windows
 
 @dataclass(frozen=True)
 class SELL(Format):
-    """Slices of rows of about the same length, one element of each of them side by side.
+    """Slices of rows of similar length, one element of each of them side by side.
 
-    When to use: rows of a few elements, times a vector, on processors with wide vectors. Rows of
-    very different lengths want a `sigma` of many slices, which scatters what neighbours write.
+    When to use: rows of a few elements, times a vector, on processors with wide vectors. Rows that
+    differ much in length need a `sigma` of many slices, which scatters the writes of neighbours.
 
     Parameters
     ----------
     c : int
-        Rows of a slice, as many as a vector has lanes.
+        Rows per slice, as many as a vector has lanes.
     sigma : int
         Rows that are sorted by length together, longest first; a multiple of `c`, or 1 for rows in
         the order of the matrix.
@@ -34,21 +34,21 @@ class SELL(Format):
     Notes
     -----
     A slice has as many steps as its longest row has elements. Step t of slice s holds the t-th
-    element of each of its rows; steps of all slices are counted through, from `indptr_<j>w[s]`:
+    element of each of its rows; steps are numbered over all slices, from `indptr_<j>w[s]`:
 
     - axis `S`: ceil(rows / c) slices, dense
-    - axis `<j>W`, `indptr_<j>w`: (slices + 1,) where the steps of each slice begin
+    - axis `<j>W`, `indptr_<j>w`: (slices + 1,) offsets of the steps of each slice
     - axis `<i>R`, `indices_<i>r`: (steps * c,) the row of each lane, the same in all steps of a
-      slice; -1 for lanes of the last slice that have none
-    - axis `<j>C`, `indices_<j>c`: (steps * c,) the column of each lane; -1 where the row has ended
-    - values: (steps * c,); with the columns they are what a kernel reads in order, `c` at a time
+      slice; -1 for lanes of the last slice without a row
+    - axis `<j>C`, `indices_<j>c`: (steps * c,) the column of each lane; -1 past the end of the row
+    - values: (steps * c,); a kernel reads these and the columns sequentially, `c` at a time
 
-    So a kernel can keep the sums of a slice in a vector, whose rows are those of its first step. A
-    slice whose rows are all empty has no step. The paper stores the permutation of the rows alone;
-    here each step has it, since an axis stores its coordinates under every parent.
+    So a kernel can keep the sums of a slice in a vector, for the rows of its first step. A slice
+    whose rows are all empty has no step. The paper stores only the permutation of the rows; here
+    each step has it, since an axis stores its coordinates under every parent.
 
-    The rule does not say which rows go together: arrays come from `convert`, and inference from the
-    rule alone has room for a single step.
+    The rule does not determine which rows go together: arrays come from `convert`, and inference
+    from the rule alone has room for a single step.
 
     SELL-C-sigma: Kreutzer, Hager, Wellein, Fehske and Bishop, "A unified sparse matrix data format
     for efficient general sparse matrix-vector multiplication on modern processors with wide SIMD
@@ -72,7 +72,7 @@ class SELL(Format):
 
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
         i, j = operand.axes
-        # Rows are repeated in the steps of a slice, so that nothing can be looked up by a row.
+        # Rows are repeated in the steps of a slice, so that elements cannot be looked up by row.
         rows = fixed(f"{i}R", f"{j}W", slots=self.c, unique=False)
         return [
             make_rule(
@@ -95,7 +95,7 @@ class SELL(Format):
         check_fits(rule, pattern, slots)
         idtype = rule.axis(rule.axes_after_rewrite[0]).idtype
         step_ptr = starts(widths)
-        # The place of each row's first element; the next is one step, `c` places, further.
+        # The slot of each row's first element; the next is one step, `c` slots, further.
         at = np.arange(len(order))
         first = np.empty_like(order)
         first[order] = step_ptr[at // c] * c + at % c
@@ -117,7 +117,7 @@ def sliced_rows(lengths: np.ndarray, c: int, sigma: int) -> tuple[np.ndarray, np
     lengths : (rows,) elements of each row
     c, sigma : see :class:`SELL`
 
-    Rows of the same length stay in order. Linear in the rows.
+    Rows of equal length stay in order. Linear in the rows.
     """
     order = np.arange(len(lengths))
     if not len(lengths):

@@ -18,25 +18,25 @@ from sparsetir.sparse_ir.index_arrays import distinct, starts
 
 @dataclass(frozen=True)
 class SRBCRS(Format):
-    """Tiles of `t` rows by one column, those that hold an element, in groups of `g`.
+    """Nonempty tiles of `t` rows by one column, in groups of `g`.
 
-    When to use: elements are scattered, as in unstructured pruned weights, and Tensor Cores are to
-    multiply them. At least 1 in `t` places of a stored tile holds an element, where BSR of t by t
+    When to use: elements are scattered, as in unstructured pruned weights, and Tensor Cores should
+    multiply them. At least 1 in `t` slots of a stored tile holds an element, where BSR of t by t
     may have 1 in t * t.
 
     Parameters
     ----------
     t : int
-        Rows of a tile.
+        Rows per tile.
     g : int
-        Tiles of a group.
+        Tiles per group.
 
     Notes
     -----
-    The tiles of a row of tiles go by columns; the last group is padded with tiles of column -1,
-    which nothing visits. Values are (groups * g, t): as (groups, g, t) the transposed left operands
-    of matrix instructions, whose right operand is g rows of the dense matrix. (SparseTIR, section
-    4.3.2 and figure 18; Magicube.)
+    The tiles of a row of tiles are ordered by column; the last group is padded with tiles of column
+    -1, which are not visited. Values are (groups * g, t): as (groups, g, t) the transposed left
+    operands of matrix instructions, whose right operand is g rows of the dense matrix. (SparseTIR,
+    section 4.3.2 and figure 18; Magicube.)
     """
 
     t: int

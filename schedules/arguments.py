@@ -1,4 +1,4 @@
-"""Fields of configs and problems, which are frozen dataclasses: what they are, their checks."""
+"""Fields of configs and problems, which are frozen dataclasses: their declarations and checks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def expect(of: Any, argument: str, holds: bool, expected: str, *got: Any) -> None:
-    """Raise ValueError where a field of a problem or config is not as expected.
+    """Raise ValueError if a field of a problem or config is not as expected.
 
-    got : what the message shows; by default the field's value
+    got : the values that the message shows; by default the field's
     """
     if not holds:
         value = got[0] if got else getattr(of, argument)
@@ -22,9 +22,9 @@ def expect(of: Any, argument: str, holds: bool, expected: str, *got: Any) -> Non
 def expect_integers(
     of: Any, *names: str, positive: bool = False, optional: tuple[str, ...] = ()
 ) -> None:
-    """Raise ValueError where one of these fields is no integer of 32 bits.
+    """Raise ValueError if one of these fields is not a 32-bit integer.
 
-    optional : names of those that may be None
+    optional : names of the fields that may be None
     """
     for name in names:
         value = getattr(of, name)
@@ -36,13 +36,13 @@ def expect_integers(
 
 
 def expect_at_least(of: Any, **least: int) -> None:
-    """Raise ValueError where one of these fields is less than it may be."""
+    """Raise ValueError if one of these fields is below its minimum."""
     for name, value in least.items():
         expect(of, name, getattr(of, name) >= value, f"{value} or more")
 
 
 def expect_one_of(of: Any, **allowed: tuple[str, ...]) -> None:
-    """Raise ValueError where one of these fields is none of what is allowed."""
+    """Raise ValueError if the value of one of these fields is not allowed."""
     for name, values in allowed.items():
         expect(of, name, getattr(of, name) in values, f"one of {', '.join(values)}")
 
@@ -57,29 +57,29 @@ def number(
     default: Any = MISSING, *, least: int | None = 1, most: int | None = None, power: bool = False,
     optional: bool = False, compiled: int | None = None, tries: Sequence[Any] = (),
 ) -> Any:  # fmt: skip
-    """A field of a :class:`Config` that is an integer, and what it may be.
+    """An integer field of a :class:`Config`, with its allowed values.
 
-    least, most : None for any
-    power : of two
-    optional : it may be None
-    compiled : kernels are the same for all values from this one on
-    tries : values that a search tries
+    least, most : bounds; None for no bound
+    power : whether it must be a power of two
+    optional : whether it may be None
+    compiled : the value at and above which kernels are the same
+    tries : the values that a search tries
     """
     says = {"range": (least, most), "power": power, "optional": optional, "compiled": compiled}
     return field(default=default, metadata={"number": says, "tries": tries})
 
 
 def choice(default: Any, *tries: Any) -> Any:
-    """A field of a :class:`Config` that is no number; a search tries its default, and `tries`."""
+    """A field of a :class:`Config` that is not a number; a search tries its default and `tries`."""
     return field(default=default, metadata={"tries": (default, *tries)})
 
 
 @dataclass(frozen=True)
 class Config:
-    """The choices of a kernel: a frozen dataclass whose numbers say what they may be."""
+    """The choices of a kernel: a frozen dataclass whose integer fields declare their bounds."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a number is not what it may be."""
+        """Raise ValueError if a number is out of bounds."""
         for name, says in self._numbers().items():
             value, (least, most) = getattr(self, name), says["range"]
             if says["power"]:
@@ -95,7 +95,7 @@ class Config:
         return {f.name: f.metadata["number"] for f in fields(self) if "number" in f.metadata}
 
     def tries(self, **more: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
-        """The value of each field here, then those that a search tries: the field's, and `more`."""
+        """For each field its value here, then those that a search tries, with `more`."""
         values = {
             f.name: (*f.metadata.get("tries", ()), *more.get(f.name, ())) for f in fields(self)
         }
@@ -103,12 +103,12 @@ class Config:
 
     @property
     def compiled(self) -> Any:
-        """The fields that a kernel depends on."""
+        """The fields on which the kernel's code depends."""
         most = {name: says["compiled"] for name, says in self._numbers().items()}
         open_ = {name: n for name, n in most.items() if n is not None}
         return replace(self, **{n: min(getattr(self, n), most) for n, most in open_.items()})
 
     def tiles(self, feat: int) -> int:
-        """Tiles of so many features, 1 by default; raises ScheduleError for those not served."""
+        """Tiles of `feat` features, 1 by default; raises ScheduleError for unsupported numbers."""
         del feat
         return 1

@@ -1,11 +1,11 @@
-"""The schedule a program gets when its author gives none.
+"""The schedule of a program whose author gives none.
 
-CPU: the outermost loop that is free of races runs in parallel, in parts of about as much work each
-where rows are of different lengths; the innermost contiguous one in vectors, with a scalar loop for
-what is left over; exp, tanh and sigmoid of float32 are polynomials, which vectors have
-(:mod:`sparsetir.schedules.passes.inline_exponentials`: their error). GPU: loops
-free of races become blocks and threads; what has none runs on one thread. Correct for every
-program, and a start for fast ones.
+CPU: the outermost loop that is free of races runs in parallel, in parts of about equal work if
+rows differ in length; the innermost contiguous one is vectorised, with a scalar loop for the
+remainder; exp, tanh and sigmoid of float32 become polynomials, which vectorise
+(:mod:`sparsetir.schedules.passes.inline_exponentials` gives their error). GPU: loops free of races
+become blocks and threads; a nest without such loops runs on one thread. Correct for every program,
+and a starting point for fast ones.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from sparsetir.sparse_ir.workers import KIND
 
 GPU_THREADS = 128
 GPU_WARP = 32
-FEW_LANES = 8  # whose 32 bytes are what memory is read by
+FEW_LANES = 8  # 32 bytes, the granularity of memory accesses
 
 
 def default_schedule(
     func: tirx.PrimFunc, target: Any, vectors: int | None = None, any_order: bool = False
 ) -> tirx.PrimFunc:
-    """Schedule a stage-II function for a target; the function given is left as it is.
+    """Schedule a stage-II function for a target; `func` is not modified.
 
     Parameters
     ----------
     func : PrimFunc
         From :func:`lower_sparse_iter`.
     target : tvm.target.Target
-        "cuda", "opencl" and the like are GPUs, the rest CPUs.
+        "cuda", "opencl" and the like are GPUs, all others CPUs.
     vectors : int, optional
-        Of the widest tile that a CPU sums up in registers; by default as many as stay there.
+        Accumulator vectors of the widest register tile on a CPU; by default as many as fit.
     any_order : bool
-        On CPUs, products over a size in vectors, too.
+        On CPUs, also vectorise products over a size, which reorders their sums.
 
     Returns
     -------
@@ -79,8 +79,7 @@ def versions_by_size(
 ) -> Versions:
     """Versions of a stage-II function for a CPU, by the size of its innermost loops.
 
-    vectors, any_order : as of :func:`default_schedule`; where the first is given, there is one
-        version
+    vectors, any_order : see :func:`default_schedule`; a given `vectors` leads to one version
     """
     bits, registers = vector_registers(target)
     scheduled, most = _cpu(func), vectors or sum_vectors(registers)
@@ -102,9 +101,9 @@ def versions_by_size(
 def _in_vectors(
     func: tirx.PrimFunc, bits: int, vectors: int, any_order: bool, among: SizeRange = ANY_SIZE
 ) -> tirx.PrimFunc:
-    """The innermost loops of a CPU's function in vectors, for a range of sizes."""
+    """Vectorise the innermost loops of a CPU function, for a range of sizes."""
     scheduled = vectorize_innermost(func, bits, l2_bytes(), vectors, among)
-    # What begins with an init somewhere outside updates what is there, once the init is apart.
+    # Reductions whose init was outside become updates once inits are separate statements.
     scheduled = vectorize_innermost(
         hoist_init(scheduled), bits, l2_bytes(), vectors, among, sums_alone=True
     )
@@ -120,7 +119,7 @@ def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
     for block in _top_blocks(sch):
         loops = sch.get_loops(block)
         if THREADS in sch.get(block).annotations or loops and _is_divided(sch.get(loops[0])):
-            continue  # stage I has said what threads do
+            continue  # stage I has mapped it to threads
         outermost = next((n for n, lp in enumerate(loops) if not is_one(sch.get(lp).extent)), 0)
         if loops and _is_open(sch, loops[outermost], threads=False):
             run_in_parallel(sch, loops[outermost], "parallel")
@@ -129,7 +128,7 @@ def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _is_divided(nest: Any) -> bool:
-    """Whether a nest has a parallel loop already; threads do not nest."""
+    """Whether a nest already has a parallel loop; threads do not nest."""
     return any(loop.kind == tirx.ForKind.PARALLEL for loop in nodes_of(tirx.For, nest))
 
 
@@ -142,7 +141,7 @@ def _is_bound(nest: Any) -> bool:
 
 
 def _is_open(sch: Any, loop: Any, threads: bool = True) -> bool:
-    """Whether a loop is free of races, and stage I has not said what it becomes."""
+    """Whether a loop is free of races, and stage I has not mapped it."""
     return KIND not in sch.get(loop).annotations and is_free(sch, loop, threads)
 
 
@@ -151,29 +150,29 @@ def _only(mod: tvm.IRModule) -> Any:
 
 
 def bind_to_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Bind loops of a stage-II function that are free of races, where a nest binds none yet."""
+    """Bind loops of a stage-II function that are free of races, in nests without bound loops."""
     sch = s_tir.Schedule(func)
     for top in _top_blocks(sch):
         loops = sch.get_loops(top)
         if loops and _is_bound(sch.get(loops[0])):
-            continue  # stage I has said what threads do
+            continue  # stage I has mapped it to threads
         free = [n for n, loop in enumerate(loops) if _is_open(sch, loop)]
         free = [n for n in free if not is_one(sch.get(loops[n]).extent)] or free[:1]
         mixed = _is_mixed(sch.get(top))
         if mixed:
-            free = free[:1] if 0 in free else []  # no loop can be brought outside
+            free = free[:1] if 0 in free else []  # no loop can be moved outside
         leaf = _only_leaf(sch, top)
         inner = _thread_loop(sch, leaf) if leaf is not None else None
         if not loops or not (free or inner):
             continue
         if not free:
-            # Nothing outside is free of races: one block, its threads share the innermost loop.
+            # No outer loop is free of races: one block, its threads share the innermost loop.
             run_in_parallel(sch, sch.add_unit_loop(top), "blockIdx.x")
             _bind_threads(sch, leaf, inner, GPU_THREADS)
             continue
         chosen = [loops[n] for n in free]
         rest = [] if mixed else [loops[n] for n in range(len(loops)) if n not in free]
-        # Loops are not fused: the product of two sizes could pass the range of their type.
+        # Loops are not fused: the product of two sizes could overflow their type.
         first, last, pair = chosen[0], chosen[-1], ()
         if inner is not None:
             blocks, threads = sch.split(first, [None, GPU_THREADS // GPU_WARP])
@@ -204,7 +203,7 @@ def _is_mixed(block: Any) -> bool:
 
 
 def _only_leaf(sch: Any, top: Any) -> Any:
-    """The one block inside `top` that computes, when there is just one below a block boundary."""
+    """The only computing block inside `top`, if there is just one below a block boundary."""
     block = top
     while True:
         children = [b for b in sch.get_child_blocks(block) if not _is_search(sch.get(b))]
@@ -216,7 +215,7 @@ def _only_leaf(sch: Any, top: Any) -> Any:
 
 
 def _stores(body: Any) -> bool:
-    """Whether a block's body stores, other than in the blocks inside it."""
+    """Whether a block's body stores, other than in nested blocks."""
     inside = stores_of(*nodes_of(s_tir.SBlock, body, nested=False))
     return len(stores_of(body)) > len(inside)
 
@@ -230,7 +229,7 @@ def _thread_loop(sch: Any, leaf: Any) -> Any:
 
 
 def _lanes(extent: Any) -> int:
-    """Threads beside each other for a loop: no more than it has visits, where these are known."""
+    """The number of neighbouring threads for a loop: no more than its extent, if constant."""
     constant = isinstance(extent, tirx.IntImm)
     return min(GPU_WARP, 1 << (int(extent) - 1).bit_length()) if constant else FEW_LANES
 
@@ -248,14 +247,14 @@ def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:
 def on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Run each top-level statement that has no threads on a single one.
 
-    What is allocated outside of kernels is in memory, also if its scope is "local".
+    Buffers allocated outside of kernels are in memory, even if their scope is "local".
     """
     held = [v for v in func.body.block.alloc_buffers if v.ty.storage_scope == "local"]
     memory = {v: buffer_var(v.ty.shape, v.ty.dtype, v.name) for v in held}
     func = func.with_body(substitute(func.body, memory))
     root = func.body.block
     parts = [p for p in top_level(func) if not isinstance(p, tirx.Evaluate)]  # those below
-    # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
+    # An address keeps a buffer's allocation on the host, even if only one kernel uses it.
     body: list[tirx.Stmt] = [tirx.Evaluate(buffer_data(v)) for v in root.alloc_buffers]
     body += [p if binds_threads(p) else _single_thread(p) for p in parts]
     block = block_with(root, body=as_one(body))

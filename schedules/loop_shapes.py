@@ -1,6 +1,6 @@
-"""The innermost loops of a CPU's scheduled program, in sentences: vectors, tiles, or why none.
+"""The innermost loops of a CPU's scheduled program, in sentences: vectors, tiles, or why not.
 
-Of each block that computes: its vectors, tiles and prefetches, or the one reason why it has none.
+For each computing block: its vectors, tiles and prefetches, or the reason why it has none.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TILES = re.compile(r"_tile_(\d+(?:_\d+)*)$")
 
 
 def loop_shapes(lowered: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> dict[str, str]:
-    """Sentences about the innermost loops of a stage-II function, by the names of their blocks.
+    """Sentences about the innermost loops of a stage-II function, by block name.
 
-    lowered : before the schedule
-    scheduled : after it; maybe of the branches alone that some sizes take
+    lowered : the function before scheduling
+    scheduled : the function after it; possibly restricted to the branches that some sizes take
     """
     out: dict[str, str] = {}
     for loop in nodes_of(tirx.For, lowered.body):
@@ -36,7 +36,7 @@ def loop_shapes(lowered: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> dict[str, s
 
 
 def _shape(name: str, scheduled: tirx.PrimFunc) -> str:
-    """The vectors of a block; "" where it has none."""
+    """The vectors of a block; "" if it has none."""
     blocks_of = re.compile(rf"{re.escape(name)}(_.*)?")
     loops = [x for x in nodes_of(tirx.For, scheduled.body) if x.kind == tirx.ForKind.VECTORIZED]
     blocks = [b for b in nodes_of(s_tir.SBlock, scheduled.body) if blocks_of.fullmatch(b.name_hint)]
@@ -61,7 +61,7 @@ def _reason(loop: Any, realize: Any) -> str:
 
 
 def _obstacle(loop: Any, realize: Any) -> str:
-    """The first thing that stands in the way of vectors; "" where nothing does."""
+    """The first obstacle to vectorisation, or ""."""
     var = loop.loop_var
     body = substitute(realize.block.body, values_of(realize))
     conditions, store = taken_apart(body)

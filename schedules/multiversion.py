@@ -1,12 +1,12 @@
-"""Additions of the default schedule for three shapes of programs on CPUs.
+"""Extensions of the default schedule for three shapes of programs on CPUs.
 
-Where rows are gathered often, packing some of their features, as much as the L2 cache holds, pays
-(see :mod:`sparsetir.schedules.templates.row_tile`). With few features, starting worker
-threads takes as long as all rows::
+If rows are gathered often, packing some of their features, as many as the L2 cache holds, pays (see
+:mod:`sparsetir.schedules.templates.row_tile`). With few features, waking worker threads takes as
+long as all rows::
 
     if nnz >= 28 * n and feat > 64 and (feat + 31) // 32 % threads == 0:
-        for k0 in T.parallel((feat + 31) // 32):        # 32 features at a time, or 64, of which
-            ...                                         # the last begin earlier
+        for k0 in T.parallel((feat + 31) // 32):        # 32 features at a time, or 64;
+            ...                                         # the last tile begins earlier
             B_32[j, k] = B[j, k0 * 32 + k]
             for i in range(m): ...                      # C_32[k] += A[i, j] * B_32[j, k]
     elif nnz * feat < 1048576 and feat <= 64:
@@ -14,9 +14,9 @@ threads takes as long as all rows::
     else:
         ...                                             # the default schedule
 
-Sums over features for each nonzero go by positions, each thread through as many, and through parts
-of the columns whose rows stay in cache; where there is one part, in the order of storage. Steps of
-rows for features side by side, such as a softmax of heads, have these in vectors.
+Sums over features for each nonzero are computed by position, equally many per thread, in column
+parts whose rows stay in cache; with one part, in the order of storage. Steps of rows for
+neighbouring features, such as a softmax of heads, vectorise over these.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ from sparsetir.sparse_ir.value_domains import permutations
 
 T = TypeVar("T")
 
-# Non-zeros per row of B, and features, from which on a copy of it, or of a part, pays.
+# The least nonzeros per row of B, and features, for which copying it, or a part, pays.
 PACK_DEGREE = 28
 PACK_FEATURES = 64
-# Multiplications that take about as long as to wake the other threads.
+# Multiplications that take about as long as waking the other threads.
 WORK_OF_THREADS = 1 << 20
-# Bytes of a row of a panel; the wider ones where all of them, or what is used again soon, are near.
+# Bytes per row of a panel; the wider ones if all rows, or those reused soon, are in cache.
 PANELS = (128, 256)
 
 
 def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> dict[str, Any]:
-    """The default schedule for CPUs, with versions where the program has the shape for them.
+    """The default schedule for CPUs, with versions if the program has a suitable shape.
 
-    func : of stage I
-    work : multiplications from which on other threads are started
+    func : a stage-I function
+    work : the least multiplications for which other threads are used
 
-    Returns stages "I", "II" and "II scheduled". "I" is `func`, or what the versions have in common.
+    Returns stages "I", "II" and "II scheduled". "I" is `func`, or what the versions share.
     """
-    # What its author has said of a loop stays, and the default schedule does the rest.
+    # Loops that the author has scheduled keep their mapping, and the default covers the rest.
     begun = any({*map(str, it.annotations)} - {THREADS} for it in sparse_iterations(func))
     if not begun:
         stages = _by_copies(func, target) or _by_elements(func, target)
@@ -103,9 +103,9 @@ def _inlined(stages: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shape(ask: Callable[[Schedule, str], T], sch: Schedule) -> T | None:
-    """The loops of a program of the shape that is asked for; None for another shape.
+    """The loops of a program of the requested shape; None for another shape.
 
-    The one place where a ShapeError is an answer: later it is a mistake of a version, and shows.
+    Only here a ShapeError is an answer: elsewhere it is a bug of a version, and propagates.
     """
     try:
         return ask(sch, "multiversion")
@@ -137,7 +137,7 @@ def _by_copies(func: SparseFunc, target: Any) -> dict[str, Any] | None:
 
 
 def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:
-    """Sums over features for each element, by positions in parts.
+    """Sums over features for each element, by position in parts.
 
     None for a program of another shape.
     """
@@ -147,7 +147,7 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:
         return None
     try:
         by_positions(sch, reduction)
-    except ScheduleError:  # positions themselves say so, such as of a loop under the elements
+    except ScheduleError:  # raised by `positions`, e.g. for a loop below the elements
         return None
     func = with_reuse_distances(sch.func)
     lowered = lower_sparse_iter(func)
@@ -169,16 +169,16 @@ def _parts_and_order(func: SparseFunc, lowered: tirx.PrimFunc) -> tuple[Any, str
 
 
 def _stage_two(sch: Schedule) -> tirx.PrimFunc:
-    """The function that a schedule has come to in stage II."""
+    """The current stage-II function of a schedule."""
     (func,) = sch.lower().mod.functions.values()
     return func
 
 
 def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> tirx.PrimFunc:
-    """Reductions over what rows store: versions by work, and by how often rows are gathered.
+    """Reductions over the elements of rows: versions by work, and by how often rows are gathered.
 
-    versions : of the default schedule; the result for a program of another shape, of booleans, and
-        where rows may write the same elements
+    versions : of the default schedule; these are the result for a program of another shape, for
+        booleans, and if rows may write the same elements
     """
     sch, rows = Schedule(func), joined(versions)
     reduction = _shape(row_reduction, sch)
@@ -186,7 +186,7 @@ def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> ti
         return rows
     axis = func.axis(reduction.features.name)
     if axis.kind != "dense_fixed" or not isinstance(axis.length, tirx.IntImm | ir.Var):
-        return rows  # nothing can be promised about its length
+        return rows  # no promise about its length is possible
     sizes = _sizes(func, reduction, rows)
     nnz, n, feat, _ = sizes
     if nnz is not None and pool() > 1 and versions.index is not None:
@@ -203,9 +203,9 @@ def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> ti
 def _or_panels(
     func: SparseFunc, reduction: RowReduction, sizes: Sequence[Any], rows: Any, target: Any
 ) -> tirx.PrimFunc:
-    """Versions that gather from panels, wide or narrow, or else by `rows`.
+    """Versions that gather from panels, wide or narrow, or else use `rows`.
 
-    sizes : of :func:`_sizes`
+    sizes : the result of :func:`_sizes`
     """
     nnz, n, feat, distance = sizes
     bits, threads = tvm.DataType(reduction.total).bits, pool()
@@ -220,7 +220,7 @@ def _or_panels(
     try:
         panels = _panels(func, reduction, narrow, target)
     except ScheduleError:
-        return rows  # what is gathered cannot be copied: it depends on the row, too
+        return rows  # the gathered operand cannot be copied: it depends on the row, too
     count = tirx.floordiv(feat + _int64(narrow - 1), _int64(narrow))
     if not reduction.block and (known is None or known >= wide):
         used_again = n if distance is None else tirx.min(n, distance)
@@ -243,7 +243,7 @@ def _or_panels(
 
 
 def _by_steps(func: SparseFunc, rest: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
-    """Steps of rows for some features side by side: versions that have these in vectors.
+    """Steps of rows for neighbouring features: versions that vectorise over these.
 
     rest : the default schedule, for fewer features; the result for a program of another shape
     """
@@ -264,7 +264,7 @@ def _by_steps(func: SparseFunc, rest: tirx.PrimFunc, target: Any) -> tirx.PrimFu
             sch.sparse_reorder(steps.iteration, [steps.rows, *others, tiles, lanes])
             straight_code(sch, [(step, 1) for step in sch.distribute(lanes)])
         except ScheduleError:
-            return rest  # other statements than steps, or what other features of a row read
+            return rest  # not only steps, or the row reads results of its other features
         version = default_schedule(_stage_two(sch), target)
         names = (f"from_{tile}", f"below_{tile}")
         rest = version if known else either(size >= _int64(tile), version, rest, names)
@@ -272,7 +272,7 @@ def _by_steps(func: SparseFunc, rest: tirx.PrimFunc, target: Any) -> tirx.PrimFu
 
 
 def _on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function whose parallel loops are not."""
+    """A function with its parallel loops made serial."""
 
     def visit(loop: Any) -> Any:
         parallel = loop.kind == tirx.ForKind.PARALLEL
@@ -284,8 +284,8 @@ def _on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _panels(func: SparseFunc, reduction: RowReduction, tile: int, target: Any) -> Any:
     """The version that gathers from panels of `tile` features, scheduled.
 
-    The last panel begins earlier where it would reach too far. Of a block, as many rows as
-    registers hold are summed up at a time; its values of a narrower type are cast together before.
+    The last panel begins earlier if it would exceed the features. For blocks, as many rows as
+    registers hold are accumulated at a time; values of a narrower type are cast together before.
     """
     sch, total = Schedule(func), reduction.total
     bits, registers = vector_registers(target)
@@ -320,17 +320,17 @@ def _panels(func: SparseFunc, reduction: RowReduction, tile: int, target: Any) -
 
 
 def _narrow_values(func: SparseFunc, reduction: RowReduction) -> list[str]:
-    """Buffers over rows of a block, of a narrower type than the sums."""
+    """Buffers over the rows of a block, of a narrower type than the sums."""
     rows, bits = reduction.block[-1].axes[0], tvm.DataType(reduction.total).bits
     over = [b for b in func.buffers if "float" in b.dtype and tvm.DataType(b.dtype).bits < bits]
     return [b.name for b in over if rows in [axis.name for axis in b.axes or ()]]
 
 
 def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) -> list[Any]:
-    """Elements of the rows, rows that are gathered from, features, and the distance between two
-    uses of a row, by lowered parameters.
+    """Elements of the rows, rows of the gathered operand, features, and the reuse distance of rows,
+    as lowered parameters.
 
-    None where they do not say how often a row is gathered.
+    None if they do not determine how often a row is gathered.
     """
     axes = {axis.name: axis for axis in func.axes}
     loops = [reduction.rows, *reduction.block, *reduction.columns]
@@ -346,7 +346,7 @@ def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) ->
 
 
 def _rows_of(func: SparseFunc, reduction: RowReduction) -> list[Axis]:
-    """The axes of the gathered operand but for its features; none where one is not dense."""
+    """The axes of the gathered operand without its features; () if one is not dense."""
     if reduction.gathered_axis is None:
         return []
     axes = func.buffer(str(reduction.gathered)).axes or ()
@@ -355,7 +355,7 @@ def _rows_of(func: SparseFunc, reduction: RowReduction) -> list[Axis]:
 
 
 def _counts(axes: Sequence[Axis]) -> list[Any]:
-    """Factors of the number of visits of loops over axes; none where two are of varying lengths."""
+    """Factors of the trip count of loops over axes; () if two have varying lengths."""
     variable = [axis for axis in axes if axis.is_variable]
     if not any(axis.is_sparse for axis in axes) or len(variable) > 1:
         return []
@@ -365,7 +365,7 @@ def _counts(axes: Sequence[Axis]) -> list[Any]:
 
 
 def _of_lowered(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:
-    """Sizes of a stage-I function by the parameters of its stage II, in int64; None stays None."""
+    """Sizes of a stage-I function as parameters of its stage II, in int64; None stays None."""
     named = {p.name: p for p in lowered.params}
 
     def of_lowered(size: Any) -> Any:

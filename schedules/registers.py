@@ -1,7 +1,7 @@
-"""Sizes of what a CPU kernel keeps in vector registers: the one place that says them.
+"""Vector register budgets of CPU kernels, in one place.
 
-A kernel's sums leave room for what is loaded; a nest whose operands are read once for many sums can
-give them more of the registers.
+A kernel's accumulators leave room for loaded operands; a nest that reuses its operands for many
+sums can give them more of the registers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Features(NamedTuple):
-    """The fields of a config that say how features are in tiles."""
+    """The fields of a config that describe the tiling of features."""
 
     tile: int
     lanes: int
@@ -19,7 +19,7 @@ class Features(NamedTuple):
 
 
 def sum_vectors(registers: int) -> int:
-    """Vectors of sums of a tile, half of the registers.
+    """Accumulator vectors per tile, half of the registers.
 
     Each gathered element's column and value is loaded once for all of its vectors, so that wider
     tiles are faster as long as nothing is spilled.
@@ -28,17 +28,17 @@ def sum_vectors(registers: int) -> int:
 
 
 def most_sum_vectors(registers: int) -> int:
-    """Vectors of sums of products of tiles, three quarters of the registers."""
+    """Accumulator vectors for products of tiles, three quarters of the registers."""
     return registers * 3 // 4
 
 
 def served(feat: int, tile: int, lanes: int) -> int | None:
-    """The field `feat` of a config: None where tiles and vectors are whole."""
+    """The field `feat` of a config: None if tiles and vectors are whole."""
     return None if feat % tile == 0 and tile % lanes == 0 else feat
 
 
 def feature_tile(feat: int, lanes: int, vectors: int) -> Features:
-    """Tiles of about as many vectors, all of the same width."""
+    """Tiles of about `vectors` vectors, all of equal width."""
     while lanes > feat:
         lanes //= 2
     most = lanes * vectors
@@ -52,5 +52,5 @@ def feature_tile(feat: int, lanes: int, vectors: int) -> Features:
 
 
 def tasks(threads: int, tiles: int, each: int = 1) -> int:
-    """Blocks of rows that give each thread so many tasks, where tiles are tasks too."""
+    """Blocks of rows that give each thread `each` tasks, if tiles are tasks too."""
     return max(1, each * (threads // gcd(tiles, threads)))

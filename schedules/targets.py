@@ -13,7 +13,7 @@ import tvm
 
 from sparsetir.machine import REGISTERS, this_machine
 
-# As users give one.
+# The forms in which callers pass a target.
 TargetLike = str | Mapping[str, object] | tvm.target.Target
 DEFAULT_CUDA_ARCH = "sm_80"
 # Features of x86 that neither compilers use by default nor kernels need. Virtual machines often
@@ -24,20 +24,20 @@ _UNUSED = frozenset(
     "raoint rdpid rdpru rdrnd rdseed rtm serialize sgx sha sha512 shstk sm3 sm4 tsxldtrk uintr "
     "usermsr vaes vpclmulqdq waitpkg wbnoinvd widekl xsave xsavec xsaveopt xsaves".split()
 )
-# What decides which schedule is the best one: how wide vectors are, arithmetic of small types, and
+# Features that decide which schedule is the best: vector width, arithmetic of small types, and
 # matrix engines.
 _DISTINCTIVE = frozenset(
     "amx-bf16 amx-fp16 amx-int8 avx2 avx10.2 avx512bf16 avx512f avx512fp16 avx512vnni avxvnni "
     "bf16 fullfp16 i8mm sme sve sve2".split()
 )
-# Bytes of cache that what is gathered from should fit into, where the machine does not say.
+# Cache sizes in bytes that gathered operands should fit, if the machine does not report any.
 L1_BYTES, L2_BYTES, L3_BYTES = 32 << 10, 1 << 20, 32 << 20
 
 
 def host_features() -> Mapping[str, bool]:
-    """Whether this machine's CPU has a feature, by the name that LLVM gives it.
+    """Whether this machine's CPU has a feature, by LLVM's name.
 
-    Empty where LLVM cannot tell.
+    Empty if LLVM cannot tell.
     """
     assumed = this_machine().features
     return _features_by_llvm() if assumed is None else assumed
@@ -62,17 +62,17 @@ def cpu_features(target: object) -> frozenset[str]:
 
 @cache
 def host_target() -> tvm.target.Target:
-    """This machine's CPU: the name that LLVM gives it, and in which features it differs from that.
+    """This machine's CPU: its name in LLVM, and the features in which it differs from that.
 
     Virtual machines hide features, and LLVM takes some for an older CPU than they are, so code for
-    the name alone may be slower than need be, or end with an illegal instruction.
+    the name alone may be slower than necessary, or end with an illegal instruction.
     """
     name = str(tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
     return _named_and_different(name, _features_by_llvm())
 
 
 def _named_and_different(name: str, has: Mapping[str, bool]) -> tvm.target.Target:
-    """The target of a CPU of a name, with (and without) the features that it has (or lacks)."""
+    """The target of a named CPU, with (and without) the features that it has (or lacks)."""
     named = {"kind": "llvm", "mcpu": name}
     implied = cpu_features(tvm.target.Target(named))
     differs = [f for f in sorted(has) if f not in _UNUSED and has[f] != (f in implied)]
@@ -94,13 +94,13 @@ def distinctive_features(features: Iterable[str]) -> list[str]:
 
 
 def has_tensor_cores(target: Any) -> bool:
-    """Whether a target is a GPU of NVIDIA with those of compute capability 8.0, and bfloat16."""
+    """Whether a target is an NVIDIA GPU of compute capability 8.0 or more, which has bfloat16."""
     arch = re.fullmatch(r"sm_(\d+)[a-z]?", str(target.attrs.get("arch", "")))
     return str(target.kind.name) == "cuda" and arch is not None and int(arch[1]) >= 80
 
 
 def resolve_target(target: TargetLike) -> tvm.target.Target:
-    """A `tvm.target.Target`; "cpu" or "llvm", and "cuda", are of this machine."""
+    """A `tvm.target.Target`; "cpu" or "llvm", and "cuda", denote this machine's."""
     if isinstance(target, tvm.target.Target):
         return target
     if isinstance(target, str) and target in ("cpu", "llvm"):
@@ -131,9 +131,9 @@ def vector_registers(target: Any) -> tuple[int, int]:
     return assumed if assumed and is_host(target) else _registers_of(target)
 
 
-@lru_cache(maxsize=16)  # LLVM takes longer to say it than a small kernel to run
+@lru_cache(maxsize=16)  # asking LLVM takes longer than running a small kernel
 def _registers_of(target: Any) -> tuple[int, int]:
-    """Vector registers by features, where there are any: TVM says 512 bits for all x86."""
+    """Vector registers by feature, if there are any: TVM reports 512 bits for all x86."""
     if target.kind.name == "llvm":
         has = cpu_features(target)
         registers = next((size for name, size in REGISTERS.items() if name in has), None)
@@ -154,7 +154,7 @@ def is_host(target: Any) -> bool:
 
 
 def cpu_name(target: Any) -> str:
-    """LLVM's name of the CPU of a target, "" for none."""
+    """LLVM's name of a target's CPU, "" if there is none."""
     assumed = this_machine().llvm
     if assumed is not None and is_host(target):
         return assumed
@@ -162,22 +162,22 @@ def cpu_name(target: Any) -> str:
 
 
 def l1_bytes() -> int:
-    """Size of the L1 data cache of a core, of this machine's."""
+    """Size of this machine's L1 data cache, per core."""
     return this_machine().caches.get("L1d", L1_BYTES)
 
 
 def l2_bytes() -> int:
-    """Size of the L2 cache of a core, of this machine's."""
+    """Size of this machine's L2 cache, per core."""
     return this_machine().caches.get("L2", L2_BYTES)
 
 
 def l3_bytes() -> int:
-    """Size of the L3 cache, which cores share, of this machine's."""
+    """Size of this machine's L3 cache, which cores share."""
     return this_machine().caches.get("L3", L3_BYTES)
 
 
 def pool() -> int:
-    """Threads of TVM's pool, the one that calls among them."""
+    """Threads of TVM's pool, including the calling one."""
     return this_machine().threads or int(tvm.get_global_func("runtime.NumThreads")())
 
 
@@ -189,7 +189,7 @@ def assumed_machine(target: Any) -> dict[str, int]:
     return {} if is_gpu(target) else {"l2_bytes": l2_bytes(), "threads": pool()}
 
 
-# Attribute of stage II: the CPU features that a function asks for by intrinsics.
+# Stage-II attribute: the CPU features that a function needs for its intrinsics.
 NEEDS = "sparsetir.needs"
 ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64", "AMD64": "x86_64"}  # other names
 ARCH_PRCTL = 158  # of x86-64
@@ -197,22 +197,22 @@ REQUEST_PERMISSION, TILE_DATA = 0x1023, 18
 
 
 def features_needed(func: object) -> list[str]:
-    """The features that a function of stage II asks for by intrinsics, as LLVM names them."""
+    """The features that a stage-II function needs for its intrinsics, by LLVM's names."""
     attrs = getattr(func, "attrs", None) or {}
     return [str(name) for name in attrs.get(NEEDS, [])]
 
 
 def missing_of(needed: Sequence[str], target: object) -> list[str]:
-    """The ones of some features that a CPU target lacks."""
+    """Those of some features that a CPU target lacks."""
     return [name for name in needed if name not in cpu_features(target)] if needed else []
 
 
 @cache
 def _tiles_refused() -> str:
-    """Ask the system, once for this process and the threads it will have; why not, or nothing.
+    """Ask the system, once for this process and its future threads; returns why not, or "".
 
-    A process that uses tiles without leave is ended. Asking enlarges what signal handlers are
-    given, so it is done when the first kernel that needs it is made.
+    A process that uses tiles without permission is killed. Asking enlarges the frames of signal
+    handlers, so it is done when the first kernel that needs it is created.
     """
     if (this_machine().system, this_machine().architecture) != ("linux", "x86_64"):
         return "this is not Linux on x86-64, where it is known how to ask"
@@ -223,11 +223,11 @@ def _tiles_refused() -> str:
 
 
 def allowed(needed: Sequence[str], target: Any = None) -> str:
-    """Why this process cannot run a kernel that needs some features; nothing where it can.
+    """Why this process cannot run a kernel that needs some features; "" if it can.
 
-    Asks the system for tiles where they are needed and there.
+    Asks the system for tiles if they are needed and exist.
 
-    target : of the kernel, if its architecture counts, too
+    target : of the kernel, if its architecture must match, too
     """
     wanted = str(target.attrs.get("mtriple", "")).partition("-")[0] if target else ""
     mine = this_machine().architecture

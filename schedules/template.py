@@ -1,4 +1,4 @@
-"""Templates: a config, and a schedule that makes a kernel of it. And all there are."""
+"""Templates: a config, and a schedule that makes a kernel of it; and their registry."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ BRANCH = "template"
 class Branch:
     """The configs of one template.
 
-    name : of the template
-    choices : for each parameter the values that it may have
-    make : a config of one value for each parameter, by name; None where they do not go together
+    name : the template's name
+    choices : the possible values of each parameter
+    make : a config of one value per parameter, by name; None if they are incompatible
     """
 
     name: str
@@ -48,7 +48,7 @@ class Branch:
         return [config for config in configs if config is not None]
 
     def config(self, chosen: Mapping[str, Any]) -> Any | None:
-        """The config of some values; None where there is none."""
+        """The config of some values; None if there is none."""
         try:
             return self.make(**chosen)
         except (ValueError, ScheduleError):
@@ -56,11 +56,11 @@ class Branch:
 
 
 class Asked(NamedTuple):
-    """The problem and target that configs are searched for.
+    """The problem and target for which configs are searched.
 
     pattern : a CsrPattern
     given : its :class:`sparsetir.schedules.search.choose.Statistics`
-    known : the configs of all templates that are worth measuring by sizes alone, the default first
+    known : the configs of all templates that sizes alone suggest, the default first
     """
 
     problem: Any
@@ -74,12 +74,12 @@ class Asked(NamedTuple):
         return [config for config in self.known if isinstance(config, kind)]
 
 
-# Values that a search tries by parameter, and what makes a config of one of each.
+# The values that a search tries, by parameter, and the constructor of a config of one of each.
 Tried = tuple[dict[str, tuple[Any, ...]], Callable[..., Any]]
 
 
 def around(configs: Sequence[Any], **tried: Iterable[Any]) -> Tried:
-    """Choices of the values of some configs, those that are tried, and those that fields say.
+    """Choices of the values of some configs, those in `tried`, and those that fields declare.
 
     A config of them is the first one with its values replaced.
     """
@@ -94,12 +94,12 @@ def around(configs: Sequence[Any], **tried: Iterable[Any]) -> Tried:
 
 
 class Choices(Mapping[str, Any]):
-    """The config of a schedule that a user wrote, or that was made from a program.
+    """The config of a schedule that a user wrote, or that was derived from a program.
 
-    A value for each name of a space; to be read as a dict, equal by names and values.
+    A value for each name of a space; reads like a dict, equal by names and values.
 
-    Values are None, booleans, numbers and texts. Without names it stands for no schedule of the
-    search at all: the default one.
+    Values are None, booleans, numbers and strings. Without names it stands for the default
+    schedule, none of the search's.
 
     >>> Choices({"tile": 2, "order": "rows"})["tile"]
     2
@@ -125,7 +125,7 @@ class Choices(Mapping[str, Any]):
 
     @property
     def compiled(self) -> Choices:
-        """All of it: see :class:`Template`."""
+        """The whole config: see :class:`Template`."""
         return self
 
     def tiles(self, feat: int) -> int:
@@ -136,26 +136,27 @@ class Choices(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Template:
-    """A schedule with parameters for problems of one kind, and the arguments that a pattern gives.
+    """A schedule with parameters for problems of one kind, and its arguments for a pattern.
 
-    config : the class of configs: frozen data, whose `compiled` is what of it a kernel depends on.
-        For plans `tiles(feat)` is the argument of that name, which raises ScheduleError for feature
-        sizes that it does not serve
+    config : the class of configs: frozen data, whose `compiled` is the part that a kernel depends
+        on. For plans `tiles(feat)` is the argument of that name, which raises ScheduleError for
+        unsupported feature sizes
     problem : the class of problems
     program : (problem, config) -> stage-I function
     apply : (Schedule of that function, config), which schedules it by primitives, in both stages
-    arrange : (CsrPattern, problem, config) -> Arranged; by default for kernels that take CSR. Of
-        relations a Pattern of three axes, or a RelationPattern, is given
+    arrange : (CsrPattern, problem, config) -> Arranged; by default for kernels that take CSR. For
+        relations it takes a Pattern of three axes, or a RelationPattern
     gpu : whether it is for GPUs; None: for CPUs and GPUs
-    candidates : (problem, Statistics, target) -> configs worth measuring, the default first; of
-        operators whose other templates play no part in that
-    choices : Asked -> Tried of a search; None where it does not serve
-    configs : (problem, CsrPattern, Statistics, target) -> the configs of a search one by one, in
-        place of choices. Of relations as for `arrange`, and what has the numbers of features
-    engine : (problem, CsrPattern, Statistics, target, Format or None) -> configs by which a matrix
-        engine multiplies blocks of a format; None stands for the formats that fill its tiles.
-        Tensor cores need no pattern, and serve no None
-    turn : when a search comes to it, of the templates for a problem; the lowest first
+    candidates : (problem, Statistics, target) -> configs worth measuring, the default first; for
+        operators none of whose other templates has any
+    choices : Asked -> Tried of a search; returns None for unsupported problems
+    configs : (problem, CsrPattern, Statistics, target) -> the configs of a search one by one,
+        instead of choices. For relations as for `arrange`, and an object with the numbers of
+        features
+    engine : (problem, CsrPattern, Statistics, target, Format or None) -> configs for a matrix
+        engine that multiplies blocks of a format; None stands for the formats that fill its tiles.
+        Tensor cores need no pattern, and do not support None
+    turn : the position in a search among the templates for a problem, ascending
     """
 
     config: type
@@ -175,7 +176,7 @@ class Template:
         return self.problem is type(problem) and self.gpu in (None, gpu)
 
     def branch(self, search: Asked) -> Branch | None:
-        """The branch that a search tries; None for nothing."""
+        """The branch that a search tries, or None."""
         if self.choices is not None:
             choices = self.choices(search)
         else:
@@ -185,12 +186,12 @@ class Template:
         return None if choices is None else Branch(self.config.__name__, *choices)
 
 
-# By the classes of config and problem; :mod:`sparsetir.schedules.templates.registry` has all.
+# By the classes of config and problem; :mod:`sparsetir.schedules.templates.registry` imports all.
 TEMPLATES: dict[tuple[type, type], Template] = {}
 
 
 def register(template: Template) -> Template:
-    """Make a template known to plans, searches and records of tuning."""
+    """Register a template for plans, searches and records of tuning."""
     note_origin(template.config)
     TEMPLATES[template.config, template.problem] = template
     return template

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 tvm.script.register_dialect("sparse_tir", "sparsetir.sparse_ir.script")
 
-# Public names, loaded when they are asked for: modules of this package import others through it.
+# Public names, loaded on first access: modules of this package import other packages through it.
 _MODULES = {
     "errors": "IllFormedError LoweringError ScheduleError StructureError StructureIndexError "
     "StructureTypeError",

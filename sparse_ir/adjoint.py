@@ -1,7 +1,7 @@
-"""Adjoints of expressions: what a change of each load in one changes of a weighted result.
+"""Adjoints of expressions: the factor by which each load contributes to a weighted result.
 
 The adjoint of a load in `e`, for the adjoint g of `e` itself, is g * de/dload: of `A[i] * B[j]`
-it is `g * B[j]` for A and `A[i] * g` for B. Each load has a term of its own (the product rule).
+it is `g * B[j]` for A and `A[i] * g` for B. Each load has its own term (the product rule).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Term = tuple[Any, Any]
 
 
 class NoAdjointError(Exception):
-    """An expression that has no rule; the message says which."""
+    """An expression without a derivation rule; the message says which."""
 
 
 def adjoints(expr: Any, adjoint: Any, operand: Any) -> list[Term]:
-    """(indices, adjoint) of an operand in an expression, one for all loads at the same indices.
+    """(indices, adjoint) of an operand in an expression, summed over loads at equal indices.
 
     expr : a float expression
-    adjoint : of the expression; what is narrower is cast to its type, and nothing to a narrower one
-    operand : the variable of a buffer
+    adjoint : the adjoint of `expr`; widened to the type of `expr`, never narrowed
+    operand : the operand's buffer variable
 
-    At a kink, the adjoint of `max` and `min` is that of a constant operand, else of the first one;
-    that of `abs` is 0. What takes no small steps has none: conditions, integers, `floor`.
+    At a kink, `max` and `min` pass the adjoint to a constant operand, else to the first one; that
+    of `abs` is 0. Expressions that are not differentiable have none: conditions, integers, `floor`.
 
     Raises NoAdjointError for a node without a rule.
     """
@@ -70,12 +70,12 @@ def _terms(expr: Any, g: Any, operand: Any) -> list[Term]:
 
 
 def is_float(expr: Any) -> bool:
-    """Whether an expression is of a float type."""
+    """Whether an expression has a float type."""
     return dtype_of(expr).startswith(("float", "bfloat"))
 
 
 def _product(factors: Sequence[Any], g: Any, operand: Any) -> list[Term]:
-    """The adjoint of a product, in the factor's place; equal factors are counted."""
+    """The adjoint of a product with respect to each factor; equal factors are counted."""
     terms: list[Term] = []
     for n, factor in enumerate(factors):
         same = [k for k, other in enumerate(factors) if tvm_ffi.structural_equal(factor, other)]
@@ -87,7 +87,7 @@ def _product(factors: Sequence[Any], g: Any, operand: Any) -> list[Term]:
 
 
 def _choice(choose: Any, test: Any, yes: Any, no: Any, g: Any, operand: Any) -> list[Term]:
-    """The adjoint of a choice: a case not taken has none, even where its derivative is NaN."""
+    """The adjoint of a choice: a branch not taken gets none, even where its derivative is NaN."""
 
     def none(term: Any) -> Any:
         return zero(dtype_of(term))
@@ -97,7 +97,7 @@ def _choice(choose: Any, test: Any, yes: Any, no: Any, g: Any, operand: Any) -> 
 
 
 def _is_first(expr: Any) -> Any:
-    """Whether a maximum or minimum is its first operand; of two that are equal, the constant."""
+    """Whether a maximum or minimum takes its first operand; on a tie, its constant."""
     a, b, greater = expr.a, expr.b, isinstance(expr, tirx.Max)
     if nodes_of(ir.TensorLoad, b):
         return a >= b if greater else a <= b
@@ -121,14 +121,14 @@ def _call(expr: Any, g: Any, operand: Any) -> list[Term]:
 
 
 def _power(g: Any, x: Any, exponent: Any) -> Any:
-    """The adjoint of x to a power; small whole powers are products."""
+    """The adjoint of x in a power of x; small integer powers become products."""
     constant = float(exponent.value) if isinstance(exponent, tirx.FloatImm) else None
     if constant in (1.0, 2.0, 3.0):
         return reduce(mul, [exponent, g, *[x] * (int(constant) - 1)])
     return exponent * g * tirx.pow(x, exponent - 1.0)
 
 
-# (part, its adjoint) of the operands of a node
+# The (operand, adjoint) pairs of a node.
 RULES: dict[type, Callable[[Any, Any], list[Term]]] = {
     tirx.Add: lambda e, g: [(e.a, g), (e.b, g)],
     tirx.Sub: lambda e, g: [(e.a, g), (e.b, -g)],
@@ -136,7 +136,7 @@ RULES: dict[type, Callable[[Any, Any], list[Term]]] = {
     tirx.Cast: lambda e, g: [(e.value, g)],
 }
 
-# The adjoint of the argument x of a call e.
+# The adjoint of the argument x of a call e, by function.
 DERIVATIVES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "exp": lambda g, x, e: g * e,
     "exp2": lambda g, x, e: g * e * math.log(2),
@@ -159,5 +159,5 @@ DERIVATIVES: dict[str, Callable[[Any, Any, Any], Any]] = {
     ),
 }  # fmt: skip
 
-# Calls that take no small steps.
+# Calls that are piecewise constant.
 CONSTANT = {"floor", "ceil", "trunc", "round", "nearbyint", "isnan"}

@@ -1,4 +1,4 @@
-"""The affine form of index expressions, and which values sums of coordinates take."""
+"""The affine form of index expressions, and the values that sums of coordinates take."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from sparsetir.sparse_ir.nodes import variables_of
 
 
 class Affine(NamedTuple):
-    """A sum of products, each times a number; equal sums have the same terms.
+    """A sum of products, each with an integer coefficient; equal sums have equal terms.
 
-    terms : the number of each product, none of them 0. A product is a tuple of factors, variables
-        and keys of expressions of another form; `()` is the constant
+    terms : the coefficient of each product, never 0. A product is a tuple of factors: variables,
+        and keys of expressions that are not affine; `()` is the constant
     """
 
     terms: dict[tuple[Any, ...], int]
 
     def step(self, var: Any) -> int | None:
-        """How much further the sum is for each step of a variable; None where that varies."""
+        """The change of the sum per step of a variable; None where that varies."""
         uses = [t for t in self.terms if any(var in variables_of(expr_of(x)) for x in t)]
         return self.terms.get((var,), 0) if uses in ([], [(var,)]) else None
 
     def weights(self, coords: Collection[Any]) -> dict[Any, int] | None:
-        """The coefficients of coordinates in a sum of nothing else; None for another sum."""
+        """The coefficients of a sum of these coordinates alone; None for any other sum."""
         only = all(len(t) == 1 and t[0] in coords for t in self.terms)
         return {var: number for (var,), number in self.terms.items()} if only else None
 
 
 def affine(index: Any) -> Affine:
-    """The affine form of an index, as the integer that it is (:mod:`sparsetir.sparse_ir.exact`)."""
+    """The affine form of an index over unbounded integers (:mod:`sparsetir.sparse_ir.exact`)."""
     if isinstance(index, tirx.IntImm):
         return Affine({(): int(index)} if int(index) else {})
     if isinstance(index, ir.Var):
@@ -64,13 +64,13 @@ def takes_all(
     weights: Mapping[Any, int], extents: Mapping[Any, Any], length: Any, analyzer: Any,
     limits: Sequence[Any] = (),
 ) -> bool:  # fmt: skip
-    """Whether a sum of coordinates takes all values from 0 up to a length.
+    """Whether a sum of coordinates takes all values in [0, length).
 
     `i0 * 64 + i1 * 16 + i2` of 1, 4 and 16 positions takes each below 64.
 
-    limits : (weights of a smaller sum, what that is less than)
+    limits : pairs of the weights of a smaller sum and that sum's exclusive upper bound
     """
-    reach: Any = 1  # all values below it are taken
+    reach: Any = 1  # all values below it are covered
     seen: dict[Any, int] = {}
     met = 0
     for v in sorted(weights, key=lambda v: (weights[v], not isinstance(extents[v], tirx.IntImm))):
@@ -97,12 +97,12 @@ def tells_apart(
     terms: Iterable[tuple[Any, int, int | None]],
     limits: Sequence[tuple[Mapping[Any, Any], int]] = (),
 ) -> bool:
-    """Whether a sum takes each value for one choice of its coordinates only.
+    """Whether a sum is injective: different coordinates give different values.
 
-    It does when each coefficient exceeds what the terms with smaller ones add up to.
+    It is if each coefficient exceeds the largest sum of the terms with smaller coefficients.
 
-    terms : (coordinate, coefficient, how many values it takes, None where that is not known)
-    limits : sums that are known to be less than a number, as in the last of some tiles
+    terms : (coordinate, coefficient, number of values it takes or None where unknown)
+    limits : sums with a known exclusive bound, such as a position in the last, shorter tile
     """
     reach: int | None = 0
     seen: dict[Any, Any] = {}

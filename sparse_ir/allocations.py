@@ -1,8 +1,8 @@
-"""Places of the buffers that a function allocates itself.
+"""Placement of the buffers that a function allocates itself.
 
-A buffer that one top-level iteration alone uses, each visit for itself, is allocated in that
-iteration's block. Then the block neither reads nor writes it as far as others can tell, and TVM's
-schedule can run the visits in parallel. Before::
+A buffer used by one top-level iteration alone, with no dependence between its visits, is allocated
+in that iteration's block. The block's regions then omit it, so that TVM's schedule can run the
+visits in parallel. Before::
 
     TOP = T.sblock_alloc_buffer((m,))
     for i in range(m):
@@ -18,13 +18,13 @@ After::
             T.writes(OUT[vi, 0:n])
             TOP = T.sblock_alloc_buffer((m,))
 
-Where each visit has elements of its own, as of `TOP` above, and their number is no constant, the
-buffer is put back outside of the loops once they are scheduled: an allocation in each visit takes
-longer than most rows.
+If each visit accesses its own elements, as with `TOP` above, and their number is not constant, the
+buffer moves back outside the loops once they are scheduled: an allocation per visit takes longer
+than most rows.
 
-A schedule that runs the visits on GPU threads gives such a buffer a scope of its own ("local");
-where it does not, the buffer is put back outside of the kernel. If visits use the same elements of
-it, it becomes as many buffers as there are threads. Before::
+A schedule that runs the visits on GPU threads sets such a buffer's scope ("local"); if it does
+not, the buffer moves outside the kernel. If visits share elements of it, it gets one copy per
+thread. Before::
 
     for i in T.thread_binding(m, thread="blockIdx.x"):
         with T.sblock("sums0"):
@@ -61,14 +61,14 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 class Threads(NamedTuple):
-    """The number of threads, and the index of one: int64."""
+    """The number of threads and the index of one, both int64."""
 
     count: Any
     number: Any
 
 
 def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, list[Any]]:
-    """Allocate what can be inside of the top-level nests of `body`; also the rest of `buffers`."""
+    """Move allocations into the top-level nests of `body`; also return the remaining `buffers`."""
     parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
     used = [free_vars(p) for p in parts]
     rest: list[Any] = []
@@ -84,10 +84,10 @@ def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, 
 
 
 def allocate_outside_of_threads(body: Any, buffers: Any) -> tuple[Any, dict[Any, Threads]]:
-    """Allocate these of the blocks' buffers in the root block: on GPUs all, else those of
-    which each visit has elements of its own.
+    """Allocate the blocks' buffers in the root block: all on GPUs, else those where each visit
+    accesses its own elements.
 
-    Also the threads, by buffer, that need a buffer each; the caller makes room for them.
+    Also return, by buffer, the threads that need a copy each; the caller enlarges the buffer.
     """
     threads = any(n.kind == tirx.ForKind.THREAD_BINDING for n in nodes_of(tirx.For, body))
     inside = nodes_of(s_tir.SBlock, body.block.body, nested=threads)
@@ -108,7 +108,7 @@ def allocate_outside_of_threads(body: Any, buffers: Any) -> tuple[Any, dict[Any,
         return block_with(node, alloc_buffers=kept) if len(kept) < len(node.alloc_buffers) else node
 
     root = body.block
-    # An address keeps TVM from moving the allocation to the loops that alone use the buffer.
+    # An address keeps TVM from moving the allocation into the loops that use the buffer.
     addresses = [tirx.Evaluate(buffer_data(v)) for v in moved]
     root = block_with(
         root,
@@ -130,7 +130,7 @@ def _threads_around(body: Any, block: Any) -> Threads:
 
 
 def _visits_share(block: Any, buffer: Any) -> bool:
-    """Whether visits of a block use the same elements of a buffer: no index depends on one."""
+    """Whether visits of a block share elements of a buffer: no index depends on a coordinate."""
     visit = {v.var for v in block.iter_vars}
     for nested in nodes_of(s_tir.SBlockRealize, block.body):
         for var, value in values_of(nested).items():
@@ -141,8 +141,8 @@ def _visits_share(block: Any, buffer: Any) -> bool:
 
 
 def _visits_are_apart(block: Any, buffer: Any) -> bool:
-    """Whether each visit of a block has elements of a buffer of its own: all its variables are
-    indices of each access."""
+    """Whether each visit of a block accesses its own elements of a buffer: every access is
+    indexed by all of the block's variables."""
     names: dict[Any, Any] = {v.var: v.var for v in block.iter_vars}
     for nested in nodes_of(s_tir.SBlockRealize, block.body):
         names |= {var: names[value] for var, value in values_of(nested).items() if value in names}
@@ -156,7 +156,7 @@ def _has_constant_size(buffer: Any) -> bool:
 
 
 def _visits_are_independent(stmt: tirx.Stmt) -> bool:
-    """Whether no visit of a nest sees what another one has written."""
+    """Whether no visit of a nest reads what another one has written."""
     loops, stmt = nest_of(stmt)
     if not isinstance(stmt, s_tir.SBlockRealize) or stmt.block.init is not None or not loops:
         return False

@@ -1,9 +1,9 @@
-"""Annotations that primitives alone write into a function: a user's program has none of them.
+"""Annotations that only primitives may write; a user's program cannot have them.
 
-Lowering takes these for facts: the annotations of an iteration that say how its loops are divided
-and how visits meet, and the marks of tiles (:mod:`sparsetir.sparse_ir.tile_marks`). A decorated
-function and `annotate` are refused them. The text of a scheduled function has them, and is read
-back; the verifier looks at what they say, and lowering proves again what can be proven.
+Lowering relies on them: annotations of an iteration that say how its loops are divided and how
+visits synchronise, and the marks of tiles (:mod:`sparsetir.sparse_ir.tile_marks`). Decorated
+functions and `annotate` may not set them. The text of a scheduled function contains them and parses
+back; the verifier checks their form, and lowering proves again what can be proven.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from sparsetir.sparse_ir.recipes.ranges import range_tile_ptr, range_tile_starts
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.verify_sites import Broken, Found, Site
 
-# [{"loops": [names], "unit": "cpu", "race": ...}, ...], and "per_block", the visits that a block of
-# threads has of a loop over blocks and threads
+# [{"loops": [names], "unit": "cpu", "race": ...}, ...], and "per_block", the number of visits that
+# a thread block makes of a loop over blocks and threads
 WORKERS = "parallel"
-# {loop: what a later cut of it cuts}
+# {loop: the loop that a later cut of it divides}
 CUT = "cut"
-# 1 where what the iteration adds is added atomically
+# 1 where the iteration's additions are atomic
 ATOMIC = "atomic"
-# {"lanes": name of a loop, "size": lanes of a group, "runs": 0 or 1}
+# {"lanes": name of a loop, "size": lanes per group, "runs": 0 or 1}
 GROUP = "group"
-# The axes whose loops are over ranges of coordinates of an axis, which are the same for all of its
-# parents.
+# The axes whose loops are over ranges of an axis's coordinates that are equal for all its parents.
 RANGES = "ranges"
-# {name of an intersection: how many times the elements of another axis one has that gallops}
+# {name of an intersection: the ratio of lengths from which an axis gallops}
 GALLOP = "gallop"
-# Units of :data:`WORKERS`, beside "cpu" and "vector".
+# Units of :data:`WORKERS`, besides "cpu" and "vector".
 THREAD_UNITS = ("warp", "thread")
 GPU_UNITS = ("block", *THREAD_UNITS)
-# 1 of an iteration that copies the values of a format back, each to an element of its own
+# 1 for an iteration that copies a format's values back, each to its own element
 RESTORE = "sparsetir.restore"
-# 1 where visits follow each other, in the order of storage: what one leaves, the next one takes up.
-# A program may say so of its own iterations, as it only forbids.
+# 1 where visits run in the order of storage and later ones depend on earlier ones. A program may
+# set it on its own iterations, since it only forbids.
 ORDERED = "ordered"
-# 1 where one thread of a CPU does all: to wake others takes as long as the iteration.
+# 1 where a single CPU thread does everything: waking others takes as long as the iteration.
 THREADS = "threads"
-# "ignore" of a loop in a body, T.parallel or T.vectorized: the author knows that no visits meet
+# "ignore" on a loop in a body, T.parallel or T.vectorized: the author asserts that no visits race
 RACE = "race"
 # The primitive that sets each.
 SET_BY = {
@@ -57,7 +56,7 @@ OURS = "sparsetir."
 
 
 def reserved_problem(key: str) -> str:
-    """Why a key cannot be that of an annotation of one's own; "" if it can."""
+    """Why a user's annotation may not have this key; "" if it may."""
     if key in SET_BY:
         return f"expected a key of your own, got {key!r}, which {SET_BY[key]} sets"
     if key.startswith(OURS):
@@ -66,10 +65,9 @@ def reserved_problem(key: str) -> str:
 
 
 def range_problems(site: Site) -> Found:
-    """The verifier's rule: ranges are those of the recipes that make them the same for all parents.
+    """The verifier's rule: ranges come from recipes whose result is equal for all parents.
 
-    Where tiles of rows begin within a parent's ranges, and the rows of each, are made of one and
-    the same cut.
+    Where tiles of rows begin within a parent's ranges, both are made from the same cut.
     """
     func, it = site.func, site.stmt
     for name in map(str, it.annotations.get(RANGES, [])):
@@ -85,7 +83,7 @@ def range_problems(site: Site) -> Found:
 
 
 def intersected(it: Any) -> dict[str, list[str]]:
-    """The intersections that an iteration goes through, and those of their axes with padding."""
+    """The intersections that an iteration visits, with those of their axes that have padding."""
     loops = {a.name: flat_axes(a.of) for a in it.axes
              if isinstance(a, Axis) and a.kind == "intersect"}  # fmt: skip
     plain = {n: of for n, of in loops.items() if not any(x.is_merged for x in of)}
@@ -93,21 +91,21 @@ def intersected(it: Any) -> dict[str, list[str]]:
 
 
 def gallop_problems(site: Site) -> Found:
-    """The verifier's rule: what gallops are intersections of axes without padding."""
+    """The verifier's rule: only intersections of axes without padding gallop."""
     it = site.stmt
     loops = intersected(it)
     for name, ratio in it.annotations.get(GALLOP, {}).items():
         if name not in loops or loops[name] or int(ratio) < 0:
             yield Broken(
                 it.span,
-                f"sp_iter '{it.name}': annotation '{GALLOP}': expected one of the intersections "
-                f"and its axes with padding, of which there are to be none, {loops}, and a ratio "
-                f"of 0 or more, got '{name}' and {ratio}",
+                f"sp_iter '{it.name}': annotation '{GALLOP}': expected an intersection whose "
+                f"list of axes with padding is empty in {loops}, and a ratio of 0 or more, "
+                f"got '{name}' and {ratio}",
             )
 
 
 def _made(func: SparseFunc, parent: str, recipe: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Names of the axes under one whose offsets a recipe makes, and of what."""
+    """The axes below `parent` whose offsets a recipe computes, with the recipe's keywords."""
     computed = computed_parameters(func)
     under = [a for a in func.axes if a.parent is not None and a.parent.name == parent]
     of_axes = [(a.name, dict(computed.get(str(getattr(a.indptr, "name", "")), {}))) for a in under]
@@ -115,12 +113,12 @@ def _made(func: SparseFunc, parent: str, recipe: Any) -> list[tuple[str, dict[st
 
 
 def is_scheduled(func: SparseFunc) -> bool:
-    """Whether primitives have changed a function, as far as it shows."""
+    """Whether primitives have changed a function, as far as its annotations show."""
     return bool(computed_parameters(func)) or any(True for _ in written_by_hand_problems(func))
 
 
 def written_by_hand_problems(func: SparseFunc) -> Found:
-    """Annotations of a function that a user's program cannot have."""
+    """The function's annotations that a user's program cannot have."""
     for it in sparse_iterations(func):
         for key in it.annotations:
             problem = reserved_problem(str(key))

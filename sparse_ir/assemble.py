@@ -1,16 +1,16 @@
-"""A result whose pattern is not known beforehand: the programs that assemble it.
+"""Results whose pattern is not known beforehand: the programs that assemble them.
 
-A program says what it computes with a dense result::
+A program states the computation with a dense result::
 
     with T.sp_iter([I, J, T.attach(K, J)], "SRS", "spgemm") as [i, j, k]:
         with T.init():
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-Where the iteration writes is what a sparse result stores: in CSR, each row in increasing order.
+A sparse result stores the elements that the iteration writes: in CSR, each row in increasing order.
 Three programs make it. `bound` counts the visits of each row; a merged axis has at most as many as
-its members have elements. These are room enough, so `fill` goes through the visits once, in parts
-of the rows (one for each thread) that stand in rooms of their own::
+its members have elements. These bounds are the allocation, so `fill` makes the visits only once, in
+parts of the rows (one per thread) that each have their own section of the arrays::
 
     with T.sp_iter([PARTS], "S", "spgemm_parts") as [p]:
         at[0] = 0
@@ -27,16 +27,16 @@ of the rows (one for each thread) that stand in rooms of their own::
                 at[0] = at[0] + 1
             C_ends[i] = at[0]
 
-Several iterations may add to the result, after one that says what it begins with::
+Several iterations may add to the result, after one that sets its initial value::
 
     with T.sp_iter([I, N], "SS", "zero") as [i, k]:
         C[i, k] = 0.0
 
-Going through two levels of bits, or three, costs nothing like sorting, and what a row did not touch
-is not looked at. Rows of a few visits have no need of it: `short_fill` keeps them in order where
-they are stored. Where the columns of a row are visited once and in order, as of a union, elements
-are appended as they come, and there is no workspace. What is left is to close the gaps between the
-parts. `numeric` computes the values of a pattern that is given, through the same workspace.
+Scanning two or three levels of bits costs far less than sorting, and skips what a row did not
+touch. Rows of a few visits need no bitmap: `short_fill` keeps them sorted where they are stored.
+Where the columns of a row are visited once and in order, as those of a union are, elements are
+appended as they come, without a workspace. Last, the gaps between the parts are closed. `numeric`
+computes the values of a given pattern, through the same workspace.
 
 (Kjolstad et al., "Tensor algebra compilation with workspaces", sections 4 and 5; Gustavson, "Two
 fast algorithms for sparse matrices"; Senanayake et al., section 6.1.)
@@ -86,31 +86,32 @@ from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, size_
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
-WORD = 64  # bits, of as many columns
-SHORT = 16  # visits of a row that are put into order one by one
+WORD = 64  # bits, one per column
+SHORT = 16  # visits of a row that are sorted by insertion
 
 
 class Assembly(NamedTuple):
-    """The programs of a sparse result, and the names of their parameters for it.
+    """The programs of a sparse result, and the names of the parameters that describe the result.
 
-    bound : writes `bounds`, (rows,) of int64: how many elements each row has at most, and `width`,
-        (2,) of int64, the number of columns, and that of the rows which are always together
-    fill : takes `rows_ptr`, (parts + 1,) of the idtype, the rows of each part, or where several
-        loops go through the rows, those of the outer one; and `rooms`,
-        (parts + 1,) of int64, where its room of the arrays begins. Writes `ends`, (rows,) of int64,
-        where each row ends in its part's room; `indices` and `values`, (room,) and more dimensions
-    narrow_fill : `fill` with a bitmap of one level, all words of which are looked at in each row
-    wide_fill : `fill` with one of three levels, for so many columns that groups are many, too
-    short_fill : of a matrix of numbers, `wide_fill` that takes `bounds`, too, and where a row has
-        few visits puts each into its place among those before it, without a workspace
-    masked_bound : `bound` that takes a pattern besides: `indptr`, (rows + 1,), `indices`, (nnz,)
-    numeric : takes `rows_ptr` and a pattern; writes `values`, those of visits that the pattern does
-        not have are dropped. None where several loops go through the rows
-    parted : whether rows can be in several parts; else there is one part, and no `rows_ptr`
-    shape : parameters that are the number of rows and of columns; () where they are other sizes
-    members : parameters whose sum is as many elements as the result has at most; () where it is not
-    first : what elements begin with
-    idtype, dtype : of the result's indices and values
+    bound : writes `bounds`, (rows,) int64, the most elements of each row, and `width`, (2,) int64,
+        the number of columns and the number of consecutive rows that must stay in one part
+    fill : takes `rows_ptr`, (parts + 1,) of the idtype, the rows of each part (the outer rows,
+        where several loops are over rows), and `rooms`, (parts + 1,) int64, the start of each
+        part's section of the arrays. Writes `ends`, (rows,) int64, the end of each row in its
+        section, and `indices` and `values`, (room,) and any trailing dimensions
+    narrow_fill : `fill` with a one-level bitmap, whose words are all scanned for each row
+    wide_fill : `fill` with a three-level bitmap, for matrices with many groups of columns
+    short_fill : for a matrix of scalars, `wide_fill` that also takes `bounds`, and sorts rows of
+        few visits by insertion, without a workspace
+    masked_bound : `bound` with a pattern as a further operand: `indptr`, (rows + 1,), `indices`,
+        (nnz,)
+    numeric : takes `rows_ptr` and a pattern; writes `values`, and drops visits that the pattern
+        lacks. None where several loops are over rows
+    parted : whether rows can be divided into parts; else there is one part, and no `rows_ptr`
+    shape : the parameters that hold the numbers of rows and columns; () where these are other sizes
+    members : parameters whose sum bounds the number of elements of the result; () if there are none
+    first : the initial value of elements
+    idtype, dtype : the types of the result's indices and values
     """
 
     bound: SparseFunc
@@ -144,18 +145,18 @@ class NotByRowsError(ValueError):
 
 
 def assemble(func: SparseFunc, result: str | None = None) -> Assembly:
-    """The programs that make a dense result of a program as a sparse one, in CSR.
+    """The programs that compute a dense result of a program as a sparse one, in CSR.
 
     Parameters
     ----------
     func : SparseFunc
         Of stage I, as written: iterations over rows first, then over columns in any way, once and
-        in order, or several times. What the result begins with is a constant, of the `init` of the
-        only iteration or of one before all others over dense rows and columns.
+        in order, or several times. The initial value is a constant, set by the `init` of the only
+        iteration or by an iteration over dense rows and columns before all others.
     result : str, optional
-        The name of the result's buffer, or of its parameter: over a dense axis of rows, one of
-        columns, `T.sparse_variable(I, (n, None), ..)` or dense as well, and any dense ones of the
-        elements. By default the only result.
+        The name of the result's buffer or parameter: over a dense axis of rows, an axis of columns,
+        `T.sparse_variable(I, (n, None), ..)` or dense, and any dense axes of the elements. By
+        default the only result.
 
     Returns
     -------
@@ -164,7 +165,7 @@ def assemble(func: SparseFunc, result: str | None = None) -> Assembly:
     Raises
     ------
     ValueError
-        For a program of another kind, which says what is expected.
+        For an unsupported program; the message says what is expected.
     """
     if not isinstance(func, SparseFunc):
         raise ValueError(
@@ -174,7 +175,7 @@ def assemble(func: SparseFunc, result: str | None = None) -> Assembly:
 
 
 class _Visits:
-    """One iteration of the program: its loops over rows, over columns, and inside of them."""
+    """One iteration of the program: its loops over rows, over columns, and those below."""
 
     def __init__(self, of: _Assembler, it: SparseIteration) -> None:
         self.it, self.out, self.out_columns = it, of.out, of.axes[1]
@@ -225,7 +226,7 @@ class _Visits:
         self.index, self.known = index, {}
 
     def under(self, rows: list[Loop]) -> bool:
-        """Be inside of other rows, if they are the same ones."""
+        """Nest under `rows` if both iterate over the same rows; return whether they do."""
         inner, others = (flat_axes([x.node for x in loops]) for loops in (self.rows, rows))
         self.known = {x.var: y.var for x, y in zip(self.rows, rows, strict=False)}
         self.index = [substitute(i, self.known) for i in self.index]
@@ -234,22 +235,22 @@ class _Visits:
 
     @property
     def rows(self) -> list[Loop]:
-        """The loops down to that of the rows."""
+        """The loops down to that over rows."""
         return self.loops[: self.row + 1]
 
     @property
     def to_columns(self) -> list[Loop]:
-        """The loops inside of them, down to that of the columns."""
+        """The loops below them, down to that over columns."""
         return self.loops[self.row + 1 : self.column + 1]
 
     @property
     def inside(self) -> list[Loop]:
-        """The loops inside of that of the columns."""
+        """The loops below that over columns."""
         return self.loops[self.column + 1 :]
 
     @property
     def in_order(self) -> bool:
-        """Whether the columns of each row are visited once, in order, each with all there is."""
+        """Whether the columns of each row are visited once, in order, each with all its terms."""
         last = self.to_columns[-1:]
         loops = [*(x for x in self.to_columns[:-1] if _length(x) != 1), *last]
         inner = {x.var for x in self.inside}
@@ -260,14 +261,14 @@ class _Visits:
 
     @property
     def reads_apart(self) -> bool:
-        """Whether the result is read by what is no update of it, as by a condition."""
+        """Whether something other than its update reads the result, such as a condition."""
         out, body = self.out.var, self.it.body
         mine = [s for s in stores_of(body) if s.buffer.same_as(out)]
         return len(loads_of(body, out)) > len(loads_of(mine, out))
 
     @property
     def always_writes(self) -> bool:
-        """Whether an element is written where its column is visited, whatever there is inside."""
+        """Whether visiting a column always writes its element, whatever the loops below visit."""
         dense = all(a.kind == "dense_fixed" for a in flat_axes([x.node for x in self.inside]))
         return dense and isinstance(self.it.body, tirx.BufferStore)
 
@@ -276,9 +277,9 @@ class _Visits:
         moved: Callable[[Sequence[Any]], tuple[Any, list[Any]]],
         around: Callable[[Any], list[Any]] = lambda store: [store],
     ) -> Any:
-        """Body and init, with the result's accesses elsewhere.
+        """Body and init, with accesses of the result redirected by `moved`.
 
-        around : statements in place of a store of the body
+        around : returns the statements that replace a store of the body
         """
         out = self.out.var
 
@@ -330,7 +331,7 @@ class _Assembler:
     def refuse(self, text: str) -> Any:
         raise NotByRowsError(f"assemble: function '{self.func.name}': {text}")
 
-    # -- what the program is ------------------------------------------------------------------
+    # -- analysis of the program --------------------------------------------------------------
 
     def _result(self, iterations: list[SparseIteration], name: str | None) -> SparseBuffer:
         written = {s.buffer for it in iterations for s in stores_of(it.body, it.init)}
@@ -352,7 +353,7 @@ class _Assembler:
         return out
 
     def index_of(self, it: SparseIteration) -> list[Any]:
-        """The coordinates that an iteration accesses the result at."""
+        """The coordinates at which an iteration accesses the result."""
         out = self.out
         stores = [s for s in stores_of(it.body, it.init) if s.buffer.same_as(out.var)]
         if not stores:
@@ -371,7 +372,7 @@ class _Assembler:
         return first
 
     def _first(self, iterations: list[SparseIteration]) -> tuple[Any, list[SparseIteration]]:
-        """The value that elements begin with, None where they are written at once; what is left."""
+        """The initial value, None where elements are set directly; and the other iterations."""
         out, (it, *others) = self.out, iterations
         if others:
             by_axes = dict(zip(it.vars, it.axes, strict=False))
@@ -407,7 +408,7 @@ class _Assembler:
 
     @property
     def appended(self) -> bool:
-        """Whether elements come in the order in which they are stored."""
+        """Whether elements are written in the order in which they are stored."""
         return len(self.visits) == 1 and self.visits[0].in_order
 
     # -- the programs -------------------------------------------------------------------------
@@ -450,13 +451,13 @@ class _Assembler:
         )  # fmt: skip
 
     def _scalars(self, sizes: Sequence[Any]) -> tuple[str, ...]:
-        """The parameters that sizes are; () where one is none."""
+        """The parameters that hold these sizes; () if one is not a parameter."""
         params = {*self.func.params}
         named = [str(x.name) for x in sizes if isinstance(x, ir.Var) and x in params]
         return (*named,) if len(named) == len(sizes) else ()
 
     def _appended_axes(self) -> list[Axis]:
-        """The axes of whose elements the result has one for each, at most."""
+        """The axes whose elements together bound the number of elements of the result."""
         columns = self.visits[0].to_columns
         if not self.appended or len(columns) != 1 or len(self.rows) != 1:
             return []
@@ -467,7 +468,7 @@ class _Assembler:
 
     def _bound(self, name: str) -> SparseFunc:
         program = _Program(self, name)
-        if name == "masked_bound":  # so that what it is called with is checked
+        if name == "masked_bound":  # so that its arguments are checked
             program.stored()
         at = program.local("at", "int64")
         counted = []
@@ -500,7 +501,7 @@ class _Assembler:
         ends = program.output("ends", "int64", [self.row_axis])
         for buffer in (columns, values):
             program.fact(buffer, room)
-        # Unsigned, as signed ones would be kept from overflows with each step.
+        # Unsigned: signed integers would be guarded against overflow at each step.
         at = program.local("at", "uint64")
         here = [index, as_dtype(load_one(at), "int64")]
         begins = [store_one(at, zero("uint64"))]
@@ -578,7 +579,7 @@ class _Assembler:
 
 
 class _Output(NamedTuple):
-    """A buffer of a program that is made."""
+    """A buffer that a generated program declares."""
 
     var: Any
 
@@ -590,7 +591,7 @@ class _Output(NamedTuple):
 
 
 class _Program:
-    """One of the programs, and what it declares beside what the old one does."""
+    """One of the generated programs, and its declarations besides those of the source program."""
 
     def __init__(self, of: _Assembler, name: str) -> None:
         self.of, self.name = of, name
@@ -602,24 +603,24 @@ class _Program:
         self.taken = [*of.names.values()]
 
     def fresh(self, wish: str) -> str:
-        """A name that nothing else has."""
+        """A name that is not taken."""
         self.taken.append(fresh_name(self.of.func, wish, self.taken))
         return self.taken[-1]
 
     def scalar(self, name: str, dtype: str) -> Any:
-        """A parameter of the result."""
+        """A scalar parameter that describes the result."""
         self.params.append(tirx.Var(self.of.names[name], dtype))
         return self.params[-1]
 
     def handle(self, name: str) -> Any:
-        """The handle of an array of the result."""
+        """A handle parameter for an array of the result."""
         if name == "values":
             return self.of.out.handle
         self.params.append(ir.Var(self.of.names[name], self.of.out.handle.ty))
         return self.params[-1]
 
     def axis(self, wish: str, kind: str, size: Any, parent: Any = None, **arrays: str) -> Axis:
-        """A new axis; `size` is its length, or how many elements it stores."""
+        """A new axis; `size` is its length, or its number of stored elements."""
         column = kind == "sparse_variable"
         length = self.of.column_axis.length if column else size
         handles = {what: self.handle(name) for what, name in arrays.items()}
@@ -631,17 +632,17 @@ class _Program:
         return new
 
     def output(self, name: str, dtype: str, axes: list[Axis]) -> _Output:
-        """A buffer of the result."""
+        """An output buffer for the result."""
         wish = self.of.out.name if name == "values" else f"{self.of.out.name}_{name}"
         named = wish if name == "values" else self.fresh(wish)
         return self._buffer(named, dtype, axes, self.handle(name))
 
     def room(self, wish: str, dtype: str, axes: list[Axis]) -> _Output:
-        """A buffer of the program's own."""
+        """A workspace buffer."""
         return self._buffer(self.fresh(wish), dtype, axes, None)
 
     def local(self, wish: str, dtype: str) -> Any:
-        """A buffer of one element."""
+        """A workspace of one element."""
         if self.one is None:
             self.one = self.axis("ONE", "dense_fixed", as_dtype(1, self.of.idtype))
         return self.room(wish, dtype, [self.one]).var
@@ -652,18 +653,18 @@ class _Program:
         return _Output(var)
 
     def fact(self, buffer: _Output, axis: Axis) -> None:
-        """Accesses of a buffer are inside of an axis."""
+        """Record that accesses of a buffer stay within an axis."""
         self.facts.append((str(buffer.var.name), axis.name))
 
     def step(self, at: Any) -> Any:
-        """A counter moves on."""
+        """A statement that increments a counter."""
         return store_one(at, load_one(at) + as_dtype(1, str(at.ty.dtype)))
 
     def iterate(
         self, name: str, loops: Sequence[Loop], body: Any, *, init: Any = None,
         ordered: bool = True, plain: bool = True,
     ) -> Any:  # fmt: skip
-        """An iteration over loops, spatial ones where it is plain; or the body alone of none."""
+        """An iteration over loops, all spatial if `plain`; without loops the body alone."""
         if not loops:
             return body
         kinds = "".join("S" if plain else x.kinds for x in loops)
@@ -674,37 +675,37 @@ class _Program:
         )  # fmt: skip
 
     def visit(self, visits: _Visits, space: _Workspace | _ShortRow) -> Any:
-        """What an iteration does in a row, with the result elsewhere."""
+        """The body of an iteration for one row, with the result redirected to `space`."""
         column = visits.index[1]
         body = visits.rewritten(space.moved, lambda store: space.around(store, column))[0]
         if not isinstance(column, ir.Var):
             there = tirx.all(column >= 0, column < self.of.column_axis.length)
             body = tirx.IfThenElse(there, body, None)
         loops = [*visits.to_columns, *visits.inside]
-        if isinstance(space, _ShortRow):  # beside the same visits in a workspace
+        if isinstance(space, _ShortRow):  # the same visits also exist with a workspace
             fresh = {x.var: _variable_like(x.node) for x in loops}
             body = substitute(body, fresh)
             loops = [Loop(x.node, [fresh[x.var]], x.kinds) for x in loops]
         return self.iterate("visit", loops, body)
 
     def over(self, axes: Sequence[Axis], name: str, body_of: Callable[[list[Any]], Any]) -> Any:
-        """A statement for all coordinates of dense axes."""
+        """A statement executed for all coordinates of dense axes."""
         variables = [tirx.Var(a.name.lower(), a.idtype) for a in axes]
         loops = [Loop(a, [v], "S") for a, v in zip(axes, variables, strict=True)]
         return self.iterate(name, loops, body_of([*variables]), ordered=False)
 
     def parts(self) -> tuple[Axis, Any]:
-        """The axis of the parts, and its coordinate."""
+        """The axis of parts, and its coordinate."""
         length = self.scalar("parts", self.of.idtype)
         return self.axis("PARTS", "dense_fixed", length), tirx.Var("p", self.of.idtype)
 
     def stored(self) -> Axis:
-        """The columns of a pattern that is given."""
+        """The columns of a given pattern."""
         return self.axis("STORED", "sparse_variable", self.scalar("nnz", self.of.idtype),
                          self.of.row_axis, indptr="indptr", indices="indices")  # fmt: skip
 
     def in_parts(self, parts: Axis, index: Any, begins: list[Any], visits: list[Any]) -> Any:
-        """The rows of each part."""
+        """The loop over parts and over the rows of each."""
         rows = self.of.rows
         if self.of.parted:
             rows, at = [*rows], self.of.divided
@@ -716,7 +717,7 @@ class _Program:
         return self.iterate("parts", [loop], as_one([*begins, inside]), ordered=False)
 
     def made(self, body: Any) -> SparseFunc:
-        """The whole program."""
+        """The complete program."""
         old = self.of.func
         kept = [b for b in old.buffers if b.name != self.of.out.name]
         values = any(b.handle is not None and b.name == self.of.out.name for b in self.buffers)
@@ -732,7 +733,7 @@ class _Program:
 
 
 class _Bits(NamedTuple):
-    """A level of the bitmap: `left` are bits of a word that is gone through, `place` the one."""
+    """A level of the bitmap: `left` holds the bits still to scan, `place` the current one."""
 
     axis: Axis
     buffer: _Output
@@ -741,7 +742,7 @@ class _Bits(NamedTuple):
 
 
 class _Workspace:
-    """One row of the result, dense; and which columns it has, as bits of words and of groups."""
+    """A dense workspace for one row of the result, with a bitmap of its columns by level."""
 
     def __init__(self, program: _Program, levels: int) -> None:
         self.program, self.of = program, program.of
@@ -761,15 +762,15 @@ class _Workspace:
             self.levels.append(_Bits(axis, buffer, left, program.local(bit, self.of.idtype)))
 
     def moved(self, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Where an element of the result is."""
+        """The workspace element that replaces an element of the result."""
         return self.values.var, [*indices[1:]]
 
     def reset(self, index: Sequence[Any]) -> Any:
-        """A value as it begins."""
+        """A store of the initial value."""
         return self.values.store(self.first, index)
 
     def cleared(self) -> list[Any]:
-        """Statements that clear it all."""
+        """Statements that clear the workspace and its bitmap."""
         axes = [self.of.column_axis, *self.of.rest]
         out = [self.program.over(axes, "cleared", self.reset)]
         nothing = zero("uint64")
@@ -780,7 +781,7 @@ class _Workspace:
         return out
 
     def noted(self, column: Any) -> list[Any]:
-        """Statements that note a column."""
+        """Statements that set a column's bits."""
         out, bit = [], column
         shift, rest = (as_dtype(n, self.of.idtype) for n in (WORD.bit_length() - 1, WORD - 1))
         for level in self.levels:
@@ -795,7 +796,7 @@ class _Workspace:
         return [body, *self.noted(column)]
 
     def gone_through(self, emitted: Callable[[Any], list[Any]]) -> Any:
-        """All that was noted, in increasing order; nothing is noted afterwards."""
+        """A scan of all columns set, in increasing order, which clears their bits."""
         last = tirx.Var("w", self.of.idtype)
         above = [*(load_one(level.place) for level in self.levels[1:]), last]
         inside = emitted(load_one(self.levels[0].place))
@@ -809,7 +810,7 @@ class _Workspace:
 
 
 class _ShortRow:
-    """A row that is kept in order where it is stored; `place` is behind the element of a visit."""
+    """A row kept sorted where it is stored; `place` is one past the element of a visit."""
 
     def __init__(
         self, program: _Program, part: Any, columns: _Output, values: _Output, at: Any
@@ -824,16 +825,16 @@ class _ShortRow:
         return store_one(self.begin, load_one(self.at))
 
     def before(self, place: Any) -> list[Any]:
-        """Where the element in front of a place is."""
+        """The index of the element before a place."""
         return [self.part, as_dtype(load_one(place) - as_dtype(1, "uint64"), "int64")]
 
     def moved(self, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Where an element of the result is."""
+        """The stored element that replaces an element of the result."""
         del indices
         return self.values.var, self.before(self.place)
 
     def around(self, body: Any, column: Any) -> list[Any]:
-        """The statements of a visit of a column: search for it from the end, and make room."""
+        """The statements of a visit of a column: search for it backwards, and insert it."""
         one, no = as_dtype(1, "uint64"), tirx.const(False, "bool")
         place, move, program = load_one(self.place), load_one(self.move), self.program
         some, last = load_one(self.begin) < place, self.columns.load(self.before(self.place))
@@ -861,24 +862,24 @@ class _ShortRow:
 
 
 def _each_bit(bits: Any, found: Any, word: Any, body: list[Any]) -> Any:
-    """A loop over the bits of `bits`, which are cleared; `found` is the bit's number in all."""
+    """A loop over the set bits of `bits`, clearing them; `found` gets the bit's overall number."""
     value, one = load_one(bits), as_dtype(1, "uint64")
     dtype = str(found.ty.dtype)
-    below = tirx.popcount((value - one) & ~value)  # as many as are not set below the lowest bit
+    below = tirx.popcount((value - one) & ~value)  # the number of trailing zeros
     number = word * as_dtype(WORD, dtype) + as_dtype(below, dtype)
     step = [store_one(found, number), store_one(bits, value & (value - one))]
     return tirx.While(value != zero("uint64"), as_one([*step, *body]))
 
 
 def _length(loop: Loop) -> int | None:
-    """The number of coordinates of a loop's axis, attached ones too, if that is a constant."""
+    """The number of coordinates of a loop's axis, also an attached one, if it is constant."""
     (axis,) = flat_axes([loop.node])
     return constant_length(axis)
 
 
 def _counts_up(index: Any, loops: Sequence[Loop], axis: Axis) -> bool:
-    """Whether an index numbers what loops visit as they follow each other, as in `i1 * m2 + i2`;
-    the axis has as many coordinates as theirs together."""
+    """Whether an index enumerates the visits of loops in order, as `i1 * m2 + i2` does; the axis
+    has as many coordinates as the loops have visits."""
     place, size = tirx.const(0, axis.idtype), tirx.const(1, axis.idtype)
     for loop in loops:
         (one,) = flat_axes([loop.node])
@@ -888,16 +889,16 @@ def _counts_up(index: Any, loops: Sequence[Loop], axis: Axis) -> bool:
 
 
 def _counted(nodes: list[Any]) -> Iterable[Sequence[Any]]:
-    """Lists of axes that together are visited as often as these are, at least."""
+    """Lists of axes; the elements of one of these lists bound the visits of `nodes`."""
     merged = {a.name for n in nodes if isinstance(n, Axis) for a in (n, *n.members) if n.is_merged}
     above = [a.parent for a in standing_axes(nodes)] + [a.to for a in attached_axes(nodes)]
     if merged & {a.name for a in above if a is not None}:
-        return [nodes]  # what is merged has others under it
+        return [nodes]  # a merged axis has others below
     return product(*map(_members, nodes))
 
 
 def _members(node: Any) -> list[Any]:
-    """Axes that together are visited as often as one is, at least."""
+    """Axes that together are visited at least as often as the axis."""
     if not isinstance(node, Axis) or not node.is_merged:
         return [node]
     return [x for n in (node.of if node.kind == "union" else [*node.of][:1]) for x in _members(n)]

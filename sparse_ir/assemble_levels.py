@@ -1,7 +1,7 @@
-"""A sparse result of any levels, written in any order: programs of its pattern and its values.
+"""Sparse results of any levels, written in any order: programs for pattern and values.
 
-:mod:`sparsetir.sparse_ir.assemble` goes row by row. Of a program that does not, `entries` lists the
-coordinates at which it writes, as often as it does::
+:mod:`sparsetir.sparse_ir.assemble` needs writes row by row. For other programs, `entries` lists the
+coordinates of all writes, with repetitions::
 
     said[0] = 0
     with T.sp_iter([O, J, K], "SSS", "outer") as [o, j, k]:
@@ -9,13 +9,13 @@ coordinates at which it writes, as often as it does::
         C_at_1[said[0]] = k
         said[0] = said[0] + 1
 
-Without repetitions and sorted they are the levels of the result; what is behind the room for them
-is discarded, and counted. `values` is the program with that pattern, which is given, and without
-what the result begins with: the caller writes it.
+Sorted and without repetitions they are the levels of the result; those that exceed the room are
+dropped, but counted. `values` is the program on the pattern so obtained, without its initial value,
+which the caller writes.
 
-Of numbers in rows of one level, `count` and `fill` take the place of both: the first counts what is
-written to each row, the second lists columns and values there. As in a transpose, that is the
-result where columns are in order; else `combine` makes it of what is listed, row by row.
+For scalars in rows of one level, `count` and `fill` replace both: the first counts the writes to
+each row, the second lists their columns and values. As for a transpose, that is the result if
+columns come in order; else `combine` computes it from the list, row by row.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from sparsetir.sparse_ir.verify import verify
 
 
 class LevelsAssembly(NamedTuple):
-    """The programs of a sparse result, and the names of their parameters for it.
+    """The programs of a sparse result, and the names of the parameters that describe the result.
 
-    entries : takes `room`, of int64, and `coordinates`, (room,) for the root and each level.
-        Writes these, and `said`, (2 + levels,) of int64: how many there are, and the lengths
+    entries : takes `room`, int64, and `coordinates`, (room,) for the root and each level. Writes
+        these, and `said`, (2 + levels,) int64: the number of entries, and the lengths
     values : takes the parameters of `levels` and `result`, which it updates
-    levels : of each level that is assembled `indptr`, `indices` and `nnz`
-    first : what elements begin with
+    levels : `indptr`, `indices` and `nnz` of each assembled level
+    first : the initial value of elements
     idtypes : of the root and each level
     dtype : of the values
-    rows : other programs of results of numbers that have one level
+    rows : the programs for results of scalars with one level, else None
     """
 
     entries: SparseFunc
@@ -77,14 +77,13 @@ class LevelsAssembly(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The programs of a matrix, or a vector in one row, that is filled by rows in two passes.
+    """The programs of a matrix, or of a vector as one row, that is filled by rows in two passes.
 
-    count : adds to `ends`, (rows,) of int64, how often each row is written
-    fill : takes `ends`, of the type of columns, where rows begin, and has them where they end;
-        writes what each visit makes of the value that elements begin with, `found` at the columns
-        `at`, (room,)
-    combine : takes what `fill` wrote as a matrix that stores columns in any order and repeatedly,
-        see :func:`sparsetir.sparse_ir.assemble.assemble`; None where that is no combination
+    count : adds to `ends`, (rows,) int64, the number of writes to each row
+    fill : takes `ends`, of the type of columns, as the start of each row, and advances each to its
+        end; writes the value of each visit to `found` and its column to `at`, both (room,)
+    combine : takes the output of `fill` as a matrix with unsorted and repeated columns, see
+        :func:`sparsetir.sparse_ir.assemble.assemble`; None where updates cannot be combined
     """
 
     count: SparseFunc
@@ -97,13 +96,13 @@ class Rows(NamedTuple):
 
 
 def assemble_levels(func: SparseFunc) -> LevelsAssembly:
-    """The programs that make the result of a program over axes whose nnz is None.
+    """The programs that compute the result of a program over axes whose nnz is None.
 
     Parameters
     ----------
     func : SparseFunc
-        Of stage I, as written. Where it writes does not depend on what the result holds, which
-        begins with zero, or with the constant in the `init` of the first iteration.
+        Of stage I, as written. The coordinates of its writes do not depend on what the result
+        holds, whose initial value is zero, or the constant in the `init` of the first iteration.
 
     Returns
     -------
@@ -112,7 +111,7 @@ def assemble_levels(func: SparseFunc) -> LevelsAssembly:
     Raises
     ------
     ValueError
-        For a program of another kind, which says what is expected.
+        For an unsupported program; the message says what is expected.
     """
     return _Levels(func).run()
 
@@ -205,7 +204,7 @@ class _Levels:
         return program, names[1], names[0], names[2:]
 
     def _rows(self, body: Any, first: int | float) -> Rows | None:
-        """The programs of numbers in rows, if they are that."""
+        """The programs for scalars in rows, or None if elements are not scalars in rows."""
         out, begun = self.out, tirx.const(first, self.out.dtype)
         if len(self.path) != 2 or len(out.axes) != 2:
             return None
@@ -240,7 +239,7 @@ class _Levels:
         return Rows(count, fill, self._combine(body, first), *names)
 
     def _combine(self, body: Any, first: int | float) -> SparseFunc | None:
-        """The program that combines what is listed of one element, where that can be done."""
+        """The program that combines the listed values of each element, or None."""
         ways = set[str]()
         for store in self._stores(body):
             update = reduction_of(store)
@@ -276,7 +275,7 @@ def combine(
         self, name: str, outputs: _Outputs, body: Any, noted: Callable[[Any], list[Any]],
         begins: Sequence[Any] = (),
     ) -> SparseFunc:  # fmt: skip
-        """A program of the same visits, with other statements in place of stores of the result."""
+        """A program with the same visits, and other statements in place of stores of the result."""
         func, out = self.func, self.out
         lengths = {v: a for it in nodes_of(SparseIteration, body) for a, v, _ in it.axis_of()}
 
@@ -312,7 +311,7 @@ def combine(
 
 
 class _Outputs:
-    """What a program of visits declares beside what the old one does."""
+    """The declarations of a generated program besides those of the source program."""
 
     def __init__(self, func: SparseFunc, out: SparseBuffer) -> None:
         self.func, self.handle, self.taken = func, out.handle, list[str]()
@@ -323,7 +322,7 @@ class _Outputs:
         return self.taken[-1]
 
     def scalar(self, wish: str) -> Any:
-        """A parameter of int64."""
+        """A scalar parameter, int64."""
         self.params.append(tirx.Var(self._fresh(wish), "int64"))
         return self.params[-1]
 

@@ -1,7 +1,7 @@
-"""Atomic additions on a GPU, where several visits may add to one element.
+"""Atomic updates on a GPU, where several visits may update one element.
 
-An iteration with the annotation "atomic" stores `X[..] = X[..] + term`, or max or min of the two,
-which the interpreter, and any order of visits, may do as it stands. Before::
+An iteration with the annotation "atomic" stores `X[..] = X[..] + term`, or the max or min of the
+two. The interpreter, and any serial order, can execute that as written. Before::
 
     with T.sp_iter([W, L], "SS", "spmm_add") as [w, l]:
         T.sp_iter_attr({"atomic": 1})
@@ -12,13 +12,13 @@ In stage II::
     with T.sblock("spmm_add0"):
         T.call_extern("float32", "atomicAdd", T.address_of(C[vi, vk]), C_ws[vw, vl])
 
-CUDA has the maximum of integers, not of floats. The bits of a float that is not negative, taken as
-an integer, are in the order of the floats, and those of a negative one, without a sign, in their
-reverse: a maximum of floats is one of these two on integers, by the sign of the term (-0.0 is one
-that is negative, and not below 0.0 then). A term that is NaN is left out, or where
-`T.Select(term > X or T.isnan(term), term, X)` keeps it becomes the NaN that stays under both; an
-element that is NaN stays so, as it does in any order of visits. `T.max` itself says nothing of NaN:
-the interpreter takes the second of two that are not in order, CUDA the one that is no NaN.
+CUDA has integer maxima only. The bits of a nonnegative float, read as an integer, are ordered like
+the floats, and those of a negative one, read without sign, in reverse: a maximum of floats is thus
+one of two integer operations, selected by the sign of the term (-0.0 counts as negative, and is not
+below 0.0 then). A NaN term is dropped, unless `T.Select(term > X or T.isnan(term), term, X)` keeps
+it: it then becomes the NaN that is extremal for both operations. A NaN element stays NaN, in any
+order of visits. `T.max` itself does not specify NaN: the interpreter takes the second of two
+unordered operands, CUDA the one that is not NaN.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 ATOMIC_DTYPES = {name: combine.atomic for name, combine in COMBINES.items() if combine.atomic}
 PREFIX = "sparsetir_atomic_"
 NAN = "_or_nan"
-# {signed} and {unsigned}: what is done with such integers; {stay}: makes the element NaN for good.
+# {signed}, {unsigned}: the operations on such integers; {stay}: makes the element NaN for good.
 EXTREMUM = """
 __device__ __forceinline__ void {name}(float* at, float value) {{
   int* bits = reinterpret_cast<int*>(at);
@@ -56,15 +56,15 @@ UPDATE = f"X[..] = X[..] + term (or max, min), {ATOMIC_KINDS}, without an init"
 
 
 def has_atomics(operator: str, dtype: str) -> bool:
-    """Whether a GPU can reduce so atomically, by the names of :class:`Reduction`."""
+    """Whether a GPU can reduce atomically, by operator name (:class:`Reduction`) and dtype."""
     return dtype in ATOMIC_DTYPES.get(operator, ())
 
 
 def with_atomic_calls(func: SparseFunc) -> SparseFunc:
-    """The function with atomic updates for the stores of atomic iterations.
+    """The function with atomic updates in place of the stores of atomic iterations.
 
-    Raises LoweringError for an atomic iteration that stores something else than a reduction which
-    has atomics.
+    Raises LoweringError for an atomic iteration that stores anything but a reduction that has
+    atomics.
     """
 
     atomic = [it for it in sparse_iterations(func) if ATOMIC in it.annotations]
@@ -86,7 +86,7 @@ def with_atomic_calls(func: SparseFunc) -> SparseFunc:
 
 
 def atomic_update(reduction: Reduction, term: Any) -> Any:
-    """A store as :func:`as_call` knows it, which takes in a term."""
+    """A store, in the form that :func:`as_call` recognises, that combines a term atomically."""
     store = reduction.store
     name = f"{PREFIX}{reduction.operator}{NAN if reduction.keeps_nan else ''}"
     value = tirx.call_extern(str(store.value.ty.dtype), name, term)
@@ -94,7 +94,7 @@ def atomic_update(reduction: Reduction, term: Any) -> Any:
 
 
 def as_call(stmt: Any) -> Any:
-    """The call for an atomic update, which may be under the conditions that its element exists."""
+    """The call for an atomic update, with the guards for its element if there are any."""
     conditions, store = taken_apart(stmt)
     value: Any = getattr(store, "value", None)
     name = _name(value) if isinstance(store, tirx.BufferStore) else ""
@@ -107,7 +107,7 @@ def as_call(stmt: Any) -> Any:
 
 
 def atomic_call(operator: str, place: Any, term: Any, keeps_nan: bool = True) -> Any:
-    """The call that takes a term into an element, a load of which is `place`."""
+    """The call that combines a term into an element; `place` is a load of the element."""
     dtype, arguments = str(place.ty.dtype), [tirx.address_of(place), term]
     if operator == "sum":
         return tirx.call_extern(dtype, "atomicAdd", *arguments)
@@ -124,7 +124,7 @@ def _on_integers(operator: str) -> str:
 
 
 def _source(name: str, operator: str) -> str:
-    """A function of CUDA for the maximum or minimum of a float in memory and another."""
+    """A CUDA function for the maximum or minimum of a float in memory and another."""
     stay = STAY[operator]
     return EXTREMUM.format(
         name=name,
@@ -136,14 +136,14 @@ def _source(name: str, operator: str) -> str:
 
 
 def _name(value: Any) -> str:
-    """The name of what :func:`atomic_update` makes, else an empty one."""
+    """The function's name in a value made by :func:`atomic_update`, else ""."""
     name: Any = value.args[0] if isinstance(value, ir.Call) and len(value.args) == 2 else None
     text = str(name.value) if isinstance(name, ir.StringImm) else ""
     return text if text.startswith(PREFIX) else ""
 
 
 def atomic_reduction(it: SparseIteration) -> Reduction | None:
-    """The reduction of an iteration that does nothing else and has atomics; else None."""
+    """The reduction of an iteration that does nothing else and has atomics, else None."""
     reduction = reduction_of(it.body)
     dtype = "" if reduction is None else str(reduction.store.value.ty.dtype)
     fits = reduction is not None and it.init is None and has_atomics(reduction.operator, dtype)

@@ -1,20 +1,20 @@
-"""Computed parameters: arrays and numbers that a schedule needs, made of what callers give.
+"""Computed parameters: arrays and numbers that a schedule derives from the caller's arguments.
 
 A schedule may need arrays that follow from the structure: where blocks of equal work begin, the row
-of each non-zero. It adds them as parameters, after all others, and says in the function attribute
-"computed" by which recipe each is made:
+of each nonzero. It adds them as parameters, after all others, and the function attribute "computed"
+says by which recipe each is made:
 
     T.func_attr({"computed": {
         "blocks": {"recipe": "number", "value": 16},
         "block_ptr": {"recipe": "equal_work", "indptr": "$indptr", "parts": "$blocks", "cost": 2},
     }})
 
-A keyword is a number, a string, or "$name": the value of that parameter, an array of NumPy or an
-integer; it may be a computed one that comes before. A kernel computes them when it first sees a
-structure, so that it is called the same whatever its schedule. What recipe "packed" makes follows
-the values that it reads, and is made in every call. Guards and the freedom of races are proven from
-the facts that recipes are registered with, so callers may choose the numbers that recipes leave
-open, such as 16 blocks, and nothing else.
+A keyword is a number, a string, or "$name": the value of that parameter, a NumPy array or an
+integer; it may be an earlier computed parameter. A kernel computes them when it first sees a
+structure, so that its signature does not depend on the schedule. The result of recipe "packed"
+depends on values, and is made in every call. Guards and the absence of races are proven from the
+facts that recipes are registered with, so callers may only choose the numbers that recipes leave
+open, such as 16 blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPUTED = "computed"
 
 
 def computed_parameters(func: SparseFunc) -> dict[str, dict[str, Any]]:
-    """Recipe and keywords of each computed parameter, as plain Python, in their order."""
+    """Recipe and keywords of each computed parameter, as plain Python objects, in order."""
     return {name: dict(how) for name, how in _computed_parameters(func)}
 
 
@@ -63,24 +63,24 @@ def buffers_made_by(func: SparseFunc, recipe: Callable[..., Any]) -> list[str]:
 
 
 def keyword(size: Any) -> int | str | None:
-    """A size as a recipe takes it; None for one that is neither a number nor a parameter."""
+    """A size as a recipe's keyword; None if it is neither a number nor a parameter."""
     if isinstance(size, tirx.IntImm):
         return int(size)
     return f"${size.name}" if isinstance(size, ir.Var) else None
 
 
 def reads(how: Mapping[str, Any]) -> list[str]:
-    """The parameters that a recipe is given the values of."""
+    """The parameters whose values a recipe receives."""
     return [v[1:] for v in how.values() if isinstance(v, str) and v.startswith("$")]
 
 
 def valid_for_any(how: Mapping[str, Any]) -> int | None:
-    """The number that a recipe has where nothing is known of its arguments, or None."""
+    """The number that a recipe gives if none of its arguments are known, or None."""
     return facts_of(how["recipe"]).unknown
 
 
 def of_values(func: SparseFunc) -> list[str]:
-    """The computed parameters that are made of values, not of a structure."""
+    """The computed parameters that depend on values, not only on the structure."""
     computed = computed_parameters(func).items()
     return [name for name, how in computed if facts_of(how["recipe"]).of_values]
 
@@ -91,26 +91,23 @@ def compute(
     overrides: Mapping[str, Any] | None = None,
     names: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """The values of computed parameters of a function, in order.
+    """The values of a function's computed parameters, in order.
 
-    arguments : by name, at least what the recipes read: arrays as NumPy, numbers. Without values,
-        what is made of these is left out
-    overrides : values for numbers that their recipes leave open (:class:`Facts`), such as how many
-        blocks there are; what is made of them follows
-    names : the parameters that are needed, to which those that they are made of are added; all by
-        default
-
-    A number that is right for any arguments (:class:`Facts`) stands for one whose arguments are not
-    given.
+    arguments : by name, at least what the recipes read: NumPy arrays and numbers. If values are
+        missing, parameters computed from them are left out
+    overrides : values for numbers that their recipes leave open (:class:`Facts`), such as the
+        number of blocks; dependent parameters follow
+    names : the parameters that are needed, to which their own inputs are added; all by default
+    A number with a default that is valid for any arguments (:class:`Facts`) takes it where its
+    arguments are missing.
 
     Returns Python integers, and arrays of the type of the axis (idtype) or buffer (dtype) that
-    they are bound to.
-    Raises LoweringError for a recipe that is unknown or does not take these keywords, TypeError for
-    an argument that is missing or of the wrong type, ScheduleError for a value that its type does
-    not hold, ValueError for an override of what is not open and for a broken promise, and what
-    recipes raise.
+    they are bound to. Raises LoweringError for an unknown recipe or one that does not take these
+    keywords, TypeError for a missing or wrongly typed argument, ScheduleError for a value that its
+    type does not hold, ValueError for an override of a number that is not open and for a broken
+    promise, and the errors of recipes.
     """
-    of_func = func.name  # which takes longer to ask for than most recipes
+    of_func = func.name  # whose look-up takes longer than most recipes
     recipes, dtypes = dict(_computed_parameters(func)), _dtypes(func)
     needed = set(recipes if names is None else names)
     for name, how in reversed(recipes.items()) if names is not None else ():
@@ -142,11 +139,11 @@ def compute(
 def compute_of_values(
     func: SparseFunc, names: Iterable[str], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Some computed parameters that are made of values (:func:`of_values`), by name.
+    """Some of the computed parameters that depend on values (:func:`of_values`), by name.
 
-    values : by name, at least what their recipes read: arguments, and what :func:`compute` gave
+    values : by name, at least what their recipes read: arguments, and results of :func:`compute`
 
-    Raises as :func:`compute`.
+    Raises the errors of :func:`compute`.
     """
     recipes, dtypes, results = computed_parameters(func), _dtypes(func), dict[str, Any]()
     for name in names:
@@ -157,7 +154,7 @@ def compute_of_values(
 
 @lru_cache(256)  # by identity
 def _dtypes(func: SparseFunc) -> dict[str, tuple[bool, str]]:
-    """Whether each parameter is an array, and the dtype; without handles bound to nothing."""
+    """Whether each parameter is an array, and its dtype; handles without a buffer are left out."""
     out = {
         str(p.name): (False, str(p.ty.dtype)) for p in func.params if isinstance(p.ty, ir.PrimType)
     }
@@ -235,12 +232,12 @@ def _keyword_problem(
 
 @cache
 def _limits(dtype: str) -> tuple[int, int]:
-    """The smallest and the largest number of a type of integers."""
+    """The smallest and the largest number of an integer type."""
     return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
 def _fitted(who: str, value: Any, is_array: bool, dtype: str) -> Any:
-    """A value in the type of its parameter."""
+    """A value converted to the type of its parameter."""
     if not is_array:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise TypeError(f"{who}: expected an integer, got {value!r}")
@@ -263,7 +260,7 @@ def _fitted(who: str, value: Any, is_array: bool, dtype: str) -> Any:
 
 
 def computed_problems(func: SparseFunc) -> Found:
-    """The verifier's rule: computed parameters are there, come last, and can be made."""
+    """The verifier's rule: computed parameters exist, come last, and can be computed."""
     if COMPUTED not in func.attrs:
         return
     if not isinstance(func.attrs[COMPUTED], Mapping):

@@ -1,4 +1,4 @@
-"""The errors that sparsetir raises; every one names what was expected and what came."""
+"""The errors that sparsetir raises; each says what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ class IllFormedError(ValueError):
 
 
 class LoweringError(ValueError):
-    """A program is well-formed, but cannot be lowered as it stands."""
+    """A well-formed program that cannot be lowered as it stands."""
 
 
 class ScheduleError(ValueError):
-    """A schedule primitive or the default schedule cannot be applied."""
+    """A schedule primitive or the default schedule that cannot be applied."""
 
 
 class StructureError(ValueError):
@@ -28,5 +28,5 @@ class StructureTypeError(StructureError, TypeError):
 
 
 def describe(value: object) -> str:
-    """Describe a value for a message: a string or number as it is, others by their type."""
+    """Describe a value for a message: strings and numbers as they are, others by their type."""
     return f"{value!r}" if isinstance(value, str | int | float) else type(value).__name__

@@ -1,13 +1,13 @@
-"""Coordinates as the integers that they are, whatever their types hold.
+"""Coordinates as unbounded integers, independent of their types.
 
 The coordinate of `C[IDX[i] * 3 - 1]` is 3221225471 where IDX holds 2^30: it is not stored, and
-nothing is written. In int32 it would wrap around, and code generators take it that it does not, so
-a guard would see another number than the access. What may leave its type is computed in 64 bits::
+nothing is written. In int32 it would wrap, and code generators assume that it does not, so a guard
+and the access could see different numbers. Such expressions are computed in 64 bits::
 
     IDX[i] * 3 - 1      becomes      int64(IDX[i]) * 3 - 1
 
-Where 64 bits may not do either, operands and products are kept within `LIMIT`, where no axis has a
-coordinate. Expressions whose bounds show that they fit stay as they are.
+Where even 64 bits may overflow, operands and products are clamped to `LIMIT`, where no axis has a
+coordinate. Expressions whose bounds fit their type stay as they are.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 
 LIMIT = 2**62 - 1
-SIZES = 2**56 - 1  # axes are taken to be no longer: no address space holds as many elements
+SIZES = 2**56 - 1  # the assumed bound of axes: no address space holds as many elements
 WIDE = "int64"
 
 
 class Integer(NamedTuple):
-    """An expression that is exact, and bounds of what it may be, both inclusive."""
+    """An exact expression, and its inclusive bounds."""
 
     expr: Any
     low: int
     high: int
 
     def within(self, low: int, high: int) -> bool:
-        """Whether it lies in [low, high]."""
+        """Whether its bounds lie in [low, high]."""
         return low <= self.low and self.high <= high
 
 
-# The bounds of a variable or a load.
+# Returns the bounds of a variable or a load.
 Bounds = Callable[[Any], tuple[int, int]]
 
 
 def saturated(value: int) -> int:
-    """A number as it takes part in sums and products of coordinates."""
+    """A number clamped as an operand of coordinate arithmetic."""
     return max(min(value, LIMIT), -LIMIT)
 
 
 def is_signed(expr: Any) -> bool:
-    """Whether an expression is a signed integer; arithmetic of others must not overflow."""
+    """Whether an expression is a signed integer; other integer types may not overflow."""
     return dtype_of(expr).startswith("int")
 
 
 def fits_signed(expr: Any) -> bool:
-    """Whether an expression is an integer of which int64 holds every value."""
+    """Whether an expression is an integer all of whose values fit int64."""
     return dtype_of(expr) in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
 def type_bounds(dtype: str) -> tuple[int, int]:
-    """The least and the largest number of an integer type."""
+    """The least and the greatest number of an integer type."""
     bits = tvm.DataType(dtype).bits
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if dtype[0] == "i" else (0, 2**bits - 1)
 
@@ -66,17 +66,17 @@ def type_bounds(dtype: str) -> tuple[int, int]:
 def exact(
     expr: Any, bounds: Bounds, fits: bool = False, known: Mapping[Any, Integer] | None = None
 ) -> Integer:
-    """An index expression, computed such that nothing in it overflows.
+    """An index expression, computed without overflow.
 
-    bounds : of variables and loads
+    bounds : returns the bounds of a variable or load
     fits : whether the number is known to fit the type of the expression
-    known : variables of which there is an exact form
+    known : variables whose exact form is known
     """
     return _Exact(bounds, known or {}).of(expr, fits)
 
 
 def inlined(let: tirx.Let) -> Any:
-    """The body of a Let, with the value for the variable."""
+    """The body of a Let with its value substituted for the variable."""
     return substitute(let.body, {let.var: let.value})
 
 
@@ -86,7 +86,7 @@ def is_choice(expr: Any) -> bool:
 
 
 def most_of(length: Any, bounds: Bounds) -> int:
-    """The largest that a length may be; loops rely on its not overflowing, nor any part of it."""
+    """The upper bound of a length; loops assume that neither it nor any part of it overflows."""
     return _Length(bounds, {}).of(length, True).high
 
 
@@ -122,9 +122,9 @@ class _Exact:
         return self._binary(node, a, b, rule, fits)
 
     def parts_fit(self, node: Any) -> tuple[bool, bool]:
-        """Whether both parts of a number that fits do.
+        """Whether the two operands fit too, for a number that fits.
 
-        Sums and products of numbers that are not negative are as large as their parts.
+        Nonnegative operands of sums and products do not exceed the result.
         """
         a, b = self.of(node.a), self.of(node.b)
         if not isinstance(node, tirx.Add | tirx.Mul) or min(a.low, b.low) < 0:
@@ -140,7 +140,7 @@ class _Exact:
         return Integer(node, low, high)
 
     def _cast(self, node: Any) -> Integer:
-        """Casts between integers keep the number."""
+        """The exact form of a cast: those between integers keep the number."""
         if dtype_of(node.value) == "bool":
             return Integer(node, 0, 1)
         if not fits_signed(node.value):
@@ -178,30 +178,30 @@ class _Exact:
 
 
 class _Length(_Exact):
-    """Where all parts fit."""
+    """Arithmetic all of whose parts are known to fit."""
 
     def parts_fit(self, node: Any) -> tuple[bool, bool]:
         return True, True
 
 
 def _same_or(node: Any, a: Any, b: Any) -> Any:
-    """The node, or one like it of other operands."""
+    """The node with new operands; the same object if they are unchanged."""
     return node if a.same_as(node.a) and b.same_as(node.b) else type(node)(a, b)
 
 
 def _clamped(x: Integer) -> Integer:
-    """A number as :func:`saturated` says."""
+    """A number clamped as in :func:`saturated`."""
     expr = as_dtype(x.expr, WIDE)
     if x.within(-LIMIT, LIMIT):
         return Integer(expr, x.low, x.high)
     inside = tirx.Max(tirx.Min(expr, as_dtype(LIMIT, WIDE)), as_dtype(-LIMIT, WIDE))
-    # TVM's simplifier looks through min and max, and would add to what is not clamped.
+    # TVM's simplifier looks through min and max, and would fold additions past the clamp.
     opaque = tirx.BitwiseOr(inside, as_dtype(0, WIDE))
     return Integer(opaque, saturated(x.low), saturated(x.high))
 
 
 def _product(node: Any, a: Integer, b: Integer) -> Integer:
-    """A product of clamped numbers, itself no further from 0 than `LIMIT`."""
+    """A product of clamped numbers, clamped to [-`LIMIT`, `LIMIT`]."""
     low, high = _product_bounds(a, b)
     expr = _same_or(node, a.expr, b.expr)
     if -LIMIT <= low and high <= LIMIT:
@@ -215,7 +215,7 @@ def _product(node: Any, a: Integer, b: Integer) -> Integer:
     else:
         end = tirx.Select(b.expr >= zero, limit, zero - limit)
         size = tirx.Max(b.expr, zero - b.expr)
-        # TVM's analysis takes no divisor that it knows no end of.
+        # TVM's analysis rejects a divisor without a known upper bound.
         most = tirx.floordiv(limit, tirx.Min(tirx.Max(size, one), limit))
     expr = tirx.Select(a.expr > most, end, expr)
     if a.low < 0:
@@ -297,12 +297,12 @@ _BOUNDS: dict[Any, Callable[[Integer, Integer], tuple[int, int]]] = {
 
 
 def _divided(x: int, y: int) -> int:
-    """Division of `/` in C, which rounds towards zero."""
+    """Division as `/` in C, which rounds towards zero."""
     return x // y if (x < 0) == (y < 0) else -(-x // y)
 
 
 def arithmetic_of(expr: Any) -> Callable[[int, int], int] | None:
-    """What an operation in a coordinate gives of two numbers; None for what is none of these."""
+    """The integer function of a coordinate operation on two numbers; None for other nodes."""
     if isinstance(expr, tirx.LShift):
         bits = tvm.DataType(dtype_of(expr)).bits
         known = isinstance(expr.b, tirx.IntImm) and 0 <= int(expr.b) < bits - 1

@@ -1,4 +1,4 @@
-"""The gradient of a program for one of its operands, as a program.
+"""The gradient of a program for one of its operands, as another program.
 
 Before, the product of a sparse and a dense matrix::
 
@@ -9,15 +9,15 @@ Before, the product of a sparse and a dense matrix::
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-`gradient(spmm, "A")` is a sampled product, over the same pattern::
+`gradient(spmm, "A")` is a sampled product over the same pattern::
 
     with T.sp_iter([T.fuse(I, J), K], "SSR", "spmm_grad_a") as [i, j, k]:
         with T.init():
             GRAD_A[i, j] = 0.0
         GRAD_A[i, j] = GRAD_A[i, j] + GRAD_C[i, k] * B[j, k]
 
-`gradient(spmm, "B")` is a product again, over the transposed pattern, which has the same parameters
-`indptr` and `indices` (:mod:`sparsetir.sparse_ir.level_order`)::
+`gradient(spmm, "B")` is again a product, over the transposed pattern, whose arrays take the same
+parameters `indptr` and `indices` (:mod:`sparsetir.sparse_ir.level_order`)::
 
     J = T.dense_fixed(n)
     I = T.sparse_variable(J, (m, nnz), (indptr, indices))
@@ -66,7 +66,7 @@ from sparsetir.sparse_ir.tir import as_one, cast, dtype_of, zero
 from sparsetir.sparse_ir.updates import Update, refused, updates_of
 from sparsetir.sparse_ir.verify import verify
 
-# The attribute that lists the patterns whose levels are in another order than in the program.
+# The attribute that lists the patterns whose levels are reordered.
 TRANSPOSED = "transposed_axes"
 
 
@@ -78,44 +78,44 @@ def gradient(
     Parameters
     ----------
     func : SparseFunc
-        Of stage I, as its author wrote it: iterations one after the other, each of which sums up,
+        Of stage I, as its author wrote it: iterations in sequence, each of which accumulates,
         `OUT[..] = OUT[..] + term`, or sets `OUT[..] = value` without a reduction. None reads what
-        another one writes; several may write a result where the later ones add to it. Terms are
-        expressions of loads by `+ - * /`, casts, `T.Select`, `T.if_then_else`, `T.max`, `T.min`,
-        `T.exp`, `T.log` and their like, `T.sqrt`, `T.rsqrt`, `T.tanh`, `T.sigmoid`, `T.sin`,
-        `T.cos`, `T.erf`, `T.abs`, and `T.pow` with an exponent that is not of the operand.
+        another one writes; several may write one result if the later ones add to it. Terms are
+        expressions of loads with `+ - * /`, casts, `T.Select`, `T.if_then_else`, `T.max`, `T.min`,
+        `T.exp`, `T.log` and variants, `T.sqrt`, `T.rsqrt`, `T.tanh`, `T.sigmoid`, `T.sin`,
+        `T.cos`, `T.erf`, `T.abs`, and `T.pow` with an exponent that does not depend on the operand.
     wrt : str
-        The operand of floats: the name of its buffer or of its parameter.
+        The operand, of a float type: the name of its buffer or parameter.
     transpose : bool, optional
-        Where an operand is indexed by columns alone, as B is in `A[i, j] * B[j, k]`: take the
-        pattern transposed, so that each row of the gradient is summed up in one place. Otherwise,
-        take the pattern as it is, and add to rows of the gradient wherever visits lead.
+        Where an operand is indexed by columns alone, as B is in `A[i, j] * B[j, k]`: visit the
+        transposed pattern, so that each row of the gradient is accumulated in one place. Otherwise
+        visit the pattern as it is, and scatter to rows of the gradient.
     dtype : str, optional
-        The type of the gradient: that of the operand, the default, or that of the sums.
+        The type of the gradient: that of the operand (the default) or of the accumulators.
 
     Returns
     -------
     SparseFunc
-        Named `<func>_grad_<operand>`, of the parameters of `func`, in their order, that it needs:
-        its `params` say which. (A result that the program assembles has a pattern that is given
-        there, with its nnz.) In the place of a result `out` it takes `grad_out`, and behind the
-        last of these it writes `grad_` and the operand's parameter, all of it. Their buffers have
-        `GRAD_` before their names. A name that is taken has a number behind it. Sums are in the
-        types that `func` sums in, at least float32.
+        Named `<func>_grad_<operand>`, with those parameters of `func`, in order, that it needs
+        (see its `params`). (A result that the program assembles has a given pattern there, with its
+        nnz.) Each result `out` is replaced by an input `grad_out`; the output, `grad_` and the
+        operand's parameter, follows the last of these and is written in full. Their buffers have
+        the prefix `GRAD_`. Names that are taken get a number appended. Accumulators have the types
+        of those in `func`, at least float32.
 
     Raises
     ------
     TypeError
-        For what is no SparseFunc.
+        For an argument that is not a SparseFunc.
     ValueError
-        For an operand that there is not, or that the result does not depend on, for another
-        `dtype`, and for programs of other forms; the message says what is supported.
+        For an unknown operand, one that the result does not depend on, or an unsupported `dtype` or
+        form of program; the message says what is supported.
 
     Notes
     -----
-    :func:`transposed_axes` says which patterns the program takes transposed; where there are any,
-    computed parameters become parameters that callers give. Nothing is written to padded slots. At
-    a kink, such as `T.max(x, 0.0)` at 0, the gradient goes to the constant, else to the first
+    :func:`transposed_axes` returns the patterns that the program visits transposed; if there are
+    any, computed parameters become parameters that callers pass. Padded slots are not written. At a
+    kink, such as `T.max(x, 0.0)` at 0, the gradient goes to the constant, else to the first
     operand.
     """
     if not isinstance(func, SparseFunc):
@@ -153,25 +153,25 @@ def gradient(
 
 
 def transposed_axes(func: SparseFunc) -> list[list[str]]:
-    """The patterns that a gradient takes with their levels in another order.
+    """The patterns whose levels a gradient visits in another order.
 
     Parameters
     ----------
     func : SparseFunc
-        What :func:`gradient` gave.
+        The result of :func:`gradient`.
 
     Returns
     -------
     list of list of str
-        Of each such pattern the names of its axes, as they follow each other now: [["J", "I"]] of a
-        matrix by columns. Its `indptr` and `indices`, or those of all levels of a tensor, are of
-        the elements sorted so, and the values of buffers over these axes are in this order.
+        The axis names of each such pattern in their new order: [["J", "I"]] for a matrix by
+        columns. Its `indptr` and `indices`, or those of all levels of a tensor, describe the
+        elements sorted accordingly, and the values of buffers over these axes have this order.
     """
     return [[str(name) for name in levels] for levels in func.attrs.get(TRANSPOSED, [])]
 
 
 class _Part(NamedTuple):
-    """The part of the gradient that one iteration adds: kinds are those of the axes of `it`."""
+    """The contribution of one iteration to the gradient; `kinds` has a kind per axis of `it`."""
 
     it: SparseIteration
     kinds: str
@@ -181,7 +181,7 @@ class _Part(NamedTuple):
 
 
 def _operand(func: SparseFunc, wrt: str) -> SparseBuffer:
-    """The operand of a name that there is a gradient for."""
+    """The operand of this name, if a gradient exists for it."""
     written = {s.buffer for s in stores_of(func.body)}
     legal = [
         b for b in func.buffers
@@ -195,10 +195,10 @@ def _operand(func: SparseFunc, wrt: str) -> SparseBuffer:
 
 
 def _graded(func: SparseFunc, buffer: SparseBuffer, dtype: str | None = None) -> SparseBuffer:
-    """The gradient of a buffer, under a parameter of its own."""
+    """The gradient of a buffer, with a parameter of its own."""
     if buffer.handle is None:
         raise refused(func, f"'{buffer.name}' is no parameter; expected a result that is one")
-    written = {s.buffer for s in stores_of(func.body)}  # which the gradient does not have
+    written = {s.buffer for s in stores_of(func.body)}  # these are not parameters of the gradient
     gone = [b for b in func.buffers if b.var in written and b.handle is not None]
     free = {name for b in gone for name in (b.name, b.handle.name)}
 
@@ -213,21 +213,21 @@ def _graded(func: SparseFunc, buffer: SparseBuffer, dtype: str | None = None) ->
 
 
 def _sum_type(value: Any) -> str:
-    """The type that gradients through a value are summed in."""
+    """The type in which gradients through a value are accumulated."""
     return "float64" if dtype_of(value) == "float64" else "float32"
 
 
 def _parts(
     func: SparseFunc, update: Update, operand: SparseBuffer, graded: SparseBuffer
 ) -> list[_Part]:
-    """Parts of the gradient from one iteration: one for each place where it reads the operand."""
+    """The contributions of one iteration: one for each access of the operand."""
     it, store, value = update.it, update.store, update.value
     adjoint = cast(tirx.BufferLoad(graded.var, store.indices), _sum_type(value))
     try:
         terms = adjoints(value, adjoint, operand.var)
     except NoAdjointError as error:
         raise refused(
-            func, f"'{it.name}': expected what the gradient has a rule for, got {error}"
+            func, f"'{it.name}': expected an expression with a rule for its gradient, got {error}"
         ) from None
     parts: list[_Part] = []
     for indices, term in terms:
@@ -241,7 +241,7 @@ def _program(
     func: SparseFunc, suffix: str, parts: list[_Part], graded: dict[Any, SparseBuffer],
     out: SparseBuffer,
 ) -> SparseFunc:  # fmt: skip
-    """The gradient over the pattern as it is, with what it needs of a function."""
+    """The gradient over the pattern as it is, with the declarations of `func` that it needs."""
     iterations: list[Any] = []
     for part in parts:
         name = fresh_name(func, f"{part.it.name}{suffix}")
@@ -262,7 +262,7 @@ def _program(
 
 
 def _iteration(part: _Part, out: SparseBuffer, name: str, alone: bool) -> SparseIteration:
-    """An iteration that adds a part, or sets it where no other visit is at the same element."""
+    """An iteration that adds a contribution, or sets it where no other visit writes the element."""
     it, fresh = part.it, {v: tirx.Var(v.name, dtype_of(v)) for v in part.it.vars}
     term, indices = substitute(part.term, fresh), [substitute(i, fresh) for i in part.indices]
     nodes = [a for n in it.axes for a in (n.axes if isinstance(n, FusedAxis) else [n])]
@@ -284,7 +284,7 @@ def _iteration(part: _Part, out: SparseBuffer, name: str, alone: bool) -> Sparse
 def needed(
     func: SparseFunc, params: list[Any], buffers: list[SparseBuffer], body: Any
 ) -> SparseFunc:
-    """A function of what a body needs of these parameters and buffers, and of axes."""
+    """A function with those of the parameters, buffers and axes that a body needs."""
     used = set(variables_of(body))
     buffers = [b for b in buffers if b.var in used]
     nodes = [n for it in nodes_of(SparseIteration, body) for n in it.axes]
@@ -313,7 +313,7 @@ def needed(
 
 
 def _transposed(func: SparseFunc, derived: SparseFunc, parts: list[_Part]) -> SparseFunc:
-    """A gradient over patterns in the orders that its parts want."""
+    """A gradient over patterns in the level orders that its parts need."""
     orders: dict[str, tuple[str, ...]] = {}
     for part in parts:
         for root, order in wanted_orders(part.it, part.kinds).items():
@@ -327,14 +327,14 @@ def _transposed(func: SparseFunc, derived: SparseFunc, parts: list[_Part]) -> Sp
     moved = [order for order in orders.values() if order != tuple(sorted(order, key=names.index))]
     if not moved:
         return derived
-    attrs = {k: v for k, v in derived.attrs.items() if k != COMPUTED}  # of the other pattern
+    attrs = {k: v for k, v in derived.attrs.items() if k != COMPUTED}  # these are of the old order
     attrs[TRANSPOSED] = [[*order] for order in moved]
     derived = with_levels(derived, moved)
     return derived.replace(attrs=ir.make_node("ir.DictAttrs", **attrs))
 
 
 def _cleared(derived: SparseFunc, out: SparseBuffer) -> SparseFunc:
-    """A gradient that is zero before anything is added to it."""
+    """A gradient that is set to zero before anything is added to it."""
     first, *rest = sparse_iterations(derived)
     others = [iteration_with(it, init=None) for it in rest]
     if first.init is None or _covers(first, out):
@@ -354,7 +354,7 @@ def _cleared(derived: SparseFunc, out: SparseBuffer) -> SparseFunc:
 
 
 def _covers(it: SparseIteration, out: SparseBuffer) -> bool:
-    """Whether the init of an iteration stores to all of a buffer."""
+    """Whether the init of an iteration writes a whole buffer."""
     lengths = {var: axis.length for axis, var, _ in it.axis_of()}
     indices = list(it.init.indices)
     return len(set(indices)) == len(indices) and all(

@@ -1,14 +1,14 @@
-"""Sums of neighbouring threads of a GPU, one of which writes (Sgap, section 5).
+"""Sums over neighbouring GPU threads, written by one of them (Sgap, section 5).
 
 An iteration with the annotation "group" stores `X[..] = X[..] + term` for each visit of a loop over
-threads, its lanes. The interpreter, and any order of visits, may do that as it stands. Before::
+threads, its lanes. The interpreter, and any serial order, can execute that as written. Before::
 
     with T.sp_iter([I, L], "SS", "spmv") as [i, l]:        # l, a loop over 32 threads
         with T.sp_iter([], "", "spmv_write") as []:
             T.sp_iter_attr({"group": {"lanes": "L", "size": 32, "runs": 0}})
             y[i] = y[i] + y_ws[()]
 
-In stage II the lanes add up what they have by shuffles, in log2(32) steps, and the first one of
+In stage II the lanes reduce their terms by shuffles, in log2(32) steps, and the first lane of
 each group writes::
 
     with T.sblock("spmv_write0"):
@@ -19,8 +19,8 @@ each group writes::
         if vl % 32 == 0:
             y[vi] = total[0]
 
-A group of more than a warp is all threads of a block: each warp adds up what it has, as above, then
-all of them what the warps have, which go through shared memory between barriers::
+A group larger than a warp consists of all threads of a block: each warp reduces its terms as above,
+then all of them reduce the warps' sums, exchanged through shared memory between barriers::
 
         T.tvm_storage_sync("shared")
         if vl % 32 == 0:
@@ -29,13 +29,13 @@ all of them what the warps have, which go through shared memory between barriers
         total[0] = warps[vl % 4]
         ...
 
-With runs, the rows of the lanes differ: neighbours with the same one are a run, whose sum its first
-lane writes. Runs are found by a vote, `__ballot_sync`, once for all columns: a lane that begins one
-says so, and each adds what lies before the next one's bit.
+With runs, the rows of the lanes differ: neighbouring lanes of equal row are a run, whose sum its
+first lane writes. Runs are found by one vote, `__ballot_sync`, for all columns: each lane that
+begins a run sets its bit, and each adds the terms up to the next bit.
 
-Lanes beyond the end take part, with the operator's identity (Sgap, "zero extension"): conditions
-around the update choose the term instead. Where all of a row's terms are in one group, and nothing
-else is added to it, its first value comes along and the iteration that set it goes.
+Lanes beyond the end take part with the operator's identity (Sgap, "zero extension"): guards around
+the update select the term instead. If all terms of a row are in one group, and nothing else is
+added to it, the initial value is merged in and the iteration that set it is removed.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from sparsetir.sparse_ir.tir import as_dtype, barrier, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import WARP, entries_of
 
-GROUP_DTYPES = ("float32", "float64", "int32", "int64")  # what shuffles move
+GROUP_DTYPES = ("float32", "float64", "int32", "int64")  # the types that shuffles move
 
 
 def with_group_calls(func: SparseFunc, tags: dict[tuple[str, ...], list[str]]) -> SparseFunc:
-    """The function with calls for the stores of iterations whose lanes work together.
+    """The function with calls in place of the stores of iterations whose lanes cooperate.
 
-    tags : what the function's loops are bound to, as :func:`thread_tags` says
+    tags : what the function's loops are bound to, as returned by :func:`thread_tags`
 
-    Raises LoweringError for such an iteration that stores something else than a reduction, where
-    the loop over lanes is not over neighbouring threads, and where lanes of several warps are not
-    all threads of their block, as barriers need.
+    Raises LoweringError for such an iteration that stores anything but a reduction, for a loop over
+    lanes that is not over neighbouring threads, and for lanes of several warps that are not all
+    threads of their block, which barriers need.
     """
     for it in [x for x in sparse_iterations(func) if GROUP in x.annotations]:
         func = _Group(func, it, tags).run()
@@ -156,7 +156,7 @@ class _Group:
     # -- the steps ----------------------------------------------------------------------------
 
     def _update(self, mask: Any, writes: Any, end: Any) -> Any:
-        """The lanes' terms, added up, and the write."""
+        """The reduction over lanes, and the write."""
         reduction, conditions = self.reduction, self.reduction.conditions
         term = reduction.term
         if conditions:
@@ -181,7 +181,7 @@ class _Group:
         return tirx.SeqStmt([*steps, under([writes, *conditions], store)])
 
     def _added(self, held: Any, lanes: int, mask: Any, end: Any = None) -> list[Any]:
-        """Shuffles after which the first of so many lanes holds what they all held."""
+        """Shuffles after which the first of `lanes` lanes holds the sum of all."""
         zero, reduction, steps = [tirx.const(0, "int32")], self.reduction, []
         total = tirx.BufferLoad(held, zero)
         distances = [1 << n for n in range(lanes.bit_length() - 1)]
@@ -195,7 +195,7 @@ class _Group:
         return steps
 
     def _over_warps(self, held: Any, mask: Any) -> list[Any]:
-        """Add up what the first lane of each warp holds; in each warp, so that none waits."""
+        """Reduce the sums of the first lanes of all warps; every warp does so, so none waits."""
         count, zero = self.size // WARP, [tirx.const(0, "int32")]
         warps = buffer_var([count], self.dtype, "warps", "shared")
         warp, lane = (
@@ -207,7 +207,7 @@ class _Group:
         back = tirx.BufferLoad(warps, [tirx.floormod(self.lane, tirx.const(count, "int32"))])
         return [
             tirx.AllocBuffer(warps),
-            barrier(),  # what an earlier visit left has been read
+            barrier(),  # the values of an earlier visit have been read
             under([first], keep),
             barrier(),
             tirx.BufferStore(held, back, zero),
@@ -215,7 +215,7 @@ class _Group:
         ]
 
     def _refuse_other_threads(self, tags: dict[tuple[str, ...], list[str]]) -> None:
-        """Refuse other loops over threads of the block, which would have barriers of their own."""
+        """Refuse other thread loops of the block: they would have barriers of their own."""
         nest = [self.around[0], *nodes_of(SparseIteration, self.around[0].body)]
         names = {it.name for it in nest}
         for (name, *loops), kinds in tags.items():
@@ -229,7 +229,7 @@ class _Group:
                     )
 
     def _runs(self, mask: Any, first: Any) -> tuple[list[Any], Any, Any]:
-        """Statements, whether a lane begins a run, and the lane at which its run has ended."""
+        """Statements, the predicate that a lane begins a run, and the lane where its run ends."""
         steps: list[Any] = []
         begins: Any = tirx.EQ(self.lane, tirx.const(0, "int32"))
         for number, index in enumerate(self._rows()):
@@ -262,7 +262,7 @@ class _Group:
         return steps, head, end
 
     def _rows(self) -> list[Any]:
-        """The indices of the update that differ between lanes."""
+        """The indices of the update that differ among lanes."""
         rows = [i for i in self.store.indices if self.var in free_vars(i)]
         inner = {v for x in self.around[self.around.index(self.owner) + 1 :] for v in x.vars}
         if not rows or any(free_vars(i) & inner for i in rows):
@@ -273,7 +273,7 @@ class _Group:
         return rows
 
     def _shuffled(self, way: str, mask: Any, value: Any, distance: int, lanes: int) -> Any:
-        """The value of the lane so far up or down, among so many lanes."""
+        """The value of the lane `distance` up or down, among `lanes` lanes."""
         by, size = tirx.const(distance, "uint32"), tirx.const(lanes, "int32")
         return tirx.call_extern(dtype_of(value), f"__shfl_{way}_sync", mask, value, by, size)
 

@@ -1,4 +1,4 @@
-"""Make the init of every reduction run, also where the reduction is empty.
+"""Make the init of every reduction run, even where the reduction is empty.
 
 A reduction block whose loop has extent zero never runs its `T.init()`. Before::
 
@@ -17,9 +17,9 @@ After::
         with T.sblock("spmm1"):
             C[vi] = C[vi] + A[vi, vj]
 
-TVM's `decompose_reduction` does this for one block that a user names; it refuses blocks that share
-their output. Here nothing can refuse: an init is idempotent and only its place changes. Reductions
-over threads are left alone: TVM lowers their init apart from the loop.
+TVM's `decompose_reduction` does this for one named block, and refuses blocks that share their
+output. Here nothing can refuse: an init is idempotent, and only its place changes. Reductions
+over threads are left alone: TVM separates their init from the loop itself.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars, loop_with, with_body
 
-# An init on its way out: the loop it goes in front of (None: the block itself), and its nest.
+# Inits still to be placed: the loop to place each in front of (None: the block itself), its nest.
 _Pending = list[tuple[Any, tirx.Stmt]]
 
 
 def hoist_init(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Move the init of every reduction block in front of its outermost reduction loop.
 
-    Raises LoweringError for a reduction over threads whose init was taken off before.
+    Raises LoweringError for a reduction over threads whose init has already been separated.
     """
     body, pending = _visit(func.body, [])
     assert not pending, "an init found no place"
@@ -48,7 +48,7 @@ def hoist_init(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _visit(stmt: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
-    """Rewrite a statement below the loops `path` of its block; also the inits to place above."""
+    """Rewrite a statement below the loops `path` of its block; also return inits to place above."""
     if isinstance(stmt, tirx.For):
         body, pending = _visit(stmt.body, [*path, stmt])
         loop = loop_with(stmt, body=body)
@@ -100,14 +100,14 @@ def _realize(realize: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
 
 
 def _concerned(node: Any) -> bool:
-    """Whether a block or loop is a reason to look into the block around it."""
+    """Whether a block or loop requires a look into the block around it."""
     if isinstance(node, tirx.For):
         return node.kind == tirx.ForKind.THREAD_BINDING
     return node.init is not None
 
 
 def _refuse_race(realize: Any, path: list[Any]) -> None:
-    """Threads that share a reduction need its init: from it TVM knows what to combine."""
+    """Refuse threads that share a reduction without an init: TVM derives the combiner from it."""
     threads = {loop.loop_var: loop for loop in path if loop.kind == tirx.ForKind.THREAD_BINDING}
     block = realize.block
     if not threads:
@@ -124,7 +124,7 @@ def _refuse_race(realize: Any, path: list[Any]) -> None:
 
 
 def _init_nest(realize: Any, path: list[Any]) -> tuple[Any, tirx.Stmt] | None:
-    """The init under loops of its own, and the loop that it goes in front of."""
+    """The init under its own loops, and the loop to place it in front of."""
     block = realize.block
     reduced: set[Any] = set()
     for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
@@ -149,7 +149,7 @@ def _init_nest(realize: Any, path: list[Any]) -> tuple[Any, tirx.Stmt] | None:
         fresh = tirx.Var(iter_var.var.name, dtype_of(iter_var.var))
         rename_iter[iter_var.var] = fresh
         if used & reduced:
-            # The spatial position shares a loop with the reduction: give it one of its own.
+            # The spatial position shares a loop with the reduction: it gets its own.
             variable = tirx.Var(iter_var.var.name.removeprefix("v"), dtype_of(fresh))
             zero = as_dtype(0, dtype_of(variable))
             loops.append(

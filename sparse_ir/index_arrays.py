@@ -1,4 +1,4 @@
-"""Integers and index arrays: which type counts them, where rows begin, what is refused."""
+"""Integers and index arrays: their types, offsets of rows, and checks."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ INT32 = 2**31 - 1  # the largest
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer of Python or NumPy; a bool is none."""
+    """Whether a value is a Python or NumPy integer; a bool is not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def index_type(largest: int) -> type[np.integer]:
-    """The smaller of int32 and int64 that holds integers up to this one."""
+    """The smaller of int32 and int64 that holds integers up to `largest`."""
     return np.int32 if largest <= INT32 else np.int64
 
 
 def starts(counts: np.ndarray, dtype: Any = np.int64) -> np.ndarray:
-    """(rows + 1,) where rows of these lengths begin, and where the last ends."""
+    """(rows + 1,) offsets of rows of these lengths, with the end of the last row."""
     out = np.zeros(len(counts) + 1, dtype)
     np.cumsum(counts, out=out[1:])
     return out
 
 
 def stable_order(key: np.ndarray) -> np.ndarray:
-    """A stable permutation that sorts integers that are not negative.
+    """A stable permutation that sorts nonnegative integers.
 
-    Linear below 2^32, in two passes at most: NumPy sorts 16 bits in linear time.
+    Linear below 2^32, in at most two passes: NumPy sorts 16 bits in linear time.
     """
     largest = int(key.max(initial=0))
     if largest >= 1 << 32:
@@ -43,20 +43,20 @@ def stable_order(key: np.ndarray) -> np.ndarray:
 
 
 def row_numbers(indptr: np.ndarray, dtype: Any = np.int64) -> np.ndarray:
-    """(nnz,) the row of each element, of rows that begin and end at these offsets."""
+    """(nnz,) the row of each element, for rows with these offsets."""
     return np.repeat(np.arange(len(indptr) - 1, dtype=dtype), np.diff(indptr))
 
 
 def numbers_within(indptr: np.ndarray) -> np.ndarray:
-    """(nnz,) the number of each element within its own row."""
+    """(nnz,) the number of each element within its row."""
     return np.arange(indptr[-1]) - np.repeat(indptr[:-1], np.diff(indptr))
 
 
 def check_range(where: str, values: np.ndarray, length: int, what: str = "coordinates") -> None:
     """Refuse, with StructureError, integers that are not in [0, length).
 
-    where : what the message begins with: the function and the argument or axis
-    what : the integers are
+    where : the prefix of the message: the function and the argument or axis
+    what : what the integers are
     """
     if len(values) and (values.min() < 0 or values.max() >= length):
         at = int(((values < 0) | (values >= length)).argmax())
@@ -66,9 +66,9 @@ def check_range(where: str, values: np.ndarray, length: int, what: str = "coordi
 
 
 def check_indptr(who: str, indptr: np.ndarray, nnz: int, rows: int) -> None:
-    """Refuse, with StructureError, what does not say where rows of nnz elements begin and end.
+    """Refuse, with StructureError, an array that is not a valid `indptr` of rows of nnz elements.
 
-    who : the function, which has an argument `indptr`
+    who : the function whose argument `indptr` it is
     """
     if indptr.shape != (rows + 1,):
         raise StructureError(
@@ -89,6 +89,6 @@ def rows_increase(indptr: np.ndarray, indices: np.ndarray) -> bool:
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """The different values in order; NumPy's `unique` hashes, which is far slower than a sort."""
+    """The distinct values in order; NumPy's `unique` hashes, which is far slower than sorting."""
     values = np.sort(values)
     return values[np.append(True, values[1:] != values[:-1])] if len(values) else values

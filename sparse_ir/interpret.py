@@ -1,7 +1,7 @@
 """Run a stage-I function on NumPy arrays, one visit at a time: the meaning of the language.
 
-Each expression and statement is turned once into a Python closure; running the function calls
-them. Sizes and structure are trusted, as in a kernel: see :func:`sparsetir.sparse_ir.structure`.
+Each expression and statement is compiled once to a Python closure; running the function calls
+them. Sizes and structure are trusted, as in a kernel: see :mod:`sparsetir.sparse_ir.structure`.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) ->
     func : SparseFunc
         Of stage I.
     arguments : mapping or sequence
-        A value for every parameter, by name or in their order. Arrays of `indptr` and `indices` are
-        (parents + 1,) and (nnz,) of the axis's idtype; arrays of values are C-contiguous, of the
-        buffer's dtype, and hold as many elements as its axes store: one dimension for the stored
-        elements, then one for each trailing dense axis, or any other shape of that size. Scalars
-        are numbers; those that shapes imply may be left out. Computed parameters may be left out:
-        all of them, or all but numbers that their recipes leave open.
+        A value for every parameter, by name or in order. `indptr` and `indices` are (parents + 1,)
+        and (nnz,) arrays of the axis's idtype; arrays of values are C-contiguous, of the buffer's
+        dtype, and have as many elements as its axes store: one dimension for the stored elements,
+        then one per trailing dense axis, or any other shape of that size. Scalars are numbers;
+        those that shapes imply may be omitted. Computed parameters may be omitted: all of them,
+        or all but numbers that their recipes leave open.
 
     Raises
     ------
     TypeError
         For a missing, unknown or wrongly typed argument.
     ValueError
-        For a wrong size or a broken promise, and for computed parameters of which some are left
-        out and others are not open.
+        For a wrong size or a broken promise, and if some computed parameters are omitted and
+        others, not left open by their recipes, are passed.
     NotImplementedError
-        For a node that stage I does not have.
+        For a node that is not part of stage I.
 
     Notes
     -----
     An iteration visits the coordinates that its axes store, in the order of the axes. Reading an
     absent coordinate gives zero, writing one is discarded. The init statement runs beforehand, for
-    every coordinate of the spatial axes that it uses. Buffers allocated in the function start as
-    NaN, or as the largest integer. Which operand max and min return for NaN is not specified.
+    every coordinate of the spatial axes that it uses. Buffers allocated in the function initially
+    hold NaN, or the largest integer. Which operand max and min return for NaN is not specified.
     """
     refuse_open("interpret", func)
     with np.errstate(all="ignore"):
@@ -99,7 +99,7 @@ class _Interpreter(Evaluator):
         super().__init__(func.name)
         self.func = func
         self.structure = Structure()
-        self.current: dict[str, Variable] = {}  # by axis, the innermost iteration over it
+        self.current: dict[str, Variable] = {}  # by axis, its variable in the innermost iteration
         self.arrays: dict[int, tuple[str, Any]] = {}
         self.merged = {str(a.name) for axis in func.axes for a in axis.members}
         for param in func.params:
@@ -129,7 +129,7 @@ class _Interpreter(Evaluator):
         self.variable(param).value = dtype.type(value)
 
     def _array(self, handle: Any, dtype: str, size: int, what: str) -> np.ndarray:
-        """The array of a handle as one dimension, checked."""
+        """The array of a handle, flattened and checked."""
         name, value = self.arrays[hash(handle)]
         if not isinstance(value, np.ndarray):
             raise TypeError(f"{name}: expected a NumPy array, got {type(value).__name__}")
@@ -183,7 +183,7 @@ class _Interpreter(Evaluator):
         self.storage[hash(buffer.var)] = storage
 
     def place(self, var: Any, indices: Any) -> tuple[Storage, Callable[[], int | None]]:
-        """The storage that an access reaches, and its offset there."""
+        """The storage that an access refers to, and a closure for the offset in it."""
         if hash(var) not in self.storage:
             raise ValueError(f"{self.name}: buffer '{var.name}' is not declared")
         storage = self.storage[hash(var)]
@@ -200,7 +200,7 @@ class _Interpreter(Evaluator):
         attached = {a.name: a.to.name for a in entries if isinstance(a, AttachedAxis)}
         axes = flat_axes(node.axes)
         parts = {flat_axes([a])[0].name: a for a in node.axes if isinstance(a, PartAxis)}
-        # What the visits need of each axis: fields of TVM's objects take long to read.
+        # What visits need of each axis, read once: access to fields of TVM's objects is slow.
         names = [str(a.name) for a in axes]
         indices = [np.dtype(a.idtype).type for a in axes]
         counts = [len(flat_axes([parts[n]])) if n in parts else 1 for n in names]
@@ -228,7 +228,7 @@ class _Interpreter(Evaluator):
             self.current[name] = variable
 
         def merge(level: int, stop: int, action: Thunk) -> None:
-            """Visit each coordinate of a merged axis once, standing on the axes that store it."""
+            """Visit each coordinate of a merged axis once, positioned on the axes that store it."""
             variable, stored = variables[level], dict[int, list[tuple[str, int, int]]]()
             for member in axes[level].merged:
                 axis = member.axis if isinstance(member, AttachedAxis) else member
@@ -270,7 +270,7 @@ class _Interpreter(Evaluator):
             here, known = axes[level : level + count], names[level : level + count]
             above = here[0].parent
             if above is not None and above.name in self.merged and above.name not in self.current:
-                return  # under an axis that does not store the coordinate
+                return  # below an axis that does not store the coordinate
             outer = {name: self.current[name] for name in known if name in self.current}
             if part is None or not isinstance(part.axis, FusedAxis):
                 parent = parent_position(here[0])
@@ -303,7 +303,7 @@ class _Interpreter(Evaluator):
         return run
 
     def _used_in_init(self, node: SparseIteration) -> list[bool]:
-        """Whether the init uses each coordinate; it may use those of spatial axes."""
+        """Whether the init uses each coordinate; only those of spatial axes are allowed."""
         used = {hash(var) for var in nodes_of(ir.Var, node.init)}
         for axis, var, kind in node.axis_of():
             if kind != "S" and hash(var) in used:
@@ -323,14 +323,14 @@ class _Interpreter(Evaluator):
         variable.axis = None  # a coordinate, not a position
         coordinates: Any = range(self.structure.length[axis.name])
         if axis.is_sparse and self._stores_by(node.init, axis, var):
-            coordinates = np.unique(self.structure.indices[axis.name])  # writes to others are lost
+            coordinates = np.unique(self.structure.indices[axis.name])  # other writes are discarded
             coordinates = coordinates[coordinates >= 0]
         for coordinate in coordinates:
             variable.value = index(coordinate)
             self._sweep(levels[1:], node, init)
 
     def _stores_by(self, stmt: Any, axis: Axis, var: Any) -> bool:
-        """Whether all that a statement does is to store over an axis, at a variable."""
+        """Whether a statement is one store to a buffer over an axis, indexed there by `var`."""
         if not isinstance(stmt, tirx.BufferStore):
             return False
         for buf in self.func.buffers:

@@ -27,10 +27,10 @@ class _Continue(Exception):
 
 
 class Evaluator:
-    """Turns TIR into closures, once; values have the type of their expression.
+    """Compiles TIR to closures, once each; values have the type of their expression.
 
-    name : of the function, for messages
-    variables, storage : by the address of the TIR variable
+    name : the function's name, for messages
+    variables, storage : keyed by the address of the TIR variable
     """
 
     def __init__(self, name: str) -> None:
@@ -39,11 +39,11 @@ class Evaluator:
         self.storage: dict[int, Storage] = {}
 
     def variable(self, var: Any) -> Variable:
-        """The place where the value of a TIR variable is kept."""
+        """The cell that holds the value of a TIR variable."""
         return self.variables.setdefault(hash(var), Variable())
 
     def place(self, var: Any, indices: Any) -> tuple[Storage, Callable[[], int | None]]:
-        """The storage that an access reaches, and its offset there (None: absent)."""
+        """The storage that an access refers to; a closure for its offset (None: absent)."""
         raise NotImplementedError
 
     # Expressions
@@ -62,7 +62,7 @@ class Evaluator:
         return lambda: compute(a(), b())
 
     def coordinate(self, node: Any) -> Callable[[], int]:
-        """A closure that computes an index as the integer that it is (`exact.py`)."""
+        """A closure that computes an index as an unbounded integer (`exact.py`)."""
         if isinstance(node, ir.Var):
             variable = self.variable(node)
             return lambda: int(variable.value) if variable.exact is None else variable.exact
@@ -147,7 +147,7 @@ class Evaluator:
         return lambda: result(compute(*(a() for a in args)))
 
     def _extern(self, node: Any) -> Thunk:
-        """A function of C on numbers, of those that the process has."""
+        """A call of a C function of numbers that the process provides."""
         name, *args = node.args
         function = getattr(ctypes.CDLL(None), str(name.value), None)
         types = [str(getattr(x.ty, "dtype", "handle")) for x in (node, *args)]
@@ -250,7 +250,7 @@ class Evaluator:
 
 
 def _loop_body(body: Thunk) -> Callable[[], bool]:
-    """Run one turn of a loop; False when it breaks."""
+    """Run one iteration of a loop; return False if it breaks."""
 
     def run() -> bool:
         try:
@@ -269,7 +269,7 @@ def _numpy_dtype(node: Any) -> np.dtype:
 
 
 def _truncdiv(a: Any, b: Any) -> Any:
-    """Division of `/` in C: integers round towards zero."""
+    """Division as `/` in C: integers round towards zero."""
     if a.dtype.kind not in "iu":
         return a / b
     _check_divisor(b)

@@ -1,4 +1,4 @@
-"""Places of the elements of sparse buffers: coordinates, positions, offsets."""
+"""Locations of the elements of sparse buffers: coordinates, positions, offsets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sparsetir.sparse_ir.nodes import Axis
 
 @dataclass
 class Variable:
-    """The value of a variable; for a coordinate also where the iteration stands on its axis.
+    """The value of a variable; for a coordinate also the current position on its axis.
 
-    exact : what one that a body binds is in coordinates
+    exact : the unbounded value of a variable bound in the body, for use in coordinates
     """
 
     value: Any = None
@@ -27,7 +27,7 @@ class Variable:
 
 @dataclass
 class Storage:
-    """The values of a buffer, flat, in the order of equations 6 to 8 of the paper.
+    """The values of a buffer, flat, in the order of the paper's equations 6 to 8.
 
     axes : the axes of a sparse buffer, None for a dense one
     dims : sizes of the trees of a sparse buffer, or the shape of a dense one
@@ -41,7 +41,7 @@ class Storage:
     leaves: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Name of each axis and of its parent: fields of TVM's objects take long to read.
+        # Names of each axis and its parent, read once: access to TVM's objects is slow.
         self.levels = [
             (str(a.name), None if a.parent is None else str(a.parent.name)) for a in self.axes or ()
         ]
@@ -55,12 +55,12 @@ class Storage:
 
 
 class Structure:
-    """Sizes and arrays of the axes of a function, by the axis's name.
+    """Sizes and arrays of a function's axes, by axis name.
 
     length : number of coordinates
     size : number of positions
     width : slots per parent of a sparse_fixed axis
-    indptr, indices : the arrays of the axes that have them
+    indptr, indices : the arrays of the axes that have such
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Structure:
         self.indices: dict[str, np.ndarray] = {}
 
     def stored(self, axis: Axis, parent: int) -> Iterator[tuple[int, int]]:
-        """(position, coordinate) of what `axis` stores under the parent at that position."""
+        """(position, coordinate) of each element that `axis` stores under a parent position."""
         return self._stored(str(axis.name), parent)
 
     def _stored(self, name: str, parent: int) -> Iterator[tuple[int, int]]:
@@ -89,9 +89,9 @@ class Structure:
                 yield position, coordinate
 
     def part(self, axis: Axis, parent: int, by: Axis, part: int) -> Iterator[tuple[int, int]]:
-        """(position, coordinate) of one part of what `axis` stores under a parent.
+        """(position, coordinate) of each element in one part of what `axis` stores under a parent.
 
-        part : position of the parent of `by`
+        part : the position of the parent of `by`
         """
         first = int(self.indptr[axis.name][parent]) if axis.is_variable else 0
         for position in self._positions(by, part):
@@ -99,9 +99,9 @@ class Structure:
             yield position, int(coordinate)
 
     def paths(self, axes: list[Axis], by: Axis, part: int) -> Iterator[list[tuple[int, int, int]]]:
-        """(parent, position, coordinate) on each axis of a path from a root, of one part of them.
+        """(parent, position, coordinate) per axis, for each path of one part of the axes.
 
-        axes : a root, and each further axis under the one before it
+        axes : a root, and further axes, each under the one before it
         """
         for at in self._positions(by, part):
             path: list[tuple[int, int, int]] = []
@@ -123,7 +123,7 @@ class Structure:
         return range(*(int(p) for p in self.indptr[by.name][part : part + 2]))
 
     def find(self, name: str, parent: int, coordinate: int) -> int | None:
-        """The position of a coordinate on an axis, the first of several; None if it is absent."""
+        """The first position of a coordinate on an axis; None if it is absent."""
         if not 0 <= coordinate < self.length[name]:
             return None
         if name not in self.indptr and name not in self.indices:
@@ -158,7 +158,7 @@ class Structure:
 
 
 def garbage(count: int, dtype: str) -> np.ndarray:
-    """The content of a buffer before it is written: NaN, or the largest integer."""
+    """The initial contents of an unwritten buffer: NaN, or the largest integer."""
     kind = np.dtype(dtype)
     if kind.kind in "iu":
         return np.full(count, np.iinfo(kind).max, kind)

@@ -1,17 +1,17 @@
-"""What may be done to a program: named questions, each with its proof or what stands against it.
+"""Legality of transformations: named questions, each with its proof or the reason against it.
 
-Every primitive that changes the order of visits, or who makes them, asks here.
+Every primitive that changes the order of visits, or distributes them over workers, asks here.
 
-`parallelizable`  : which loops may run at once, and what visits of the others meet at
-`evidence`        : the accesses that prove it of a loop, or that stand against it
-`writes_disjoint` : whether visits of a loop write elements of their own
-`reorderable`     : whether visits may come in any order
-`idempotent`      : whether a workspace is left the same where visits come twice
+`parallelizable`  : which loops may run in parallel, and where visits of the others conflict
+`evidence`        : the accesses that prove that of a loop, or that conflict
+`writes_disjoint` : whether visits of a loop write disjoint elements
+`reorderable`     : whether visits may run in any order
+`idempotent`      : whether repeated visits leave a workspace unchanged
 
-The visits of an iteration have no order (the language page). So a visit reads nothing that another
-one writes, other than the element that all of them update, by one operator that is associative and
-commutative; and visits of a reduction that overwrite an element write the same there. Visits of
-spatial coordinates that overwrite one element, as `C[order[i]] = X[i]` may, are the author's word.
+The visits of an iteration have no order (the language page). So no visit reads what another one
+writes, except for an element that all of them update by one associative and commutative operator;
+and visits of a reduction that overwrite an element write equal values. If visits of spatial
+coordinates overwrite one element, as `C[order[i]] = X[i]` may, the author vouches for it.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def for_dependences(it: SparseIteration, func: SparseFunc) -> Any:
 
 
 def parallelizable(func: SparseFunc, it: SparseIteration) -> list[Fact]:
-    """The race fact of each loop of an iteration, :data:`FREE` for those that may run at once."""
+    """The race fact of each loop of an iteration: :data:`FREE` if it may run in parallel."""
     return races_of(for_dependences(it, func), private_buffers(func, it), func=func)
 
 
 def evidence(func: SparseFunc, it: SparseIteration, place: int) -> list[tuple[Any, list[Any]]]:
     """The accesses behind the race fact of a loop: (buffer, lists of indices).
 
-    Of a free loop all that differ in its coordinates, by each written buffer. Of another one the
-    first two by which two of its visits may meet, twice the same where one access meets itself;
-    none where it is no access that stands against it.
+    For a free loop all accesses of each written buffer, which differ in the loop's coordinates. For
+    another loop the first two accesses in which two visits may conflict, the same one twice if it
+    conflicts with itself; none if the conflict is not between accesses.
     """
     plain, private = for_dependences(it, func), private_buffers(func, it)
     _, at, end = plain.entries()[place]
@@ -88,7 +88,7 @@ def evidence(func: SparseFunc, it: SparseIteration, place: int) -> list[tuple[An
 
 
 def writes_disjoint(func: SparseFunc, it: SparseIteration, place: int) -> bool:
-    """Whether visits of a loop write elements of their own, and read of these no others'."""
+    """Whether visits of a loop write disjoint elements, and read none of the others' elements."""
     return parallelizable(func, it)[place] == FREE
 
 
@@ -99,9 +99,9 @@ def own_stores(it: SparseIteration) -> list[Any]:
 
 
 def races(it: SparseIteration, fact: Fact, unit: str) -> bool:
-    """Whether visits of a loop on workers of a unit race, by its fact.
+    """Whether visits of a loop on workers of a unit race, according to its fact.
 
-    They do not where they are free, or on a GPU meet at buffers that are updated atomically alone.
+    They do not if they are free, or on a GPU conflict only at buffers that are updated atomically.
     """
     if fact == FREE or unit not in GPU_UNITS:
         return fact != FREE
@@ -117,8 +117,8 @@ IN_ORDER = 'T.sp_iter_attr({"ordered": 1}) where visits must follow each other a
 class Dependence(NamedTuple):
     """Accesses of a buffer that make the order of visits matter.
 
-    what : who does what to it
-    instead : what the program should be
+    what : the accesses, in words
+    instead : the program that is expected instead
     """
 
     buffer: str
@@ -130,7 +130,7 @@ class Dependence(NamedTuple):
 
 
 def reorderable(func: SparseFunc, it: SparseIteration) -> Dependence | None:
-    """What stands against visiting an iteration in another order; None where nothing does."""
+    """The dependence that forbids another order of visits; None if there is none."""
     if ORDERED in it.annotations:
         return Dependence("", "its visits follow each other", "reorder loops before")
     plain = for_dependences(it, func)
@@ -147,7 +147,7 @@ def reorderable(func: SparseFunc, it: SparseIteration) -> Dependence | None:
 
 
 def order_problem(func: SparseFunc, it: SparseIteration) -> str:
-    """Why the result of an iteration depends on the order of its visits; "" where it does not."""
+    """Why the result of an iteration depends on the order of its visits; "" if it does not."""
     found = None if ORDERED in it.annotations else reorderable(func, it)
     return "" if found is None else str(found)
 
@@ -155,7 +155,7 @@ def order_problem(func: SparseFunc, it: SparseIteration) -> str:
 def _dependence(
     func: SparseFunc, it: SparseIteration, buffer: Any, accesses: list[Access]
 ) -> Dependence | None:
-    """What of the accesses of one buffer makes the order of visits matter."""
+    """The dependence among the accesses of one buffer that fixes the order, or None."""
     stores = [
         (s, c)
         for s, c in with_conditions(it.body)
@@ -166,7 +166,7 @@ def _dependence(
     operators = {_operator(s) for s, _ in stores}
     own = sum(len(loads_of(s.value, buffer)) for s, _ in stores)
     if loads and len(operators) == 1 and None not in operators and own == len(loads):
-        return None  # one update of each visit, and nothing else looks at it
+        return None  # one update per visit, and no other access
     shared = [
         (v, kind)
         for axis, v, kind in it.axis_of()
@@ -201,7 +201,7 @@ def _dependence(
 
 
 def _bound_under(it: SparseIteration, coords: set[Any]) -> set[Any]:
-    """Variables and buffers of the body whose values may change with some coordinates."""
+    """Variables and buffers of the body whose values may depend on some coordinates."""
     found: set[Any] = set()
     for part in nodes_of((tirx.For, tirx.Bind, SparseIteration), it.body):
         if isinstance(part, SparseIteration):
@@ -211,8 +211,8 @@ def _bound_under(it: SparseIteration, coords: set[Any]) -> set[Any]:
     return found | {s.buffer for s in nodes_of(tirx.BufferStore, it.body)}
 
 
-# Updates besides those of :func:`reduction_of` that may come in any order: by each, whether the
-# element may be its second operand.
+# Updates besides those of :func:`reduction_of` that may run in any order, with whether the element
+# may be the second operand.
 COMMUTING = {
     tirx.Sub: ("sum", False),
     tirx.Div: ("product", False),
@@ -225,7 +225,7 @@ COMMUTING = {
 
 
 def _operator(store: Any) -> str | None:
-    """The operator by which a store updates its own element; None for another store."""
+    """The operator by which a store updates its own element, or None."""
     found = reduction_of(store)
     if found is not None:
         return found.operator
@@ -248,7 +248,7 @@ def _operator(store: Any) -> str | None:
 
 
 def idempotent(it: SparseIteration, workspaces: set[Any]) -> bool:
-    """Whether a further visit of an iteration leaves the same in all workspaces that it writes."""
+    """Whether repeating a visit of an iteration leaves all workspaces that it writes unchanged."""
     written = {s.buffer for s in stores_of(it.body, it.init)} & workspaces
     return all(
         _begins_anew(it.body, var) and not (it.init is not None and accesses_of(it.init, var))
@@ -257,12 +257,12 @@ def idempotent(it: SparseIteration, workspaces: set[Any]) -> bool:
 
 
 def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], bool]) -> bool:
-    """Whether each visit of an iteration stores what it accesses of a buffer, before it reads it.
+    """Whether each visit of an iteration stores the elements of a buffer before it reads them.
 
-    ignored : whether a condition does not count
+    ignored : returns whether a condition may be disregarded
 
-    All accesses must be at the same place, told by coordinates of axes: of the iteration and those
-    around it, or of axes that nested iterations visit, the first of which stores without a load.
+    All accesses must be at the same indices, in coordinates of axes: of the iteration and those
+    around it, or of axes that nested iterations visit; the first of these stores without a load.
     """
     if it.init is not None and accesses_of(it.init, var):
         return False
@@ -292,10 +292,10 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
 
 
 def _begins_anew(nest: Any, var: Any) -> bool:
-    """Whether a workspace is set, inside the loops around all of its uses, before it is added to.
+    """Whether a workspace is set, inside the loops around all of its uses, before it is updated.
 
-    That is, in a sequence of statements that holds all of its accesses, the first one that touches
-    it stores to it and loads nothing of it, or does so in its init.
+    That is, in a sequence of statements that holds all of its accesses, the first one that accesses
+    it stores to it and does not load it, or does so in its init.
     """
     while True:
         if isinstance(nest, tirx.SeqStmt):
@@ -315,7 +315,7 @@ def _begins_anew(nest: Any, var: Any) -> bool:
 
 
 def _init_sets(stmt: Any, var: Any) -> bool:
-    """Whether an iteration sets all that it accesses of a buffer in its init."""
+    """Whether an iteration sets every element of a buffer that it accesses in its init."""
     if not isinstance(stmt, SparseIteration):
         return False
     init = stmt.init

@@ -1,7 +1,7 @@
-"""The levels of a pattern in another order: a matrix by columns, a tensor by another mode first.
+"""The levels of a pattern in another order: a matrix by columns, a tensor with another mode first.
 
-The axes of a pattern hang under each other, so that the first one is visited first. Before, where
-each visit of a row adds to other rows of B::
+The axes of a pattern are nested, so that the first one is visited first. Before, with the visits of
+a row scattering to rows of B::
 
     I = T.dense_fixed(m)
     J = T.sparse_variable(I, (n, nnz), (indptr, indices))
@@ -10,8 +10,8 @@ each visit of a row adds to other rows of B::
     with T.sp_iter([I, J, K], "RSS", "add") as [i, j, k]:
         B[j, k] = B[j, k] + A[i, j] * C[i, k]
 
-After `with_levels(func, [("J", "I")])`, the same of the transposed matrix, whose arrays take
-the places of those that were there; what was a dense dimension of rows remains one, I_::
+After `with_levels(func, [("J", "I")])`, the same for the transposed matrix, whose arrays take the
+parameters of the original; a dense dimension over rows remains one, I_::
 
     J = T.dense_fixed(n)
     I = T.sparse_variable(J, (m, nnz), (indptr, indices))
@@ -52,11 +52,11 @@ from sparsetir.sparse_ir.updates import refused
 
 
 def wanted_orders(it: SparseIteration, kinds: str) -> dict[str, tuple[str, ...]]:
-    """The order that an iteration needs of the levels of its patterns, for other kinds.
+    """The level order that an iteration needs for each of its patterns, given other kinds.
 
-    Spatial levels come before reductions. Those that reduce around spatial ones already, as the
-    relations of a sum over relations do, stay where they are, and those of one coordinate. A
-    pattern whose levels are all of one kind may have any order, and is left out.
+    Spatial levels come before reductions. Reductions that are already around spatial levels, such
+    as the relations of a sum over relations, stay, and so do those of one coordinate. A pattern
+    whose levels are all of one kind may have any order, and is omitted.
     """
     old = {axis.name: kind for axis, _, kind in it.axis_of()}
     new = dict(zip(old, kinds, strict=True))
@@ -78,12 +78,12 @@ def wanted_orders(it: SparseIteration, kinds: str) -> dict[str, tuple[str, ...]]
 
 
 def with_levels(func: SparseFunc, orders: Iterable[tuple[str, ...]]) -> SparseFunc:
-    """A program that visits and stores patterns by their levels in another order.
+    """A program that visits and stores patterns with their levels in another order.
 
     Arrays of a level keep their parameters: those of a transposed matrix are its `indptr` and
     `indices`. Values over a pattern are in its new order.
 
-    Raises ValueError for axes that are no chain of a dense_fixed and sparse_variable ones.
+    Raises ValueError for axes that are not a chain of a dense_fixed and sparse_variable ones.
     """
     for order in orders:
         func = _with_levels(func, order)
@@ -91,10 +91,10 @@ def with_levels(func: SparseFunc, orders: Iterable[tuple[str, ...]]) -> SparseFu
 
 
 def visited_in_order(it: SparseIteration) -> SparseIteration:
-    """An iteration with patterns of spatial axes as one loop each.
+    """An iteration in which each pattern of spatial axes is one fused loop.
 
-    A first loop that is a reduction, and around no spatial one of its pattern, comes last, with the
-    other reductions, as far as axes do not hang under them.
+    If the first loop is a reduction, with no spatial loop of its pattern below it, it moves to the
+    end, with the other reductions, unless axes depend on it.
     """
     kind_of = {axis.name: (var, kind) for axis, var, kind in it.axis_of()}
     nodes = list(it.axes)
@@ -118,7 +118,7 @@ def visited_in_order(it: SparseIteration) -> SparseIteration:
 
 
 def _spatial_first(nodes: Sequence[Any], kind_of: Mapping[str, str]) -> list[Any]:
-    """Entries of an iteration, spatial ones first where what they hang under is visited before."""
+    """The loops of an iteration, spatial ones first where their parents are visited before."""
     rest, out = list(nodes), list[Any]()
     while rest:
         left = {a.name for node in rest for a in flat_axes([node])}
@@ -135,7 +135,7 @@ def _spatial_first(nodes: Sequence[Any], kind_of: Mapping[str, str]) -> list[Any
 
 
 def _patterns(nodes: Sequence[Any]) -> dict[str, list[Axis]]:
-    """The axes that are visited, by the root of their trees."""
+    """The visited axes, by the root of their tree."""
     levels: dict[str, list[Axis]] = {}
     for axis in flat_axes(nodes):
         levels.setdefault(axis.root.name, []).append(axis)
@@ -143,7 +143,7 @@ def _patterns(nodes: Sequence[Any]) -> dict[str, list[Axis]]:
 
 
 def _is_chain(levels: Sequence[Axis]) -> bool:
-    """Whether each axis hangs under the one before, the first under none."""
+    """Whether each axis is the child of the one before it, and the first has no parent."""
     return levels[0].parent is None and all(
         below.parent is not None and below.parent.name == above.name
         for above, below in zip(levels, levels[1:], strict=False)
@@ -212,7 +212,7 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
 
 
 def _problem(func: SparseFunc, levels: Sequence[Axis]) -> str:
-    """Return what stands against another order of levels, or ""."""
+    """Return why the levels cannot have another order, or ""."""
     names = {a.name for a in levels}
     if not _is_chain(levels) or levels[0].kind != "dense_fixed":
         return "they are no chain"
@@ -225,7 +225,7 @@ def _problem(func: SparseFunc, levels: Sequence[Axis]) -> str:
             return f"'{axis.name}' is of {axis.idtype}, '{levels[0].name}' of {levels[0].idtype}"
     for axis in func.axes:
         if axis.name not in names and axis.parent is not None and axis.parent.name in names:
-            return f"'{axis.name}' hangs under '{axis.parent.name}'"
+            return f"'{axis.name}' is below '{axis.parent.name}'"
     for it in sparse_iterations(func):
         here = [n for n in it.axes if names & {a.name for a in flat_axes([n])}]
         if any(not isinstance(n, Axis) for n in here) or len(here) not in (0, len(levels)):
@@ -243,7 +243,7 @@ def _stored_over(
     chain: Sequence[Axis],
     rows: Axis,
 ) -> tuple[list[Axis], list[int]]:
-    """The axes of a buffer for levels in another order, and of which dimension each was."""
+    """A buffer's axes for another level order, and the former dimension of each."""
     over = list(buffer.axes or ())
     names = [a.name for a in levels]
     at = [n for n, a in enumerate(over) if a.name in names]
@@ -267,7 +267,7 @@ def _stored_over(
 
 
 def _dense_twin(func: SparseFunc, root: Axis) -> Axis | None:
-    """A dense axis as long as a new root, which stands for it in all buffers."""
+    """A dense axis as long as a new root, which replaces it in all buffers."""
     known = {a.name for it in sparse_iterations(func) for a in flat_axes(it.axes)}
     known |= {str(fact["axis"]) for fact in func.attrs.get(ASSUMED, [])}
     for buffer in func.buffers:

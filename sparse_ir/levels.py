@@ -1,8 +1,8 @@
-"""The levels of loops that an iteration becomes, each around one block.
+"""Levels of loops, each around one block, into which an iteration is lowered.
 
 A level ends, with a block boundary, before a loop whose extent depends on a position of that level,
-after the loop that completes what a search needs, and around the loop of a merged axis.
-(SparseTIR, section 3.3.1, step 3.) Of an iteration over I, J and K, where J is variable::
+after the loop that completes the inputs of a search, and around the loop of a merged axis.
+(SparseTIR, section 3.3.1, step 3.) For an iteration over I, J and K, where J is variable::
 
     for i in range(m):  # the first level
         with T.sblock("spmm0"):
@@ -26,14 +26,14 @@ from sparsetir.sparse_ir.translate import Scope, Search
 
 @dataclass
 class Level:
-    """Loops around one block, and the searches that its body starts with."""
+    """Loops around one block, and the searches at the start of its body."""
 
     units: list[PositionLoop] = field(default_factory=list)
     searches: list[Search] = field(default_factory=list)
 
 
 def levels_of(units: list[PositionLoop], scope: Scope) -> tuple[list[Level], list[Search]]:
-    """Cut the loops of an iteration into levels; also the searches that need none of the loops."""
+    """Divide an iteration's loops into levels; also return the searches outside of all loops."""
     defined_by: dict[Any, int] = {}
     at: dict[int, list[Search]] = {}
     for number, unit in enumerate(units):
@@ -45,7 +45,7 @@ def levels_of(units: list[PositionLoop], scope: Scope) -> tuple[list[Level], lis
             at.setdefault(number, []).append(search)
     prelude: list[Search] = []
     for _, search in scope.searches:
-        if isinstance(search.stmt, tirx.Evaluate):  # made in the body, in place
+        if isinstance(search.stmt, tirx.Evaluate):  # it is made in the body, in place
             continue
         number = max((defined_by.get(v, -1) for v in search.uses), default=-1)
         defined_by[search.result] = number

@@ -45,13 +45,13 @@ def lower_sparse_buffer(func_or_mod: Any) -> Any:
     Parameters
     ----------
     func_or_mod : PrimFunc, tvm.s_tir.Schedule or IRModule
-        From :func:`lower_sparse_iter`, or a schedule of that, or a module whose stage-II functions
-        are lowered and the rest kept.
+        From :func:`lower_sparse_iter`, or a schedule of such a function, or a module, whose
+        stage-II functions are lowered and others kept.
 
     Returns
     -------
     PrimFunc or IRModule
-        That `tvm.compile` takes; nothing of ours is left in it.
+        Accepted by `tvm.compile`; it has no sparse constructs left.
     """
     if isinstance(func_or_mod, s_tir.Schedule):
         functions = list(func_or_mod.mod.functions.values())
@@ -90,7 +90,7 @@ class _Flattening:
         layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
         self.flat: dict[Any, Any] = {}
         self.storage: dict[Any, Storage] = {}
-        self.bounds = {  # the most positions that one parent has, by the name of the indptr
+        self.bounds = {  # the most positions under one parent, by the name of the indptr
             str(name): self._rename(positional_size(axis))
             for layout in layouts.values()
             for axis, name in zip(layout.axes, layout.indptr, strict=True)
@@ -142,7 +142,7 @@ class _Flattening:
     def _buffers(self, layouts: dict[str, Layout]) -> list[tuple[str, Any]]:
         """The function's variables for the buffers that have a layout, index arrays first.
 
-        Versions of a function have each a workspace of a name.
+        Each version of a function has its own workspace of the same name.
         """
         by_name: dict[str, list[Any]] = {}
         params = [p for p in self.func.params if tirx.is_buffer_var(p)]
@@ -170,9 +170,9 @@ class _Flattening:
         return [(n, var) for n in names for var in by_name.get(n, [])]
 
     def _bounded_caches(self) -> dict[Any, Any]:
-        """Allocations as long as a row, made as long as any row: TVM takes no loads in shapes.
+        """Allocations as long as a row, enlarged to a bound of all rows: TVM has no loads there.
 
-        A cache of a ragged buffer is such an allocation; TVM compacts it to what is used of it.
+        A cache of a ragged buffer is such an allocation; TVM compacts it to the part used.
         """
         bounded: dict[Any, Any] = {}
         for block in nodes_of(s_tir.SBlock, self.func.body):
@@ -183,12 +183,12 @@ class _Flattening:
         return bounded
 
     def _longest(self, extent: Any) -> Any:
-        """An extent with the length of each row that occurs in it replaced by a bound for all."""
+        """An extent with each row length in it replaced by a bound for all rows."""
         ends = nodes_of(ir.TensorLoad, extent)
         analyzer = Analyzer()
 
         def end(node: Any) -> Any:
-            """indptr[..., x + 1] as indptr[..., x] plus the bound, where both occur."""
+            """Replace indptr[..., x + 1] by indptr[..., x] plus the bound if both occur."""
             bound = self.bounds.get(node.source.name)
             before = [*list(node.indices)[:-1], node.indices[-1] - 1]
             for other in ends if bound is not None else []:
@@ -206,12 +206,12 @@ class _Flattening:
         return str(attrs["global_symbol"]) if "global_symbol" in attrs else "main"
 
     def _rename(self, expr: Any) -> Any:
-        """Sizes in attributes name the parameters of the function as it was before scheduling."""
+        """Replace sizes from attributes, which name the parameters before scheduling."""
         sizes, named = free_vars(expr), self.named
         return substitute(expr, {v: named[v.name] for v in sizes if v.name in named})
 
     def _aligned(self, param: Any) -> Any:
-        """A dense buffer parameter, with no more alignment than its elements have."""
+        """A dense buffer parameter aligned to no more than its element size."""
         if not tirx.is_buffer_var(param):
             return param
         ty = param.ty
@@ -266,7 +266,7 @@ class _Flattening:
         return block_with(block, alloc_buffers=allocs, annotations=annotations)
 
     def _check_matches(self) -> bool:
-        """Whether blocks match regions of buffers; of sparse ones within what is not ragged."""
+        """Whether blocks match regions of buffers, of sparse ones only in dense dimensions."""
         blocks = nodes_of(s_tir.SBlock, self.func.body)
         matches = [match for block in blocks for match in block.match_buffers]
         for match in matches:
@@ -282,7 +282,7 @@ class _Flattening:
         return bool(matches)
 
     def _inline_matches(self, block: Any) -> Any:
-        """Resolve `T.match_buffer` of a region of a sparse buffer (tensor intrinsics make them)."""
+        """Resolve `T.match_buffer` of regions of sparse buffers, as tensor intrinsics make them."""
         matches = [m for m in block.match_buffers if m.source.source in self.storage]
         if not matches:
             return block
@@ -296,7 +296,7 @@ class _Flattening:
         return block_with(block, body=body, init=init, match_buffers=rest)
 
     def _matched(self, match: Any) -> tuple[dict[Any, Any], list[Any]]:
-        """Values for the variables of a matched buffer, and the rules for its accesses."""
+        """Values for the variables of a matched buffer, and rewrite rules for its accesses."""
         source, target = match.source.source, match.buffer
         storage, ty = self.storage[source], target.ty
         stride_of = {a.name: s for a, s in zip(storage.leaves, storage.strides, strict=True)}
@@ -333,7 +333,7 @@ class _Flattening:
             return tirx.BufferRegion(self.flat[source], [whole])
 
         def pointer(node: Any) -> Any:
-            """An address keeps an offset that the intrinsic's own type of offsets may not hold."""
+            """Put the full offset into an address: the intrinsic's offset type may not hold it."""
             if getattr(node.op, "name", "") != "tirx.tvm_access_ptr":
                 return node
             args = [offset if a.same_as(ty.elem_offset) else a for a in node.args]

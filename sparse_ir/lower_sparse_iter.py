@@ -19,7 +19,7 @@ After::
                         C[vi, vk] = 0.0
                     C[vi, vk] = C[vi, vk] + A[vi, vj] * B[J_indices[vi, vj], vk]
 
-An iteration becomes levels of loops, a block each: see :mod:`sparsetir.sparse_ir.levels`.
+An iteration becomes levels of loops, one block each: see :mod:`sparsetir.sparse_ir.levels`.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ from sparsetir.sparse_ir.workers import (
     workers_of,
 )
 
-# Attributes that go with the signature.
+# Attributes that are part of the signature.
 SAID = (COMPUTED, PROMISES, ASSUMED)
-# Annotations of iterations that blocks do not carry on.
+# Annotations of iterations that are not copied to blocks.
 STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP, RANGES, GALLOP, ORDERED)
 
 
@@ -81,19 +81,19 @@ def lower_sparse_iter(func_or_mod: Any) -> Any:
     Parameters
     ----------
     func_or_mod : SparseFunc or IRModule
-        Of a module the SparseFuncs are lowered and the rest kept.
+        A module's SparseFuncs are lowered and its other functions kept.
 
     Returns
     -------
     PrimFunc or IRModule
-        That `tvm.s_tir.Schedule` takes. Its attributes say which axes each buffer lies over
+        Accepted by `tvm.s_tir.Schedule`. Its attributes say which axes each buffer lies over
         ("sparsetir.layouts", which :func:`lower_sparse_buffer` needs), and annotations of its
         blocks which loops may run in parallel (:mod:`sparsetir.sparse_ir.races`).
 
     Raises
     ------
     LoweringError
-        For what has no position-space form.
+        For constructs without a position-space form.
     """
     if isinstance(func_or_mod, tvm.IRModule):
         return LowerSparseIter()(func_or_mod)
@@ -122,8 +122,7 @@ def LowerSparseIter() -> Any:
 
 class _Lowering:
     def __init__(self, func: SparseFunc) -> None:
-        # Who writes what is asked of a function in which no tile begins earlier, and all goes in
-        # the order of storage.
+        # Dependences are computed on the function before shifted tiles and permutations.
         self.plain = {it.name: for_dependences(it, func) for it in sparse_iterations(func)}
         self.orders = permutations(func)
         func, self.in_turn = resolve_tails(func)
@@ -135,15 +134,15 @@ class _Lowering:
         self.translate = Translator(self.space, written)
         self.translate.rows = self.rows = RowSearch(func, self.translate)
         self.units = PositionLoops(self.space, self.translate)
-        self.closed: set[Any] = set()  # locals of blocks that are finished
-        self.placed: set[Any] = set()  # buffers that are allocated in a visit's block
+        self.closed: set[Any] = set()  # locals of finished blocks
+        self.placed: set[Any] = set()  # buffers allocated in a visit's block
 
     def run(self) -> tirx.PrimFunc:
         scope = Scope()
         body = self._stmt(self.func.body, scope)
         allocated = [v for v in self.space.allocated() if v not in self.placed]
         body, allocs = allocate_in_visits(body, allocated)
-        searches = [s for _, s in scope.searches]  # of statements that are in no iteration
+        searches = [s for _, s in scope.searches]  # those of statements outside of iterations
         ahead = [s.stmt for s in searches if not isinstance(s.stmt, tirx.Evaluate)]
         body, allocs = as_one([*ahead, body]), [*allocs, *(v for s in searches for v in s.locals)]
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
@@ -162,7 +161,7 @@ class _Lowering:
         )
 
     def _signature(self) -> SparseFunc:
-        """The function without its body: parameters and how some are computed, axes, buffers."""
+        """The function without its body: parameters, computed ones, axes, buffers."""
         written: list[str] = []
         attrs = self.func.attrs
         for buf in self.func.buffers:
@@ -222,18 +221,18 @@ class _Lowering:
                 ),
             )
         raise LoweringError(
-            f"{self.func.name}: a statement {type(stmt).__name__} cannot stand in stage I"
+            f"{self.func.name}: a statement {type(stmt).__name__} is not part of stage I"
         )
 
     def _bind(self, stmt: Any, scope: Scope) -> tirx.Stmt:
         bindings = self.translate.bind(stmt, scope)
         bound = {b.var for b in bindings}
         scope.bound_in_body |= bound
-        self.closed |= bound  # blocks say what they access in front of it
+        self.closed |= bound  # a block's regions cannot refer to variables bound inside it
         return as_one(bindings)
 
     def _for(self, stmt: Any, scope: Scope) -> tirx.Stmt:
-        binds: list[tirx.Stmt] = []  # what is evaluated once, before the loop
+        binds: list[tirx.Stmt] = []  # bounds evaluated once, before the loop
 
         def build(bounds: list[Any]) -> tirx.Stmt:
             first, extent, step = bounds
@@ -252,7 +251,7 @@ class _Lowering:
         return self._with_searches(scope, lambda: self.translate.loop(stmt, scope), build)
 
     def _once(self, values: list[Any], var: Any, binds: list[Any], scope: Scope) -> list[Any]:
-        """Bounds of a loop in the type of its variable, as variables where they are loaded."""
+        """Bounds of a loop in the type of its variable, bound to variables if they are loaded."""
         out = [as_dtype(value, dtype_of(var)) for value in values]
         for n, value in enumerate(out):
             if nodes_of((ir.TensorLoad, ir.Call), value):
@@ -263,7 +262,7 @@ class _Lowering:
         return out
 
     def _while(self, stmt: Any, scope: Scope) -> tirx.Stmt:
-        """A loop whose condition is evaluated in each turn, with the searches that it needs."""
+        """A loop whose condition, with the searches it needs, is evaluated in each iteration."""
         outer, scope.local = scope.local, []
         condition = self.translate.expr(stmt.condition, scope)
         local, scope.local = scope.local, outer
@@ -280,11 +279,11 @@ class _Lowering:
 
     @staticmethod
     def _allocate(scope: Scope, buffers: list[Any]) -> None:
-        """Have the block around allocate buffers of searches that are made in place."""
+        """Let the enclosing block allocate the buffers of searches that are made in place."""
         scope.searches.append((("", []), Search(tirx.Evaluate(0), buffers, set())))
 
     def _with_searches(self, scope: Scope, head: Any, build: Any = None) -> tirx.Stmt:
-        """Put searches that only the statement can make in front of it."""
+        """Emit the searches of the statement alone in front of it."""
         outer, scope.local = scope.local, []
         value = head()
         local, scope.local = scope.local, outer
@@ -309,7 +308,7 @@ class _Lowering:
             spatial = [u for u in units if set(u.kinds) == {"S"}]
             pads = [cond for u in spatial for cond in u.pads]
             init = _guarded(pads, self._stmt(it.init, scope))
-            if scope.searches:  # they would have to come before the init, outside its block
+            if scope.searches:  # they would have to precede the init, outside its block
                 scope.searches, scope.rows, init = [], [], None
         before: list[tirx.Stmt] = []
         if it.init is not None and init is None:
@@ -323,7 +322,7 @@ class _Lowering:
         stmt = self._emit(it, levels, body, init, in_body)
         outer_locals = [v for s in prelude for v in s.locals]
         before.extend(s.stmt for s in prelude)
-        # Results of searches that come before the loops live in a block of their own.
+        # Results of searches before the loops live in a block of their own.
         whole = tirx.SeqStmt([*before, stmt]) if before else stmt
         if outer_locals:
             whole = self._block(f"{it.name}_search", [], whole, None, outer_locals, {})
@@ -389,9 +388,10 @@ class _Lowering:
     def _refuse_races(
         self, it: SparseIteration, units: list[PositionLoop], facts: list[Fact]
     ) -> None:
-        """Refuse loops that are said to be free of races, but are not proven so here.
+        """Refuse loops that are annotated as free of races, but are not proven so here.
 
-        What schedules change after they divide loops, and text that is read back, may not be.
+        Changes after a loop was divided, or text that is parsed back, may invalidate the
+        annotation.
         """
         fact_of = {unit.name: fact for unit, fact in zip(units, facts, strict=True)}
         for entry in entries_of(it):
@@ -445,11 +445,11 @@ class _Lowering:
         return s_tir.SBlockRealize([u.loop for u in units], True, make(reads, writes))
 
     def _relax(self, region: Any) -> Any:
-        """A region without what cannot stand in it: there, the whole dimension."""
+        """A region without variables that are not visible outside: whole dimensions instead."""
         ranges = []
         for rng, size in zip(region.region, region.source.ty.shape, strict=True):
             used = set(variables_of(rng.min, rng.extent))
-            # TVM cannot bound what is loaded where a block of this function made the region.
+            # TVM cannot bound a loaded value where another block of this function writes it.
             loads = any(tirx.is_buffer_var(v) for v in used)
             loaded = loads and region.source in self.translate.written_now()
             if used & self.closed or loaded:
@@ -463,7 +463,7 @@ def _guarded(conditions: list[Any], stmt: tirx.Stmt) -> tirx.Stmt:
 
 
 def _steps(extent: Any, step: Any) -> Any:
-    """The number of visits of a loop over an extent by steps, which have its sign; none by 0."""
+    """The number of iterations of a loop over an extent by steps of the same sign; 0 if step 0."""
     zero, one, less = (as_dtype(n, dtype_of(step)) for n in (0, 1, -1))
     up = tirx.floordiv(tirx.max(extent, zero) - one, tirx.max(step, one)) + one
     down = tirx.floordiv(less - tirx.min(extent, zero), zero - tirx.min(step, less)) + one

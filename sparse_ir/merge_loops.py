@@ -1,9 +1,9 @@
-"""The loop of a merged axis: several axes gone through together, by a pointer into each.
+"""The loop of a merged axis: co-iteration of several axes, with a pointer into each.
 
-A pointer stands at the first element of its axis that has not been visited, and `at` is that
-element's coordinate. Each step visits the least of these, and moves the pointers that stand on it,
-without a branch (Kjolstad et al., "The tensor algebra compiler", section 5: the points of the merge
-lattice are conditions here). Of `T.union(J1, J2)` under I::
+A pointer is at the first element of its axis that has not been visited, and `at` is that element's
+coordinate. Each step visits the least of these, and advances the pointers that are at it, without a
+branch (Kjolstad et al., "The tensor algebra compiler", section 5: the points of the merge lattice
+are predicates here). For `T.union(J1, J2)` under I::
 
     J1_ptr[0] = 0
     J2_ptr[0] = 0
@@ -17,9 +17,9 @@ lattice are conditions here). Of `T.union(J1, J2)` under I::
         J1_at[0] = ...
         j[0] = min(J1_at[0], J2_at[0])
 
-A union of two axes whose body has no blocks is taken apart into the points of the lattice, each
-with what its operand does not store left out. Where coordinates come in runs, the next one is
-guessed right, and none waits for the one before it::
+A union of two axes whose body has no blocks is split into the points of the lattice, with the terms
+of absent operands removed from each. Where coordinates come in runs, the branches are predicted
+well, and no step waits for the one before it::
 
     while J1_at[0] < n and J2_at[0] < n:
         if J1_at[0] == J2_at[0]: ...  # of both; both pointers move
@@ -28,16 +28,16 @@ guessed right, and none waits for the one before it::
     while J1_at[0] < n: ...  # what is left of J1
     while J2_at[0] < n: ...
 
-An intersection ends with the shortest of its axes, and visits where all pointers stand on the
-coordinate; one of two axes has the first of these loops, and a body for both alone. A difference,
-and what holds merged axes, visit where pointers stand on the coordinate as they say. There is one
-visit after the other: the loop is a `while`, around blocks that cannot know it.
+An intersection ends with the first of its axes to end, and visits where all pointers agree; for two
+axes it is the first of these loops, with a body for the case of both. Differences and nested merged
+axes visit coordinates that satisfy their predicates on the pointers. Visits are sequential: the
+loop is a `while`, around blocks that cannot contain it.
 
-Where the schedule says so (:mod:`sparsetir.sparse_ir.schedule.gallop`), the pointer of an axis that
-has so many times the elements of another one gallops: it moves to the first element that is not
-before the other one's, looked for in steps of 1, 2, 4, ... elements and then by halves (Bentley and
-Yao, "An almost optimal algorithm for unbounded searching"). Of two axes, and a body without blocks,
-there is another loop for where neither is so long::
+Where the schedule says so (:mod:`sparsetir.sparse_ir.schedule.gallop`), the pointer of an axis
+with at least a given multiple of another one's elements gallops: it moves to the first element not
+before the other pointer's, found in steps of 1, 2, 4, ... elements and then by bisection (Bentley
+and Yao, "An almost optimal algorithm for unbounded searching"). For two axes, and a body without
+blocks, a second loop serves lengths below that ratio::
 
     J2_far[0] = 1
     while J2_far[0] < size - J2_ptr[0] and J2_indices[vi, J2_ptr[0] + J2_far[0]] < J1_at[0]:
@@ -73,11 +73,11 @@ BLOCKS = s_tir.SBlockRealize
 
 @dataclass
 class Pointer:
-    """The loop's place on one of the merged axes.
+    """The loop's pointer into one of the merged axes.
 
     place, at : one-element buffers, of its position under the parents and of the coordinate there
-    extent : how many positions it has there, 0 under what is absent
-    far : a buffer of one element, of the position up to which it is searched, where it gallops
+    extent : the number of positions under the parents, 0 if these are absent
+    far : a one-element buffer, the end of the range to search, for an axis that gallops
     """
 
     axis: Axis
@@ -93,7 +93,7 @@ class Pointer:
         return self.axis.name
 
     def stored(self, space: PositionSpace) -> Any:
-        """The coordinate that the pointer stands on, behind the last one the axis's length."""
+        """The coordinate at the pointer; past the last element the axis's length."""
         place = load_one(self.place)
         here = space.coordinate(self.axis, [*self.parents, place])
         return tirx.if_then_else(
@@ -101,16 +101,16 @@ class Pointer:
         )
 
     def begin(self, space: PositionSpace) -> list[Any]:
-        """Statements that put the pointer to the first element."""
+        """Statements that set the pointer to the first element."""
         zero = as_dtype(0, self.axis.idtype)
         return [store_one(self.place, zero), *self._read(space)]
 
     def move(self, space: PositionSpace, step: Any) -> list[Any]:
-        """Statements that move the pointer on by 0 or 1."""
+        """Statements that advance the pointer by 0 or 1."""
         return [store_one(self.place, load_one(self.place) + step), *self._read(space)]
 
     def gallop(self, space: PositionSpace, to: Any) -> list[Any]:
-        """Statements that move the pointer, which stands before `to`, to the first element not
+        """Statements that advance the pointer, which is before `to`, to the first element not
         before it."""
         place, far = load_one(self.place), load_one(self.far)
         one = as_dtype(1, self.axis.idtype)
@@ -120,7 +120,7 @@ class Pointer:
 
         no, left = tirx.const(False, "bool"), self.extent - place
         farther = tirx.if_then_else(far < left, before(place + far), no)
-        step = tirx.min(far, as_dtype(1 << 29, self.axis.idtype))  # twice as much is an index, too
+        step = tirx.min(far, as_dtype(1 << 29, self.axis.idtype))  # so that twice this fits, too
         grown = [store_one(self.place, place + far), store_one(self.far, step + step)]
         middle = place + ((far - place) >> one)
         halved = tirx.IfThenElse(
@@ -149,7 +149,7 @@ class Pointer:
 class MergeLoop(PositionLoop):
     """The loop of a merged axis; `var` is the buffer that holds the coordinate.
 
-    ratio : how many times the elements of another axis one has whose pointer gallops; 0 for none
+    ratio : the ratio of lengths from which the longer axis's pointer gallops; 0 for never
     """
 
     pointers: list[Pointer] = field(default_factory=list)
@@ -157,12 +157,12 @@ class MergeLoop(PositionLoop):
 
     @property
     def locals(self) -> list[Any]:
-        """The buffers that the loop keeps."""
+        """The buffers that hold the loop's state."""
         each = (b for p in self.pointers for b in (p.place, p.at, p.far) if b is not None)
         return [self.var, *each]
 
     def around(self, body: Any, space: PositionSpace) -> Any:
-        """The whole loop, with what stands in front of it."""
+        """The whole loop, with the statements before it."""
         axis, coord = self.node, load_one(self.var)
         begin = [s for p in self.pointers for s in p.begin(space)]
         once = axis.kind == "intersect" or not nodes_of(BLOCKS, body)  # blocks have names
@@ -179,7 +179,7 @@ class MergeLoop(PositionLoop):
             at = {p.name: load_one(p.at) for p in self.pointers}
             some = tirx.any, lambda *of: conjunction([*of])
             here = axis.stores(lambda n: tirx.EQ(at[n], coord), *some, tirx.Not)
-            # An axis that keeps others out keeps the loop going no longer than it lasts itself.
+            # An excluding axis that has ended does not end the loop.
             going = axis.stores(lambda n: at[n] < end, *some, lambda _: tirx.const(True, "bool"))
             body = tirx.IfThenElse(here, body, None)
         moves: list[Any] = []
@@ -189,11 +189,11 @@ class MergeLoop(PositionLoop):
         return as_one([*begin, least, loop])
 
     def _standing(self) -> list[tuple[Any, Pointer]]:
-        """The coordinate of each pointer."""
+        """The coordinate at each pointer."""
         return [(load_one(p.at), p) for p in self.pointers]
 
     def _leaps(self, ats: list[Any], body: Any, space: PositionSpace) -> list[Any]:
-        """The loop of an intersection of several whose pointers gallop, to the last of them."""
+        """The loop of an intersection of several axes whose pointers gallop to the last of them."""
         end, coord = as_dtype(self.node.length, self.node.idtype), load_one(self.var)
         one, last = as_dtype(1, self.node.idtype), store_one(self.var, reduce(tirx.max, ats))
         moves = [s for p in self.pointers for s in p.move(space, one)]
@@ -204,12 +204,12 @@ class MergeLoop(PositionLoop):
         return [tirx.While(conjunction([at < end for at in ats]), as_one([last, step]))]
 
     def _is_long(self, pointer: Pointer) -> Any:
-        """Whether a pointer is to gallop."""
+        """Whether a pointer gallops, given the lengths."""
         shortest = reduce(tirx.min, [p.extent for p in self.pointers if p is not pointer])
         return tirx.floordiv(pointer.extent, as_dtype(self.ratio, self.node.idtype)) >= shortest
 
     def _nearer(self, pointer: Pointer, to: Any, space: PositionSpace) -> Any:
-        """A step towards a coordinate that the pointer stands before, or all of the way to it."""
+        """Advance a pointer towards a later coordinate, by one step or all the way."""
         step = as_one(pointer.move(space, as_dtype(1, self.node.idtype)))
         if not self.ratio:
             return step
@@ -217,10 +217,10 @@ class MergeLoop(PositionLoop):
         return tirx.IfThenElse(self._is_long(pointer), leap, step)
 
     def _points(self, body: Any, space: PositionSpace) -> list[Any]:
-        """The loops of two: over what either has; of a union, then over the rest of each."""
+        """The loops over two axes: while both have elements; for a union, then over the rest."""
         if not self.ratio or nodes_of(BLOCKS, body):
             return self._loops(body, space, lambda p, to: self._nearer(p, to, space))
-        # Asked once, of both: where neither is long, steps take no longer than without galloping.
+        # Tested once for both: where neither is long, steps cost the same as without galloping.
         long = tirx.any(*map(self._is_long, self.pointers))
         one = as_dtype(1, self.node.idtype)
         leaps = self._loops(body, space, lambda p, to: as_one(p.gallop(space, to)))
@@ -230,13 +230,13 @@ class MergeLoop(PositionLoop):
     def _loops(
         self, body: Any, space: PositionSpace, nearer: Callable[[Pointer, Any], Any]
     ) -> list[Any]:
-        """The same; `nearer` : moves a pointer of an intersection towards a coordinate."""
+        """The loops of `_points`; `nearer` advances a pointer of an intersection."""
         union = self.node.kind == "union"
         end = as_dtype(self.node.length, self.node.idtype)
         (one, first), (other, second) = self._standing()
 
         def at(*there: Pointer) -> Any:
-            """Do the work of a point where these axes have an element, and the others none."""
+            """The case in which these axes have an element at the coordinate, and no others do."""
             if not union and len(there) < len(self.pointers):
                 return nearer(there[0], other if there[0] is first else one)
             moves = [s for p in there for s in p.move(space, as_dtype(1, self.node.idtype))]
@@ -251,7 +251,7 @@ class MergeLoop(PositionLoop):
         return [loop, *rest] if union else [loop]
 
     def _known(self, body: Any, there: dict[str, bool]) -> Any:
-        """The body where it is known which axes store the coordinate."""
+        """The body, simplified by which axes store the coordinate."""
         coord = load_one(self.var)
         conditions = [(tirx.EQ(at, coord), there[p.name]) for at, p in self._standing()]
 
@@ -283,7 +283,7 @@ class MergeLoop(PositionLoop):
 
 
 def _certain(axis: Axis) -> set[str]:
-    """Names of members that store each coordinate there is."""
+    """Names of the members that store every coordinate of the axis."""
     return axis.stores(lambda n: {n}, set.intersection, set.union, lambda _: set())
 
 
@@ -297,7 +297,7 @@ def merge_loop(
     translate: Translator,
     ratio: int = 0,
 ) -> MergeLoop:
-    """The loop of a merged axis; `scope` learns where it and its axes stand.
+    """The loop of a merged axis; registers the positions of it and its axes in `scope`.
 
     ratio : see :class:`MergeLoop`
     """

@@ -1,7 +1,7 @@
-"""Names that nothing else has: of what primitives and lowerings make.
+"""Fresh names for what primitives and lowerings create.
 
-Axes, buffers, parameters and iterations are told apart by their names within a function, and the
-variables of a block within the block, so whatever makes one asks here.
+Axes, buffers, parameters and iterations are identified by name within a function, and the variables
+of a block within the block, so whatever creates one gets its name here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc, declared, sparse_iterations
 
 
 def numbered(wish: str, taken: Collection[str]) -> str:
-    """The name, with the first number behind it that makes it none of those taken."""
+    """The name, with a number appended if it is taken."""
     name, count = wish, 1
     while name in taken:
         name, count = f"{wish}_{count}", count + 1
@@ -23,14 +23,14 @@ def numbered(wish: str, taken: Collection[str]) -> str:
 def fresh_name(func: SparseFunc, wish: str, also: Collection[str] = ()) -> str:
     """A name that no axis, buffer, parameter or iteration has.
 
-    also : names that are taken besides, of what is not yet in the function
+    also : further names that are taken, of things not yet in the function
     """
     return numbered(wish, _names(func).union(also))
 
 
-@lru_cache(maxsize=1)  # a primitive asks for several names, of one function
+@lru_cache(maxsize=1)  # a primitive asks for several names in one function
 def _names(func: SparseFunc) -> frozenset[str]:
-    """Names of all that a function declares, and of its iterations."""
+    """The names of all declarations and iterations of a function."""
     params, axes, buffers, _ = declared(func)
     iterations = (str(it.name) for it in sparse_iterations(func))
     return frozenset().union(params, axes, buffers, iterations)

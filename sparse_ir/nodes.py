@@ -24,7 +24,7 @@ from tvm_ffi.dataclasses import field, py_class
 
 from sparsetir.sparse_ir.traversal import ADVANCE, collect, map_expr, replace_variables, visit_nodes
 
-if TYPE_CHECKING:  # TVM carries no types; what inherits from its classes has some
+if TYPE_CHECKING:  # TVM has no type annotations; subclasses of its classes get some here
 
     @py_class("tirx.Stmt", frozen=True)
     class Stmt(Object):  # noqa: D101
@@ -57,18 +57,18 @@ class Axis(Object):
     name : str
         Unique within its function.
     kind : {"dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable"}
-        What it stores, and how. "union", "intersect" and "difference" store nothing: they
-        co-iterate others.
+        Which arrays it stores. "union", "intersect" and "difference" store nothing: they
+        co-iterate other axes.
     length : expression of type `idtype`
         Number of coordinates.
     parent : Axis or None
-        The axis that this one depends on; None for "dense_fixed". Of a merged axis the parent that
-        all of its axes have, or the merged axis of their parents, or else that of the first.
+        The axis that this one depends on; None for "dense_fixed". For a merged axis the common
+        parent of its axes, or the merged axis of their parents, or else the parent of the first.
     nnz : expression or None
         Stored elements summed over all parents; None for the fixed kinds.
     nnz_cols : expression or None
-        Stored elements per parent of a "sparse_fixed" axis, else None. A negative index there marks
-        a padded slot, which no iteration visits.
+        Stored elements per parent of a "sparse_fixed" axis, else None. A negative index marks a
+        padded slot, which no iteration visits.
     indptr : tirx.Var or None
         Handle of the (parents + 1,) offsets; None for the fixed kinds.
     indices : tirx.Var or None
@@ -78,8 +78,8 @@ class Axis(Object):
     unique : bool
         Whether the coordinates under one parent differ (False only for COO-like rows).
     of : list of Axis and AttachedAxis, or None
-        What a merged axis co-iterates, else None; merged axes among them. It stores nothing itself:
-        buffers lie over these axes, which its coordinate indexes.
+        The axes that a merged axis co-iterates, possibly merged; else None. It has no arrays:
+        buffers lie over these axes, and its coordinate indexes them.
 
     Notes
     -----
@@ -106,29 +106,29 @@ class Axis(Object):
 
     @property
     def merged(self) -> list[Any]:
-        """The axes that a merged axis co-iterates, and merged axes in it do, each once."""
+        """The axes that a merged axis co-iterates, directly or through nested ones, each once."""
         inside = [x for a in self.of or () for x in (a, *(a.merged if isinstance(a, Axis) else ()))]
         return list({x.name: x for x in inside}.values())
 
     @property
     def members(self) -> list[Axis]:
-        """The axes that a merged axis co-iterates, merged ones opened; of another one none."""
+        """The plain axes that a merged axis co-iterates, nested ones flattened; else none."""
         return [a for a in flat_axes(self.merged) if not a.is_merged]
 
     def stores(self, by: Callable[[str], Any], any_: Any, all_: Any, no: Any) -> Any:
-        """Whether a merged axis has a coordinate, by which of its members store it.
+        """Whether a merged axis has a coordinate, given which of its members store it.
 
         Parameters
         ----------
         by : callable
-            Of a member's name, whether it stores the coordinate.
+            Returns whether the member of a name stores the coordinate.
         any_, all_, no : callable
-            Disjunction and conjunction of such answers, and negation of one.
+            The disjunction and conjunction of such values, and the negation of one.
 
         Returns
         -------
         bool or expression
-            As `by` and the others give.
+            Of the type that `by` and the others return.
         """
         if not self.is_merged:
             return by(self.name)
@@ -184,7 +184,7 @@ class AttachedAxis(Object):
     axis : Axis
         The axis.
     to : Axis
-        Whose coordinate it goes by.
+        The axis whose coordinate selects the parent position.
     """
 
     axis: Axis
@@ -198,33 +198,33 @@ class AttachedAxis(Object):
 
 @py_class("sparsetir.PartAxis", frozen=True, structural_eq="tree")
 class PartAxis(Object):
-    """An axis visited part by part: at the storage positions of another one (`T.part`).
+    """An axis visited in parts: the storage positions given by another axis (`T.part`).
 
     Attributes
     ----------
     axis : Axis, FusedAxis or AttachedAxis
-        The coordinates are its own, so buffers over it and axes under it are reached as ever.
+        Coordinates remain its own, so accesses of buffers over it and axes under it do not change.
     by : Axis
-        A "dense_variable" axis whose positions are those of `axis`: each parent of `by` has the
-        part `indptr[p] .. indptr[p + 1] - 1` of them. `by` itself is not iterated.
+        A "dense_variable" axis whose positions are those of `axis`: the part of each parent of `by`
+        is `indptr[p] .. indptr[p + 1] - 1`. `by` itself is not iterated.
 
     Notes
     -----
-    The position of a root axis is its coordinate. Of another axis it is the place in its storage, 0
-    .. nnz - 1, so that the parts cut rows into pieces; of fused axes that of the last. Rows 0 to m
-    in blocks, and the stored elements of each row in `parts` parts::
+    The position on a root axis is its coordinate; on another axis it is the index in its storage, 0
+    .. nnz - 1, so that parts cut rows into pieces; on fused axes it is that of the last. Rows 0 to
+    m in blocks, and the stored elements of each row in `parts` parts::
 
         O = T.dense_fixed(blocks)
         IB = T.dense_variable(O, (m, m), block_ptr)             # T.part(I, IB) under O
         Q = T.sparse_fixed(I, (parts, parts), part_of)          # 0 .. parts - 1 in each row
         JQ = T.dense_variable(Q, (n, nnz), part_ptr)            # T.part(J, JQ) under I and Q
 
-    Q may also be dense_variable(I, (parts, m * parts), ...), which needs an indptr alone; as a
-    sparse_fixed axis its loop has the same extent for all rows, and stage II may exchange the two.
+    Q may also be dense_variable(I, (parts, m * parts), ...), which only needs an indptr; as a
+    sparse_fixed axis its loop has equal extents for all rows, and stage II may interchange the two.
 
-    The parts partition the positions: `indptr` goes from 0 to their number without a step back,
-    which the check of structures ensures. So visits of different parts differ. That a part of J
-    lies in the row above it is trusted, as is all that an axis under another one says.
+    The parts partition the positions: `indptr` is non-decreasing from 0 to their number, which the
+    check of structures ensures. So different parts have disjoint visits. That a part of J lies in
+    the row above it is trusted, as are all claims of an axis about its parent.
     """
 
     axis: Any
@@ -245,7 +245,7 @@ class SparseBuffer(Object):
     var : tirx.Buffer
         The TIR buffer variable that bodies index by coordinates.
     axes : list of Axis or None
-        Parents before children; None for an ordinary dense TIR buffer.
+        Parents before children; None for a plain dense TIR buffer.
     handle : tirx.Var or None
         The parameter it is bound to; None for a buffer allocated in the function.
     """
@@ -274,17 +274,17 @@ class SparseIteration(Stmt):
     axes : list of Axis, FusedAxis, AttachedAxis or PartAxis
         In the order they are visited.
     kinds : list of {"S", "R"}
-        Spatial or reduction, of each coordinate.
+        "S" or "R", spatial or reduction, for each coordinate.
     name : str
         Unique within its function.
     vars : list of tirx.Var
-        One coordinate variable per axis, fused ones each their own.
+        One coordinate variable per axis, also for each of the fused ones.
     init : statement or None
         Run for every coordinate of the spatial axes.
     body : statement
         Run for every coordinate.
     annotations : mapping
-        As :meth:`Schedule.annotate` sets them.
+        Set by :meth:`Schedule.annotate`.
     """
 
     axes: list[Any]
@@ -313,15 +313,15 @@ class SparseFunc(BaseFunc):
     Attributes
     ----------
     attrs : tvm.ir.DictAttrs
-        Attributes, the global symbol among them.
+        Attributes, including the global symbol.
     params : list of tirx.Var
         Parameters: handles of arrays, and scalars.
     axes : list of Axis
         Parents before children.
     buffers : list of SparseBuffer
-        Of parameters, and those that it allocates.
+        Those of parameters, and those that it allocates.
     body : statement
-        Iterations, and what is around them.
+        Iterations, and the statements around them.
     """
 
     params: list[Any] = field(structural_eq="def")
@@ -335,12 +335,12 @@ class SparseFunc(BaseFunc):
         return str(self.attrs["global_symbol"]) if "global_symbol" in self.attrs else "main"
 
     def axis(self, name: str) -> Axis:
-        """The axis of a name.
+        """The axis of this name.
 
         Parameters
         ----------
         name : str
-            Of the axis.
+            Name of the axis.
 
         Returns
         -------
@@ -349,17 +349,17 @@ class SparseFunc(BaseFunc):
         Raises
         ------
         KeyError
-            With the names there are.
+            If there is none; the message lists the names.
         """
         return _named(declared(self).axes, name, "axis")
 
     def buffer(self, name: str) -> SparseBuffer:
-        """The buffer of a name.
+        """The buffer of this name.
 
         Parameters
         ----------
         name : str
-            Of the buffer.
+            Name of the buffer.
 
         Returns
         -------
@@ -368,7 +368,7 @@ class SparseFunc(BaseFunc):
         Raises
         ------
         KeyError
-            With the names there are.
+            If there is none; the message lists the names.
         """
         return _named(declared(self).buffers, name, "buffer")
 
@@ -410,7 +410,7 @@ class SparseFunc(BaseFunc):
 
 
 class Names(NamedTuple):
-    """Declarations of a function, by name; and the handles of its parameters and buffers."""
+    """A function's declarations by name, and the handles of its parameters and buffers."""
 
     params: dict[str, Any]
     axes: dict[str, Axis]
@@ -423,21 +423,21 @@ class Names(NamedTuple):
         return param is not None and param.same_as(var)
 
     def declares(self, var: Any) -> bool:
-        """Whether a variable is a parameter, or that of a buffer."""
+        """Whether a variable is a parameter or a buffer's."""
         return var.__chandle__() in self.handles
 
     def buffer_of(self, var: Any) -> SparseBuffer | None:
-        """The buffer whose variable this is; None for one of a statement."""
+        """The buffer of this variable; None for one defined by a statement."""
         buffer = self.buffers.get(str(var.name))
         return buffer if buffer is not None and buffer.var.same_as(var) else None
 
 
 _LOCK = threading.Lock()
-_DECLARED: dict[Any, Names] = {}  # of the last functions that were asked for
+_DECLARED: dict[Any, Names] = {}  # of the functions queried last
 
 
 def declared(func: SparseFunc) -> Names:
-    """Declarations of a function, read once: iterating over TVM's lists is slow."""
+    """A function's declarations, read once: iterating over TVM's lists is slow."""
     names = _DECLARED.get(func)
     if names is not None:
         return names
@@ -447,7 +447,7 @@ def declared(func: SparseFunc) -> Names:
 def declare_more(
     func: SparseFunc, before: SparseFunc, params: Any, axes: Any, buffers: Any
 ) -> None:
-    """Note what a function declares that has so much more than another one."""
+    """Record the declarations of a function that extends those of another one."""
     more = _by_name(params, axes, buffers)
     pairs: Any = zip(declared(before), more, strict=True)
     _keep(func, Names(*(old | new for old, new in pairs)))
@@ -491,16 +491,16 @@ def make_func(
 
 
 def buffer_var(shape: Any, dtype: str, name: str, scope: str = "global", align: int = -1) -> Any:
-    """A TIR buffer variable without a tile layout, as schedulable TIR wants it."""
+    """A TIR buffer variable without a tile layout, as schedulable TIR requires."""
     return tirx.decl_buffer(shape, dtype, name=name, scope=scope, data_alignment=align, layout=None)
 
 
 def flat_axes(axes: Any) -> list[Axis]:
-    """The plain axes of an iteration's list, those in fused, attached and part ones opened."""
+    """The plain axes of an iteration's list, with fused, attached and part axes flattened."""
     out: list[Axis] = []
     for node in axes:
         a = visited_node(node)
-        if isinstance(a, Axis):  # most are, and what is no instance takes TVM's classes long to say
+        if isinstance(a, Axis):  # the common case first: a failing isinstance of TVM is slow
             out.append(a)
         elif isinstance(a, FusedAxis):
             out.extend(a.axes)
@@ -510,12 +510,12 @@ def flat_axes(axes: Any) -> list[Axis]:
 
 
 def merged_parent(axes: Sequence[Any], known: Sequence[Axis]) -> Axis | None:
-    """The parent of a merged axis of these: their parent, or the merged axis of their parents.
+    """The parent of an axis that merges these: their parent, or the merged axis of their parents.
 
-    axes : those that are attached elsewhere do not count
+    axes : those that are attached elsewhere are ignored
     known : merged axes declared so far
 
-    Or else that of the first, and all are visited outside; None where all are roots.
+    Otherwise the parent of the first, if all are visited outside; None if all are roots.
     """
     inside = [x for a in axes for x in ((a.merged if isinstance(a, Axis) else []) or [a])]
     above = [a.parent for a in inside if isinstance(a, Axis) and not a.is_merged and a.parent]
@@ -525,7 +525,7 @@ def merged_parent(axes: Sequence[Any], known: Sequence[Axis]) -> Axis | None:
 
 
 def standing_axes(axes: Any) -> list[Axis]:
-    """The axes that an iteration stands on: its plain axes, and those in merged ones."""
+    """The axes whose positions an iteration visits: plain axes, and those in merged ones."""
     return [a for axis in flat_axes(axes) for a in (axis, *flat_axes(axis.merged))]
 
 
@@ -537,14 +537,14 @@ def attached_axes(axes: Any) -> list[AttachedAxis]:
 
 
 def visited_node(node: Any) -> Any:
-    """The axis that an entry of an iteration's list visits: that which is cut, of a part."""
+    """The axis that an entry of an iteration's list visits; for a part, the axis that is cut."""
     return node.axis if not isinstance(node, Axis) and isinstance(node, PartAxis) else node
 
 
 def walk(node: Any, callback: Callable[[Any], None], *kinds: Any) -> None:
     """Call `callback` on every node of a TIR or stage-I tree, parents first.
 
-    kinds : classes of the nodes to call it on; all by default, which takes longer
+    kinds : classes of nodes to call it on; all by default, which is slower
     """
 
     def visit(value: Any) -> Any:
@@ -558,17 +558,17 @@ def nodes_of(kind: Any, *trees: Any, nested: bool = True) -> list[Any]:
     """The nodes of a class in TIR or stage-I trees, parents first; None counts as an empty tree.
 
     kind : a class, or a tuple of classes
-    nested : also those inside of others
+    nested : whether to descend into matching nodes
 
-    Quicker than :func:`walk`, as nothing is called on other nodes.
+    Faster than :func:`walk`, since other nodes cause no call.
     """
     return collect(kind if isinstance(kind, tuple) else (kind,), trees, nested)
 
 
 def variables_of(*trees: Any) -> list[Any]:
-    """The distinct variables, buffers included, in TIR or stage-I trees, in order.
+    """The distinct variables, including buffers, in TIR or stage-I trees, in order.
 
-    Sets and dicts compare equal variables by TVM's operators, which takes ten times as long.
+    Sets and dicts compare variables by TVM's operators, which is ten times slower.
     """
     return list({var.__chandle__(): var for var in nodes_of(ir.Var, *trees)}.values())
 
@@ -582,7 +582,7 @@ def substitute(node: Any, mapping: dict[Any, Any]) -> Any:
 
 
 def fresh_definitions(*trees: Any) -> dict[Any, Any]:
-    """New variables for those that statements define, which may then stand in a function twice.
+    """New variables for those that statements define, so that a copy may be in the same function.
 
     None counts as an empty tree.
     """
@@ -615,19 +615,19 @@ def accesses_of(tree: Any, buffer: Any) -> list[Any]:
 
 
 def same_indices(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two lists of indices are the same expressions."""
+    """Whether two lists of indices are structurally equal."""
     return len(a) == len(b) and all(
         x is y or tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True)
     )
 
 
 def is_among(expr: Any, others: Iterable[Any]) -> bool:
-    """Whether one of several expressions is the same as this one."""
+    """Whether an expression equals one of several."""
     return any(tvm_ffi.structural_equal(expr, other) for other in others)
 
 
 def distinct(exprs: Iterable[Any]) -> list[Any]:
-    """Expressions without those that are the same as one before."""
+    """Expressions without repetitions."""
     return [key.key for key in dict.fromkeys(map(tvm_ffi.StructuralKey, exprs))]
 
 
@@ -639,12 +639,12 @@ def sparse_iterations(func: SparseFunc) -> tuple[SparseIteration, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def names_inside(it: SparseIteration) -> frozenset[str]:
-    """The names of the iterations nested in one."""
+    """The names of the iterations nested in an iteration."""
     return frozenset(str(n.name) for n in nodes_of(SparseIteration, it.init, it.body))
 
 
 def iterations_around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
-    """The iterations that one is nested in, outer ones first."""
+    """The iterations around an iteration, outer ones first."""
     return [other for other in sparse_iterations(func) if it.name in names_inside(other)]
 
 
@@ -666,7 +666,7 @@ def iteration_with(it: SparseIteration, **fields: Any) -> Any:
 
 
 def without_iteration(body: Any, name: str) -> Any:
-    """A body without the sparse iteration of that name, which is one of several statements."""
+    """A body, a sequence of statements, without the iteration of that name."""
 
     def visit(node: Any) -> Any:
         kept = [s for s in node.seq if not (isinstance(s, SparseIteration) and s.name == name)]

@@ -1,6 +1,6 @@
-"""Axes that a program assembles: results whose number of elements is not known beforehand.
+"""Axes that a program assembles: results whose number of elements is unknown beforehand.
 
-`nnz` is None, and the axis stores what the program writes::
+`nnz` is None, and the axis stores the elements that the program writes::
 
     K = T.sparse_variable(I, (n, None), (c_indptr, c_indices))
     C = T.match_sparse_buffer(c, (I, K), "float32")
@@ -8,10 +8,10 @@
         C[i, j] = A[i, j] + B[i, j]
 
 A result may have several such levels, each under the one before it, as in DCSR and CSF; the first
-is under a dense_fixed axis, of one coordinate where rows are sparse, too.
+is under a dense_fixed axis, of length 1 if rows are sparse, too.
 
 :func:`as_dense` is the program that :mod:`sparsetir.sparse_ir.assemble` takes; :func:`closed` has a
-pattern that is given, as the numeric phase and gradients do.
+given pattern, for the numeric phase and gradients.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def open_axes(func: SparseFunc) -> list[Axis]:
 
 
 def open_result(func: SparseFunc) -> SparseBuffer | None:
-    """The buffer over the axes that a program assembles, if it has such."""
+    """The buffer over the axes that a program assembles, or None."""
     open_names = {a.name for a in open_axes(func)}
     return next((b for b in func.buffers if open_names & {*_names(b)}), None)
 
 
 def is_open(axis: Axis) -> bool:
-    """Whether it is left to the program how many elements an axis stores."""
+    """Whether the program determines how many elements an axis stores."""
     return axis.kind == "sparse_variable" and axis.nnz is None
 
 
@@ -61,7 +61,7 @@ def refuse_open(who: str, func: SparseFunc) -> None:
 
 
 def as_dense(func: SparseFunc) -> SparseFunc:
-    """The same with a dense axis for the one that is assembled, whose arrays are left out."""
+    """The program with a dense axis in place of the assembled one, whose arrays are dropped."""
 
     def dense(axis: Axis, _: Axis | None) -> Axis:
         return Axis(axis.name, "dense_fixed", axis.length, idtype=axis.idtype)
@@ -70,7 +70,7 @@ def as_dense(func: SparseFunc) -> SparseFunc:
 
 
 def closed(func: SparseFunc) -> SparseFunc:
-    """The same at a pattern that is given: each nnz is a parameter, behind the indices."""
+    """The program on a given pattern: each nnz is a parameter, after the indices."""
     nnz: dict[str, Any] = {}
     result = open_result(func)
     for axis in open_axes(func):
@@ -86,9 +86,9 @@ def closed(func: SparseFunc) -> SparseFunc:
 
 
 def _with(func: SparseFunc, replacement: Callable[[Axis, Axis | None], Axis]) -> SparseFunc:
-    """Put other axes in place of those that are open, with parameters for their arrays, if any.
+    """Replace the open axes, with parameters for the arrays of the new ones, if any.
 
-    made : of an axis and its parent, the axis in its place
+    replacement : returns the axis that replaces an axis, given its new parent
     """
     axes = open_axes(func)
     if not axes:
@@ -119,7 +119,7 @@ def _names(buffer: SparseBuffer) -> list[str]:
 
 
 def open_axis_problems(func: SparseFunc, new: list[Axis]) -> Found:
-    """Return what stands against axes that are to be assembled, for the verifier."""
+    """Return, for the verifier, why these axes cannot be assembled."""
     chain = [a.name for a in open_axes(func)]
     for axis in filter(is_open, new):
         label = f"axis '{axis.name}': nnz None says that the program assembles it; expected"

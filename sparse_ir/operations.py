@@ -1,6 +1,6 @@
-"""The operations of bodies by the types that they take, for the verifier.
+"""The operations allowed in bodies, by operand type, for the verifier.
 
-What TVM lacks of these on some target, `schedules/passes/supported_operations.py` makes of others.
+Those that TVM lacks on some target are rewritten by `schedules/passes/supported_operations.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ OF_FLOATS = frozenset(
     "asinh atan atanh sqrt rsqrt atan2 hypot copysign nextafter ldexp fma fmod".split()
 )
 OF_INTEGERS = frozenset(("popcount", "clz"))
-# Of quantised networks and of pointers.
+# Operations of quantised networks and of pointers.
 OTHERS = frozenset(("q_multiply_shift", "q_multiply_shift_per_axis", "dp4a", "isnullptr"))
 OF_NUMBERS = (tirx.Sub, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
 def operation_problems(site: Site) -> Found:
-    """The verifier's rule: operations are of types that they are for."""
+    """The verifier's rule: operations have operands of supported types."""
     for call in nodes_of(ir.Call, *site.expressions):
         name = str(getattr(call.op, "name", "")).rpartition(".")[2]
         if name in OTHERS:

@@ -1,6 +1,6 @@
-"""Modules outside of the package that register operators, templates and formats.
+"""Modules outside the package that register operators, templates and formats.
 
-Processes that measure import them, too.
+Measuring processes import them, too.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-# By the name of an operator, the class of a config, or the class of a format.
+# Keyed by the name of an operator, the class of a config, or the class of a format.
 ORIGINS: dict[object, ModuleType] = {}
 
 
 def note_origin(registered: object) -> None:
-    """Keep the module whose import registers something; nothing for the package's own modules."""
+    """Record the module whose import registers something; the package's own are not recorded."""
     ORIGINS.pop(registered, None)
     frame = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         module = sys.modules.get(name)
-        # Text that is executed may have a name, but is no module.
+        # Executed text may have a module name without being one.
         if module and frame.f_code.co_name == "<module>" and vars(module) is frame.f_globals:
             if not name.startswith("sparsetir."):
                 ORIGINS[registered] = module

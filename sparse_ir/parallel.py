@@ -1,23 +1,23 @@
 """Which loops of an iteration may run in parallel.
 
-A spatial loop is free of races when each of its coordinates writes elements of its own and reads,
-of what the iteration writes, only those: every access to a written buffer has, in the same place,
-the coordinate itself among its indices, or a sum of multiples of it and other spatial coordinates
-that takes a different value for each choice of them, as `io * 16 + ii` does for `ii` below 16, and
-`io * b + ii` for `ii` below the parameter `b`.
+A spatial loop is free of races if each of its coordinates writes its own elements and, of the
+written buffers, reads only those: all accesses to a written buffer have, in the same dimension, the
+coordinate itself as index, or a sum of multiples of it and other spatial coordinates that is
+injective, as `io * 16 + ii` is for `ii` below 16, and `io * b + ii` for `ii` below the parameter
+`b`.
 
-Visits of different parts of an axis are at different positions of it (`T.part`): where its
-coordinates have elements of their own, so has the axis that tells the parts apart.
+Different parts of an axis (`T.part`) have different positions: if its coordinates access disjoint
+elements, so do those of the axis that enumerates the parts.
 
-Ranges of an axis's coordinates that are the same for all of its parents are parts as well, and
-tell coordinates apart whatever the parent (:mod:`sparsetir.sparse_ir.schedule.ranges`).
+Ranges of an axis's coordinates that are equal for all of its parents are parts as well, with
+disjoint coordinates whatever the parent (:mod:`sparsetir.sparse_ir.schedule.ranges`).
 
-A loop of one visit is free. An axis that may store a coordinate twice is free where what is written
+A loop of one visit is free. An axis that may store a coordinate twice is free if the written buffer
 lies over the axis itself and is accessed at the visit's own position.
 
-Coordinates of a sparse axis differ under one parent only. Loops outside of a level of loops stand
-still meanwhile, but a schedule may exchange the loops of one level, and a level may hold an axis
-and its parent when all parents store as much: then the parent's loop must be free of races too.
+Coordinates of a sparse axis are only distinct under one parent. Loops outside a level of loops are
+loop-invariant in it, but a schedule may interchange the loops of one level, and a level may hold an
+axis and its parent if all parents store equally many: then the parent's loop must be free, too.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.tile_marks import limits_of, with_conditions
 from sparsetir.sparse_ir.tir import constant
 
-# The coefficient of each coordinate of a sum: what stands still, as a product, times a number.
+# The coefficient of each coordinate of a sum: loop-invariant factors, times a number.
 Coefficients = dict[Any, tuple[tuple[Any, ...], int]]
 
 
 def parallel_units(
     it: SparseIteration, private: set[Any] | None = None, func: SparseFunc | None = None
 ) -> list[int]:
-    """Numbers of the iteration's loops (a fused axis counts as one) that may run in parallel.
+    """The indices of the loops of an iteration (a fused axis is one) that may run in parallel.
 
-    private : buffers of which each visit has its own
-    func : the function of the iteration, which knows the axes of buffers
+    private : buffers that are private to each visit
+    func : the iteration's function, from which the axes of buffers are known
     """
     accesses = {b: found for b, found in written_accesses(it).items() if b not in (private or ())}
     out: list[int] = []
@@ -86,7 +86,7 @@ def parallel_units(
 
 
 class Access(NamedTuple):
-    """The indices of a load or store, and the conditions that it is under."""
+    """The indices of a load or store, and the conditions around it."""
 
     indices: list[Any]
     conditions: list[Any]
@@ -96,7 +96,7 @@ class Access(NamedTuple):
 def written_accesses(it: SparseIteration) -> dict[Any, list[Access]]:
     """All loads and stores of each buffer that the iteration writes.
 
-    Buffers that are allocated inside the iteration are left out: each visit has its own.
+    Buffers allocated inside the iteration are left out: each visit has its own.
     """
     accesses: dict[Any, list[Access]] = {}
     skipped: set[Any] = set()
@@ -112,14 +112,14 @@ def written_accesses(it: SparseIteration) -> dict[Any, list[Access]]:
 
 
 def has_own_place(it: SparseIteration, coord: Any, accesses: list[Access]) -> bool:
-    """Whether accesses of one buffer can only meet where `coord` is the same.
+    """Whether accesses of one buffer can only conflict in visits of equal `coord`.
 
     coord : a coordinate of the iteration, or of one nested in it
 
-    They do if one of their dimensions holds the same sum, with `coord` in it, in each of them, and
-    the sum tells the coordinates in it apart. What stands still meanwhile, a parameter or the
-    coordinate of an enclosing iteration, may be added; so may coordinates of nested iterations,
-    each taken for any coordinate of its axis.
+    That holds if one of their dimensions is the same sum in all of them, `coord` is in it, and the
+    sum is injective. Loop-invariant terms may be added, such as parameters and coordinates of an
+    enclosing iteration; so may coordinates of nested iterations, each taken for any coordinate of
+    its axis.
     """
     if _has_own_sum(it, coord, accesses):
         return True
@@ -132,10 +132,10 @@ def has_own_place(it: SparseIteration, coord: Any, accesses: list[Access]) -> bo
 def has_own_positions(
     it: SparseIteration, axis: Axis, accesses: dict[Any, list[Access]], func: SparseFunc
 ) -> bool:
-    """Whether each access of these buffers is at the position where the visit stands on `axis`.
+    """Whether each access of these buffers is at the current position on `axis`.
 
-    Positions differ where an axis stores a coordinate twice, too. The buffer is over the very axis,
-    at the iteration's coordinates of it and of its ancestors.
+    Positions also differ where an axis stores a coordinate twice. The buffer lies over this axis,
+    and is indexed by the iteration's coordinates of it and its ancestors.
     """
     coords = {a.name: v for a, v, _ in it.axis_of()}
     return all(
@@ -153,7 +153,7 @@ def is_at(func: SparseFunc, buffer: Any, axis: Axis, coord: Any, accesses: list[
 
 
 def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
-    """The coordinates of each entry that is visited in the parts that `coord` tells apart."""
+    """The coordinates of each entry whose parts `coord` enumerates."""
     inside = [it, *_nested(it)]
     axis = next(a for x in inside for a, v, _ in x.axis_of() if v.same_as(coord))
     found: list[list[Any]] = []
@@ -169,7 +169,7 @@ def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
 
 
 def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[Access]) -> bool:
-    """Whether an index of all accesses is a sum that `coord` can be told from."""
+    """Whether one index of all accesses is a sum that determines `coord`."""
     axis_of, same, moving = _bindings(it)
     coord = same.get(coord, coord)
     limits: list[Any] | None = None
@@ -188,14 +188,14 @@ def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[Access]) -> boo
 
 
 def _differs_between_parents(node: Any, free: dict[str, bool]) -> bool:
-    """Whether the axis's loop can be exchanged with that of its parent.
+    """Whether the axis's extent varies by parent, or its parent's loop is free of races.
 
-    free : of each axis in the loops before it, whether its loop is free of races
+    free : for each axis of the loops before it, whether its loop is free of races
     """
     parent = node.to if isinstance(node, AttachedAxis) else node.parent
     axis = node.axis if isinstance(node, AttachedAxis) else node
     if axis.kind != "sparse_fixed" or parent is None or parent.name not in free:
-        return True  # other kinds store more or less under each parent, so a level starts there
+        return True  # other kinds have extents that vary by parent, so a level starts there
     return free[parent.name] or (parent.parent is None and constant_length(parent) == 1)
 
 
@@ -204,11 +204,11 @@ def _nested(it: SparseIteration) -> list[SparseIteration]:
 
 
 class _Bindings(NamedTuple):
-    """The variables of an iteration and of what is nested in it.
+    """The variables of an iteration and of the statements nested in it.
 
     axis_of : the axis and kind of each coordinate
-    same : for each coordinate of a nested iteration the one that stands for all over its axis
-    moving : what statements inside give values to
+    same : for each coordinate of a nested iteration the representative of all over its axis
+    moving : variables that statements inside define
     """
 
     axis_of: dict[Any, tuple[Axis, str]]
@@ -235,10 +235,10 @@ def _bindings(it: SparseIteration) -> _Bindings:
 def _coefficients(
     terms: dict[Any, int], axis_of: dict[Any, Any], moving: set[Any]
 ) -> Coefficients | None:
-    """The coefficients of the coordinates in a sum, None if they or other terms of it move.
+    """The coefficients of the coordinates in a sum; None if any term of it is not invariant.
 
     axis_of : the coordinates of the iteration
-    moving : other variables that take several values meanwhile
+    moving : other variables that are not loop-invariant
     """
     out: Coefficients = {}
     for term, number in terms.items():
@@ -255,9 +255,9 @@ def _coefficients(
 def _tells_apart(
     weights: Coefficients, axis_of: dict[Any, Any], limits: list[tuple[dict[Any, Any], int]]
 ) -> bool:
-    """Whether a sum of spatial coordinates takes each value for one choice of them only.
+    """Whether a sum of spatial coordinates is injective.
 
-    limits : as of :func:`tells_apart`
+    limits : see :func:`tells_apart`
     """
     if any(axis_of[v][1] != "S" for v in weights):
         return False
@@ -273,10 +273,10 @@ def _tells_apart(
 
 
 def is_one_visit(axis: Axis) -> bool:
-    """Whether a loop over an axis is of one visit, as over the root of a list of rows."""
+    """Whether a loop over an axis has one visit, as over the root of a list of rows."""
     return axis.kind == "dense_fixed" and constant_length(axis) == 1
 
 
 def constant_length(axis: Axis) -> int | None:
-    """How many coordinates an axis has, if that is a constant."""
+    """The number of coordinates of an axis, if it is constant."""
     return constant(axis.length)

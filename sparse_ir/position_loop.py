@@ -17,7 +17,7 @@ from sparsetir.sparse_ir.translate import Scope, Search
 class PositionLoop:
     """One loop: an axis, a fused axis, an attached axis, or one of these by parts.
 
-    coords : its coordinates of stage I
+    coords : its stage-I coordinates
     """
 
     node: Any
@@ -36,14 +36,14 @@ class PositionLoop:
 
     @property
     def iter_type(self) -> int:
-        """Kind of the block variable: spatial, reduction, or opaque for a mixture."""
+        """The kind of the block variable: spatial, reduction, or opaque for a mixture."""
         if set(self.kinds) == {"S"}:
             return tirx.IterVar.DataPar
         return tirx.IterVar.CommReduce if set(self.kinds) == {"R"} else tirx.IterVar.Opaque
 
 
 def parents_of(node: Any, scope: Scope) -> list[Any]:
-    """Positions of the ancestors of an axis, or of one that is attached."""
+    """Positions of the ancestors of an axis, also of an attached one."""
     if isinstance(node, AttachedAxis):
         to = scope.visits[node.to.name]
         return [as_dtype(to.coord, node.axis.parent.idtype)]
@@ -54,14 +54,14 @@ def parents_of(node: Any, scope: Scope) -> list[Any]:
 
 
 def present_above(node: Any, scope: Scope, space: PositionSpace) -> list[Any]:
-    """Conditions under which there is what an axis hangs under, or is attached to."""
+    """Conditions under which the parents of an axis, or what it is attached to, are present."""
     if isinstance(node, AttachedAxis):
         return [scope.visits[node.to.name].coord >= 0] if space.has_padding(node.to) else []
     return [] if node.parent is None else scope.visits[node.parent.name].present
 
 
 def extent_under(node: Any, parents: list[Any], scope: Scope, space: PositionSpace) -> Any:
-    """The number of positions of an axis under these parents, none where they are absent."""
+    """The number of positions of an axis under these parents, 0 if they are absent."""
     axis = node.axis if isinstance(node, AttachedAxis) else node
     extent = as_dtype(space.extent(axis, parents), axis.idtype)
     present = present_above(node, scope, space)

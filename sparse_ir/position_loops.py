@@ -1,8 +1,8 @@
-"""The loops of an iteration, and the position and coordinate of each axis inside them.
+"""The loops of an iteration, with the position and coordinate of each axis inside them.
 
-One loop per axis, or one over the joint positions of fused axes, whose own positions are then
-recovered: by searching offsets above a variable axis, by division below it. The loop of a part runs
-over its positions, the first of which is added. (SparseTIR, section 3.3.1, steps 2 and 3.)
+One loop per axis, or one over the joint positions of fused axes, from which the axes' own positions
+are recovered: by searching offsets above a variable axis, by division below it. The loop of a part
+runs over its positions, to which the first is added. (SparseTIR, section 3.3.1, steps 2 and 3.)
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class PositionLoops:
     def __init__(self, space: PositionSpace, translate: Translator) -> None:
         self.space = space
         self.translate = translate
-        self._taken: set[str] = set()  # names of the loops of the iteration at hand
+        self._taken: set[str] = set()  # names of the current iteration's loops
 
     def of(self, it: SparseIteration, scope: Scope) -> list[PositionLoop]:
-        """The loops of an iteration; `scope` learns where each axis stands."""
+        """The loops of an iteration; registers the position of each axis in `scope`."""
         units: list[PositionLoop] = []
         at, self._taken = 0, set()
         for entry in it.axes:
@@ -77,9 +77,9 @@ class PositionLoops:
         return PositionLoop(node, [coord_var], kind, loop, var, extent, pads)
 
     def _variables(self, wish: str, dtype: str) -> tuple[Any, Any]:
-        """The loop's variable and the block's, of names that no other loop of the iteration has.
+        """The variables of the loop and the block, with names unique in the iteration.
 
-        By them facts are told apart, which go by names (:mod:`sparsetir.sparse_ir.races`).
+        Race facts refer to them by name (:mod:`sparsetir.sparse_ir.races`).
         """
         name = numbered(wish, self._taken)
         self._taken.add(name)
@@ -101,10 +101,10 @@ class PositionLoops:
     def _fused_unit(
         self, node: FusedAxis, coords: list[Any], kinds: str, scope: Scope, by: Axis | None
     ) -> PositionLoop:
-        """One loop over the joint positions; each axis's own position is recovered from it.
+        """One loop over the joint positions, from which each axis's own position is recovered.
 
-        The axes fall into runs, each an axis and its descendants; a run that holds a variable axis
-        recovers the positions above it by searching its offsets, the fixed ones by division.
+        The axes form runs, each an axis and its descendants; in a run that holds a variable axis,
+        positions above it are recovered by searching its offsets, fixed ones by division.
         """
         axes = list(node.axes)
         runs: list[list[int]] = []
@@ -119,7 +119,7 @@ class PositionLoops:
         sizes = [self._run_size([axes[n] for n in run], scope, dtype) for run in runs]
         unit = PositionLoop(node, coords, kinds, loop, var, _product(sizes, dtype))
         rest: Any = var
-        if by is not None:  # then the axes are one run, from a root: its joint positions are stored
+        if by is not None:  # then the axes are one run from a root, with stored joint positions
             extent, rest = self._in_part(by, var, scope)
             unit.extent = as_dtype(extent, dtype)
         for number, run in enumerate(runs):
@@ -134,7 +134,7 @@ class PositionLoops:
         return as_dtype(end - base if base is not None else end, dtype)
 
     def _run_factors(self, run: list[Axis]) -> list[Any]:
-        """Factors of a run's size: what the last variable axis stores, and extents below it."""
+        """Factors of a run's size: the elements of the last variable axis, and extents below."""
         last = max((n for n, a in enumerate(run) if a.is_variable), default=-1)
         stored = [run[last].nnz] if last >= 0 else []
         return [*stored, *(self.space.extent(a, []) for a in run[last + 1 :])]

@@ -1,4 +1,4 @@
-"""Position space: the buffers of stage II, and where each axis's elements lie.
+"""Position space: the buffers of stage II, and the storage of each axis's elements.
 
 Step 1 of sparse iteration lowering (SparseTIR, section 3.3.1): the arrays that axes point to
 become buffers, `J_indptr` over the ancestors of J and `J_indices` over the ancestors and J, and
@@ -19,9 +19,9 @@ from sparsetir.sparse_ir.promises import filled_axes
 from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 
-# How each buffer over axes is stored, by its name.
+# How each buffer over axes is stored, by buffer name.
 LAYOUTS = "sparsetir.layouts"
-# The stage-I function without its body: what callers see.
+# The stage-I function without its body: the signature for callers.
 SIGNATURE = "sparsetir.runtime.signature"
 STAGE_TWO_ATTRS = (LAYOUTS, SIGNATURE)
 
@@ -31,8 +31,8 @@ class Layout(Object):
     """The storage of a stage-II buffer.
 
     axes : one axis per dimension
-    ends : 1 for an indptr, whose last dimension has one element more; else 0
-    indptr : names of the indptr buffers of `axes`, "" where there is none
+    ends : 1 for an indptr, whose last dimension has one more element; else 0
+    indptr : names of the indptr buffers of `axes`, "" for axes without one
     """
 
     axes: list[Axis]
@@ -60,7 +60,7 @@ def positional_size(axis: Axis) -> Any:
 
 
 def counted_axes(func: SparseFunc) -> set[str]:
-    """Names of the sparse_fixed axes whose coordinates are 0, 1, .. under each parent."""
+    """Names of the sparse_fixed axes whose coordinates are 0, 1, ... under each parent."""
     computed = computed_parameters(func).items()
     counted = {name for name, how in computed if facts_of(how["recipe"]).counted}
     return {
@@ -71,7 +71,7 @@ def counted_axes(func: SparseFunc) -> set[str]:
 class PositionSpace:
     """The stage-II buffers of one function.
 
-    buffers : stage-II variable of each stage-I buffer, by name
+    buffers : the stage-II variable of each stage-I buffer, by name
     params : the parameters of the stage-II function, in the order of stage I
     layouts : how each buffer over axes is stored, by the buffer's name
     """
@@ -85,7 +85,7 @@ class PositionSpace:
         self._aux: dict[tuple[str, str], Any] = {}
         self._taken = {b.name for b in func.buffers} | {p.name for p in func.params}
         by_handle: dict[Any, Any] = {}
-        # Coordinates and offsets of an axis that is not visited, as values (`positions`, `steps`).
+        # Coordinates and offsets of unvisited axes that the body loads (`positions`, `steps`).
         self._as_values = {b.handle for b in func.buffers if b.handle is not None}
         for axis in func.axes:
             self._materialise(axis, by_handle)
@@ -108,7 +108,7 @@ class PositionSpace:
         return [*self.buffers.values(), *self._aux.values()]
 
     def allocated(self) -> list[Any]:
-        """The buffers that live inside the function."""
+        """The buffers that the function allocates."""
         return [self.buffers[b.name] for b in self.func.buffers if b.handle is None]
 
     def start(self, axis: Axis, parents: list[Any], shift: int = 0) -> Any:
@@ -133,7 +133,7 @@ class PositionSpace:
         return positions[-1]
 
     def has_padding(self, axis: Axis) -> bool:
-        """Whether slots of an axis may hold no element."""
+        """Whether slots of an axis may be empty."""
         return axis.kind == "sparse_fixed" and axis.name not in self._filled
 
     def _materialise(self, axis: Axis, by_handle: dict[Any, Any]) -> None:

@@ -82,7 +82,7 @@ def module_script(mod: ir.IRModule) -> str:
 
 
 class _FunctionPrinter:
-    """One function, line by line."""
+    """Prints one function, line by line."""
 
     def __init__(self, func: SparseFunc, name: str | None) -> None:
         self.func = func
@@ -95,7 +95,7 @@ class _FunctionPrinter:
         self.axes: dict[str, str] = {}
 
     def text(self) -> str:
-        """The whole function."""
+        """The text of the whole function."""
         from sparsetir.sparse_ir import script as dialect
 
         params = [
@@ -120,7 +120,7 @@ class _FunctionPrinter:
         self.lines.append("    " * self.depth + text)
 
     def _attributes(self, attrs: dict[str, Any]) -> None:
-        """`T.func_attr`, a line for each entry of an attribute where one line is too long."""
+        """`T.func_attr`, with an attribute's entries on separate lines if one line is too long."""
         what = "function attribute"
         text = f"T.func_attr({self.expr.literal(attrs, what)})"
         if 4 * self.depth + len(text) <= WIDTH:
@@ -308,7 +308,7 @@ def _signature(name: str, params: list[str]) -> str:
     line = f"def {name}({', '.join(params)}):"
     if len(line) <= WIDTH:
         return line
-    text = ", ".join(p.replace(" ", "\0") for p in params)  # a parameter stays on one line
+    text = ", ".join(p.replace(" ", "\0") for p in params)  # keeps a parameter on one line
     inner = textwrap.fill(text, WIDTH - 4, break_long_words=False).replace("\0", " ")
     return f"def {name}(\n{textwrap.indent(inner, '    ')}\n):"
 

@@ -1,8 +1,8 @@
 """Names and expressions of the stage-I printer.
 
-TVM's operators fold and simplify (`x + 0` is `x`), so every operator and intrinsic is tried here
-first: the readable form is printed only where evaluating it rebuilds the node, else a form that
-builds the node as it is.
+TVM's operators fold and simplify (`x + 0` is `x`), so the printer evaluates each operator and
+intrinsic: it prints the readable form only if that rebuilds the node, else a form that constructs
+the node directly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparsetir.sparse_ir.errors import IllFormedError
 RESERVED = {"T", "TIR", *keyword.kwlist}
 ATOM = 12
 
-# node -> (symbol, precedence, what the symbol evaluates to)
+# node -> (symbol, precedence, function that the symbol evaluates to)
 ARITHMETIC: dict[type, tuple[str, int, Callable[[Any, Any], Any]]] = {
     tirx.Add: ("+", 9, operator.add),
     tirx.Sub: ("-", 9, operator.sub),
@@ -88,10 +88,10 @@ def _python_literal(node: Any) -> str | None:
 
 
 def _rebuilds(node: Any, build: Callable[[], Any]) -> bool:
-    """Whether evaluating a readable form gives `node`; a form that cannot be built does not."""
+    """Whether evaluating a readable form rebuilds `node`; False if evaluation fails."""
     try:
         built = build()
-    except Exception:  # TVM raises many types; any of them means no
+    except Exception:  # TVM raises many types; each means no
         return False
     return isinstance(built, tvm_ffi.Object) and tvm_ffi.structural_equal(built, node)
 
@@ -101,9 +101,9 @@ def _operands_of(node: Any) -> list[Any]:
 
 
 def _folds(node: Any) -> bool:
-    """Whether operators may give something else: TVM's parser folds numbers or does not.
+    """Whether operators may simplify the node: TVM's parser may or may not fold numbers.
 
-    That goes by which other dialects it has parsed before in the process.
+    That depends on which other dialects it has parsed before in the process.
     """
     if type(node) in COMPARE:
         return _is_imm(node.a) and _is_imm(node.b)
@@ -112,7 +112,7 @@ def _folds(node: Any) -> bool:
 
 
 class Names:
-    """Names that are unique among those in scope."""
+    """Unique names for the variables in scope."""
 
     def __init__(self) -> None:
         self._of: dict[Any, str] = {}
@@ -120,13 +120,13 @@ class Names:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Names given inside may be given again afterwards."""
+        """A scope: names defined inside may be reused after it."""
         self._scopes.append(set())
         yield
         self._scopes.pop()
 
     def fresh(self, hint: str) -> str:
-        """An identifier like `hint` that nothing in scope has."""
+        """An identifier like `hint` that is unused in scope."""
         base = re.sub(r"\W", "_", hint, flags=re.ASCII) or "v"
         base = f"v{base}" if base[0].isdigit() else base
         name, count = base, 0
@@ -149,7 +149,7 @@ class Names:
 
 
 class ExprPrinter:
-    """Expressions; `expr` returns text, with parentheses where the place needs them."""
+    """Prints expressions; `expr` adds parentheses where the context needs them."""
 
     def __init__(self, names: Names) -> None:
         from sparsetir.sparse_ir import script as dialect
@@ -158,12 +158,12 @@ class ExprPrinter:
         self.dialect: Any = dialect
 
     def expr(self, node: Any, precedence: int = 0) -> str:
-        """Print for a place that binds as tightly as `precedence`; immediates carry types."""
+        """Print for a context of this operator precedence; immediates carry types."""
         text, inner = self._expr(node)
         return f"({text})" if inner < precedence else text
 
     def index(self, node: Any) -> str:
-        """Print for a place where a plain integer is an int32."""
+        """Print for a context in which a plain integer is an int32."""
         return repr(node.value) if is_int32(node) else self.expr(node)
 
     def indices(self, nodes: Sequence[Any]) -> str:
@@ -221,7 +221,7 @@ class ExprPrinter:
         return f"T.{name}({', '.join(self.expr(a) for a in args)})"
 
     def _immediate(self, node: Any) -> str:
-        """`T.float32(1.0)`; the longer forms are for extremes that TVM refuses to read so."""
+        """`T.float32(1.0)`; longer forms for extreme values that TVM does not parse so."""
         value, dtype = node.value, dtype_of(node)
         if dtype == "bool":
             value = bool(value)
@@ -236,7 +236,7 @@ class ExprPrinter:
     def _operands(
         self, node: Any, build: Callable[[Any, Any], Any], left: int, right: int
     ) -> tuple[str, str]:
-        """Both sides of an operator; one number may be plain Python if it comes out the same."""
+        """Both sides of an operator; one number may be plain Python if the result is the same."""
         a, b = node.a, node.b
         if _is_imm(b) and not _is_imm(a) and self._plain_number(node, lambda: build(a, b.value), b):
             return self.expr(a, left), repr(b.value)
@@ -255,7 +255,7 @@ class ExprPrinter:
         return self._plain(name, node.a, node.b)
 
     def _call(self, node: Any) -> str:
-        """`T.name(args)`, with the result's type in front where the function wants it."""
+        """`T.name(args)`, with the result type first if the function needs it."""
         if not isinstance(node.op, ir.Op):
             raise unknown(node.op, "callee")
         if node.op.name == "tirx.buffer_data":
@@ -281,7 +281,7 @@ class ExprPrinter:
         return repr(value) if isinstance(value, int | float) else self.expr(value)
 
     def literal(self, value: Any, where: str) -> str:
-        """An attribute or annotation."""
+        """The text of an attribute or annotation value."""
         if isinstance(value, str):
             return quote(value)
         if value is None or isinstance(value, bool | int):

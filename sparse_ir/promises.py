@@ -1,4 +1,4 @@
-"""Facts that a schedule takes for granted: promises about numbers, assumptions about arrays.
+"""Facts that a schedule assumes: promises about numbers, assumptions about arrays.
 
 Function attribute "promises", a list of `{"param": name, "kind": kind, "value": number}`:
 
@@ -6,20 +6,20 @@ Function attribute "promises", a list of `{"param": name, "kind": kind, "value":
 
 kind : "exact" (the parameter is `value`), "max" (at most), "min" (at least) or "multiple" (of it)
 
-A kernel and the interpreter check them in every call. (Senanayake et al., `bound`, section 5.)
+Kernels and the interpreter check them in every call. (Senanayake et al., `bound`, section 5.)
 
-Function attribute "assumed", a list of facts, which the lowering leaves guards out by:
+Function attribute "assumed", a list of facts by which the lowering omits guards:
 
     T.func_attr({"assumed": [
         {"fact": "coordinates", "buffer": "ETYPE", "axis": "R"},
         {"fact": "filled", "axis": "J"},
     ]})
 
-"coordinates" : each value of the buffer is a coordinate of the axis, or of one as long
+"coordinates" : each value of the buffer is a coordinate of the axis, or of one of equal length
 "filled" : no slot of the sparse_fixed axis is padding; checked with the structure
-"inside" : the buffer is accessed at coordinates of the axis alone, which is one of its own
+"inside" : the buffer is only accessed at coordinates of the axis, one of its dimensions
 
-What follows from the structure and from recipes is known without (:mod:`value_domains`).
+Facts that follow from the structure and from recipes need no entry (:mod:`value_domains`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from sparsetir.sparse_ir.nodes import SparseFunc, declared
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 PROMISES = "promises"
-# kind -> how a message says what is expected
+# kind -> the expectation, as messages word it
 KINDS = {"exact": "{}", "max": "at most {}", "min": "at least {}", "multiple": "a multiple of {}"}
 LOWEST, LARGEST = -(2**63), 2**64 - 1
 
 
 @lru_cache(256)  # by identity
 def promises_of(func: SparseFunc) -> list[dict[str, Any]]:
-    """The promises of a function, as plain Python; not to be changed."""
+    """The promises of a function, as plain Python; not to be modified."""
     if PROMISES not in func.attrs:
         return []
     return [
@@ -52,7 +52,7 @@ def promises_of(func: SparseFunc) -> list[dict[str, Any]]:
 
 
 def promised_range(promise: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Smallest and largest value that keep a promise, and what they are a multiple of."""
+    """The smallest and the largest value that keep a promise, and the divisor of all."""
     kind, value = promise["kind"], promise["value"]
     lowest = value if kind in ("exact", "min") else LOWEST
     largest = value if kind in ("exact", "max") else LARGEST
@@ -74,7 +74,7 @@ def check_promises(
 ) -> None:
     """Raise ValueError for a value that breaks a promise.
 
-    values : by parameter name; what is absent or no integer is not looked at
+    values : by parameter name; missing ones and non-integers are ignored
     """
     for promise in promises:
         value = values.get(promise["param"])
@@ -90,7 +90,7 @@ def check_promises(
 
 
 def promise_problems(func: SparseFunc) -> Found:
-    """The verifier's rule: promises are well formed, about integer parameters."""
+    """The verifier's rule: promises are well formed and about integer parameters."""
     if PROMISES not in func.attrs:
         return
     params = declared(func).params
@@ -133,12 +133,12 @@ def _is_integer(param: Any) -> bool:
 # -- assumptions ---------------------------------------------------------------------------------
 
 ASSUMED = "assumed"
-# fact -> what it is about
+# fact -> its subjects
 FACTS = {"coordinates": ("buffer", "axis"), "filled": ("axis",), "inside": ("buffer", "axis")}
 
 
 def assumed_coordinates(func: SparseFunc) -> dict[str, str]:
-    """The axis, by name, that a buffer's values are assumed to be coordinates of."""
+    """For each buffer whose values are assumed to be coordinates, their axis; by name."""
     facts = _assumed(func, "coordinates")
     return {str(f["buffer"]): str(f["axis"]) for f in facts}
 
@@ -149,12 +149,12 @@ def filled_axes(func: SparseFunc) -> set[str]:
 
 
 def accessed_inside(func: SparseFunc) -> set[tuple[str, str]]:
-    """(buffer, axis), by name, where a buffer is accessed at coordinates of the axis alone."""
+    """(buffer, axis) names of buffers that are only accessed at coordinates of the axis."""
     return {(str(f["buffer"]), str(f["axis"])) for f in _assumed(func, "inside")}
 
 
 def with_fact(func: SparseFunc, fact: str, **about: str) -> SparseFunc:
-    """The function with one more fact, by its name and what it is about."""
+    """The function with one more fact about these subjects."""
     old = [{str(k): str(v) for k, v in f.items()} for f in func.attrs.get(ASSUMED, [])]
     new = {"fact": fact, **about}
     return func if new in old else func.with_attr(ASSUMED, [*old, new])
@@ -165,7 +165,7 @@ def _assumed(func: SparseFunc, fact: str) -> list[Mapping[str, str]]:
 
 
 def assumption_problems(func: SparseFunc) -> Found:
-    """The verifier's rule: assumptions are well formed, about what they can be about."""
+    """The verifier's rule: assumptions are well formed and about suitable subjects."""
     if ASSUMED not in func.attrs:
         return
     facts = func.attrs[ASSUMED]

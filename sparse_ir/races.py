@@ -1,27 +1,27 @@
-"""Race facts of an iteration's loops, which ride on blocks by their iteration variables.
+"""Race facts of an iteration's loops, attached to blocks by iteration variable.
 
-A block of stage II carries the annotation "sparsetir.races", which says for each of its iteration
-variables whether two visits that differ in it may run at once::
+A block of stage II has the annotation "sparsetir.races", which says for each of its iteration
+variables whether two visits that differ in it may run in parallel::
 
     with T.sblock("spmm1"):
         vj, vk = T.axis.remap("RS", [j, k])
         T.sblock_attr({"sparsetir.races": {"vj": "reduction: C", "vk": "free"}})
 
 "free"         no visit accesses what another one writes
-"reduction: C" visits add to the same elements of C
+"reduction: C" visits update the same elements of C
 "scatter: C"   visits may write the same elements of C, as C[order[e]] may
 
-Splitting, fusing and reordering loops leaves blocks and their variables as they are, so the facts
-hold for what became of the loops: a loop is free of races if each iteration variable whose value
-uses it is (:func:`sparsetir.schedules.passes.parallel_loops.run_in_parallel`).
+Splitting, fusing and reordering loops keeps blocks and their variables, so the facts apply to the
+new loops: a loop is free of races if each iteration variable whose value uses it is
+(:func:`sparsetir.schedules.passes.parallel_loops.run_in_parallel`).
 
-TVM's copies of a block have new variables of the same names, and primitives such as
-`decompose_reduction` and `reorder_block_iter_var` some of them, or in another order. So facts go by
-names, which the lowering makes different within an iteration
-(:mod:`sparsetir.sparse_ir.position_loops`), and :func:`facts_of` is where they are read.
+TVM's copies of a block have new variables of the same names; primitives such as
+`decompose_reduction` and `reorder_block_iter_var` keep some of them, or reorder them. So facts are
+keyed by names, which the lowering makes unique within an iteration
+(:mod:`sparsetir.sparse_ir.position_loops`), and read by :func:`facts_of`.
 
-A buffer that the function allocates is private to the visits of an iteration when nothing else
-uses it and each visit writes what it reads of it before. It is then allocated in the visit's block.
+A buffer that the function allocates is private to the visits of an iteration if nothing else uses
+it and each visit writes elements before it reads them. It is then allocated in the visit's block.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ RACES = "sparsetir.races"
 
 
 class Fact(NamedTuple):
-    """Whether two visits that differ in a variable may run at once; as text on blocks.
+    """Whether two visits that differ in a variable may run in parallel; blocks hold it as text.
 
     kind : "free", "reduction" or "scatter"
-    buffers : those in whose elements visits may meet, by name; none where that is not known
+    buffers : names of the buffers in which visits may conflict; () if unknown
     """
 
     kind: str
@@ -80,11 +80,11 @@ def races_of(
     in_turn: Collection[Any] = (),
     func: SparseFunc | None = None,
 ) -> list[Fact]:
-    """The fact of each of the iteration's loops, in their order.
+    """The fact of each loop of the iteration, in order.
 
     func : the function of the iteration
-    private : stage-I variables of the buffers of which each visit has its own
-    in_turn : coordinates whose visits do not run at once, whatever they access
+    private : stage-I variables of the buffers that are private to each visit
+    in_turn : coordinates whose visits are sequential, whatever they access
     """
     free = set(parallel_units(it, private, func))
     accesses = {b: found for b, found in written_accesses(it).items() if b not in private}
@@ -109,10 +109,10 @@ def races_of(
 
 
 def facts_of(block: Any) -> dict[Any, Fact]:
-    """The fact of each of a block's iteration variables; "scatter" of what nothing is known of.
+    """The fact of each iteration variable of a block; "scatter" if nothing is known.
 
-    A variable of a reduction is never free, whatever a primitive of TVM called it; of a block that
-    such a primitive made, without facts, iterators say themselves which they are.
+    A reduction variable is never free, whatever a TVM primitive names it; blocks that such a
+    primitive creates have no facts, and the kind of each iteration variable decides.
     """
     known = block.annotations.get(RACES)
     names = Counter(str(v.var.name) for v in block.iter_vars)
@@ -130,9 +130,9 @@ def facts_of(block: Any) -> dict[Any, Fact]:
 
 
 def private_buffers(func: SparseFunc, it: SparseIteration) -> set[Any]:
-    """The buffers that each visit of an iteration of the function has for itself.
+    """The function's buffers that are private to each visit of an iteration.
 
-    They are private to visits of the iterations nested in it, too.
+    They are also private to visits of the iterations nested in it.
     """
     allocated = _allocated(func)
     inside = _uses(it.body) if allocated else Counter()
@@ -155,14 +155,14 @@ def _uses_in(func: SparseFunc) -> Counter[int]:
 
 
 def _uses(tree: Any) -> Counter[int]:
-    """How many loads and stores there are of each buffer, by its handle, which is quick to find."""
+    """The number of loads and stores of each buffer, by its handle, which is cheap to compare."""
     loads, stores = nodes_of(ir.TensorLoad, tree), stores_of(tree)
     accessed = (*(x.source for x in loads), *(x.buffer for x in stores))
     return Counter(buffer.__chandle__() for buffer in accessed)
 
 
 class _Flow:
-    """Follows one buffer through a statement."""
+    """Dataflow of one buffer through a statement."""
 
     def __init__(self, buf: SparseBuffer) -> None:
         self.buf = buf
@@ -179,7 +179,7 @@ class _Flow:
                 return False
             self.whole |= self._covers(stmt, [])
             return True
-        before = self.whole  # loops and branches may not run
+        before = self.whole  # loops and branches may not execute
         if isinstance(stmt, tirx.For):
             heads, parts = [stmt.min, stmt.extent, stmt.step], [stmt.body]
         elif isinstance(stmt, tirx.IfThenElse):
@@ -209,7 +209,7 @@ class _Flow:
         return True
 
     def _covers(self, stmt: Any, coords: list[tuple[Any, Any, str]]) -> bool:
-        """Whether a statement stores all of the buffer, run for all of these coordinates."""
+        """Whether a statement, executed for all of these coordinates, stores the whole buffer."""
         if isinstance(stmt, tirx.SeqStmt):
             return any(self._covers(s, coords) for s in stmt.seq)
         if isinstance(stmt, SparseIteration) and _has_visits(stmt):
@@ -238,10 +238,10 @@ def _has_visits(it: SparseIteration) -> bool:
 
 
 def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | None:
-    """The coordinates by which an index takes each position of an axis; None if it does not.
+    """The coordinates by which an index covers each position of an axis; None if it does not.
 
-    The axis itself, or its tiles: `i0 * 64 + i1 * 16 + i2` of 1, 4 and 16 positions
-    takes each below 64.
+    Either the axis itself, or its tiles: `i0 * 64 + i1 * 16 + i2` with 1, 4 and 16 positions covers
+    all below 64.
     """
     if isinstance(index, ir.Var):
         visited = axis_of.get(index)

@@ -1,4 +1,4 @@
-"""Reductions of iterations: the terms that a body reduces into a buffer, and by which operator."""
+"""Reductions of iterations: the terms that a body reduces into a buffer, and the operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reduction:
     """`BUFFER[indices] = combine(BUFFER[indices], term)`, under conditions.
 
     operator : one of COMBINES
-    keeps_nan : whether it says that a maximum or minimum takes a term that is NaN
+    keeps_nan : whether a maximum or minimum explicitly takes a NaN term
     """
 
     conditions: list[Any]
@@ -36,13 +36,13 @@ class Reduction:
         return identity(self.operator, dtype)
 
     def added(self, held: Any, value: Any) -> Any:
-        """Combine what is held with a value, in the value's type, and cast to the stored type."""
+        """Combine a held value with another, in the latter's type, and cast to the stored type."""
         done = self.combine(cast(held, dtype_of(value)), value)
         return cast(done, dtype_of(self.store.value))
 
 
 def identity(operator: str, dtype: str) -> Any:
-    """The identity of one of COMBINES, which leaves everything as it is."""
+    """The identity of one of COMBINES."""
     combine = COMBINES[operator]
     if not combine.is_extremum or dtype.startswith(("float", "bfloat")):
         return tirx.const(combine.identity, dtype)
@@ -50,7 +50,7 @@ def identity(operator: str, dtype: str) -> Any:
 
 
 def taken_apart(stmt: Any) -> tuple[list[Any], Any]:
-    """The conditions around a statement, and the statement."""
+    """The conditions around a statement, and the statement itself."""
     conditions: list[Any] = []
     while isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None:
         conditions.append(stmt.condition)
@@ -59,14 +59,14 @@ def taken_apart(stmt: Any) -> tuple[list[Any], Any]:
 
 
 def under(conditions: Sequence[Any], stmt: Any) -> Any:
-    """A statement with conditions around it, which :func:`taken_apart` takes off again."""
+    """A statement under conditions; the inverse of :func:`taken_apart`."""
     for condition in reversed(conditions):
         stmt = tirx.IfThenElse(condition, stmt, None)
     return stmt
 
 
 def reduction_of(body: Any) -> Reduction | None:
-    """The reduction that a body is; None where it is something else."""
+    """The reduction that a body performs; None if it is another statement."""
     conditions, store = taken_apart(body)
     if not isinstance(store, tirx.BufferStore):
         return None
@@ -75,7 +75,7 @@ def reduction_of(body: Any) -> Reduction | None:
         value = value.value
 
     def mine(expr: Any) -> bool:
-        if isinstance(expr, tirx.Cast):  # to a narrower type, or to an integer, rounds every visit
+        if isinstance(expr, tirx.Cast):  # a cast to a narrower type or integer rounds every visit
             return _is_float(expr) and _bits(expr) > _bits(expr.value) and mine(expr.value)
         return (
             isinstance(expr, ir.TensorLoad)
@@ -90,9 +90,9 @@ def reduction_of(body: Any) -> Reduction | None:
 
 
 def where(reduction: Reduction, test: Any) -> Any:
-    """The store of a reduction, without its conditions, that takes a term only where `test` holds:
+    """The unconditional store of a reduction that takes a term only where `test` holds.
 
-    the operator's identity stands for the others.
+    Otherwise it takes the operator's identity.
     """
     store, dtype = reduction.store, dtype_of(reduction.term)
     term = tirx.Select(test, reduction.term, reduction.identity(dtype))
@@ -146,9 +146,9 @@ def factors_of(term: Any) -> list[Any]:
 
 
 def widened(expr: Any, dtype: str, held: Callable[[Any], Any]) -> Any:
-    """A float expression computed in `dtype`: what is loaded is cast, not what is computed.
+    """A float expression computed in `dtype`: operands are cast, not the result.
 
-    held : what a load is to be replaced by, of type `dtype`; None for other loads
+    held : returns the replacement of a load, of type `dtype`; None for other loads
     """
 
     def inner(e: Any) -> Any:

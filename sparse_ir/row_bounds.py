@@ -1,8 +1,8 @@
-"""Keep what a schedule added within the rows of ragged buffers.
+"""Keep blocks that a schedule added within the rows of ragged buffers.
 
-Stage II sees a ragged buffer as if it were rectangular. TVM's primitives take it at its word: a
-`cache_write` of it copies whole rectangles, and `compute_at` drops the predicate of a block that
-`rfactor` made. Behind the end of a row lies the next one, so each such block gets a predicate.
+Stage II declares a ragged buffer as rectangular, and TVM's primitives rely on that: a `cache_write`
+of it copies whole rectangles, and `compute_at` drops the predicate of a block that `rfactor` made.
+Past the end of a row lies the next one, so each such block gets a predicate.
 Before::
 
     for ax0, ax1 in T.grid(m, n):
@@ -18,8 +18,8 @@ After::
             T.where(ax1 < J_indptr[ax0 + 1] - J_indptr[ax0])
             OUT[v0, v1] = OUT_global[v0, v1]
 
-Blocks of the lowering prove their own bounds, by the domains of their iterators, and stay as they
-are; so do accesses under a condition.
+Blocks of the lowering prove their own bounds, by the domains of their iterators, and are not
+changed; nor are accesses under a condition.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _missing(realize: Any, layouts: dict[Any, Layout], indptr: dict[str, Any]) -
 
 
 def _unconditional(body: tirx.Stmt, layouts: dict[Any, Layout]) -> list[tuple[Any, list[Any]]]:
-    """The accesses that every instance of a block makes, those of blocks inside it left out."""
+    """The accesses that every instance of a block makes, without those of nested blocks."""
     accesses: list[tuple[Any, list[Any]]] = []
 
     def stop(_: Any) -> Any:

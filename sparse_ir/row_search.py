@@ -1,4 +1,4 @@
-"""Rows of positions, found in the kernel: searched for once, then carried (Senanayake, 6.2).
+"""Rows of positions, computed in the kernel: searched for once, then carried (Senanayake, 6.2).
 
 Before, where the row of each element is read from a table::
 
@@ -6,7 +6,7 @@ Before, where the row of each element is read from a table::
         with T.sblock("spmm1"):
             C[I_at[p * 16 + nz], k] = ...
 
-After, where `p` is of a loop whose visits run at once, and `nz` of one on one thread::
+After, where the loop over `p` is parallel, and that over `nz` runs on one thread::
 
     I_at_first[0] = ...                               # the last row that begins at p * 16 or before
     I_at_carried[0] = I_at_first[0]
@@ -18,10 +18,11 @@ After, where `p` is of a loop whose visits run at once, and `nz` of one on one t
             with T.sblock("spmm1"):
                 C[I_at_row[0], k] = ...
 
-A row is carried through the innermost loops that the position follows, as long as it does not
-decrease there and no other loop lies between them. What lies inside of these finds it there. Loops
-that stage I has divided among workers do not carry: each visit searches. Of axes of more levels,
-as those of a tensor in CSF, the row at a level is looked for in the offsets of the next.
+A row is carried through the innermost loops that the position depends on, as long as it is
+non-decreasing there and no other loop lies between them. Everything inside uses the carried row.
+Loops that stage I has divided among workers do not carry: each visit searches. For axes of more
+levels, such as those of a tensor in CSF, the row at a level is searched for in the next one's
+offsets.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from sparsetir.sparse_ir.workers import divided
 class Place(NamedTuple):
     """A position or a row.
 
-    now : in a visit of all loops
-    first : where the loops that carry it begin
+    now : in the current visit
+    first : at the start of the loops that carry it
     """
 
     now: Any
@@ -51,9 +52,9 @@ class Place(NamedTuple):
 
 
 class RowSearch:
-    """A search for the rows of one function.
+    """The searches for the rows of one function.
 
-    in_turn : stage-I coordinates of the loops that carry rows, whose visits take turns
+    in_turn : stage-I coordinates of the loops that carry rows, whose visits are sequential
     """
 
     def __init__(self, func: SparseFunc, translate: Translator) -> None:
@@ -70,13 +71,13 @@ class RowSearch:
         place = Place(position, substitute(position, begin))
         return self._found(buffer, place, carried, scope).now
 
-    # -- what carries -------------------------------------------------------------------------
+    # -- loops that carry ---------------------------------------------------------------------
 
     def _carried(self, position: Any, around: list[Around]) -> list[Around]:
         """The loops through which a row at the position is carried, innermost first."""
         used = free_vars(position)
         out: list[Around] = []
-        reach: int | None = 0  # how far the position goes in the loops found
+        reach: int | None = 0  # how far the position advances in the loops collected
         for loop in reversed(around):
             if loop.var not in used:
                 if out:
@@ -98,7 +99,7 @@ class RowSearch:
     # -- steps --------------------------------------------------------------------------------
 
     def _found(self, buffer: Any, place: Place, carried: list[Around], scope: Scope) -> Place:
-        """The value of the buffer there."""
+        """The value of the buffer at a place."""
         recipe = recipe_of_rows(self.func, buffer)
         assert recipe is not None  # verified
         if recipe.order is not None:
@@ -113,7 +114,7 @@ class RowSearch:
         first = self._first(buffer, array, place.first, carried, scope)
         now = self._now(buffer, array, first, place.now, carried, scope) if carried else first
         found = Place(now, first)
-        # Known to all inside of the loops that it follows.
+        # Available everywhere inside the loops that it depends on.
         inner = [x for x in scope.around if x.var in free_vars(place.now)]
         home = [*carried[:1], *inner[-1:]][:1]
         (home[0].scope if home else scope).rows.append((key, found))
@@ -122,13 +123,13 @@ class RowSearch:
     def _first(
         self, buffer: Any, array: Any, position: Any, carried: list[Around], scope: Scope
     ) -> Any:
-        """The row where the loops that carry it begin."""
+        """The row at the start of the loops that carry it."""
         result = self.translate.local(f"{buffer.name}_first", buffer.dtype)
         rows = self._rows(buffer, array)
         begin, end = self._bounds(buffer, rows, scope)
         around = scope.around
         loops = [x for x in around if x.var in free_vars(position)]
-        if not loops:  # where they begin, as nothing is known of what lies outside of all loops
+        if not loops:  # at their start, as there is no scope outside of all loops
             loops = _before(around, carried)
         stmt, locals_ = find_last_start(
             f"find_{result.name}", result, lambda x: tirx.BufferLoad(array, [x]), (begin, end),
@@ -142,7 +143,7 @@ class RowSearch:
         self, buffer: Any, array: Any, first: Any, position: Any, carried: list[Around],
         scope: Scope,
     ) -> Any:  # fmt: skip
-        """The row in a visit of the loops that carry it."""
+        """The row in the current visit of the loops that carry it."""
         held, row = (
             self.translate.local(f"{buffer.name}_{what}", buffer.dtype)
             for what in ("carried", "row")
@@ -162,7 +163,7 @@ class RowSearch:
     def _place(
         self, stmt: Any, locals_: list[Any], position: Any, loops: list[Around], scope: Scope
     ) -> None:
-        """Put a search behind the last of some loops, of `scope`, and of those one with it."""
+        """Emit a search in `scope`, after the last of some loops and those divided with it."""
         uses = {*free_vars(position), *(x.var for x in loops)}
         for loop in loops:
             peers = [names for names in self._groups if loop.name in names]
@@ -173,12 +174,12 @@ class RowSearch:
     # -- bounds -------------------------------------------------------------------------------
 
     def _rows(self, buffer: Any, array: Any) -> Any:
-        """The number of rows: offsets but one."""
+        """The number of rows: one less than the offsets."""
         (length,) = array.ty.shape
         return as_dtype(Analyzer().simplify(length - as_dtype(1, dtype_of(length))), buffer.dtype)
 
     def _bounds(self, buffer: Any, rows: Any, scope: Scope) -> tuple[Any, Any]:
-        """The rows between which a row is looked for: all, or those of a block."""
+        """The rows among which a row is searched for: all, or those of a block."""
         how = self.how.get(buffer.name, {})
         visit = scope.visits.get(str(how.get("loop", "")))
         if visit is None:

@@ -1,21 +1,21 @@
-"""Rows of positions that kernels find by a search instead of reading them from a table.
+"""Rows of positions that kernels search for instead of reading them from a table.
 
-`positions(fused, rows="search")` leaves a program that reads the row of each element from a
-computed parameter, which the interpreter does, and says in the function attribute "rows" that
-kernels find it::
+`positions(fused, rows="search")` keeps a program that reads the row of each element from a
+computed parameter, as the interpreter does, and states in the function attribute "rows" that
+kernels search for it::
 
     T.func_attr({
         "computed": {"i_at": {"recipe": "row_of_position", "indptr": "$indptr"}},
         "rows": {"I_at": {"from": "search"}},
     })
 
-A buffer that is found so is one of rows by positions, or of the coordinates at these rows, and the
-arrays that its recipe reads are buffers too. With rows="blocks" the rows at which the visits of a
-loop begin and end are known, from another computed parameter::
+Such a buffer holds rows by position, or the coordinates of these rows, and the arrays that its
+recipe reads are buffers too. With rows="blocks" the rows at the start and end of a loop's visits
+are known, from another computed parameter::
 
     "rows": {"I_at": {"from": "blocks", "starts": "I_rows", "loop": "I_J0", "per_block": 1}}
 
-where as many visits of the loop as `per_block` says have one row of `starts`.
+where `per_block` visits of the loop share a row of `starts`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from sparsetir.sparse_ir.tile_marks import is_bound
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 ROWS = "rows"
-# What `positions` takes; all but the first are said in the attribute.
+# The values that `positions` takes; all but the first are stored in the attribute.
 ROWS_FROM = ("table", "search", "blocks")
 STARTS = {"from", "starts", "loop", "per_block"}
 
 
 class Recipe(NamedTuple):
-    """The search that gives the values of a buffer.
+    """The search that computes the values of a buffer.
 
-    searches : whether by a search in `array`, or as its elements
+    searches : whether values are found by a search in `array`, rather than being its elements
     array : the buffer of offsets or of coordinates
-    order : the buffer of the positions that are looked for in it, or None for those asked for
+    order : the buffer of positions to look up in it; None for the position itself
     """
 
     searches: bool
@@ -52,7 +52,7 @@ class Recipe(NamedTuple):
 
 
 def found_rows(func: SparseFunc) -> dict[str, dict[str, Any]]:
-    """Searches of the buffers whose values kernels find, by name, as plain Python."""
+    """The search for each buffer whose values kernels compute, by name, as plain Python."""
     said = func.attrs.get(ROWS, {})
     return {
         str(name): {str(k): v if isinstance(v, int) else str(v) for k, v in how.items()}
@@ -61,7 +61,7 @@ def found_rows(func: SparseFunc) -> dict[str, dict[str, Any]]:
 
 
 def recipe_of_rows(func: SparseFunc, buffer: SparseBuffer) -> Recipe | None:
-    """The search for a buffer's values; None for one that is an argument or made otherwise."""
+    """The search for a buffer's values; None if it is an argument or computed otherwise."""
     if buffer.handle is None:
         return None
     how = computed_parameters(func).get(str(buffer.handle.name), {})
@@ -77,7 +77,7 @@ def recipe_of_rows(func: SparseFunc, buffer: SparseBuffer) -> Recipe | None:
 
 
 def row_problems(func: SparseFunc) -> Found:
-    """The verifier's rule: rows that are found are those of a table, between starts that exist."""
+    """The verifier's rule: rows that are searched for have a table, and starts that exist."""
     if ROWS not in func.attrs:
         return
     said = func.attrs[ROWS]
@@ -111,7 +111,7 @@ def row_problems(func: SparseFunc) -> Found:
 
 
 def unbounded(position: Any, var: Any) -> Any:
-    """A position before a bound that stands still in a loop, which leaves its order as it is."""
+    """A position without a loop-invariant bound, which does not change its order."""
     if is_bound(position):
         value, bound = position.args
     elif isinstance(position, tirx.Min):
@@ -122,5 +122,5 @@ def unbounded(position: Any, var: Any) -> Any:
 
 
 def step_of(position: Any, var: Any) -> int | None:
-    """The step of each visit of a loop, bounds aside; None where that is no number."""
+    """The change of a position per visit of a loop, bounds aside; None if it is not constant."""
     return affine(unbounded(position, var)).step(var)

@@ -1,4 +1,4 @@
-"""Search blocks: from a coordinate to its position, and from a joint position to its rows.
+"""Search blocks: for the position of a coordinate, and for the rows of a joint position.
 
 TIR has no expression for a search, so each one is a small block that leaves its result in a
 one-element local buffer (SparseTIR, equation 4: `find`).
@@ -38,10 +38,10 @@ def _point(buf: Any) -> Any:
 def _block(
     name: str, reads: list[Any], locals_: list[Any], body: list[tirx.Stmt]
 ) -> tuple[tirx.Stmt, list[Any]]:
-    """The search block and the locals that it writes, its result first.
+    """The search block and the locals that it writes, the result first.
 
-    The locals are allocated further out: some checks of TVM's schedule refuse a block that holds a
-    reduction if a block inside it allocates.
+    The locals are allocated outside it: some checks of TVM's schedule refuse a block with a
+    reduction if a block nested in it allocates.
     """
     touched = [_point(v) for v in locals_]
     stmt = as_one(body)
@@ -57,9 +57,9 @@ def _row_region(buf: Any, parents: list[Any], extent: Any) -> Any:
 
 
 def lower_bound(lo: Any, hi: Any, extent: Any, before: Callable[[Any], Any]) -> list[Any]:
-    """Statements that set lo[0] to how many of [0, extent) are before what is searched for.
+    """Statements that set lo[0] to the number of positions in [0, extent) that are before a target.
 
-    before : whether a position is; those that are come first
+    before : the predicate that a position is before it; true for a prefix of the positions
     """
     dtype = dtype_of(extent)
     mid = load_one(lo) + ((load_one(hi) - load_one(lo)) >> as_dtype(1, dtype))
@@ -124,7 +124,7 @@ def find_last_start(
 
     rows : begin, for which that holds, and end
 
-    Where rows are empty several share a start: the last of them is the one that holds it.
+    Empty rows share their start with the next: the last row of a start is the one that holds it.
     """
     begin, end = rows
     dtype = dtype_of(end)
@@ -149,12 +149,12 @@ def start_again(name: str, held: Any, first: Any) -> tuple[tirx.Stmt, list[Any]]
 def carry(
     name: str, result: Any, held: Any, starts: Any, rows: Any, position: Any, reads: list[Any]
 ) -> tuple[tirx.Stmt, list[Any]]:
-    """result[0] = the last x < rows with starts[x] <= position, which held[0] does not exceed.
+    """result[0] = the last x < rows with starts[x] <= position, searched for from held[0] upwards.
 
-    held : what it was before, and is from then on; allocated where it begins
+    held : the previous row, updated; allocated where it is initialised
     """
     following = load_one(held) + as_dtype(1, dtype_of(rows))
-    # Evaluated as a whole or not, there is an offset behind that of the last row.
+    # Even if both operands are evaluated there is an offset after that of the last row.
     more = tirx.all(following < rows, tirx.BufferLoad(starts, [following]) <= position)
     body = [tirx.While(more, store_one(held, following)), store_one(result, load_one(held))]
     stmt, _ = _block(name, reads, [result, held], body)
@@ -162,7 +162,7 @@ def carry(
 
 
 def whole(buf: Any) -> Any:
-    """The region of all of a buffer."""
+    """The region of a whole buffer."""
     return tirx.BufferRegion(
         buf, [ir.Range.from_min_extent(as_dtype(0, dtype_of(n)), n) for n in buf.ty.shape]
     )

@@ -1,13 +1,14 @@
-"""The place of a reduction's init: inside the reduction block, or in loops of its own before it.
+"""Placement of a reduction's init: inside the reduction block, or in separate loops before it.
 
 The init runs for every coordinate of the spatial axes, before all updates. Inside the block it
-only runs for what the loops visit; that is the same when each spatial axis is dense, or is an axis
-of the buffer that is written (its other coordinates are absent there), and does not depend on a
-reduction. Parts of an axis visit all of it (:class:`sparsetir.PartAxis`).
+only runs for the coordinates that the loops visit; these are the same if each spatial axis is
+dense, or is an axis of the written buffer (its other coordinates are absent there), and does not
+depend on a reduction. All parts of an axis together visit all of it
+(:class:`sparsetir.PartAxis`).
 
-Inside the block the init also runs between updates, at the beginning of each visit of the loops
-around the reduction; that does no harm when no other visit accesses the elements it initialises. It
-does when a spatial axis is not in the index of the store, such as O in ::
+Inside the block the init also runs between updates, at the start of each visit of the loops around
+the reduction; that is harmless if no other visit accesses the elements that it initialises. It is
+not if a spatial axis is missing from the indices of the store, such as O in ::
 
     with T.sp_iter([O, I, J], "SSR", "sums") as [o, i, j]:
         with T.init():
@@ -45,7 +46,7 @@ from sparsetir.sparse_ir.parallel import (
 
 
 def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
-    """Whether the init may stand in the reduction block."""
+    """Whether the init may be placed in the reduction block."""
     if "R" not in it.kinds or any(a.is_merged for a in flat_axes(it.axes)):
         return False
     kind_of = {axis.name: kind for axis, _, kind in it.axis_of()}
@@ -72,8 +73,8 @@ def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
             return False
     if not _each_visit_has_its_own(it):
         return False
-    # A dense axis fused with a sparse one is only visited where that one stores something: the
-    # loop above has seen to it, since the sparse one must index every store.
+    # A dense axis fused with a sparse one is only visited where that one stores an element: the
+    # loop above has excluded that, since the sparse one must index every store.
     return True
 
 
@@ -83,7 +84,7 @@ def _parts_are_reduced(node: PartAxis, kind_of: dict[str, str]) -> bool:
 
 
 def _each_visit_has_its_own(it: SparseIteration) -> bool:
-    """Whether what the init stores is accessed for one choice of spatial coordinates only."""
+    """Whether each element that the init stores is accessed for one spatial coordinate only."""
     initialised = {s.buffer for s in stores_of(it.init)}
     accesses = [found for b, found in written_accesses(it).items() if b in initialised]
     return all(
@@ -95,12 +96,12 @@ def _each_visit_has_its_own(it: SparseIteration) -> bool:
 
 
 def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> list[SparseIteration]:
-    """The init in an iteration of its own, over the coordinates of the spatial axes.
+    """The init as a separate iteration, over the coordinates of the spatial axes.
 
-    In a second one, too, where an axis may store a coordinate several times: what is stored at a
-    coordinate is found once, and the second one visits each of its elements.
+    A second one is added if an axis may store a coordinate several times: a search finds one
+    element per coordinate, and the second iteration visits each of them.
 
-    visited : names of the axes that enclosing iterations stand on
+    visited : names of the axes that enclosing iterations visit
     """
     spatial = {var: axis for axis, var, kind in it.axis_of() if kind == "S"}
     used = {var for var in variables_of(it.init) if var in spatial}
@@ -140,7 +141,7 @@ def _init_over(
 def _all_of(axis: Axis, func: SparseFunc, visited: Any) -> Axis:
     """A dense axis over all coordinates of another one.
 
-    One of the function's own where it is the same, unless an enclosing iteration stands on it.
+    An axis of the function if there is such a one that no enclosing iteration visits.
     """
     name = f"{axis.name}_all"
     known = next((a for a in func.axes if a.name == name and name not in visited), None)
@@ -153,9 +154,9 @@ def _all_of(axis: Axis, func: SparseFunc, visited: Any) -> Axis:
 def _axes_of_the_store(
     it: SparseIteration, func: SparseFunc, spatial: dict[Any, Axis], used: set[Any], visited: Any
 ) -> dict[Any, Axis] | None:
-    """The written buffer's own axes, when its indices are plain spatial coordinates.
+    """The written buffer's own axes, if its indices are plain spatial coordinates.
 
-    Then what the buffer stores is visited directly, without a search.
+    Then the buffer's stored elements are visited directly, without a search.
     """
     stores = stores_of(it.init)
     if len(stores) != 1 or it.init is not stores[0] and not it.init.same_as(stores[0]):
@@ -175,7 +176,7 @@ def _axes_of_the_store(
         if var in out or axis.idtype != spatial[var].idtype:
             return None
         if not tvm_ffi.structural_equal(axis.length, spatial[var].length):
-            return None  # the init runs for the coordinates of the iteration's axis alone
+            return None  # the init only runs for the coordinates of the iteration's axis
         if axis.parent is not None and axis.parent.name not in names:
             return None
         out[var] = axis
@@ -184,7 +185,7 @@ def _axes_of_the_store(
 
 
 def _indexes(store: Any, var: Any, axis: Axis, func: SparseFunc) -> bool:
-    """Whether `var` indexes the very axis it iterates in the written buffer."""
+    """Whether `var`, as an index of the written buffer, belongs to the axis that it iterates."""
     buf = declared(func).buffer_of(store.buffer)
     if buf is None or buf.axes is None:
         return False

@@ -1,21 +1,21 @@
-"""Expressions that may be evaluated where no visit asks for their value.
+"""Expressions that may be evaluated speculatively, where no visit needs their value.
 
-Searches run ahead of the conditions around them, factors are taken out of sums that may be empty,
-and both sides of `and`, `or` and `T.Select` are computed. Guarded loads may be; of the rest:
+Searches run ahead of the conditions around them, factors are hoisted out of sums that may be empty,
+and both sides of `and`, `or` and `T.Select` are evaluated. Guarded loads are safe. As to the rest:
 
-- An integer division by what may be zero ends the process, and so does the least integer over -1.
-  Divisions are total here: by zero they give 0, as NumPy's do. Those by constants stay as they are,
-  and those by sizes of axes where a visit asks for them::
+- An integer division by zero ends the process, and so does that of the least integer by -1.
+  Divisions are total here: by zero they give 0, as NumPy's do. Those by constants are unchanged,
+  and so are those by sizes of axes where a visit needs them::
 
       60 // D[i]   becomes   60 // (D[i] ^ (-s & (D[i] ^ 1))) * (1 - s - (s & (D[i] >> 31)))
 
   where s is 1 if D[i] is 0 or -1, else 0.
 
-  By bits, as TVM 0.27 simplifies `T.max(i, 1)` to `i` where a condition says that i is positive,
-  then takes the quotient out of that condition as a common subexpression, and as its simplifier
-  takes exponential time for choices inside of each other.
+  It uses bits, since TVM 0.27 simplifies `T.max(i, 1)` to `i` where a condition says that i is
+  positive, then takes the quotient out of that condition as a common subexpression, and since its
+  simplifier takes exponential time for nested choices.
 
-- A load that has no guard is only evaluated where the interpreter evaluates it.
+- A load without a guard is only evaluated where the interpreter evaluates it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
 def any_number(expr: Any) -> tuple[int, int]:
-    """Bounds of an integer of which nothing is known."""
+    """Bounds of an integer about which nothing is known."""
     return type_bounds(dtype_of(expr))
 
 
 def total_divisions(bounds: Bounds) -> list[Rule]:
-    """Rules that make divisions of integers total."""
+    """Rules that make integer divisions total."""
 
     def total(node: Any) -> Any:
         if not _is_of_integers(node) or _is_total(node.b):
@@ -52,10 +52,10 @@ def total_divisions(bounds: Bounds) -> list[Rule]:
 
 
 def speculative(expr: Any, unguarded: Callable[[Any], bool], bounds: Bounds = any_number) -> Any:
-    """An expression that is evaluated ahead of all conditions.
+    """An expression made safe to evaluate ahead of all conditions.
 
-    unguarded : whether a load may be outside of its buffer
-    bounds : where no axis is known to have a coordinate
+    unguarded : returns whether a load may be out of bounds
+    bounds : returns bounds that hold even if no axis is visited
     """
 
     def load(node: Any) -> Any:
@@ -71,10 +71,10 @@ def speculative(expr: Any, unguarded: Callable[[Any], bool], bounds: Bounds = an
 
 
 def is_harmless(expr: Any) -> bool:
-    """Whether an expression of stage II may be evaluated where no visit asks for it.
+    """Whether a stage-II expression may be evaluated where no visit needs its value.
 
-    Loads at positions may be, but not those at what is loaded, nor a call, nor a division by what
-    may be zero.
+    Loads at positions may be, but not those at loaded indices, nor calls, nor divisions by values
+    that may be zero.
     """
     divides = any(not _is_total(x.b) for x in nodes_of(DIVISIONS, expr))
     loads = nodes_of(ir.TensorLoad, expr)
@@ -87,9 +87,9 @@ def _is_of_integers(node: Any) -> bool:
 
 
 def _is_total(divisor: Any) -> bool:
-    """Whether a divisor is a number other than 0, or what :func:`_total` makes.
+    """Whether a divisor is a constant other than 0, or made by :func:`_total`.
 
-    Parts may have been cast to a wider type since: what is 0 or -1 there is in the other, too.
+    Parts may since have been cast to a wider type: a value of 0 or -1 is the same in both.
     """
     if isinstance(divisor, tirx.Cast) and _widens(divisor):
         divisor = divisor.value
@@ -102,20 +102,20 @@ def _is_total(divisor: Any) -> bool:
 
 
 def _widens(cast: Any) -> bool:
-    """Whether a cast from an integer to another keeps every number."""
+    """Whether a cast from one integer type to another keeps every number."""
     of, to = dtype_of(cast.value), dtype_of(cast)
     return {of[:3], to[:3]} == {"int"} and type_bounds(of)[1] <= type_bounds(to)[1]
 
 
 def _is_special(divisor: Any) -> tuple[Any, Any]:
-    """1 for 0 and -1, else 0; and -1 for what is negative, else 0."""
+    """1 for 0 and -1, else 0; and -1 for negative values, else 0."""
     dtype = dtype_of(divisor)
     sign = divisor >> as_dtype(tvm.DataType(dtype).bits - 1, dtype)
     return tirx.Cast(dtype, tirx.EQ(divisor ^ sign, zero(dtype))), sign
 
 
 def _total(node: Any) -> Any:
-    """A division by what may be 0 or -1: by 1, and the quotient times 0 or -1."""
+    """A division by a value that may be 0 or -1: by 1, and the quotient times 0 or -1."""
     dtype = dtype_of(node.b)
     one, (special, sign) = as_dtype(1, dtype), _is_special(node.b)
     divisor = node.b ^ ((zero(dtype) - special) & (node.b ^ one))
@@ -126,15 +126,15 @@ def _total(node: Any) -> Any:
 
 
 def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
-    """Rules for what is evaluated whether it is asked for or not: by branches where it must be.
+    """Rules for operands that are always evaluated: they become branches where necessary.
 
-    unguarded, bounds : as of :func:`speculative`
+    unguarded, bounds : see :func:`speculative`
     """
 
     def waits(condition: Any, *exprs: Any) -> bool:
-        """Whether something in expressions must be left alone unless a condition says so.
+        """Whether an operand may only be evaluated if a condition holds.
 
-        TVM simplifies a divisor by the condition of a Select, but evaluates both of its values.
+        TVM simplifies a divisor by the condition of a Select, but evaluates both of its operands.
         """
         told = free_vars(condition)
         choices = filter(is_choice, nodes_of(ir.Call, *exprs))

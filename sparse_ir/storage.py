@@ -21,14 +21,14 @@ INT32_MAX = 2**31 - 1
 
 
 def elements_of(axis: Axis, rename: Any = lambda size: size) -> Any:
-    """Elements of an axis under its whole tree: nnz(Tree(axis))."""
+    """The number of elements of an axis under its whole tree: nnz(Tree(axis))."""
     if not axis.kind == "sparse_fixed":
         return rename(axis.nnz if axis.is_variable else axis.length)
     return product([elements_of(axis.parent, rename), rename(axis.nnz_cols)])
 
 
 def product(sizes: list[Any]) -> Any:
-    """The product of sizes, in int64 where there are several."""
+    """The product of sizes, in int64 if there are several."""
     out = sizes[0]
     for size in sizes[1:]:
         if isinstance(out, tirx.IntImm) and isinstance(size, tirx.IntImm):
@@ -41,9 +41,9 @@ def product(sizes: list[Any]) -> Any:
 class Storage:
     """Offsets and sizes of one buffer over axes.
 
-    flat : the buffers that elements are in, by name
-    rename : puts the function's own parameters into an expression
-    steps : powers of two that parameters are known to be multiples of, by name
+    flat : the flat buffers that hold the elements, by name
+    rename : replaces sizes by the function's own parameters
+    steps : the power of two that divides each parameter, by name
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Storage:
         return total + as_dtype(1, self.dtype) if self.ends else total
 
     def natural_shape(self) -> list[Any]:
-        """Shape of the values as kernels hold them: a dimension for the elements of each tree.
+        """The shape of the values as kernels take them: one dimension per tree.
 
-        Trees up to a ragged one are one dimension with it.
+        The trees before a ragged one share its dimension.
         """
         sizes = self.by_trees()
         ragged = [n for n, leaf in enumerate(self.leaves, 1) if leaf.kind == "dense_variable"]
@@ -104,7 +104,7 @@ class Storage:
 
     @cached_property
     def strides(self) -> list[Any]:
-        """Elements between neighbours on each leaf, in the order of `leaves`."""
+        """The distance of neighbours on each leaf, in elements, in the order of `leaves`."""
         out: list[Any] = []
         stride: Any = as_dtype(1, self.dtype)
         for n, size in enumerate(reversed(self.sizes)):
@@ -114,9 +114,9 @@ class Storage:
         return out
 
     def _in_steps(self, size: Any) -> Any:
-        """A size that is a multiple of a power of two so that it shows: `feat // 64 * 64`.
+        """A size divisible by a power of two, written so that it shows: `feat // 64 * 64`.
 
-        Of addresses that are not known to be aligned GPUs load one element at a time.
+        GPUs load one element at a time from addresses that are not known to be aligned.
         """
         inner = size.value if isinstance(size, tirx.Cast) else size
         step = self._steps.get(inner.name, 1) if isinstance(inner, ir.Var) else 1
@@ -126,9 +126,9 @@ class Storage:
         return as_dtype(tirx.floordiv(inner, by) * by, self.dtype)
 
     def offset(self, index: list[Any]) -> Any:
-        """Offset of the element at these positions (equations 6 and 7).
+        """The offset of an element at these positions (equations 6 and 7).
 
-        Of 64 bits where a position is, which would be narrowed and widened again to be an address.
+        64-bit if a position is: narrowing it would only be undone for the address.
         """
         pos = {a.name: i for a, i in zip(self.axes, index, strict=True)}
         places = [self._within(leaf, pos) for leaf in self.leaves]

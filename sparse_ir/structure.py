@@ -23,11 +23,11 @@ from sparsetir.sparse_ir.verify_sites import used_variables
 
 
 def check_structure(func: SparseFunc, arguments: Mapping[str, Any]) -> None:
-    """Check `indptr` and `indices` of every axis of `func`, in O(rows + non-zeros).
+    """Check `indptr` and `indices` of every axis of `func`, in O(rows + nonzeros).
 
-    `indptr` is (parents + 1,), starts at 0, does not decrease, ends at nnz; no row of a
+    `indptr` is (parents + 1,), starts at 0, is non-decreasing and ends at nnz; no row of a
     dense_variable axis is longer than the axis. `indices` is (nnz,) or (parents * nnz_cols,), in
-    [0, length), in a sparse_fixed axis also -1 (padding, anywhere in a row); strictly increasing
+    [0, length), or -1 for padding anywhere in a row of a sparse_fixed axis; strictly increasing
     under each parent if the axis is unique. All are one-dimensional, of the axis's idtype, and the
     number of positions fits that type.
 
@@ -36,9 +36,9 @@ def check_structure(func: SparseFunc, arguments: Mapping[str, Any]) -> None:
     func : SparseFunc
         Of stage I.
     arguments : mapping
-        By parameter name, at least the arrays of the axes and the numbers that their sizes are made
-        of; others are not looked at. Computed parameters are left out: recipes are trusted, and
-        axes checked as far as callers describe them.
+        By parameter name, at least the arrays of the axes and the numbers in their sizes; others
+        are ignored. Computed parameters are left out: recipes are trusted, and axes are checked as
+        far as callers describe them.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def check_structure(func: SparseFunc, arguments: Mapping[str, Any]) -> None:
     StructureError
         For the rest.
     """
-    with np.errstate(all="ignore"):  # sizes made of absurd numbers are refused, not warned about
+    with np.errstate(all="ignore"):  # absurd sizes are refused, not warned about
         checker = _Checker(func, arguments)
         for axis in func.axes:
             checker.check(axis)
@@ -97,7 +97,7 @@ class _Checker:
         return value
 
     def given(self, handle: Any) -> bool:
-        """Whether a handle is that of an array which the caller gives."""
+        """Whether the caller passes the array of a handle."""
         return handle is not None and str(handle.name) not in self.computed
 
     def elements(self, axis: Axis) -> int:
@@ -119,7 +119,7 @@ class _Checker:
         return self.size[axis.name]
 
     def check(self, axis: Axis) -> None:
-        """Check one axis whose parent is checked already."""
+        """Check one axis whose parent has been checked."""
         if axis.is_merged:
             return
         if axis.parent is None:
@@ -154,11 +154,11 @@ class _Checker:
                 self.check_slots(axis, indices, width)
 
     def place(self, axis: Axis, handle: Any) -> str:
-        """The beginning of a message."""
+        """The prefix of a message."""
         return f"{self.func.name}: argument '{handle.name}': axis '{axis.name}'"
 
     def array(self, axis: Axis, handle: Any, size: int, what: str) -> np.ndarray:
-        """The array of a handle; its type and shape are right."""
+        """The array of a handle, with type and shape checked."""
         place, name = self.place(axis, handle), str(handle.name)
         if name not in self.arguments:
             raise StructureTypeError(f"{place}: the argument is missing")
@@ -174,7 +174,7 @@ class _Checker:
         return value
 
     def check_indptr(self, axis: Axis, indptr: np.ndarray, nnz: int, length: int) -> None:
-        """Check that `indptr` goes from 0 to nnz and never decreases."""
+        """Check that `indptr` is non-decreasing from 0 to nnz."""
         place = self.place(axis, axis.indptr)
         if indptr[0] != 0:
             raise StructureError(f"{place}: expected it to start at 0, got {indptr[0]}")
@@ -196,7 +196,7 @@ class _Checker:
                 )
 
     def check_range(self, axis: Axis, indices: np.ndarray, length: int) -> None:
-        """Coordinates of the axis, or padding."""
+        """Check that indices are coordinates of the axis, or padding."""
         lowest = 0 if axis.is_variable or axis.name in self.filled else -1
         if not indices.size or (indices.max() < length and indices.min() >= lowest):
             return
@@ -207,7 +207,7 @@ class _Checker:
         )
 
     def check_order(self, axis: Axis, indices: np.ndarray, indptr: np.ndarray) -> None:
-        """Strictly increasing in each row."""
+        """Check that indices are strictly increasing in each row."""
         falls = np.zeros(len(indices) + 1, bool)
         np.less_equal(indices[1:], indices[:-1], out=falls[1 : len(indices)])
         falls[indptr] = False  # a row may start anywhere
@@ -217,7 +217,7 @@ class _Checker:
             self.refuse_order(axis, row, at, indices[at], indices[at - 1])
 
     def check_slots(self, axis: Axis, indices: np.ndarray, width: int) -> None:
-        """Strictly increasing in each row of slots, but for padding."""
+        """Check that indices are strictly increasing in each row of slots, except for padding."""
         falls = np.zeros(len(indices), bool)
         np.less_equal(indices[1:], indices[:-1], out=falls[1:])
         if indices.min() < 0:
@@ -225,7 +225,7 @@ class _Checker:
             falls &= stored
             resumes = stored[1:] & ~stored[:-1]
             resumes[width - 1 :: width] = False
-            if resumes.any():  # padding inside of a row: compare with the largest index before it
+            if resumes.any():  # padding inside a row: compare with the largest index before it
                 rows = indices.reshape(-1, width)
                 largest = np.maximum.accumulate(rows, axis=1)[:, :-1]
                 falls.reshape(rows.shape)[:, 1:] = (rows[:, 1:] <= largest) & (rows[:, 1:] >= 0)

@@ -1,28 +1,28 @@
-"""Tiles that visit coordinates a second time: how their conditions end.
+"""Tiles that visit coordinates twice, and the removal of their predicates.
 
-`split(loop, factors, tail="shift")` puts what a tile visits a second time under a condition, which
-says that the coordinate was not in the tile before::
+`split(loop, factors, tail="shift")` guards the repeated visits of a tile by the predicate that the
+coordinate was not in the tile before::
 
     if T.tail(T.at_most(p * 64, feat - 64) + v * 16 + l >= p * 64):
         C[i, T.at_most(p * 64, feat - 64) + v * 16 + l] = C_ws[v, l]
 
-With tail="repeat" it says that the coordinate is not beyond the axis, whose last one is repeated::
+With tail="repeat" the predicate is that the coordinate is within the axis, whose last one repeats::
 
     if T.tail(p * 64 + v * 16 + l <= feat - 1):
         C[i, T.at_most(p * 64 + v * 16 + l, feat - 1)] = C_ws[v, l]
 
-Stores other than to workspaces keep it: they are beyond the buffer where it does not hold, and are
-discarded. For the rest it goes as the other does.
+Stores other than to workspaces keep that predicate: where it does not hold they are out of bounds,
+and discarded. Otherwise both kinds are treated the same.
 
-Such a condition would make a loop over lanes scalar. Where an iteration over tiles overwrites what
-it writes, reads nothing of that but what the same visit has set, and nothing at places that are the
-tile's rather than the coordinate's, to compute an element twice gives the same twice, and the
-condition goes. In a reduction over the tiles the repeated terms are
+Such a predicate would make a loop over lanes scalar. If an iteration over tiles overwrites its
+results, reads only those of them that the same visit has set, and reads nothing at indices that
+depend on the tile rather than the coordinate, then computing an element twice gives the same value
+twice, and the predicate is dropped. In a reduction over the tiles the repeated terms are
 replaced by the operator's identity::
 
     S[e] = S[e] + T.Select(T.min(p * 64, feat - 64) + l >= p * 64, X[.., ..] * Y[.., ..], 0.0)
 
-Elsewhere it stays. A predicate or a minimum of a program's own is none of these: see
+Elsewhere it stays. A program's own predicates and minima are not affected: see
 :mod:`sparsetir.sparse_ir.tile_marks`.
 """
 
@@ -61,10 +61,10 @@ from sparsetir.sparse_ir.workers import divided
 
 
 def resolve_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
-    """The function with as few conditions of shifted tiles as give the same, no more marked.
+    """The function with redundant predicates of shifted tiles dropped, and no marks left.
 
-    Also the coordinates of tiles that have to take turns now: what one of them sets and then
-    changes, another one may set anew.
+    Also return the coordinates of tiles that must now run sequentially: one of them sets and then
+    updates elements that another one may set again.
     """
     nests: list[Any] = []
 
@@ -96,14 +96,14 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
     }
 
     def tiles(condition: Any) -> frozenset[str]:
-        """The loops over tiles that a condition belongs to, the same in all iterations."""
+        """The loops over tiles on which a predicate depends, equal in all iterations."""
         variables = free_vars(start_of(condition))
         return frozenset(bound_by[v][2] for v in variables if v in bound_by)
 
     stores = _stores_with_conditions(nest)
 
     def has_own_slots(axis: str, stmt: Any, family: frozenset[str]) -> bool:
-        """Whether each tile has workspace slots that the tile alone reads, directly or not."""
+        """Whether each tile has workspace slots that only it reads, directly or indirectly."""
         if stmt.buffer not in private or not _over(stmt.indices, axis, bound_by):
             return False
         return all(
@@ -117,10 +117,10 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
     binds = {bind.var: bind.value for bind in nodes_of(tirx.Bind, nest)}
 
     def follows(condition: Any, exprs: list[Any]) -> bool:
-        """Whether expressions are the same in each tile that visits a coordinate.
+        """Whether expressions have the same value in each tile that visits a coordinate.
 
-        Of workspaces other than those that only this nest uses, a tile's slots are its own: another
-        nest may have skipped what it visited twice.
+        Workspaces that only this nest uses have separate slots per tile; in others another nest may
+        have skipped the repeated visits.
         """
         coordinate = condition.args[0].a
         own = free_vars(coordinate) & set(bound_by)
@@ -142,7 +142,7 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         return True
 
     def harmless(condition: Any, conditions: list[Any], stmt: Any) -> bool:
-        """Whether a store may run for a tile's coordinates that an earlier tile has as well."""
+        """Whether a store may run for coordinates of a tile that an earlier tile also has."""
         return all(
             has_own_slots(bound_by[v][2], stmt, tiles(condition))
             or idempotent(bound_by[v][0], private)
@@ -152,7 +152,7 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         )
 
     def changing(condition: Any) -> tuple[bool, set[Any]]:
-        """Whether a tile reads what it changes, and its coordinates if it does set that before."""
+        """Whether a tile reads elements that it updates; if it sets them first, its coordinates."""
         family, turns = tiles(condition), set()
         for v in free_vars(start_of(condition)) & set(bound_by):
             it = bound_by[v][0]
@@ -165,7 +165,7 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
                 turns.add(v)
         return False, turns
 
-    # All conditions of a tile go, or none: what one store skips another one must not use.
+    # All predicates of a tile are dropped, or none: no store may use what another one skipped.
     kept: set[frozenset[str]] = set()
     turns: dict[frozenset[str], set[Any]] = {}
 
@@ -199,11 +199,11 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         starts = [start_of(c) for c in tails]
         if workspace and all(harmless(c, conditions, stmt) for c in tails):
             if all(contains(each, starts) for each in written_under):
-                return under(rest, stmt)  # what it adds to is not written a second time
+                return under(rest, stmt)  # the updated element is not written a second time
         found = reduction_of(stmt)
         over = [bound_by[v][1] for start in starts for v in free_vars(start) if v in bound_by]
         if found is None or not (workspace or all(kind == "R" for kind in over)):
-            # To add nothing is to write: another worker may own the element.
+            # Adding the identity is a write, too: another worker may own the element.
             return under([*rest, *tails], stmt)
         store = where(found, tirx.all(*(c.args[0] for c in tails)))
         return under(rest, store)
@@ -250,7 +250,7 @@ def _over(indices: Any, axis: str, bound_by: dict[Any, Any]) -> bool:
 
 
 def _discarded(condition: Any, store: Any, lengths: dict[Any, list[Any]]) -> bool:
-    """Whether a store is outside of its buffer where a coordinate is beyond the last."""
+    """Whether a store is out of bounds where a coordinate is beyond the last."""
     coordinate, last = condition.args[0].a, condition.args[0].b
     over = zip(store.indices, lengths.get(store.buffer, []), strict=False)
     return any(
@@ -261,7 +261,7 @@ def _discarded(condition: Any, store: Any, lengths: dict[Any, list[Any]]) -> boo
 
 
 def _at(store: Any, coordinates: list[Any]) -> Any:
-    """A store under the conditions that these coordinates are within their axes, at these."""
+    """A store with the bounds of these coordinates removed, since conditions imply them."""
 
     def load(node: Any) -> Any:
         if not node.source.same_as(store.buffer):
@@ -278,7 +278,7 @@ def _shifted(stmt: Any) -> bool:
 
 
 def _conditions_of_stores(nest: Any, private: set[Any]) -> list[list[Any]]:
-    """The starts of shifted tiles that each store outside of workspaces is conditional on."""
+    """The starts of shifted tiles on which each store outside of workspaces is conditional."""
     return [
         [start_of(c) for c in conditions if start_of(c) is not None]
         for store, conditions in _stores_with_conditions(nest)
@@ -287,5 +287,5 @@ def _conditions_of_stores(nest: Any, private: set[Any]) -> list[list[Any]]:
 
 
 def _stores_with_conditions(nest: Any) -> list[tuple[Any, list[Any]]]:
-    """Each store of a nest, and the conditions that it is under."""
+    """Each store of a nest, and the conditions around it."""
     return [(s, under) for s, under in with_conditions(nest) if isinstance(s, tirx.BufferStore)]

@@ -1,15 +1,15 @@
-"""Predicates and bounds of tiles, marked as what a primitive made of them.
+"""Predicates and bounds of tiles, marked as created by a primitive.
 
-`split` bounds the start of a tile, and puts a predicate around what a tile must not do::
+`split` bounds the start of a tile, and guards what a tile must not repeat::
 
     if T.tail(T.at_most(k0 * 64, feat - 64) + l >= k0 * 64):
         C[i, T.at_most(k0 * 64, feat - 64) + l] = ...
 
-`T.tail(p)` is p, and `T.at_most(a, b)` the smaller of a and b, to the interpreter and to kernels.
-Analyses know by them that p is the predicate of a tile: one of a program's own is `T.likely(p)` or
-p, and a bound of its own `T.min(a, b)`, about which nothing is assumed. They are operators of their
-own until positions are lowered. :func:`limits_of` says what they tell of coordinates where accesses
-are made.
+`T.tail(p)` is p, and `T.at_most(a, b)` the minimum of a and b, to the interpreter and to kernels.
+To analyses they identify the predicates of tiles: a program's own predicate is `T.likely(p)` or p,
+and its own bound `T.min(a, b)`, about which nothing is assumed. They are separate operators until
+positions are lowered. :func:`limits_of` gives the bounds on coordinates that they imply for
+accesses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EFFECTS = {TAIL: 0, BOUND: 1}  # TVM's numbers for an annotation of a value and 
 
 def _register() -> None:
     known = set(map(str, _ffi_api.ListOpNames()))
-    for name in EFFECTS.keys() - known:  # once for a process, also where this module is reloaded
+    for name in EFFECTS.keys() - known:  # once per process, even if this module is reloaded
         _ffi_api.RegisterOp(name, "of a tile")
         op = ir.Op.get(name)
         op.set_attr("TCallEffectKind", EFFECTS[name])
@@ -43,12 +43,12 @@ _register()
 
 
 def tail(condition: Any) -> Any:
-    """The predicate of a tile, as its own."""
+    """The predicate of a tile, marked as such."""
     return tirx.call_intrin("bool", TAIL, condition)
 
 
 def at_most(value: Any, bound: Any) -> Any:
-    """The smaller of two integers of one type: where a tile begins, or a coordinate of it."""
+    """The minimum of two integers of one type: the start of a tile, or a coordinate in it."""
     return tirx.call_intrin(value.ty.dtype, BOUND, value, bound)
 
 
@@ -68,10 +68,10 @@ def is_likely(condition: Any) -> bool:
 
 
 def without_marks(tree: Any) -> Any:
-    """A tree in which tails are `T.likely` and bounds are `T.min`, which TVM's passes know.
+    """A tree in which tails become `T.likely` and bounds `T.min`, which TVM's passes know.
 
-    A `T.likely` of the program's own is its predicate alone: TVM takes what is likely for a reason
-    to part a loop, and expects that it ends within it, which is known of tiles.
+    A program's own `T.likely` is reduced to its predicate: TVM partitions loops by likely
+    conditions, and expects that they change within the loop, which is only known of tiles.
     """
 
     def plain(node: Any) -> Any:
@@ -85,7 +85,7 @@ def without_marks(tree: Any) -> Any:
 
 
 def start_of(condition: Any) -> Any:
-    """The begin of a condition's tile, or the coordinate of no repetition; or None."""
+    """The start of the tile of a predicate, or the coordinate if it repeats the last; or None."""
     test: Any = condition.args[0] if is_tail(condition) else None
     if isinstance(test, tirx.LE):
         return test.a
@@ -93,15 +93,15 @@ def start_of(condition: Any) -> Any:
 
 
 def repeats(condition: Any) -> bool:
-    """Whether a condition is that of a tile which repeats the last coordinate."""
+    """Whether a condition is the predicate of a tile that repeats the last coordinate."""
     return is_tail(condition) and isinstance(condition.args[0], tirx.LE)
 
 
 def without_tail_shifts(tree: Any) -> Any:
     """A statement or iteration in which no tile begins earlier or repeats a coordinate.
 
-    For what asks who writes what. Where the condition of such a tile holds, its coordinate is in no
-    other tile; so is the one that it would have without the shift, which is less than the length::
+    For dependence analysis. Where the predicate of such a tile holds, its coordinate is in no other
+    tile; nor is the coordinate without the shift, which is less than the length::
 
         if T.tail(k0 * 64 + l < feat):
     """
@@ -126,7 +126,7 @@ def without_tail_shifts(tree: Any) -> Any:
 
 
 def _length(coordinate: Any, start: Any) -> Any:
-    """The length of the axis that a shifted tile is of; None where it is not seen."""
+    """The length of the axis of a shifted tile; None if it cannot be derived."""
     bounds = [node.args for node in nodes_of(ir.Call, coordinate) if is_bound(node)]
     ends = [end for begin, end in bounds if tvm_ffi.structural_equal(begin, start)]
     tile = start.b if isinstance(start, tirx.Mul) and isinstance(start.b, tirx.IntImm) else 1
@@ -143,14 +143,14 @@ def with_starts(stmt: Any, starts: list[Any]) -> Any:
 
 
 def contains(many: list[Any], few: list[Any]) -> bool:
-    """Whether each of a few expressions is among many."""
+    """Whether each of some expressions is among `many`."""
     return all(is_among(f, many) for f in few)
 
 
 def limits_of(accesses: list[list[Any]]) -> list[tuple[Any, int]]:
-    """(sum of coordinates, number that it is less than) wherever all of some accesses are made.
+    """(sum of coordinates, exclusive bound) pairs that hold wherever any of some accesses is made.
 
-    accesses : the conditions that each is under
+    accesses : the conditions around each access
     """
     first, *others = ([*filter(_limit, conditions)] for conditions in accesses)
     every = [c for c in first if all(is_among(c, other) for other in others)]
@@ -159,7 +159,7 @@ def limits_of(accesses: list[list[Any]]) -> list[tuple[Any, int]]:
 
 @functools.lru_cache(maxsize=4)
 def with_conditions(tree: Any) -> list[tuple[Any, list[Any]]]:
-    """The innermost statements of a tree, and its conditions, each with those that it is under."""
+    """The innermost statements and the conditions of a tree, each with the conditions around it."""
     out: list[tuple[Any, list[Any]]] = []
 
     def visit(node: Any, conditions: list[Any]) -> None:
@@ -190,7 +190,7 @@ def _is_call(expr: Any, name: str) -> bool:
 
 
 def _limit(condition: Any) -> bool:
-    """Whether a condition is that of a tail with a constant length."""
+    """Whether a condition is the predicate of a tail with a constant length."""
     if not is_tail(condition) or not isinstance(condition.args[0], tirx.LT):
         return False
     return isinstance(condition.args[0].b, tirx.IntImm)

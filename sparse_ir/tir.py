@@ -1,4 +1,4 @@
-"""Expressions, loops and blocks of TIR: made, changed and read."""
+"""Helpers that construct, change and read expressions, loops and blocks of TIR."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dtype_of(expr: Any) -> str:
 
 
 def as_dtype(expr: Any, dtype: str) -> Any:
-    """`expr` as `dtype`; integer constants are made anew, the rest is cast where it must be."""
+    """`expr` as `dtype`; integer constants are converted, others are cast if necessary."""
     if isinstance(expr, int):
         return tirx.IntImm(dtype, expr)
     if dtype_of(expr) == dtype:
@@ -35,7 +35,7 @@ def as_dtype(expr: Any, dtype: str) -> Any:
 
 
 def cast(expr: Any, dtype: str) -> Any:
-    """A value as `dtype`, as it is where that is its type."""
+    """A value cast to `dtype`, unless it has that type."""
     return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)
 
 
@@ -45,28 +45,28 @@ def uncast(expr: Any) -> Any:
 
 
 def size_text(size: Any) -> str:
-    """A size for people, `nnz * 3`: without casts, and types of numbers."""
+    """A size for messages, such as `nnz * 3`: without casts and types of numbers."""
 
     def named(text: object) -> Any:
         return ir.Var(str(text), ir.PrimType("int32"))
 
     leaves = [(tirx.Cast, uncast), (tirx.IntImm, lambda n: named(n.value))]
     leaves += [(ir.Var, lambda v: named(v.name) if isinstance(v.ty, ir.PrimType) else v)]
-    # Made anew, of operands of one type.
+    # Reconstructed, with operands of one type.
     return str(map_expr(size, [*leaves, *((kind, lambda n: type(n)(n.a, n.b)) for kind in BINARY)]))
 
 
 def slots_of(axes: Sequence[Any], dtype: str) -> Any:
-    """Numbers of slots of sparse_fixed axes, each under the one before; the first may be dense.
+    """The number of slots of sparse_fixed axes, each under the one before; the first may be dense.
 
-    Structure checks refuse more than the type of indices counts.
+    Structure checks refuse more than the type of indices can count.
     """
     sizes = [as_dtype(a.nnz_cols if a.is_sparse else a.length, dtype) for a in axes]
     return reduce(lambda a, b: b if is_one(a) else a * b, sizes)
 
 
 def constant(expr: Any) -> int | None:
-    """The number that an expression is; None where it is not a constant."""
+    """The value of a constant expression; None if it is not constant."""
     return int(expr) if isinstance(expr, tirx.IntImm) else None
 
 
@@ -76,12 +76,12 @@ def is_one(expr: Any) -> bool:
 
 
 def free_vars(expr: Any) -> set[Any]:
-    """All variables, buffers included, that occur in an expression."""
+    """All variables, including buffers, that occur in an expression."""
     return set(variables_of(expr))
 
 
 def type_of_product(sizes: Sequence[Any], dtypes: Sequence[str]) -> str:
-    """The integer type of loops over a product of sizes, themselves of these types."""
+    """The integer type of loops over a product of sizes with these types."""
     known = [int(n) for n in sizes if isinstance(n, tirx.IntImm)]
     unknown = len(sizes) - len(known)
     fits = prod(known) < (2 if unknown else 2**31) and unknown < 2
@@ -89,7 +89,7 @@ def type_of_product(sizes: Sequence[Any], dtypes: Sequence[str]) -> str:
 
 
 def conjunction(guards: list[Any]) -> Any:
-    """All guards; one that loads is only evaluated where those before it hold."""
+    """The conjunction of guards; one with loads is only evaluated if those before it hold."""
     out = guards[-1]
     for guard in reversed(guards[:-1]):
         if nodes_of(ir.TensorLoad, out):
@@ -112,18 +112,18 @@ def loop_over(
     thread: Any = None,
     annotations: Any = None,
 ) -> tirx.For:
-    """A loop from 0 on. extent : an expression of the variable's type, or an int"""
+    """A loop that starts at 0. extent : an expression of the variable's type, or an int"""
     start, extent = as_dtype(0, dtype_of(var)), as_dtype(extent, dtype_of(var))
     return tirx.For(var, start, extent, kind, body, thread, annotations)
 
 
 def as_one(statements: list[Any]) -> Any:
-    """Statements as one; TVM has no sequence of a single one."""
+    """Statements as one; TVM has no sequence of length one."""
     return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
 
 def barrier() -> Any:
-    """All threads of a block wait for each other."""
+    """A barrier of all threads of a block."""
     return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
 
 
@@ -135,7 +135,7 @@ def loop_with(loop: Any, **changes: Any) -> tirx.For:
 
 
 def with_body(func: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
-    """A function with another body; itself where it is the same, as TVM looks through a new one."""
+    """A function with another body; itself if it is unchanged, as TVM analyses a new one."""
     return func if body.same_as(func.body) else func.with_body(body)
 
 
@@ -147,7 +147,7 @@ def block_with(block: Any, **changes: Any) -> Any:
 
 
 def nest_of(stmt: Any) -> tuple[list[Any], Any]:
-    """Loops with nothing but each other in them, from a statement on, and what the last holds."""
+    """Perfectly nested loops, starting at a statement, and the body of the last one."""
     loops: list[Any] = []
     while isinstance(stmt, tirx.For):
         loops.append(stmt)
@@ -156,5 +156,5 @@ def nest_of(stmt: Any) -> tuple[list[Any], Any]:
 
 
 def values_of(realize: Any) -> dict[Any, Any]:
-    """Values of the variables of a block."""
+    """The values of a block's variables."""
     return {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}

@@ -1,9 +1,9 @@
 """Coordinate translation: from coordinates to positions in every access (steps 3 and 4).
 
 An access is rewritten dimension by dimension (SparseTIR, equations 1 to 5): the position is the
-iteration's own where the axis is the one being iterated, the coordinate itself on a dense axis,
-and the result of a search on a sparse one. What cannot be proven to be stored gets a guard: a read
-gives zero, a write is discarded.
+iteration's own on the axis that is iterated, the coordinate itself on a dense axis, and the result
+of a search on a sparse one. Accesses that are not provably stored are guarded: a read gives zero, a
+write is discarded.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from sparsetir.sparse_ir.value_domains import counted_steps, made_by_recipes, va
 
 @dataclass
 class Visit:
-    """The place of an iteration on one axis: its position under the parent, its coordinate.
+    """An iteration's current element on an axis: position under the parent, and coordinate.
 
-    present : conditions under which the axis stores the coordinate: of one in a merged axis
-    part : of an axis visited in parts the offsets of these, and the place in the part
+    present : for an axis in a merged one, conditions under which it stores the coordinate
+    part : for an axis visited in parts, the part's offset, and the index in the part
     """
 
     axis: Axis
@@ -68,7 +68,7 @@ class Visit:
 
 @dataclass
 class Search:
-    """A search block, the local buffers it writes (its result first) and what it depends on."""
+    """A search block, the local buffers that it writes (the result first), and its dependences."""
 
     stmt: tirx.Stmt
     locals: list[Any]
@@ -76,7 +76,7 @@ class Search:
 
     @property
     def result(self) -> Any:
-        """The buffer that holds what was found."""
+        """The buffer that holds the result."""
         return self.locals[0]
 
 
@@ -84,8 +84,8 @@ class Search:
 class Around:
     """A loop around a statement.
 
-    var, coords : its variable of stage II, and its coordinates of stage I
-    scope : that of its iteration
+    var, coords : its stage-II variable, and its stage-I coordinates
+    scope : the scope of its iteration
     """
 
     name: str
@@ -97,24 +97,24 @@ class Around:
 
 @dataclass(eq=False)
 class Scope:
-    """Facts known inside an iteration: visited axes, coordinate variables, searches made.
+    """Facts known inside an iteration: visited axes, coordinate variables, available searches.
 
     around : all loops, outer ones first
-    rows : rows that were found here, by what is asked for
+    rows : rows found here, by key
     """
 
     visits: dict[str, Visit] = field(default_factory=dict)
     coords: dict[Any, Any] = field(default_factory=dict)
     axis_of_var: dict[Any, Axis] = field(default_factory=dict)
     searches: list[tuple[tuple[str, list[Any]], Search]] = field(default_factory=list)
-    # Searches that depend on something bound inside the body, in front of the current statement.
+    # Searches that depend on a variable bound in the body, in front of the current statement.
     local: list[Search] | None = None
     bound_in_body: set[Any] = field(default_factory=set)
     around: list[Around] = field(default_factory=list)
     rows: list[tuple[tuple[str, list[Any]], Any]] = field(default_factory=list)
 
     def known(self, key: tuple[str, list[Any]]) -> Any:
-        """The search with a key, made here or around; None for none."""
+        """The search with a key, made here or in an enclosing scope; None if there is none."""
         name, asked = key
         scopes = [self, *(x.scope for x in self.around)]
         for scope in scopes:
@@ -124,7 +124,7 @@ class Scope:
         return None
 
     def nested(self) -> Scope:
-        """A scope inside this one; its own searches go to its own list."""
+        """A scope inside this one, with its own list of searches."""
         return Scope(
             dict(self.visits),
             dict(self.coords),
@@ -137,7 +137,7 @@ class Scope:
 
 
 class Translator:
-    """Rewrites the accesses of one function; `written` are the stage-I buffers it writes."""
+    """Rewrites the accesses of one function; `written` are the stage-I buffers that it writes."""
 
     def __init__(self, space: PositionSpace, written: set[Any]) -> None:
         self.space = space
@@ -145,7 +145,7 @@ class Translator:
         self._declared = declared(space.func)
         params = self._declared.params
         self.locals: list[Any] = []
-        # Parameters that are at least so large: sizes, and what is promised.
+        # Lower bounds of parameters: sizes, and promises.
         sizes = (n for a in space.func.axes for n in (a.length, a.nnz) if isinstance(n, ir.Var))
         self._least = dict.fromkeys(sizes, 0)
         self._least |= {
@@ -153,14 +153,14 @@ class Translator:
             for p in promises_of(space.func)
             if p["kind"] in ("min", "exact")
         }
-        # Parameters that are promised to be multiples of a number, as that many times a variable.
+        # Parameters promised to be multiples of a number, as that number times a variable.
         self._multiples = {
             params[p["param"]]: tirx.Var(p["param"], dtype) * as_dtype(p["value"], dtype)
             for p in promises_of(space.func)
             if p["kind"] == "multiple"
             for dtype in [dtype_of(params[p["param"]])]
         }
-        # What lies in [0, length), by stage-II variable.
+        # Exclusive upper bounds of nonnegative values, by stage-II variable.
         names = {b.var: b.name for b in space.func.buffers}
         domains = value_domains(space.func).items()
         self._domains = {space.buffers[names[v]]: n for v, n in domains if v not in written}
@@ -174,17 +174,17 @@ class Translator:
         self._names: set[str] = {b.name for b in space.func.buffers}
         self._inside = accessed_inside(space.func)
         self._found = found_rows(space.func)
-        self._bound: dict[Any, Integer] = {}  # variables of the body, as they are in coordinates
-        self.rows: Callable[[SparseBuffer, Any, Scope], Any]  # finds what these hold
+        self._bound: dict[Any, Integer] = {}  # the exact values of variables bound in the body
+        self.rows: Callable[[SparseBuffer, Any, Scope], Any]  # set by the lowering: finds rows
 
     def local(self, name: str, dtype: str) -> Any:
-        """A buffer for a search result, of a name that no other one has."""
+        """A buffer for a search result, with a unique name."""
         name = numbered(name, self._names)
         self._names.add(name)
         return scalar_buffer(name, dtype)
 
     def made(self, stmt: tirx.Stmt, locals_: list[Any], uses: set[Any]) -> Search:
-        """Note a search block that was built."""
+        """Register a search block."""
         self.locals.extend(locals_)
         return Search(stmt, locals_, uses)
 
@@ -197,8 +197,8 @@ class Translator:
         buf = self._declared.buffer_of(stmt.buffer)
         value = self._loads(stmt.value, scope)
         if is_signed(value):
-            # It wraps around. Overflows of its own arithmetic code generators leave out of account,
-            # so that a guard of `C[t[0]]` would see another number than the access.
+            # The stored value wraps. Code generators assume that arithmetic does not overflow, so a
+            # guard of `C[t[0]]` could otherwise see another number than the access.
             whole = self._exact(value, scope).expr
             if not whole.same_as(value) and stmt.buffer in self._indices():
                 value = as_dtype(whole, dtype_of(value))
@@ -214,7 +214,7 @@ class Translator:
         stored = self._coordinates(conjunction(guards), scope)
 
         def read(call: Any) -> Any:
-            """Take what is read only if `stored`, which is not asked again."""
+            """Take the value read if `stored`, which is already known to hold."""
             taken = is_choice(call) and tvm_ffi.structural_equal(call.args[0], stored)
             return call.args[1] if taken else call
 
@@ -222,7 +222,7 @@ class Translator:
         return tirx.IfThenElse(stored, out, None, stmt.span)
 
     def _loads(self, expr: Any, scope: Scope) -> Any:
-        """Translate the loads, but leave coordinate variables as they are."""
+        """Translate the loads, but leave coordinate variables unchanged."""
 
         def load(node: Any) -> Any:
             buf = self._declared.buffer_of(node.source)
@@ -249,7 +249,7 @@ class Translator:
         return map_expr(expr, [(ir.TensorLoad, load), *total_divisions(asked), *lazy])
 
     def _sizes(self, divisor: Any) -> tuple[int, int]:
-        """Bounds of a divisor in position space, where no coordinate need be visited."""
+        """Bounds of a divisor in position space, where an axis may be empty."""
         return (0, SIZES) if self._is_size(divisor) else any_number(divisor)
 
     def _is_size(self, expr: Any) -> bool:
@@ -257,7 +257,7 @@ class Translator:
         return isinstance(expr, ir.Var) and (expr in self._least or expr in self._made)
 
     def _unguarded(self, load: Any) -> bool:
-        """Whether a load is of a plain array, at an index that nothing is known of."""
+        """Whether a load is of a plain array, at an index without known bounds."""
         if load.source in self._over_axes:
             return False
         return not all(
@@ -266,7 +266,7 @@ class Translator:
         )
 
     def _place(self, buf: SparseBuffer, load: Any, scope: Scope) -> Any:
-        """The place of a row in its part, where a load is of that and the part is visited."""
+        """The index of a row in its part, for a load of such indices in a visited part."""
         how = {} if buf.handle is None else self._recipes.get(str(buf.handle.name), {})
         if how.get("recipe") != places_in_tiles.__name__:
             return None
@@ -284,7 +284,7 @@ class Translator:
         return place
 
     def _row(self, buf: SparseBuffer, load: Any, scope: Scope) -> Any:
-        """The value of a load that a search gives instead; None for other loads."""
+        """The row that a search finds in place of a load; None for other loads."""
         if buf.name not in self._found:
             return None
         found = self.rows(buf, self._coordinates(load.indices[0], scope), scope)
@@ -302,7 +302,7 @@ class Translator:
     def _access(
         self, buf: SparseBuffer, index: list[Any], scope: Scope
     ) -> tuple[list[Any], list[Any]]:
-        """Positions of an access and the conditions under which they are stored."""
+        """Positions of an access, and the conditions under which they are stored."""
         index = [_settled(i) for i in index]
         if buf.axes is None:
             return index, []
@@ -342,7 +342,7 @@ class Translator:
                 return coord, []
             found = self._exact(coord, scope, fits=all(proven))
             if not found.expr.same_as(coord):
-                proven = (found.low >= 0, False)  # it was of the index as it stands
+                proven = (found.low >= 0, False)  # it was proven for the inexact index
             return found.expr, _range_guards(found.expr, axis.length, proven)
         found = self._exact(coord, scope)
         if axis.kind == "dense_variable":
@@ -350,7 +350,7 @@ class Translator:
             target = self._coordinates(found.expr, scope)
             lower = [] if visited is not None else [target >= 0]
             return found.expr, [] if inside else [*lower, target < extent]
-        # Searched for in a type that holds it, or it could become another coordinate.
+        # The search needs a type that holds it, else it could become another coordinate.
         fits = inside or found.within(*type_bounds(axis.idtype))
         target = as_dtype(found.expr, axis.idtype if fits else "int64")
         result = self._search(axis, self._coordinates(target, scope), parents, guards, scope)
@@ -368,7 +368,7 @@ class Translator:
         return all((x is None) == (y is None) and (x is None or x.same_as(y)) for x, y in pairs)
 
     def bind(self, stmt: Any, scope: Scope) -> list[tirx.Stmt]:
-        """A binding of the body in position space, after one of what it is in coordinates."""
+        """A binding of the body in position space, preceded by one of its exact value."""
         value = self._loads(stmt.value, scope)
         out = [tirx.Bind(stmt.var, self._coordinates(value, scope), stmt.span)]
         if not is_signed(stmt.var):
@@ -384,7 +384,7 @@ class Translator:
         return [tirx.Bind(var, self._coordinates(found.expr, scope), stmt.span), *out]
 
     def _indices(self) -> set[Any]:
-        """Variables and buffers that indices are computed of, by way of others or not."""
+        """Variables and buffers from which indices are computed, directly or indirectly."""
         found: set[Any] = set()
         made: list[tuple[Any, Any]] = []
 
@@ -401,7 +401,7 @@ class Translator:
         return found
 
     def loop(self, stmt: Any, scope: Scope) -> list[Any]:
-        """First value, extent and step of a loop, and note what its variable may be.
+        """First value, extent and step of a loop; also records the bounds of its variable.
 
         The step is None for 1.
         """
@@ -414,7 +414,7 @@ class Translator:
         return [self._coordinates(e, scope) for e in (*ends, self._loads(stmt.step, scope))]
 
     def _exact(self, expr: Any, scope: Scope, fits: bool = False) -> Integer:
-        """An index in which nothing overflows.
+        """An index computed without overflow.
 
         fits : whether it is known to be a coordinate of an axis
         """
@@ -429,14 +429,14 @@ class Translator:
         return exact(expr, bounds, fits, self._bound)
 
     def _ends(self, leaf: Any) -> tuple[int, int]:
-        """Bounds of a parameter, or of what is not known."""
+        """Bounds of a parameter or an unknown value."""
         low, high = type_bounds(dtype_of(leaf))
         if leaf not in self._least:
             return low, high
         return max(low, self._least[leaf]), min(high, SIZES) // self._steps.get(str(leaf.name), 1)
 
     def _is_made(self, coord: Any, scope: Scope) -> bool:
-        """Whether an index is computed of what recipes make."""
+        """Whether an index is computed from results of recipes."""
         used = free_vars(coord)
         axes = {scope.axis_of_var[v].name for v in used if v in scope.axis_of_var}
         return bool(axes & self._made_axes or used & self._made)
@@ -444,9 +444,9 @@ class Translator:
     def _in_range(
         self, coord: Any, length: Any, visited: Axis | None, scope: Scope
     ) -> tuple[bool, bool]:
-        """Whether 0 <= coord and coord < length are proven from the lengths of the axes.
+        """Whether 0 <= coord and coord < length are provable from the lengths of the axes.
 
-        The proof is of integers that no type bounds, which :meth:`_exact` makes of coordinates.
+        The proof is over unbounded integers, which :meth:`_exact` makes of coordinates.
         """
         if visited is not None and tvm_ffi.structural_equal(visited.length, length):
             if not self.space.has_padding(visited):
@@ -459,7 +459,7 @@ class Translator:
         ranges: dict[Any, Any] = {}
 
         def loaded(node: Any) -> Any:
-            """A variable for what is known to lie in a range."""
+            """A variable for a loaded value with a known range."""
             most = self._domains.get(node.source)
             if most is None:
                 return node
@@ -470,7 +470,7 @@ class Translator:
             return var
 
         asked = map_expr(coord, [(ir.TensorLoad, loaded)])
-        not_empty: set[Any] = set()  # sizes of axes of which a coordinate is visited here
+        not_empty: set[Any] = set()  # sizes of axes that are visited here, so not 0
         for var, axis in scope.axis_of_var.items():
             if var in used:
                 if not self.space.has_padding(axis):
@@ -490,7 +490,7 @@ class Translator:
         asked = substitute(asked, self._multiples)
         lower, upper = analyzer.can_prove(asked >= 0), analyzer.can_prove(asked < whole)
         if not upper and ranges:
-            # The last coordinate, where bounds are symbols: p * 8 + l < n * 8 for p < n, l < 8.
+            # The last coordinate, for symbolic bounds: p * 8 + l < n * 8 for p < n, l < 8.
             last = analyzer.int_set(asked, ranges).max_value
             ends = (free_vars(r.max_value) for r in ranges.values())
             known = set().union(free_vars(whole), *ends)
@@ -507,7 +507,7 @@ class Translator:
             if name == axis.name and same_indices(other, key):
                 return search.result
         result = self.local(f"{axis.name}_pos", axis.idtype)
-        # It may come before the loops and conditions around what asks for it.
+        # The search may be placed before the loops and conditions around its use.
         target, *rest = (speculative(e, self._unguarded, self._sizes) for e in key)
         parents, guards = rest[: len(parents)], rest[len(parents) :]
         extent = self.space.extent(axis, parents)
@@ -545,7 +545,7 @@ class Translator:
 
 
 def _settled(index: Any) -> Any:
-    """An index, as a number where it is one whatever its variables are: TVM divides by `j - j`."""
+    """An index, folded if it is the same number for all variables: TVM divides by `j - j`."""
     if not isinstance(index, tirx.Add | tirx.Sub | tirx.Mul) or not is_signed(index):
         return index
     terms, (low, high) = affine(index).terms, type_bounds(dtype_of(index))
@@ -555,7 +555,7 @@ def _settled(index: Any) -> Any:
 
 
 def _range_guards(coord: Any, length: Any, proven: tuple[bool, bool]) -> list[Any]:
-    """0 <= coord and coord < length, less what is proven of the two."""
+    """The parts of 0 <= coord and coord < length that are not proven."""
     if tvm.DataType(dtype_of(coord)).bits < tvm.DataType(dtype_of(length)).bits:
         coord = as_dtype(coord, dtype_of(length))  # a length need not fit the narrower type
     length = as_dtype(length, dtype_of(coord))
@@ -563,9 +563,9 @@ def _range_guards(coord: Any, length: Any, proven: tuple[bool, bool]) -> list[An
 
 
 def _counted(length: Any) -> Any:
-    """The size that is 1 or more where an axis of this length has a coordinate; None if unknown.
+    """The size that is at least 1 if an axis of this length has a coordinate; None if unknown.
 
-    It is the length itself, or what `(size + 31) // 32` tiles are made of.
+    It is the length itself, or the `size` in a number of tiles, `(size + 31) // 32`.
     """
     if isinstance(length, tirx.FloorDiv) and isinstance(length.a, tirx.Add):
         more, tile = length.a.b, length.b

@@ -1,9 +1,9 @@
-"""Walks and maps of trees by TVM's FFI, with classes looked up once.
+"""Walks and maps of trees through TVM's FFI, with classes looked up once.
 
-`tvm_ffi.structural_walk` and `structural_map` find the number of each class anew in every call,
-which takes three times as long as the walk of an expression; lowering a function makes thousands.
-To hand a function over takes as long again, so that :func:`collect` and :func:`replace_variables`
-do it once.
+`tvm_ffi.structural_walk` and `structural_map` look up the number of each class in every call, which
+takes three times as long as walking an expression; lowering a function makes thousands of calls.
+Passing a function takes as long again, so :func:`collect` and :func:`replace_variables` do that
+once, too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Rule = tuple[Any, Callable[[Any], Any]]
 def visit_nodes(tree: Any, rules: Sequence[Rule]) -> None:
     """Call functions on the nodes of a TIR or stage-I tree, parents first.
 
-    rules : (class, function); the first one that fits a node is called on it, and gives `ADVANCE`,
-        or `SKIP` for what is inside of the node
+    rules : (class, function); the first rule for a node's class is called, and returns `ADVANCE`,
+        or `SKIP` to omit the node's children
     """
     _WALK(tree, [(_number(kind), visit) for kind, visit in rules], _NONE, _PARENTS_FIRST)
 
@@ -40,10 +40,10 @@ def visit_nodes(tree: Any, rules: Sequence[Rule]) -> None:
 def map_expr(tree: Any, rules: Sequence[Rule]) -> Any:
     """Rewrite a TIR or stage-I tree, children first.
 
-    rules : (class, function); the first one that fits a node gives what takes its place
+    rules : (class, function); the first rule for a node's class returns its replacement
 
-    An error of a function is raised when the walk is over: one that passes through the walk frees
-    memory twice. (TVM 0.27.)
+    A function's error is raised after the walk: one that propagates through the walk frees memory
+    twice. (TVM 0.27.)
     """
     errors: list[BaseException] = []
 
@@ -66,7 +66,7 @@ def map_expr(tree: Any, rules: Sequence[Rule]) -> Any:
     return new
 
 
-# Rules, and the list or dict that they are of, which a call takes out while it uses them.
+# Rules and the list or dict that they fill; a call removes the entry while it uses it.
 _COLLECTORS: dict[Any, tuple[Any, list[Any]]] = {}
 _REPLACERS: list[tuple[Any, dict[int, Any]]] = []
 
@@ -76,8 +76,8 @@ def collect(
 ) -> list[Any]:
     """The nodes of some classes in trees, parents first; None counts as an empty tree.
 
-    nested : also those inside of others
-    past : classes of nodes that are left out, with what is inside of them
+    nested : whether to descend into matching nodes
+    past : classes of nodes to skip, with their children
     """
     key = kinds, nested, past
     rules, nodes = _COLLECTORS.pop(key, None) or _collector(*key)
@@ -106,10 +106,10 @@ def _collector(
 
 
 def replace_variables(tree: Any, values: Mapping[int, Any]) -> Any:
-    """Rewrite a TIR or stage-I tree with values for variables, which are told by their handles."""
+    """Rewrite a TIR or stage-I tree with values for variables, which are given by handle."""
     try:
         rules, now = _REPLACERS.pop()
-    except IndexError:  # others use all there are
+    except IndexError:  # all are in use by other calls
         rules, now = _replacer()
     now.update(values)
     try:
@@ -126,5 +126,5 @@ def _replacer() -> tuple[Any, dict[int, Any]]:
 
 @functools.cache
 def _number(kind: Any) -> int:
-    """The number by which the FFI knows a class of nodes."""
+    """The FFI's number of a class of nodes."""
     return TypeSchema.from_annotation(kind).origin_type_index

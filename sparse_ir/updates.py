@@ -1,4 +1,4 @@
-"""Updates: the values that iterations of a program add to its results, or set them to."""
+"""Updates: the values that a program's iterations add to its results, or set them to."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def refused(func: SparseFunc, why: str) -> ValueError:
 
 
 def updates_of(func: SparseFunc, operand: SparseBuffer) -> list[Update]:
-    """The updates of a function's iterations, in their order.
+    """The updates of a function's iterations, in order.
 
-    Raises ValueError where that is of a form that has no derived gradient for the operand.
+    Raises ValueError if one has a form without a derived gradient for the operand.
     """
     whole = func.body.seq if isinstance(func.body, tirx.SeqStmt) else [func.body]
     updates: list[Update] = []
@@ -100,10 +100,10 @@ def _reads_itself(store: Any) -> bool:
 
 
 def _inlined(body: Any) -> Any:
-    """A body whose variables, such as `x` in `x = A[i, j] * 2.0`, are what they stand for."""
+    """A body with variables, such as `x` in `x = A[i, j] * 2.0`, replaced by their values."""
     *steps, last = body.seq if isinstance(body, tirx.SeqStmt) else [body]
     bound: dict[Any, Any] = {}
-    held: dict[Any, Any] = {}  # by buffers of one element, which Python's variables are
+    held: dict[Any, Any] = {}  # by one-element buffer, which stands for a Python variable
 
     def inlined(node: Any) -> Any:
         loads = (ir.TensorLoad, lambda load: held.get(load.source, load))

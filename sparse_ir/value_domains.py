@@ -1,8 +1,8 @@
-"""What index arrays hold: which coordinates or positions, and whether each of them once.
+"""Value domains of index arrays: coordinates or positions of an axis, with or without repetition.
 
-Known of arrays that are checked with the structure, and of those that recipes make of them. So
-`X[I_at[e], k]` needs no guard where `I_at` holds rows and X lies over the rows, and a loop over e
-that writes `Out[order[e]]` is free of races where `order` holds each position once.
+They are known for arrays that are checked with the structure, and for those that recipes compute
+from them. So `X[I_at[e], k]` needs no guard if `I_at` holds rows and X lies over the rows, and a
+loop over e that writes `Out[order[e]]` is free of races if `order` holds each position once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def value_domains(func: SparseFunc) -> dict[Any, Any]:
-    """By stage-I variable of a buffer, the length L where its values are known in [0, L)."""
+    """By stage-I variable of a buffer, the length L if its values are known to be in [0, L)."""
     known = _Lengths(func).known
     length = {a.name: a.length for a in func.axes}
     out = {
@@ -41,7 +41,7 @@ def value_domains(func: SparseFunc) -> dict[Any, Any]:
 
 
 def permutations(func: SparseFunc) -> set[Any]:
-    """Stage-I variables of the buffers that hold no value twice."""
+    """Stage-I variables of the buffers without repeated values."""
     made: set[str] = set()
     for name, how in computed_parameters(func).items():
         distinct = facts_of(how["recipe"]).distinct
@@ -53,7 +53,7 @@ def permutations(func: SparseFunc) -> set[Any]:
 
 
 def counted_steps(func: SparseFunc) -> dict[str, int]:
-    """Computed parameters that count steps through an axis, and how long each step is."""
+    """Computed parameters that count steps through an axis, and the length of each step."""
     made = computed_parameters(func)
     found = {n: (facts_of(how["recipe"]).steps, how) for n, how in made.items()}
     steps = {n: how[step] for n, (step, how) in found.items() if step is not None}
@@ -61,9 +61,9 @@ def counted_steps(func: SparseFunc) -> dict[str, int]:
 
 
 def made_by_recipes(func: SparseFunc) -> tuple[set[str], set[Any]]:
-    """Axes, by name, and stage-I variables of buffers that recipes make.
+    """Names of axes, and stage-I variables of buffers, that recipes compute.
 
-    What is computed of them is a primitive's work, and trusted as they are.
+    Values computed from them are a primitive's, and are trusted as well.
     """
     made = set(computed_parameters(func))
     axes = {
@@ -80,8 +80,8 @@ def made_by_recipes(func: SparseFunc) -> tuple[set[str], set[Any]]:
 def without_permutations(tree: Any, orders: set[Any]) -> Any:
     """A statement or iteration with permutations replaced by the identity.
 
-    Where all accesses of a buffer go through the same permutation, `Out[order[e]]`, two of them
-    meet if and only if those at `Out[e]` do.
+    If all accesses of a buffer are indexed by the same permutation, `Out[order[e]]`, two of them
+    conflict if and only if those at `Out[e]` do.
     """
     if not orders:
         return tree
@@ -117,15 +117,15 @@ def without_permutations(tree: Any, orders: set[Any]) -> Any:
 
 
 def _order_of(index: Any, orders: set[Any]) -> Any:
-    """The permutation that an index is loaded from; None for other indices."""
+    """The permutation from which an index is loaded; None for other indices."""
     loaded = isinstance(index, ir.TensorLoad) and len(index.indices) == 1
     return index.source if loaded and index.source in orders else None
 
 
 class _Lengths:
-    """What recipes' results are numbers of, by what is known of what they are made of.
+    """The domains of recipes' results, from the known domains of their inputs.
 
-    known : by parameter, the length L where its values are in [0, L); what is found is added
+    known : by parameter, the length L if its values are in [0, L); results are added
     """
 
     def __init__(self, func: SparseFunc) -> None:
@@ -146,7 +146,7 @@ class _Lengths:
                 self.known[name] = length
 
     def _length(self, said: Any, how: Mapping[str, Any], dtype: str | None) -> Any:
-        """The length that a fact says of what a recipe makes, in a buffer of a type; or None."""
+        """The length that a recipe's fact implies for a buffer of a type, or None."""
         given = {key: str(value)[1:] for key, value in how.items()}
         match said:
             case RowsOf(indptr):

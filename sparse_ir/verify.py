@@ -39,8 +39,8 @@ from sparsetir.sparse_ir.tir import size_text, slots_of
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
 from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables
 
-# kind -> the fields that an axis of this kind has; the others are None. A merged axis may have a
-# parent, too.
+# kind -> the fields that an axis of this kind has; the others are None. A merged axis may also have
+# a parent.
 FIELDS: dict[str, tuple[str, ...]] = {
     "dense_fixed": (),
     "dense_variable": ("parent", "nnz", "indptr"),
@@ -56,8 +56,8 @@ OPTIONAL = ("parent", "nnz", "nnz_cols", "indptr", "indices", "of")
 class Problem(NamedTuple):
     """A broken rule.
 
-    span : position of the nearest node in the script, None for a function built by hand
-    text : what is wrong, with the function's name
+    span : the nearest node in the script, None for a function built by hand
+    text : the problem, with the function's name
     """
 
     span: Any
@@ -72,9 +72,9 @@ class Problem(NamedTuple):
 class Declarations(NamedTuple):
     """The declarations that a rule checks.
 
-    func : the function, of which a rule on one with another needs all
-    axes, buffers : its last ones, which are not known to be right
-    names : what it declares
+    func : the whole function, for rules that compare declarations
+    axes, buffers : its last ones, which are still to be checked
+    names : all its declarations, by name
     """
 
     func: SparseFunc
@@ -91,14 +91,14 @@ def verify(func: SparseFunc, known: Sequence[Any] = (), before: SparseFunc | Non
     func : SparseFunc
         The function.
     known : sequence
-        Iterations in its body that are known to be right, see `body_problems`.
+        Verified iterations in its body, see `body_problems`.
     before : SparseFunc, optional
-        A function that is right, whose declarations this one has, and then some.
+        A verified function whose declarations are a prefix of this one's.
 
     Raises
     ------
     IllFormedError
-        `file:line: in function 'name': what is wrong`, without file and line where the function was
+        `file:line: in function 'name': what is wrong`, without file and line if the function was
         built by hand.
     """
     problem = find_problem(func, known=known, before=before)
@@ -108,7 +108,7 @@ def verify(func: SparseFunc, known: Sequence[Any] = (), before: SparseFunc | Non
 
 @functools.lru_cache(maxsize=16)
 def verify_once(func: SparseFunc) -> None:
-    """Verify a function, unless it was among the last ones that were found right."""
+    """Verify a function, unless it is among the last ones verified."""
     verify(func)
 
 
@@ -122,8 +122,8 @@ def find_problem(
     """The first broken rule, or None.
 
     spans : positions of the axes by name; axes carry none themselves
-    known, before : as for :func:`verify`
-    by_hand : whether it is a program of one's own, which has nothing of what primitives write
+    known, before : see :func:`verify`
+    by_hand : whether it is a user's program, which may not contain what only primitives write
     """
     axes, buffers = (len(before.axes), len(before.buffers)) if before is not None else (0, 0)
     new = Declarations(func, func.axes[axes:], func.buffers[buffers:], declared(func))
@@ -141,7 +141,7 @@ def find_problem(
 
 
 def _order(func: SparseFunc) -> Found:
-    """Iterations whose result depends on the order of their visits, in a program of one's own."""
+    """Iterations of a user's program whose result depends on the order of their visits."""
     if is_scheduled(func):
         return
     for it in sparse_iterations(func):
@@ -165,7 +165,7 @@ def _names_differ(new: Declarations) -> Found:
     for param in _repeated(new.func.params, new.names.params):
         yield Broken(param.span, f"two parameters are named '{param.name}'")
     for axis in _repeated(new.func.axes, new.names.axes):
-        yield Broken(axis, f"two axes are named '{axis.name}'; axes are told apart by name")
+        yield Broken(axis, f"two axes are named '{axis.name}'; axes are identified by name")
     for buffer in _repeated(new.func.buffers, new.names.buffers):
         yield Broken(buffer.var.span, f"two buffers are named '{buffer.name}'")
 
@@ -244,7 +244,7 @@ def _axis_merged(new: Declarations) -> Found:
 
 
 def _inside(axis: Axis) -> list[Any]:
-    """The axes that a merged axis holds, in each of its places."""
+    """The axes in a merged axis, once per occurrence."""
     of = [] if axis.of is None else axis.of
     return [x for a in of for x in (a, *(_inside(a) if isinstance(a, Axis) else ()))]
 
@@ -299,7 +299,7 @@ def _shared_indptr(new: Declarations) -> Found:
             continue
         first = owner.setdefault(axis.indptr, axis)
         pair = f"axes '{first.name}' and '{axis.name}' share the indptr '{axis.indptr.name}'"
-        if not tvm_ffi.structural_equal(first.parent, axis.parent):  # whatever their names
+        if not tvm_ffi.structural_equal(first.parent, axis.parent):  # up to names
             yield Broken(
                 axis,
                 f"{pair}, but their parents '{first.parent.name}' and '{axis.parent.name}' are not "
@@ -342,9 +342,9 @@ def _handle_once(new: Declarations) -> Found:
 
 
 def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
-    """Whether a buffer holds the coordinates, or the offsets, of an axis that nothing else uses.
+    """Whether a buffer holds the coordinates or offsets of an axis, and nothing else uses them.
 
-    The axis says then what the array must hold, which structure checks look at.
+    The axis then implies the contents of the array, which structure checks verify.
     """
     of = [a for a in func.axes if any(h is not None and h.same_as(buffer.handle)
                                       for h in (a.indices, a.indptr))]  # fmt: skip

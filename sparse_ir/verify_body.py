@@ -43,9 +43,9 @@ def names(axes: Any) -> str:
 
 
 def body_problems(func: SparseFunc, known: Sequence[Any] = ()) -> Found:
-    """The broken rules of the body, in the order of the text.
+    """The broken rules of the body, in textual order.
 
-    known : iterations in it that are right, in a function that declares no more than this one
+    known : verified iterations in it, of a function with no more declarations than this one
     """
     right, seen = frozenset(known), set[str]()
     others: list[SparseIteration] = []
@@ -229,7 +229,7 @@ def _statement_kind(site: Site) -> Found:
 
 
 def _races(site: Site) -> Found:
-    """Visits of parallel and vectorised loops do not meet; RACE of a loop is the author's word."""
+    """Visits of parallel and vectorised loops do not race, unless annotated with RACE."""
     loop = site.stmt
     kinds = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
     if not isinstance(loop, tirx.For) or loop.kind not in kinds:

@@ -1,4 +1,4 @@
-"""The rules of stage I on axes that are visited part by part (`T.part`)."""
+"""The rules of stage I on axes that are visited in parts (`T.part`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparsetir.sparse_ir.verify_sites import Broken, Found, Site
 
 
 def parts_problems(site: Site) -> Found:
-    """The broken rules of an iteration's parts, in the order of the text."""
+    """The broken rules of an iteration's parts, in textual order."""
     before = {a.name for it in site.iterations for a in flat_axes(it.axes)}
     for item in site.stmt.axes:
         if isinstance(item, PartAxis):

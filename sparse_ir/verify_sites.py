@@ -12,7 +12,7 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.nodes import Axis, Names, SparseFunc, SparseIteration, flat_axes, nodes_of
 from sparsetir.sparse_ir.traversal import collect
 
-# statement -> the fields that hold its own expressions, without those of nested statements
+# statement -> the fields with its own expressions, without those of nested statements
 STATEMENTS: dict[type, tuple[str, ...]] = {
     SparseIteration: (),
     tirx.SeqStmt: (),
@@ -29,7 +29,7 @@ NESTED = ("init", "body", "then_case", "else_case")
 
 
 class Broken(NamedTuple):
-    """A breach of a rule: where (an axis or a span) and what is wrong."""
+    """A breach of a rule: its place (an axis or a span) and the problem."""
 
     where: Any
     message: str
@@ -40,15 +40,15 @@ Found = Iterator[Broken]
 
 @dataclass
 class Site:
-    """A statement and what surrounds it.
+    """A statement and its surroundings.
 
-    names : what the function declares
+    names : the function's declarations
     iterations : the sparse iterations around it, the outermost first
-    init_of : the iteration in whose init it stands, or None
-    defined : what it may use beside that: handles of variables and buffers of statements around it
+    init_of : the iteration whose init contains it, or None
+    defined : handles of variables and buffers that statements around it define
     reduced : for a variable that depends on a reduction coordinate, that coordinate's name and
         its iteration's
-    known : iterations that need no look
+    known : verified iterations, which are skipped
     """
 
     func: SparseFunc
@@ -61,15 +61,15 @@ class Site:
     known: frozenset[Any] = frozenset()
 
     def defines(self, var: Any) -> bool:
-        """Whether a variable, handle or buffer may be used here."""
+        """Whether a variable, handle or buffer is defined here."""
         return var.__chandle__() in self.defined or self.names.declares(var)
 
     def at(self, stmt: Any) -> Site:
-        """A statement of the same block."""
+        """Another statement of the same block."""
         return replace(self, stmt=stmt)
 
     def inside(self, stmt: Any) -> Site:
-        """A statement of a block of its own, whose definitions end with it."""
+        """A statement in a nested block, whose definitions end with it."""
         site = self.at(stmt)
         site.defined, site.reduced = set(self.defined), dict(self.reduced)
         return site
@@ -93,7 +93,7 @@ class Site:
 
     @cached_property
     def loads(self) -> list[Any]:
-        """The buffer loads in them, those in indices too."""
+        """The loads in its expressions, also in indices."""
         return collect((ir.TensorLoad,), self.expressions, past=(ir.Var,))
 
     @cached_property
@@ -106,14 +106,14 @@ class Site:
 
 
 def used_variables(*expressions: Any) -> list[Any]:
-    """The distinct variables in some expressions, without the buffers."""
-    # A buffer's type mentions variables that the expression does not use.
+    """The distinct variables in some expressions, without buffers."""
+    # The type of a buffer refers to variables that the expression does not use.
     variables = {var.__chandle__(): var for var in nodes_of(ir.Var, *expressions, nested=False)}
     return [var for var in variables.values() if not tirx.is_buffer_var(var)]
 
 
 def sites(site: Site) -> Iterator[Site]:
-    """Every statement, outer ones first; a rule sees what is defined before its statement."""
+    """Every statement, outer ones first; a rule sees the definitions before its statement."""
     stmt = site.stmt
     if stmt in site.known:
         return

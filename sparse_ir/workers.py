@@ -1,4 +1,4 @@
-"""The loops of stage II that stage I has divided among workers (`parallelize`)."""
+"""The loops of stage II that `parallelize` has divided among workers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from sparsetir.sparse_ir.position_loop import PositionLoop
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_over, loop_with, type_of_product
 from sparsetir.sparse_ir.traversal import map_expr
 
-# Annotation of a loop of stage II: what it becomes when all else is done.
+# Annotation of a stage-II loop: the kind that it gets at the end.
 KIND = "sparsetir.kind"
 DIMENSIONS = "xyz"
-MAX_THREADS = 1024  # of a block
+MAX_THREADS = 1024  # per block
 WARP = 32
 
 
 class Workers(NamedTuple):
-    """Loops that are one parallel loop.
+    """A group of loops that become one parallel loop.
 
-    kinds : "parallel", "vectorized", or the thread dimension that it is bound to; for a loop over
-        blocks and threads both
+    kinds : "parallel", "vectorized", or the thread dimension that it is bound to; two for a loop
+        over blocks and threads
     """
 
     units: list[PositionLoop]
@@ -48,7 +48,7 @@ def entries_of(it: SparseIteration) -> list[dict[str, Any]]:
 
 
 def divided(it: SparseIteration) -> list[list[str]]:
-    """The names of the loops that are one parallel loop each, by the annotation."""
+    """The names of the loops in each group that becomes one parallel loop, by the annotation."""
     return [[str(name) for name in entry["loops"]] for entry in entries_of(it)]
 
 
@@ -58,9 +58,9 @@ def units_of(it: SparseIteration) -> set[str]:
 
 
 def with_spatial_workers(func: SparseFunc) -> SparseFunc:
-    """The function in which loops over blocks and threads are spatial, also those of a reduction.
+    """The function in which loops over blocks and threads are spatial, even if they are reductions.
 
-    How their visits add up has been settled (:mod:`sparsetir.sparse_ir.schedule.gpu_races`).
+    Their race strategy has been applied already (:mod:`sparsetir.sparse_ir.schedule.gpu_races`).
     """
 
     def visit(it: Any) -> Any:
@@ -85,8 +85,8 @@ def thread_tags(func: SparseFunc) -> dict[tuple[str, ...], list[str]]:
     """The kinds of the loops of a function, by (iteration, names of loops).
 
     Of the loops over threads, and of those over blocks, the innermost is x, the one around it y.
-    Raises LoweringError where CUDA has no dimension left, or a block not as many threads, and where
-    loops over threads inside of one over warps do not make up warps.
+    Raises LoweringError if CUDA has no dimension left, if a block has too many threads, and if
+    loops over threads inside one over warps do not make up warps.
     """
     nested = {n.name for it in sparse_iterations(func) for n in nodes_of(SparseIteration, it.body)}
     out: dict[tuple[str, ...], list[str]] = {}
@@ -101,9 +101,9 @@ def thread_tags(func: SparseFunc) -> dict[tuple[str, ...], list[str]]:
 def _tag(
     it: SparseIteration, out: dict[tuple[str, ...], list[str]], sizes: dict[str, int]
 ) -> tuple[int, int]:
-    """Tag the loops of a nest; how many dimensions of blocks and of threads it takes.
+    """Tag the loops of a nest; returns the numbers of block and thread dimensions that it uses.
 
-    sizes : of thread dimensions, which are added to
+    sizes : of thread dimensions, updated
     """
     below = [_tag(n, out, sizes) for n in nodes_of(SparseIteration, it.body, nested=False)]
     blocks, threads = (max((b[n] for b in below), default=0) for n in (0, 1))
@@ -132,7 +132,7 @@ def _tag(
 
 
 def _threads_of(it: SparseIteration, entry: dict[str, Any]) -> int:
-    """The number of threads of a block that an entry takes."""
+    """The number of threads per block that an entry uses."""
     per_block = int(entry.get("per_block", 0) or 0)
     lengths = {axis.name: axis.length for axis, _, _ in it.axis_of()}
     return per_block or int(lengths[str(entry["loops"][0])])
@@ -158,9 +158,9 @@ def _dimension(it: SparseIteration, number: int) -> str:
 def workers_of(
     it: SparseIteration, levels: list[list[PositionLoop]], tags: dict[tuple[str, ...], list[str]]
 ) -> list[Workers]:
-    """The groups of loops that are one parallel loop each, outermost first.
+    """The groups of loops that become one parallel loop each, outermost first.
 
-    Raises LoweringError for names that are none, and a group whose loops depend on each other.
+    Raises LoweringError for unknown names, and for a group whose loops depend on each other.
     """
     by_name = {entry_name(unit.node): unit for units in levels for unit in units}
     groups: list[Workers] = []
@@ -207,7 +207,7 @@ def loops_around(stmt: Any, units: list[PositionLoop], workers: list[Workers]) -
 
 
 def _over_blocks(stmt: Any, var: Any, extent: Any, workers: Workers) -> tirx.Stmt:
-    """Loops over blocks, and over the threads of one, which leave out what is beyond the last."""
+    """Loops over blocks and over the threads of a block, guarded in the last block."""
     dtype = dtype_of(var)
     size = as_dtype(workers.per_block, dtype)
     outer, inner = (tirx.Var(f"{var.name}_{n}", dtype) for n in range(2))
@@ -220,7 +220,7 @@ def _over_blocks(stmt: Any, var: Any, extent: Any, workers: Workers) -> tirx.Stm
 
 
 def _under(stmt: Any, condition: Any) -> Any:
-    """A nest whose block is under a condition."""
+    """A nest whose block is guarded by a condition."""
     if isinstance(stmt, tirx.For):
         return loop_with(stmt, body=_under(stmt.body, condition))
     predicate = tirx.all(stmt.predicate, condition)
@@ -228,7 +228,7 @@ def _under(stmt: Any, condition: Any) -> Any:
 
 
 def _fused(stmt: Any, group: list[PositionLoop]) -> tuple[Any, Any, Any]:
-    """(variable, extent, what is inside) of one loop for several, over the product of extents."""
+    """(variable, extent, body) of one loop in place of several, over the product of extents."""
     if len(group) == 1:
         return group[0].loop, group[0].extent, stmt
     dtype = type_of_product([u.extent for u in group], [dtype_of(u.loop) for u in group])

@@ -20,8 +20,8 @@ class Case:
     """One operator on one matrix.
 
     matrix : CSR, float32 values (float64 for the dtype float64), int32 indices
-    operands : (B,), (X, Y) or (x,), of the type of the values, with numbers that are exact in the
-        dtype
+    operands : (B,), (X, Y) or (x,), of the type of the values, with numbers that the dtype
+        represents exactly
     reduce, heads : as for `sparsetir.plan`
     """
 
@@ -74,7 +74,7 @@ def save(case: Case, folder: Path) -> None:
 
 
 def load(folder: Path, op: str, shape: tuple[int, int], feat: int, **more: Any) -> Case:
-    """Load what `save` wrote.
+    """Load a case written by `save`.
 
     more : `dtype`, `reduce` and `heads` of the case
     """

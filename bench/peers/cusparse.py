@@ -1,6 +1,6 @@
-"""cuSPARSE by its C interface, with everything prepared before the call that is timed.
+"""cuSPARSE by its C interface, with all preparation before the timed call.
 
-Written against CUDA 12 and 13; the library is the one that torch has loaded. Buffers are allocated
+Written for CUDA 12 and 13; the library is the one that torch has loaded. Buffers are allocated
 and `*_preprocess` is called once.
 """
 
@@ -25,7 +25,7 @@ SDDMM = {"default": 0}
 
 
 class Refused(Exception):
-    """cuSPARSE has no such combination of algorithm, dtype and layout."""
+    """A combination of algorithm, dtype and layout that cuSPARSE lacks."""
 
 
 def load() -> Any:
@@ -39,8 +39,8 @@ def load() -> Any:
 class CuSparse:
     """Calls for a case: each algorithm, and both layouts of dense matrices.
 
-    tensors : the values, dense operands and output of a case on the GPU, several times, to take
-        turns with
+    tensors : the values, dense operands and output of a case on the GPU, in several copies that
+        take turns
     """
 
     def __init__(self, torch: Any) -> None:
@@ -60,7 +60,7 @@ class CuSparse:
         return handle
 
     def prepare(self, case: Case, tensors: Any) -> dict[str, Callable[[int], Any]]:
-        """Calls by number of the copy, which give their output; a combination may raise Refused."""
+        """Calls by copy number, which return their output; a combination may raise Refused."""
         out: dict[str, Callable[[int], Any]] = {}
         algorithms = {"spmm": SPMM, "sddmm": SDDMM, "spmv": SPMV}[case.op]
         layouts = (ROW_MAJOR, COLUMN_MAJOR) if case.op == "spmm" else (ROW_MAJOR,)
@@ -95,14 +95,14 @@ class CuSparse:
     def _call(
         self, case: Case, tensors: Any, name: str, number: int, layout: int
     ) -> Callable[[int], Any]:
-        """A call that is ready for each copy."""
+        """A prepared call for each copy."""
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         stem = {"spmm": "SpMM", "sddmm": "SDDMM", "spmv": "SpMV"}[case.op]
         ready, outputs = [], []
         for dense, out_of in tensors.copies:
-            # A matrix by columns has the same shape, and its numbers in another order.
+            # A matrix by columns has the same shape, with its numbers in another order.
             dense, out = [_laid_out(x, layout) for x in dense], _laid_out(out_of, layout)
-            out.fill_(float("nan"))  # others may have written the right result into `out_of`
+            out.fill_(float("nan"))  # `out_of` may hold the right result from another way
             values = out if case.op == "sddmm" else tensors.values
             a = self._matrix(case, tensors, values, name)
             operands = [self._dense(x, layout, case.dtype) for x in dense]
@@ -130,11 +130,11 @@ class CuSparse:
                 raise Refused(f"cusparse{stem}: {name}")
             return outputs[copy]
 
-        call(0)  # also refuses what it does not have
+        call(0)  # also refuses unsupported combinations
         return call
 
     def release(self) -> None:
-        """Forget buffers and copies; descriptors are some bytes each."""
+        """Forget buffers and copies; descriptors are a few bytes each."""
         self._kept = []
 
 
@@ -143,7 +143,7 @@ def _at(tensor: Any) -> ctypes.c_void_p:
 
 
 def _laid_out(tensor: Any, layout: int) -> Any:
-    """The tensor, or a copy with its columns one behind the other."""
+    """The tensor, or a copy with its columns contiguous."""
     if layout == ROW_MAJOR or tensor.ndim == 1:
         return tensor
     return tensor.t().contiguous().t()

@@ -26,15 +26,15 @@ from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.serving import one_line
 
 COPIES, ROUNDS, CALLS = 3, 5, 20
-TARGET = "cuda"  # in place of a number of threads
-MOST_DENSE = 2 * 10**9  # bytes of a dense matrix that is multiplied for comparison
+TARGET = "cuda"  # instead of a number of threads
+MOST_DENSE = 2 * 10**9  # the most bytes of a dense matrix that is multiplied for comparison
 
 Call = Callable[[int], Any]
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """A case on the GPU; `copies` of its dense operands and of an output, NaN."""
+    """A case on the GPU; `copies` of its dense operands and of an output of NaN."""
 
     indptr: Any
     indices: Any
@@ -44,10 +44,10 @@ class Tensors:
 
 
 class Gpu:
-    """An NVIDIA GPU in place of the processes of peers; see :class:`bench.run.Processes`.
+    """An NVIDIA GPU instead of the processes of peers; see :class:`bench.run.Processes`.
 
     torch : with a CUDA device
-    rounds, calls : in each round every way has a turn of so many calls
+    rounds, calls : in each round every way has a turn of `calls` calls
     """
 
     def __init__(self, torch: Any, args: argparse.Namespace) -> None:
@@ -62,12 +62,12 @@ class Gpu:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Gpu | None:
-        """The GPU; None, with a message, where there is no device."""
+        """The GPU; None, with a message, if there is no device."""
         torch = cuda()
         return None if torch is None else cls(torch, args)
 
     def measured(self, case: Case) -> list[dict[str, Any]]:
-        """A cell, as of :func:`bench.peers.turns.compare`."""
+        """A cell in the form of :func:`bench.peers.turns.compare`."""
         reference, tensors = case.check(), self._tensors(case)
         out, ways = Outcome(), dict[tuple[str, str], Call]()
         makers = {
@@ -79,7 +79,7 @@ class Gpu:
             refused: dict[str, str] = {}
             try:
                 calls_of = makers[name](case, tensors)
-            except Exception as error:  # told at the end, with all others
+            except Exception as error:  # reported at the end, with all others
                 calls_of, refused = {}, {"": one_line(error)}
             for variant, call in calls_of.items():
                 for _, result in tensors.copies:
@@ -133,7 +133,7 @@ class Gpu:
         return self.library.prepare(case, tensors)
 
     def _torch(self, case: Case, tensors: Tensors) -> dict[str, Call]:
-        """CSR tensors, which torch gives to cuSPARSE anew in each call."""
+        """CSR tensors, for which torch calls cuSPARSE from scratch each time."""
         torch, copies = self.torch, tensors.copies
         matrix = torch.sparse_csr_tensor(
             tensors.indptr, tensors.indices, tensors.values, case.matrix.shape
@@ -145,7 +145,7 @@ class Gpu:
         return {"new": lambda i: matrix @ copies[i][0][0]}
 
     def _dense(self, case: Case, tensors: Tensors) -> dict[str, Call]:
-        """CuBLAS with all zeros, where that fits: what a pruned weight has to beat."""
+        """CuBLAS with all zeros stored, if that fits: the competitor of a pruned weight."""
         torch, a = self.torch, case.matrix
         size = a.shape[0] * a.shape[1] * tensors.values.element_size()
         if case.op == "sddmm" or size > MOST_DENSE:

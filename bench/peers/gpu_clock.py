@@ -27,7 +27,7 @@ class Clock:
         self._flush = torch.empty(2 * cache, dtype=torch.uint8, device="cuda")
 
     def seconds(self, call: Callable[[], Any]) -> float:
-        """Seconds of one call, with nothing of it in the caches."""
+        """Seconds of one call, with cold caches."""
         cuda = self._torch.cuda
         start, end = (cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
@@ -41,10 +41,10 @@ class Clock:
 def take_turns(
     clock: Any, ways: Mapping[Way, Callable[[int], Any]], rounds: int, calls: int, copies: int
 ) -> dict[Way, dict[str, float]]:
-    """Seconds of ways, which take turns: minimum, median, and how far turns are from each other.
+    """Seconds of ways, which take turns: minimum, median, and the spread among turns.
 
-    ways : take the number of a copy of their operands
-    calls : timed of each way in each round, after some to warm up
+    ways : functions of the number of a copy of their operands
+    calls : timed calls of each way in each round, after some to warm up
     """
     times: dict[Way, list[list[float]]] = {w: [] for w in ways}
     for turn in range(rounds):

@@ -1,6 +1,6 @@
 """Peers of sparsetir on a CPU; each class runs in a separate process.
 
-Libraries are imported when a peer is made, in its process.
+Libraries are imported when a peer is constructed, in its process.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sparsetir.tuning.serving import Missing
 
 Calls = dict[str, Callable[[], Any]]
 DTYPES = ("float32", "float16", "bfloat16", "float64")  # of torch
-REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax"}  # and its names for them
+REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax"}  # with torch's names
 
 
 class Peer:
     """A library. A subclass computes a case in one or more ways.
 
-    threads : how many it may use; environment variables say so too
+    threads : how many it may use; environment variables are set accordingly
     """
 
     def __init__(self, threads: int) -> None:
@@ -40,9 +40,9 @@ class Peer:
         self.told: dict[str, Any] = {}
 
     def prepare(self, case: Case) -> Calls:
-        """Calls that compute the case, by the name of the way.
+        """Calls that compute the case, by name of the way.
 
-        A way that writes into a given result has one of its own, NaN: what it leaves out shows.
+        A way that writes into a given result has its own, filled with NaN to reveal missing writes.
         """
         raise NotImplementedError
 
@@ -51,20 +51,20 @@ class Peer:
         return self.told
 
     def release(self) -> None:
-        """Give back what the case holds."""
+        """Release the data of the case."""
 
     def to_numpy(self, result: Any) -> np.ndarray:
-        """A result as float32, or float64 where it is that."""
+        """A result as float32, or as float64 if it is that."""
         return np.asarray(result)
 
 
 def wide(dtype: str) -> str:
-    """The type of NumPy that holds all numbers of a dtype."""
+    """The NumPy type that represents all numbers of a dtype."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def output(case: Case) -> np.ndarray:
-    """A result to be written, NaN, in float32 (float64 for that)."""
+    """An output array filled with NaN, in float32 (or float64)."""
     a, record = case.matrix, OPERATORS[case.op]
     shape = record.shapes(a.shape, a.nnz, case.feat, case.heads)["out"]
     return aligned(np.full(shape, np.nan, wide(case.dtype)))
@@ -73,7 +73,7 @@ def output(case: Case) -> np.ndarray:
 def needs(
     case: Case, dtypes: Sequence[str] = ("float32",), reductions: Sequence[str] = ("sum",)
 ) -> None:
-    """Missing where a library has not the operator, dtype or reduction of a case, nor heads."""
+    """Raise Failed if a library lacks the operator, dtype, reduction or heads of a case."""
     if case.op not in OPS:
         raise Missing(f"has no {case.op}")
     if case.dtype not in dtypes:
@@ -85,10 +85,10 @@ def needs(
 
 
 class Scipy(Peer):
-    """Allocates its result, and uses one thread."""
+    """scipy, which allocates its result and uses one thread."""
 
     def prepare(self, case: Case) -> Calls:
-        """A product, or gathered rows by NumPy, as scipy has no SDDMM."""
+        """A product, or gathered rows by NumPy, since scipy has no SDDMM."""
         needs(case, ("float32", "float64"))
         a, dense = case.matrix, case.operands
         if case.op != "sddmm":
@@ -98,7 +98,7 @@ class Scipy(Peer):
 
 
 class Torch(Peer):
-    """torch's CSR tensors; torch.mm and torch.mv write into a given result, `@` makes one."""
+    """torch's CSR tensors; torch.mm and torch.mv write into a given result, `@` allocates one."""
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
@@ -179,17 +179,17 @@ class MKL(Peer):
         }
 
     def about(self) -> dict[str, Any]:
-        """The version: MKL may be from outside of this environment, whose packages are recorded.
+        """The version: MKL may come from outside this environment, whose packages are recorded.
 
-        `code`: which of its libraries it took for this CPU; `preloaded`: the names of what was
-        loaded before it (LD_PRELOAD), by which it can be made to take another.
+        `code`: the library that it selected for this CPU; `preloaded`: the names of libraries
+        loaded before it (LD_PRELOAD), by which it can be made to select another.
         """
         before = re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", ""))
         code_facts = {"code": mkl.code(), "preloaded": [Path(name).name for name in before if name]}
         return {"version": mkl.version(self.library), **{k: v for k, v in code_facts.items() if v}}
 
     def release(self) -> None:
-        """MKL's copies of the matrix."""
+        """Free MKL's copies of the matrix."""
         for handle in self._handles:
             handle.close()
         self._handles = []

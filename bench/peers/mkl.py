@@ -1,4 +1,4 @@
-"""Sparse products of MKL by its C interface, as cheap as it offers them."""
+"""Sparse products of MKL by its C interface, with the least overhead that it offers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 NOT_TRANSPOSED, GENERAL, ROW_MAJOR, ZERO_BASED = 10, 20, 101, 0
-CALLS = 1000  # as a hint
-VALUES_OF_PATTERN, PATTERN_ALONE = 92, 93  # stages of a product that is sparse
-# MKL's libraries, one of which it chooses by the CPU, in words.
+CALLS = 1000  # the hint for the expected number of calls
+VALUES_OF_PATTERN, PATTERN_ALONE = 92, 93  # stages of a sparse product
+# MKL's libraries, one of which it selects by CPU, in words.
 CODES = {"def": "generic code", "mc3": "SSE4 code", "avx2": "AVX2 code", "avx512": "AVX-512 code"}
 CODES["avx10"] = "AVX10 code"
 MAPS = Path("/proc/self/maps")
@@ -28,7 +28,7 @@ class Description(ctypes.Structure):
 
 
 def load() -> Any:
-    """libmkl_rt: the one that MKL_RT names, or of the mkl wheel in this environment.
+    """libmkl_rt: the one that MKL_RT names, or that of the mkl wheel in this environment.
 
     OSError if there is none.
     """
@@ -41,12 +41,12 @@ def load() -> Any:
 
 
 def code(maps: Path = MAPS) -> str | None:
-    """The library that MKL chose for this CPU: one of `CODES`, such as "def" or "avx512".
+    """The library that MKL selected for this CPU: one of `CODES`, such as "def" or "avx512".
 
-    maps : what the system says of a process's memory
+    maps : the system's list of a process's memory mappings
 
-    None before the first product, and where the system has no such file. On AMD's CPUs MKL 2026
-    takes "def", whatever they can do.
+    None before the first product, and if the system has no such file. On AMD's CPUs MKL 2026
+    selects "def", whatever their features.
     """
     try:
         match = re.search(rf"/libmkl_({'|'.join(CODES)})\.so", maps.read_text())
@@ -56,7 +56,7 @@ def code(maps: Path = MAPS) -> str | None:
 
 
 def version(library: Any) -> str:
-    """The version that the library states."""
+    """The version that the library reports."""
     text = ctypes.create_string_buffer(200)
     library.MKL_Get_Version_String(text, len(text))
     return text.value.decode(errors="replace").strip()
@@ -68,9 +68,9 @@ def _check(status: int, routine: str) -> None:
 
 
 class Handle:
-    """A CSR matrix of float32 or float64 and int32 that MKL knows; `close` it.
+    """An MKL handle of a CSR matrix of float32 or float64 and int32; `close` it.
 
-    inspect : let MKL look at the matrix and keep what speeds up many products
+    inspect : whether MKL may analyse the matrix and keep data that speed up many products
     """
 
     def __init__(self, library: Any, a: Any, feat: int, inspect: bool) -> None:
@@ -105,7 +105,7 @@ class Handle:
     def product(self, b: np.ndarray, out: np.ndarray) -> Callable[[], np.ndarray]:
         """A call that writes A b into `out`: a matrix by a matrix, or by a vector."""
         one, zero = self.number(1), self.number(0)
-        self.arrays = (*self.arrays, b, out)  # MKL has their addresses alone
+        self.arrays = (*self.arrays, b, out)  # MKL only has their addresses
         first = (NOT_TRANSPOSED, one, self.pointer, self.description)
         if b.ndim == 1:
             function = self._function("mv")
@@ -122,13 +122,13 @@ class Handle:
         return call
 
     def sparse_product(self, other: Handle) -> Callable[[], None]:
-        """A call that makes the product with a sparse matrix, in order of columns."""
+        """A call that computes the product with a sparse matrix, with ordered columns."""
         return self._making(lambda out: self.library.mkl_sparse_spmm(
             NOT_TRANSPOSED, self.pointer, other.pointer, out
         ), other)  # fmt: skip
 
     def sparse_sum(self, other: Handle) -> Callable[[], None]:
-        """A call that makes the sum with a sparse matrix, in order of columns."""
+        """A call that computes the sum with a sparse matrix, with ordered columns."""
         add, one = self._function("add"), self.number(1)
         return self._making(lambda out: add(
             NOT_TRANSPOSED, self.pointer, one, other.pointer, out
@@ -146,7 +146,7 @@ class Handle:
         return call
 
     def numeric_phase(self, other: Handle) -> Callable[[], None]:
-        """A call that computes the values of the product whose pattern is there."""
+        """A call that computes the values of a product whose pattern exists."""
         out, general = ctypes.c_void_p(), Description(GENERAL, 0, 0)
         self.arrays = (*self.arrays, other, out)
 
@@ -160,5 +160,5 @@ class Handle:
         return lambda: run(VALUES_OF_PATTERN)
 
     def close(self) -> None:
-        """Free what MKL made."""
+        """Free MKL's data."""
         self.library.mkl_sparse_destroy(self.pointer)

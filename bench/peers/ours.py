@@ -1,4 +1,4 @@
-"""sparsetir as a peer: the one place that knows how its operators are called."""
+"""sparsetir as a peer: the only place that knows how its operators are called."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Ours(Peer):
         return {"default": lambda: kernel(*operands, out=out)}
 
     def to_numpy(self, result: Any) -> np.ndarray:
-        """A result as numbers, also of TVM's tensors."""
+        """A result as numbers, also from TVM's tensors."""
         return numbers(result)
 
 
 class OursFloat32(Ours):
-    """Plans of the same numbers in float32, as without kernels of half precision."""
+    """Plans of the same numbers in float32, as if there were no half-precision kernels."""
 
     def prepare(self, case: Case) -> Calls:
         """Calls into a given float32 result."""

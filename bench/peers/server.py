@@ -1,6 +1,6 @@
-"""The process of a peer, which :class:`bench.peers.turns.Worker` asks to time calls.
+"""The process of a peer, in which :class:`bench.peers.turns.Worker` times calls.
 
-One for each peer, because OpenMP runtimes in one process wait for each other.
+There is one per peer, because OpenMP runtimes in one process wait for each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparsetir.tuning.serving import Missing, serve
 from sparsetir.tuning.timing import alone, turn, warm_up
 
 WARM_UP = 0.002  # seconds of calls before those that count, at least one call
-SLOW = 0.03  # a call that takes longer is timed once in a turn
+SLOW = 0.03  # a call that takes longer is timed once per turn
 
 
 class Server:
@@ -33,7 +33,7 @@ class Server:
         self.calls: dict[str, Callable[[], Any]] = {}
 
     def prepare(self, folder: str, case: dict[str, Any]) -> dict[str, Any]:
-        """Load a case and run each way of computing it once; results are left in the folder."""
+        """Load a case and run each of its ways once; results are left in the folder."""
         self.release()
         loaded = cases.load(Path(folder), **case)
         refused = {}
@@ -54,7 +54,7 @@ class Server:
     def turn(self, variant: str, seconds: float, least: int) -> dict[str, Any]:
         """Nanoseconds of each of some calls, after a warm-up.
 
-        `switches` : how often another process took a processor away meanwhile
+        `switches` : the number of involuntary context switches meanwhile
         """
         once = timed(self.calls[variant])
         with alone():
@@ -75,7 +75,7 @@ class Server:
 
 
 def serve_peer(answers: int, parent: int, words: Sequence[str]) -> None:
-    """Answer until stdin ends.
+    """Answer requests until stdin ends.
 
     words : name of the peer, threads, modules to import
     """

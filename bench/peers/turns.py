@@ -1,4 +1,4 @@
-"""Peers that take turns: processes one of which runs at a time, while the others are stopped."""
+"""Peers that take turns: one process runs at a time, while the others are stopped."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.schedules.operators.operands import Check
 from sparsetir.tuning.process import THREADS, Ended, Process
 
-LEAST = 3  # calls in a turn
-QUIET = 4  # turns without disturbance that are wanted, and then count alone
-LONGEST = 2  # times as many rounds, at most, until there are so many
-TRIALS = 3  # turns after which a way of a peer that takes LATER times its best has no more
+LEAST = 3  # calls per turn
+QUIET = 4  # the wanted number of undisturbed turns, which then count alone
+LONGEST = 2  # the most rounds to reach it, as a multiple
+TRIALS = 3  # turns after which a way slower than LATER times the peer's best gets no more
 LATER = 1.5
-WITH_TORCH = ("torch",)  # peers; to import it takes the others half of their start
+WITH_TORCH = ("torch",)  # peers; importing it would take half of the others' start-up
 LAUNCH = "from bench.peers.server import serve_peer; serve_peer(answers, parent, sys.argv[1:])"
 
 
@@ -52,7 +52,7 @@ class Worker:
         self.missing: str | None = None
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
-        """An answer; Failed if there is none. A process that died is started again."""
+        """An answer; Failed if there is none. A process that died is restarted."""
         if self._process is None and not self.missing:
             self._start()
         if self._process is None:
@@ -65,14 +65,14 @@ class Worker:
         return answer
 
     def _start(self) -> None:
-        """Load the peer."""
+        """Start the process, which loads the peer."""
         of = [str(self.checkout / "python"), str(self.checkout)] if self.checkout else []
         env = {
             **os.environ,
             **{n: str(self.threads) for n in THREADS},
             "MKL_DYNAMIC": "FALSE",
             "PYTHONPATH": os.pathsep.join([*of, *(p for p in sys.path if p)]),
-            "SPARSETIR_RECORDS": "",  # a default is what it is without any
+            "SPARSETIR_RECORDS": "",  # measures defaults, without records
         }
         code = LAUNCH if self.name in WITH_TORCH else f"{WITHOUT_TORCH}; {LAUNCH}"
         words = [OURS if self.name == BEFORE else self.name, str(self.threads), *self.modules]
@@ -103,8 +103,8 @@ class Worker:
 class Times:
     """Nanoseconds of the calls of one way to compute a case, turn by turn.
 
-    A turn is quiet when no other process took a processor away in it. Where there are enough
-    quiet turns, they count alone.
+    A turn is quiet if no involuntary context switch occurred in it. If there are enough quiet
+    turns, only they count.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Times:
         self.dropped = False
 
     def add(self, times: list[int], switches: int) -> None:
-        """Take note of a turn."""
+        """Record a turn."""
         self.turns.append(times)
         if not switches:
             self.quiet.append(times)
@@ -139,11 +139,11 @@ def compare(
 ) -> dict[str, Any]:
     """Times of all workers on a case.
 
-    folder : for arrays; `seconds` : of a turn
+    folder : for arrays; `seconds` : per turn
 
     Ways of a worker that are much slower than its best get only a few turns.
-    Gives `peers` (name to its best way: times, `variant`, and those of each way in `variants`;
-    `about`), `missing`, `wrong` and `failed` (name to reason). What is wrong is not timed.
+    Returns `peers` (name to its best way: times, `variant`, and those of each way in `variants`;
+    `about`), `missing`, `wrong` and `failed` (name to reason). Wrong results are not timed.
     """
     out = Outcome()
     times: dict[Worker, dict[str, Times]] = {}
@@ -186,19 +186,19 @@ class Outcome(dict[str, dict[str, Any]]):
         super().__init__(peers={}, missing={}, wrong={}, failed={})
 
     def right(self, peer: str, variant: str, problem: str | None) -> bool:
-        """Whether a way of a peer is right; what is wrong is noted."""
+        """Whether a way of a peer is right; wrong ones are recorded."""
         if problem:
             texts = [self["wrong"][peer]] if peer in self["wrong"] else []
             self["wrong"][peer] = "; ".join([*texts, f"{variant}: {problem}"])
         return not problem
 
     def add(self, peer: str, variants: dict[str, dict[str, float]]) -> None:
-        """Note the times of the ways of a peer, the fastest of which counts."""
+        """Record the times of the ways of a peer; the fastest way counts."""
         best = min(variants, key=lambda v: variants[v]["min"])
         self["peers"][peer] |= {**variants[best], "variant": best, "variants": variants}
 
     def of_timed(self) -> dict[str, dict[str, Any]]:
-        """All of it, of peers that have times."""
+        """All results, with only those peers that have times."""
         return {**self, "peers": {n: p for n, p in self["peers"].items() if "min" in p}}
 
 

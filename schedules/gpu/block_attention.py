@@ -1,12 +1,12 @@
 """Attention over blocks on the tensor cores of a GPU, and its gradients.
 
-A block of threads has a row of blocks of one head. Its rows are shared out among warps, which hold
-scores and sums in registers; blocks of K and V, or of Q and the gradient, are copied to shared
-memory some steps ahead. The same programs as on a CPU; what they keep for each row is kept by the
+A thread block has a row of blocks of one head. Its rows are divided among warps, which keep scores
+and accumulators in registers; blocks of K and V, or of Q and the gradient, are copied to shared
+memory some steps ahead. The programs are those for CPUs; their per-row values are held by the
 four lanes that have the row. (SparseTIR, section 4.3.1; FlashAttention-2, section 3.)
 
-Factors of products are rounded to the type of Q, weights of keys among them; sums, maxima and
-powers are in float32.
+Factors of products, including the weights of keys, are rounded to the type of Q; sums, maxima and
+exponentials are in float32.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHO = "block_attention_gpu"
 
 
 def apply(sch: Schedule, config: WarpTiles) -> None:
-    """Schedule a program of steps for each block that a row of blocks stores.
+    """Schedule a program whose steps run for each block that a row of blocks stores.
 
     Before (stage I)::
 
@@ -34,10 +34,10 @@ def apply(sch: Schedule, config: WarpTiles) -> None:
                 with T.sp_iter([JI, II, F], "SSR", "score") as [ji, ii, f]: ...
                 with T.sp_iter([JI, II], "SS", "powers") as [ji, ii]: ...
 
-    H and IO are divided among blocks of threads, in stage I; II among warps, in stage II
+    H and IO are divided among thread blocks, in stage I; II among warps, in stage II
     (:func:`sparsetir.schedules.gpu.passes.warp_mma_program.warp_mma_program`).
 
-    Raises ScheduleError for a program of another shape.
+    Raises ScheduleError for a program of another form.
     """
     main = sch.func.body
     local = [b.axes for b in sch.func.buffers if b.handle is None and b.axes]

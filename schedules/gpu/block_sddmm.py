@@ -1,7 +1,7 @@
 """SDDMM of blocks on the tensor cores of a GPU, for all heads of a batch.
 
-A block of threads has a row of blocks of one head. The rows of X stay in the registers of its
-warps; those of Y that belong to a stored block are copied to shared memory some blocks ahead.
+A thread block has a row of blocks of one head. The rows of X stay in its warps' registers; the rows
+of Y of each stored block are copied to shared memory some blocks ahead.
 (SparseTIR, section 4.3.1 and figure 16.)
 """
 
@@ -18,9 +18,9 @@ from sparsetir.sparse_ir.schedule import Schedule
 
 @dataclass(frozen=True)
 class WarpTiles(Config):
-    """The warps and stages of a kernel.
+    """The numbers of warps and pipeline stages of a kernel.
 
-    warps : most warps of a block of threads; each has 16 rows of a block, or a multiple
+    warps : the most warps per thread block; each has 16 rows of a block, or a multiple
     stages : blocks in shared memory at a time, 2 to 4
     """
 
@@ -40,7 +40,7 @@ def apply(sch: Schedule, config: WarpTiles) -> None:
             with T.sp_iter([II, JI, K], "SSR", "spmm_grad_a_reduce") as [ii, ji, k]: ...
             with T.sp_iter([II, JI], "SS", "spmm_grad_a_write") as [ii, ji]: ...
 
-    II is divided among warps in stage II. Raises ScheduleError for blocks that 16 does not divide.
+    II is divided among warps in stage II. Raises ScheduleError for block sizes not divisible by 16.
     """
     it = sch.get_sparse_iteration("spmm_grad_a")
     h, io, jo, ii, ji, _ = sch.get_sp_iters(it)

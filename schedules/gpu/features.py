@@ -1,4 +1,4 @@
-"""The common part of GPU templates over a dense feature axis: the features of each thread.
+"""The common part of GPU templates over a dense feature axis: the mapping of features to threads.
 
 A tile of features is spread over the threads of a row (`threadIdx.x`): each holds `coarsen` vectors
 of neighbouring features, `threads` vectors apart, so that neighbouring threads read and write
@@ -24,24 +24,25 @@ from sparsetir.sparse_ir.tir import free_vars, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 
 VECTOR_BYTES = 16  # the widest load
-MAX_BLOCKS = 32  # on a multiprocessor
-MAX_THREADS = 1024  # of a block
+MAX_BLOCKS = 32  # per multiprocessor
+MAX_THREADS = 1024  # per block
 MAX_OCCUPANCY = 2048
-MAX_ROWS = 2**31 - 1  # as many blocks as CUDA launches, with numbers of 32 bits
-MAX_SUMS = 64  # sums of a thread: more would not stay in registers
+MAX_ROWS = 2**31 - 1  # the most blocks of a CUDA grid, numbered in 32 bits
+MAX_SUMS = 64  # accumulators per thread: more would not stay in registers
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 
 
 class GpuTiled(Tiled):
-    """A config that spreads the features of a tile over threads.
+    """A config that distributes the features of a tile over threads.
 
     threads : threads that share a tile
-    vector : neighbouring features in one load, a power of two; of at most 16 bytes
-    coarsen : vectors of a thread, `threads` vectors apart
-    feat : the feature size as a constant of the kernel, a multiple of `vector`. None: it is any
-        multiple of `tile`, known when the kernel runs
-    occupancy : threads that a multiprocessor is to hold, which leaves each 65536 / occupancy
-        registers. None: nvcc decides, which then takes few, and has fewer loads under way
+    vector : neighbouring features per load, a power of two; at most 16 bytes
+    coarsen : vectors per thread, `threads` vectors apart
+    feat : the feature size as a constant of the kernel, a multiple of `vector`. None: any multiple
+        of `tile`, known at run time
+    occupancy : the number of threads that a multiprocessor should hold, which leaves each 65536 /
+        occupancy registers. None: nvcc decides, and tends to use few registers and overlap fewer
+        loads
     """
 
     threads: int
@@ -61,7 +62,7 @@ class GpuTiled(Tiled):
         expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
 
     def check_product(self, argument: str, most: int, *factors: str) -> None:
-        """Raise ValueError where a product of fields exceeds its limit."""
+        """Raise ValueError if a product of fields exceeds its limit."""
         product = math.prod(getattr(self, name) for name in factors)
         wanted = f"{' * '.join(factors)} to be at most {most}"
         expect(self, argument, product <= most, wanted, product)
@@ -82,7 +83,7 @@ class GpuTiled(Tiled):
 
 
 def vector_width(feat: int, dtype: str) -> int:
-    """The most neighbouring features in one load: up to 16 bytes, and a divisor of the size."""
+    """The most neighbouring features per load: up to 16 bytes, and a divisor of the size."""
     width = VECTOR_BYTES // np.dtype(dtype).itemsize
     while feat % width:
         width //= 2
@@ -100,7 +101,7 @@ def feature_loops(
 ) -> list[SpIter]:
     """The loops over tiles of features, a thread's vectors, threads, and the lanes of a vector.
 
-    tail : treatment of the last tile. With "shift" it begins earlier where it would exceed the
+    tail : treatment of the last tile. With "shift" it begins earlier if it would exceed the
         features, and a tile larger than all features is made smaller
     """
     threads, coarsen = config.threads, config.coarsen
@@ -116,10 +117,10 @@ def feature_loops(
 
 
 class RowSums(NamedTuple):
-    """The iterations that a reduction over what rows store becomes.
+    """The iterations into which a reduction over rows is split.
 
-    scalars, vectors : whose loops over lanes are unrolled, or vectors
-    reduce : over the columns
+    scalars, vectors : iterations whose loops over lanes become unrolled, or vectors
+    reduce : the iteration over columns
     write : the iteration that writes the result
     """
 
@@ -130,7 +131,7 @@ class RowSums(NamedTuple):
 
 
 def row_sums(sch: Schedule, rows: RowReduction, config: GpuTiled) -> RowSums:
-    """Sums of rows, and what is gathered for an element, in registers of threads.
+    """Keep the sums of rows, and gathered operands, in registers.
 
     Before, and after::
 
@@ -155,11 +156,11 @@ def row_sums(sch: Schedule, rows: RowReduction, config: GpuTiled) -> RowSums:
 def set_before(
     sch: Schedule, rows: RowReduction, config: GpuTiled, features: list[SpIter], block: int
 ) -> SparseIterationRef:
-    """The init of all rows before they are added to, with all threads of a block.
+    """Initialise all rows before they are updated, with all threads of a block.
 
-    features : the loops of the sum over them, which the init has as well where a tile may reach
-        too far
-    block : threads of a block
+    features : the feature loops of the sum, which the init has as well if a tile may exceed the
+        features
+    block : threads per block
     """
     init = sch.get_sparse_iteration(f"{rows.iteration.name}_init")
     loops = {loop.name: loop for loop in sch.get_sp_iters(init)}
@@ -188,9 +189,9 @@ def over_blocks(sch: Schedule, heads: list[SpIter], tiles: SpIter) -> None:
 def gathered_vectors(
     sch: Schedule, rows: RowReduction, reduce: SparseIterationRef, loop: Any
 ) -> tuple[list[SparseIterationRef], SparseIterationRef]:
-    """Let what is gathered for an element be loaded as vectors: copies, and what uses them.
+    """Load gathered operands as vectors; returns the copies, and the iteration that uses them.
 
-    loop : the innermost loop over elements, or `reduce` itself, which has one
+    loop : the innermost loop over elements, or `reduce` itself, which contains it
     """
     axes = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
     last = [rows.features.name]
@@ -202,14 +203,14 @@ def gathered_vectors(
 
 
 def reads_of_elements(loops: Any, block: Any) -> list[int]:
-    """The numbers of a block's reads at the position of its element, such as values and columns."""
+    """The indices of a block's reads at the element's position, such as values and columns."""
     element = loops.get(block).iter_vars[0].var
     places = [r.region[-1].min for r in loops.get(block).reads]
     return [number for number, place in enumerate(places) if place.same_as(element)]
 
 
 def _takes_one_float(block: Any) -> bool:
-    """Whether a block reads a float32 that its innermost loop does not choose."""
+    """Whether a block reads a float32 that does not depend on its innermost loop."""
     lane = block.iter_vars[-1].var
     return any(
         str(read.source.dtype) == "float32"
@@ -219,10 +220,10 @@ def _takes_one_float(block: Any) -> bool:
 
 
 def in_registers(sch: Any, block: Any, vectors: bool) -> None:
-    """Unroll the loops over a thread's features, or make the innermost one a vector.
+    """Unroll the loops over a thread's features, or vectorise the innermost one.
 
-    A vector that takes a float32 for all its lanes is of four: TVM prints eight of one value as
-    `make_ulonglong4` of eight arguments, which no compiler takes.
+    A vector with one float32 broadcast to all lanes has four: TVM prints eight equal lanes as
+    `make_ulonglong4` with eight arguments, which does not compile.
     """
     *_, outer, inner = sch.get_loops(block)
     sch.unroll(outer)
@@ -236,9 +237,9 @@ def in_registers(sch: Any, block: Any, vectors: bool) -> None:
 
 
 def occupy(sch: Schedule, config: GpuTiled, threads: int, tag: str = "threadIdx.x") -> None:
-    """Tell nvcc how many blocks of so many threads a multiprocessor is to hold.
+    """Tell nvcc how many blocks of `threads` threads a multiprocessor should hold.
 
-    tag : thread tag of the loops that get the note
+    tag : thread tag of the loops to annotate
     """
     if config.occupancy is not None:
         blocks = config.occupancy // threads
@@ -246,13 +247,13 @@ def occupy(sch: Schedule, config: GpuTiled, threads: int, tag: str = "threadIdx.
 
 
 def with_occupancy(func: tirx.PrimFunc, blocks: int, tag: str) -> tirx.PrimFunc:
-    """A function with the number of blocks for a multiprocessor to hold, at loops over `tag`."""
+    """A function with the number of blocks per multiprocessor, annotated at loops over `tag`."""
     number = tirx.IntImm("int32", blocks)
 
     def visit(loop: Any) -> Any:
         if loop.thread_binding is None or str(loop.thread_binding.thread_tag) != tag:
             return loop
-        # The node is a number: TVM renews the variables of loops, and not this statement's.
+        # The annotation's node is a number: TVM renews loop variables, but not those of AttrStmt.
         body = tirx.AttrStmt(number, MIN_BLOCKS, number, loop.body)
         return loop_with(loop, body=body)
 

@@ -6,9 +6,8 @@
     with T.sp_iter([IO0, IB0, JB0, K], "SSRS", "spmm_b0") as [io, ib, jb, k]: ...
     with T.sp_iter([IO1, IB1, JB1, K], "SSRS", "spmm_b1") as [io, ib, jb, k]: ...
 
-After `horizontal_fuse(sch)`, in stage II, `spmm_b0` and `spmm_b1` on one grid, as
-:mod:`sparsetir.schedules.gpu.passes.horizontal_fuse` shows. Both add to C, which they do atomically
-then.
+After `horizontal_fuse(sch)`, in stage II, `spmm_b0` and `spmm_b1` share a grid, as shown in
+:mod:`sparsetir.schedules.gpu.passes.horizontal_fuse`. Both update C, and now do so atomically.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ def horizontal_fuse(
     independent: Sequence[str] = (),
     max_threads: int = stage_two.MAX_THREADS,
 ) -> Any:
-    """Fuse iterations that would be a kernel launch each into one GPU launch.
+    """Fuse iterations that would each be a kernel into one GPU launch.
 
-    It is a schedule, `sparsetir.build(func, "cuda", schedule=sparsetir.horizontal_fuse)`, or the
-    last step of one, after primitives of stage I and II; it lowers to stage II. Iterations that
-    bind no loops get the default schedule. (SparseTIR, section 3.4.2.)
+    It can serve as a schedule, `sparsetir.build(func, "cuda", schedule=sparsetir.horizontal_fuse)`,
+    or as the last step of one, after primitives of stage I and II; it lowers to stage II.
+    Iterations without bound loops get the default schedule. (SparseTIR, section 3.4.2.)
 
     Parameters
     ----------
     sch : Schedule
         A schedule of a program for a GPU.
     parts : sequence of SparseIterationRef or str, optional
-        Iterations, neighbours or not, to fuse; refused where they cannot be. By default every run
-        of neighbours that can be fused, as long as can be, and nothing is refused.
+        Iterations to fuse, adjacent or not; refused if they cannot be fused. By default every
+        maximal run of adjacent iterations that can be fused, without refusals.
     independent : sequence of str
-        Buffers of which the parts write different elements, and read none that another one writes.
+        Buffers where each part writes disjoint elements, and reads none that another part writes.
     max_threads : int
         The most threads that a block may have.
 
@@ -59,16 +58,16 @@ def horizontal_fuse(
     Raises
     ------
     ScheduleError
-        For `parts` that need an order, as one reads what another writes, that do not fit in a
-        block, or are no iterations; and for an unknown buffer.
+        If one of `parts` reads what another writes, so that they need an order, if they do not fit
+        in a block, or are not iterations; and for an unknown buffer.
 
     Notes
     -----
-    Fused parts run in no order. In stage I, parts that all update a buffer by sums (of float32,
-    float64 or int32; maxima, minima of float32 or int32) become atomic updates, unless the buffer
-    is `independent`: a float sum may differ in its last bits from run to run. `precompute` before
-    leaves one such update for each row and feature. Values that `decompose_format` copies back are
-    known to be apart.
+    Fused parts run in no particular order. In stage I, parts that all update a buffer by sums (of
+    float32, float64 or int32; maxima, minima of float32 or int32) become atomic updates, unless the
+    buffer is `independent`: a float sum may differ in its last bits from run to run. A preceding
+    `precompute` leaves one such update per row and feature. Values that `decompose_format` copies
+    back are known to be disjoint.
     """
     if not isinstance(sch, Schedule):
         raise ScheduleError(
@@ -95,7 +94,7 @@ def horizontal_fuse(
 
 
 def _updates_of_shared(parts: list[SparseIteration], independent: Sequence[str]) -> list[str]:
-    """The iterations, nested ones too, that update what those of another part update."""
+    """The iterations, also nested ones, that update a buffer that another part updates, too."""
     updates: dict[str, list[tuple[int, str]]] = {}
     for n, part in enumerate(parts):
         for it in nodes_of(SparseIteration, part):

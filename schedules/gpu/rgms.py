@@ -1,20 +1,20 @@
 """Relational gather-matmul-scatter on a GPU, fused, in one launch. (SparseTIR, section 4.4.1.)
 
-A program over CSF by relation is decomposed into one iteration for each bucket of the 3-D hyb
-format (`formats/relational_hyb.py`), whose rows come in tiles of one relation. A block of threads
-takes such a tile and a tile of the result's features. It gathers the rows of X of some features,
-sums them up for each row into a tile in shared memory, copies as many rows of the relation's matrix
-beside it, multiplies the two, with sums in registers, and goes on to the next features of X. At the
-end it adds what it has to Y atomically, as other relations, other buckets and other pieces of a row
-do. So nothing of the size of edges times features is in memory. All buckets of all relations are
-one launch; one before it sets Y to zero.
+A program over CSF by relation is decomposed into one iteration per bucket of the 3-D hyb format
+(`formats/relational_hyb.py`), whose rows come in tiles of one relation. A thread block processes
+such a tile and a tile of the result's features. It gathers some features of rows of X, sums them
+for each row into a tile in shared memory, copies the corresponding rows of the relation's matrix,
+multiplies the two, with accumulators in registers, and continues with the next features of X. At
+the end it adds its sums to Y atomically, as do other relations, other buckets and other pieces of a
+row. So no intermediate has the size of edges times features. All buckets of all relations are one
+launch; a preceding one sets Y to zero.
 
     blockIdx.x                 tiles of rows of all relations and buckets
     blockIdx.y                 tiles of features (before the buckets are put on one grid)
     threadIdx.y, threadIdx.x   warps, and the 32 threads of one
 
-A sparse convolution is the same with bucket 0 alone (`k=0`): each offset has one input for an
-output at most. Where there are no weights either, rows of X are copied as they are.
+A sparse convolution is the same with bucket 0 alone (`k=0`): each offset has at most one input per
+output. If there are no weights either, rows of X are copied unchanged.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from sparsetir.sparse_ir.schedule import Schedule
 
 @dataclass(frozen=True)
 class RelationalRows(RelationalTiles):
-    """Tiles without tensor cores, in any type.
+    """Tiles without tensor cores, of any type.
 
-    shape : rows and features of a tile that a thread has the sums of, in registers
-    The others as of :class:`RelationalTiles`.
+    shape : rows and features of the sums of a thread, kept in registers
+
+    Other fields as in :class:`RelationalTiles`.
     """
 
     shape: tuple[int, int] = (4, 4)
@@ -52,10 +53,10 @@ class RelationalRows(RelationalTiles):
     def for_features(
         cls, feat_in: int, feat: int, dtype: str = "float32", k: int = 5, rows: int = 32
     ) -> RelationalRows:
-        """A configuration for numbers of features: 128 threads or more, of up to 16 by 2 sums.
+        """A configuration for numbers of features: at least 128 threads, with up to 16 by 2 sums.
 
-        Neighbouring threads have columns two apart, so that two atomic additions of a warp go to
-        each sector of 32 bytes; with four columns that would be four.
+        Neighbouring threads have columns two apart, so that each 32-byte sector gets two atomic
+        additions of a warp; with four columns that would be four.
         """
         tile = tile_of(feat)
         sums = rows * tile // max(128, rows * tile // 32)
@@ -90,9 +91,9 @@ def apply(sch: Schedule, config: RelationalRows) -> None:
             T.sp_iter_attr({"atomic": 1})
             ...
 
-    Stage II parts the sum over JB from that over K
+    Stage II separates the sum over JB from that over K
     (:mod:`sparsetir.schedules.gpu.passes.atomic_products`), divides the steps among threads, and
-    puts the buckets on one grid. Raises ScheduleError for a program of another shape.
+    places the buckets on one grid. Raises ScheduleError for a program of another form.
     """
 
     in_tiles(sch, config)

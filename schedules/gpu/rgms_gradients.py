@@ -1,20 +1,20 @@
 """Gradients of relational gather-matmul-scatter for weights on a GPU, each in one launch.
 
-Both programs are decomposed into tiles of rows of one relation (3-D hyb), as that of
-:mod:`sparsetir.schedules.gpu.rgms` is. A block of threads takes one, with
+Both programs are decomposed into tiles of rows of one relation (3-D hyb), as in
+:mod:`sparsetir.schedules.gpu.rgms`. A thread block has one such tile, and
 
-- of the weights of relations a tile of features of X and of Y: it gathers rows of X, sums them up
-  for each row of the tile in shared memory, copies rows of the gradient of Y beside them,
-  multiplies the two, with sums in registers, and adds these to the relation's atomically;
-- of the weights of edges a tile of features of X: it multiplies rows of the gradient of Y with the
-  relation's matrix, puts the products into shared memory, and multiplies each with the rows of X of
-  its elements, some neighbouring threads an element; where X has no more than a tile of features,
-  each element is added to once.
+- for the weights of relations a tile of features of X and of Y: it gathers rows of X, sums them
+  for each row of the tile in shared memory, copies rows of the gradient of Y, multiplies the two,
+  with accumulators in registers, and adds these to the relation's weights atomically;
+- for the weights of edges a tile of features of X: it multiplies rows of the gradient of Y with the
+  relation's matrix, stores the products in shared memory, and multiplies each with the rows of X of
+  its elements, with some neighbouring threads per element; if X has at most one tile of features,
+  each element is updated once.
 
-So nothing of the size of edges times features is in memory. All buckets of all relations are one
-launch; one before it sets the result to zero. Products are made by threads in any type, or on
-tensor cores of factors of 16 bits; of the weights of relations these are inner sums, which are
-rounded to 16 bits once. (SparseTIR, section 4.4.)
+So no intermediate has the size of edges times features. All buckets of all relations are one
+launch; a preceding one sets the result to zero. Products are computed by threads in any type, or on
+tensor cores with 16-bit factors, which for the weights of relations are inner sums, rounded to 16
+bits once. (SparseTIR, section 4.4.)
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.facts import assume
 
 WHO = "GradientTiles"
-WIDE = 64  # features of a tile, at most
+WIDE = 64  # the most features of a tile
 
 
 @dataclass(frozen=True)
 class GradientTiles(RelationalTiles):
     """The tiles of a gradient's kernel.
 
-    tile : rows and columns of a product of a block of threads: features of X and of Y, or, for the
+    tile : rows and columns of a thread block's product: features of X and of Y, or, for the
         weights of edges, all `rows` and features of X
-    depth : terms of the product that are in shared memory at a time: rows, a divisor of theirs, or
-        features of Y
-    The other fields are those of :class:`RelationalTiles`, with `shape` or with `shares`.
+    depth : terms of the product in shared memory at a time: rows, a divisor of `rows`, or features
+        of Y
+    Other fields as in :class:`RelationalTiles`, with `shape` or with `shares`.
     """
 
     tile: tuple[int, int] = (32, 64)
@@ -88,9 +88,9 @@ class GradientTiles(RelationalTiles):
         cls, problem: RgmsGradient, feat_in: int, feat: int, k: int = 5, rows: int = 32,
         cores: bool = False,
     ) -> GradientTiles:  # fmt: skip
-        """A configuration for numbers of features: four warps or more, few sums in a thread.
+        """A configuration for numbers of features: at least four warps, few sums per thread.
 
-        cores : on tensor cores
+        cores : whether to use tensor cores
         """
         wide_in, wide = (min(tile_of(n), WIDE) for n in (feat_in, feat))
         tile = (rows, wide_in) if problem.edges else (wide_in, wide)
@@ -102,10 +102,10 @@ class GradientTiles(RelationalTiles):
             down = min(tile[0] // ROWS, 2)
             shares = down, min(4 // down, tile[1] // COLUMNS)
             return cls(**common, shape=None, shares=shares, feat_in=feat_in, feat=feat)
-        # Both factors of edges lie along terms: four of each row and column are in registers, too.
+        # Both factors of edges run along terms: four of each row and column are also in registers.
         places, most = math.prod(tile), 16 if problem.edges else 32
         sums = places // max(min(128, places // 2), places // most)
-        # Two atomic additions of a warp go to each sector of 32 bytes, as of columns two apart.
+        # Each 32-byte sector gets two atomic additions of a warp, from columns two apart.
         across = min(sums, 4) if problem.edges else 2
         return cls(**common, shape=(sums // across, across), feat_in=feat_in, feat=feat)
 
@@ -132,10 +132,10 @@ def program(problem: RgmsGradient, config: GradientTiles) -> SparseFunc:
     x : (n, feat_in) ; grad : (m, feat) ; w : (relations, feat_in, feat), with `edges`
     out : (relations, feat_in, feat), or, with `edges`, (nnz,), written
     m, n, relations, nnz, feat_in, feat : sizes
-    and those of the rules of :class:`RelationalHyb`, among them the values `a_<rule>`, without
-    which the problem is not weighted, or `edge_<rule>`, which element each place is
+    and those of the rules of :class:`RelationalHyb`, among them the values `a_<rule>`, unless the
+    problem is not weighted, or `edge_<rule>`, the element of each place
 
-    Raises ScheduleError for tensor cores that do not take the type.
+    Raises ScheduleError for tensor cores that do not support the type.
     """
     if config.shares is not None and problem.dtype not in PRODUCTS:
         raise ScheduleError(
@@ -158,10 +158,10 @@ def _edge_operand(problem: RgmsGradient) -> Operand:
 def arrange(
     pattern: RelationPattern | Pattern, problem: RgmsGradient, config: GradientTiles
 ) -> Arranged:
-    """The arguments of the kernel that depend on the pattern alone.
+    """The arguments of the kernel that only depend on the pattern.
 
-    pattern : pattern of relations by rows by columns; values are in the order of its triples, or
-        of its coordinates
+    pattern : pattern of relations by rows by columns; values are in the order of its triples, or of
+        its coordinates
     """
     if not problem.edges:
         return rgms_tiles.arrange(pattern, problem, config)
@@ -186,10 +186,10 @@ def apply(sch: Schedule, config: GradientTiles) -> None:
             T.sp_iter_attr({"atomic": 1})
             ...
 
-    Stage II parts the sum over JB from that over IB, some rows at a time, or, of the weights of
-    edges, the product with W from that with X
+    Stage II separates the sum over JB from that over IB, some rows at a time, or, for the weights
+    of edges, the product with W from that with X
     (:mod:`sparsetir.schedules.gpu.passes.atomic_products`), divides the steps among threads, and
-    puts the buckets on one grid. Raises ScheduleError for a program of another shape.
+    places the buckets on one grid. Raises ScheduleError for a program of another form.
     """
     expected = (
         "to add, for rows in tiles, what a row stores times a row of an operand for it and one for "

@@ -1,16 +1,16 @@
 """Relational gather-matmul-scatter on the tensor cores of a GPU. (SparseTIR, section 4.4.1.)
 
-As :mod:`sparsetir.schedules.gpu.rgms`, in tiles of rows of one relation, all buckets in
-one launch, with factors of 16 bits and sums in float32, which are added to a float32 Y atomically.
+Like :mod:`sparsetir.schedules.gpu.rgms`, in tiles of rows of one relation, all buckets in one
+launch, with 16-bit factors and float32 accumulators, which are added to a float32 Y atomically.
 
-The rows that an element gathers are summed in float32, then rounded to the type of X once, since
-tensor cores take factors of 16 bits: an error of half a unit in the last place of each inner sum,
-beside those of X and W. Fragments of 16 bits as sums would be rounded with each row. An inner sum
+The rows gathered for an element are summed in float32, then rounded to the type of X once, since
+tensor cores take 16-bit factors: an error of half a unit in the last place of each inner sum,
+besides those of X and W. Accumulators of 16 bits would be rounded with each row. An inner sum
 beyond the range of float16 becomes an infinity. In bucket 0 without weights there is nothing to
 sum: rows are copied to shared memory asynchronously, and nothing is rounded.
 
-Padding meets no number (see :mod:`sparsetir.schedules.gpu.passes.atomic_products`): rows and
-columns of a tile that are padding are multiplied, and not written.
+No number is combined with padding (see :mod:`sparsetir.schedules.gpu.passes.atomic_products`):
+padded rows and columns of a tile are multiplied, but not written.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ WHO = "RelationalTensorCores"
 class RelationalTensorCores(RelationalTiles):
     """Tiles on tensor cores.
 
-    shares : among how many warps a tile's rows and features are divided; each has a multiple of 16
-        rows, and of 8 features
-    The others as of :class:`RelationalTiles`; depth is a multiple of 16.
+    shares : the numbers of warps among which a tile's rows and features are divided; each has a
+        multiple of 16 rows, and of 8 features
+    Other fields as in :class:`RelationalTiles`; depth is a multiple of 16.
     """
 
     depth: int = 32
@@ -57,7 +57,7 @@ class RelationalTensorCores(RelationalTiles):
     def for_features(
         cls, feat_in: int, feat: int, dtype: str = "float16", k: int = 5, rows: int = 64
     ) -> RelationalTensorCores:
-        """A configuration for numbers of features: four warps or more, of up to 32 by 32 sums."""
+        """A configuration for numbers of features: at least four warps, of up to 32 by 32 sums."""
         tile = tile_of(feat)
         vectors = vector_width(feat_in, dtype), vector_width(feat, dtype)
         depth = 16 if feat_in <= 16 else 32
@@ -88,7 +88,7 @@ def configs(
 def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
     """The program of :func:`sparsetir.schedules.gpu.rgms_tiles.program` for 16-bit operands.
 
-    Raises ScheduleError for what :func:`serves` names.
+    Raises ScheduleError for problems that :func:`serves` rejects.
     """
     missing = serves(problem)
     if missing is not None:
@@ -102,7 +102,7 @@ def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
 def apply(sch: Schedule, config: RelationalTensorCores) -> None:
     """Schedule a program that is decomposed into tiles of rows, by primitives of both stages.
 
-    As :func:`sparsetir.schedules.gpu.rgms.apply`, with products on tensor cores.
+    Like :func:`sparsetir.schedules.gpu.rgms.apply`, with products on tensor cores.
     """
     dtypes = {b.dtype for b in sch.func.buffers} & set(PRODUCTS)
     if len(dtypes) != 1:

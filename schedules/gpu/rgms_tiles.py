@@ -1,8 +1,8 @@
 """The common part of relational gather-matmul-scatter on GPUs, with tensor cores and without.
 
 Tiles of rows of one relation, in 3-D hyb: the fields of configs, the program, the arguments from
-a pattern, and the schedule but for the product. :mod:`sparsetir.schedules.gpu.rgms` says
-how they are computed.
+a pattern, and the schedule except for the product. :mod:`sparsetir.schedules.gpu.rgms` describes
+the computation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sparsetir.sparse_ir.tir import free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
 ROOTS = 1  # loops above those over tiles of rows
-FIRST = (8, 32)  # rows and features that a block of threads sets to zero
+FIRST = (8, 32)  # rows and features that a thread block sets to zero
 MAX_WARPS = 16
 SUMS = (
     "to add, for rows in tiles, what a row stores times rows of an operand times a matrix, to "
@@ -55,21 +55,21 @@ class RelationalTiles(Config):
     """The common fields of configs for tiles of rows of a relation.
 
     k : the largest bucket of :class:`sparsetir.formats.RelationalHyb`
-    rows : rows of a tile
-    tile : features of the result in a tile
-    depth : terms of a product that are in shared memory at a time: features of X
-    vectors : neighbouring features in a load of X and of the other factor, of at most 16 bytes
-        each, which divide the numbers of features
+    rows : rows per tile
+    tile : features of the result per tile
+    depth : terms of a product in shared memory at a time: features of X
+    vectors : neighbouring features per load of X and of the other factor, of at most 16 bytes each,
+        which divide the numbers of features
     stages : steps of a product whose tiles fit in shared memory at a time
     feat_in, feat : features of X and of Y as constants of the kernel. None: any that `vectors`
         divide
 
     and one or both of
 
-    shape : rows and columns of a product that a thread has the sums of, in registers
-    shares : among how many warps the product is divided on tensor cores; each has a multiple of 16
-        rows, and of 8 columns, and `depth` is a multiple of 16. Where a config has both fields,
-        one of them is None
+    shape : rows and columns of the sums of a thread, kept in registers
+    shares : the numbers of warps among which the product is divided on tensor cores; each has a
+        multiple of 16 rows, and of 8 columns, and `depth` is a multiple of 16. If a config has both
+        fields, one of them is None
     """
 
     k: int = 5
@@ -82,11 +82,11 @@ class RelationalTiles(Config):
     feat: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for fields that cannot be."""
+        """Raise ValueError for invalid fields."""
         sizes = ("feat_in", "feat")
         names = ("rows", "depth", "stages", *sizes)
         expect_integers(self, *names, positive=True, optional=sizes)
-        _ = self.format  # which checks k
+        _ = self.format  # the property checks k
         expect(self, "stages", self.stages <= 4, "at most 4")
         two = is_pair(self.vectors) and set(self.vectors) <= {1, 2, 4, 8}
         expect(self, "vectors", two, "two of 1, 2, 4 and 8")
@@ -124,7 +124,7 @@ class RelationalTiles(Config):
 
     @property
     def sums(self) -> tuple[int, int]:
-        """Rows and columns of a product of a block of threads."""
+        """Rows and columns of a thread block's product."""
         return self.rows, self.tile
 
     @property
@@ -134,14 +134,14 @@ class RelationalTiles(Config):
 
     @property
     def warps(self) -> int:
-        """Warps of a block of threads."""
+        """Warps per thread block."""
         shape, shares = self.division
         if shares is not None:
             return math.prod(shares)
         return math.prod(self.sums) // math.prod(shape) // WARP
 
     def tiles(self, feat: int) -> int:
-        """Tiles of a feature size; raises ScheduleError for one that the config does not serve."""
+        """The tiles of a feature size; raises ScheduleError if the config does not support it."""
         if feat % self.vectors[1] or self.feat not in (None, feat):
             serves = self.feat or f"multiples of {self.vectors[1]}"
             raise ScheduleError(
@@ -152,21 +152,21 @@ class RelationalTiles(Config):
 
 
 def is_pair(value: Any) -> bool:
-    """Whether it is a tuple of two positive integers."""
+    """Whether a value is a tuple of two positive integers."""
     return isinstance(value, tuple) and len(value) == 2 and all(
         isinstance(n, int) and n > 0 for n in value
     )  # fmt: skip
 
 
 def tile_of(feat: int) -> int:
-    """Features of a tile: all, in steps of 16, 32, 64 and 128, or 128."""
+    """Features per tile: all, in steps of 16, 32, 64 and 128, or 128."""
     return next((t for t in (16, 32, 64) if feat <= t), 128)
 
 
 def sizes_of(pattern: RelationPattern | Pattern) -> list[tuple[int, int]]:
-    """Largest buckets with rows of a tile, as many as a relation has in a bucket or fewer, 16 up.
+    """Candidate pairs (largest bucket, rows per tile), with tiles that a relation's rows fill.
 
-    5 is the bucket of SparseTIR's section 4.4.1, or the one that holds the longest row.
+    The first bucket is 5, as in SparseTIR's section 4.4.1; none exceeds that of the longest row.
     """
     if isinstance(pattern, Pattern):
         relations, m, n = pattern.shape
@@ -189,10 +189,10 @@ def program(problem: Rgms, config: RelationalTiles) -> SparseFunc:
 
     x : (n, feat_in) ; w : (relations, feat_in, feat) ; out : (m, feat), written
     m, n, relations, feat_in, feat : sizes
-    and those of the rules of :class:`RelationalHyb`, among them the values `a_<rule>`, without
-    which the problem is not weighted
+    and those of the rules of :class:`RelationalHyb`, among them the values `a_<rule>`, unless the
+    problem is not weighted
 
-    Raises ScheduleError for a result of a type that is not added to atomically.
+    Raises ScheduleError for a result of a type without atomic addition.
     """
     out = problem.out or problem.dtype
     if out not in ATOMIC_DTYPES["sum"]:
@@ -206,14 +206,14 @@ def program(problem: Rgms, config: RelationalTiles) -> SparseFunc:
 def decomposed(
     of: Callable[[Any], SparseFunc], problem: Any, config: RelationalTiles
 ) -> SparseFunc:
-    """The program of a problem, which may be without values, in buckets of 3-D hyb."""
+    """The program of a problem, possibly without values, in buckets of 3-D hyb."""
     rules = config.format.rules(_operand(problem))
     _, func = extract_preprocess(decompose_format(of(replace(problem, weighted=True)), rules))
     return func if problem.weighted else _unweighted(func)
 
 
 def _unweighted(func: SparseFunc) -> SparseFunc:
-    """A decomposed program without the values, which are one where elements are."""
+    """A decomposed program without the values, which are 1 at stored elements."""
     gone = [b for b in func.buffers if b.handle is not None and b.handle.name.startswith("a_")]
     variables = {b.var for b in gone}
 
@@ -235,12 +235,12 @@ def _operand(problem: Any) -> Operand:
 
 
 def arrange(pattern: RelationPattern | Pattern, problem: Any, config: Any) -> Arranged:
-    """The arguments of the kernel that depend on the pattern alone.
+    """The arguments of the kernel that only depend on the pattern.
 
     problem : a Rgms or a gradient's problem, with the types of values and indices
     config : config with the format
-    pattern : pattern of relations by rows by columns; values are given in the order of its triples,
-        or of its coordinates
+    pattern : pattern of relations by rows by columns; values are passed in the order of its
+        triples, or of its coordinates
     """
     relations, m, n = (int(size) for size in pattern.shape)
     sizes = {"relations": relations, "m": m, "n": n}
@@ -260,8 +260,8 @@ def in_tiles(
 ) -> None:
     """Schedule a program in tiles, by primitives of both stages.
 
-    kinds : legal ones of the loops over features of what is gathered, and over other features:
-        "RS" sums up the first, "RR" both, for each element, and "SS" none
+    kinds : the allowed kinds of the loops over features of gathered rows, and over other features:
+        "RS" sums over the first, "RR" over both, for each element, and "SS" over none
     expected : description of the expected program, for refusals
     """
     first, parts = _found(sch, type(config).__name__, kinds, expected)
@@ -278,7 +278,7 @@ def in_tiles(
         loops.split(rows, [None, config.depth])
     _on_grid(sch, loops, f"{first}0", names, tiles)
     dtype, outer, (of_x, of_others) = part.dtype, tiles + len(part.tiles), config.vectors
-    if config.division[1] is not None:  # factors of tensor cores
+    if config.division[1] is not None:  # factors for tensor cores
         dtype = next((b.dtype for b in sch.func.buffers if b.dtype in PRODUCTS), dtype)
     for name in names:
         if part.kinds == "RR":
@@ -309,12 +309,12 @@ def _ordered(sch: Schedule, part: _Part, config: RelationalTiles) -> list[SpIter
 
 
 def _on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int) -> None:
-    """Divide loops among blocks of threads.
+    """Divide loops among thread blocks.
 
     loops : the schedule of stage II
     first : the block that sets the result
-    parts : those that add to it atomically: loops over tiles of features, over a root of one and
-        over tiles of rows come first
+    parts : the blocks that add to it atomically: loops over tiles of features, over a root of
+        length one and over tiles of rows come first
     tiles : number of loops over tiles of features
     """
     _bind_first(loops, first)
@@ -325,7 +325,7 @@ def _on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int
             extent = loops.get(loop).extent
             if not isinstance(extent, tirx.IntImm) or int(extent) > 1:
                 bound.append((loop, tag))
-        for loop, tag in bound:  # visits meet by atomics alone
+        for loop, tag in bound:  # visits only share elements through atomics
             run_in_parallel(loops, loop, tag, "ignore")
     sch.rewrite(materialize_loop_kinds)
 
@@ -333,9 +333,9 @@ def _on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int
 def _by_threads(
     sch: Schedule, config: RelationalTiles, name: str, vectors: tuple[int, int]
 ) -> None:
-    """Divide the steps of a tile among threads, and copy for later visits beside the product.
+    """Divide the steps of a tile among threads, and overlap copies with the product.
 
-    vectors : neighbours that are loaded at once of what is gathered, and of the matrix
+    vectors : neighbours that are loaded at once, of gathered rows and of the matrix
     """
     steps = [f"{name}_{step}" for step in ("gather", "matrix")]
     gather, matrix = steps
@@ -360,9 +360,9 @@ def _by_threads(
 class _Part:
     """The loops of a bucket.
 
-    tiles : a root of one, and tiles under it, each of one relation
+    tiles : a root of length one, and tiles under it, each of one relation
     rows : rows of a tile; elements : elements of a row
-    inside, features : features of what is gathered by elements, and the others
+    inside, features : features of the rows gathered by elements, and the others
     kinds : kinds of these two
     dtype : type of the result
     """
@@ -378,7 +378,7 @@ class _Part:
 
 
 def _found(sch: Schedule, who: str, kinds: Sequence[str], expected: str) -> tuple[str, list[_Part]]:
-    """The iteration that sets the result, and the parts that add to it."""
+    """The iteration that sets the result, and the parts that update it."""
     first, *rest = (Nest(sch, who, it) for it in sparse_iterations(sch.func))
     if not first.dense or first.it.init is not None or not rest:
         refuse_shape(who, sch.func, "an iteration that sets the result, and others that add to it")
@@ -392,7 +392,7 @@ def _found(sch: Schedule, who: str, kinds: Sequence[str], expected: str) -> tupl
 
 
 def _part(nest: Nest) -> _Part | None:
-    """The loops of a bucket; None of another iteration."""
+    """The loops of a bucket; None for another iteration."""
     by_name = {x.name: x for x in nest.loops}
     leaves = [x for x in nest.loops if len(x.node.ancestors()) == 4] if nest.plain else []
     if nest.reduction is None or len(leaves) != 1:
@@ -415,7 +415,7 @@ def _part(nest: Nest) -> _Part | None:
 
 
 def _gathered_by(nest: Nest, elements: Any, dense: list[Any]) -> list[Any]:
-    """The loops over features of what is gathered by elements."""
+    """The loops over features of the rows gathered by elements."""
     loads = [
         load
         for buffer in nest.sch.func.buffers
@@ -426,7 +426,7 @@ def _gathered_by(nest: Nest, elements: Any, dense: list[Any]) -> list[Any]:
 
 
 def _bind_first(loops: Any, block: str) -> None:
-    """Spread what the result begins with over threads."""
+    """Distribute the initialisation of the result over threads."""
     *rows, features = loops.get_loops(loops.get_sblock(block))
     if not rows:
         ends = loops.split(features, [None, FIRST[0] * FIRST[1]])

@@ -1,16 +1,16 @@
-"""Products of sparse matrices whose pattern a GPU finds: rows in hash tables in shared memory.
+"""Products of sparse matrices whose pattern a GPU computes: rows as hash tables in shared memory.
 
-The threads of a row iterate over its terms and insert their columns into a table, where a slot that
-another column has taken leads on to the next one. A first kernel counts the columns of each row;
-after a prefix sum a second one adds up the terms, too, and writes what the table has: an element's
-place is the number of lesser columns. The number of a
-row's threads and the size of its table depend on the number of its terms (:data:`BINS`). A row of
-more terms than fit is computed in ranges of as many columns as the table has slots, one by one.
+The threads of a row iterate over its terms and insert their columns into a table with linear
+probing. A first kernel counts the columns of each row; after a prefix sum a second one also adds up
+the terms, and writes the table: the position of an element is the number of lesser columns. The
+number of threads per row and the size of its table depend on the number of its terms
+(:data:`BINS`). A row of more terms than fit is computed in ranges of as many columns as the table
+has slots, one by one.
 
 With a mask a row's table has the mask's columns, and nothing is counted: terms of other columns are
-left out, and each element of the mask takes what its slot has.
+skipped, and each element of the mask takes the value of its slot.
 
-A table that several threads insert into is no axis of stage I, so this is a function of TIR.
+A table that several threads insert into is not an axis of stage I, so this is a TIR function.
 
 (Nagasaka, Nukada and Matsuoka, "High-performance and memory-saving sparse general matrix-matrix
 multiplication for NVIDIA Pascal GPU", sections III and IV.)
@@ -34,7 +34,7 @@ from sparsetir.schedules.template import Template, register
 from sparsetir.schedules.templates.sparse_results import refuse
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES, atomic_call
 
-BLOCK = 128  # threads
+BLOCK = 128  # threads per block
 
 
 def dtypes_of(semiring: str) -> tuple[str, ...]:
@@ -43,14 +43,14 @@ def dtypes_of(semiring: str) -> tuple[str, ...]:
 
 
 class Bin(NamedTuple):
-    """Rows of about as many terms: threads of a row, and slots of its table."""
+    """Rows with similar numbers of terms: threads per row, and slots of its table."""
 
     lanes: int
     slots: int
 
     @property
     def terms(self) -> int:
-        """The most terms of a row: half the slots, so that searches in the table are short."""
+        """The most terms of a row: half the slots, which keeps searches in the table short."""
         return self.slots // 2
 
 
@@ -62,17 +62,17 @@ def rows_program(
     size: Bin, dtype: str | None, semiring: str = "plus_times", masked: bool = False,
     wide: bool = False,
 ) -> Any:  # fmt: skip
-    """The kernel of a bin, as a function of TIR.
+    """The kernel of a bin, as a TIR function.
 
-    dtype : type of the values to add up; None for a kernel that counts
-    masked : whether `c_indices` is given, and not written
-    wide : whether elements of the result are numbered by int64
+    dtype : type of the accumulated values; None for a kernel that counts
+    masked : whether `c_indices` is an input rather than an output
+    wide : whether elements of the result are indexed by int64
 
-    rows : (count,) the rows of the bin; all arrays of indices but `c_indptr` are of int32
+    rows : (count,) the rows of the bin; all index arrays except `c_indptr` are int32
     a_indptr, a_indices, b_indptr, b_indices : patterns, (m, l) and (l, n), in CSR
-    ranges, width : number of ranges of columns that a row is computed in, and columns of each
+    ranges, width : number of ranges of columns in which a row is computed, and columns per range
     counts : (m,) number of columns of each row
-    a, b, c_indptr, c_indices, c : in place of `counts`, values, and the result's row pointers,
+    a, b, c_indptr, c_indices, c : instead of `counts`, values, and the result's row pointers,
         columns and values
     """
     lanes, slots = size
@@ -118,7 +118,7 @@ def rows_program(
 
 @dataclass(frozen=True)
 class RowTables(Config):
-    """A product whose pattern the GPU finds, or a mask has, by a hash table for each row."""
+    """A product with a hash table per row, whose pattern the GPU computes or a mask gives."""
 
     finds_pattern: ClassVar[bool] = True
     rows_program: ClassVar = staticmethod(rows_program)
@@ -137,7 +137,7 @@ class RowTables(Config):
         """For each nonempty bin its rows, the number of column ranges they take, and their columns.
 
         terms : (rows,) terms of each row, or elements of a mask
-        columns : columns of the result
+        columns : the number of columns of the result
         """
         bins, least = [], 0  # rows without terms stay empty
         for size in BINS:
@@ -187,7 +187,7 @@ LOCALS = (
 )
 SWAP = 'T.call_extern("int32", "atomicCAS", T.address_of(keys[group, slot[0]]), -1, column[0])'
 READ = "keys[group, slot[0]]"
-# Conditions and indices read locals alone: TVM's search for missing barriers asks for that.
+# Conditions and indices only read locals: TVM's search for missing barriers requires that.
 TEXT = """
 # from tvm.script import tirx as T
 @T.prim_func(s_tir=True)
@@ -216,7 +216,7 @@ for s in T.serial(0, SLOTS // LANES):
     keys[group, s * LANES + lane] = -1
 """
 CLEARED = "    sums[group, s * LANES + lane] = first"
-# From the place of a column on to the slot that has it, or to a free one.
+# Starting at a column's hash, the slot that has it, or a free one.
 SEARCH = """
 slot[0] = T.bitwise_and(T.bitwise_and(column[0], SLOTS - 1) * 107, SLOTS - 1)
 seen[0] = $read

@@ -1,10 +1,10 @@
-"""SDDMM on a GPU: OUT[e] = X[rows[e]] . Y[cols[e]], a few threads for each non-zero.
+"""SDDMM on a GPU: OUT[e] = X[rows[e]] . Y[cols[e]], with a few threads per nonzero.
 
-PRedS (Yu et al.), generalised as in SparseTIR, section 4.2.2: the space of non-zeros is one loop,
-so that all threads have the same work however long rows are. The threads of a group (`threadIdx.x`)
-share a non-zero. The reduction over features has two stages: each thread sums up what it loaded,
-in vectors that neighbouring threads have side by side; then the group adds up its threads' sums,
-by shuffles. A group takes `work` non-zeros at once, whose loads are under way together.
+PRedS (Yu et al.), generalised as in SparseTIR, section 4.2.2: one loop over all nonzeros, so that
+all threads have equal work however long rows are. The threads of a group (`threadIdx.x`) share a
+nonzero. The reduction over features has two stages: each thread sums what it loaded, in vectors
+that are contiguous across neighbouring threads; then the group reduces its threads' sums by
+shuffles. A group processes `work` nonzeros at once, whose loads overlap.
 
     blockIdx.x, threadIdx.y    groups
     blockIdx.y                 heads of a batch
@@ -39,8 +39,8 @@ class FusedNonzeros(GpuTiled):
 
     threads : threads that share a nonzero, a power of two up to 32
     groups : groups of `threads` in a thread block
-    work : nonzeros of a group
-    The other fields are those of :class:`sparsetir.schedules.gpu.features.GpuTiled`.
+    work : nonzeros per group
+    Other fields as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     threads: int = 8
@@ -60,12 +60,12 @@ class FusedNonzeros(GpuTiled):
 
     @classmethod
     def for_features(cls, feat: int, dtype: str = "float32") -> FusedNonzeros:
-        """A configuration for a feature size: short rows take fewer threads and more non-zeros."""
+        """A configuration for a feature size: short rows get fewer threads and more nonzeros."""
         vector = vector_width(feat, dtype)
         vectors = feat // vector
         threads = min(WARP, 1 << max(0, (vectors - 1).bit_length() - 1))
         coarsen = min(4, -(-vectors // threads))
-        work = 4 if coarsen <= 2 else 2  # up to 16 loads under way, for which there are registers
+        work = 4 if coarsen <= 2 else 2  # up to 16 loads in flight, for which there are registers
         return cls(threads, 128 // threads, work, vector, coarsen, feat)
 
 
@@ -88,8 +88,8 @@ def apply(sch: Schedule, config: FusedNonzeros) -> None:
     reduction = element_reduction(sch, "FusedNonzeros")
     config.check_vector(reduction.dtype)
     elements = sch.positions(reduction.elements)
-    # Behind the last non-zero, and the last vector of features, there is nothing to store: these
-    # are computed again, so that loads need no conditions.
+    # Past the last nonzero, and the last vector of features, the last ones are recomputed, so that
+    # loads need no guards.
     _, groups, work = sch.split(elements, [None, config.groups, config.work], tail="repeat")
     *_, threads, _ = feature_loops(sch, reduction.features, config, tail="repeat")
     start, reduce, sums, write = sch.precompute(
@@ -117,19 +117,19 @@ def apply(sch: Schedule, config: FusedNonzeros) -> None:
     straight = [*stage_two.get_loops(products), stage_two.get_loops(block(start))[0]]
     for loop in [*straight, *stage_two.get_loops(block(write))]:
         stage_two.unroll(loop)
-    # Around the block of the reduction over threadIdx.x there must be nothing but its loop.
+    # The block of the reduction over threadIdx.x may only have that loop around it.
     occupy(sch, config, config.threads * config.groups, "threadIdx.y")
 
 
 def candidates(problem: Sddmm, stats: Any, target: Any) -> list[FusedNonzeros]:
-    """Configs for the feature size, and with fewer and more nonzeros of a group."""
+    """Configs for the feature size, and with fewer and more nonzeros per group."""
     del target
     config = FusedNonzeros.for_features(stats.feat, problem.dtype)
     return [config, *(replace(config, work=work) for work in (1, 8) if work != config.work)]
 
 
 def choices(search: Asked) -> Tried:
-    """Around the candidates, with blocks of 128 threads."""
+    """The choices around the candidates, with blocks of 128 threads."""
     configs = search.own(FusedNonzeros)
     tried, _ = around(
         configs, threads=(4, 8, 16, 32), work=(1, 2, 4, 8), vector=[max(1, configs[0].vector // 2)],

@@ -1,8 +1,8 @@
-"""Values of products and sums of sparse matrices on a GPU, at a pattern that is known.
+"""Values of products and sums of sparse matrices on a GPU, for a known pattern.
 
 Each thread has an element of the result. For a product it merges a row of A and a column of B, with
-a pointer into each; for a sum it searches for its column in each operand's row. Or the terms of a
-product's elements are listed beforehand, and threads that share an element add them up.
+a pointer into each; for a sum it searches each operand's row for its column. Or the terms of a
+product's elements are listed beforehand, and threads that share an element reduce them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sparsetir.sparse_ir.schedule import Schedule
 
 @dataclass(frozen=True)
 class ElementThreads(Config):
-    """A thread for each element of a sparse result.
+    """One thread per element of a sparse result.
 
-    block : threads of a block
+    block : threads per block
     """
 
     block: int = number(128, most=1024, power=True)
@@ -49,10 +49,10 @@ register(Template(ElementThreads, SparseResult, program, apply, gpu=True, config
 
 @dataclass(frozen=True)
 class TermLanes(Config):
-    """Threads that share an element of a product, whose terms are found when it is planned.
+    """Threads that share an element of a product, whose terms are listed when it is planned.
 
-    lanes : their number, up to a warp; their sums are added up by shuffles
-    block : threads of a block
+    lanes : their number, up to a warp; their sums are reduced by shuffles
+    block : threads per block
     """
 
     lanes: int = number(8, most=WARP, power=True)
@@ -69,7 +69,7 @@ class TermLanes(Config):
 
 
 def products(problem: SparseResult, *_: object) -> list[TermLanes]:
-    """The configs that a search of a product tries."""
+    """The configs that a search tries for a product."""
     return [TermLanes(lanes) for lanes in (1, 4, 8, 32) if problem.is_product]
 
 

@@ -2,18 +2,18 @@
 
 A row of threads (`threadIdx.x`) computes a tile of features of one row of C. Each thread keeps
 `coarsen` vectors of neighbouring features in registers: B is read, and C written, in vectors that
-neighbouring threads have side by side. (GE-SpMM, section 3.) There are no atomics, since each row
-of C belongs to one row of threads.
+are contiguous across neighbouring threads. (GE-SpMM, section 3.) There are no atomics, since each
+row of C belongs to one row of threads.
 
     blockIdx.x, threadIdx.y    rows
     blockIdx.y                 tiles of threads * coarsen * vector features
     blockIdx.z                 heads of a batch
     threadIdx.x                vectors within a tile
 
-All threads of a row need the same column indices and values. By default each loads them itself: one
-address for all, which the L1 cache serves at once. With `row_cache`, each thread loads one element
-of a chunk into shared memory for all of them (GE-SpMM's coalesced row caching). That takes barriers
-inside of a loop as long as the row, which only threads of one row pass equally often: a block then
+All threads of a row need the same column indices and values. By default each loads them itself: all
+from one address, which the L1 cache serves at once. With `row_cache`, each thread loads one element
+of a chunk into shared memory for all of them (GE-SpMM's coalesced row caching). That needs barriers
+inside a loop as long as the row, which only threads of one row execute equally often: a block then
 has one row.
 """
 
@@ -51,10 +51,10 @@ from sparsetir.sparse_ir.traversal import map_expr
 class RowSplit(GpuTiled):
     """The distribution of rows and features over threads.
 
-    threads : threads of a row
+    threads : threads per row
     rows_per_block : rows of a thread block
     row_cache : stage column indices and values in shared memory; with one row per block
-    The other fields are those of :class:`sparsetir.schedules.gpu.features.GpuTiled`.
+    Other fields as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     threads: int = 32
@@ -75,14 +75,14 @@ class RowSplit(GpuTiled):
 
     @classmethod
     def for_features(cls, feat: int, dtype: str = "float32") -> RowSplit:
-        """A configuration for a feature size, with no thread idle where the size allows it.
+        """A configuration for a feature size, without idle threads if the size allows it.
 
-        The size is a constant of the kernel, which makes a third of its instructions unnecessary.
+        The size is a constant of the kernel, which saves a third of its instructions.
         """
         vector = vector_width(feat, dtype)
         vectors = feat // vector
         threads = max(t for t in range(1, 129) if vectors % t == 0)
-        if threads < 16 < vectors:  # such as a prime number
+        if threads < 16 < vectors:  # e.g. a prime number
             threads = 32
         return cls(threads, max(1, 128 // threads), vector, feat=feat)
 
@@ -91,7 +91,7 @@ def apply(sch: Schedule, config: RowSplit) -> None:
     """Schedule a reduction over the elements of rows, by primitives of both stages.
 
     :func:`sparsetir.schedules.gpu.features.row_sums` shows the part in stage I.
-    Raises ScheduleError for a program of another shape, and for vectors of more than 16 bytes.
+    Raises ScheduleError for a program of another form, and for vectors of more than 16 bytes.
     """
     reduction = row_reduction(sch, "RowSplit")
     config.check_vector(reduction.dtype)
@@ -111,7 +111,7 @@ def apply(sch: Schedule, config: RowSplit) -> None:
 
 
 def _bind(loops: Any, block: str, config: RowSplit) -> None:
-    """Spread heads, tiles and rows over blocks, a block's rows and a row's threads over threads."""
+    """Map heads, tiles and rows to blocks, a block's rows and a row's threads to threads."""
     tiles, *heads, rows, threads = loops.get_loops(loops.get_sblock(block))
     inside = []
     if config.rows_per_block > 1:
@@ -130,7 +130,7 @@ def _cache_rows(loops: Any, rows: str, elements: str) -> int:
     """Let each thread of a row load one element of every chunk into shared memory.
 
     rows, elements : blocks
-    Returns how many elements a chunk has.
+    Returns the number of elements per chunk.
     """
     threads = loops.get_loops(loops.get_sblock(rows))[-1]
     chunk = int(loops.get(threads).extent)
@@ -144,7 +144,7 @@ def _cache_rows(loops: Any, rows: str, elements: str) -> int:
 
 
 def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
-    """Make the cached rows as long as a chunk: TVM takes them for as long as the row."""
+    """Shorten the cached rows to a chunk: TVM makes them as long as the row."""
     blocks = nodes_of(s_tir.SBlock, func.body)
     arrays = [b for x in blocks for b in x.alloc_buffers if b.ty.storage_scope == "shared"]
     small = {b: buffer_var([chunk], b.ty.dtype, b.name, "shared") for b in arrays}
@@ -165,7 +165,7 @@ def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
 
 
 def choices(search: Asked) -> Tried:
-    """Around the candidates."""
+    """The choices around the candidates."""
     configs = search.own(RowSplit)
     vector = configs[0].vector
     return around(

@@ -1,27 +1,27 @@
-"""SpMM over CSR on a GPU: amounts of rows or non-zeros for threads, and groups that sum together.
+"""SpMM over CSR on a GPU: fixed amounts of rows or nonzeros per thread, and cooperating groups.
 
-Sgap (sections 3 to 7) writes {what a thread has of A, columns, threads that sum together}:
+Sgap (sections 3 to 7) writes {A per thread, columns, threads that reduce together}:
 
-    {x row, c col, 1}      split="rows", work=x : x rows by themselves
-    {1/g row, c col, r}    split="rows", lanes=g, group=r : every g-th element of a row. Each r of
-                           its threads add up by shuffles; with r < g these then add atomically
-    {g nnz, c col, 1}      split="non-zeros", work=g : g elements, of whichever rows. What rows have
-                           in several chunks is added atomically, other rows are written. Where
-                           rows are found in the kernel, each run of a row is added atomically
-    {1 nnz, c col, r}      split="non-zeros", group=r : one element. Each r neighbours add up their
+    {x row, c col, 1}      split="rows", work=x : x whole rows
+    {1/g row, c col, r}    split="rows", lanes=g, group=r : every g-th element of a row. Every r
+                           of its threads reduce by shuffles; with r < g these then add atomically
+    {g nnz, c col, 1}      split="non-zeros", work=g : g elements, of any rows. Rows in several
+                           chunks are updated atomically, other rows are written. If rows are
+                           searched for in the kernel, each run of a row is added atomically
+    {1 nnz, c col, r}      split="non-zeros", group=r : one element. Every r neighbours reduce their
                            runs of equal rows by shuffles; the first of a run adds atomically
 
 The c columns of a thread are `coarsen` vectors of `vector` neighbouring ones. In a block, threads
-that share a row, or are a group, lie side by side (`threadIdx.x`) where there are such; then come
-those over the columns of a tile, then rows, chunks or groups, as many as make up a block. Of the
-parameters of section 7.2 blockSz is `block`, groupSz `group`, workerSz `lanes`, tileSz `tile`,
-threadRw `work` and coarsenSz `vector`.
+that share a row, or are a group, are neighbours (`threadIdx.x`), if there are such; then come those
+over the columns of a tile, then rows, chunks or groups, as many as fill a block. Of the parameters
+of section 7.2 blockSz is `block`, groupSz `group`, workerSz `lanes`, tileSz `tile`, threadRw `work`
+and coarsenSz `vector`.
 
     blockIdx.x    rows, or elements
     blockIdx.y    tiles of columns
     blockIdx.z    heads of a batch
 
-Atomics add up in any order, so that results of those differ in the last bits between calls.
+Atomics add in any order, so that their results differ in the last bits between calls.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class Groups(GpuTiled):
     """The distribution of rows or nonzeros, and of columns, over threads.
 
     split : "rows" or "non-zeros": threads have a fixed number of these
-    work : rows of a thread, or of the threads that share rows; non-zeros of a thread
-    lanes : threads that share a row, a power of two; 1 where non-zeros are split
-    group : threads that add up their sums by shuffles, a power of two up to 32: among those that
+    work : rows per thread, or per group of threads that share rows; nonzeros per thread
+    lanes : threads that share a row, a power of two; 1 if nonzeros are split
+    group : threads that reduce their sums by shuffles, a power of two up to 32: among those that
         share a row, or among those with one nonzero each of neighbours
-    rows : source of the rows of a thread's nonzeros: "table" of each, or of the pieces of rows
+    rows : source of the rows of a thread's nonzeros: "table" for each, or for the pieces of rows
         in chunks; "search" in the offsets of rows; "blocks" there between the rows of two blocks,
-        which are a table (TACO's way)
-    block : threads of a block
-    The other fields are those of :class:`sparsetir.schedules.gpu.features.GpuTiled`.
+        which a table holds (as in TACO)
+    block : threads per block
+    Other fields as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     split: str = "rows"
@@ -112,8 +112,8 @@ class Groups(GpuTiled):
     def for_features(cls, feat: int, dtype: str = "float32", **fields: Any) -> Groups:
         """A configuration for a feature size, which is a constant of the kernel.
 
-        fields : fields of the configuration. By default threads are a power of two, which fills a
-            block, up to 32 and as many as there are columns for
+        fields : fields of the configuration. By default the number of threads is a power of two,
+            which fills a block, up to 32 and as many as there are columns for
         """
         vector = fields.pop("vector", vector_width(feat, dtype))
         alone = cls(threads=1, vector=vector, feat=feat, **fields)
@@ -125,24 +125,24 @@ class Groups(GpuTiled):
 
     @property
     def side_by_side(self) -> int:
-        """Threads that share a row, or have neighbouring non-zeros and are a group."""
+        """Threads that share a row, or have neighbouring nonzeros and are a group."""
         return max(self.lanes, self.group)
 
     @property
     def workers(self) -> int:
-        """Rows, chunks or groups that a block has at a time."""
+        """Rows, chunks or groups per block at a time."""
         return self.block // (self.threads * self.side_by_side)
 
     @property
     def is_atomic(self) -> bool:
-        """Whether several add to a row."""
+        """Whether several threads update a row."""
         return self.split == "non-zeros" or self.group < self.lanes
 
     def serves(self, problem: Spmm) -> bool:
         """Whether the updates that the kernel needs exist as atomics.
 
-        Maxima and minima do not where a thread's nonzeros belong to several rows: a row that one
-        thread computes alone is overwritten, and empty rows begin with another value than others.
+        Maxima and minima have none if a thread's nonzeros belong to several rows: a row that one
+        thread computes alone is overwritten, and empty rows have another initial value than others.
         """
         if not self.is_atomic:
             return True
@@ -152,22 +152,22 @@ class Groups(GpuTiled):
         return has_atomics("sum", problem.dtype)
 
 
-# Iterations whose loops over a thread's columns are unrolled, and those where they become vectors.
+# Iterations whose loops over a thread's columns are unrolled, and those where they are vectorised.
 _Steps = tuple[list[SparseIterationRef], list[SparseIterationRef]]
 
 
 def apply(sch: Schedule, config: Groups) -> None:
     """Schedule a reduction over the elements of rows, by primitives of both stages.
 
-    Before (stage I), and what becomes of it is shown at :func:`_rows`, :func:`_elements` and
-    :func:`_chunks`::
+    Before (stage I); see :func:`_rows`, :func:`_elements` and :func:`_chunks` for the programs
+    after::
 
         with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
 
-    Rows may store what they reduce over in several levels, as in CSF, without lanes and where a
-    thread has one non-zero. Raises ScheduleError for a program of another shape, for vectors of
-    more than 16 bytes, and for results that are to be added to atomically where there are no
-    atomics for these.
+    The elements of a row may be stored in several levels, as in CSF, then without lanes and with
+    one nonzero per thread. Raises ScheduleError for a program of another form, for vectors above
+    16 bytes, and for results that are updated atomically if their type has
+    no atomics.
     """
     reduction = row_reduction(sch, "Groups")
     config.check_vector(reduction.dtype)
@@ -198,7 +198,7 @@ def apply(sch: Schedule, config: Groups) -> None:
 def _rows(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
     """{x row, c col, 1} and {1/g row, c col, r}.
 
-    After, with lanes (without, there is no loop over them, and J itself instead of steps)::
+    After, with lanes (otherwise there is no loop over them, and J itself instead of steps)::
 
         with T.sp_iter([K0, I_tiles, K2, T.part(I, ..), J_lanes], "SSSSR", "spmm"):
             ...  # spmm_start
@@ -229,15 +229,15 @@ def _rows(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIt
 
 
 def _elements(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
-    """{1 nnz, c col, r}, and {g nnz, c col, 1} with rows that threads find and carry.
+    """{1 nnz, c col, r}, and {g nnz, c col, 1} with rows that threads search for and carry.
 
-    After, with one non-zero::
+    After, with one nonzero::
 
         ...  # spmm_init, of all rows
         with T.sp_iter([K0, I_J0, I_J1, K2, I_J2], "SSSSS", "spmm"):  # I_J2, over a group
             ...  # spmm_start, B_ws_copy, spmm_reduce; spmm_write, of the runs of a group
 
-    and with several, whose first row is found where a thread begins::
+    and with several, whose first row is searched for where a thread begins::
 
         with T.sp_iter([K0, I_J0, I_J1, K2], "SSSS", "spmm"):  # blocks, chunks
             ...  # spmm_start
@@ -300,14 +300,14 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[Sp
 def _in_workspace(
     sch: Schedule, rows: RowReduction, loop: SpIter, lanes: list[SpIter]
 ) -> list[SparseIterationRef]:
-    """The iterations of a thread's sums: start, reduce and write."""
+    """The iterations of a thread's accumulators: start, reduce and write."""
     return sch.precompute(rows.result, loop, lanes, dtype=accumulator(rows.dtype))
 
 
 def choices(search: Asked) -> Tried:
     """Configs of Sgap's algorithms (whose x and g are `work`, and g of {1/g row} is `lanes`).
 
-    Without those for which there are no atomics, and threads of a row that each add for themselves.
+    Without those for which there are no atomics, and threads of a row that each add separately.
     """
     problem, feat = search.problem, search.given.feat
     wide = vector_width(feat, problem.dtype)

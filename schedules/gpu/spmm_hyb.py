@@ -1,15 +1,15 @@
-"""SpMM over hyb on a GPU: one grid for buckets of rows of about the same length.
+"""SpMM over hyb on a GPU: one grid for buckets of rows of similar length.
 
 (SparseTIR, section 4.2.1.) A program over CSR is decomposed into one iteration for each bucket of
-each column part (`formats/hyb.py`), and each gets the form of the template for CSR: threads
-hold the features of a tile in registers, see `features.py`. A bucket's rows have 2^b slots, a
-constant, so that the loop over them is unrolled. A row of threads computes `work` >> b rows of
-bucket b in turn, so that all have about as many elements; then all buckets are fused into one
-launch. Another launch before it sets C to zero.
+each column part (`formats/hyb.py`), and each gets the form of the template for CSR: threads hold
+the features of a tile in registers, see `features.py`. A bucket's rows have 2^b slots, a constant,
+so that the loop over them is unrolled. A row of threads computes `work` >> b rows of bucket b in
+turn, so that all have about as many elements; then all buckets are fused into one launch. A
+preceding launch sets C to zero.
 
-Most rows are stored whole by one bucket, and written as they are. Rows longer than 2^k, and those
-with elements in several column parts, are stored in pieces, which are added to C atomically, once
-for each piece and feature (see `sparse_ir/schedule/combine_row_pieces.py`).
+Most rows are stored whole in one bucket, and written with plain stores. Rows longer than 2^k, and
+those with elements in several column parts, are stored in pieces, which are added to C atomically,
+once per piece and feature (see `sparse_ir/schedule/combine_row_pieces.py`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 from sparsetir.sparse_ir.tir import is_one
 
-MAX_PARTS = 120  # loop nests of a kernel, whose parameters then fit into 4 KB
-SLOT_VECTOR = 4  # columns or values in a load
+MAX_PARTS = 120  # loop nests per kernel, whose parameters then fit into 4 KB
+SLOT_VECTOR = 4  # columns or values per load
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class HybRows(GpuTiled):
 
     c, k : column parts and largest bucket of :class:`sparsetir.formats.Hyb`
     threads, vector, coarsen, feat, occupancy : see :class:`RowSplit`
-    rows_per_block : rows of threads in a thread block
+    rows_per_block : rows of threads per thread block
     unroll : slots of a row whose loads are in one straight piece of code, at most
-    work : least number of slots that a row of threads computes; None: 2^k
+    work : the least number of slots that a row of threads computes; None: 2^k
 
     The last two are powers of two.
     """
@@ -79,7 +79,7 @@ class HybRows(GpuTiled):
     work: int | None = None
 
     def __post_init__(self) -> None:
-        _ = self.format, self.split  # which check the other fields
+        _ = self.format, self.split  # these check the other fields
         for name in ("unroll", "work"):
             value = getattr(self, name)
             expect(self, name, value is None or is_power_of_two(value), "a power of two")
@@ -106,7 +106,7 @@ class HybRows(GpuTiled):
         )  # fmt: skip
 
     def rows_in_turn(self, slots: int) -> int:
-        """The number of rows with so many slots that a row of threads computes in turn."""
+        """The number of rows with `slots` slots that a row of threads computes in turn."""
         return max(1, (self.work or 1 << self.k) // slots)
 
 
@@ -122,7 +122,7 @@ def program(problem: Spmm, config: HybRows) -> SparseFunc:
     """The stage-I function: the operator, decomposed into the buckets of hyb.
 
     b : (n, feat); out : (m, feat), written
-    row : (m,) what terms are multiplied with, for a mean, or rows begin with, for a maximum: see
+    row : (m,) the factors of terms, for a mean, or the initial values of rows, for a maximum: see
         :func:`sparsetir.schedules.operators.spmm.program`
     m, n, feat : sizes
     and those of the rules of :class:`Hyb`, among them the values `a_<rule>`
@@ -132,17 +132,17 @@ def program(problem: Spmm, config: HybRows) -> SparseFunc:
     if problem.batched:
         raise ScheduleError("spmm_hyb.program: argument 'problem': expected no batch, got one")
     plain: Any = operator(problem)
-    if COMPUTED in plain.attrs:  # of `indptr`, which the buckets do not have
+    if COMPUTED in plain.attrs:  # they depend on `indptr`, which the buckets do not have
         plain = plain.without_attr(COMPUTED)
     _, func = extract_preprocess(decompose_format(plain, config.format.rules(problem.operand)))
     return func
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
-    """The arguments of the kernel that depend on the pattern alone.
+    """The arguments of the kernel that only depend on the pattern.
 
     Raises ScheduleError if rows are stored in pieces and kernels do not add them up (see
-    :func:`shares_rows`): one column part and 2^k of at least the longest row are what it takes.
+    :func:`shares_rows`): that needs one column part and 2^k of at least the longest row.
     """
     converted = matrix.stored_in(config.format, problem.operand)
     m, n = matrix.shape
@@ -195,7 +195,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
     names = []
     for part, steps in zip(pieces.parts, parts, strict=True):
         slots = int(sch.func.axis(part.columns[0].name).nnz_cols)
-        # Rows that are visited more than once meet by atomic additions, or are not there.
+        # Rows that are visited several times are updated atomically, or do not occur.
         race = "none" if sch.func.axis(part.rows.name).unique else "ignore"
         _unroll_slots(loops, f"{steps.reduce.name}0", min(config.unroll, slots))
         names.append(f"{part.iteration.name}0")
@@ -214,7 +214,7 @@ def _first(sch: Schedule, first: DenseLoops, config: HybRows) -> list[SparseIter
 
 
 def _hide(func: tirx.PrimFunc, blocks: list[str], buffer: str) -> tirx.PrimFunc:
-    """Hide that blocks load from a buffer, as atomic additions seem to."""
+    """Hide that blocks load from a buffer, as atomic additions appear to."""
     sch = s_tir.Schedule(func)
     for name in blocks:
         block = sch.get_sblock(name)
@@ -225,7 +225,7 @@ def _hide(func: tirx.PrimFunc, blocks: list[str], buffer: str) -> tirx.PrimFunc:
 
 
 def _unroll_slots(loops: Any, block: str, count: int) -> None:
-    """Visit a row's slots some at a time, whose columns and values are loaded as vectors."""
+    """Visit a row's slots several at a time, with columns and values loaded as vectors."""
     elements = loops.get_sblock(block)
     steps, straight = loops.split(loops.get_loops(elements)[0], [None, count])
     loops.unroll(straight)
@@ -242,11 +242,11 @@ def _unroll_slots(loops: Any, block: str, count: int) -> None:
 def _bind(
     loops: Any, block: str, rows_per_block: int, rows_in_turn: int, race: str = "none"
 ) -> None:
-    """Spread rows and tiles over blocks and threads; `race` is of the rows."""
+    """Map rows and tiles to blocks and threads; `race` applies to the rows."""
     tiles, *root, rows, threads = loops.get_loops(loops.get_sblock(block))
     blocks, in_turn, in_block = loops.split(rows, [None, rows_in_turn, rows_per_block])
     loops.reorder(tiles, *root, blocks, in_block, threads, in_turn)
-    if not is_one(loops.get(tiles).extent):  # without it, a fused grid takes no division
+    if not is_one(loops.get(tiles).extent):  # without this loop, a fused grid needs no division
         run_in_parallel(loops, tiles, "blockIdx.y")
     run_in_parallel(loops, blocks, "blockIdx.x", race)
     run_in_parallel(loops, in_block, "threadIdx.y", race)
@@ -254,7 +254,7 @@ def _bind(
 
 
 def choices(search: Asked) -> Tried | None:
-    """Choices around the candidates, which heads do not have."""
+    """The choices around the candidates; None for heads."""
     configs, shares = search.own(HybRows), shares_rows(search.problem)
     if not configs:
         return None
@@ -263,7 +263,7 @@ def choices(search: Asked) -> Tried | None:
         configs, c=(1, 2, 4) if shares else (1,), k=(max(0, k - 1), k + 1) if shares else (k,),
         rows_per_block=(2, 8), coarsen=(1, 2), unroll=(4, 8), occupancy=(None, 1024),
     )  # fmt: skip
-    tried["occupancy"] = tried.pop("occupancy")  # the last one
+    tried["occupancy"] = tried.pop("occupancy")  # moved to the end
     return tried, make
 
 

@@ -1,20 +1,21 @@
 """SpMM over panels of rows by pattern on a GPU: enumerate-and-sparse-coarsen as in its section 3.
 
-Rows go in panels of `rows` (UFi), in each the columns that hold the same of its rows together, with
-their values in the order of computation
+Rows form panels of `rows` (UFi); in each, the columns with the same set of its rows are together,
+with their values in the order of computation
 (:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`). A thread has `coarsen` vectors of
-features (WarpTile = coarsen * vector), and for these loads the row of B once for all rows of a
+features (WarpTile = coarsen * vector), and loads the row of B for these once for all rows of a
 pattern. `unroll` entries (UFk) are in one straight piece of code.
 
-    atomics=False    A panel is one row of threads', and its sums stay in registers over all of its
-                     patterns, one loop after the other: no atomics, each result is written once.
-    atomics=True     Each pattern of each panel is a row of threads' (section 3.2.2): more of them,
-                     which add to the result atomically. Code is chosen by pattern where a block
-                     begins, so that all threads of a warp do the same.
-    compact=True     Code is by the number of a pattern's rows, of which there are `rows`, instead
-                     of by its 2**rows - 1 patterns (section 3.5); which rows they are is a table.
-                     Sums are in registers for a pattern at a time: without atomics the row of
-                     threads that a panel is of adds them to the result itself.
+    atomics=False    A panel belongs to one row of threads, and its sums stay in registers over all
+                     of its patterns, one loop after the other: no atomics, each result is written
+                     once.
+    atomics=True     Each pattern of each panel belongs to a row of threads (section 3.2.2): more of
+                     them, which add to the result atomically. Code is selected by pattern where a
+                     block begins, so that all threads of a warp run the same.
+    compact=True     Code is specialised by the number of a pattern's rows, 1 to `rows`,
+                     instead of by the 2**rows - 1 patterns (section 3.5); a table holds
+                     the rows. Sums are in registers for a pattern at a time: without atomics the
+                     panel's row of threads itself adds them to the result.
 
     blockIdx.x, threadIdx.y    panels, or patterns of panels
     blockIdx.y                 tiles of threads * coarsen * vector features
@@ -57,9 +58,9 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.patterns import pattern_counts
 from sparsetir.sparse_ir.schedule import Schedule
 
-MOST_ROWS, MOST_BY_PATTERN = 8, 6  # of a panel; 63 loops
+MOST_ROWS, MOST_BY_PATTERN = 8, 6  # per panel; 63 loops
 MOST_UNROLLED = 16
-# Share of the places that store something, from which on a search tries panels.
+# The least share of places that store an element for which a search tries panels.
 LEAST = 0.05
 
 
@@ -67,15 +68,15 @@ LEAST = 0.05
 class PanelThreads(GpuTiled):
     """The distribution of panels of rows and of features over threads.
 
-    rows : rows of a panel (UFi), 2 to 6, or with `compact` to 8
+    rows : rows per panel (UFi), 2 to 6, or with `compact` to 8
     unroll : entries of a pattern in one straight piece of code (UFk), up to 16
     atomics : whether each pattern of a panel has a row of threads, instead of each panel
-    compact : whether code is by the number of a pattern's rows, instead of by pattern
-    panels : rows of threads in a thread block; of more than one with atomics, threads are whole
-        warps, since other patterns are other code
-    packed : values come in the order of the panels, in an array of their own; else each is read
-        where it is in the matrix, by its place, and needs no preparation
-    The other fields are those of :class:`sparsetir.schedules.gpu.features.GpuTiled`.
+    compact : whether code is specialised by the number of a pattern's rows, instead of by pattern
+    panels : rows of threads per thread block; if more than one, with atomics, threads are whole
+        warps, since other patterns run other code
+    packed : values are stored in the order of the panels, in a separate array; else each is read by
+        its position in the matrix, which needs no preparation
+    Other fields as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     rows: int = 4
@@ -108,7 +109,7 @@ class PanelThreads(GpuTiled):
     ) -> PanelThreads:
         """A configuration for a feature size, which is a constant of the kernel.
 
-        block : threads of a block, at most; 32 or more
+        block : the most threads per block; 32 or more
         fields : fields of the configuration. By default vectors are as wide as they can be while
             whole warps share the features, and a block has as many rows of threads as fit
         """
@@ -121,7 +122,7 @@ class PanelThreads(GpuTiled):
         threads = min(WARP, -(-feat // (vector * coarsen)))
         alone = fields.get("atomics", False) and threads != WARP
         panels = 1 if alone else max(1, block // threads)
-        # Registers for the sums, and what is loaded for them: else nvcc takes few, and spills.
+        # Registers for the sums and for loads: otherwise nvcc uses few, and spills.
         sums = rows * vector * coarsen
         occupancy = 1024 if sums < MAX_SUMS // 2 else 768 if sums == MAX_SUMS // 2 else 512
         return cls(
@@ -133,9 +134,9 @@ class PanelThreads(GpuTiled):
 
     @property
     def unpacked(self) -> PanelThreads:
-        """The config for values that are given in each run, in the matrix's order: read by place.
+        """The config for values passed in each run, in the matrix's order: read by position.
 
-        A place takes a register beside each value, so that fewer entries are loaded together.
+        A position takes a register besides each value, so that fewer entries are loaded together.
         """
         return replace(self, packed=False, unroll=min(self.unroll, 2))
 
@@ -149,18 +150,18 @@ class PanelThreads(GpuTiled):
 
     @property
     def adds(self) -> bool:
-        """Whether several add to an element of the result, one after the other or atomically."""
+        """Whether several updates go to an element of the result, sequentially or atomically."""
         return self.atomics or self.compact
 
     def serves(self, problem: Spmm) -> bool:
-        """Whether the result is of a type in which it can be added to."""
+        """Whether the result has a type in which it can be updated."""
         return not self.adds or has_atomics(
             "max" if problem.reduce == "max" else "sum", problem.out or problem.dtype
         )
 
 
 def apply(sch: Schedule, config: PanelThreads) -> None:
-    """Schedule a program that reduces over what rows store, by primitives of both stages.
+    """Schedule a program that reduces over the elements of rows, by primitives of both stages.
 
     Before (stage I), and after::
 
@@ -172,11 +173,11 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
                 ...  # B_ws_copy over [K1, K3], spmm_reduce_rest over [I_rows, K1, K3]
             ...  # spmm_write
 
-    With atomics the loop over patterns is around that over threads, without and compact inside of
-    it, and what begins after it; the result is set before, by `spmm_init`.
+    With atomics the loop over patterns is around that over threads; without, and compact, it is
+    inside it, and the workspace begins after it; the result is set before, by `spmm_init`.
 
-    Raises ScheduleError for a program of another shape, for vectors of more than 16 bytes, and for
-    results that several would add to, of types without atomics.
+    Raises ScheduleError for a program of another form, for vectors of more than 16 bytes, and for
+    results with several updates, of types without atomics.
     """
     shape = row_reduction(sch, "PanelThreads")
     config.check_vector(shape.dtype)
@@ -186,7 +187,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
             f"{shape.dtype}, which would be rounded with each pattern that is added, got "
             f"atomics={config.atomics}, compact={config.compact}"
         )
-    if config.atomics:  # as many blocks as CUDA launches
+    if config.atomics:  # no more blocks than CUDA launches
         sch.bound(shape.rows, MAX_ROWS // ((1 << config.rows) - 1) * config.rows, "max")
     else:
         bound_rows(sch, shape)
@@ -210,7 +211,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     if config.atomics:
         sch.parallelize(order[:2], "thread", race="atomics", per_block=config.panels)
     else:
-        # Rows of panels are disjoint, also where a table lists them.
+        # Rows of panels are disjoint, even if a table lists them.
         race = "ignore" if config.compact else "none"
         sch.parallelize(panels, "thread", race=race, per_block=config.panels)
     sch.parallelize(threads, "thread")
@@ -243,16 +244,16 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged:
-    """CSR as it is."""
+    """CSR unchanged."""
     del problem
     return Arranged(Stored(keeps_order=not config.packed), matrix.arguments())
 
 
 def choices(search: Asked) -> Tried | None:
-    """UFi, UFk, WarpTile, the block, atomics and compaction; None where panels do not serve.
+    """UFi, UFk, WarpTile, the block, atomics and compaction; None for unsupported problems.
 
-    Blocks are of one warp, as most of the paper's best ones, or of four. UFk is up to 8, as in its
-    table 2. A default has to wait for figures of a GPU (`bench blocks --target cuda`).
+    Blocks have one warp, as most of the paper's best ones, or four. UFk is up to 8, as in its
+    table 2. The default awaits measurements on a GPU (`bench blocks --target cuda`).
     """
     problem, stats = search.problem, search.given
     if stats.nnz < LEAST * stats.m * stats.n or problem.batched:

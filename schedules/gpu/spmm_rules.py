@@ -1,6 +1,6 @@
-"""The config that SpMM over CSR gets on a GPU when its user names none.
+"""The config that SpMM over CSR gets on a GPU unless the caller names one.
 
-Rules of thumb; each function says why.
+Rules of thumb; each function gives the reason.
 """
 
 from __future__ import annotations
@@ -19,30 +19,29 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.template import Template, register
 
-# Times the mean length of a row, from which on the longest ones are what takes long on a GPU.
+# The least multiple of the mean length for which the longest rows dominate on a GPU.
 UNEVEN = 8
 MAX_K = 10  # more buckets take long to compile
-# Features up to which a non-zero each is better than hyb where rows are uneven, and where there is
+# Features up to which a nonzero per thread beats hyb if rows are uneven, and the same if there is
 # no hyb, as for batches.
 FEW_FEATURES, FEW_OF_A_BATCH = 2, 8
-# Full blocks and features from which on tensor cores multiply them.
+# The least size of full blocks, and features, for which tensor cores are used.
 TENSOR_BLOCK, TENSOR_FEATURES = 8, 16
 
 
 def candidates(problem: Spmm, stats: Any, target: Any) -> list[Any]:
-    """Blocks on tensor cores, where a matrix of 16-bit numbers is made of full ones.
+    """Blocks on tensor cores, if a matrix of 16-bit numbers consists of full ones.
 
-    Else rows by themselves; where some rows are much longer than most, hyb, or one non-zero each.
+    Otherwise rows by themselves; if some rows are much longer than most, hyb, or a nonzero per
+    thread: the longest rows would keep a few threads busy when all others have finished. k is the
+    paper's: the power of two from the mean row length up (section 4.2.1).
 
-    The longest rows then would keep a few threads busy when all others have finished. k as in the
-    paper: the power of two from the mean row length up (section 4.2.1).
-
-    With few features it matters most that all threads have the same to do (Sgap, section 3.2),
-    which they have with a non-zero each, whatever the rows are. Counted on 2000 rows of 4 and one
-    of 1800: the longest block of hyb has 2.6 times the mean, that of non-zeros 1.2, and half as
-    many instructions with one feature, for as many sectors; with 4 features the sectors are 1.6
-    times as many, as each is added by itself. Groups are whole warps: of a long row each 32 are one
-    atomic addition. Batches have no hyb, and a row by itself keeps one block for all of its length.
+    With few features equal work for all threads matters most (Sgap, section 3.2), which a nonzero
+    per thread gives for any rows. Counted on 2000 rows of 4 and one of 1800: the longest block of
+    hyb has 2.6 times the mean, that of nonzeros 1.2, and half as many instructions with one
+    feature, for as many sectors; with 4 features the sectors are 1.6 times as many, as each is
+    added separately. Groups are whole warps: each 32 elements of a long row are one atomic
+    addition. Batches have no hyb, and a single row occupies one block for its whole length.
     """
     rows = RowSplit.for_features(stats.feat, _widest(problem))
     configs: list[Any] = [rows]
@@ -67,7 +66,7 @@ def candidates(problem: Spmm, stats: Any, target: Any) -> list[Any]:
 
 
 def _hyb(problem: Spmm, stats: Any, mean: float) -> list[HybRows]:
-    """Hyb, in one column part and more."""
+    """Hyb configs, with one column part and more."""
     k = max(0, ceil(log2(max(1.0, mean))))
     whole = max(0, ceil(log2(max(1, stats.longest))))
     hyb = HybRows.for_features(
@@ -77,7 +76,7 @@ def _hyb(problem: Spmm, stats: Any, mean: float) -> list[HybRows]:
 
 
 def _groups(problem: Spmm, stats: Any, mean: float) -> tuple[Groups, Groups]:
-    """Rows that threads share, about as many as it has elements up to 8, and non-zeros by warps.
+    """Threads that share rows, about as many as a row has elements up to 8; and nonzeros by warps.
 
     Groups of 4 and 8 are the best static ones of Sgap's tables 1 and 5.
     """
@@ -87,7 +86,7 @@ def _groups(problem: Spmm, stats: Any, mean: float) -> tuple[Groups, Groups]:
 
 
 def _widest(problem: Spmm) -> str:
-    """The type whose elements set how many are loaded or stored at once."""
+    """The widest type of an operand: it bounds how many elements a load or store has."""
     return problem.out or problem.dtype
 
 

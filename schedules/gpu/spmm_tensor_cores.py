@@ -1,20 +1,20 @@
 """SpMM of blocks on the tensor cores of a GPU. (SparseTIR, sections 4.3.1 and 4.3.2.)
 
-A block of threads computes a tile of C: the rows of a row of blocks, or of a row of tiles of
-SR-BCRS, by some features. It iterates over the row's blocks: the values of a step, and the rows of
-B that belong to them, are copied to shared memory some steps ahead, while tensor cores multiply
-those of the current step. Sums stay in registers, in float32 (of int8 in int32), until the row is
-done.
+A thread block computes a tile of C: the rows of a row of blocks, or of a row of tiles of SR-BCRS,
+by some features. It iterates over the row's blocks: the values of a step, and the corresponding
+rows of B, are copied to shared memory some steps ahead, while tensor cores multiply those of the
+current step. Accumulators stay in registers, in float32 (int32 for int8), until the row is
+complete.
 
     blockIdx.x                 rows of blocks
     blockIdx.y                 tiles of features
     threadIdx.y, threadIdx.x   warps, and the 32 threads of one
 
-Any pattern is served, and any size: rows of blocks that store none, last blocks that stick out, any
-feature size. All places of a block are multiplied. Where a block stores a zero that is padding, an
+Any pattern and any size is supported: empty rows of blocks, blocks that exceed the matrix, any
+feature size. All places of a block are multiplied. If a block stores a zero as padding, an
 infinity or NaN in its row of B makes the sums of the block's rows NaN, unlike a missing element:
-padding is assumed to meet finite numbers. So the template is used on request, and for patterns that
-fill their blocks.
+padding is assumed to be multiplied by finite numbers. So the template is used on request, and for
+patterns that fill their blocks.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ from sparsetir.sparse_ir.tir import is_one
 
 WHO = "TensorCores"
 MAX_WARPS = 16
-PADDING = 16  # elements of a row of a shared array, at most
+PADDING = 16  # the most elements of padding per row of a shared array
 # Sizes that a search tries.
 BLOCKS, TILES, GROUPS = (64, 32, 16, 8), (16, 8), (16, 32)
-DEPTH = 32  # columns of a block in a step, by default
+DEPTH = 32  # columns of a block per step, by default
 THREADS = 128  # that set the initial values of the result
 
 
 @dataclass(frozen=True)
 class TensorCores(Tiled):
-    """The format, and how a tile is divided among warps.
+    """The format, and the division of a tile among warps.
 
     format : BSR or DBSR of blocks of multiples of 8 rows and columns; SRBCRS of 8 or 16 rows
-    tile : features of a tile
-    warps : among how many warps a tile's rows and features are divided; each has a multiple of 16
-        of one of the two, and of 8 of the other
+    tile : features per tile
+    warps : the numbers of warps among which a tile's rows and features are divided; each has a
+        multiple of 16 of one of the two, and of 8 of the other
     stages : steps whose values and rows of B are in shared memory at a time
-    depth : columns of a block in a step; None: 32, or all. Of SR-BCRS a step is a group
-    vector : features in a copy, 16 bytes at best, which divide the feature size
+    depth : columns of a block per step; None: 32, or all. For SR-BCRS a step is a group
+    vector : features per copy, at best 16 bytes, which divide the feature size
     """
 
     format: Format
@@ -120,8 +120,8 @@ class TensorCores(Tiled):
     def for_features(cls, fmt: Format, feat: int, dtype: str = "float16") -> TensorCores:
         """A configuration for a format and a feature size.
 
-        Each warp has up to 32 by 32 sums, of blocks of 64 rows and more 32 by 64; three stages, or
-        as many as fit in shared memory.
+        Each warp has up to 32 by 32 sums, or 32 by 64 for blocks of 64 rows and more; three stages,
+        or as many as fit in shared memory.
         """
         item = 1 if dtype == "int8" else 2
         vector = vector_width(feat, dtype)
@@ -135,7 +135,7 @@ class TensorCores(Tiled):
         return cls(fmt, tile, warps, stages, vector=vector)
 
     def tiles(self, feat: int) -> int:
-        """Tiles of a feature size; raises ScheduleError where `vector` does not divide it."""
+        """Tiles of a feature size; raises ScheduleError if `vector` does not divide it."""
         if feat % self.vector:
             raise ScheduleError(
                 f"{WHO}.tiles: argument 'feat': the config serves multiples of {self.vector} "
@@ -145,13 +145,13 @@ class TensorCores(Tiled):
 
 
 def engine(problem: Any, matrix: Any, stats: Any, target: Any, fmt: Any) -> list[TensorCores]:
-    """The config for a format that a user names, if the template serves its blocks."""
+    """The config for a format that the caller names, if the template supports its blocks."""
     del matrix
     if fmt is None or serves(problem) is not None or not has_tensor_cores(target):
         return []
     try:
         return [TensorCores.for_features(fmt, stats.feat, problem.dtype)]
-    except ValueError:  # of other blocks
+    except ValueError:  # unsupported blocks
         return []
 
 
@@ -169,7 +169,7 @@ def serves(problem: Any) -> str | None:
 def configs(problem: Any, matrix: CsrPattern, stats: Any, target: Any) -> list[TensorCores]:
     """The configs that a search tries: formats whose blocks or tiles the pattern fills.
 
-    Padding for other patterns is the user's choice, by the name of a format or a config.
+    Padding for other patterns is the caller's choice, by the name of a format or a config.
     stats : :class:`sparsetir.schedules.search.choose.Statistics`
     """
     if serves(problem) is not None or matrix.nnz == 0 or not has_tensor_cores(target):
@@ -182,7 +182,7 @@ def configs(problem: Any, matrix: CsrPattern, stats: Any, target: Any) -> list[T
 
 
 def full_formats(pattern: Pattern) -> list[Format]:
-    """The formats of this template without padding beside elements, larger blocks first."""
+    """The formats of this template that need no padding, larger blocks first."""
     full = [b for b in BLOCKS if BSR(b, b).places(pattern) == pattern.nnz]
     tiles = [t for t in TILES if BSR(t, 1).places(pattern) == pattern.nnz]
     formats: list[Format] = [BSR(b, b) for b in full]
@@ -197,7 +197,7 @@ def program(problem: Spmm, config: TensorCores) -> SparseFunc:
     m, n, feat : sizes
     and the arguments of the format's rules, among them the values `a_<rule>`
 
-    Raises ScheduleError for what :func:`serves` names.
+    Raises ScheduleError for problems that :func:`serves` rejects.
     """
     _refuse("program", problem)
     rules = config.format.rules(problem.operand)
@@ -206,9 +206,9 @@ def program(problem: Spmm, config: TensorCores) -> SparseFunc:
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: TensorCores) -> Arranged:
-    """The arguments of :func:`program` that depend on the pattern alone.
+    """The arguments of :func:`program` that only depend on the pattern.
 
-    Raises ScheduleError for what :func:`serves` names.
+    Raises ScheduleError for problems that :func:`serves` rejects.
     """
     _refuse("arrange", problem)
     converted = matrix.stored_in(config.format, problem.operand)
@@ -228,7 +228,7 @@ def _refuse(where: str, problem: Any) -> None:
 def apply(sch: Schedule, config: TensorCores) -> None:
     """Schedule a program that sums over blocks, by primitives of both stages.
 
-    Before (stage I), such as of BSR(32, 32), and after::
+    Before (stage I), for BSR(32, 32), and after::
 
         with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]: ...
 
@@ -240,9 +240,9 @@ def apply(sch: Schedule, config: TensorCores) -> None:
             with T.sp_iter([II, K1], "SS", "spmm_write") as [ii, k1]: ...
 
     In stage II these become copies by all threads, a pipeline and products of tiles on tensor
-    cores; over the columns of SR-BCRS, which are gathered, tiles are made there.
+    cores; for the gathered columns of SR-BCRS, tiles are created there.
 
-    Raises ScheduleError for a program of another shape, and for types that no product takes.
+    Raises ScheduleError for a program of another form, and for types without such products.
     """
     firsts, shape = _parts(sch)
     values, gathered, dtype = _operands(sch, shape)
@@ -271,7 +271,7 @@ def apply(sch: Schedule, config: TensorCores) -> None:
         product = f"{reduce.name}_rest0"
     loops = sch.lower()
     _bind(loops, f"{shape.iteration.name}0")
-    left = {it.name for it in sparse_iterations(sch.func)}  # the others are where sums begin
+    left = {it.name for it in sparse_iterations(sch.func)}  # the others initialise the result
     for first in [x for x in firsts if x.iteration.name in left]:
         _bind_first(loops, f"{first.iteration.name}0")
     sch.rewrite(materialize_loop_kinds)
@@ -290,7 +290,7 @@ def apply(sch: Schedule, config: TensorCores) -> None:
 
 
 def _parts(sch: Schedule) -> tuple[list[RowSums], RowSums]:
-    """The iterations of the initial values, and the one of the sums."""
+    """The iterations of the initial values, and the iteration of the sums."""
     all_sums = row_sums(sch, WHO)
     firsts, sums = ([x for x in all_sums if bool(x.columns) == s] for s in (False, True))
     if len(sums) != 1 or len(sums[0].block) != 1:
@@ -317,7 +317,7 @@ def _operands(sch: Schedule, sums: RowSums) -> tuple[str, str, str]:
 
 
 def _bind(loops: Any, block: str) -> None:
-    """Spread tiles of features and rows of blocks over blocks of threads."""
+    """Map tiles of features and rows of blocks to thread blocks."""
     tiles, *others, rows = loops.get_loops(loops.get_sblock(block))
     heads = [x for x in others if not is_one(loops.get(x).extent)]
     if heads:
@@ -327,7 +327,7 @@ def _bind(loops: Any, block: str) -> None:
 
 
 def _bind_first(loops: Any, block: str) -> None:
-    """Spread what the result begins with over threads."""
+    """Distribute the initialisation of the result over threads."""
     *rows, features = loops.get_loops(loops.get_sblock(block))
     tiles, threads = loops.split(features, [None, THREADS])
     loops.reorder(tiles, *rows, threads)

@@ -1,17 +1,17 @@
-"""Attention over the stored blocks of a mask, in one kernel: scores are never in memory as a whole.
+"""Attention over the stored blocks of a mask, in one kernel: scores are never stored as a whole.
 
 OUT[h, i] = sum over the elements j of row i of softmax(scale * Q[h, i] . K[h, j]) * V[h, j]
 
-The blocks of keys of a row of blocks are visited one after the other. Of each row i of queries this
-is kept from one visit to the next, of the keys so far:
+The blocks of keys of a row of blocks are visited sequentially. For each row i of queries these
+running values cover the keys so far:
 
     TOP[i]       the greatest score
     SUM[i]       sum of exp(score - TOP[i])
     TOTAL[:, i]  sum of exp(score - TOP[i]) * V[j]
 
-A visit finds the greatest score with its own keys, NEXT[i]. What was summed before was relative to
-the old TOP[i], so that it is multiplied with FADE[i] = exp(TOP[i] - NEXT[i]). In the end OUT is
-TOTAL / SUM, and LSE = TOP + log(SUM), from which gradients make the weights again. A row without
+A visit computes the greatest score including its own keys, NEXT[i]. Earlier sums were relative to
+the old TOP[i], so they are multiplied by FADE[i] = exp(TOP[i] - NEXT[i]). In the end OUT is TOTAL /
+SUM, and LSE = TOP + log(SUM), from which gradients recompute the weights. A row without
 elements has TOP = LSE = -infinity and gives zeros.
 
 (FlashAttention-2, Dao 2023, algorithm 1, over the blocks of SparseTIR's section 4.3.1.)
@@ -35,7 +35,7 @@ from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
-# Bits in a word of a block's elements.
+# Bits per word of a block's element mask.
 WORD = 16
 
 
@@ -46,7 +46,7 @@ class BlockAttention(Problem):
     block : rows and columns of a block, a multiple of 16
     feat : features of Q and K
     width : features of V and OUT
-    dtype : of Q, K, V and OUT; scores and sums are in float32 (float64 for float64)
+    dtype : the type of Q, K, V and OUT; scores and sums are float32 (float64 for float64)
     """
 
     block: int = 64
@@ -61,7 +61,7 @@ class BlockAttention(Problem):
 
 
 def is_element(bits: Any, place: Any) -> Any:
-    """The expression of whether bit `at % 16` of a word of a block's elements is set."""
+    """The expression that bit `place % 16` of a word of a block's element mask is set."""
     return ((T.cast(bits, "int32") >> (place % WORD)) & 1) != 0
 
 
@@ -74,13 +74,13 @@ def program(problem: BlockAttention) -> SparseFunc:
     lse : (heads, rows, block) in the accumulator's type
     scale : number of that type
     indptr : (rows + 1,) ; indices : (blocks,) columns of blocks, each once in a row
-    kind : (blocks,) which of `bits` holds the elements of a block; callers see that there is one
+    kind : (blocks,) the index in `bits` of each block's elements; callers check its range
     bits : (kinds, block, block / 16) int16: bit ii % 16 of [kind, ji, ii // 16] says whether
         (ii, ji) of a block of this kind is an element
 
-    `rows` and `cols` count blocks of queries and of keys. Local buffers are over the queries of a
-    block last, so that a step does the same for neighbouring ones, whether it sums over features or
-    keys.
+    `rows` and `cols` count blocks of queries and of keys. Local buffers have the queries of a block
+    as their last axis, so that a step does the same for neighbours, whether it sums over features
+    or keys.
     """
     dtype, acc, block = problem.dtype, problem.accumulator, problem.block
     feat, width, number = problem.feat, problem.width, getattr(T, problem.accumulator)
@@ -125,7 +125,7 @@ def program(problem: BlockAttention) -> SparseFunc:
             with T.sp_iter([W, II], "SS", "clear") as [w, ii]:
                 TOTAL[w, ii] = zero
             with T.sp_iter([JO], "R", "keys") as [jo]:
-                T.sp_iter_attr({"ordered": 1})  # each takes up what those before have left
+                T.sp_iter_attr({"ordered": 1})  # each visit updates the running values
                 with T.sp_iter([JI, II, F], "SSR", "score") as [ji, ii, f]:
                     with T.init():
                         SCORE[ji, ii] = zero

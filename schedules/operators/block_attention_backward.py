@@ -1,6 +1,6 @@
 """Gradients of attention over the stored blocks of a mask; see `block_attention`.
 
-With the gradient G of OUT, the weights P[i, j] = exp(scale * Q[i] . K[j] - LSE[i]) are made again,
+With the gradient G of OUT, the weights P[i, j] = exp(scale * Q[i] . K[j] - LSE[i]) are recomputed,
 block by block, and DELTA[i] = G[i] . OUT[i]:
 
     DS[i, j] = P[i, j] * (G[i] . V[j] - DELTA[i])
@@ -8,8 +8,8 @@ block by block, and DELTA[i] = G[i] . OUT[i]:
     DK[j] = scale * sum over i of DS[i, j] * Q[i]
     DV[j] = sum over i of P[i, j] * G[i]
 
-Sums over j go over the rows of blocks, sums over i over those of the transposed mask, so that each
-is added up by one visit. (FlashAttention-2, Dao 2023, algorithm 2.)
+Sums over j run over the rows of blocks, sums over i over those of the transposed mask, so that each
+is accumulated by one visit. (FlashAttention-2, Dao 2023, algorithm 2.)
 """
 
 # pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
@@ -31,9 +31,9 @@ from sparsetir.sparse_ir.schedule.facts import assume
 
 @dataclass(frozen=True)
 class BlockAttentionBackward(BlockAttention):
-    """The part of its arguments that a kernel is compiled for, beside :class:`BlockAttention`'s.
+    """The part of its arguments that a kernel is compiled for, besides :class:`BlockAttention`'s.
 
-    keys : gradients of K and V, instead of that of Q
+    keys : whether the gradients of K and V are computed, instead of that of Q
     """
 
     keys: bool = False
@@ -44,11 +44,11 @@ def program(problem: BlockAttentionBackward) -> SparseFunc:
     """The operator as a stage-I function.
 
     q, k, v, lse : as for attention
-    grad : as its result ; delta : as lse
-    dq : as q, or with `keys` dk and dv, as k and v
+    grad : like its result ; delta : like lse
+    dq : like q, or with `keys` dk and dv, like k and v
     scale : number of the accumulator's type
-    indptr, indices, kind, bits : as for attention; with `keys` of the transposed mask, of which
-        `rows` and `cols` count the blocks
+    indptr, indices, kind, bits : as for attention; with `keys` those of the transposed mask, whose
+        blocks `rows` and `cols` then count
     """
     return _keys(problem) if problem.keys else _queries(problem)
 
@@ -121,7 +121,7 @@ def _queries(problem: BlockAttentionBackward) -> SparseFunc:
 
 
 def _keys(problem: BlockAttentionBackward) -> SparseFunc:
-    """The rows of blocks of the transposed mask, JO, are blocks of keys."""
+    """The gradients of K and V; JO, the transposed mask's rows of blocks, are of keys."""
     dtype, acc, block = problem.dtype, problem.accumulator, problem.block
     feat, width, number = problem.feat, problem.width, getattr(T, problem.accumulator)
     zero = tirx.const(0.0, acc)

@@ -1,7 +1,7 @@
-"""Linear maps with weights in blocks: Y = X W^T + b, and the gradient of W where it is stored.
+"""Linear maps with blocked weights: Y = X W^T + b, and the gradient of W where it is stored.
 
-Features are contiguous in X (tokens, in) and Y (tokens, out), as torch has them, so a block has its
-values by columns: those that a value of X is multiplied with stand side by side.
+Features are contiguous in X (tokens, in) and Y (tokens, out), as in torch, so a block stores its
+values by columns: those that are multiplied with one value of X are contiguous.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sparsetir.sparse_ir.script.writer import Writer, cast, reduced
 class BlockLinear(Problem):
     """Y[t, i] = bias[i] + the sum over the stored j of W[i, j] * X[t, j].
 
-    rows, cols : of a block
-    dtype : of Y; X, W and the bias are of the type of the sums
-    idtype : of indptr and indices
+    rows, cols : size of a block
+    dtype : the type of Y; X, W and the bias have the type of the sums
+    idtype : the type of indptr and indices
     bias : whether there is one
     """
 
@@ -50,9 +50,9 @@ def program(problem: BlockLinear) -> SparseFunc:
 
     x : (tokens, n * cols) ; w : (blocks, cols, rows) ; y : (tokens, m * rows), written
     bias_ : (m * rows,)
-    indptr : (m + 1,) ; indices : (blocks,), where rows of blocks have blocks
+    indptr : (m + 1,) ; indices : (blocks,), the stored blocks of each row of blocks
 
-    Of the gradient x and y are given, and g is written, as w.
+    For the gradient x and y are inputs, and g, like w, is written.
     """
     dtype, acc, cols = problem.dtype, problem.accumulator, problem.cols
     row = f"io * {problem.rows} + ii"

@@ -21,8 +21,8 @@ from sparsetir.sparse_ir.script.writer import Writer
 class BlockSpmm(Problem):
     """The part of the operator's arguments that a kernel is compiled for.
 
-    rows, cols : of a block
-    dtype : of A, B and OUT; sums are in float32 (float64 for float64)
+    rows, cols : size of a block
+    dtype : the type of A, B and OUT; sums are float32 (float64 for float64)
     """
 
     rows: int = 32
@@ -37,7 +37,7 @@ class BlockSpmm(Problem):
 @dataclass(frozen=True)
 class BlockSddmm(BlockSpmm):
     """The gradient of A, for a constant number of features: dense times dense where a matrix stores
-    blocks, as scores of attention with a mask in blocks are, and gradients of weights in blocks.
+    blocks, such as scores of attention with a blocked mask, and gradients of blocked weights.
     """
 
     feat: int = 64
@@ -55,7 +55,7 @@ def program(problem: BlockSpmm) -> SparseFunc:
     b : (heads, nb, cols, feat) ; out : (heads, mb, rows, feat)
     indptr : (mb + 1,) ; indices : (blocks,) columns of blocks, each once in a row
 
-    The gradient takes x, as out, and y, as b, and writes out, as a.
+    The gradient takes x, like out, and y, like b, and writes out, like a.
     """
     dtype = problem.dtype
     feat = problem.feat if isinstance(problem, BlockSddmm) else "feat"

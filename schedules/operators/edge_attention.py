@@ -1,8 +1,8 @@
 """Attention over the elements of each row in one kernel.
 
 OUT[i, h] = sum over the elements (i, j) of softmax(scale * Q[i, h] . K[j, h]) * V[j, h]: the scores
-of a row, their softmax and the weighted sum follow each other while all of it is in cache. A row
-without elements gives zeros. (Sparse attention, SparseTIR section 4.3.1.)
+of a row, their softmax and the weighted sum are computed together while all of it is in cache. A
+row without elements gives zeros. (Sparse attention, SparseTIR section 4.3.1.)
 """
 
 # pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
@@ -26,9 +26,9 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 class EdgeAttention(Problem):
     """The part of the operator's arguments that a kernel is compiled for.
 
-    dtype : of Q, K, V and OUT; scores and sums are in float32 (float64 for float64)
-    idtype : of indptr and indices
-    heads_first : heads come before rows and columns in Q, K, V and OUT
+    dtype : the type of Q, K, V and OUT; scores and sums are float32 (float64 for float64)
+    idtype : the type of indptr and indices
+    heads_first : whether heads come before rows and columns in Q, K, V and OUT
     """
 
     dtype: str = "float32"
@@ -36,7 +36,7 @@ class EdgeAttention(Problem):
     heads_first: bool = False
 
     def at(self, node: Any, head: Any) -> list[Any]:
-        """The first dimensions of an operand, or an element's place in these."""
+        """The first dimensions of an operand, or an element's indices in these."""
         return [head, node] if self.heads_first else [node, head]
 
 
@@ -46,7 +46,7 @@ def program(problem: EdgeAttention) -> SparseFunc:
 
     q : (m, heads, feat) ; k : (n, heads, feat) ; v : (n, heads, width) ; out : (m, heads, width);
         with `heads_first` (heads, m, feat), and so on
-    scores : (heads, nnz) in the accumulator's type, for the kernel's own use
+    scores : (heads, nnz) in the accumulator's type, a workspace
     scale : number of that type
     indptr : (m + 1,) ; indices : (nnz,) columns in any order
     """
@@ -113,7 +113,7 @@ def program(problem: EdgeAttention) -> SparseFunc:
 def fit(
     heads: int, feat: int, *, feat_in: int | None = None, scale: float | None = None
 ) -> dict[str, Any]:
-    """The kernel of a call; feat_in : of queries and keys, by default those of values."""
+    """The kernel of a call; feat_in : features of queries and keys, by default those of values."""
     of_keys = feat_in or feat
     scale = 1 / math.sqrt(of_keys) if scale is None else float(scale)
     return {

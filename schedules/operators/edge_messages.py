@@ -1,8 +1,8 @@
-"""Values of edges made of the features of their ends.
+"""Values of edges computed from the features of their ends.
 
-OUT[e, h, k] = op(L[lhs[e], h, k], R[rhs[e], h, k]) for each edge e; an operand that holds
-features of edges is read at e itself. For "dot" OUT[e, h] is the sum over k of the products. Each
-operand may lack h or k, along which it is the same for all. (Generalised SDDMM.)
+OUT[e, h, k] = op(L[lhs[e], h, k], R[rhs[e], h, k]) for each edge e; an operand with features of
+edges is indexed by e itself. For "dot" OUT[e, h] is the sum over k of the products. Each operand
+may lack h or k, and is then broadcast. (Generalised SDDMM.)
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class EdgeMessages(Problem):
     """The part of the operator's arguments that a kernel is compiled for.
 
     op : one of OPS
-    lhs, rhs : dimensions of the operands, each one of `messages.DIMS`; "" where one is not used
-    lhs_at, rhs_at : "node" for an operand that holds features of nodes, else "edge"
-    dtype : of operands and result; sums are in float32 (float64 for float64)
-    idtype : of the nodes of edges
+    lhs, rhs : dimensions of the operands, each one of `messages.DIMS`; "" for an unused one
+    lhs_at, rhs_at : "node" for an operand with features of nodes, else "edge"
+    dtype : the type of operands and result; sums are float32 (float64 for float64)
+    idtype : the type of the nodes of edges
     """
 
     op: str = "add"
@@ -47,11 +47,10 @@ class EdgeMessages(Problem):
 def program(problem: EdgeMessages) -> SparseFunc:
     """The operator as a stage-I function.
 
-    Its arrays; of the dimensions h and k of the operands those that the problem names:
-
-    lhs, rhs : (nodes, heads, feat), or (nnz, heads, feat) of edges
-    lhs_of, rhs_of : (nnz,) the node of each edge, in any order; callers see that there are such
-        nodes. Absent for operands that hold features of edges
+    Its arrays, with those of the dimensions h and k that the problem names:
+    lhs, rhs : (nodes, heads, feat), or (nnz, heads, feat) for edges
+    lhs_of, rhs_of : (nnz,) the node of each edge, in any order; callers check their range. Absent
+        for operands with features of edges
     out : (nnz, heads, feat), for "dot" (nnz, heads)
     """
     dtype, acc, op = problem.dtype, problem.accumulator, problem.op

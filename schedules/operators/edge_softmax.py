@@ -1,7 +1,7 @@
 """Softmax over the elements of each row, and its gradient.
 
 Y[b, e, h] = exp(X[b, e, h] - top) / total, with the maximum and the sum over the elements e of the
-row, for each head, h or b.
+row, for each head: h or b.
 """
 
 # pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
@@ -30,8 +30,8 @@ class EdgeSoftmax(Problem):
     """The part of the operator's arguments that a kernel is compiled for.
 
     dtype : "float32" or "float64"
-    idtype : of indptr
-    backward : X * (G - the sum of X * G over the row) instead: the gradient, of the softmax X
+    idtype : the type of indptr
+    backward : X * (G - the sum of X * G over the row) instead: the gradient, given the softmax X
     """
 
     dtype: str = "float32"

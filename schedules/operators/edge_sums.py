@@ -1,8 +1,8 @@
-"""Sums at the ends of edges that come as they are, in no order: nothing is sorted for them.
+"""Sums at the ends of edges in any order, without sorting them.
 
-C[i, k] = sum over the edges e from j to i of W[e] * B[j, k], or the mean. Each edge writes to a
-whole row of C, where :mod:`sparsetir.schedules.operators.spmm` writes each row once: for patterns
-that are new, whose edges would have to be sorted for that.
+C[i, k] = sum over the edges e from j to i of W[e] * B[j, k], or the mean. Each edge updates a whole
+row of C, where :mod:`sparsetir.schedules.operators.spmm` writes each row once: for new patterns,
+whose edges would have to be sorted for that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sparsetir.sparse_ir.script.writer import Writer
 class EdgeSums(Problem):
     """The part of the operator's arguments that a kernel is compiled for.
 
-    dtype : of W, B and C, "float32" or "float64"; sums are in it
-    idtype : of the edges
-    weighted : whether edges have values, which else are 1
+    dtype : the type of W, B, C and sums, "float32" or "float64"
+    idtype : the type of the edges
+    weighted : whether edges have values; otherwise these are 1
     mean : whether sums are divided by the number of edges of their row
     """
 
@@ -35,7 +35,7 @@ def program(problem: EdgeSums) -> SparseFunc:
     """The operator as a stage-I function.
 
     source, target : (nnz,) the j and the i of each edge, known to be in range
-    w : (nnz,) ; b : (n, feat) ; c : (m, feat) ; count : (m,) edges of each row, of a mean
+    w : (nnz,) ; b : (n, feat) ; c : (m, feat) ; count : (m,) edges of each row, for a mean
     """
     dtype, idtype, weight = problem.dtype, problem.idtype, "W[e] * " * problem.weighted
     zero, one = (f"T.{dtype}({number})" for number in (0, 1))

@@ -1,4 +1,4 @@
-"""Gradients of operators that are a program and a record, as operators themselves."""
+"""Gradients of operators with a program and a record, as operators themselves."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def gradient_of(name: str, wrt: str) -> Operator:
-    """The operator that gives the gradient of another one for an operand, or for its values "a".
+    """The operator that computes the gradient of another one for an operand, or for its values "a".
 
-    It takes those operands of the other one that it reads, and the gradient of the result behind
-    the place of that, under the name that :func:`sparsetir.sparse_ir.gradient.gradient` gives it.
+    It takes those operands of the other one that it reads, and the gradient of the result after the
+    place of the result, named as by :func:`sparsetir.sparse_ir.gradient.gradient`.
     Its gradients are operators, too.
 
-    Raises ValueError where the program has no gradient that can be derived.
+    Raises ValueError if the program's gradient cannot be derived.
     """
     known_gradient = OPERATORS.get(f"{name}_grad_{wrt}")
     return register(_made(name, wrt)) if known_gradient is None else known_gradient
@@ -53,7 +53,7 @@ def _made(name: str, wrt: str) -> Operator:
 
 def _derived(of: Operator, problem: Any, wrt: str) -> tuple[SparseFunc, str]:
     """The gradient's program, whose result has the parameter "out"; and the name of the parameter
-    that the gradient of the other result is given by."""
+    for the gradient of the other result."""
     assert of.program is not None
     base = of.program(of.compiled_for(problem.dtype, idtype=problem.idtype))
     func, before = gradient(base, wrt), {str(p.name) for p in base.params}
@@ -62,10 +62,10 @@ def _derived(of: Operator, problem: Any, wrt: str) -> tuple[SparseFunc, str]:
 
 
 def level_by_level(of: SparseFunc, wrt: str, dtype: str, **names: str) -> SparseFunc:
-    """The gradient of an operator's program for schedules that take levels of patterns apart.
+    """The gradient of an operator's program for schedules that visit levels of patterns separately.
 
-    dtype : of the result, whose sums may be wider than the operand
-    names : of parameters, in the place of those that they have
+    dtype : the type of the result, whose sums may be wider than the operand
+    names : new names of parameters
     """
     func = gradient(of, wrt, dtype=dtype)
     apart = (SparseIteration, lambda it: iteration_with(it, axes=flat_axes(it.axes)))
@@ -73,7 +73,7 @@ def level_by_level(of: SparseFunc, wrt: str, dtype: str, **names: str) -> Sparse
 
 
 def with_names(func: SparseFunc, names: Mapping[str, str]) -> SparseFunc:
-    """A program with other names of some parameters of arrays."""
+    """A program with some array parameters renamed."""
     new = {p: ir.Var(names[str(p.name)], p.ty) for p in func.params if str(p.name) in names}
     buffers = [SparseBuffer(b.var, b.axes, new.get(b.handle, b.handle)) for b in func.buffers]
     return func.replace(params=[new.get(p, p) for p in func.params], buffers=buffers)

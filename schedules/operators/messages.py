@@ -1,8 +1,8 @@
 """Messages of edges and their reduction at the targets.
 
 C[i, h, k] = reduce over the elements (i, j) of op(U[j, h, k], E[(i, j), h, k]), where U holds
-features of sources, E those of edges, and each of the two may lack h or k, along which it is the
-same for all. (Generalised SpMM; message passing with a built-in message and reduction.)
+features of sources, E those of edges, and each of the two may lack h or k, and is then broadcast.
+(Generalised SpMM; message passing with a built-in message and reduction.)
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sparsetir.schedules.operators.problems import Problem, memoized, reduced_at
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.writer import Writer, cast
 
-# What becomes of the features of a source, a, and of an edge, b.
+# Messages, from the features a of a source and b of an edge.
 OPS = ("copy_u", "copy_e", *BINARY)
-# Dimensions that an operand may have beside its nodes or edges: heads and features.
+# Dimensions that an operand may have besides its nodes or edges: heads and features.
 DIMS = ("", "h", "f", "hf")
 
 
@@ -31,14 +31,14 @@ class Messages(Problem):
     op : one of OPS
     reduce : one of REDUCTIONS; a row without elements is zero in all of them, and a maximum or
         minimum keeps NaN
-    u, e : dimensions of the operands, each one of DIMS; "" where an operand is not used
-    dtype : of U, E and C; sums are in float32 (float64 for float64)
-    idtype : of the pattern's arrays
-    ordered : rows of E are in another order than the elements, which ORDER gives
-    arg : for a maximum or minimum: also the least place in ORDER of an element that has it, the
-        greatest number of its type in a row without elements; with `ordered`; of bfloat16 only for
-        copies
-    given : with `arg`: C is given, and whose each element is is all that is looked for
+    u, e : dimensions of the operands, each one of DIMS; "" for an unused operand
+    dtype : the type of U, E and C; sums are float32 (float64 for float64)
+    idtype : the type of the pattern's arrays
+    ordered : whether rows of E are in another order than the elements, given by ORDER
+    arg : for a maximum or minimum: also compute the least place in ORDER of an element that attains
+        it, the greatest number of its type in a row without elements; with `ordered`; for bfloat16
+        only for copies
+    given : with `arg`: C is an input, and only the element that attains it is searched for
     """
 
     op: str = "mul"
@@ -57,7 +57,7 @@ class Messages(Problem):
         wanted = "False without 'ordered' and a maximum or minimum"
         expect(self, "arg", extremum or not self.arg, wanted)
         expect(self, "given", self.arg or not self.given, "False without 'arg'")
-        # TVM does not round to bfloat16 what is only compared.
+        # TVM does not round values to bfloat16 that are only compared.
         rounds = self.dtype != "bfloat16" or self.op.startswith("copy")
         wanted = f"no bfloat16 with 'arg' and {self.op!r}"
         expect(self, "dtype", rounds or not self.arg, wanted)
@@ -77,15 +77,15 @@ def dims(kind: str, h: str, k: str) -> list[str]:
 def program(problem: Messages) -> SparseFunc:
     """The operator as a stage-I function.
 
-    Its arrays; of the dimensions h and k of U and E those that the problem names:
+    Its arrays, with those of the dimensions h and k of U and E that the problem names:
 
     u : (n, heads, feat) ; e : (nnz, heads, feat) ; out : (m, heads, feat), only read if given
     arg_out : (m, heads, feat) of the index type, with `problem.arg`
     indptr : (m + 1,) ; indices : (nnz,) columns in any order; absent without U
-    order : (nnz,) row of E of each element, with `problem.ordered`; callers see that there is one
-    row : (m,) computed, in the accumulator's type; for a mean what terms are multiplied with, for a
-        maximum or minimum what rows begin with: an infinity, and 0 without elements; absent for a
-        sum, and where the result is given
+    order : (nnz,) row of E of each element, with `problem.ordered`; callers check its range
+    row : (m,) computed, in the accumulator's type; for a mean the factors of terms, for a maximum
+        or minimum the initial values of rows: an infinity, and 0 without elements; absent for a
+        sum, and if the result is an input
     """
     dtype, acc, op = problem.dtype, problem.accumulator, problem.op
     u, e, place, edges = "", "", "i, j", ["I", "J"]
@@ -117,7 +117,7 @@ def program(problem: Messages) -> SparseFunc:
         lines = reduced_at_rows(write, problem.reduce, "C[i, h, k]", message, acc, dtype)
         write.visit("gspmm", *visit, lines)
     if problem.arg:
-        # NaN is not found by isnan, which TVM has no vectors of.
+        # NaN is found without isnan, which TVM does not vectorise.
         value, most = cast(f"({message})", acc, dtype), f'T.max_value("{problem.idtype}")'
         nan = f'T.Select({value} <= T.{dtype}("inf"), {most}, {place})'
         better = f"T.Select({value} == C[i, h, k], {place}, {nan})"
@@ -132,11 +132,11 @@ def fit(
     """The kernel of a call on u (n, heads, feat) and e (nnz, heads, edge_feat).
 
     kind : one of OPS
-    edge_feat : None for values of the matrix in the place of e
+    edge_feat : None if values of the matrix take the place of e
     """
     per_edge = kind == "copy_e" or (kind != "copy_u" and edge_feat is not None)
     same = edge_feat is not None and edge_feat < feat  # for all features of a head
-    kernel_heads = heads if same else 1  # of the kernel, which else takes heads for features
+    kernel_heads = heads if same else 1  # a kernel otherwise treats heads as features
     both = heads * feat // kernel_heads
     h, f = "h" * (kernel_heads > 1), "f" * (both > 1)
     u, e = "" if kind == "copy_e" else h + f, h + f * (per_edge and not same)

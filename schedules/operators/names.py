@@ -1,14 +1,14 @@
-"""Names of operators and types; imports names alone, as `sparsetir --help` needs them."""
+"""Names of operators and types; has no heavy imports, for `sparsetir --help`."""
 
 from sparsetir.reductions import REDUCTION_NAMES
 
-# On the elements of a matrix; softmax of each row's.
+# Operators on the elements of a matrix; SOFTMAX is over each row's.
 OPS = ("spmm", "spmv", "sddmm")
 SOFTMAX = ("softmax", "sparse_softmax", "edge_softmax")
-# That plans and searches take by their names, beside those of messages.
+# Names accepted by plans and searches, besides message names.
 NAMED = (*OPS, *SOFTMAX, "attention", "rgms", "spgemm")
 BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-# Of an edge from a source "u"; also as DGL's `gspmm` and its operators call them.
+# Messages of an edge from a source "u"; the other names are those of DGL's `gspmm`.
 MESSAGES = {
     "copy_u": "copy_u",
     "copy_lhs": "copy_u",
@@ -22,7 +22,7 @@ IDTYPES = ("int32", "int64")
 
 
 def message_parts(op: object) -> tuple[str | None, str | None]:
-    """The message and the reduction that a name says, None for what it does not."""
+    """The message and the reduction in a name, None for what it does not contain."""
     if not isinstance(op, str):
         return None, None
     name, _, behind = op.rpartition("_")
@@ -37,10 +37,10 @@ def is_message(op: object) -> bool:
 
 
 def is_along_edges(op: object, more: bool = False) -> bool:
-    """Whether a name that plans take is a softmax, attention, or a message that "spmm" is not.
+    """Whether a name accepted by plans is a softmax, attention, or a message that "spmm" is not.
 
-    more : whether it is asked for with heads or features of edges, which messages have as those of
-        `ops.gspmm` do
+    more : whether it is used with heads or features of edges, which messages take as `ops.gspmm`
+        does
     """
     kind, _ = message_parts(op)
     if kind is None:

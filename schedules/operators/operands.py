@@ -1,7 +1,7 @@
-"""Operators: a program, a record of its operands, and its exact results.
+"""Operators: programs, records of their operands, and their exact results.
 
-Operands are float64 arrays for the dtype float64, float32 arrays for all others, which hold only
-numbers that the dtype has. So a result can be checked whatever NumPy knows of the dtype.
+Operands are float64 arrays for the dtype float64, float32 arrays for all others, which only hold
+numbers representable in the dtype. So results can be checked even if NumPy lacks the dtype.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from sparsetir.schedules.operators.problems import CsrPattern, Problem
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.origins import note_origin
 
-# Largest error of an element in units of the sum of the absolute values that it is made of:
-# some roundings of a result, and for float32 and float64 of a long sum.
+# The largest error of an element in units of the sum of the absolute values of its terms: a few
+# roundings of a result, and for float32 and float64 those of a long sum.
 TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2, "float64": 1e-12}
-# Added to these units: results near zero are not held to more than this.
+# Added to these units, as a lower bound for results near zero.
 LEAST_SCALE = 0.1
-# Above so many multiplications results are checked by a projection instead of one by one.
+# Above this many multiplications results are checked by a projection instead of element by element.
 MOST_EXACT = 2**31
-CHUNK = 2**22  # products that are made at a time
-# Letters of dimensions for people, where these say more.
+CHUNK = 2**22  # products computed at a time
+# Letters of dimensions as messages word them, if these say more.
 WORDS = {
     "e": "nnz", "k": "feat", "h": "heads", "i": "feat_in", "f": "edge_feat", "r": "relations",
     "u": "m p", "v": "n q",
@@ -36,11 +36,11 @@ WORDS = {
 
 @dataclass(frozen=True)
 class OfProgram(Problem):
-    """The problem of an operator that has a program, and no separate class.
+    """The problem of an operator with a program and no class of its own.
 
     op : its name
-    dtype : of operands, values and result
-    idtype : of indptr and indices
+    dtype : the type of operands, values and result
+    idtype : the type of indptr and indices
     """
 
     op: str
@@ -61,32 +61,32 @@ class OfProgram(Problem):
 class Operator:
     """An operator on patterns.
 
-    name : as `sparsetir.plan` takes it
-    problem : Spmm or Sddmm, what kernels are compiled for
-    title : one line for people
+    name : the name for `sparsetir.plan`
+    problem : the class of problems that kernels are compiled for, such as Spmm
+    title : a one-line description
     dims : of the dense operands by name, then of the result "out": "m" and "n" are the rows and
         columns of the caller's matrix, "e" its elements, "r" its relations, "h" heads, "b" blocks
-        of features, "k" features of the result, "i" of what is multiplied first, "f" of edges. On
+        of features, "k" features of the result, "i" those multiplied first, "f" those of edges. On
         a matrix heads come first, without a letter
-    reads_values : whether values of the matrix play a part: the argument "a", of dims "e"
+    reads_values : whether the matrix's values are an argument: "a", of dims "e"
     reference : (problem, CsrPattern, values, operands) -> (exact, scale), both float64 and of the
-        result's shape: the result, and the sum of the absolute values that each of its elements
-        is made of (for a maximum their largest), in units of which errors are measured
-    reductions : that there are
+        result's shape: the result, and the sum of the absolute values of the terms of each element
+        (for a maximum their largest), the unit of errors
+    reductions : the supported reductions
     vectors : whether callers have no dimension of features
     program : (problem) -> stage-I function, whose parameters have the names of `dims`, "a" for
         values, and of :meth:`sparsetir.schedules.operators.problems.CsrPattern.arguments`
-    transposed : whether it goes over the columns of the caller's matrix: it is given the transposed
-        pattern, whose rows these are. Of gradients
+    transposed : whether it visits the columns of the caller's matrix: it takes the transposed
+        pattern, whose rows these are. For gradients
     on : "matrix", the edges of one ("edges"), a tensor by (relation, row, column) ("relations"), or
         several matrices ("matrices"): how a plan takes its pattern, and chooses configs
-    options : of `sparsetir.plan`, that it has
-    function : of `sparsetir.ops` that does the same, by default that of its name
-    fit : of an operator on edges, fields of :class:`sparsetir.planning.request.Request` for (heads,
-        feat), and its own options by name: problem, features, sizes, there, and of `callers` sizes
-        of letters that it alone has. The problem has its default types
-    dtypes : of the result
-    scratch : names of arrays in the accumulator's type that a kernel has for its own use
+    options : the options of `sparsetir.plan` that it has
+    function : the function of `sparsetir.ops` that does the same, by default that of its name
+    fit : for an operator on edges, fields of :class:`sparsetir.planning.request.Request` for
+        (heads, feat), and its own options by name: problem, features, sizes, there, and as
+        `callers` sizes of letters that it alone has. The problem has its default types
+    dtypes : the supported dtypes of the result
+    scratch : names of workspaces in the accumulator's type
     """
 
     name: str
@@ -115,7 +115,7 @@ class Operator:
         self, dtype: str, reduce: str = "sum", batched: bool = False, idtype: str = "int32",
         out: str | None = None,
     ) -> Any:  # fmt: skip
-        """The problem of these types; raises ValueError for others than there are."""
+        """The problem of these types; raises ValueError for unsupported ones."""
         if self.problem is OfProgram:
             return OfProgram(self.name, dtype, idtype)
         options: dict[str, Any] = {"reduce": reduce} if len(self.reductions) > 1 else {}
@@ -124,19 +124,19 @@ class Operator:
 
     @property
     def takes_heads(self) -> bool:
-        """Whether several matrices may share a pattern, a first dimension of all else."""
+        """Whether several matrices may share a pattern, as an additional first dimension."""
         return self.problem is not OfProgram
 
     def shapes(
         self, shape: tuple[int, ...], nnz: int, feat: int, heads: int | None,
         there: Container[str] | None = None, **sizes: int | None,
     ) -> dict[str, tuple[int, ...]]:  # fmt: skip
-        """Shapes of operands, values "a" if any, and the result "out"; of matrices heads first, as
-        kernels have them.
+        """Shapes of operands, values "a" if any, and the result "out"; for matrices heads first, as
+        in kernels.
 
-        shape, nnz : of the pattern that it is given, see `transposed`
-        there : names of those that there are, by default all
-        sizes : of other letters; None for a dimension that there is not
+        shape, nnz : of the pattern that it takes, see `transposed`
+        there : names of the operands that exist, by default all
+        sizes : of other letters; None for a dimension that does not exist
         """
         m, n = shape[-2:] if not self.transposed else shape[::-1]
         length_of = {"m": m, "n": n, "e": nnz, "r": shape[0], "k": None if self.vectors else feat}
@@ -150,7 +150,7 @@ class Operator:
         }
 
     def shape_text(self, name: str) -> str:
-        """The shape of an operand or the result for people: "(nnz,)", "(m, feat)"."""
+        """The shape of an operand or the result for messages: "(nnz,)", "(m, feat)"."""
         left_out = ("b", "k") if self.vectors else ("b",)  # plans have no blocks of features
         dims = [WORDS.get(d, d) for d in self.dims[name] if d not in left_out]
         return f"({', '.join(dims)}{',' * (len(dims) == 1)})"
@@ -168,11 +168,11 @@ class Operator:
 
 
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers near the given ones that the dtype has: float64 for "float64", else float32."""
+    """Values rounded to numbers of the dtype: float64 for "float64", else float32."""
     if dtype == "float64":
         return np.asarray(values, "float64")
     values = np.asarray(values, "float32")
-    if dtype == "bfloat16":  # cut to its 16 bits
+    if dtype == "bfloat16":  # truncated to its 16 bits
         return (values.view("uint32") & np.uint32(0xFFFF0000)).view("float32")
     return values.astype(dtype).astype("float32")
 
@@ -212,7 +212,7 @@ def each_head(
 def gathered(
     rows: np.ndarray, columns: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray
 ) -> np.ndarray:
-    """out[e] = x[rows[e]] . y[columns[e]], some elements at a time; in the dtype of x."""
+    """out[e] = x[rows[e]] . y[columns[e]], in chunks of elements; in the dtype of x."""
     step = max(1, CHUNK // max(1, x.shape[1]))
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
@@ -220,22 +220,22 @@ def gathered(
     return out
 
 
-# By name; :mod:`sparsetir.schedules.operators.registry` has all. Those on a matrix, whose records
-# say all that there is to be said; those along edges and relations; and those on several matrices,
-# some of which have names of messages.
+# By name; :mod:`sparsetir.schedules.operators.registry` imports all. Those on a matrix, which their
+# records describe completely; those along edges and relations; and those on several matrices, some
+# of which share names with messages.
 OPERATORS: dict[str, Operator] = {}
 ALONG: dict[str, Operator] = {}
 OF_MATRICES: dict[str, Operator] = {}
 
 
 def register(operator: Operator) -> Operator:
-    """Make an operator known to plans, `ops`, searches, the command line and the bench."""
+    """Register an operator for plans, `ops`, searches, the command line and the bench."""
     note_origin(operator.name)
     if operator.on != "matrix":
         table = OF_MATRICES if operator.on == "matrices" else ALONG
         return table.setdefault(operator.name, operator)
     for derived in [name for name in OPERATORS if name.startswith(f"{operator.name}_grad_")]:
-        del OPERATORS[derived]  # gradients of another one of this name
+        del OPERATORS[derived]  # gradients of a previous operator of this name
     OPERATORS[operator.name] = operator
     return operator
 
@@ -243,9 +243,9 @@ def register(operator: Operator) -> Operator:
 class Check:
     """A comparison of an operator's results with the exact one, which is computed once.
 
-    most_exact : multiplications above which the features of a sum or mean are checked all together,
-        in one random direction: a sum of values with random signs hides no error, and the bound is
-        the sum of the bounds
+    most_exact : multiplications above which the features of a sum or mean are checked together, in
+        one random direction: a sum of values with random signs hides no error, and the bound is the
+        sum of the bounds
     """
 
     def __init__(

@@ -30,11 +30,11 @@ class _Csr(NamedTuple):
 
 
 class CsrPattern(_Csr):
-    """Places of the stored elements of a matrix, in CSR.
+    """The pattern of a matrix, in CSR.
 
     indptr : (m + 1,) int32 or int64, non-decreasing
-    indices : (nnz,) of the same dtype, increasing within each row, unless a template says that
-        any order will do
+    indices : (nnz,) of the same dtype, increasing within each row, unless a template accepts any
+        order
     shape : (m, n)
     """
 
@@ -45,20 +45,20 @@ class CsrPattern(_Csr):
 
     @cached_property
     def coordinates(self) -> Pattern:
-        """The same as formats take it.
+        """The same pattern as formats take it.
 
-        Raises StructureError where columns do not increase within each row.
+        Raises StructureError if columns do not increase within each row.
         """
         return Pattern.from_csr(*self)
 
     @cached_property
     def increases(self) -> bool:
-        """Whether columns do in each row, so that each element is there once."""
+        """Whether columns increase in each row, so that no element is repeated."""
         return rows_increase(self.indptr, self.indices)
 
     @property
     def in_order(self) -> CsrPattern:
-        """The same with the columns of each row in order, each as often as it is there."""
+        """The pattern with the columns of each row in order, repetitions included."""
         if self.increases:
             return self
         arrays = np.empty(self.nnz, np.int8), self.indices.copy(), self.indptr
@@ -67,17 +67,17 @@ class CsrPattern(_Csr):
         return self._replace(indices=csr.indices)
 
     def stored_in(self, format: Format, operand: Operand) -> ConvertedFormat:
-        """Index arrays and masks of a format; do not write to them, the matrix may keep them."""
+        """Index arrays and masks of a format; not to be written, the matrix may keep them."""
         return format.convert(self.coordinates, operand)
 
     def arguments(self) -> dict[str, Any]:
-        """Index arrays and sizes, by the names of the parameters of operators."""
+        """Index arrays and sizes, by operators' parameter names."""
         m, n = self.shape
         return {"indptr": self.indptr, "indices": self.indices, "m": m, "n": n, "nnz": self.nnz}
 
 
 def as_given(**stored: Any) -> dict[str, Any]:
-    """Values as they are, by the parameters of operators: of buffer `A` the parameter `a`."""
+    """Values unchanged, by operators' parameter names: the parameter `a` for buffer `A`."""
     return {name.lower(): array for name, array in stored.items()}
 
 
@@ -85,9 +85,10 @@ def as_given(**stored: Any) -> dict[str, Any]:
 class Stored:
     """A matrix in CSR or a template's own storage, with the attributes of a ConvertedFormat.
 
-    values : gives the kernel's arrays of values by parameter, of (nnz,) values of buffers by name
-    keeps_order : whether kernels take values as they are, in the order of the matrix
-    unused : gives the share of the places that hold no element
+    values : returns the kernel's arrays of values by parameter, from (nnz,) values of buffers by
+        name
+    keeps_order : whether kernels take values unchanged, in the order of the matrix
+    unused : returns the share of places without an element
     """
 
     values: Callable[..., Mapping[str, Any]] = as_given
@@ -96,18 +97,18 @@ class Stored:
 
     @property
     def padding(self) -> float:
-        """Share of the places that hold no element."""
+        """The share of places without an element."""
         return self.unused()
 
 
 class Arranged(NamedTuple):
     """Arguments of a kernel that come from a matrix.
 
-    stored : the matrix in the format of the kernel, which is asked for arrays of values: a
+    stored : the matrix in the kernel's format, which converts arrays of values: a
         :class:`Stored` or a ConvertedFormat
-    arguments : arrays and numbers that depend on the pattern alone, by parameter
-    overrides : computed parameters that the config chooses, such as how many blocks of rows there
-        are; those that a kernel does not have play no part
+    arguments : arrays and numbers that only depend on the pattern, by parameter
+    overrides : computed parameters that the config chooses, such as the number of blocks of rows;
+        those that a kernel does not have are ignored
     """
 
     stored: Any
@@ -122,7 +123,7 @@ class Arranged(NamedTuple):
 
 
 def in_csr(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
-    """Arrange a matrix for templates whose kernels take CSR as it is, and leave no numbers open."""
+    """Arrange a matrix for templates whose kernels take CSR unchanged and leave no numbers open."""
     del problem, config
     return Arranged(Stored(), matrix.arguments())
 
@@ -134,7 +135,7 @@ class Problem:
 
     @property
     def accumulator(self) -> str:
-        """The type that sums are in."""
+        """The type of accumulators."""
         return accumulator(self.dtype)
 
 
@@ -142,13 +143,14 @@ class Problem:
 class Spmm(Problem):
     """C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; a feature size of 1 is SpMV.
 
-    dtype : of A's values, of B and of C; sums are in float32 (float64 for float64)
-    idtype : of indptr and indices
+    dtype : the type of A's values, of B and of C; sums are float32 (float64 for float64)
+    idtype : the type of indptr and indices
     reduce : "sum", "mean" (the sum over the number of stored elements of the row), "max" or "min";
         a row without elements is zero in all of them, and a maximum or minimum keeps NaN
-    batched : heads share the pattern: A is (heads, nnz), B (heads, n, feat), C (heads, m, feat)
-    out : of C, that of B by default: float32 for 16-bit types too. Sums of int8, for templates that
-        have them, are int32
+    batched : whether heads share the pattern: A is (heads, nnz), B (heads, n, feat), C (heads, m,
+        feat)
+    out : the type of C, by default that of B: float32 for 16-bit types too. Sums of int8, for
+        templates that have them, are int32
     """
 
     dtype: str = "float32"
@@ -174,9 +176,10 @@ class Spmm(Problem):
 class Sddmm(Problem):
     """OUT[i, j] = sum over k of X[i, k] * Y[j, k] where an element is stored.
 
-    dtype : of X, Y and OUT; sums are in float32 (float64 for float64)
-    idtype : of indptr and indices
-    batched : heads share the pattern: X is (heads, m, feat), Y (heads, n, feat), OUT (heads, nnz)
+    dtype : the type of X, Y and OUT; sums are float32 (float64 for float64)
+    idtype : the type of indptr and indices
+    batched : whether heads share the pattern: X is (heads, m, feat), Y (heads, n, feat), OUT
+        (heads, nnz)
     """
 
     dtype: str = "float32"
@@ -189,7 +192,7 @@ class Sddmm(Problem):
 
 def memoized(program: Callable[..., SparseFunc]) -> Callable[..., SparseFunc]:
     """A program (problem) -> function as templates call it, (problem, config=None): the plain one,
-    whatever the config, made once for each problem, since it takes as long to read as to lower."""
+    whatever the config, cached by problem, since parsing takes as long as lowering."""
     cached = functools.lru_cache(maxsize=64)(program)
 
     @functools.wraps(program)
@@ -201,14 +204,14 @@ def memoized(program: Callable[..., SparseFunc]) -> Callable[..., SparseFunc]:
 
 
 def with_parameters(func: Any, unused: Mapping[str, bool]) -> SparseFunc:
-    """A program without the parameters that a problem does not use, by their names."""
+    """A program without the named parameters that a problem does not use."""
     return func.replace(params=[p for p in func.params if not unused.get(p.name)])
 
 
 def reduced_at_rows(
     write: Writer, reduce: str, out: str, term: str, acc: str, stored: str
 ) -> list[str]:
-    """Lines that reduce a term at rows I, by a number of each row, `row`, where there is one.
+    """Lines that reduce a term at rows I, using a number for each row, `row`, if there is one.
 
     acc, stored : types of the term and of the result
     """
@@ -224,20 +227,20 @@ def reduced_at_rows(
 
 
 def accumulator(dtype: str) -> str:
-    """The type that products of `dtype` are summed in."""
+    """The type in which products of `dtype` are accumulated."""
     return {"float64": "float64", "int8": "int32", "int32": "int32"}.get(dtype, "float32")
 
 
 def summed(dtype: str) -> str:
-    """The type of sums in registers for results of `dtype`."""
+    """The type of accumulators in registers for results of `dtype`."""
     return accumulator(dtype) if "float" in dtype else dtype
 
 
 def greater(total: Any, term: Any) -> Any:
-    """The expression of the greater one; NaN if one of them is."""
+    """The expression of the maximum; NaN if either is."""
     return tirx.Select(tirx.any(term > total, tirx.isnan(term)), term, total)
 
 
 def vector_lanes(problem: Spmm | Sddmm, vector_bits: int) -> int:
-    """Sums in a vector register of a CPU, at least one."""
+    """Accumulators per vector register of a CPU, at least one."""
     return max(1, vector_bits // (8 * np.dtype(problem.accumulator).itemsize))

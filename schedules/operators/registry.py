@@ -1,4 +1,4 @@
-"""The operators there are: all of the library's are registered when this is imported."""
+"""The registry of operators: importing it registers all of the library's."""
 
 from __future__ import annotations
 

@@ -24,28 +24,28 @@ class _Csf(NamedTuple):
 
 
 class RelationPattern(_Csf):
-    """CSF by relation: of each its rows that are not empty, of each row its columns.
+    """CSF by relation: the nonempty rows of each relation, and the columns of each row.
 
     row_ptr : (relations + 1,) int32 or int64, into the rows
     rows : (nnz_rows,) of the same dtype, increasing within a relation
     indptr : (nnz_rows + 1,) into the columns
     indices : (nnz,) columns, not decreasing within a row
     shape : (relations, m, n)
-    order : (nnz,) of that dtype, which triple each element is; its value is `values[order]`
+    order : (nnz,) of that dtype, the triple of each element; its value is `values[order]`
     """
 
     @staticmethod
     def of(
         relation: Any, row: Any, column: Any, shape: tuple[int, int, int], idtype: str | None = None
     ) -> RelationPattern:
-        """Make a pattern of (relation, row, column) triples in any order; equal ones stay apart.
+        """Make a pattern from (relation, row, column) triples in any order, keeping equal ones.
 
         relation, row, column : (nnz,) integers
         shape : (relations, m, n)
-        idtype : "int32" or "int64"; by default int32 where that holds all sizes
+        idtype : "int32" or "int64"; by default int32 if it holds all sizes
 
-        Raises ValueError for triples of different numbers or out of range, or an idtype that is too
-        narrow.
+        Raises ValueError for arrays of different lengths, triples out of range, or an idtype that
+        is too narrow.
         """
         names = ("relation", "row", "column")
         keys = [np.asarray(x) for x in (relation, row, column)]
@@ -89,23 +89,23 @@ class RelationPattern(_Csf):
 
     @cached_property
     def coordinates(self) -> Pattern:
-        """Relation, row and column of each element, in order; some may be there several times."""
+        """Relation, row and column of each element, in order; some may be repeated."""
         dtype = self.rows.dtype
         of_row = np.repeat(np.arange(self.shape[0], dtype=dtype), np.diff(self.row_ptr))
         counts = np.diff(self.indptr)
-        pattern = Pattern.__new__(Pattern)  # whose own check asks for each coordinate once
+        pattern = Pattern.__new__(Pattern)  # skips its check that coordinates are unique
         pattern.shape = self.shape
         pattern.coords = [np.repeat(of_row, counts), np.repeat(self.rows, counts), self.indices]
         return pattern
 
     def transposed(self) -> RelationPattern:
-        """Rows for columns, of the same triples."""
+        """Rows and columns exchanged, for the same triples."""
         (relations, m, n), (relation, row, column) = self.shape, self.coordinates.coords
         turned = RelationPattern.of(relation, column, row, (relations, n, m), str(self.rows.dtype))
         return turned._replace(order=self.order[turned.order])
 
     def stored_in(self, converted: ConvertedFormat) -> Any:
-        """A format of :attr:`coordinates`, which takes values in the order of the triples."""
+        """A format of :attr:`coordinates` that takes values in the order of the triples."""
 
         def in_order(**stored: Any) -> Mapping[str, Any]:
             return converted.values(**{name: x[self.order] for name, x in stored.items()})
@@ -114,22 +114,22 @@ class RelationPattern(_Csf):
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """(nnz,) int64 elements in the row of each element: a mean is the sum of their inverses."""
+        """(nnz,) int64 length of each element's row: a mean is weighted by the inverses."""
         counts = np.diff(self.indptr).astype("int64")
         return np.repeat(counts, counts)
 
     @cached_property
     def keeps_order(self) -> bool:
-        """Whether the triples were in order, so that values are taken as they are."""
+        """Whether the triples were in order, so that values are taken unchanged."""
         return bool(np.all(self.order[1:] > self.order[:-1]))
 
     def values(self, /, **stored: Any) -> dict[str, Any]:
-        """Values of the triples in the order of the elements: of buffer `A` the parameter `a`."""
+        """Values of the triples in the order of the elements: the parameter `a` for buffer `A`."""
         kept = self.keeps_order
         return {n.lower(): array if kept else array[self.order] for n, array in stored.items()}
 
     def arguments(self) -> dict[str, Any]:
-        """Index arrays and sizes, by the names of the parameters of operators."""
+        """Index arrays and sizes, by operators' parameter names."""
         relations, m, n = self.shape
         return {
             "row_ptr": self.row_ptr, "rows": self.rows, "indptr": self.indptr,
@@ -139,16 +139,16 @@ class RelationPattern(_Csf):
 
 
 def _order(keys: list[np.ndarray], shape: tuple[int, int, int]) -> np.ndarray:
-    """(nnz,) int64 by which triples are in order; those that are alike stay in theirs."""
+    """(nnz,) int64, a stable order of the triples."""
     nnz, places = len(keys[0]), shape[0] * shape[1] * shape[2]
     if places * nnz >= 2**63:
         return np.lexsort(keys[::-1])
-    joined = keys[0].astype("int64")  # in place from here on: there may be many
+    joined = keys[0].astype("int64")  # updated in place: there may be many
     for key, size in zip(keys[1:], shape[1:], strict=True):
         joined *= size
         np.add(joined, key, out=joined, casting="unsafe")
     joined *= nnz
     joined += np.arange(nnz)
-    joined.sort()  # numbers, which is several times as fast as to sort by them
+    joined.sort()  # plain numbers, several times as fast as an argsort
     joined %= max(1, nnz)
     return joined

@@ -2,9 +2,9 @@
 
 Y[i, l] = sum over r, j, k of A[r, i, j] * X[j, k] * W[r, k, l]
 
-A sum over relations r: rows of X that are gathered along the stored (i, j) of a relation, times the
-relation's matrix, are added to rows of Y. It is the layer of an RGCN, relations being kinds of
-edges, and a sparse convolution, relations being offsets. (SparseTIR, section 4.4.)
+A sum over relations r: rows of X gathered along the stored (i, j) of a relation, times the
+relation's matrix, are added to rows of Y. It is the layer of an RGCN, with kinds of edges as
+relations, and a sparse convolution, with offsets as relations. (SparseTIR, section 4.4.)
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from sparsetir.sparse_ir.script.writer import Writer
 class Rgms(Problem):
     """The part of the operator's arguments that a kernel is compiled for.
 
-    dtype : of A's values, of X, W and Y; sums are in float32 (float64 for float64)
-    values : of A's values, `dtype` by default: float32 for 16-bit types too, such as for means
-    idtype : of the index arrays
-    weighted : whether elements have values; without, A[r, i, j] is 1 where it is stored
-    out : of Y, that of X by default: float32 for 16-bit types too
-    added : to what is in Y, whose type is that of sums then; without, Y is set
-    in_blocks : whether features are in blocks, each multiplied by a matrix of its own: what W[r]
-        has on its diagonal
+    dtype : the type of A's values, of X, W and Y; sums are float32 (float64 for float64)
+    values : the type of A's values, by default `dtype`: float32 for 16-bit types too, e.g. for
+        means
+    idtype : the type of the index arrays
+    weighted : whether elements have values; otherwise A[r, i, j] is 1 where it is stored
+    out : the type of Y, by default that of X: float32 for 16-bit types too
+    added : whether Y, then of the type of sums, is added to rather than set
+    in_blocks : whether features are in blocks, each multiplied by its own matrix: the diagonal
+        blocks of W[r]
     """
 
     dtype: str = "float32"
@@ -54,11 +55,11 @@ class Rgms(Problem):
 
 @dataclass(frozen=True)
 class RgmsGradient(Problem):
-    """The gradient of W, or, with `edges`, of the values of A; the result is in the type of sums.
+    """The gradient of W, or, with `edges`, of the values of A; the result has the type of sums.
 
-    dtype : of X, W and the gradient of Y
-    idtype, weighted, values : as of :class:`Rgms`; the gradient of A asks for no values
-    in_blocks : as of :class:`Rgms`, for CPUs: relations are given in pieces
+    dtype : the type of X, W and the gradient of Y
+    idtype, weighted, values : as in :class:`Rgms`; the gradient of A does not read values
+    in_blocks : as in :class:`Rgms`, for CPUs: relations are passed in pieces
     """
 
     dtype: str = "float32"
@@ -91,26 +92,26 @@ class RgmsGradient(Problem):
 def program(problem: Rgms) -> SparseFunc:
     """The operator as a stage-I function over CSF by relation, which every template schedules.
 
-    a : (nnz,), absent where the problem is not weighted
+    a : (nnz,), absent if the problem is not weighted
     x : (n, feat_in) ; w : (relations, feat_in, feat) ; out : (m, feat)
-    row_ptr : (relations + 1,) ; rows : (nnz_rows,) rows of each relation that are not empty
+    row_ptr : (relations + 1,) ; rows : (nnz_rows,) nonempty rows of each relation
     indptr : (nnz_rows + 1,) ; indices : (nnz,) columns, in any order within a row
 
     With features in blocks x : (n, blocks, feat_in), w : (relations, blocks, feat_in, feat) and
-    out : (m, blocks, feat), sizes being those of a block.
+    out : (m, blocks, feat), with the sizes of a block.
     """
     return _written(problem)
 
 
 @memoized
 def gradient(problem: RgmsGradient) -> SparseFunc:
-    """The gradient as a stage-I function, derived; with the parameters of :func:`program`.
+    """The derived gradient as a stage-I function, with the parameters of :func:`program`.
 
-    grad : as the result there ; out : as w, or as a
+    grad : like the result there ; out : like w, or like a
 
-    With `edges` the element of `out` for each stored one is in edge : (nnz,) integers, all
-    different. Or, in blocks, elements are in their order, w is transposed, (relations, blocks,
-    feat, feat_in), and relation : (pieces,) says whose piece each is.
+    With `edges`, edge : (nnz,) distinct integers, the element of `out` for each stored one. In
+    blocks, elements are in order, w is transposed, (relations, blocks, feat, feat_in), and
+    relation : (pieces,) is the relation of each piece.
     """
     of = "a" if problem.edges else "w"
     names = {"grad_out": "grad", f"grad_{of}": "out"}
@@ -119,7 +120,7 @@ def gradient(problem: RgmsGradient) -> SparseFunc:
 
 
 def _written(problem: Rgms, for_edges: bool = False) -> SparseFunc:
-    """The program, or one of the same that its gradient for the values of edges is derived of."""
+    """The program, or the variant of it from which the gradient for edge values is derived."""
     dtype, b = problem.dtype, "B" * problem.in_blocks
     by_edge, in_pieces = for_edges and not b, for_edges and bool(b)
     elements = {"Y": f"I {b} L", "A": "R I J", "X": f"J {b} K", "W": f"R {b} K L"}
@@ -157,7 +158,7 @@ RGMS = register(
         options=("feat_in", "weighted", "out_dtype"),
     )
 )  # fmt: skip
-# Of `ops`, on a GPU: no plan is asked for them by name.
+# For `ops` on a GPU: not accepted by plans by name.
 RGMS_WEIGHT = register(
     Operator(
         "rgms_weight", RgmsGradient, "the gradient of rgms for the weights of relations",

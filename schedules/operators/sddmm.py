@@ -16,7 +16,7 @@ from sparsetir.sparse_ir.script.writer import Writer
 def program(problem: Sddmm) -> SparseFunc:
     """The operator as a stage-I function, which templates schedule.
 
-    Its arrays, with a dimension of heads before those of X, Y and OUT where the problem is batched:
+    Its arrays, with a dimension of heads before those of X, Y and OUT if the problem is batched:
 
     x : (m, feat) ; y : (n, feat) ; out : (nnz,)
     indptr : (m + 1,) ; indices : (nnz,) columns, in any order within a row

@@ -1,6 +1,6 @@
-"""Programs of sparse matrices whose result is sparse: products over semirings, element by element.
+"""Programs of sparse matrices whose result is sparse: products over semirings, elementwise ones.
 
-They say the result as a dense one: :func:`sparsetir.build_assembled` makes it sparse.
+They are written with a dense result: :func:`sparsetir.build_assembled` makes it sparse.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.reduction import identity
 from sparsetir.sparse_ir.script.writer import Writer, reduced
 
-# What is visited, and how two operands are combined.
+# The visited axes, and how two operands are combined.
 COMBINED = {
     "add": ("union", lambda a, b: f"{a} + {b}"),
     "subtract": ("union", lambda a, b: f"{a} - {b}"),
@@ -31,7 +31,7 @@ COMBINED = {
     "minimum": ("union", lambda a, b: f"T.min({a}, {b})"),
 }
 KRON = "kron"
-MOST = 8  # operands
+MOST = 8  # the most operands
 # By the names of operators, and of `COMBINED`.
 ELEMENTWISE = {
     "add": "add", "sub": "subtract", "mul": "multiply", "maximum": "maximum", "minimum": "minimum",
@@ -43,10 +43,10 @@ class SparseResult(Problem):
     """Products and sums of sparse matrices, whose result is sparse.
 
     how : a semiring, one of `COMBINED`, or `KRON`
-    dtype, sums : of values, and of what they are summed in, which kernels write
+    dtype, sums : the types of values, and of accumulators, which kernels write
     result : dtype of the result's values
-    idtype : of indptr and indices
-    count : operands
+    idtype : the type of indptr and indices
+    count : the number of operands
     """
 
     how: str
@@ -73,7 +73,7 @@ class SparseResult(Problem):
         return program(*how)
 
     def made_by(self, gathered: bool = False) -> tuple[Any, ...]:
-        """The function that makes the program, and its arguments."""
+        """The function that returns the program, and its arguments."""
         types = self.dtype, self.sums, self.idtype
         if self.how == KRON:
             return kron_program, *types
@@ -82,10 +82,10 @@ class SparseResult(Problem):
         return combined_program, self.how, self.count, gathered, *types
 
     def terms_program(self, idtype: str | None = None, visited: bool = False) -> SparseFunc:
-        """The values of a product whose terms are listed, which is trusted.
+        """The values of a product whose terms are listed; the list is trusted.
 
-        idtype : of the lists
-        visited : they are in the order of a product's visits, not of the result's elements
+        idtype : the type of the lists
+        visited : whether they are in the order of a product's visits, not of the result's elements
         """
         types = self.dtype, self.sums, idtype or self.idtype
         func = (product_visits_program if visited else product_terms_program)(self.how, *types)
@@ -95,24 +95,24 @@ class SparseResult(Problem):
         return func
 
     def elements_program(self) -> SparseFunc:
-        """The values of a product at a pattern that is given, by a row and a column for each."""
+        """The values of a product on a given pattern, with a row and a column for each."""
         return product_elements_program(self.how, self.dtype, self.sums, self.idtype)
 
     @property
     def lists(self) -> str:
-        """Places that a plan can keep of each element: of its "terms", or of its only "factors";
-        "" where it has neither."""
+        """Positions that a plan can keep for each element: of its "terms", or of its only
+        "factors"; "" if it has neither."""
         return "terms" if self.is_product else "factors" * (self.how == "multiply")
 
     def factors_program(self) -> SparseFunc:
-        """The values of a product by element, of factors that are listed, which is trusted."""
+        """The values of an elementwise product whose factors are listed; the list is trusted."""
         func = product_factors_program(self.count, self.dtype, self.sums, self.idtype)
         for q in range(self.count):
             func = with_fact(func, "inside", buffer=f"X{q}", axis=f"J{q}")
         return func
 
     def values_program(self) -> SparseFunc:
-        """The values at a given pattern, each independent of the others."""
+        """The values on a given pattern, each independent of the others."""
         if self.how == KRON:
             return kron_values_program(self.dtype, self.idtype)
         if self.is_product:
@@ -121,14 +121,14 @@ class SparseResult(Problem):
 
 
 def first_value(semiring: str, dtype: str) -> Any:
-    """The semiring's zero, which what is not stored stands for; of `or_and` false."""
+    """The semiring's zero, the value of elements that are not stored; false for `or_and`."""
     if semiring == "or_and":
         return tirx.const(0, dtype)
     return identity(SEMIRINGS[semiring].combine, dtype)
 
 
 def term_of(semiring: str, out: str, a: Any, b: Any) -> Any:
-    """The expression of one term of a product, in the type that it is computed in."""
+    """The expression of one term of a product, in the type of the computation."""
     a, b = T.cast(a, out), T.cast(b, out)
     times = SEMIRINGS[semiring].times
     if times == "and":
@@ -137,7 +137,7 @@ def term_of(semiring: str, out: str, a: Any, b: Any) -> Any:
 
 
 def _csr(write: Writer, name: str, axes: str, length: str, dtype: str, buffer: str = "") -> None:
-    """Declare the columns of a matrix in CSR below its rows, `axes`, and its values."""
+    """Declare the columns of a CSR matrix below its rows, `axes`, and its values."""
     rows, columns = axes.split()
     arrays = f"{name}_indptr", f"{name}_indices"
     write.variable(columns, rows, length, f"{name}_nnz", *arrays)
@@ -151,7 +151,7 @@ def _products(
     """A function whose last iteration reduces products over a semiring.
 
     iteration : its name, axes, kinds and loops
-    begun : the result is set to `first` before
+    begun : whether the result is set to `first` before
     """
     name, axes, kinds, loops = iteration
     combine = SEMIRINGS[semiring].combine
@@ -165,7 +165,7 @@ def _products(
 def product_program(semiring: str, dtype: str, out: str, idtype: str) -> SparseFunc:
     """C = A B over a semiring, as a stage-I function.
 
-    dtype, out : of the values of A and B, and of C, which terms are computed in
+    dtype, out : the types of the values of A and B, and of C, in which terms are computed
 
     a : (a_nnz,) ; b : (b_nnz,) ; c : (m, n)
     a_indptr, a_indices, b_indptr, b_indices : patterns, (m, l) and (l, n), in CSR
@@ -186,10 +186,10 @@ def product_program(semiring: str, dtype: str, out: str, idtype: str) -> SparseF
 def combined_program(
     op: str, count: int, gathered: bool, dtype: str, out: str, idtype: str
 ) -> SparseFunc:
-    """C = A0 + A1 + ..., or another of `COMBINED`, where any of them stores something, or all do.
+    """C = A0 + A1 + ..., or another of `COMBINED`, where any of them stores an element, or all do.
 
-    gathered : a sum iterates over one operand after the other, and adds to a workspace, instead of
-        over all of them at once
+    gathered : a sum visits one operand after the other, and adds to a workspace, instead of
+        co-iterating all of them
 
     a0, a1, ... : (a0_nnz,), ... ; c : (m, n)
     a0_indptr, a0_indices, ... : patterns, (m, n), in CSR
@@ -240,7 +240,7 @@ def kron_program(dtype: str, out: str, idtype: str) -> SparseFunc:
 
 @cache
 def kron_values_program(dtype: str, idtype: str) -> SparseFunc:
-    """The values of a Kronecker product at a pattern that is given, an element at a time.
+    """The values of a Kronecker product on a given pattern, an element at a time.
 
     x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,)
     indptr, indices, x0_indptr, ... : patterns, (m, n), (x0_m, x0_n) and (p, q), in CSR
@@ -261,12 +261,12 @@ def kron_values_program(dtype: str, idtype: str) -> SparseFunc:
 
 @cache
 def product_values_program(semiring: str, dtype: str, idtype: str) -> SparseFunc:
-    """The values of C = A B over a semiring at a pattern that is given, an element at a time.
+    """The values of C = A B over a semiring on a given pattern, an element at a time.
 
     x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B, in any order ; out : (nnz,)
     indptr, indices, x0_indptr, x0_indices : patterns of C, (m, n), and A, (m, l), in CSR
-    x1_indptr, x1_indices, x1_places : that of B, (l, n), by columns (CSC), and where its elements
-        are in x1
+    x1_indptr, x1_indices, x1_places : that of B, (l, n), by columns (CSC), and the positions of its
+        elements in x1
     """
     write = Writer("spgemm_values", idtype)
     write.dense(I="m")
@@ -289,7 +289,7 @@ def product_values_program(semiring: str, dtype: str, idtype: str) -> SparseFunc
 
 @cache
 def product_elements_program(semiring: str, dtype: str, sums: str, idtype: str) -> SparseFunc:
-    """The values of C = A B over a semiring at a pattern that is given, where B is by columns.
+    """The values of C = A B over a semiring on a given pattern, with B by columns.
 
     x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
     indptr, indices, x0_indptr, x0_indices : patterns of C, (m, n), and A, (m, l), in CSR
@@ -312,11 +312,11 @@ def product_elements_program(semiring: str, dtype: str, sums: str, idtype: str) 
 
 @cache
 def product_terms_program(semiring: str, dtype: str, sums: str, idtype: str) -> SparseFunc:
-    """The values of C = A B over a semiring where it is known which elements their terms are of.
+    """The values of C = A B over a semiring with a known list of each element's terms.
 
     x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
-    begins : (nnz + 1,), where the terms of each element of C begin
-    x0_places, x1_places : (terms,) elements of A, which increase for each of C, and of B
+    begins : (nnz + 1,), offsets of the terms of each element of C
+    x0_places, x1_places : (terms,) positions in A, increasing for each element of C, and in B
     """
     write = Writer("spgemm_terms", idtype)
     write.dense(E="nnz")
@@ -334,11 +334,11 @@ def product_terms_program(semiring: str, dtype: str, sums: str, idtype: str) -> 
 
 @cache
 def product_visits_program(semiring: str, dtype: str, sums: str, idtype: str) -> SparseFunc:
-    """The values of C = A B over a semiring, of terms in the order of A's elements.
+    """The values of C = A B over a semiring, with terms in the order of A's elements.
 
     x0 : (x0_nnz,) of A ; x1 : (x1_nnz,) of B ; out : (nnz,) of C, in the type `sums`
-    begins : (parts + 1,), terms of parts that have no element of C in common
-    places, x0_places, x1_places : (terms,) elements of C, of A and of B
+    begins : (parts + 1,), offsets of parts of the terms that share no element of C
+    places, x0_places, x1_places : (terms,) positions in C, in A and in B
     """
     write = Writer("spgemm_visits", idtype)
     write.dense(P="parts")
@@ -359,10 +359,10 @@ def product_visits_program(semiring: str, dtype: str, sums: str, idtype: str) ->
 
 @cache
 def product_factors_program(count: int, dtype: str, sums: str, idtype: str) -> SparseFunc:
-    """The values of a product by element where it is known which elements its factors are.
+    """The values of an elementwise product with a known list of each element's factors.
 
     x0, x1, ... : (x0_nnz,), ... ; out : (nnz,), in the type `sums`
-    x0_places, x1_places, ... : (nnz,) elements of x0, of x1, ...
+    x0_places, x1_places, ... : (nnz,) positions in x0, in x1, ...
     """
     each = range(count)
     write = Writer("multiply_factors", idtype)
@@ -380,7 +380,7 @@ def product_factors_program(count: int, dtype: str, sums: str, idtype: str) -> S
 
 @cache
 def combined_values_program(op: str, count: int, dtype: str, idtype: str) -> SparseFunc:
-    """The values of C = A0 + A1 + ..., or another of `COMBINED`, at a pattern that is given.
+    """The values of C = A0 + A1 + ..., or another of `COMBINED`, on a given pattern.
 
     x0, x1, ... : (x0_nnz,), ... ; out : (nnz,)
     indptr, indices, x0_indptr, x0_indices, ... : patterns, (m, n), in CSR

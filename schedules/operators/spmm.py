@@ -18,19 +18,18 @@ from sparsetir.sparse_ir.script.writer import Writer
 def program(problem: Spmm) -> SparseFunc:
     """The operator as a stage-I function, which every template schedules.
 
-    Its arrays, with a dimension of heads before those of A, B and C where the problem is batched:
+    Its arrays, with a dimension of heads before those of A, B and C if the problem is batched:
 
     a : (nnz,) ; b : (n, feat) ; out : (m, feat)
     indptr : (m + 1,) ; indices : (nnz,) columns, in any order within a row
-    row : (m,) computed, in the accumulator's type; for a mean what terms are multiplied with, for a
-        maximum or minimum what rows begin with: an infinity, and 0 without elements; absent for a
-        sum
+    row : (m,) computed, in the accumulator's type; for a mean the factors of terms, for a maximum
+        or minimum the initial values of rows: an infinity, and 0 without elements; absent for a sum
     """
     return written(problem, "spmm", "K")
 
 
 def written(problem: Spmm, name: str, k: str = "") -> SparseFunc:
-    """A product by a matrix, with an axis of features `k`, or by a vector."""
+    """A product with a matrix, with an axis of features `k`, or with a vector."""
     acc, out, h = problem.accumulator, problem.out or problem.dtype, "H" * problem.batched
     write = Writer(name, problem.idtype)
     write.dense(I="m")
@@ -54,7 +53,7 @@ def reference(
     (b,) = operands
     values, b = np.asarray(values, "float64"), np.asarray(b, "float64")
     if problem.reduce in EXTREMA:
-        # The least is the greatest of the negatives.
+        # The minimum is the negative of the maximum of the negatives.
         sign = 1 if COMBINES[problem.reduce].symbol == ">" else -1
         exact = sign * _largest(pattern, sign * values, b)
         return exact, _largest(pattern, np.abs(values), np.abs(b))

@@ -1,15 +1,15 @@
 """Reductions of several vectors at once by a tree of shuffles (CPU).
 
-Adding up the lanes of one vector takes a shuffle and an addition for each halving, on ever fewer
-useful lanes. Several vectors share them: a step takes neighbouring lanes of two vectors apart and
-adds, so that one vector holds what two did. Sums of four vectors of four lanes::
+Reducing the lanes of one vector takes a shuffle and an addition per halving, on ever fewer useful
+lanes. Several vectors share them: a step deinterleaves the lanes of two vectors and adds, so that
+one vector holds the sums of two. Sums of four vectors of four lanes::
 
     a0 a1 a2 a3   b0 b1 b2 b3   c0 c1 c2 c3   d0 d1 d2 d3
     a0+a1 a2+a3 b0+b1 b2+b3     c0+c1 c2+c3 d0+d1 d2+d3
     a0+a1+a2+a3 b0+b1+b2+b3 c0+c1+c2+c3 d0+d1+d2+d3
 
-The first steps stay within parts of 128 bits and the others move whole parts, which are the
-shuffles that x86 has in one instruction.
+The first steps stay within 128-bit segments and the others move whole segments: these are the
+shuffles that x86 has as single instructions.
 
 `add_lanes(func, "sums0")` rewrites the nest of such a block. Before::
 
@@ -23,9 +23,9 @@ After::
 
     sums[0:8] = T.Shuffle(...) + T.Shuffle(...)
 
-A block in one loop, over the lanes alone, adds up one vector. Products, `T.max` and `T.min` go the
-same way. Extrema that a select says stay loops: it repeats its operands, over which TVM's passes
-take seconds.
+A block in one loop, over lanes only, reduces one vector. Products, `T.max` and `T.min` are treated
+the same. Extrema expressed by a select remain loops: a select repeats its operands, and TVM's
+passes take seconds on them.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ SEGMENT_BITS = 128
 
 
 def add_lanes(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
-    """Replace the loops around a block that adds up lanes by a tree of shuffles.
+    """Replace the loops around a block that reduces lanes by a tree of shuffles.
 
-    func : a stage-II function; the one given is left as it is
+    func : a stage-II function, which is not modified
     block : sums[..., g] = sums[..., g] + parts[..., g, l] with an init of zero, or another operator
         and its identity, in loops over g and l of constant powers of two, g at most l, and nothing
-        else, or without g; `parts` of any scope but one that :func:`lower_sparse_buffer` flattens
+        else, or without g; `parts` of no scope that :func:`lower_sparse_buffer` flattens
 
-    Raises ScheduleError where there is no such nest.
+    Raises ScheduleError if there is no such nest.
     """
     done: list[Any] = []
 
@@ -108,10 +108,10 @@ def _ramp(lanes: int) -> Any:
 
 
 def add_up(rows: list[Any], lanes: int, dtype: str, combine: Callable[[Any, Any], Any]) -> Any:
-    """The lanes of each of `rows` combined, in one vector in their order.
+    """The lanes of each of `rows` reduced, as one vector in the same order.
 
-    What is shuffled twice has a name: as an expression in two places, of which each holds two of
-    the step before, it would double with each step for all passes to come.
+    Vectors that are shuffled twice are bound to variables: as expressions used twice they would
+    double in size with each step, for all later passes.
     """
     segment = min(lanes, SEGMENT_BITS // tvm.DataType(dtype).bits)
     within = segment.bit_length() - 1

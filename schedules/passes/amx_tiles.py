@@ -1,13 +1,13 @@
-"""Tiles of x86's matrix engine: their instructions, and products of blocks by them (Intel AMX).
+"""Tiles of x86's matrix engine (Intel AMX): instructions, and products of blocks by them.
 
-A CPU with AMX has eight tiles of up to 16 rows of 64 bytes. A product of a block is, for 32 rows
-and 32 features, four tiles of sums, two of the block and two of the dense operand::
+A CPU with AMX has eight tiles of up to 16 rows of 64 bytes. A product of a block with 32 rows
+and 32 features uses four tiles of sums, two of the block and two of the dense operand::
 
     tile 0 += tile 4 * tile 6      tile 1 += tile 4 * tile 7
     tile 2 += tile 5 * tile 6      tile 3 += tile 5 * tile 7
 
-A tile of the dense operand holds groups of rows side by side, as many as fill 4 bytes, which is how
-:func:`sparsetir.sparse_ir.schedule.tiles.tiles` lays it out.
+A tile of the dense operand interleaves groups of rows, as many as fill 4 bytes, which is the layout
+of :func:`sparsetir.sparse_ir.schedule.tiles.tiles`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.script import from_source
 
-TILE = 16  # rows, and elements of 4 bytes in a row
+TILE = 16  # rows, and 4-byte elements per row
 ROW_BYTES = 64
 LEFT, RIGHT = (4, 5), (6, 7)  # tiles of factors
 
@@ -28,9 +28,9 @@ LEFT, RIGHT = (4, 5), (6, 7)  # tiles of factors
 class Product(NamedTuple):
     """An instruction that multiplies tiles.
 
-    features : of the CPU, as LLVM names them
+    features : the CPU features that it needs, named as in LLVM
     sums : the type of the sums
-    group : elements of a column of the right factor that lie side by side
+    group : consecutive elements of a column of the right factor that are adjacent
     """
 
     features: tuple[str, ...]
@@ -39,7 +39,7 @@ class Product(NamedTuple):
     group: int
 
 
-# By the type of both factors.
+# Keyed by the type of both factors.
 PRODUCTS = {
     "bfloat16": Product(("amx-tile", "amx-bf16"), "tdpbf16ps", "float32", 2),
     "float16": Product(("amx-tile", "amx-fp16"), "tdpfp16ps", "float32", 2),
@@ -48,7 +48,7 @@ PRODUCTS = {
 
 
 def has_product(target: Any, dtype: str) -> bool:
-    """Whether a CPU target multiplies tiles of a type."""
+    """Whether a CPU target has products of tiles of a type."""
     has = tvm.get_global_func("target.target_has_feature")
     multiplies = target.kind.name == "llvm" and dtype in PRODUCTS
     return multiplies and all(has(name, target) for name in PRODUCTS[dtype].features)
@@ -61,7 +61,7 @@ class TileShape:
     rows : 1 to 32
     features : 16 or 32
     depth : a multiple of the product's group, a row of at most 64 bytes
-    dtype : of both factors
+    dtype : the type of both factors
     """
 
     rows: int
@@ -76,23 +76,23 @@ class TileShape:
 
     @property
     def row_tiles(self) -> list[tuple[int, int]]:
-        """First row, and number of rows, of the tiles above each other."""
+        """First row, and number of rows, of each row of tiles."""
         return [(first, min(TILE, self.rows - first)) for first in range(0, self.rows, TILE)]
 
     @property
     def column_tiles(self) -> list[int]:
-        """First feature of the tiles side by side."""
+        """First feature of each column of tiles."""
         return list(range(0, self.features, TILE))
 
     @property
     def sums(self) -> dict[tuple[int, int], int]:
-        """The tile of the sums from a row and a feature on."""
+        """The tile of the sums that start at a row and a feature."""
         rows, columns = self.row_tiles, self.column_tiles
         return {(r, c): 2 * i + j for i, (r, _) in enumerate(rows) for j, c in enumerate(columns)}
 
     @property
     def config(self) -> bytes:
-        """The 64 bytes of a configuration: bytes of a row, and rows, of each tile that is used."""
+        """The 64-byte configuration: bytes per row, and rows, of each tile in use."""
         width = self.depth * ROW_BYTES // (TILE * self.product.group)
         used: dict[int, tuple[int, int]] = {}
         for i, (_, count) in enumerate(self.row_tiles):
@@ -109,7 +109,7 @@ class TileShape:
 
 
 def load_config(shape: TileShape, memory: Any) -> list[tirx.Stmt]:
-    """Configure the tiles of the thread that runs this, and make them zero.
+    """Configure the tiles of the current thread, and zero them.
 
     memory : a buffer of 8 uint64
     """
@@ -123,7 +123,7 @@ def load_config(shape: TileShape, memory: Any) -> list[tirx.Stmt]:
 
 
 def release() -> tirx.Stmt:
-    """Give the tiles back, so that the system need not save them."""
+    """Release the tiles, so that the system need not save them."""
     return _instruction("tilerelease")
 
 
@@ -131,7 +131,7 @@ def store(tile: int, element: Any, stride: Any) -> tirx.Stmt:
     """Store a tile of sums.
 
     element : a load of its first element
-    stride : bytes from row to row
+    stride : the distance of rows in bytes
     """
     register = tirx.IntImm("int8", tile)
     stride = tirx.Cast("int64", stride)
@@ -182,10 +182,10 @@ PRODUCT_LOOPS = """for i, j, p, q in T.grid({rows}, {features}, {groups}, {group
 
 @cache
 def intrinsics(shape: TileShape) -> tuple[str, str]:
-    """The names of two tensor intrinsics: sums that begin with zero, and sums of a product.
+    """The names of two tensor intrinsics: zero sums, and add a product to them.
 
-    Described as loops over a workspace of scope "local"; made of instructions that leave the
-    workspace as it is, and keep the sums in tiles.
+    They are described as loops over a workspace of scope "local"; their instructions do not access
+    the workspace, and keep the sums in tiles.
     """
     product_of, size = shape.product, shape.product.group
     names = {
@@ -193,7 +193,7 @@ def intrinsics(shape: TileShape) -> tuple[str, str]:
         "groups": shape.depth // size, "group": size, "sums": product_of.sums,
     }  # fmt: skip
     zeros = [_text("tilezero", tile) for tile in shape.sums.values()]
-    width = 4 // size  # bytes of an element
+    width = 4 // size  # elements per 4 bytes
     steps = [
         _text("tileloadd64", RIGHT[j], f"T.address_of(B[0, {c}, 0])", f"sb * {width}")
         for j, c in enumerate(shape.column_tiles)

@@ -1,12 +1,12 @@
-"""Bits are shifted by less than an integer has, for all that TVM can see.
+"""Bound shift amounts below the width of an integer, as far as TVM can tell.
 
-Where it knows no bound of what a number is shifted by, such as the row `x // panels` of a fused
-loop, TVM takes the largest, and with it that nothing is left of the number. Before and after::
+If TVM knows no bound of a shift amount, such as the row `x // panels` of a fused loop, it assumes
+the largest, and concludes that all bits are shifted out. Before and after::
 
     (pattern + 1 >> x // panels) % 2 == 1
     (pattern + 1 >> x // panels % 32) % 2 == 1
 
-To shift by more is undefined, so it means the same; where a bound is known the remainder goes.
+Larger shifts are undefined, so the meaning is unchanged; where a bound is known TVM drops the `%`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def bounded_shifts(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function of stage III whose shifts are by remainders, where they are by no constants."""
+    """A stage-III function with non-constant shift amounts reduced modulo the width."""
 
     def visit(node: Any) -> Any:
         if isinstance(node.b, tirx.IntImm):

@@ -1,9 +1,9 @@
-"""Conditions inside of branches that have an `else` stay there.
+"""Keep conditions inside branches that have an `else`.
 
-`HoistIfThenElse` of TVM 0.27 takes a condition out of loops together with all that is around it,
-also an `else` that it does not hold for. It leaves alone what has an `else` of its own. Values that
-are bound beside the condition do not keep it there: unused, they are removed before. Before and
-after::
+`HoistIfThenElse` of TVM 0.27 hoists a condition out of loops together with everything around it,
+including an `else` for which it does not hold. It skips conditions with an `else` of their own.
+Values that are bound next to the condition do not keep it there: unused ones are removed first.
+Before and after::
 
     for i in range(m):                for i in range(m):
         if F[i]:                          if F[i]:
@@ -23,7 +23,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def conditions_in_place(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function of stage III whose conditions TVM does not take out of other branches."""
+    """A stage-III function whose conditions TVM does not hoist out of other branches."""
 
     def visit(branch: Any) -> Any:
         if branch.else_case is None:
@@ -35,7 +35,7 @@ def conditions_in_place(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _in_place(case: Any) -> Any:
-    """A case whose conditions, in loops and others that hold nothing else, have an `else`."""
+    """A case whose conditions, if loops and branches hold nothing else, get an `else`."""
     if isinstance(case, tirx.For):
         return loop_with(case, body=_in_place(case.body))
     if isinstance(case, s_tir.SBlockRealize):

@@ -1,12 +1,12 @@
-"""Drops loads of the visit order where elements are visited in the order of storage.
+"""Drop loads of the visit order if elements are visited in the order of storage.
 
-`drop_identity_order(func, "I_J_order")`: the caller guarantees that the order is 0, 1, 2 and so on,
-as that of `positions` is for one part. Before::
+`drop_identity_order(func, "I_J_order")`: the caller guarantees that the order is 0, 1, 2, ..., as
+that of `positions` is for one part. Before::
 
     for p1 in T.unroll(8):
         OUT[I_J_order[p0 * 8 + p1]] = S[p1]
 
-After, where LLVM makes one vector of the stores::
+After, where LLVM turns the stores into one vector::
 
     for p1 in T.unroll(8):
         OUT[p0 * 8 + p1] = S[p1]
@@ -24,12 +24,12 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def drop_identity_order(func: tirx.PrimFunc, order: str) -> tirx.PrimFunc:
-    """The function with positions instead of what an array says about them.
+    """The function with positions in place of loads of an order.
 
-    func : of stage II; the one given is left as it is
+    func : a stage-II function, which is not modified
     order : name of the array, a parameter, which remains
 
-    Raises ScheduleError where nothing is loaded from it.
+    Raises ScheduleError if nothing is loaded from it.
     """
     func = s_tir.renew_defs(func)
     loads: list[Any] = []

@@ -1,8 +1,8 @@
-"""Parallel loops over rows, in parts of about as much work each.
+"""Parallel loops over rows, in parts of about equal work.
 
-TVM gives each thread equally many visits of a parallel loop, of which those over long rows take
-longer. Where the number of elements of a row is a difference of offsets, the offsets say how much
-work comes before a row; a part begins where a search finds its share of that. Before::
+TVM gives each thread an equal number of visits of a parallel loop, but visits of long rows take
+longer. If the number of elements of a row is a difference of offsets, the offsets give the work
+before a row; the start of a part is found by a search for its share. Before::
 
     for i in T.parallel(m):                                # marked by :data:`EQUAL_WORK`
         for j in range(indptr[i + 1] - indptr[i]):
@@ -17,8 +17,8 @@ After `equal_work(func, 16)`, where `work(i)` is `indptr[i] + 2 * i`::
             for j in range(indptr[first + i + 1] - indptr[first + i]):
                 ...
 
-Of nested offsets, such as the levels of CSF, the work is the sum of all. As the stage-I primitive
-`divide(..., by="work")` does, without an array of its own. (Senanayake's thesis, chapter 5.)
+For nested offsets, such as the levels of CSF, the work is the sum over all levels. Like the stage-I
+primitive `divide(..., by="work")`, but without an array. (Senanayake's thesis, chapter 5.)
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from sparsetir.sparse_ir.search import load_one, lower_bound, scalar_buffer
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_over, loop_with, uncast, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
-# Annotation of a parallel loop that may be visited in parts.
+# Annotation of a parallel loop that may be divided into such parts.
 EQUAL_WORK = "sparsetir.equal_work"
-# Work of a row beside its elements.
+# Work of a row besides its elements.
 ROW_COST = 2
-# Parts, at least: a kernel may be exported to a machine with more threads than this one.
+# The least number of parts: a kernel may be exported to a machine with more threads than this one.
 LEAST_PARTS = 16
 
 
 def equal_work(func: tirx.PrimFunc, threads: int) -> tirx.PrimFunc:
-    """Visit the marked loops of a function of stage III in parts.
+    """Divide the marked loops of a stage-III function into parts.
 
-    threads : parts are a multiple of them
+    threads : the divisor of the number of parts
     """
     parts = threads * -(-LEAST_PARTS // threads)
 
@@ -63,13 +63,13 @@ def equal_work(func: tirx.PrimFunc, threads: int) -> tirx.PrimFunc:
 
 
 def _offsets(loop: Any) -> list[Any]:
-    """Loads of offsets at a loop's variable: how many elements come before its visit, by level."""
+    """Loads of offsets at a loop's variable: the elements before its visit, per level."""
     written = {store.buffer for store in stores_of(loop.body)}
     values: dict[Any, Any] = {}
     for realize in nodes_of(s_tir.SBlockRealize, loop.body):
         values |= values_of(realize)
     levels: list[Any] = []
-    place: Any = loop.loop_var  # where a level's elements are
+    place: Any = loop.loop_var  # the index of a level's offset
     for inner in nodes_of(tirx.For, loop.body):
         extent = uncast(inner.extent)
         if not isinstance(extent, tirx.Sub):

@@ -1,7 +1,7 @@
 """Float64 constants of GPU programs, to the last bit.
 
-TVM writes a double into device text with fifteen digits after the point, so that 1.25e-20 becomes
-zero. Handing over its bits keeps it; single precision is written exactly.
+TVM prints a double into device code with fifteen digits after the point, so that 1.25e-20 becomes
+zero. Passing its bits keeps it; single precision is printed exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def exact_constants(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Replace float64 constants that the text would not hold by their bits, reinterpreted."""
+    """Replace float64 constants that would not survive printing by their reinterpreted bits."""
 
     def visit(imm: Any) -> Any:
         if dtype_of(imm) != "float64" or float(f"{imm.value:.15f}") == imm.value:

@@ -1,9 +1,9 @@
-"""Large values of lets held in memory first (CPU).
+"""Store large values of lets in memory first (CPU).
 
-Code generation of TVM 0.27 simplifies what a let binds, after divisions have become several
-choices that hold their operands twice; for choices inside of each other this takes exponential
-time, minutes for three divisions under guards. It does not look into stores, of which LLVM makes
-registers. Before and after::
+Code generation of TVM 0.27 simplifies values of lets after divisions have become several choices
+that repeat their operands; for nested choices this takes exponential time, minutes for three
+guarded divisions. It does not look into stores, which LLVM turns into registers. Before and
+after::
 
     t: T.let[T.int32] = <large>       held = T.alloc_buffer((1,), "int32")
                                       held[0] = <large>
@@ -21,12 +21,12 @@ from sparsetir.sparse_ir.nodes import buffer_var, nodes_of
 from sparsetir.sparse_ir.tir import dtype_of, with_body, zero
 from sparsetir.sparse_ir.traversal import map_expr
 
-FEW = 2  # choices and divisions, which are simplified in no time
+FEW = 2  # choices and divisions that are simplified quickly
 CHOICES = (tirx.Select, tirx.FloorDiv, tirx.FloorMod, tirx.And, tirx.Or)
 
 
 def held_choices(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function of stage III whose lets bind few choices and divisions, but for those in lanes."""
+    """A stage-III function whose lets bind few choices and divisions, except for those in lanes."""
     lanes = [x for x in nodes_of(tirx.For, func.body) if x.kind == tirx.ForKind.VECTORIZED]
     in_lanes = {let.__chandle__() for let in nodes_of(tirx.Bind, *lanes)}
 

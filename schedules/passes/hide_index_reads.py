@@ -1,12 +1,12 @@
-"""Reads that only say where other accesses are, hidden for TVM's primitives.
+"""Hide reads that are only used as indices from TVM's primitives.
 
-A block of stage II reads index arrays, and declares it::
+A block of stage II reads index arrays, and declares that::
 
     with T.sblock("spmm1"):
         T.reads(A[vi, vj], J_indices[vi, vj], B[J_indices[vi, vj], vk])
 
-`tensorize` compares what a block reads with what its intrinsic does, which knows of no index
-arrays. After `hide_index_reads(sch, "spmm1")`::
+`tensorize` compares a block's reads with those of its intrinsic, which has no index arrays. After
+`hide_index_reads(sch, "spmm1")`::
 
         T.reads(A[vi, vj], B[J_indices[vi, vj], vk])
 """
@@ -27,12 +27,12 @@ from sparsetir.sparse_ir.nodes import nodes_of, stores_of
 def hide_index_reads(sch: Any, block: Any) -> list[str]:
     """Hide the index arrays that a block reads, and return their names.
 
-    sch : sparsetir.Schedule that has gone on to stage II, or tvm.s_tir.Schedule
-    block : of TVM's, or its name
+    sch : a sparsetir.Schedule lowered to stage II, or a tvm.s_tir.Schedule
+    block : a block of TVM's, or its name
 
-    These are what the block loads in indices, conditions, and bounds of loops alone. It is TVM's
-    `unsafe_hide_buffer_access`: unsafe before a primitive that would move a block which writes
-    these arrays, and programs have none.
+    These are arrays that the block only loads in indices, conditions, and loop bounds. This uses
+    TVM's `unsafe_hide_buffer_access`: unsafe before a primitive that would move a block which
+    writes these arrays, but programs have no such blocks.
     """
     sch = of_stage_two("hide_index_reads", sch)
     block = sch.get_sblock(block) if isinstance(block, str) else block
@@ -46,10 +46,10 @@ def hide_index_reads(sch: Any, block: Any) -> list[str]:
 
     def read(load: Any) -> Any:
         values.add(load.source)
-        return WalkResult.SKIP  # the indices are no values
+        return WalkResult.SKIP  # the indices are not values
 
     def chosen(node: Any) -> Any:
-        """The values that a conditional expression may have, without the condition."""
+        """The possible values of a conditional expression, without the condition."""
         if isinstance(node, tirx.Select):
             either = [node.true_value, node.false_value]
         elif is_choice(node):

@@ -1,4 +1,4 @@
-"""exp, tanh and sigmoid of float32 in operations that vectors have (CPU).
+"""exp, tanh and sigmoid of float32 as operations that vectorise (CPU).
 
 LLVM calls the C library for each lane of `exp`. Before::
 
@@ -9,7 +9,7 @@ After, with n = floor(x / log(2) + 1/2), r = x - n * log(2) and a polynomial p o
     Y[l] = p(r) * 2**n
 
 The relative error is at most 2e-7 (Cephes), that of tanh and sigmoid at most 4e-7. Results below
-the least normal number are 0.
+the least normal number are flushed to 0.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tvm.script import tirx as T
 from sparsetir.sparse_ir.tir import with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
-# Additions that take as long as an exponential.
+# The cost of an exponential in additions.
 EXPONENTIAL = 8
 # Logarithms of the least normal float32 and of the greatest one.
 LOWEST, HIGHEST = -87.33654, 88.72283
-# Of (exp(r) - 1 - r) / r**2, for r of at most log(2) / 2.
+# Coefficients of (exp(r) - 1 - r) / r**2, for r of at most log(2) / 2.
 POLYNOMIAL = (
     1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
     5.0000001201e-1,
@@ -36,7 +36,7 @@ POLYNOMIAL = (
 # Their sum is log(2); products of the first with small integers are exact.
 LOG2_HIGH, LOG2_LOW = 0.693359375, -2.12194440e-4
 MANTISSA_BITS, EXPONENT_BIAS = 23, 127
-# Of (tanh(x) - x) / x**3 in x**2, for x of at most TANH_SMALL (Cephes).
+# Coefficients of (tanh(x) - x) / x**3 in x**2, for x of at most TANH_SMALL (Cephes).
 TANH_SMALL = 0.625
 TANH_POLYNOMIAL = (
     -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1,
@@ -44,7 +44,7 @@ TANH_POLYNOMIAL = (
 
 
 def inline_exponentials(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function with polynomials for these functions of float32; those of other types stay."""
+    """A function with polynomials in place of these functions of float32; other types remain."""
 
     def visit(call: Any) -> Any:
         name = str(call.op.name) if isinstance(call.op, ir.Op) else ""
@@ -86,12 +86,12 @@ def _polynomial(x: Any) -> Any:
     for factor in POLYNOMIAL[1:]:
         total = total * r + _const(factor)
     total = total * r * r + r + _const(1.0)
-    # In two steps, as 2**128 is no float32.
+    # In two steps, since 2**128 is not a float32.
     for part in (half, exponent - half):
         total = total * T.reinterpret("float32", (part + EXPONENT_BIAS) << MANTISSA_BITS)
     total = tirx.Select(value_of < _const(LOWEST), _const(0.0), total)
     total = tirx.Select(value_of > _const(HIGHEST), _const(math.inf), total)
-    # NaN stays; not by isnan, which TVM has no vectors of.
+    # NaN is preserved, without isnan, which TVM does not vectorise.
     total = tirx.Select(value_of <= _const(math.inf), total, value_of)
     for name, value in (
         (half, exponent >> 1),
@@ -108,5 +108,5 @@ def _const(value: float) -> Any:
     return tirx.const(float(np.float32(value)), "float32")
 
 
-# By the names of TVM's operators.
+# Keyed by the names of TVM's operators.
 INLINED = {"tirx.exp": _polynomial, "tirx.sigmoid": _sigmoid, "tirx.tanh": _tanh}

@@ -1,7 +1,7 @@
-"""What GPU programs consist of: the top-level loop nests of a function and their effects.
+"""The top-level loop nests of GPU programs, and their effects.
 
-A nest that binds threads becomes a kernel launch of its own. :class:`LoopNest` says how many blocks
-and threads it asks for, which buffers it reads and writes, and whether its threads work together.
+A nest that binds threads becomes a kernel launch. :class:`LoopNest` records the numbers of blocks
+and threads, the buffers that it reads and writes, and whether its threads cooperate.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from sparsetir.sparse_ir.tir import free_vars
 
 BLOCK_TAGS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
-# TVM's kinds of calls that change nothing: annotation, pure, reads state, part of another call.
+# TVM's effect kinds of harmless calls: annotation, pure, reads state, part of another call.
 HARMLESS_EFFECTS = (0, 1, 2, 4)
 ATOMIC_ADDS = ("tirx.atomic_add", "tirx.cuda.atomic_add")
 COPIES = "tirx.ptx.cp_async"  # of (address in shared memory, address to read from, bytes, ...)
 
 
 def top_level(func: tirx.PrimFunc) -> list[Any]:
-    """The statements of a function's root block, or of its body where it has none."""
+    """The statements of a function's root block, or of its body if it has none."""
     body = func.body.block.body if isinstance(func.body, s_tir.SBlockRealize) else func.body
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
 def aliases(func: tirx.PrimFunc) -> dict[Any, Any]:
-    """The buffers that are declared on the memory of others, each with that other."""
+    """The buffers that alias the memory of others, each with that other."""
     owners: dict[Any, Any] = {}
     for node in nodes_of(tirx.DeclBuffer, func.body):
         owner = next((b for b in free_vars(node.data) if tirx.is_buffer_var(b)), None)
@@ -47,7 +47,7 @@ def aliases(func: tirx.PrimFunc) -> dict[Any, Any]:
 def count_launches(func: tirx.PrimFunc) -> int:
     """The number of kernels that a function launches: its outermost loops over blocks or threads.
 
-    func : of stage II or III. A launch inside of a host loop counts once.
+    func : a function of stage II or III. A launch inside a host loop counts once.
     """
     launches: list[Any] = []
 
@@ -63,9 +63,9 @@ def count_launches(func: tirx.PrimFunc) -> int:
 
 @dataclass
 class Accesses:
-    """The buffers a statement uses, apart from those it allocates itself.
+    """The buffers that a statement accesses, without those that it allocates itself.
 
-    adds : those that it adds to atomically, by `atomicAdd` or TVM's atomic operations
+    adds : those that it only adds to atomically, by `atomicAdd` or TVM's atomic operations
     """
 
     reads: set[Any] = field(default_factory=set)
@@ -73,11 +73,11 @@ class Accesses:
     adds: set[Any] = field(default_factory=set)
 
     def all(self) -> set[Any]:
-        """Every buffer used."""
+        """All buffers accessed."""
         return self.reads | self.writes | self.adds
 
     def conflicts(self, other: Accesses) -> list[Any]:
-        """Buffers that only an order of the two makes right: one writes what the other uses."""
+        """The buffers with a dependence between the two: one writes what the other accesses."""
         buffers = self.writes & other.all() | other.writes & self.all()
         buffers |= self.adds & other.reads | other.adds & self.reads
         return sorted(buffers, key=lambda b: b.name)
@@ -87,15 +87,15 @@ class LoopNest:
     """A top-level statement.
 
     stmt : the statement
-    name : of its first block
+    name : the name of its first block
     blocks : the names of all its blocks
     grid : number of blocks by tag
     threads : number of threads by tag
     loops : the loops bound to blocks or threads, outer ones first
-    accesses : the buffers it uses
-    cooperation : what its threads do together, so that none of them may be left out; "" if nothing
-    restores : whether it copies values of a format back, each to an element of its own
-    problem : why it is no kernel that can be joined with others; "" if it is one
+    accesses : the buffers that it accesses
+    cooperation : how its threads cooperate, so that none of them may be left out; "" if they do not
+    restores : whether it copies a format's values back, each to its own element
+    problem : why it cannot be fused with other kernels; "" if it can
     """
 
     def __init__(self, stmt: Any, params: Any, aliases: Mapping[Any, Any]) -> None:
@@ -150,15 +150,15 @@ class LoopNest:
 
 
 def binds_threads(stmt: Any) -> bool:
-    """Whether anything in a statement runs on GPU threads."""
+    """Whether any part of a statement runs on GPU threads."""
     return any(map(_binds, [*nodes_of(tirx.For, stmt), *nodes_of(tirx.AttrStmt, stmt)]))
 
 
 def accessed_by_host(stmt: Any) -> str:
-    """A buffer of the device that the host would access, and where; empty if there is none.
+    """A device buffer that the host would access, and where; "" if there is none.
 
-    stmt : of a GPU's function. Outside of loops over blocks and threads the host runs, and it tells
-        the extents of these to a kernel before that begins
+    stmt : of a GPU function. Outside of loops over blocks and threads the host runs, and it passes
+        the extents of these to a kernel at its launch
     """
     if _binds(stmt):
         for loop in [n for n in nodes_of(tirx.For, stmt) if _binds(n)]:
@@ -189,7 +189,7 @@ def _binds(node: Any) -> bool:
 
 
 def _outside_of_threads(stmt: Any) -> str:
-    """Statements around a nest's outermost loop over threads that prevent moving it inside."""
+    """Statements around a nest's outermost thread loop that prevent moving it inside."""
     while not _binds(stmt):
         if isinstance(stmt, tirx.For) and isinstance(stmt.extent, tirx.IntImm):
             if int(stmt.extent) == 1:
@@ -207,11 +207,11 @@ def _outside_of_threads(stmt: Any) -> str:
 
 
 class _Uses:
-    """Finds what a statement accesses.
+    """Collects the accesses of a statement.
 
     found : the accesses of buffers from outside
-    scoped : all buffers that are used or allocated, by the variable
-    calls : the calls that are no atomic additions
+    scoped : all buffers that are accessed or allocated, by variable
+    calls : the calls that are not atomic additions
     """
 
     def __init__(self, stmt: Any, aliases: Mapping[Any, Any]) -> None:
@@ -286,7 +286,7 @@ class _Uses:
         return [kind for n, kind in enumerate(both) if int(args[-1]) >> n & 1]
 
     def _address(self, pointer: Any, *kinds: set[Any]) -> None:
-        """The use of the memory an address points to; indices inside count as reads."""
+        """Record an access of the memory at an address; indices inside count as reads."""
         for arg in pointer.args:
             if isinstance(arg, ir.TensorLoad):
                 self._use(arg.source, *kinds)
@@ -305,7 +305,7 @@ def _op_name(call: Any) -> str:
 
 
 def _added_to(name: str, args: list[Any]) -> Any:
-    """The pointer that an atomic addition goes to, None for another call."""
+    """The pointer operand of an atomic addition, None for another call."""
     n = 0 if name in ATOMIC_ADDS else None
     if name == "tirx.call_extern" and str(getattr(args[0], "value", "")) == "atomicAdd":
         n = 1

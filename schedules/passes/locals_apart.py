@@ -1,7 +1,7 @@
-"""Large local buffers that unrolled loops index become separate buffers, one per visit.
+"""Split large local buffers indexed by unrolled loops into separate buffers, one per visit.
 
-TVM keeps a buffer of constant size on the stack, where LLVM makes registers of it, only below 1024
-bytes: 16 vectors of 16 floats are just too many. Before::
+TVM keeps a buffer of constant size on the stack, where LLVM promotes it to registers, only below
+1024 bytes: 16 vectors of 16 floats just exceed that. Before::
 
     C_ws = T.sblock_alloc_buffer((4, 4, 16))
     for r in T.unroll(4):
@@ -32,14 +32,14 @@ from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.tir import block_with, loop_with, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
-# Bytes from which on TVM fetches a buffer from its workspace pool; and most that registers hold.
+# The least bytes of a buffer for which TVM uses its workspace pool; the most that registers hold.
 LARGE, MOST = 1024, 4096
 
 
 def locals_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function (of stage III) without large local buffers, where that can be.
+    """The stage-III function without large local buffers, where possible.
 
-    That is where all accesses have in their first index the variable of an unrolled loop alone.
+    It is if the first index of every access is the variable of an unrolled loop.
     """
     blocks = nodes_of(s_tir.SBlock, func.body)
     large = [b for block in blocks for b in block.alloc_buffers if _is_large(b)]
@@ -96,20 +96,20 @@ def _firsts(func: tirx.PrimFunc, buffer: Any) -> list[Any]:
 
 
 def _fits(loop: Any, count: Any) -> bool:
-    """Whether a loop is unrolled, from 0 up to a count."""
+    """Whether a loop is unrolled and runs from 0 up to a count."""
     constant = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == int(count)
     return loop.kind == tirx.ForKind.UNROLLED and constant
 
 
 def _visits(loop: Any) -> Any:
-    """The visits of a loop, one after the other."""
+    """The visits of a loop, in sequence."""
     dtype = str(loop.loop_var.ty.dtype)
     numbers = [tirx.IntImm(dtype, n) for n in range(int(loop.extent))]
     return tirx.SeqStmt([_copy(loop.body, {loop.loop_var: n}) for n in numbers])
 
 
 def _copy(body: Any, values: dict[Any, Any]) -> Any:
-    """A statement with values for variables, and fresh variables of loops and blocks."""
+    """A copy of a statement with values for variables, and fresh variables of loops and blocks."""
     fresh = dict(values)
 
     def loop(node: Any) -> Any:
@@ -127,7 +127,7 @@ def _copy(body: Any, values: dict[Any, Any]) -> Any:
 
 
 def _without_constants(realize: Any) -> Any:
-    """A block without the variables that are constant."""
+    """A block without its constant variables."""
     block = realize.block
     pairs = list(zip(block.iter_vars, realize.iter_values, strict=True))
     constants = {v.var: value for v, value in pairs if isinstance(value, tirx.IntImm)}

@@ -1,9 +1,9 @@
-"""Small local buffers of CPU programs on the stack.
+"""Place small local buffers of CPU programs on the stack.
 
-TVM keeps a constant-size allocation on the stack, where LLVM turns it into registers, only when its
-scope is "global"; one of scope "local" (what `cache_write(..., "local")` and searches make) is
-fetched from a workspace pool in every iteration, which costs more than most rows of a sparse
-matrix. On a CPU the two scopes mean the same memory.
+TVM keeps a constant-size allocation on the stack, where LLVM promotes it to registers, only if its
+scope is "global"; one of scope "local" (from `cache_write(..., "local")` and searches) comes from a
+workspace pool in every iteration, which costs more than most rows of a sparse matrix. On a CPU the
+two scopes are the same memory.
 """
 
 from __future__ import annotations

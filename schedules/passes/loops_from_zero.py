@@ -1,7 +1,7 @@
-"""Loops that begin with 0, also where they begin elsewhere.
+"""Make all loops begin with 0.
 
-`CanonicalizeLoop` of TVM 0.27 does so, too, but where a loop begins with the variable of one around
-it, that counts from 0 and is taken for what it was. Before and after::
+`CanonicalizeLoop` of TVM 0.27 does so, too, but for a loop that begins with the variable of an
+enclosing one it takes that variable's new value, from 0, for the old. Before and after::
 
     for i in range(1, 5):             for i in range(4):
         for j in range(i, 5): ...         for j in range(5 - (i + 1)): ...  # with j + (i + 1)
@@ -20,7 +20,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def loops_from_zero(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function of stage III whose loops begin with 0, but for those with steps."""
+    """A stage-III function whose loops begin with 0, except for those with steps."""
 
     def visit(loop: Any) -> Any:
         if is_zero(loop.min) or not (loop.step is None or is_one(loop.step)):

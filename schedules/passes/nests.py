@@ -1,8 +1,8 @@
-"""Loop nests of stage II by the names of their blocks, and threads in their place.
+"""Loop nests of stage II by block name, and their replacement by code for threads.
 
-Passes that write what each thread does replace the nest of a block by loops over threads around one
-block of the same name, so that the next pass finds it. What these blocks read and write is not said
-at them: they come last, when TVM's schedule has done all it is asked for.
+Passes that generate the code of each thread replace the nest of a block by loops over threads
+around a block of the same name, so that the next pass finds it. These blocks declare no read and
+write regions: such passes come last, when TVM's schedule is no longer used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ WARP = 32
 
 
 class Nest(NamedTuple):
-    """Loops with nothing but each other around one block.
+    """Perfectly nested loops around one block.
 
     loops : outermost first
-    body : of the block, in terms of the loops
+    body : the block's body, in terms of the loop variables
     """
 
     name: str
@@ -43,7 +43,7 @@ class Nest(NamedTuple):
     body: Any
 
     def extents(self, who: str) -> list[int]:
-        """The extents of the loops; raises ScheduleError where one is not constant."""
+        """The extents of the loops; raises ScheduleError if one is not constant."""
         for loop in self.loops:
             if not isinstance(loop.extent, tirx.IntImm):
                 raise ScheduleError(
@@ -54,7 +54,7 @@ class Nest(NamedTuple):
 
 
 def find_nest(who: str, func: tirx.PrimFunc, name: str) -> Nest:
-    """The nest of a block; raises ScheduleError where there is no such block."""
+    """The nest of a block; raises ScheduleError if there is no such block."""
     for loop in nodes_of(tirx.For, func.body):
         chain, inner = nest_of(loop)
         if isinstance(inner, s_tir.SBlockRealize) and str(inner.block.name_hint) == name:
@@ -66,7 +66,7 @@ def find_nest(who: str, func: tirx.PrimFunc, name: str) -> Nest:
 
 
 def replaced(func: tirx.PrimFunc, nest: Nest, new: Any) -> tirx.PrimFunc:
-    """The function with a statement in the place of a nest."""
+    """The function with a nest replaced by a statement."""
     outermost = nest.loops[0].loop_var
 
     def visit(loop: Any) -> Any:
@@ -76,16 +76,16 @@ def replaced(func: tirx.PrimFunc, nest: Nest, new: Any) -> tirx.PrimFunc:
 
 
 def block_of(name: str, body: Any, buffers: Sequence[Any] = ()) -> Any:
-    """A block without iterators. buffers : that it allocates"""
+    """A block without iterators. buffers : the buffers that it allocates"""
     block = s_tir.SBlock([], [], [], name, body, alloc_buffers=list(buffers))
     return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
 
 
 def plain_nest(name: str, loops: Sequence[tuple[Any, Any]], body: Any) -> Any:
-    """Loops around a block that stores an element, as TVM's primitives take it.
+    """Loops around a block that stores an element, in the form that TVM's primitives take.
 
-    loops : (variable, extent), outermost first; a coordinate of the block for each
-    body : in terms of the variables
+    loops : (variable, extent), outermost first; each becomes a coordinate of the block
+    body : the store, in terms of the variables
     """
 
     def point(access: Any, buffer: Any) -> Any:
@@ -116,7 +116,7 @@ def element_bytes(buffer: Any) -> int:
 
 
 def for_threads(name: str, warps: int, code: Callable[[Any, Any], Any]) -> Any:
-    """The work of each thread of a block of warps, as a block of stage II.
+    """The code of each thread of a block of warps, as a stage-II block.
 
     code : (warp, lane) -> statement
     """
@@ -128,7 +128,7 @@ def for_threads(name: str, warps: int, code: Callable[[Any, Any], Any]) -> Any:
 
 
 def guarded(value: Any) -> tuple[Any, Any]:
-    """The condition without which an expression is zero, and not computed, or None; what it is."""
+    """A guarded expression's condition, or None, and its value; without it the value is zero."""
     name = getattr(value.op, "name", "") if isinstance(value, ir.Call) else ""
     if not name.endswith(".if_then_else") or not is_zero(value.args[2]):
         return None, value
@@ -136,27 +136,27 @@ def guarded(value: Any) -> tuple[Any, Any]:
 
 
 def wide_indices(buffer: Any, indices: Any) -> list[Any]:
-    """Indices of the dimensions of a buffer that are not known to be of size 1."""
+    """Indices of the dimensions of a buffer that are not known to have size 1."""
     sizes = zip(indices, buffer.ty.shape, strict=True)
     return [index for index, size in sizes if not is_one(size)]
 
 
 def is_along(index: Any, var: Any) -> bool:
-    """Whether an index is a variable, or some way from it."""
+    """Whether an index is a variable plus an offset."""
     parts = [index.a, index.b] if isinstance(index, tirx.Add) else [index]
     mine = [p for p in parts if var in free_vars(p)]
     return len(mine) == 1 and mine[0].same_as(var)
 
 
 def is_zero(value: Any) -> bool:
-    """Whether an expression is the number zero."""
+    """Whether an expression is the constant zero."""
     return isinstance(value, tirx.IntImm | tirx.FloatImm) and float(value.value) == 0
 
 
 def unrolled(extents: Sequence[int], code: Callable[..., Any]) -> Any:
-    """Loops that are unrolled, around `code(*variables)`."""
+    """Unrolled loops around `code(*variables)`."""
     variables = [tirx.Var(f"u{n}", "int32") for n in range(len(extents))]
-    # A loop of one step is none, and prints as the constant that it is.
+    # A loop of one iteration is omitted, and its variable becomes a constant.
     index = [as_dtype(0, "int32") if n == 1 else v for v, n in zip(variables, extents, strict=True)]
     body = code(*index)
     for var, extent in reversed([*zip(variables, extents, strict=True)]):
@@ -174,7 +174,7 @@ def bound_in(stmt: Any) -> set[Any]:
 def renewed(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
     """A copy of a statement with fresh loop variables, and with others substituted.
 
-    blocks : also with coordinates and buffers of its blocks of its own
+    blocks : whether coordinates and buffers of its blocks become fresh, too
     """
     loops = nodes_of(tirx.For, stmt)
     fresh = {x.loop_var: tirx.Var(x.loop_var.name, dtype_of(x.loop_var)) for x in loops}
@@ -187,9 +187,9 @@ def renewed(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
 
 
 def redirected(tree: Any, place: Callable[[Any, list[Any]], tuple[Any, list[Any]] | None]) -> Any:
-    """A statement or expression with accesses of buffers elsewhere, maybe in another type.
+    """A statement or expression with buffer accesses redirected, possibly to another type.
 
-    place : (buffer, indices) -> buffer and indices; None for an access that stays
+    place : (buffer, indices) -> buffer and indices; None to keep an access
     """
 
     def load(node: Any) -> Any:
@@ -208,11 +208,12 @@ def redirected(tree: Any, place: Callable[[Any, list[Any]], tuple[Any, list[Any]
 def with_buffer(
     func: tirx.PrimFunc, old: Any, new: Any, index: Callable[[list[Any]], list[Any]]
 ) -> tirx.PrimFunc:
-    """The function with a buffer in the place of one that a block allocates.
+    """The function with a buffer replaced that a block allocates.
 
-    new : of another type maybe, to and from which elements are cast
+    new : possibly of another type, to and from which elements are cast
     index : indices of the old -> indices of the new
-    The new one is allocated where a visit of the outermost block begins.
+
+    The new buffer is allocated at the start of a visit of the outermost block.
     """
 
     def block(node: Any) -> Any:
@@ -234,10 +235,10 @@ def with_buffer(
 
 
 def allocated(func: tirx.PrimFunc, buffer: Any) -> tirx.PrimFunc:
-    """The function with a buffer allocated where visits of the outermost block around it begin.
+    """The function with a buffer allocated at the start of visits of the outermost block around it.
 
-    TVM makes buffers as small as the elements which it sees used, and it sees one where an
-    instruction takes the address of several. Of a buffer whose own address is taken, all are.
+    TVM shrinks buffers to the elements whose use it sees, and it sees one where an instruction
+    takes the address of several. A buffer whose own address is taken keeps all of its elements.
     """
     uses = [
         b

@@ -1,6 +1,6 @@
-"""The form in which the default schedule takes programs: one nest, rows outermost (CPU, stage I).
+"""The normal form of programs for the default schedule: one nest, rows outermost (CPU, stage I).
 
-Before, as over stored diagonals, where neither threads nor registers serve::
+Before, for stored diagonals, which neither threads nor registers suit::
 
     with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
         C[i, k] = 0.0
@@ -14,8 +14,8 @@ After::
             C[ir, k] = 0.0
         C[ir, k] = C[ir, k] + A[o, jd, ir] * B[ir + shift - jd, k]
 
-Where nothing but what rows store is visited, and no row is asked for, elements are visited by their
-positions, in vectors that do not end with the rows::
+If only stored elements of rows are visited, and no row is used as an index, elements are visited by
+position, in vectors that span rows::
 
     with T.sp_iter([I, J], "RR", "norm") as [i, j]:
         S[()] = S[()] + A[i, j] * A[i, j]
@@ -23,12 +23,12 @@ positions, in vectors that do not end with the rows::
     with T.sp_iter([I_J], "R", "norm") as [ij]:
         S[()] = S[()] + A[ij] * A[ij]
 
-A value that is set everywhere right before a sum becomes its init. Where no spatial loop stands
-outside of the reductions, those over dense axes move there. The order in which each element is
-summed up does not change: reductions keep their order, and a loop moves only if each element is
-written by one of its visits. The loop along contiguous elements of the result stays, and so do the
-rows of a block, which share gathered operands; but not where the result is narrower than its terms:
-registers hold the sum of a row over all its blocks, which is rounded once.
+A value that is set everywhere right before a sum becomes its init. If no spatial loop is outside
+the reductions, those over dense axes move there. The order of summation of each element does not
+change: reductions keep their order, and a loop only moves if each element is written by one of its
+visits. The loop along contiguous elements of the result stays, and so do the rows of a block, which
+share gathered operands, unless the result is narrower than its terms: registers hold the sum of a
+row over all its blocks, which is rounded once.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration, loops_of, replaced
 from sparsetir.sparse_ir.tir import dtype_of
 
-ROWS_OF_BLOCKS = 64  # at most: constant loops of as many visits stay
+ROWS_OF_BLOCKS = 64  # constant loops of at most this many visits stay
 
 
 def normal_form(func: SparseFunc) -> SparseFunc:
-    """Give reductions their inits, bring spatial loops out of those that begin a nest, and visit
-    elements by position where their rows are not asked for."""
+    """Give reductions their inits, move spatial loops out of reductions that begin a nest, and
+    visit elements by position if their rows are not used."""
     for name in [it.name for it in sparse_iterations(func)]:
         func = _by_positions(func, name)
         it = next((it for it in sparse_iterations(func) if it.name == name), None)
@@ -76,8 +76,8 @@ def normal_form(func: SparseFunc) -> SparseFunc:
 
 
 def _by_positions(func: SparseFunc, name: str) -> SparseFunc:
-    """Visit the elements of an iteration by position, if it visits nothing else and asks for none
-    of their rows."""
+    """Visit the elements of an iteration by position, if it visits nothing else and does not use
+    their rows."""
     nodes = [loop.node for loop in loops_of(find_iteration(func, name))]
     chain = [x for x in nodes if isinstance(x, Axis)]
     if len(nodes) < 2 or chain != nodes or any(
@@ -90,7 +90,7 @@ def _by_positions(func: SparseFunc, name: str) -> SparseFunc:
     loops = sch.get_sp_iters(it)
     try:
         sch.positions(sch.sparse_fuse(it, loops))
-    except ScheduleError:  # such as of an axis that another iteration visits, too
+    except ScheduleError:  # e.g. for an axis that another iteration visits, too
         return func
     made = {*computed_parameters(sch.func)} - {*computed_parameters(func)}
     rows = [b.var for b in sch.func.buffers if b.handle is not None and b.handle.name in made]
@@ -99,7 +99,7 @@ def _by_positions(func: SparseFunc, name: str) -> SparseFunc:
 
 
 def _order(it: SparseIteration, rounds: bool) -> list[Loop]:
-    """The loops of an iteration in their new order; the same one where none moves.
+    """The loops of an iteration in their new order; unchanged if none moves.
 
     rounds : whether the result is narrower than its terms
     """

@@ -1,6 +1,6 @@
-"""Parallel loops that follow each other as one, so that threads are woken once (CPU).
+"""Fuse consecutive parallel loops into one, so that threads are woken once (CPU).
 
-To wake threads, and to wait for them, takes as long as a small product. Before::
+Waking threads, and waiting for them, takes as long as a small product. Before::
 
     for b in T.parallel(blocks): ...              # spmv, rows side by side
     for b in T.parallel(long_blocks): ...         # spmv_long, long rows
@@ -27,14 +27,14 @@ WHO = "one_launch"
 
 
 def one_launch(func: tirx.PrimFunc, iterations: Sequence[Any], race: str = "none") -> tirx.PrimFunc:
-    """The function with the parallel loops of iterations that follow each other as one.
+    """The function with the parallel loops of consecutive iterations fused.
 
-    func : of stage II; one of the last steps
-    iterations : two or more, in their order, by reference or name, with `parallelize(.., "cpu")`
-    race : "none" expects that none of them touches what another one writes; "ignore" takes the
-        caller's word where they write elements of their own
+    func : a stage-II function; one of the last steps
+    iterations : two or more, in order, by reference or name, with `parallelize(.., "cpu")`
+    race : "none" requires that none of them accesses what another one writes; "ignore": the caller
+        guarantees that they write disjoint elements
 
-    Raises ScheduleError for other iterations, and for those that may meet.
+    Raises ScheduleError for other iterations, and for those that may race.
     """
     if race not in ("none", "ignore"):
         raise ValueError(f"{WHO}: argument 'race': expected 'none' or 'ignore', got {race!r}")
@@ -74,7 +74,7 @@ def _name(step: Any) -> str:
 
 
 def _refuse_meeting(names: Sequence[str], loops: Sequence[Any]) -> None:
-    """Refuse loops where one writes what another reads or writes."""
+    """Refuse loops if one accesses what another one writes."""
     read: dict[str, str] = {}
     written: dict[str, str] = {}
     for name, loop in zip(names, loops, strict=True):

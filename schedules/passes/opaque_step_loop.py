@@ -1,14 +1,14 @@
-"""Loops that LLVM is to leave as they are, visit by visit (CPU).
+"""Loops that LLVM does not unroll (CPU).
 
-LLVM writes small loops out two, four or eight times, with the rest in a second loop: two ends that
-no processor foresees where there was one, which costs more than it saves where a loop has a few
-dozen visits of a varying number. It does so where it can compute the number of visits. Before::
+LLVM unrolls small loops two, four or eight times, with a second loop for the remainder: two
+mispredicted trip counts instead of one, which costs more than it saves for a loop of a few dozen
+visits of varying number. It does so if it can compute the trip count. Before::
 
     for e in range(E_indptr[vi + 1] - E_indptr[vi]):
         with T.sblock("reduce1"): ...
 
-After `opaque_step_loop(func, "reduce")`, with a step that is 1 wherever there is a visit, which
-LLVM does not know, and visits counted by positions in storage, which arrays are read at::
+After `opaque_step_loop(func, "reduce")`, with a step that is 1 whenever there is a visit, which
+LLVM cannot know, and with visits counted by position in storage, the index of the arrays::
 
     at[0] = E_indptr[vi]
     while at[0] < E_indptr[vi + 1]:
@@ -16,7 +16,7 @@ LLVM does not know, and visits counted by positions in storage, which arrays are
         at[0] = at[0] + T.min(1, nnz)
 
 With a parameter for the step, `opaque_step_loop(func, "reduce", "I_step")`, they are counted from
-0, which takes a register less where several such loops follow each other.
+0, which saves a register if several such loops are in sequence.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def opaque_step_loop(func: tirx.PrimFunc, iteration: Any, step: str | None = None) -> tirx.PrimFunc:
-    """The function with the outermost loop of an iteration's innermost block visit by visit.
+    """The function with the outermost loop of an iteration's innermost block not unrolled.
 
-    func : of stage II; one of the last steps
-    iteration : its reference or name; its innermost block is in a block of a level above, and has
+    func : a stage-II function; one of the last steps
+    iteration : its reference or name; its innermost block is in a block of an outer level, and has
         no init, as a reduction into a workspace
-    step : name of a parameter that is 1; None for a loop over what an axis stores
+    step : name of a parameter that is 1; None for a loop over the elements of an axis
 
-    Raises ScheduleError where there is no such parameter or loop, and for an init.
+    Raises ScheduleError if there is no such parameter or loop, and for an init.
     """
     who = "opaque_step_loop"
     sch = s_tir.Schedule(func)
@@ -85,13 +85,13 @@ def opaque_step_loop(func: tirx.PrimFunc, iteration: Any, step: str | None = Non
 
 
 def _positions(func: tirx.PrimFunc, extent: Any) -> tuple[Any, Any, Any]:
-    """Loads of where a loop of that extent begins and ends, and of 1; opaque to LLVM."""
+    """Loads of the start and the end of a loop with that extent, and of 1; opaque to LLVM."""
     end, begin = (extent.a, extent.b) if isinstance(extent, tirx.Sub) else (extent, extent)
     offsets = begin.source.name if isinstance(begin, ir.TensorLoad) else None
     for layout in func.attrs[LAYOUTS].values():
         for axis, indptr in zip(layout.axes, layout.indptr, strict=True):
             if indptr and indptr == offsets:
-                # Attributes keep the variables of the function they came from.
+                # Attributes keep the variables of the original function.
                 named = {p.name: p for p in func.params}
                 nnz = substitute(axis.nnz, {v: named[v.name] for v in free_vars(axis.nnz)})
                 return begin, end, tirx.min(nnz, as_dtype(1, dtype_of(nnz)))

@@ -1,8 +1,8 @@
-"""Parallel and thread loops, by the proof that their visits do not race.
+"""Parallel and thread loops, by proof that their visits do not race.
 
-TVM's `parallel` and `bind` ask for more than freedom of races: that each block is the only writer
-of its output, for one, which inits are not. Here a loop becomes parallel by the facts that its
-blocks carry (:mod:`sparsetir.sparse_ir.races`); they hold through TVM's split, fuse and reorder.
+TVM's `parallel` and `bind` require more than the absence of races, for example that each block is
+the only writer of its output, which inits are not. Here a loop becomes parallel by the facts on its
+blocks (:mod:`sparsetir.sparse_ir.races`), which survive TVM's split, fuse and reorder.
 """
 
 from __future__ import annotations
@@ -21,31 +21,30 @@ from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import KIND
 
 LOOPS = {"parallel": tirx.ForKind.PARALLEL, "vectorized": tirx.ForKind.VECTORIZED}
-LEGAL = 'pass race="ignore" where visits meet by atomics or not at all'
+LEGAL = 'pass race="ignore" if visits only conflict through atomics, or not at all'
 
 
 def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
-    """Run a loop of stage II in parallel; :func:`materialize_loop_kinds` does it when all else is
-    done.
+    """Run a loop of stage II in parallel; :func:`materialize_loop_kinds` does it at the end.
 
-    sch : tvm.s_tir.Schedule of a stage-II function, or a sparsetir.Schedule that has gone on to it
+    sch : tvm.s_tir.Schedule of a stage-II function, or a sparsetir.Schedule lowered to it
     loop : one of its loops
     kind : "parallel", "vectorized", or a thread dimension such as "threadIdx.x"
-    race : "none" asks for the proof; "ignore" takes the caller's word, where what the loop visits
-        meets by atomics only, or not at all for reasons that the lowering cannot know
+    race : "none" requires the proof; "ignore": the caller guarantees that visits only conflict
+        through atomics, or not at all for reasons that the lowering cannot know
 
     Before::
 
-        for o, i in T.grid(8, 16):                 # what was one loop, over vi: "free"
+        for o, i in T.grid(8, 16):                 # from one loop, over vi: "free"
 
     After `run_in_parallel(sch, o, "parallel")`::
 
         for o in T.parallel(8):
             for i in range(16):
 
-    A loop over a reduction may be bound to threadIdx where its block has an init: the threads sum
-    together. Raises ScheduleError with the loop where there is no proof, ValueError for another
-    `race`.
+    A loop over a reduction may be bound to threadIdx if its block has an init: the threads reduce
+    together. Raises ScheduleError, which names the loop, if there is no proof, ValueError for
+    another `race`.
     """
     if race not in ("none", "ignore"):
         raise ValueError(
@@ -58,15 +57,15 @@ def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
 
 
 def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
-    """Straight code of vectors: the innermost loop of a block in lanes, those around it unrolled.
+    """Vectorise straight-line code: a block's innermost loop in lanes, those around it unrolled.
 
-    sch : as of :func:`run_in_parallel`
-    block : of stage II, or a sparse iteration, by its reference or name: its innermost block
-    loops : how many of the block's loops, counted from the innermost; of constant extents
+    sch : see :func:`run_in_parallel`
+    block : a stage-II block, or a sparse iteration, by reference or name: its innermost block
+    loops : the number of the block's loops, counted from the innermost; of constant extents
 
-    An init inside of the block gets loops of its own before, in vectors too. The last loop is only
-    to be free of races, which is less than TVM's `vectorize` asks for. Raises ScheduleError where
-    that is not proven, and where there are no such loops.
+    An init inside the block gets vectorised loops of its own before. The last loop only has to be
+    free of races, which is less than TVM's `vectorize` requires. Raises ScheduleError if that is
+    not proven, and if there are no such loops.
     """
     who = "in_vectors"
     sch = of_stage_two(who, sch)
@@ -96,7 +95,7 @@ def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
 
 
 def of_stage_two(who: str, sch: Any) -> Any:
-    """The schedule of stage II behind one that has gone on to it."""
+    """The stage-II schedule behind a schedule that was lowered to it."""
     if not isinstance(sch, Schedule):
         return sch
     if sch.stage_two is None:
@@ -107,11 +106,11 @@ def of_stage_two(who: str, sch: Any) -> Any:
 
 
 def innermost_block(sch: Any, iteration: Any, who: str = "innermost_block") -> Any:
-    """The innermost block of a sparse iteration, which has one for each level of ragged loops.
+    """The innermost block of a sparse iteration, which has one per level of ragged loops.
 
     sch : tvm.s_tir.Schedule
     iteration : its reference or name
-    who : asks, for the message of the ScheduleError where there is no such iteration
+    who : the caller, for the message of the ScheduleError if there is no such iteration
     """
     name = iteration if isinstance(iteration, str) else iteration.name
     have = _iterations(sch.mod)
@@ -177,13 +176,13 @@ def thread_axis(tag: str) -> Any:
 
 
 def _race(sch: Any, loop: Any, kind: str) -> str:
-    """Why visits of a loop may meet, and what would be legal; "" if they do not."""
+    """Why visits of a loop may race, and what would be legal; "" if they do not."""
     node, extents = sch.get(loop), _extents_around(sch, loop)
     around = _changes_hands(sch, loop) if "Idx" in kind else ""
     if around:
         return (
-            f"what its positions stand for differs between visits of {around}, which may meet, and "
-            "for which threads do not wait; choose a loop over coordinates"
+            f"the coordinates of its positions differ between visits of {around}, which may race, "
+            "as threads do not wait between them; choose a loop over coordinates"
         )
     if kind == "vectorized" and _shared_by_lanes(node):
         return _shared_by_lanes(node)
@@ -206,10 +205,10 @@ def _shared_by_lanes(loop: Any) -> str:
 
 
 def _changes_hands(sch: Any, loop: Any) -> str:
-    """A variable around a loop whose visits meet, where a position is another coordinate in each.
+    """A variable around a racy loop in whose visits a position is another coordinate each time.
 
-    As `j` of `C[i] += A[j, i]` with i stored under j, where threads over the positions of i would
-    add to what others add to for another j.
+    For example `j` of `C[i] += A[j, i]` with i stored under j, where threads over the positions of
+    i would update elements that others update for another j.
     """
     facts: dict[Any, Fact] = {}
     ref = sch.get_sref(loop)
@@ -263,9 +262,9 @@ def _race_in(realize: Any, loop: Any, kind: str, extents: dict[Any, Any]) -> str
 
 
 def _tells_visits_apart(value: Any, extents: dict[Any, Any]) -> bool:
-    """Whether a sum takes each value once, as the sums that splits make do.
+    """Whether a sum is injective, as the sums that splits create are.
 
-    extents : of the loops around, by variable
+    extents : of the enclosing loops, by variable
 
     A term is a loop's variable, or a quotient or remainder of a fused one.
     """

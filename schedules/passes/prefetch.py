@@ -1,20 +1,20 @@
-"""Ask for gathered rows some non-zeros before they are needed (CPU).
+"""Prefetch gathered rows some nonzeros before they are needed (CPU).
 
-A row of B that a sparse element points to is anywhere in memory, and no hardware foresees it. The
+The row of B of a sparse element is anywhere in memory, and hardware cannot predict it. The
 index array is read in order, so the address some elements ahead is known. Before::
 
     for j in range(J_indptr[vi + 1] - J_indptr[vi]):
         for k in T.vectorized(16):
             with T.sblock("sum0"): ...                # acc[k] += A[vi, j] * B[J_indices[vi, j], k]
 
-After `prefetch_gathered(func, "sum", "B", distance=8, span=16)`, with lines of 64 bytes::
+After `prefetch_gathered(func, "sum", "B", distance=8, span=16)`, with 64-byte lines::
 
     for j in range(J_indptr[vi + 1] - J_indptr[vi]):
         prefetch(address of B[J_indices[vi, min(j + 8, nnz - 1 - J_indptr[vi])], 0])
         for k in T.vectorized(16):
             with T.sblock("sum0"): ...
 
-Positions run on from row to row, so short rows are prefetched too.
+Positions continue from row to row, so short rows are prefetched too.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ from sparsetir.sparse_ir.tir import (
 from sparsetir.sparse_ir.traversal import map_expr
 
 CACHE_LINE = 64
-# Of the default schedule: visits ahead, and vectors of the narrowest tile that asks for rows.
+# Of the default schedule: visits ahead, and vectors of the narrowest tile that prefetches rows.
 PREFETCH, PREFETCHING = 8, 4
-REUSE = "_reuse"  # ends the parameter of an array of indices
+REUSE = "_reuse"  # suffix of the parameter's name, after that of an array of indices
 
 
 def prefetch_gathered(
     func: tirx.PrimFunc, iteration: Any, buffer: str, distance: int, span: int
 ) -> tirx.PrimFunc:
-    """Prefetch what an iteration reads of a buffer at a loaded index; one of the last steps.
+    """Prefetch an iteration's reads of a buffer at a loaded index; one of the last steps.
 
-    func : a stage-II function; the one given is left as it is
-    iteration : a sparse iteration, by its reference or name, whose innermost block reads `buffer`
+    func : a stage-II function, which is not modified
+    iteration : a sparse iteration, by reference or name, whose innermost block reads `buffer`
         at `indices[..., j]`, where j is one of its loops
-    distance : how many visits of that loop ahead
-    span : how many elements of a row, from the first that the block reads, one visit needs
+    distance : the number of visits of that loop to prefetch ahead
+    span : the elements of a row that one visit needs, from the first that the block reads
 
-    Raises ScheduleError where the block has no such read.
+    Raises ScheduleError if the block has no such read.
     """
     for what, value in (("distance", distance), ("span", span)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -106,10 +106,10 @@ def prefetch_gathered(
 
 
 def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx.PrimFunc:
-    """Prefetch what an iteration reads in order; one of the last steps.
+    """Prefetch sequential reads of an iteration; one of the last steps.
 
-    Hardware sees such streams by itself, but looks no further than the end of a page, and asks for
-    little at a time. Before::
+    Hardware prefetchers recognise such streams, but stop at the end of a page, and do not fetch far
+    ahead. Before::
 
         for s in range(S_indptr[vg + 1] - S_indptr[vg]):
             for l in T.vectorized(16):
@@ -122,14 +122,14 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
             for l in T.vectorized(16):
                 with T.sblock("sum0"): ...
 
-    The address may be past the end of the buffer: to prefetch from there does nothing.
+    The address may be past the end of the buffer: such a prefetch has no effect.
 
-    func : a stage-II function; the one given is left as it is
-    iteration : a sparse iteration, by its reference or name, whose innermost block is in two loops
-        of its own, of which the inner one is a vector that reads at most a cache line of a buffer
-    distance : how many visits of the outer one ahead
+    func : a stage-II function, which is not modified
+    iteration : a sparse iteration, by reference or name, whose innermost block is in two loops of
+        its own, the inner one a vector that reads at most a cache line of a buffer
+    distance : the number of visits of the outer one to prefetch ahead
 
-    Raises ScheduleError where the block reads nothing in order.
+    Raises ScheduleError if the block has no sequential reads.
     """
     realize, loops, values = _visits(func, iteration, "prefetch_streams")
     reads = [
@@ -161,14 +161,14 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
 def rows_ahead(
     func: tirx.PrimFunc, body: Any, visited: Any, along: Any, values: Any, span: int, cache: int
 ) -> list[tirx.Stmt]:
-    """Prefetches of rows at indices that are loaded in order, where they may be far.
+    """Prefetches of rows at sequentially loaded indices, unless they are near.
 
-    body : with the loads, in terms of loops
-    visited : what the indices are loaded at
+    body : the statement with the loads, in terms of loops
+    visited : the index of the loads of indices
     along : the variable of the loop over an element of a row
-    values, span : as of :func:`row_ahead`
-    cache : bytes; rows of smaller buffers are near, and rows that the pattern uses again while half
-        of it holds them
+    values, span : see :func:`row_ahead`
+    cache : bytes; rows of smaller buffers are near, and so are rows that the pattern reuses while
+        half of it holds them
     """
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
     reused = {str(p.name): p for p in func.params if isinstance(p.ty, ir.PrimType)}
@@ -176,10 +176,10 @@ def rows_ahead(
     loads = gathering_loads(body)
     for n, load in enumerate(loads):
         if any(structural_equal(load, x) for x in loads[:n]):
-            continue  # the term of a maximum is there several times
+            continue  # the term of a maximum occurs several times
         index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
         layout, source = layouts.get(index.source.name), layouts.get(load.source.name)
-        if layout is None or source is None:  # ordinary arrays, not over axes
+        if layout is None or source is None:  # plain arrays, not over axes
             continue
         gathers = index.indices[-1].same_as(visited)
         dense = all(axis.kind == "dense_fixed" for axis in source.axes)
@@ -192,13 +192,13 @@ def rows_ahead(
             extents[row] = tirx.min(extents[row], used)
         size = bytes_of(load.source, extents)
         asks = as_one(row_ahead(func, load, values, PREFETCH, span))
-        near = cache if used is None else cache // 2  # a reuse distance leaves out what is beside
+        near = cache if used is None else cache // 2  # a reuse distance ignores other operands
         out.append(tirx.IfThenElse(size > as_dtype(near, "int64"), asks, None))
     return out
 
 
 def bytes_of(buffer: Any, extents: Sequence[Any] | None = None) -> Any:
-    """The size of a buffer, or of a part of it of other extents; an int64."""
+    """The size of a buffer in bytes, or of a part with other extents; an int64."""
     size = as_dtype(tvm.DataType(str(buffer.ty.dtype)).bits // 8, "int64")
     for extent in buffer.ty.shape if extents is None else extents:
         size = size * as_dtype(extent, "int64")
@@ -206,9 +206,9 @@ def bytes_of(buffer: Any, extents: Sequence[Any] | None = None) -> Any:
 
 
 def with_reuse_distances(func: SparseFunc) -> SparseFunc:
-    """A stage-I function with a parameter for each array of indices by which rows are gathered.
+    """A stage-I function with a parameter for each array of indices that gathers rows.
 
-    For :func:`rows_ahead`: of how many rows a cache has to hold those that are used again soon.
+    For :func:`rows_ahead`: the number of rows that a cache must hold to keep those reused soon.
     """
     computed_by: dict[str, dict[str, Any]] = {}
     computed = dict(func.attrs.get(COMPUTED, {}).items())
@@ -224,9 +224,9 @@ def with_reuse_distances(func: SparseFunc) -> SparseFunc:
 
 
 def _indices_of_rows(func: SparseFunc, it: SparseIteration) -> Iterator[tuple[str, str]]:
-    """Arrays by whose values an iteration reads a dense buffer, other than along its last axis.
+    """Arrays by whose values an iteration indexes a dense buffer, other than along its last axis.
 
-    Of coordinates, or computed: the name in stage II, and the parameter's.
+    Coordinates, or computed ones: the name in stage II, and the parameter's.
     """
     computed = func.attrs.get(COMPUTED, {})
     handles = {b.var: str(b.handle.name) for b in func.buffers if b.handle is not None}
@@ -244,10 +244,10 @@ def _indices_of_rows(func: SparseFunc, it: SparseIteration) -> Iterator[tuple[st
 def row_ahead(
     func: tirx.PrimFunc, load: Any, values: dict[Any, Any], distance: int, span: int
 ) -> list[tirx.Stmt]:
-    """Prefetches of the row that a load at a loaded index reads some iterations later.
+    """Prefetches of the row that a load at a loaded index reads some visits later.
 
     load : `B[.., indices[.., j], .., k]`
-    values : values of the variables in it, of k that of the first element
+    values : the variables' values, for k that of the first element
     distance, span : as for :func:`prefetch_gathered`
     """
     index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
@@ -263,14 +263,14 @@ def row_ahead(
 
 
 def prefetch(load: Any) -> tirx.Stmt:
-    """Ask for the cache line of a load, to read it, in all levels of the cache."""
+    """Prefetch the cache line of a load for reading, into all cache levels."""
     read, keep, data = (tirx.IntImm("int32", n) for n in (0, 3, 1))
     address = tirx.address_of(load)
     return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, keep, data))
 
 
 def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any:
-    """The position `distance` further, or the last one that there is."""
+    """The position `distance` further, or the last one that exists."""
     layout = {str(k): v for k, v in func.attrs[LAYOUTS].items()}[index.source.name]
     left = _from_here(func, layout, list(index.indices))  # of 64 bits where they could overflow 32
     one, further = (as_dtype(n, dtype_of(left)) for n in (1, distance))
@@ -279,12 +279,12 @@ def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any
 
 
 def _from_here(func: tirx.PrimFunc, layout: Any, positions: list[Any]) -> Any:
-    """The number of an axis's elements from the first one under this parent to the very last.
+    """The number of an axis's elements from the first under this parent to the end of the axis.
 
-    positions : of the axis's ancestors and its own; as many axes of the layout are meant
+    positions : of the axis's ancestors and its own; they select as many axes of the layout
     """
     *above, axis = layout.axes[: len(positions)]
-    # Attributes keep the variables of the function they came from.
+    # Attributes keep the variables of the original function.
     named = {p.name: p for p in func.params}
 
     def size(value: Any) -> Any:
@@ -315,6 +315,6 @@ def _visits(func: tirx.PrimFunc, iteration: Any, who: str) -> tuple[Any, list[An
 
 
 def gathering_loads(body: Any) -> list[Any]:
-    """The loads of a block's body at an index that it loads."""
+    """The loads of a block's body at a loaded index."""
     loads = nodes_of(ir.TensorLoad, body)
     return [x for x in loads if any(isinstance(i, ir.TensorLoad) for i in x.indices)]

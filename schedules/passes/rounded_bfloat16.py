@@ -1,19 +1,19 @@
-"""Arithmetic of bfloat16 in float32, rounded where a program says so.
+"""Arithmetic of bfloat16 in float32, rounded where the program rounds.
 
-TVM computes in float32, too, but drops casts to bfloat16, so that 257 stays 257, and leaves out
-what is bound to variables: it takes their bits for numbers. Before::
+TVM computes in float32, too, but drops casts to bfloat16, so that 257 stays 257, and mishandles
+values bound to variables: it reads their bits as numbers. Before::
 
     v: T.bfloat16 = T.Cast("bfloat16", A[i])
     C[i] = T.Cast("float32", v * B[i])
 
-After, where `rounded` leaves the upper 16 bits of a float32, and `wide` is a float32 of these::
+After, where `rounded` returns the upper 16 bits of a float32, and `wide` a float32 with these::
 
     v: T.float32 = rounded(A[i])
     C[i] = rounded(v * wide(B[i]))
 
-Casts, variables and arrays round; operands of arithmetic may be more precise, as in C. Arrays of
-the function are of float32, as TVM makes them, and a sum in one (`acc[k] = acc[k] + ..`) is rounded
-where it is read. TVM rounds what is stored to parameters. (TVM 0.27: `BF16ComputeLegalize`; the
+Casts, variables and arrays round; operands of arithmetic may be more precise, as in C. Arrays that
+the function allocates are float32, as in TVM, and a sum in one (`acc[k] = acc[k] + ..`) is rounded
+when it is read. TVM rounds values stored to parameters. (TVM 0.27: `BF16ComputeLegalize`; the
 pass may go when `tests/schedules/test_ieee_floats.py` passes without it.)
 """
 
@@ -30,13 +30,13 @@ from sparsetir.sparse_ir.tir import cast, dtype_of, with_body
 from sparsetir.sparse_ir.traversal import map_expr
 
 BFLOAT = "bfloat16"
-SMALL = ("bool", "int8", "uint8")  # integers that are all numbers of bfloat16
+SMALL = ("bool", "int8", "uint8")  # integer types whose numbers bfloat16 represents exactly
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max)
 COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
 def rounded_bfloat16(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function of stage III that loads and stores numbers of bfloat16, and computes with none."""
+    """A stage-III function that only loads and stores bfloat16, without arithmetic on it."""
     kinds = (tirx.Cast, tirx.FloatImm, ir.TensorLoad)
     if not any(_is_bfloat(x) for x in nodes_of(kinds, func.body)):
         return func
@@ -46,10 +46,10 @@ def rounded_bfloat16(func: tirx.PrimFunc) -> tirx.PrimFunc:
 class _Rounding:
     """Rewrites expressions of bfloat16 to ones of float32, operands first.
 
-    variables : what stands for variables and arrays
-    sums : arrays that hold sums of float32
-    stands : by an expression that stands for one of bfloat16, whether it is rounded
-    before : by such an expression, or one that was rounded, what it was made of
+    variables : the replacements of variables and arrays
+    sums : arrays that hold sums in float32
+    stands : for an expression that replaces one of bfloat16, whether it is rounded
+    before : for such an expression, or a rounded one, the unrounded operand
     """
 
     def __init__(self, func: tirx.PrimFunc) -> None:
@@ -66,7 +66,7 @@ class _Rounding:
         self.sums = {new for old, new in self.variables.items() if old in updated}
         self.stands: dict[int, bool] = {}
         self.before: dict[int, Any] = {}
-        self.kept: list[Any] = []  # so that no other expression has the handle
+        self.kept: list[Any] = []  # keeps expressions alive, so that handles stay unique
 
     def body(self) -> Any:
         """The function's body, rewritten."""
@@ -96,7 +96,7 @@ class _Rounding:
         return all(self.stands.get(x.__chandle__(), True) for x in parts)
 
     def _rounded(self, x: Any) -> Any:
-        """An expression, rounded where it stands for one of bfloat16 and is not yet."""
+        """An expression, rounded if it replaces one of bfloat16 and is not rounded yet."""
         return x if self._is_rounded(x) else self._standing(_rounded(x), before=x)
 
     def _was(self, x: Any) -> Any:
@@ -123,7 +123,7 @@ class _Rounding:
         return self._standing(load, x.source not in self.sums)
 
     def _cast(self, x: Any) -> Any:
-        if not _is_bfloat(x):  # what does not change stays, as it may be of the type of an array
+        if not _is_bfloat(x):  # unchanged nodes are kept, as they may have the type of an array
             rounded = x.value.__chandle__() in self.stands
             return cast(self._rounded(x.value), dtype_of(x)) if rounded else x
         value = cast(x.value, _as(x, "float32"))
@@ -175,7 +175,7 @@ class _Rounding:
             narrow = _is_bfloat(x.buffer)
             was = self._was(value)
             if narrow or x.buffer in self.sums and not _is_bfloat(was):
-                value = was  # rounded as it is stored, or not at all
+                value = was  # rounded when it is stored, or not at all
             if narrow and not _is_bfloat(value):
                 value = tirx.Cast(_as(value, BFLOAT), value)
             elif not narrow and x.buffer not in self.sums:
@@ -184,7 +184,7 @@ class _Rounding:
             value = map_expr(value, [(ir.Call, self._sum)])
         before: list[Any] = []
         if isinstance(value, tirx.Cast) and nodes_of(tirx.Let, value):
-            # TVM 0.27 repeats what it rounds, and refuses variables of an exponential twice in
+            # TVM 0.27 duplicates rounded values, and rejects variables of an exponential twice in
             # vectors; may go when the test of exponentials in test_ieee_floats.py passes without.
             wide = tirx.Var("wide", dtype_of(value.value))
             before, value = [tirx.Bind(wide, value.value)], tirx.Cast(dtype_of(value), wide)
@@ -192,7 +192,7 @@ class _Rounding:
         return tirx.SeqStmt([*before, store]) if before else store
 
     def _sum(self, x: Any) -> Any:
-        """A sum as it is, instead of rounded."""
+        """A sum, not rounded."""
         was = self._was(x)
         return was if isinstance(was, ir.TensorLoad) and was.source in self.sums else x
 
@@ -214,7 +214,7 @@ def _is_update(store: Any) -> bool:
 
 
 def _addressed(func: tirx.PrimFunc) -> set[Any]:
-    """The arrays whose data calls take, where TVM cannot see the type."""
+    """The arrays whose data pointer calls take, so that TVM cannot see the type."""
     args = [a for call in nodes_of(ir.Call, func.body) for a in call.args]
     return {a for a in args if isinstance(a, ir.Var) and tirx.is_buffer_var(a)}
 
@@ -227,7 +227,7 @@ def _number(x: Any, n: int) -> Any:
 
 
 def _wide(x: Any) -> Any:
-    """16 bits, of a number of bfloat16, as a float32."""
+    """The 16 bits of a bfloat16 number as a float32."""
     bits = tirx.Cast(_as(x, "uint32"), tirx.reinterpret(_as(x, "uint16"), x))
     return tirx.reinterpret(_as(x, "float32"), bits << _number(x, 16))
 
@@ -238,9 +238,9 @@ def _bits(x: Any) -> Any:
 
 
 def _rounded(value: Any) -> Any:
-    """A float32 rounded to the nearest number of bfloat16, ties to even; a NaN stays one."""
-    # Without a Let: TVM 0.27 binds its variable anew wherever it simplifies the value, which is an
-    # error where the value has another form there. LLVM computes the bits once.
+    """A float32 rounded to the nearest bfloat16, ties to even; NaN is preserved."""
+    # Without a Let: TVM 0.27 rebinds its variable wherever it simplifies the value, which is an
+    # error if the value has another form there. LLVM computes the bits once.
     bits = tirx.reinterpret(_as(value, "uint32"), value)
     n = lambda number: _number(value, number)  # noqa: E731
     up = bits + n(0x7FFF) + (bits >> n(16)) % n(2)

@@ -1,7 +1,7 @@
-"""Makes loops serial that TVM cannot run at once: vectorised ones that get no vectors.
+"""Make vectorised loops serial that TVM cannot vectorise.
 
-It fails for a number of lanes that is no constant, for `while` loops inside, such as those of a
-search, and for vectorised ones, and gives all lanes one value of a variable. Before and after::
+It fails for a non-constant number of lanes, for `while` loops inside, such as those of a search,
+and for nested vectorised ones, and gives all lanes one value of a variable. Before and after::
 
     for q in T.vectorized(n):
         C[i, q] = 1.0
@@ -9,7 +9,7 @@ search, and for vectorised ones, and gives all lanes one value of a variable. Be
     for q in range(n):
         C[i, q] = 1.0
 
-So are parallel loops in which something is asserted: TVM's workers may lose an error.
+Parallel loops with an assertion become serial, too: TVM's workers may lose an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def serial_lanes(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function of stage III whose vectorised and parallel loops TVM takes."""
+    """A stage-III function whose vectorised and parallel loops TVM supports."""
 
     def visit(loop: Any) -> Any:
         if loop.kind == tirx.ForKind.PARALLEL and nodes_of(tirx.AssertStmt, loop.body):

@@ -1,7 +1,7 @@
-"""Merges iterations that follow each other over the same rows into one visit of a row (CPU).
+"""Merge consecutive iterations over the same rows into one visit of a row (CPU).
 
-What an iteration makes of a row is still in the cache when the next one uses it, and threads start
-once. Before::
+The results of an iteration for a row are still in cache when the next one uses them, and threads
+start once. Before::
 
     for i, n in T.grid(m, n):
         with T.sblock("zero0"): ...                     # Z[vi, vn] = 0.0
@@ -15,8 +15,8 @@ After::
             with T.sblock("zero0"): ...
         with T.sblock("dots0"): ...
 
-That is so where the outermost loops have the same extent and are free of races, and each access of
-a buffer that both use, and one of them writes, is in the row of its visit.
+This is done if the outermost loops have equal extents and are free of races, and each access of a
+buffer that both use, and one of them writes, is in the row of its visit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def shared_visits(func: tirx.PrimFunc) -> tirx.PrimFunc:
         parts.append(part)
     if len(parts) == len(root.body.seq):
         return func
-    # An address keeps TVM from moving the allocation to the loops that alone use the buffer.
+    # An address keeps TVM from moving the allocation into the loops that use the buffer.
     addresses = [tirx.Evaluate(buffer_data(v)) for v in root.alloc_buffers]
     block = block_with(root, body=as_one([*addresses, *parts]))
     return func.with_body(s_tir.SBlockRealize([], True, block))
@@ -62,9 +62,9 @@ def _parts(stmt: Any) -> list[Any]:
 
 
 def _may_share(first: Any, second: Any) -> bool:
-    """Whether two loops may run visit by visit, and use something in common.
+    """Whether two loops may be merged visit by visit, and access a common buffer.
 
-    second : as if its variable were that of the first
+    second : with its variable replaced by that of the first
     """
     loops = first, second
     if any(x.kind != tirx.ForKind.SERIAL or x.annotations for x in loops):

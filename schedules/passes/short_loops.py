@@ -1,4 +1,4 @@
-"""Parallel loops of one store, on the calling thread where they are short.
+"""Parallel loops of one store, run on the calling thread if they are short.
 
 Waking another thread takes as long as filling a result of 500 KB. Before::
 
@@ -14,7 +14,7 @@ After `short_loops(func, 131072)`::
         for i in T.parallel(m):
             y[i] = 0
 
-Loops over rows of a sparse axis stay: what they hold differs, and their code is longer.
+Loops over rows of a sparse axis are unchanged: their rows differ in length, and their code is long.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def short_loops(func: tirx.PrimFunc, work: int) -> tirx.PrimFunc:
-    """Give the parallel loops of one store a version for the calling thread.
+    """Give parallel loops of one store a version for the calling thread.
 
-    func : of stage III
-    work : stores from which on other threads are woken
+    func : a stage-III function
+    work : the least stores for which other threads are woken
     """
 
     sizes = set(func.params)
@@ -54,7 +54,7 @@ def short_loops(func: tirx.PrimFunc, work: int) -> tirx.PrimFunc:
 
 
 def _stores(loop: Any, sizes: set[Any]) -> Any:
-    """How often a nest of loops stores, in int64; None where other than sizes decide it."""
+    """The number of stores of a nest, in int64; None if it does not only depend on sizes."""
     extents = [loop.extent, *(inner.extent for inner in nodes_of(tirx.For, loop.body))]
     if len(stores_of(loop.body)) != 1 or nodes_of(tirx.While, loop.body):
         return None

@@ -1,12 +1,12 @@
-"""Conditions of tiles that TVM may hoist out of a loop.
+"""Restrict `likely` to conditions of tiles that TVM may partition loops by.
 
-TVM parts a loop in two where a condition in it is marked as likely: visits for which it holds
-whatever the loops inside visit, and the rest. It computes where the first ones end, and takes for
-granted that this is not before the loop begins. It is, where tiles inside are longer than what they
-are tiles of, and the loop is short::
+TVM partitions a loop by a condition marked as likely: the visits where it holds for all inner
+visits, and the rest. It computes the end of the first part, and assumes that it is not before
+the start of the loop. It is before, if inner tiles are longer than the loop they tile, and the loop
+is short::
 
     for k0 in range((n + 1) // 2):
-        for k1, k2 in T.grid(4, 2):              # tiles of 8, of which 2 are visited
+        for k1, k2 in T.grid(4, 2):              # tiles of 8, with 2 visited
             if T.likely(k1 * 2 + k2 <= 1):
                 if T.likely(k0 * 2 + k1 * 2 + k2 <= n - 1):
                     C[k0 * 2 + k1 * 2 + k2] = ..
@@ -30,11 +30,11 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def sound_tail_hints(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A function of stage III in which only conditions that TVM parts loops by rightly are likely.
+    """A stage-III function in which only conditions that TVM partitions correctly are likely.
 
-    A condition stays likely if at most one loop of it has an extent that is no constant, the loops
-    inside visit no more than a step of that one, and nothing else is added: the first visit of what
-    `peel` has left may be beyond the end.
+    A condition stays likely if at most one loop of it has a non-constant extent, the inner loops
+    visit no more than one step of that one, and nothing else is added: the first visit of a
+    remainder of `peel` may be beyond the end.
     """
     hints = [c for n in nodes_of(tirx.IfThenElse, func.body) for c in [n.condition] if is_likely(c)]
     if not hints:
@@ -62,7 +62,7 @@ def _is_sound(test: Any, extents: dict[Any, Any]) -> bool:
     sizes = {v: constant(extents[v]) for v in free_vars(test.a) if v in extents}
     open_ended = [v for v, size in sizes.items() if size is None]
     if not open_ended:
-        return True  # TVM leaves loops of constant extents whole
+        return True  # TVM does not partition loops of constant extents
 
     def least(node: Any) -> Any:
         moving = [x for x in (node.a, node.b) if free_vars(x) & set(extents)]

@@ -1,15 +1,15 @@
-"""Specialises code on each value of a coordinate, or of what an array holds.
+"""Specialise code on each value of a coordinate, or of an array's element.
 
-Where a loop over few coordinates is over blocks of threads, or over more than are to be written
-out, what the body makes of a coordinate is no constant. Before, with `vq` a coordinate below 3::
+If a loop over few coordinates is over thread blocks, or is too long to unroll, the
+body's expressions of a coordinate are not constant. Before, with `vq` a coordinate below 3::
 
     with T.sblock("spmm0"):
         vp, vq = T.axis.remap("SS", [p, q])
         for e in range(n):
             S[vq] = S[vq] + ..
 
-After `specialize_on_value(func, "spmm0", "vq", range(3))`, by halves, so that few conditions are
-asked::
+After `specialize_on_value(func, "spmm0", "vq", range(3))`, by bisection, so that few conditions are
+evaluated::
 
     with T.sblock("spmm0"):
         vp, vq = T.axis.remap("SS", [p, q])
@@ -42,15 +42,16 @@ from sparsetir.sparse_ir.traversal import map_expr
 def specialize_on_value(
     func: tirx.PrimFunc, block: str, what: str, values: Sequence[int]
 ) -> tirx.PrimFunc:
-    """The function with the body of a block once for each value.
+    """The function with the body of a block specialised for each value.
 
-    func : of stage II; one of the last steps, since blocks inside have the same name in each case
-    block : its name
-    what : a coordinate of the block; or a buffer that its body loads at one place, which is known
-        where the body begins
-    values : all there are, increasing
+    func : a stage-II function; one of the last steps, since blocks inside have equal names in each
+        case
+    block : the block's name
+    what : a coordinate of the block; or a buffer that its body loads with one set of indices, known
+        at the start of the body
+    values : all possible values, increasing
 
-    Raises ScheduleError where there is no such block, coordinate or load.
+    Raises ScheduleError if there is no such block, coordinate or load.
     """
     who = "specialize_on_value"
     blocks = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]

@@ -1,4 +1,4 @@
-"""Operations that TVM's code generators lack, as others that mean the same.
+"""Rewrite operations that TVM's code generators lack to equivalent ones.
 
 Before and after, for booleans, for float16, whose functions LLVM has in part, and for the rest::
 
@@ -9,15 +9,15 @@ Before and after, for booleans, for float16, whose functions LLVM has in part, a
     T.exp10(X[i])     T.pow(10.0, X[i])
     T.clz(N[i])       T.Select(N[i] == 0, 32, T.clz(N[i]))
 
-On CPUs a signed integer that is computed becomes an unsigned one by its bits, since TVM 0.27 fails
-where its bounds are negative ("cannot make uint from negative value")::
+On CPUs a computed signed integer is converted to an unsigned one by its bits, since TVM 0.27 fails
+if its bounds are negative ("cannot make uint from negative value")::
 
     T.Cast("uint32", i - 5)    T.Select(i - 5 == 0, 0, T.reinterpret("uint32", i - 5))
 
-as TVM also fails on the bits of what it knows to be 0 ("requires pointer result type").
+with a special case, as TVM also fails on the bits of a known 0 ("requires pointer result type").
 
-Divisors that are negative constants become positive, since `RenormalizeSplitPattern` of TVM 0.27
-takes `x % 2 // -2` for `x // -2 % -1`, which is 0::
+Negative constant divisors become positive, since `RenormalizeSplitPattern` of TVM 0.27 replaces
+`x // -2 % -1`, which is 0, by `x % 2 // -2`::
 
     i // -2                    0 - i // 2 - T.Select(i % 2 == 0, 0, 1)
     i % -2                     T.Select(i % 2 == 0, 0, i % 2 - 2)
@@ -35,14 +35,14 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 BOOLEAN = {tirx.Add: tirx.Or, tirx.Mul: tirx.And, tirx.Max: tirx.Or, tirx.Min: tirx.And}
-# Of float16: those that TVM has no rule for.
+# Operations of float16 for which TVM has no rule.
 WIDER = frozenset(
     "acos acosh asin asinh atan atan2 copysign cosh erf exp10 hypot ldexp log1p sinh".split()
 )
 
 
 def supported_operations(func: tirx.PrimFunc, gpu: bool) -> tirx.PrimFunc:
-    """A function of stage III with operations that code generators have."""
+    """A stage-III function with operations that code generators support."""
 
     def compare(x: Any) -> Any:
         if dtype_of(x.a) != "bool":

@@ -1,7 +1,7 @@
-"""Innermost contiguous loops of a CPU program as vectors, reductions over them in registers.
+"""Vectorise innermost contiguous loops of a CPU program, with reductions over them in registers.
 
-TVM's split of a loop whose extent is not known leaves a predicate, which makes the whole loop
-scalar. Here the loop is cut into a part in vectors and a scalar rest. Before::
+TVM's split of a loop of unknown extent leaves a predicate, which makes the whole loop scalar. Here
+the loop is cut into a vectorised part and a scalar remainder. Before::
 
     for j, k in T.grid(J_indptr[vi + 1] - J_indptr[vi], feat):
         with T.sblock("spmm1"): ...                     # C[vi, k] = C[vi, k] + A[vi, j] * B[.., k]
@@ -16,8 +16,8 @@ After, for each width from half of the vector registers down to one element, hal
             acc[0:128] = acc[0:128] + A[vi, j] * B[.., k_tile * 128 : k_tile * 128 + 128]
         C[vi, k_tile * 128 : k_tile * 128 + 128] = acc[0:128]
 
-Rows of a block, which read the same of B, are summed up some at a time. To ask for a row takes as
-many instructions as to add up two vectors: narrow tiles do not.
+Rows of a block, which share the rows of B, are accumulated several at a time. Prefetching a row
+costs as many instructions as adding two vectors: narrow tiles do not prefetch.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ from sparsetir.sparse_ir.tir import (
 )
 from sparsetir.sparse_ir.traversal import map_expr
 
-SHORTER = 4  # lanes of a vector to one of those for what fills none
-ROWS = 4  # that are summed up in registers at a time
-STRAIGHT = 4  # terms of a sum in such rows whose code is straight
-# Times the cache, from which on what rows share is read in longer pieces, one row after the other.
-# (Zen 3, one thread: 1.3 times as fast with 5 MB of it, 0.6 to 0.9 times with 1 to 4 MB.)
+SHORTER = 4  # lanes of a vector per lane of the shorter one that serves loops which fill none
+ROWS = 4  # rows accumulated in registers at a time
+STRAIGHT = 4  # terms of a sum in such rows as straight-line code
+# The least multiple of the cache size for which operands shared by rows are read row by row, in
+# longer pieces. (Zen 3, one thread: 1.3 times as fast with 5 MB, 0.6 to 0.9 with 1 to 4 MB.)
 FAR = 8
-MANY_TERMS = 16  # of a block, for which it pays to read and write the rows of the result again
-MOST_NESTS = 4  # of a function with versions by size
+MANY_TERMS = 16  # the least terms of a block for which rereading and writing result rows pays
+MOST_NESTS = 4  # the most nests of a function with versions by size
 
 
 class SizeRange(NamedTuple):
-    """Sizes that a version of a function is for.
+    """The sizes that a version of a function is for.
 
-    size : the variable, None of all functions
-    low, high : its least value and its largest, None where there is none
+    size : the variable, None for functions without versions
+    low, high : its least and its largest value, None for no bound
     """
 
     size: Any
@@ -88,7 +88,7 @@ class SizeRange(NamedTuple):
     high: int | None
 
     def of(self, extent: Any) -> tuple[int, int | None]:
-        """The least and the largest number that an extent may be."""
+        """The least and the largest value of an extent."""
         if isinstance(extent, tirx.IntImm):
             return int(extent), int(extent)
         return (self.low, self.high) if _same(extent, self.size) else (0, None)
@@ -103,10 +103,10 @@ def vectorize_innermost(
 ) -> tirx.PrimFunc:  # fmt: skip
     """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule.
 
-    cache : bytes; rows gathered from a buffer that is larger are prefetched
-    vectors : of the widest tile, as many as stay in registers
+    cache : bytes; rows gathered from a larger buffer are prefetched
+    vectors : accumulator vectors of the widest tile, as many as fit the registers
     among : the sizes that the result is for
-    sums_alone : leave other loops, such as what an earlier call has left of them
+    sums_alone : only vectorise reductions, not other loops, such as those left by an earlier call
     """
 
     def vectorized(stmt: Any, rows: bool) -> Any:
@@ -122,7 +122,7 @@ def vectorize_innermost(
             if not nest.reduces:
                 return loop if sums_alone else nest.in_vectors(lanes, cache)
             if dtype_of(nest.store.value) == "bool":
-                return loop  # TVM has no vectors of local booleans
+                return loop  # TVM does not vectorise local booleans
             if nest.rows is None:
                 return nest.in_registers(lanes, cache, vectors, among)
             alone = vectorized(renewed(loop, fresh_definitions(loop), blocks=True), rows=False)
@@ -137,10 +137,10 @@ def vectorize_innermost(
 
 
 def size_of_tiles(func: tirx.PrimFunc, bits: int, vectors: int) -> tuple[Any, int] | None:
-    """The variable by which code for sums in registers is to differ, and the widest tile of it.
+    """The variable by which code for sums in registers differs, and the widest tile.
 
-    None where there is no such variable, or where all versions would take long to compile: of many
-    nests, or of visits of several steps, in each of which a size chooses then.
+    None if there is no such variable, or if all versions would take long to compile: with many
+    nests, or visits of several steps, each dispatches on the size.
     """
     if any(_has_steps(part) for part in top_level(func)):
         return None
@@ -156,7 +156,7 @@ def size_of_tiles(func: tirx.PrimFunc, bits: int, vectors: int) -> tuple[Any, in
 
 
 def _has_steps(stmt: Any) -> bool:
-    """Whether a statement of a function holds loops beside each other in others."""
+    """Whether a statement has several loops in sequence inside another one."""
     loops = nodes_of(tirx.For, stmt)
     return sum(not nodes_of(tirx.For, loop.body) for loop in loops) > 1
 
@@ -169,7 +169,7 @@ def tile_sizes(width: int) -> list[int]:
 def _nests_of(func: tirx.PrimFunc, stmt: Any, rows: bool = True) -> dict[Any, _Nest]:
     """Nests to vectorise in a statement of a function, by the variable of their outermost loop.
 
-    rows : whether they may hold several rows
+    rows : whether they may contain a loop over rows
     """
     nests: dict[Any, _Nest] = {}
     inside: set[Any] = set()
@@ -182,16 +182,16 @@ def _nests_of(func: tirx.PrimFunc, stmt: Any, rows: bool = True) -> dict[Any, _N
 
 
 class _Nest:
-    """Loops straight down to a block with one store, contiguous along one spatial loop.
+    """Perfectly nested loops around a block with one store, contiguous along one spatial loop.
 
     loops : from the outside in; `along` is the contiguous one, the others are reductions
     conditions, store, init : of the block, in terms of the loops
-    of_terms : conditions of terms: of sums with an init those that it has not, of others those that
-        differ from term to term
-    rows : a spatial loop of a known number of visits that load the same in the contiguous one, such
-        as the rows of a block; None of most nests
+    of_terms : conditions on terms: for sums with an init those that it does not have, for others
+        those that vary by term
+    rows : a spatial loop of a known number of visits with the same loads in the contiguous one,
+        such as the rows of a block; None in most nests
     outer : the block's other variables, with their values
-    updates : whether sums begin with what earlier visits have left, and not with an init
+    updates : whether sums start from the results of earlier visits, and not with an init
     """
 
     def __init__(self, func: Any, loops: list[Any], realize: Any, along: Any, rows: Any) -> None:
@@ -218,18 +218,18 @@ class _Nest:
         self.of_terms = [*compress(self.conditions, differ)]
         self.conditions = [*compress(self.conditions, map(not_, differ))]
         self.held = 1  # of `rows` at a time
-        self.lanes = 1  # of a vector of sums
+        self.lanes = 1  # per accumulator vector
         self.dtype = self._widened() or str(self.store.buffer.ty.dtype)
 
     def _differs(self, condition: Any, summed: set[Any]) -> bool:
-        """Whether a condition may differ from one term of a sum to the next."""
+        """Whether a condition may vary by term of a sum."""
         return bool(free_vars(condition) & summed or loads_of(condition, self.store.buffer))
 
     @staticmethod
     def of(loop: Any, func: Any, several: bool = True) -> _Nest | None:
-        """The nest of `func` that starts at `loop`; None when it has another form.
+        """The nest of `func` that starts at `loop`; None for another form.
 
-        several : whether it may hold several rows
+        several : whether it may contain a loop over rows
         """
         loops, kinds, realize = _straight(loop)
         if any(lp.kind != tirx.ForKind.SERIAL or lp.loop_var not in kinds for lp in loops):
@@ -250,7 +250,7 @@ class _Nest:
         return nest if nest._fits(kinds, realize) and nest._shares(realize) else None
 
     def _fits(self, kinds: dict[Any, Any], realize: Any) -> bool:
-        """Whether all goes along one loop, and each of its visits has an element of its own."""
+        """Whether all accesses are along one loop, and each of its visits has its own element."""
         at, along = self.store.indices, self.along.loop_var
         (last,) = wide_indices(self.store.buffer, at)[-1:]
         body = under([*self.conditions, *self.of_terms], self.store)
@@ -262,13 +262,13 @@ class _Nest:
             or any(_uses(x.extent, along) for x in self.others)
             or any(_uses(self.along.extent, x.loop_var) for x in self.loops)
         ):
-            return False  # tiles are around all other loops, or there is nothing to go along
+            return False  # tiles are around all other loops, or no loop is contiguous
         result = self.store.buffer if self._transposes() else None
         if not _contiguous_in(along, body, gathers=len(self.loops) == 1, apart=result):
             return False
         if not self.reduces:
             if self.outer and not (_gathers(self.store) and self._is_free(along, realize)):
-                return False  # LLVM has vectors for these, and for zeros a call
+                return False  # LLVM vectorises these, and calls memset for zeros
             return len(self.conditions) < 2
         reduced = {lp.loop_var for lp in self.others}
         if any(kinds[v] != tirx.IterVar.CommReduce for v in reduced) or not is_one(
@@ -283,12 +283,12 @@ class _Nest:
             still = not any(free_vars(x) & reduced for x in at)
             return bool(loads) and still and all(is_harmless(x) for x in ahead)
         if self.rows is not None or len(self.of_init) != len(self.conditions):
-            return False  # rows of blocks go on with what is there, in pieces as long as caches ask
+            return False  # rows of blocks update their results, in pieces that suit the caches
         first = isinstance(self.init, tirx.BufferStore) and same_indices(self.init.indices, at)
         return first and all(v.iter_type == tirx.IterVar.DataPar for v, _ in self.outer)
 
     def _transposes(self) -> bool:
-        """Whether sums go along an operand, and only their results along another dimension."""
+        """Whether an operand is contiguous along the loop, and only the result is strided."""
         along = self.along.loop_var
         *others, last = wide_indices(self.store.buffer, self.store.indices)
         within = [x for x in others if _uses(x, along)]
@@ -302,9 +302,9 @@ class _Nest:
         )
 
     def _shares(self, realize: Any) -> bool:
-        """Whether the visits of `rows`, if there are such, load in the contiguous loop the same.
+        """Whether visits of `rows`, if there are such, have the same loads in the contiguous loop.
 
-        Each has elements of the result of its own.
+        Each has its own elements of the result.
         """
         if self.rows is None:
             return True
@@ -319,32 +319,32 @@ class _Nest:
         return self.reduces and known and free and any(not _uses(x, row) for x in others)
 
     def bytes_shared(self) -> Any:
-        """The size of the arrays of which all of `rows` load the same; an int64."""
+        """The size of the arrays whose loads all of `rows` share; an int64."""
         row, along = self.rows.loop_var, self.along.loop_var
         loads = [x for x in nodes_of(ir.TensorLoad, self.store.value) if _uses(x, along)]
         shared = {x.source.__chandle__(): x.source for x in loads if not _uses(x, row)}
         return sum(map(bytes_of, shared.values()), as_dtype(0, "int64"))
 
     def _terms_of_rows(self) -> int:
-        """The known number of terms in each visit of `rows`."""
+        """The number of terms in each visit of `rows`, as far as it is constant."""
         first = next(n for n, loop in enumerate(self.loops) if loop.same_as(self.rows))
         extents = [x.extent for x in self.loops[first + 1 :] if not x.same_as(self.along)]
         return math.prod(int(x) for x in extents if isinstance(x, tirx.IntImm))
 
     def _held_rows(self, vectors: int) -> int:
-        """Rows that are summed up at a time: the most that divide their number."""
+        """Rows accumulated at a time: the most that divide their number."""
         count = 1 if self.rows is None else int(self.rows.extent)
         return next(n for n in range(min(ROWS, vectors), 0, -1) if count % n == 0)
 
     def _is_free(self, along: Any, realize: Any) -> bool:
-        """Whether visits of a loop may be lanes, and none around it is one of a sum."""
+        """Whether visits of a loop may be lanes, and no loop around it is a reduction."""
         facts = facts_of(self.block)
         if any(v.iter_type != tirx.IterVar.DataPar for v in self.block.iter_vars):
             return False
         return all(facts[v] == FREE for v, x in values_of(realize).items() if along in free_vars(x))
 
     def in_vectors(self, lanes: int, cache: int) -> tirx.Stmt:
-        """The contiguous loop in vectors, and its rest."""
+        """The contiguous loop in vectors, and its remainder."""
         lanes = self._at_most_extent(lanes)
         if lanes < 2:
             return self.along
@@ -365,7 +365,7 @@ class _Nest:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
         low, high = among.of(self.along.extent)
         self.lanes = lanes
-        # What is spilled then stays in the L1 cache; rows are read in fewer, longer pieces.
+        # Spilled values stay in the L1 cache; rows are read in fewer, longer pieces.
         self.held = self._held_rows(vectors)
         of_row = 1 << (vectors // self.held).bit_length() - 1  # tiles halve to one element
         width = of_row * self.lanes * (2 if self._streams() else 1)
@@ -378,7 +378,7 @@ class _Nest:
         return self._many(width, cache)
 
     def _widened(self) -> str | None:
-        """The type that terms are combined in, if the result is read and stored through casts."""
+        """The type in which terms are combined, if the result is read and stored through casts."""
         value = self.store.value
         if not isinstance(value, tirx.Cast):
             return None
@@ -388,14 +388,14 @@ class _Nest:
         return wide if len(through) == len(loads_of(value, buffer)) else None
 
     def _streams(self) -> bool:
-        """Whether rows of an operand follow each other in memory, one for each term of a sum."""
+        """Whether an operand's rows are contiguous in memory, one per term of a sum."""
         visited = self.others[-1].loop_var
         loads = [x.indices for x in nodes_of(ir.TensorLoad, self.store.value)]
         along = [at for at in loads if at and self.along.loop_var in free_vars(at[-1])]
         return any(index.same_as(visited) for at in along for index in at)
 
     def _by_size(self, ends: list[int | None], width: int, cache: int) -> tirx.Stmt:
-        """Versions by the largest number of visits of the contiguous loop, chosen by halving."""
+        """Versions by the largest extent of the contiguous loop, dispatched by bisection."""
         if len(ends) == 1:
             (most,) = ends
             return self._many(width, cache) if most is None else self._few(most, cache)
@@ -405,10 +405,9 @@ class _Nest:
         return tirx.IfThenElse(self.along.extent <= most, *parts)
 
     def _few(self, most: int, cache: int) -> tirx.Stmt:
-        """All of the contiguous loop at once: two vectors or tiles, of which the last begins
-        earlier.
+        """All of the contiguous loop at once: two vectors or tiles, the last of them earlier.
 
-        most : of its visits; more than the half are made, or `most` are 1
+        most : its largest extent; the extent exceeds half of it, or it is 1
         """
         extent, dtype = self.along.extent, dtype_of(self.along.loop_var)
         one = as_dtype(1, dtype)
@@ -432,7 +431,7 @@ class _Nest:
         return tirx.IfThenElse(tirx.EQ(extent, as_dtype(most, dtype)), whole, tiles)
 
     def _many(self, width: int, cache: int) -> tirx.Stmt:
-        """Tiles as wide as registers hold; what they leave is the end of a tile that overlaps."""
+        """Tiles as wide as registers hold; the remainder is the end of an overlapping tile."""
         extent, dtype = self.along.extent, dtype_of(self.along.loop_var)
         size = as_dtype(width, dtype)
         tiles = self._tile(tirx.floordiv(extent, size), lambda tile: [(tile * size, width)], cache)
@@ -455,7 +454,7 @@ class _Nest:
         return self._tile(as_dtype(1, dtype), lambda _: [(start, width)], asks)
 
     def _tiles(self, width: int, left: Any, cache: int) -> tirx.Stmt:
-        """Tiles of a width for what is left, then narrower ones where they do not fill it."""
+        """Tiles of a width for the remaining visits, then narrower ones for the remainder."""
         extent, dtype = self.along.extent, dtype_of(self.along.loop_var)
         size = as_dtype(width, dtype)
         asks = cache if width >= PREFETCHING * self.lanes else None
@@ -465,7 +464,7 @@ class _Nest:
         if isinstance(rest, tirx.IntImm) and not int(rest):
             return tiles
         narrower = self._tiles(width // 2, rest, cache)
-        # One comparison for each row, where most feature sizes end, instead of one for each width.
+        # One comparison per row, where most feature sizes end, instead of one per width.
         return tirx.SeqStmt([tiles, tirx.IfThenElse(rest > as_dtype(0, dtype), narrower, None)])
 
     def _at_most_extent(self, lanes: int) -> int:
@@ -479,8 +478,8 @@ class _Nest:
     ) -> tirx.Stmt:
         """Tiles, each accumulated in registers.
 
-        count : of tiles
-        places : the first visits of the contiguous loop in a tile's parts, and how many each has,
+        count : the number of tiles
+        places : the first visits of the contiguous loop in a tile's parts, and the length of each,
             by the number of the tile
         cache : None for tiles without prefetches
         """
@@ -502,7 +501,7 @@ class _Nest:
         return loop_over(tile, count, loop_over(first, groups, body))
 
     def _outside(self, expr: Any) -> Any:
-        """An expression of the block where its variables are not known."""
+        """An expression of the block in terms of its variables' values, for use outside it."""
         return substitute(expr, {v.var: x for v, x in self.outer})
 
     def _sums(
@@ -514,7 +513,7 @@ class _Nest:
         """
         along = self.along.loop_var
         dtype, name = dtype_of(along), along.name
-        # LLVM has the pieces of longer vectors in any order; in this one memory is read in order.
+        # LLVM emits the pieces of longer vectors in any order; this order reads memory in order.
         vectors = [
             (start + as_dtype(n, dtype), min(width, self.lanes))
             for start, width in places
@@ -532,12 +531,12 @@ class _Nest:
         terms = self.of_terms
 
         def shared(condition: Any) -> bool:
-            """Whether a condition is the same for all that is summed up at a time."""
+            """Whether a condition is the same for everything accumulated at a time."""
             of_sums = loads_of(condition, self.store.buffer)
             return not of_sums and not any(_uses(condition, v) for v in rows[0])
 
         def lanes_of(make: Any) -> tirx.Stmt:
-            """`make(acc, lane, mapping)` for every element; `mapping` says what the loops are."""
+            """`make(acc, lane, mapping)` for every element; `mapping` gives the loops' values."""
             return as_one([part(make, *x) for x in parts])
 
         def part(make: Any, row: Any, start: Any, width: int, acc: Any) -> tirx.Stmt:
@@ -630,7 +629,7 @@ class _Nest:
 
 
 def _is_multiple(loop: Any, number: int) -> bool:
-    """Whether a loop from 0 has a known number of visits that a number divides."""
+    """Whether a loop from 0 has a constant number of visits divisible by a number."""
     return (
         isinstance(loop.extent, tirx.IntImm)
         and is_zero(loop.min)
@@ -639,7 +638,7 @@ def _is_multiple(loop: Any, number: int) -> bool:
 
 
 def _straight_steps(loop: Any, body: Any, var: Any) -> tirx.Stmt:
-    """The visits of a loop over a variable in steps whose code is straight."""
+    """The visits of a loop over a variable in unrolled steps."""
     dtype = dtype_of(var)
     step, one = tirx.Var(var.name, dtype), tirx.Var(var.name, dtype)
     body = substitute(body, {var: step * as_dtype(STRAIGHT, dtype) + one})
@@ -648,9 +647,9 @@ def _straight_steps(loop: Any, body: Any, var: Any) -> tirx.Stmt:
 
 
 def _straight(loop: Any) -> tuple[list[Any], dict[Any, Any], Any]:
-    """Loops straight down through blocks that hold nothing else; the last block, in terms of them.
+    """Perfectly nested loops, through blocks; and the last block, in terms of the loops.
 
-    Also what each is to the block right inside: spatial, a reduction, or neither.
+    Also the kind of each in the block right inside: spatial, a reduction, or neither.
     """
     loops: list[Any] = []
     kinds: dict[Any, Any] = {}
@@ -674,9 +673,9 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _contiguous_in(var: Any, body: Any, gathers: bool, apart: Any = None) -> bool:
-    """Whether every access that depends on `var` goes along it by its last index alone.
+    """Whether every access that depends on `var` is contiguous along it by its last index only.
 
-    gathers : loads may go where loads that do so say
+    gathers : whether loads may be indexed by loads that are contiguous
     apart : a buffer whose accesses may be of any kind
     """
     conditions = [branch.condition for branch in nodes_of(tirx.IfThenElse, body)]
@@ -694,16 +693,16 @@ def _contiguous_in(var: Any, body: Any, gathers: bool, apart: Any = None) -> boo
 
 
 def _first_choices(value: Any) -> list[Any]:
-    """The conditions of choices that no other choice has inside."""
+    """The conditions of choices that contain no other choice."""
     choices = [x for x in nodes_of(ir.Call, value) if is_choice(x)]
     inside = [y for x in choices for y in nodes_of(ir.Call, *x.args)]
     return [x.args[0] for x in choices if not any(x.same_as(y) for y in inside)]
 
 
 def _decided(store: Any, test: Any, case: int) -> Any:
-    """A store in which choices by a condition are decided.
+    """A store with the choices by a condition resolved.
 
-    case : the place of the value among the arguments of these
+    case : the index of the chosen value among their arguments
     """
 
     def visit(node: Any) -> Any:
@@ -718,17 +717,17 @@ def _uses(expr: Any, var: Any) -> bool:
 
 
 def _gathers(store: Any) -> bool:
-    """Whether a store loads of another buffer at an index that is loaded."""
+    """Whether a store loads from another buffer at a loaded index."""
     return any(not x.source.same_as(store.buffer) for x in gathering_loads(store))
 
 
 def _vectors_and_rest(
     loop: Any, lanes: int, again: bool, asks: Callable[[Any], list[tirx.Stmt]]
 ) -> tirx.Stmt:
-    """Vectors of so many lanes, and what they leave.
+    """Vectors of `lanes` lanes, and the remainder.
 
-    again : what is stored may be stored a second time: the last vector begins earlier, and shorter
-        loops are in shorter vectors
+    again : whether elements may be stored twice: then the last vector begins earlier, and shorter
+        loops use shorter vectors
     """
     dtype = dtype_of(loop.loop_var)
     width, name = as_dtype(lanes, dtype), loop.loop_var.name
@@ -760,13 +759,13 @@ def _vectors_and_rest(
 
 
 def _renewed(loop: Any) -> Any:
-    """The same loop with variables of its own."""
+    """The same loop with fresh variables."""
     var = tirx.Var(loop.loop_var.name, dtype_of(loop.loop_var))
     return loop_with(loop, loop_var=var, body=_copy(loop, var, ""))
 
 
 def _copy(loop: Any, value: Any, suffix: str) -> tirx.Stmt:
-    """The loop's block at another value of its variable, with variables of its own."""
+    """The loop's block at another value of its variable, with fresh variables."""
     realize, block = loop.body, loop.body.block
     fresh = {v.var: tirx.Var(v.var.name, dtype_of(v.var)) for v in block.iter_vars}
     iter_vars = [tirx.IterVar(v.dom, fresh[v.var], v.iter_type) for v in block.iter_vars]

@@ -1,8 +1,8 @@
-"""Innermost reductions to one element as vectors of partial results (CPU).
+"""Vectorise innermost reductions to one element, with vectors of partial results (CPU).
 
-A reduction to one element waits in each step for the step before, and a division in its term is
-done for one nonzero at a time. The loop may be over what a row stores, or over dense features for
-each element of any storage, at the top or in a nest. Before::
+A reduction to one element waits in each step for the one before, and a division in its term is done
+for one nonzero at a time. The loop may be over the elements of a row, or over dense features for
+each element of any storage, at the top level or nested. Before::
 
     for j in range(J_indptr[vi + 1] - J_indptr[vi]):
         with T.sblock("f1"):
@@ -23,12 +23,12 @@ After, for 8 lanes::
     else:
         for j_1 in range(J_indptr[vi + 1] - J_indptr[vi]): ...
 
-The last vector begins earlier, and adds what the others left. Conditions that do not depend on the
-loop, as of a slot that is padding, stand around all of it.
+The last vector begins earlier, and only adds the remaining terms. Conditions that do not depend on
+the loop, such as that a slot is not padding, are hoisted around it.
 
-Where the loop's extent is a size, as of features, the loop around it has versions by that: straight
-code for few vectors, of which the last one may begin earlier, and a loop over more. For up to 8,
-several visits of the loop around share the shuffles that add up their lanes::
+If the loop's extent is a size, such as the features, the loop around it has versions by size:
+straight-line code for few vectors, where the last one may begin earlier, and a loop for more.
+For up to 8, several visits of the loop around share the shuffles that reduce their lanes::
 
     if feat == 32: ...
     elif feat <= 24:
@@ -37,7 +37,7 @@ several visits of the loop around share the shuffles that add up their lanes::
             acc[0:8] = acc[0:8] + X[vi, 8:16] * Y[J_indices[vi, vj], 8:16]
             acc[0:8] = acc[0:8] + T.Select(.., X[vi, feat - 8 : feat] * Y[..], 0.0) ...
 
-Partial results are of the term's type: sums of 16-bit numbers that are cast to float32 stay in it.
+Partial results have the term's type: 16-bit numbers that are cast to float32 are summed in it.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ from sparsetir.sparse_ir.tir import (
 )
 from sparsetir.sparse_ir.traversal import map_expr
 
-WIDE = 4  # vectors of partial results of what is longer than TOGETHER
-TOGETHER = 8  # vectors up to which the lanes of several visits are added up together
-STRAIGHT = 16  # vectors of code without loops, where their number is known
-GROUP = 8  # visits whose lanes are added up together, at most
-FEW = 4  # visits of a loop that are written out one by one
-COUNTS = (TOGETHER, 4, 3, 2)  # vectors up to which an open size has a version, the most first
-RAGGED_LANES = 8  # of ragged rows at most: in graphs most are shorter than longer vectors
+WIDE = 4  # vectors of partial results for loops longer than TOGETHER
+TOGETHER = 8  # vectors up to which the lanes of several visits are reduced together
+STRAIGHT = 16  # vectors as straight-line code, if their number is constant
+GROUP = 8  # the most visits whose lanes are reduced together
+FEW = 4  # visits of a loop that are unrolled
+COUNTS = (TOGETHER, 4, 3, 2)  # vectors up to which an unknown size has a version, descending
+RAGGED_LANES = 8  # the most for ragged rows: in graphs most rows are shorter than longer vectors
 
 
 def vectorize_reductions(
@@ -91,11 +91,11 @@ def vectorize_reductions(
 ) -> tirx.PrimFunc:
     """Rewrite serial loops that reduce to one element, for vectors of `bits` bits.
 
-    Sums and extrema of types of 32 and 64 bits. Those that depend on the place of a NaN are done a
-    second time, one by one, where there is one.
+    Sums and extrema of 32-bit and 64-bit types. Those whose result depends on the position of a NaN
+    are repeated one by one if there is one.
 
-    cache : bytes; rows gathered from a buffer that is larger are prefetched
-    any_order : also products over a size
+    cache : bytes; rows gathered from a larger buffer are prefetched
+    any_order : also vectorise products over a size
     """
     by_size = _BySize(func, bits, cache, any_order)
 
@@ -110,10 +110,10 @@ def vectorize_reductions(
 
 
 class _BySize:
-    """Loops around reductions over sizes, which have versions by these.
+    """Loops around reductions over sizes, which get versions by these.
 
-    waiting : by the variable of the outermost loop that holds nothing else, the size, and lanes of
-        vectors for the reductions inside
+    waiting : by the variable of the outermost loop that contains nothing else, the size, and the
+        lanes of vectors for the reductions inside
     """
 
     def __init__(self, func: tirx.PrimFunc, bits: int, cache: int, any_order: bool) -> None:
@@ -124,7 +124,7 @@ class _BySize:
         self.waiting: dict[Any, tuple[Any, int]] = {}
 
     def waits(self, loop: Any) -> bool:
-        """Whether a loop holds such reductions, and nothing else but what is along with them."""
+        """Whether a loop only contains such reductions, and statements along with them."""
         reduction = self._reduction(loop)
         if reduction is not None:
             self.waiting[loop.loop_var] = loop.extent, _lanes(reduction, self.bits)
@@ -139,7 +139,7 @@ class _BySize:
         return True
 
     def done(self, stmt: Any) -> Any:
-        """A statement with versions of the loops in it that wait."""
+        """A statement with versions of the waiting loops in it."""
 
         def visit(loop: Any) -> Any:
             waiting = self.waiting.pop(loop.loop_var, None)
@@ -156,8 +156,8 @@ class _BySize:
         return _innermost(loop, self.in_order) if constant or loop.extent in self.sizes else None
 
     def _replaced(self, stmt: Any, tiles: Tiles | None = None) -> Any:
-        """A statement with its reductions in vectors."""
-        # Not loops around these that reduce what is left when an inner one is a single term.
+        """A statement with its reductions vectorised."""
+        # Except for loops around these that become reductions when an inner one has a single term.
         reduced = {x.loop_var for x in nodes_of(tirx.For, stmt) if self._reduction(x) is not None}
 
         def visit(loop: Any) -> Any:
@@ -167,7 +167,7 @@ class _BySize:
         return map_expr(stmt, [(tirx.For, visit)])
 
     def _in_groups(self, stmt: Any, tiles: Tiles, lanes: int) -> Any:
-        """A statement whose loops around one reduction add up the lanes of several together."""
+        """A statement whose loops around one reduction reduce the lanes of several together."""
 
         def visit(loop: Any) -> Any:
             inner = loop.body.seq[-1] if isinstance(loop.body, tirx.SeqStmt) else loop.body
@@ -191,7 +191,7 @@ class _BySize:
         return map_expr(stmt, [(tirx.For, visit)])
 
     def _versions(self, loop: Any, extent: Any, lanes: int) -> tirx.Stmt:
-        """A loop around reductions over a size, with versions by that unless it is known."""
+        """A loop around reductions over a size, with versions by it unless it is constant."""
 
         def version(*tiles: Any) -> Any:
             again = renewed(loop, fresh_definitions(loop), blocks=True)
@@ -219,14 +219,14 @@ class _BySize:
             most = number(count * lanes)
             if count < TOGETHER:
                 above = tirx.IfThenElse(extent > most, above, version(lanes, count, False))
-            if count != 3:  # usual sizes, whose last vector is none that begins earlier
+            if count != 3:  # usual sizes, whose last vector does not begin earlier
                 exact = tirx.EQ(extent, most)
                 above = tirx.IfThenElse(exact, version(lanes, count, True), above)
         return tirx.IfThenElse(extent > number(max(lanes, FEW)), above, below)
 
 
 def _tiles_of(size: int, lanes: int) -> tuple[int, int | None, bool]:
-    """The tiles of a size that is known, for vectors of so many lanes."""
+    """The tiles of a constant size, for vectors of `lanes` lanes."""
     if size < FEW:
         return 1, size, True
     if size > STRAIGHT * lanes:
@@ -240,7 +240,7 @@ def _lanes(reduction: Reduction, bits: int) -> int:
 
 
 def _only_within(loop: Any) -> Any:
-    """The statement that a loop has in it, through blocks of nothing else."""
+    """The only statement in a loop, through blocks with nothing else."""
     stmt = loop.body
     while isinstance(stmt, s_tir.SBlockRealize) and stmt.block.init is None:
         stmt = stmt.block.body
@@ -250,9 +250,9 @@ def _only_within(loop: Any) -> Any:
 class Tiles(NamedTuple):
     """Tiles of a reduction.
 
-    lanes : of a tile, where 1 are none of a vector
-    count : None where it depends on the size
-    whole : whether the last tile does not overlap; None where that depends on the size
+    lanes : per tile; 1 for no vectors
+    count : the number of tiles; None if it depends on the size
+    whole : whether the last tile does not overlap; None if that depends on the size
     """
 
     lanes: int
@@ -261,9 +261,9 @@ class Tiles(NamedTuple):
 
 
 def _innermost(loop: Any, in_order: bool = True) -> Reduction | None:
-    """The reduction to one element that a loop right around a block is; None of other loops.
+    """The reduction to one element of a loop directly around a block; None for other loops.
 
-    in_order : only of operators whose result no order changes by more than sums' last bits
+    in_order : only for operators whose result depends on the order by rounding at most
     """
     realize = loop.body
     if loop.kind != tirx.ForKind.SERIAL or not isinstance(realize, s_tir.SBlockRealize):
@@ -290,14 +290,14 @@ def _innermost(loop: Any, in_order: bool = True) -> Reduction | None:
 
 
 def _variables(loop: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """The variables of the block in a loop that are the loop's; the others, with their values."""
+    """The variables of a block that are its loop's; and the others, with their values."""
     pairs = list(zip(loop.body.block.iter_vars, loop.body.iter_values, strict=True))
     of_loop = [v for v, value in pairs if value.same_as(loop.loop_var)]
     return of_loop, [(v, value) for v, value in pairs if not value.same_as(loop.loop_var)]
 
 
 def _is_contiguous(term: Any, var: Any) -> bool:
-    """Whether a term reads along a variable, or gathers by what it reads along it."""
+    """Whether a term is contiguous along a variable, or gathers by indices that are."""
     loads = [x for x in nodes_of(ir.TensorLoad, term) if var in free_vars(x)]
     return bool(loads) and all(_goes_along(x, var) for x in loads)
 
@@ -305,13 +305,13 @@ def _is_contiguous(term: Any, var: Any) -> bool:
 def _goes_along(load: Any, var: Any) -> bool:
     if any(isinstance(i, ir.TensorLoad) for i in load.indices):
         return True
-    wide = wide_indices(load.source, load.indices)  # none of a single element
+    wide = wide_indices(load.source, load.indices)  # () for a single element
     along = bool(wide) and is_along(wide[-1], var)
     return along and not any(var in free_vars(i) for i in wide[:-1])
 
 
 def _is_ordered(reduction: Reduction) -> bool:
-    """Whether the place of a NaN says what a reduction is: that of the terms behind it."""
+    """Whether the result depends on the position of a NaN: it is that of the terms after it."""
     extremum = isinstance(uncast(reduction.store.value), tirx.Max | tirx.Min)
     return extremum and "float" in dtype_of(reduction.term)
 
@@ -320,18 +320,18 @@ def _partial_results(
     acc: Any, terms: dict[int, Callable[[Any], Any]], loop: Any, tiles: Tiles,
     reduction: Reduction, nans: Any = None,
 ) -> list[tirx.Stmt]:  # fmt: skip
-    """A reduction's loop by vectors, of one or more visits of the loops around.
+    """A reduction's loop in vectors, for one or more visits of the loops around.
 
-    acc : of vectors
-    terms : by the vector that holds their results; of the visit of the loop
-    nans : flags of as many lanes, whether a term of each is NaN; None where unused
+    acc : the accumulator vectors
+    terms : by the vector of their results, the term as a function of the loop's visit
+    nans : flags per lane, whether a term is NaN; None if unused
     """
     kind = str(acc.ty.dtype)
     extent, dtype, name = loop.extent, dtype_of(loop.loop_var), loop.loop_var.name
     width, count = as_dtype(tiles.lanes, dtype), tiles.count
 
     def step(visit: Any = None, first: bool = False, new: Any = None) -> tirx.Stmt:
-        """Vectors from a visit on; `new` is the lane from which on none has been in one before."""
+        """Vectors from a visit on; `new` is the first lane that was in no earlier vector."""
         stores: list[Any] = []
         for n, term in terms.items():
             lane = tirx.Var(f"{name}_lane", dtype)
@@ -363,7 +363,7 @@ def _partial_results(
 
 
 def _flag(nans: Any, place: Any, value: Any, first: bool) -> tirx.Stmt:
-    """Keep in mind whether a value is NaN; first : nothing was before."""
+    """Record whether a value is NaN; first : whether there was none before."""
     kind = dtype_of(value)
     before = tirx.const(0, kind) if first else tirx.BufferLoad(nans, [place])
     number = value <= tirx.const(float("inf"), kind)
@@ -373,8 +373,8 @@ def _flag(nans: Any, place: Any, value: Any, first: bool) -> tirx.Stmt:
 def _in_one_loop(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
     """Join neighbouring vectorised loops of equal extents, one body after the other.
 
-    The vectors are the same. (TVM 0.27: the time of `FlattenBuffer` grows with the square of the
-    number of loops.)
+    The vectors are the same. (TVM 0.27: the time of `FlattenBuffer` is quadratic in the number of
+    loops.)
     """
     joined: list[Any] = []
     for stmt in (x for s in stmts for x in (s.seq if isinstance(s, tirx.SeqStmt) else [s])):
@@ -393,12 +393,12 @@ def _is_vector(stmt: Any) -> bool:
 
 
 def _asking(loop: Any, asks: list[Any]) -> tirx.Stmt:
-    """A loop that first asks for what later visits gather."""
+    """A loop that first prefetches what later visits gather."""
     return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body])) if asks else loop
 
 
 def _under_one(stmts: Sequence[Any]) -> list[Any]:
-    """Statements under equal conditions put under one of them, those without any in front."""
+    """Merge statements under equal conditions; those without conditions come first."""
     guards: dict[Any, list[Any]] = {None: []}
     for stmt in stmts:
         guarded = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
@@ -411,10 +411,10 @@ def _under_one(stmts: Sequence[Any]) -> list[Any]:
 def _grouped(
     loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, asks: Callable[[Any], list[Any]]
 ) -> tirx.Stmt | None:
-    """A loop around a reduction to an element, several of its visits at once; None of other forms.
+    """A loop around a reduction to an element, with several visits at once; None for other forms.
 
-    inner : the reduction's loop, which stands in `loop` alone, or behind an init
-    asks : prefetches for a visit
+    inner : the reduction's loop, alone in `loop`, or after an init
+    asks : returns the prefetches for a visit
     """
     realize = inner.body
     before = list(loop.body.seq)[:-1] if isinstance(loop.body, tirx.SeqStmt) else []
@@ -452,7 +452,7 @@ def _grouped(
         return substitute(expr, here if place is None else {**here, inner.loop_var: place})
 
     terms: dict[int, Any] = {n: lambda x, n=n: visit(n, term, x) for n in range(group)}
-    # Many short ones follow each other, few long ones take turns, whose loads overlap.
+    # Many short ones run in sequence; few long ones are interleaved, so that their loads overlap.
     turns = [{n: each} for n, each in terms.items()] if group > GROUP // 2 else [terms]
     body = _under_one([ask for n in range(group) for ask in asks(visit(n, loop.loop_var))])
     steps = [s for each in turns for s in _partial_results(parts, each, inner, tiles, reduction)]
@@ -486,9 +486,9 @@ def _grouped(
 def _in_vectors(
     loop: Any, reduction: Reduction, bits: int, tiles: Tiles | None = None
 ) -> tirx.Stmt:
-    """A reduction in vectors, or the loop as it is.
+    """A reduction in vectors, or the loop unchanged.
 
-    tiles : None for one vector at a time, or several over a size, and for what is shorter none
+    tiles : None for one vector at a time, or several over a size, and none for shorter loops
     """
     extent = loop.extent
     if tiles is not None:
@@ -512,7 +512,7 @@ def _in_vectors(
         tiles = Tiles(lanes, None, int(extent) % lanes == 0)
         return _placed(loop, reduction, *_vectors(loop, reduction, tiles))
     body, buffers = _one_by_one(loop, reduction), []
-    # What takes long for an element is in shorter vectors where it fills none.
+    # If terms are expensive, shorter vectors serve loops that do not fill one.
     costly = nodes_of((tirx.Div, ir.Call), reduction.term)
     widths = (lanes // 2, lanes) if costly and lanes > 2 else (lanes,)
     for width in widths if ragged else (*widths, WIDE * lanes):
@@ -534,7 +534,7 @@ def _one_by_one(loop: Any, reduction: Reduction) -> tirx.Stmt:
 def _vectors(loop: Any, reduction: Reduction, tiles: Tiles) -> tuple[tirx.Stmt, list[Any]]:
     """A reduction in tiles, and the buffers of their lanes.
 
-    One that depends on the place of a NaN, and sees one, is done again, one by one.
+    If its result depends on the position of a NaN, and there is one, it is repeated one by one.
     """
     dtype, name, store = dtype_of(loop.loop_var), loop.loop_var.name, reduction.store
     (reduced,), _ = _variables(loop)
@@ -568,7 +568,7 @@ def _vectors(loop: Any, reduction: Reduction, tiles: Tiles) -> tuple[tirx.Stmt, 
 
 
 def _placed(loop: Any, reduction: Reduction, body: tirx.Stmt, locals_: list[Any]) -> tirx.Stmt:
-    """The block of a loop's reduction, with another body and no loop."""
+    """The block of a loop's reduction, with another body and without the loop."""
     block = loop.body.block
     _, others = _variables(loop)
     done, init = under(reduction.conditions, body), block.init

@@ -1,4 +1,4 @@
-"""Versions of a function, one of which sizes choose at run time, outside of all its loops.
+"""Versions of a function, dispatched by sizes at run time, outside of all its loops.
 
 ::
 
@@ -22,8 +22,8 @@ from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of
 class Versions(NamedTuple):
     """Versions by a size.
 
-    index : of the size among the parameters; None where there is one version alone
-    of : (name, largest size, function), in order; the last one is for all above
+    index : of the size among the parameters; None if there is only one version
+    of : (name, largest size, function), in order; the last one is for all larger sizes
     """
 
     index: int | None
@@ -51,9 +51,9 @@ def either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc, names: Any) ->
 
 
 def up_to(size: Any, versions: list[tuple[str, int, tirx.PrimFunc]]) -> tuple[str, tirx.PrimFunc]:
-    """A function of versions by the largest size of each, the last for all above; and a name.
+    """A function of versions by the largest size of each, the last for all larger ones; and a name.
 
-    Which one is found by halving.
+    The dispatch is by bisection.
     """
     if len(versions) == 1:
         ((name, _, version),) = versions

@@ -1,10 +1,10 @@
-"""Workspaces of sizes that are no constants stay as large as they are.
+"""Keep TVM from compacting workspaces of non-constant sizes.
 
-TVM compacts the buffers of a block to the region that is accessed. Where that is bounded by the
-types of sizes alone, as of `W[T.max(k - 1, 0), ..]` over parameters `m` and `feat`, it takes 2**62
-elements, whose bytes overflow to none: they go on the stack. A function with such workspaces, and
-without caches of TVM's own that are to be compacted, is compiled without that pass; so is one that
-has nothing to compact, as the pass takes hours over some bounds of loops (TVM 0.27).
+TVM compacts the buffers of a block to the accessed region. If that is only bounded by the types of
+sizes, as for `W[T.max(k - 1, 0), ..]` over parameters `m` and `feat`, it allocates 2**62 elements,
+whose bytes overflow to 0: they go on the stack. A function with such workspaces, and without TVM's
+own caches, which need compaction, is compiled without that pass; so is one with nothing to
+compact, as the pass takes hours for some loop bounds (TVM 0.27).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tvm.ir.instrument import pass_instrument
 from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.tir import is_one
 
-# Attribute of a function of stage III.
+# Attribute of a stage-III function.
 WHOLE = "sparsetir.whole_workspaces"
 
 
 def whole_workspaces(func: tirx.PrimFunc, names: Container[str]) -> tirx.PrimFunc:
-    """A function of stage III, marked where TVM is not to compact its workspaces.
+    """A stage-III function, marked if TVM must not compact its workspaces.
 
-    names : of buffers of stage I; others are caches that primitives of TVM made
+    names : of stage-I buffers; others are caches created by TVM's primitives
     """
     arrays = [v for b in nodes_of(s_tir.SBlock, func.body) for v in b.alloc_buffers]
     open_ended = [v.name in names for v in arrays if _is_open_ended(v)]

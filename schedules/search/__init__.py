@@ -1,1 +1,1 @@
-"""The choice of a config for a problem, and of those that are worth a search."""
+"""The choice of a config for a problem, and of those worth measuring."""

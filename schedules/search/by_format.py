@@ -1,4 +1,4 @@
-"""The config of a problem whose matrix is stored in a format that the user names."""
+"""The config of a problem whose matrix is stored in a format that the caller names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sparsetir.sparse_ir.errors import ScheduleError
 
 
 def by_format(fmt: Format, problem: Spmm, pattern: Pattern, stats: Statistics, target: Any) -> Any:
-    """A config for a problem that stores the matrix in a format, without masks where it can.
+    """A config for a problem that stores the matrix in a format, without masks if possible.
 
-    On a GPU, tensor cores multiply blocks of 16-bit types whole: who names such a format takes
-    padding for zero times finite.
-    Raises ScheduleError for problems that are not served by formats.
+    On a GPU, tensor cores multiply blocks of 16-bit types whole: a caller who names such a format
+    accepts that padding is multiplied as zero times finite.
+    Raises ScheduleError for problems that formats do not support.
     """
     missing = decomposed.serves(problem)
     if missing is not None:

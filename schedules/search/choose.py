@@ -1,6 +1,6 @@
-"""The template and the config that a problem gets when its user names none.
+"""The template and the config that a problem gets unless the caller names one.
 
-Rules of thumb, those for CPUs from measurements; each function says why.
+Rules of thumb, those for CPUs from measurements; each function gives the reason.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.locality import MISSED as FAR
 
 PREFETCH = 8
-# Times that each row of B is read by rows of blocks, from which on a copy of its tile pays.
+# The least reads of each row of B by rows of blocks for which copying its tile pays.
 BLOCK_USES = 3
-# Elements of a row from which on tiles may take turns without a copy.
+# The least elements per row for which tiles may take turns without a copy.
 LENGTH_IN_TURN = 8
-# Bytes of a row of B in a tile that is copied, where what is used again soon is in the L1 cache
-# or all of it in the L2 cache; else half of that: two cache lines.
+# Bytes of a row of B in a copied tile, if rows reused soon are in the L1 cache or all of it is in
+# the L2 cache; else half of that: two cache lines.
 NARROW = 256
-# Share of the nonzeros whose rows of B are not in a cache, from which on that cache does not serve.
+# The least share of nonzeros that miss a cache for which that cache does not help.
 MISSED = 0.25
-# Nonzeros of a column from which on a copy pays where B is far beyond the L3 cache.
+# The least nonzeros per column for which a copy pays if B far exceeds the L3 cache.
 PACK_DEGREE_FAR = 12
-# Panels that the L3 cache holds, from which on two of them pay, of the fewest features that do.
+# The least number of panels that fit the L3 cache for which two panels pay, for the fewest
+# features where panels pay.
 PANELS_OF_L3 = 4
-# Multiplications from which on a search does not try one thread where there are more.
+# The least multiplications for which a search does not try one of several threads.
 SERIAL_WORK = 1 << 24
 
 
@@ -59,13 +60,13 @@ class Statistics:
     m, n, nnz : sizes of the pattern
     feat : features
     threads : of the CPU
-    bytes : of an element of B
-    longest : elements of the longest row; asked for by GPUs alone
-    block : size of the square blocks that the pattern is made of, all full; 1 where of none. Asked
-        for by CPUs, and by GPUs for 16-bit types
-    work_of_threads : multiplications from which on a CPU's other threads are woken
-    locality : which rows of B are still in a cache when they are used again; None for all or none,
-        where B fits or does not. See :meth:`asks_for_locality`
+    bytes : per element of B
+    longest : elements of the longest row; only used for GPUs
+    block : size of the square blocks that make up the pattern, all full; 1 if there are none.
+        Used for CPUs, and on GPUs for 16-bit types
+    work_of_threads : the least multiplications for which a CPU's other threads are woken
+    locality : which rows of B are still in a cache when they are reused; None for all or none,
+        if B fits or does not. See :meth:`asks_for_locality`
     """
 
     m: int
@@ -83,21 +84,21 @@ class Statistics:
     def asks_for_locality(self) -> bool:
         """Whether a CPU's config may depend on it.
 
-        Not where rows of B are used so seldom that the first uses alone are missed.
+        Not if rows of B are used so seldom that their first uses alone are too many misses.
         """
         whole = self.n * self.feat * self.bytes
         again, often = (self.nnz * share > self.n for share in (MISSED, 1 / PACK_DEGREE_FAR))
         return (again and whole > l2_bytes()) or (often and whole > l1_bytes())
 
     def missed(self, row: int, cache: int) -> float:
-        """Share of the nonzeros whose row of B, of so many bytes, is not in a cache of so many."""
+        """The share of nonzeros whose row of B, of `row` bytes, misses a cache of `cache` bytes."""
         if self.n * row <= cache:
             return 0.0
         return 1.0 if self.locality is None else self.locality.missed(cache // row)
 
     @property
     def rounded(self) -> Statistics:
-        """Statistics of a pattern of about these sizes, each up to an eighth smaller."""
+        """Statistics of a pattern with similar sizes, each up to an eighth smaller."""
         m, n, nnz = (x >> max(0, x.bit_length() - 4) << max(0, x.bit_length() - 4)
                      for x in (self.m, self.n, self.nnz))  # fmt: skip
         return replace(self, m=m, n=n, nnz=nnz)
@@ -109,15 +110,15 @@ class Statistics:
 
     @property
     def block_counts(self) -> tuple[int, ...]:
-        """Blocks of rows for each thread that a search tries; 0 for a kernel on one thread."""
+        """Blocks of rows per thread that a search tries; 0 for a kernel on one thread."""
         several = () if self.threads == 1 else (1, 4)
         serial = not several or self.nnz * self.feat < SERIAL_WORK
         return (0, *several) if serial else several
 
     @property
     def ahead(self) -> int:
-        """Elements that a thread adds up while it wakes others, for which waking pays from
-        `work_of_threads` on: as long as that work then takes less time on all of them."""
+        """Elements that a thread processes while it wakes others, so that waking pays from
+        `work_of_threads` on, as long as that work takes less time on all of them."""
         return int(self.work_of_threads * (1 - 1 / self.threads) / self.feat)
 
 
@@ -129,7 +130,7 @@ def choose(problem: Any, stats: Statistics, target: Any) -> Any:
 def candidates(problem: Any, stats: Statistics, target: Any) -> Sequence[Any]:
     """Configs worth measuring, the default first.
 
-    Raises ScheduleError for an operator of which no template says any.
+    Raises ScheduleError for an operator without templates that propose any.
     """
     gpu = is_gpu(target)
     if isinstance(problem, Spmm) and not gpu:
@@ -138,39 +139,39 @@ def candidates(problem: Any, stats: Statistics, target: Any) -> Sequence[Any]:
         if template.candidates is not None:
             return template.candidates(problem, stats, target)
     raise ScheduleError(
-        f"plan: argument 'config': expected one for {type(problem).__name__}, of which no template "
-        "says what is chosen"
+        f"plan: argument 'config': expected one for {type(problem).__name__}, as no template "
+        "chooses one"
     )
 
 
 def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
-    """Full blocks, where the matrix is made of them (see :func:`block_rows`); else row blocks.
+    """Full blocks, if the matrix consists of them (see :func:`block_rows`); else row blocks.
 
-    Of pruned weights, panels of rows by pattern, where :func:`panels_pay` says so.
+    For pruned weights, panels of rows by pattern, if :func:`panels_pay` says so.
 
-    Row blocks have panels of B, as much at a time as the L2 cache holds, where rows are read often,
-    and not so near to each other that whole ones are still in the L1 cache. (Zen 3, one thread,
-    finite elements and stencils of 25 to 60 nonzeros a row: whole rows 1.1 to 1.25 times as fast
-    where the L1 cache misses 13 %, panels 1.1 to 1.7 times where it misses 40 % and more.) Where
-    most rows of B come from beyond the L3 cache, panels pay from fewer nonzeros a column on (a
-    random graph of 16 to a row: 1.4 to 2.2 times). With 64 features two panels pay as long as the
-    L3 cache holds them easily (Zen 3, one thread, random graphs of 30 to 60 nonzeros a row: 1.1 to
-    1.9 times as fast with 10,000 to 60,000 rows, 0.9 with 100,000).
+    Row blocks use panels of B, as much at a time as the L2 cache holds, if rows are reused often,
+    and not so soon that whole ones are still in the L1 cache. (Zen 3, one thread, finite elements
+    and stencils of 25 to 60 nonzeros a row: whole rows 1.1 to 1.25 times as fast where the L1 cache
+    misses 13 %, panels 1.1 to 1.7 times where it misses 40 % and more.) If most rows of B come from
+    beyond the L3 cache, panels pay from fewer nonzeros a column on (a random graph of 16 to a row:
+    1.4 to 2.2 times). With 64 features two panels pay as long as the L3 cache holds them easily
+    (Zen 3, one thread, random graphs of 30 to 60 nonzeros a row: 1.1 to 1.9 times as fast with
+    10,000 to 60,000 rows, 0.9 with 100,000).
 
-    Otherwise a row of B is gathered in one go, all tiles of it: that is kind to pages. In a panel,
-    rows far from each other come together. Where B is larger than the L2 cache and a tile of it is
-    not, tiles take turns without a copy, too. (Zen 5, one thread, 512 columns, of which 25 and 10
-    elements are in a row: 1.2 to 1.38 times as fast with 768 and 1024 features.) Prefetching costs
-    as many instructions as adding up two vectors, so it is left out where what is gathered is in
-    the L2 cache anyway.
+    Otherwise a row of B is gathered in one go, all tiles of it, which saves TLB misses: a panel
+    brings distant rows together. If B is larger than the L2 cache and a tile of it is not, tiles
+    take turns without a copy, too. (Zen 5, one thread, 512 columns, rows of 25 and of 10 elements:
+    1.2 to 1.38 times as fast with 768 and 1024 features.) Prefetching costs as many
+    instructions as adding two vectors, so it is omitted if gathered rows are in the L2 cache
+    anyway.
 
-    A number of features that is one tile is compiled in: rows of B are a shift away then, and no
-    loop over tiles is left. (Zen 5, one thread, rows of 4 to 26 elements: 1.07 to 1.6 times as fast
-    up to 32 features, 1.01 to 1.1 with 128. More tiles gain little, and share a kernel.)
+    A number of features that is one tile is compiled in: rows of B are then found by a shift, and
+    no loop over tiles is left. (Zen 5, one thread, rows of 4 to 26 elements: 1.07 to 1.6 times as
+    fast up to 32 features, 1.01 to 1.1 with 128. More tiles gain little, and share a kernel.)
 
-    A tile is as wide as registers allow: each of an element's column and value is loaded once for
-    all of its vectors. (Zen 5, one thread, 144 to 1024 features: 16 vectors take 1.01 to 1.2 times
-    less time than 8, on graphs and on pruned weights with 95 and 98 % zeros.)
+    A tile is as wide as registers allow: each element's column and value is loaded once for all of
+    its vectors. (Zen 5, one thread, 144 to 1024 features: 16 vectors take 1.01 to 1.2 times less
+    time than 8, on graphs and on pruned weights with 95 and 98 % zeros.)
     """
     summed = np.dtype(problem.accumulator).itemsize
     bits, registers = vector_registers(target)
@@ -183,13 +184,13 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
         config = RowTile(*feature_tile(stats.feat, lanes, vectors), pack=pack)
         if config.tile == stats.feat:
             config = replace(config, feat=stats.feat)
-        panel_b = stats.n * config.tile * stats.bytes  # of B, for a tile
+        panel_b = stats.n * config.tile * stats.bytes  # bytes of B per tile
         reads = stats.nnz >= LENGTH_IN_TURN * stats.m
         misses = stats.missed(stats.feat * stats.bytes, l2_bytes()) >= MISSED
         in_turn = pack or (reads and config.tile < stats.feat and panel_b <= l2_bytes() and misses)
         config = replace(config, tiles_first=in_turn)
         tiles = -(-stats.feat // config.tile) if in_turn else 1
-        read = config.tile if in_turn else stats.feat  # of a row, before the next one
+        read = config.tile if in_turn else stats.feat  # elements of a row, before the next one
         row = read * (summed if pack else stats.bytes)
         far = stats.missed(row, l2_bytes()) >= FAR and config.tile >= 4 * lanes
         blocks = tasks(stats.threads, tiles)
@@ -198,7 +199,7 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
         configs.append(config if parallel else replace(config, blocks=1, parallel=False))
     narrow, narrowest = configs[2:4]
     degree = stats.nnz / max(1, stats.n)
-    half = stats.bytes < summed  # panels save turning what is read often into the larger type
+    half = stats.bytes < summed  # panels save repeated conversion to the larger type
     wide_enough = stats.feat > (lanes if half else PACK_FEATURES)
     row, panel = stats.feat * stats.bytes, stats.n * narrowest.tile * summed
     if stats.feat == PACK_FEATURES and not half:
@@ -236,7 +237,7 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
 
 
 def by_length(rows: RowTile, stats: Statistics) -> RowTile:
-    """The same tiles, of rows in the order of their lengths."""
+    """The same tiles, with rows in the order of their lengths."""
     blocks, ahead = (stats.threads, stats.ahead) if stats.parallel else (1, 0)
     return replace(
         rows, pack=False, tiles_first=False, prefetch=0, blocks=blocks, ahead=ahead, window=WINDOW
@@ -253,11 +254,11 @@ def block_rows(
 
     - full blocks of 4 x 4 to 32 x 32 take 0.35 to 0.85 of the time, in bfloat16 0.3 to 0.85;
       2 x 2 and 3 x 3 0.65 to 0.85, 1 x 8 0.9
-    - with masks they take 1.2 to 1.3 times as long where 1 % of the places is empty, 1.7 where
-      10 % are: a matrix is looked at for full blocks alone
-    - a copy of B's tile takes 0.6 to 0.95 of the time where each of its rows is read 3 times and
-      more, and up to twice the time where it is read once; 16-bit types always have one, which
-      saves turning them into float32 at each use
+    - with masks they take 1.2 to 1.3 times as long if 1 % of the places is empty, 1.7 if 10 % are:
+      only full blocks are considered
+    - a copy of B's tile takes 0.6 to 0.95 of the time if each of its rows is read 3 times or more,
+      and up to twice the time if it is read once; 16-bit types always have one, which saves
+      converting them to float32 at each use
     """
     bits, registers = vector_registers(target)
     summed = np.dtype(problem.accumulator).itemsize
@@ -277,5 +278,5 @@ def block_rows(
 
 
 def _fits(rows: int, vectors: int, most: int, block: int) -> bool:
-    """Whether rows divide a block, and their sums, or those of one row, are in registers."""
+    """Whether rows divide a block, and their sums, or those of one row, fit the registers."""
     return block % rows == 0 and (rows == 1 or rows * vectors <= most)

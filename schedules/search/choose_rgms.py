@@ -1,4 +1,4 @@
-"""The config that a relational gather-matmul-scatter gets by its sizes, and its order of work."""
+"""The config of a relational gather-matmul-scatter by its sizes, and its order of operations."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from sparsetir.schedules.targets import is_gpu, l2_bytes, vector_bits, vector_re
 from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.rgms import TiledRelations
 
-VECTORS = (1, 2, 4)  # of a tile of features that a search tries
-CACHES = (0.5, 1, 2)  # of the cache that rows of the result are to stay in
-GPU_BYTES = 16  # of a vector
-# Matrices that are larger than the pages that a CPU has at hand are packed, for so many rows each.
+VECTORS = (1, 2, 4)  # per tile of features, tried by a search
+CACHES = (0.5, 1, 2)  # shares of the cache that rows of the result may use
+GPU_BYTES = 16  # per vector
+# Matrices larger than a CPU's TLB covers are packed, if relations have at least this many rows.
 PACKED_BYTES, PACKED_ROWS = 192 << 10, 256
 AHEAD = 12
 
-# What steps on a CPU take, in the time in which a gathered feature is added up (0.3 ns, measured
-# with AVX-512): a multiplication of a product of rows with matrices, and beside its features an
-# element, a row of products, two more kernels (and what relations that are left lose by that), and
-# a row of the result of these.
+# Costs of steps on a CPU, in units of adding a gathered feature (0.3 ns, measured with AVX-512): a
+# multiplication of a product of rows with matrices, and besides its features an element, a row of
+# products, two more kernels (and the loss of the remaining relations), and a row of their result.
 PRODUCT, ELEMENT, ROW, KERNELS, RESULT_ROW = 0.1, 10, 80, 4_000_000, 15
-# Times as long that the other order has to take: products are memory, too.
+# The factor by which the other order must be slower: products need memory, too.
 LONGER = 1.5
-# Rows of products for each row of X or Y, at most: what they take is bounded by nodes, not edges.
+# The most rows of products per row of X or Y: their memory is bounded by nodes, not edges.
 MOST_PRODUCTS = 4
 
 
 class RelationSizes(NamedTuple):
-    """Sizes of relations, (relations,): edges, rows that have any, different columns of these."""
+    """Sizes of relations, (relations,): edges, nonempty rows, and distinct columns."""
 
     edges: np.ndarray
     rows: np.ndarray
@@ -41,14 +40,14 @@ class RelationSizes(NamedTuple):
 
 
 def lanes_of(problem: Rgms, target: Any) -> int:
-    """Numbers in a vector: on a CPU of sums, on a GPU of what is loaded."""
+    """Numbers per vector: on a CPU of accumulators, on a GPU of loads."""
     if is_gpu(target):
         return GPU_BYTES // DataType(problem.dtype).itemsize
     return vector_bits(target) // (64 if problem.accumulator == "float64" else 32)
 
 
 def whole_vectors(problem: Rgms, feat: int, target: Any) -> int:
-    """A number of features with those that fill vectors, or a power of two where these are few."""
+    """A number of features rounded up to whole vectors, or to a power of two if there are few."""
     lanes = lanes_of(problem, target)
     return -(-feat // lanes) * lanes if feat > lanes else 1 << max(feat - 1, 0).bit_length()
 
@@ -59,11 +58,11 @@ def choose_rgms(
 ) -> TiledRelations:  # fmt: skip
     """A config for a CPU.
 
-    nnz_rows : rows of all relations that are not empty
+    nnz_rows : nonempty rows of all relations
     threads : of the CPU
-    relations : that have these rows
+    relations : the number of relations with these rows
     blocks : of features, each of `feat_in` and `feat`
-    work_of_threads : multiplications of products from which on other threads are woken
+    work_of_threads : the least multiplications of products for which other threads are woken
     """
     size = 8 if problem.accumulator == "float64" else 4
     packed = feat_in * feat * size >= PACKED_BYTES and nnz_rows >= PACKED_ROWS * relations
@@ -79,9 +78,9 @@ def choose_rgms(
 def tried(problem: Rgms, nnz_rows: int, feat_in: int, feat: int, **options: Any) -> Branch:
     """The values that a search tries for each field, those of the chosen config first.
 
-    Searched are rows, tile, cost, cache, prefetch, ahead, packed and, for several threads, whether
-    to use them (`parallel`, which is no choice of its own, follows); the other fields have one
-    value. Arguments as of :func:`choose_rgms`.
+    The search covers rows, tile, cost, cache, prefetch, ahead, packed and, for several threads,
+    whether to use them (`parallel`, which follows from it); the other fields have one value.
+    Arguments as for :func:`choose_rgms`.
     """
     config = choose_rgms(problem, nnz_rows, feat_in, feat, **options)
     choices = config.tries(
@@ -94,27 +93,27 @@ def tried(problem: Rgms, nnz_rows: int, feat_in: int, feat: int, **options: Any)
 
 
 def config_of(**choices: Any) -> TiledRelations:
-    """The config of some values of what is :func:`tried`."""
+    """The config of some values for the fields of :func:`tried`."""
     return TiledRelations(**choices, parallel=choices["threads"] > 1)
 
 
 def products_first(
     sizes: RelationSizes, m: int, n: int, feat_in: int, feat: int, blocks: int = 1
 ) -> np.ndarray | None:
-    """(relations,) whether rows of X are better multiplied by W[r] before they are summed up.
+    """(relations,) whether rows of X should be multiplied by W[r] before they are summed.
 
-    Sums first take, of a relation, `rows` products and `feat_in` features of each edge. Products
-    first take `columns` products, which are written, and `feat` features of each edge: less where
-    many edges share a column, as with attributes of few values, and where there are many edges and
-    fewer features after than before.
+    Sums first costs, for a relation, `rows` products and `feat_in` features per edge. Products
+    first costs `columns` products, which are written, and `feat` features per edge: less if many
+    edges share a column, as with attributes of few values, and if there are many edges and fewer
+    features after than before.
 
-    Gives None where nothing is to be gained. Products are never more than four times the rows of X
-    or of Y, whichever are more, and half of the edges; where more would pay, the relations are
-    taken that gain most for each product.
+    Returns None if nothing is gained. Products number at most four times the rows of X or of Y,
+    whichever are more, and half of the edges; if more would pay, the relations with the largest
+    gain per product are taken.
 
-    m, n : rows and columns
+    m, n : the numbers of rows and columns
     feat_in, feat : features of X and Y, of all blocks
-    blocks : of features, each multiplied by a matrix of its own
+    blocks : of features, each multiplied by its own matrix
     """
     edges, rows, columns = (x.astype(float) for x in sizes)
     product = PRODUCT * feat_in * feat / blocks + ROW * blocks

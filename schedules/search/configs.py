@@ -1,4 +1,4 @@
-"""Configs of templates as data that JSON holds, and back.
+"""Configs of templates as JSON data, and back.
 
 >>> from sparsetir.formats import Hyb
 >>> from sparsetir.schedules.templates.decomposed import Decomposed
@@ -20,30 +20,30 @@ from sparsetir.formats.format import REGISTRY
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.registry import TEMPLATES
 
-# Templates of older versions: fields of RowTile that theirs did not have, or had otherwise.
+# Templates of older versions: fields of RowTile that theirs lacked, or had in another form.
 OLDER = {
     "RowBlocks": {"prefetch": 8},
     "SortedRows": {"tile": 32, "tiles_first": False, "window": 4096},
     "PanelRows": {"tile": 64, "rows": 4},
 }
-# Fields of older versions whose work the default schedule does.
+# Fields of older versions whose work the default schedule now does.
 OUTGROWN = {"Decomposed": {"tile", "lanes", "feat"}}
 
 
 def is_choice(value: Any) -> bool:
-    """Whether a value may be among the choices: JSON gives it back as it is."""
+    """Whether a value may be among the choices: JSON preserves it."""
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, bool | int | str)
 
 
 def to_data(config: Any) -> dict[str, Any]:
-    """A config as JSON holds it: `{"template": "RowTile", "tile": 64, ...}`.
+    """A config as JSON data: `{"template": "RowTile", "tile": 64, ...}`.
 
     Formats, and configs in a config, are nested. :class:`Choices` are
     `{"template": "Choices", "values": {...}}`.
 
-    Raises ValueError for what is no config of a template, and for a format that is not data.
+    Raises ValueError for objects that are no template's config, and for formats that are not data.
     """
     if isinstance(config, Choices):
         return {"template": "Choices", "values": dict(config)}
@@ -51,10 +51,10 @@ def to_data(config: Any) -> dict[str, Any]:
 
 
 def from_data(data: Mapping[str, Any]) -> Any:
-    """The config that :func:`to_data` made data of.
+    """The config from which :func:`to_data` made data.
 
-    A field that is absent has its default, so that data of older versions can be read. Raises
-    ValueError naming what is unknown (template, format or field), missing or no value of a field.
+    A missing field has its default, so that data of older versions can be read. Raises
+    ValueError naming what is unknown (template, format or field), missing or an invalid value.
     """
     if isinstance(data, Mapping) and data.get("template") == "Choices":
         return _choices(data)
@@ -74,7 +74,7 @@ def _choices(data: Mapping[str, Any]) -> Choices:
 
 
 def _known(kind: str) -> Mapping[str, type]:
-    """The classes by name; templates may come from elsewhere too, after this module is loaded."""
+    """The classes by name; other modules may register templates after this one is loaded."""
     if kind == "format":
         return {name: entry.kind for name, entry in REGISTRY.items()}
     return {config.__name__: config for config, _ in TEMPLATES}
@@ -93,7 +93,7 @@ def _to_data(who: str, kind: str, value: Any) -> dict[str, Any]:
 def _plain(who: str, where: str, value: Any) -> Any:
     if isinstance(value, Format):
         return _to_data(who, "format", value)
-    if is_dataclass(value):  # a config in a config
+    if is_dataclass(value):  # a nested config
         return _to_data(who, "template", value)
     if isinstance(value, tuple | list):
         return [_plain(who, where, v) for v in value]

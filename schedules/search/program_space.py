@@ -1,7 +1,7 @@
 """The schedules that a search tries for programs without a template.
 
-A loop nest that sums over sparse axes for each element of a dense row is what message passing,
-products of sparse matrices and of sparse tensors have in common. Before::
+Message passing, products of sparse matrices and of sparse tensors share a form: a loop nest that
+sums over sparse axes for each element of a dense row. Before::
 
     with T.sp_iter([I, J, K, F], "SRRS", "mttkrp") as [i, j, k, f]:
         with T.init():
@@ -9,7 +9,7 @@ products of sparse matrices and of sparse tensors have in common. Before::
         Y[i, f] = Y[i, f] + A[i, j, k] * B[j, f] * C[k, f]
 
 With `{"mttkrp.vectors": 2, "mttkrp.lanes": 16, "mttkrp.inner": "J", ...}` sums of 32 features stay
-in registers, those over k are multiplied with B once, and all of it is straight code of vectors::
+in registers, those over k are multiplied by B once, and all of it is straight-line vector code::
 
     with T.sp_iter([I, F0], "SS", "mttkrp") as [i, f0]:
         Y_ws[f1, f2] = 0.0
@@ -20,13 +20,13 @@ in registers, those over k are multiplied with B once, and all of it is straight
             Y_ws[f1, f2] = Y_ws[f1, f2] + B[j, f0 * 32 + f1 * 16 + f2] * Y_ws_ws[f1, f2]
         Y[i, f0 * 32 + f1 * 16 + f2] = Y_ws[f1, f2]
 
-Other programs have lengths of innermost loops as constants. Sums over features for each stored
-element are visited by positions, in parts of the columns: `{"sddmm.size": 64, "sddmm.parts": 4}`.
-Small work is done by one thread: `{"threads": 1}`, beside any of these but the tiles above. Threads
-of GPUs keep sums in registers: `{"registers": 1}`.
+Other programs get constant lengths of innermost loops. Sums over features for each stored element
+are visited by position, in parts of the columns: `{"sddmm.size": 64, "sddmm.parts": 4}`. Small work
+runs on one thread: `{"threads": 1}`, with any of these except the tiles above. GPU threads
+accumulate in registers: `{"registers": 1}`.
 
-Only primitives that anybody can use make it. A combination that one of them refuses raises its
-ScheduleError, which is what the trial then shows.
+It uses public primitives only. If one of them refuses a combination, its ScheduleError is the
+result of that trial.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ from sparsetir.sparse_ir.tir import free_vars
 CHOICES = ("vectors", "lanes", "order", "size", "inner", "blocks", "parallel", "ahead")
 ROWS_IN_TURN = "rows"
 FIELDS = {"parts": "parts", "sorted": "window", "panels": "rows"}  # by a visit's first word
-PARTS, PANELS = (4,), (3, 4)  # of the columns; rows of one
+PARTS, PANELS = (4,), (3, 4)  # of the columns; rows per panel
 AHEAD = (0, 4, 16)  # elements by which gathered rows are prefetched
-BLOCKS = (4, 16)  # of equal work, for each thread
+BLOCKS = (4, 16)  # of equal work, per thread
 OF_PATTERN = ("m", "n", "nnz")
 
 
@@ -87,10 +87,9 @@ OF_PATTERN = ("m", "n", "nnz")
 class _Nest:
     """The loops of an iteration that can be tiled.
 
-    outer : spatial loops but the one along rows; sums : the reductions; along : the loop over
+    outer : spatial loops except the one along rows; sums : the reductions; along : the loop over
     contiguous elements of the result; result, dtype : the name of its buffer, and the type; rows :
-    the loop of `outer` over rows that store something, with nothing but dense axes around it, None
-    without one
+    the loop of `outer` over rows that store elements, with only dense axes around it, or None
     """
 
     it: SparseIteration
@@ -105,31 +104,31 @@ class _Nest:
 def space_of(
     func: SparseFunc, sizes: Mapping[str, int], bits: int, threads: int
 ) -> dict[str, tuple[Any, ...]]:
-    """The choices of :func:`apply` for a function, by name; none where nothing can be tiled.
+    """The choices of :func:`apply` for a function, by name; empty if nothing can be tiled.
 
-    sizes : of the function's parameters, as far as they are known
-    bits : of a vector register; threads : of the CPU
+    sizes : the known sizes among the function's parameters
+    bits : per vector register; threads : of the CPU
 
-    For each iteration at the top level, with its name before the choice's:
+    For each top-level iteration, with its name before the choice's:
 
-    vectors, lanes : the tile is vectors of lanes
+    vectors, lanes : the vectors of a tile, and their lanes
     order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",
-        the same with the tile's features of what is gathered copied together
-    size : the length of a row as a constant, which kernels check when called; 0 for any length
-        from a tile on, where the last tile begins earlier
-    inner : the reduction whose partial results are in registers of their own, "" for none
-    blocks : blocks of equal work, which threads take; 0 for the rows one by one, or where these are
-        in another order or packed, one for each thread
-    parallel : on all threads
-    ahead : elements that gathered rows are prefetched ahead of, 0 for never
+        the same with the tile's features of the gathered operand packed
+    size : the length of a row as a constant, which kernels check in each call; 0 for any length
+        of at least a tile, where the last tile begins earlier
+    inner : the reduction whose partial results have separate registers, "" for none
+    blocks : blocks of equal work per thread; 0 for single rows, or, if these are in another order
+        or packed, one block per thread
+    parallel : whether to use all threads
+    ahead : elements by which gathered rows are prefetched, 0 for never
 
-    visit : "rows", or where these are stored one by one "parts 4", "sorted 4096" and "panels 3":
+    visit : "rows", or, if elements are stored singly, "parts 4", "sorted 4096" and "panels 3":
         `parts`, `window` and `rows` of :class:`sparsetir.schedules.templates.row_tile.RowTile`
 
-    Of other programs `size`, of the innermost loops over dense axes; threads, 1 for one alone, 0
-    for all; and where elements are all that is visited, as in SDDMM, parts : of the columns, one
-    after the other; 1 for the order of storage, 0 for as many as sizes ask for. The first values of
-    these are a good default.
+    For other programs `size`, of the innermost loops over dense axes; threads, 1 for a single one,
+    0 for all; and if only elements are visited, as in SDDMM, parts : of the columns, one after the
+    other; 1 for the order of storage, 0 for the number that suits the sizes. The first values are a
+    good default.
     """
     tried: dict[str, tuple[Any, ...]] = {}
     nests = list(_nests(func))
@@ -143,28 +142,28 @@ def space_of(
 
 
 def together(**chosen: Any) -> Choices | None:
-    """The config of some choices; None where they do not go together."""
+    """The config of some choices; None if they are incompatible."""
     for name in (x.removesuffix("visit") for x in chosen if x.endswith(".visit")):
         visit, size = chosen[f"{name}visit"], chosen[f"{name}size"]
         tile = chosen[f"{name}vectors"] * chosen[f"{name}lanes"]
         if visit.startswith("parts") and (not size or size % tile):
-            return None  # results of tiles that overlap cannot be added to
+            return None  # results of tiles that overlap cannot be updated
         if visit.startswith("panels") and chosen[f"{name}ahead"]:
             return None
     return Choices(chosen)
 
 
 def _known(size: Any, sizes: Mapping[str, int]) -> int | None:
-    """A size by those of the parameters; None where they do not say."""
+    """The value of a size, given the parameters' values; None if it is unknown."""
     if isinstance(size, ir.Var):
         return sizes.get(str(size.name))
     return int(size) if isinstance(size, tirx.IntImm) else None
 
 
 def default_of(func: SparseFunc, sizes: Mapping[str, Any], gpu: bool = False) -> dict[str, Any]:
-    """The choices for sizes that are known, on all threads; sizes of patterns are not compiled in.
+    """The choices for known sizes, on all threads; sizes of patterns are not compiled in.
 
-    None where the default schedule is as good.
+    None if the default schedule is as good.
     """
     own = {name: size for name, size in sizes.items() if name not in OF_PATTERN}
     tried = (
@@ -175,7 +174,7 @@ def default_of(func: SparseFunc, sizes: Mapping[str, Any], gpu: bool = False) ->
 
 
 def work_of(func: SparseFunc, sizes: Mapping[str, int]) -> float:
-    """About how many multiplications a call takes; infinitely many where sizes do not say."""
+    """About how many multiplications a call takes; infinity if sizes are unknown."""
     total = 0.0
     for it in (x for x in sparse_iterations(func) if not inside(x)):
         visited = [a for x in (it, *iterations_around(func, it)) for a, _, _ in x.axis_of()]
@@ -191,9 +190,9 @@ def work_of(func: SparseFunc, sizes: Mapping[str, int]) -> float:
 def _sizes(
     func: SparseFunc, sizes: Mapping[str, int], everywhere: bool = False
 ) -> dict[str, tuple[int, ...]]:
-    """The choices of constants for sizes, each by the first loop over it.
+    """The choices of constants for sizes, each with the first loop over it.
 
-    everywhere : also of loops that visit no contiguous elements
+    everywhere : also for loops that visit no contiguous elements
     """
     lengths = {
         name: _known(loop.node.length, sizes)
@@ -204,7 +203,7 @@ def _sizes(
 
 
 def _sized(func: SparseFunc) -> Iterator[tuple[str, Loop]]:
-    """Iterations with an innermost of several loops over a dense axis, by name; one of a size."""
+    """Iterations with an innermost of several loops over a dense axis, by name; one per size."""
     names: set[str] = set()
     above = {axis.parent.name for axis in func.axes if axis.parent is not None}
     for it in sparse_iterations(func):
@@ -223,7 +222,7 @@ def _is_along(it: SparseIteration, loop: Loop) -> bool:
 
 
 def _parts(func: SparseFunc, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The choices of parts for sums over features for each stored element; none for others."""
+    """The choices of parts for sums over features for each stored element; empty for others."""
     shape = _elements(func)
     if shape is None:
         return {}
@@ -238,7 +237,7 @@ def _parts(func: SparseFunc, sizes: Mapping[str, int]) -> dict[str, tuple[int, .
 
 @lru_cache(64)  # by identity
 def _elements(func: SparseFunc) -> tuple[ElementReduction, dict[str, Any]] | None:
-    """The sums over features for each stored element that a function is, and their sizes."""
+    """The sums over features for each stored element that a function computes, and their sizes."""
     sch = Schedule(func)
     try:
         sums = element_reduction(sch, "space_of")
@@ -250,9 +249,9 @@ def _elements(func: SparseFunc) -> tuple[ElementReduction, dict[str, Any]] | Non
 
 
 def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
-    """Schedule a function by choices of its :func:`space_of`; without any leave it as it is.
+    """Schedule a function by choices of its :func:`space_of`; without any it is unchanged.
 
-    Raises ScheduleError where choices do not go together, KeyError for one that is missing.
+    Raises ScheduleError if choices are incompatible, KeyError for a missing one.
     """
     if not config:
         return
@@ -278,17 +277,17 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
 
 
 def _bits(nest: _Nest, config: Mapping[str, Any]) -> int:
-    """The size of a vector."""
+    """The size of a vector in bits."""
     return config[f"{nest.it.name}.lanes"] * tvm.DataType(nest.dtype).bits
 
 
 def _vectors(nest: _Nest, config: Mapping[str, Any]) -> int:
-    """Vectors of a tile."""
+    """The number of vectors per tile."""
     return config[f"{nest.it.name}.vectors"]
 
 
 def _in_register(sch: Schedule, it: SparseIteration) -> None:
-    """Keep the sum for each element in a register, of 32 bits at least; others stay as they are."""
+    """Keep the sum of each element in a register of at least 32 bits; others are unchanged."""
     reduction, loops = reduction_of(it.body), loops_of(it)
     spatial = [SpIter(it.name, x.axes) for x in loops if set(x.kinds) == {"S"}]
     sums = [SpIter(it.name, x.axes) for x in loops if set(x.kinds) == {"R"}]
@@ -305,7 +304,7 @@ def _in_register(sch: Schedule, it: SparseIteration) -> None:
 
 @dataclass(frozen=True)
 class RowTileOfAnySize(RowTile):
-    """Tiles whose last one begins earlier where the number of features is not compiled in."""
+    """Tiles whose last one begins earlier if the number of features is not compiled in."""
 
     @property
     def tail(self) -> str:
@@ -327,7 +326,7 @@ def _tile_of(nest: _Nest, config: Mapping[str, Any]) -> RowTile:
 
 
 def _in_tiles(sch: Schedule, nest: _Nest, config: Mapping[str, Any]) -> Half:
-    """An iteration in tiles, as far as stage I goes, and what is left to do then."""
+    """An iteration in tiles, scheduled in stage I, and the remaining step for stage II."""
     name = nest.it.name
     tile, inner, ahead = _tile_of(nest, config), config[f"{name}.inner"], config[f"{name}.ahead"]
     gathered = _gathered(sch.func, nest)
@@ -357,9 +356,9 @@ def _in_tiles(sch: Schedule, nest: _Nest, config: Mapping[str, Any]) -> Half:
 
 
 def _row_reduction(sch: Schedule, nest: _Nest, gathered: list[tuple[str, str]]) -> RowReduction:
-    """The loops of an iteration as tiles of rows take them.
+    """The loops of an iteration in the form that row tiles take.
 
-    gathered : as of :func:`_gathered`
+    gathered : the result of :func:`_gathered`
     """
     ref = sch.get_sparse_iteration(nest.it.name)
     handles = dict(zip((x.name for x in loops_of(nest.it)), sch.get_sp_iters(ref), strict=True))
@@ -374,7 +373,7 @@ def _row_reduction(sch: Schedule, nest: _Nest, gathered: list[tuple[str, str]]) 
 
 
 def _nests(func: SparseFunc) -> Iterator[_Nest]:
-    """The iterations at the top level that can be tiled."""
+    """The top-level iterations that can be tiled."""
     body = func.body
     for it in body.seq if hasattr(body, "seq") else [body]:
         tileable = _nest(it) if isinstance(it, SparseIteration) else None
@@ -383,7 +382,7 @@ def _nests(func: SparseFunc) -> Iterator[_Nest]:
 
 
 def _nest(it: SparseIteration) -> _Nest | None:
-    """The loops of an iteration that can be tiled; None where it has another form."""
+    """The loops of an iteration that can be tiled; None if it has another form."""
     reduction = reduction_of(it.body)
     if reduction is None or taken_apart(it.body)[0] or not reduction.store.indices:
         return None
@@ -398,9 +397,9 @@ def _nest(it: SparseIteration) -> _Nest | None:
     visited = {var for x in sums for var in x.vars}
     if not any(x.indices[-1].same_as(last) and visited & free_vars(x)
                for x in nodes_of(ir.TensorLoad, reduction.term) if x.indices):  # fmt: skip
-        return None  # no terms lie side by side
+        return None  # no operand is contiguous
     outer = [x for x in loops if x is not along and "R" not in x.kinds]
-    # Sums come after everything spatial, which must not hang under them.
+    # Sums come after everything spatial, which must not depend on them.
     if any(_is_under(x, axis) for x in outer for y in sums for axis in [y.node]):
         return None
     dense = takewhile(lambda x: getattr(x.node, "kind", "") == "dense_fixed", outer)
@@ -418,7 +417,7 @@ def _is_under(loop: Loop, axis: Any) -> bool:
 def _choices(
     func: SparseFunc, nest: _Nest, sizes: Mapping[str, int], bits: int, threads: int, alone: bool
 ) -> dict[str, Any]:
-    """The choices of one iteration; of several that are tiled, those that make few configs."""
+    """The choices of one iteration; fewer if several iterations are tiled."""
     size = _known(nest.along.node.length, sizes)
     lanes = max(1, bits // tvm.DataType(nest.dtype).bits)
     while size is not None and 1 < lanes and lanes > size:
@@ -442,7 +441,7 @@ def _choices(
 
 
 def _visits(nest: _Nest, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Other orders of rows and of their columns, where columns are stored one by one."""
+    """Other orders of rows and of their columns, if columns are stored singly."""
     yield ROWS_IN_TURN
     column, rows = nest.sums[0].node, getattr(nest.rows, "node", None)
     alone = len(nest.sums) == 1 and _is_under(nest.sums[0], rows)
@@ -456,7 +455,7 @@ def _visits(nest: _Nest, sizes: Mapping[str, int]) -> Iterator[str]:
 
 
 def _gathered(func: SparseFunc, nest: _Nest) -> list[tuple[str, str]]:
-    """Buffers whose rows the innermost sum finds by the indices of a sparse axis.
+    """Buffers whose rows the innermost sum gathers by indices of a sparse axis.
 
     Each with the axis that is indexed.
     """

@@ -1,8 +1,9 @@
 """The joint space of formats and schedules that a search explores. (SparseTIR, section 2)
 
-A point says which template (a branch of the space) and a choice for each of its parameters; it is
-flat, and its values are scalars that JSON holds. Not every point is a config: choices may not go
-together. Every config of a space can be made, and its template takes the problem and the pattern.
+A point names a template (a branch of the space) and a choice for each of its parameters; it is
+flat, with scalar values that JSON preserves. Not every point is a config: choices may be
+incompatible. Every config of a space is valid, and its template supports the problem and the
+pattern.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from sparsetir.schedules.templates.registry import templates_for
 
 @dataclass(frozen=True)
 class Space:
-    """The configs that may serve a problem, by branches."""
+    """The configs that may serve a problem, by branch."""
 
     branches: tuple[Branch, ...]
 
     def config(self, point: Point) -> Any | None:
-        """The config of a point; None where the choices do not go together.
+        """The config of a point; None if the choices are incompatible.
 
-        Raises ValueError for what is no point of this space.
+        Raises ValueError for an object that is not a point of this space.
         """
         branch = next((b for b in self.branches if b.name == point.get(BRANCH)), None)
         if branch is None:
@@ -46,11 +47,11 @@ class Space:
         return branch.config(chosen)
 
     def point(self, config: Any) -> Point | None:
-        """A point that gives a config; None if the space has none."""
+        """A point with this config; None if the space has none."""
         return self._points.get(config)
 
     def points(self) -> list[tuple[Point, Any]]:
-        """Every config once, with the first point that gives it; always in the same order."""
+        """Every config once, with the first point that has it; always in the same order."""
         return [(point, config) for config, point in self._points.items()]
 
     @cached_property
@@ -63,9 +64,9 @@ class Space:
 
 
 def space(problem: Any, pattern: CsrPattern, stats: Statistics, target: Any) -> Space:
-    """The space of a problem, for a pattern and a target: a branch of each template that serves it.
+    """The space of a problem, pattern and target: a branch for each template that supports it.
 
-    stats : of the pattern, as `choose` takes it. What `candidates` gives is always in the space.
+    stats : of the pattern, as for `choose`. Results of `candidates` are always in the space.
     """
     search = Asked(problem, pattern, stats, target, candidates(problem, stats, target))
     branches = (template.branch(search) for template in templates_for(problem, is_gpu(target)))

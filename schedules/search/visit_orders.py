@@ -1,4 +1,4 @@
-"""Rules for when rows of a matrix are visited in another order, by what was measured."""
+"""Rules for visiting rows of a matrix in another order, from measurements."""
 
 from __future__ import annotations
 
@@ -8,63 +8,63 @@ from sparsetir.schedules.registers import feature_tile, tasks
 from sparsetir.schedules.targets import l2_bytes
 from sparsetir.schedules.templates.row_tile import RowTile
 
-# Rows from which on no processor knows their lengths by heart, and elements of one up to which its
-# end takes a good part of its time.
+# The least rows for which no branch predictor remembers their lengths, and the greatest length for
+# which the end of a row takes a good part of its time.
 ROWS, LENGTH = 8192, 6
-# Times the L2 cache that B may take: beyond it, gathering and writing far and wide takes longer.
+# Multiple of the L2 cache that B may have: beyond it, scattered gathers and writes are slower.
 CACHES = 4
-# Vectors of a tile up to which sorted rows pay, and rows that are sorted together.
+# The most vectors per tile for which sorted rows pay, and rows that are sorted together.
 NARROW, WINDOW = 2, 4096
 
-# Elements of a row from which on panels have four rows, five and six, else three: on CPUs by their
-# name that were measured with larger panels, and on others.
+# The least elements per row for panels of four, five and six rows, else three: by name for CPUs
+# that were measured with larger panels, and for others.
 ELEMENTS = {"znver5": (64, 100, 200)}
 ELEMENTS_ELSEWHERE = (64, 400)
-# Vectors of a tile, from which on CPUs that are named have larger panels than others.
+# The least vectors per tile for which named CPUs have larger panels than others.
 VECTORS = 4
-# Bytes of an element and its column.
+# Bytes per element and column.
 PLACE = 8
-# Times that each row of B is read, from which on its copy takes no part of the time.
+# The least reads of each row of B for which its copy takes negligible time.
 USES = 8
 
 
 def sorting_pays(m: int, n: int, nnz: int, feat: int, bytes: int, lanes: int) -> bool:
-    """Whether rows by length are faster than rows as they are: many short ones, few features.
+    """Whether rows by length are faster than rows as stored: many short ones, few features.
 
     Measured on Zen 5 (AVX-512, one thread, float32), PubMed and generated graphs of 20,000 rows
-    with 2 to 8 elements on average, calls in a row: 1.9 to 3.1 times as fast with 8 features, 1.8
-    to 2.4 with 16, 1.4 to 1.9 with 32, of values that are packed; 1.3 to 2.9 of those that are
-    not. In turns with other matrices 1.0 to 1.3 with 32. With 64 features and more, or 16 elements
-    to a row, it gains nothing; up to 4,000 rows it takes up to a tenth longer, as the processor
-    foresees the ends of rows that it has seen some times; and so it does on 325,729 rows, whose
-    B is larger than the caches.
+    with 2 to 8 elements on average, consecutive calls: 1.9 to 3.1 times as fast with 8 features,
+    1.8 to 2.4 with 16, 1.4 to 1.9 with 32, for packed values; 1.3 to 2.9 for others. In turns with
+    other matrices 1.0 to 1.3 with 32. With 64 features and more, or 16 elements per row, it gains
+    nothing; up to 4,000 rows it takes up to a tenth longer, as the branch predictor learns the ends
+    of rows that it has seen a few times; and so it does on 325,729 rows, whose B is larger than the
+    caches.
     """
     fits = n * feat * bytes <= CACHES * l2_bytes()
     return m >= ROWS and fits and 0 < nnz <= LENGTH * m and feat <= NARROW * lanes
 
 
 def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -> bool:
-    """Whether panels are faster than single rows: where patterns have enough entries.
+    """Whether panels are faster than single rows: if patterns have enough entries.
 
     Measured on Cascade Lake (AVX-512, one thread, float32), 64 x 256 to 2048 x 512 and 512 x 2048
     with 50 to 90 % zeros, 32, 128 and 512 features, against row blocks:
 
     - a quarter stored and more: 1.1 to 1.6 times as fast from rows of 16 elements on
     - 15 %: 1.1 to 1.3 times from 40 elements on with few features; with many from 64 on, or 128
-      where the matrix, read once for each tile, is larger than the L2 cache
+      if the matrix, read once per tile, is larger than the L2 cache
     - 8 %: 1.15 times from 128 elements on; with few features and fewer elements 0.91 to 0.92 times
-      on Zen 5, where row blocks know the number of features
-    - less: up to 1.25 times as slow, as nearly all patterns hold a single row
+      on Zen 5, where row blocks have the number of features compiled in
+    - less: up to 1.25 times as slow, as nearly all patterns have a single row
 
-    Values of a run, which are read by their places (`packed=False`), against rows with values as
-    they are, on Zen 5 (AVX-512, one thread, float32), DLMC's layers, 32, 128 and 512 features: 1.2
-    to 2.5 times as fast with 50 and 60 % zeros, 1.33 with 70 %, 1.09 with 80 %; panels of three
-    rows 0.86 to 0.97 times. To bring values into order in each call takes 0.4 ns an element,
-    where the product takes 0.5 with 32 features; to read places 0.07.
+    Values passed in each call, which are read by position (`packed=False`), against rows with
+    values as stored, on Zen 5 (AVX-512, one thread, float32), DLMC's layers, 32, 128 and 512
+    features: 1.2 to 2.5 times as fast with 50 and 60 % zeros, 1.33 with 70 %, 1.09 with 80 %;
+    panels of three rows 0.86 to 0.97 times. Reordering values in each call takes 0.4 ns an element,
+    where the product takes 0.5 with 32 features; reading positions takes 0.07.
 
     On Zen 5 a matrix larger than the L2 cache gains with 20 % stored from 100 elements on.
 
-    cpu : its name, as LLVM has it
+    cpu : its name in LLVM
     """
     if min(m, n, nnz) <= 0 or feat < 2 * lanes or nnz < USES * n:
         return False
@@ -79,21 +79,21 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -
 def panel_rows(
     stats: Any, lanes: int, sums: int, summed: int, parallel: bool, cpu: str = ""
 ) -> RowTile:
-    """Panels for a pattern, with as many vectors of sums as there are registers for.
+    """Panels for a pattern, with as many accumulator vectors as there are registers for.
 
     stats : :class:`sparsetir.schedules.search.choose.Statistics`
-    sums : vectors of sums that registers hold
-    summed : bytes of a sum
-    cpu : its name, as LLVM has it
+    sums : accumulator vectors that registers hold
+    summed : bytes per accumulator
+    cpu : its name in LLVM
 
     More rows are more loops, 15 for four, 31 for five and 63 for six, of fewer visits each. Zen 5
-    takes 1.05 to 1.2 times less time for five or six than for four where a tile has four vectors
+    takes 1.05 to 1.2 times less time for five or six than for four if a tile has four vectors
     (one thread, float32, 50 to 80 % zeros, panels of 512 and 2048 columns). B is always copied,
-    a panel that stays in the L2 cache: one tile alone takes at most 4 % longer for it where vectors
-    of B begin with cache lines, and 20 to 50 % less where they do not, as in most arrays of NumPy.
+    a panel that stays in the L2 cache: a single tile takes at most 4 % longer for it if vectors of
+    B begin at cache lines, and 20 to 50 % less if they do not, as in most NumPy arrays.
 
-    Where there are 16 registers, three rows: with two vectors for four rows the matrix is gone
-    through twice as often, which takes 1.2 to 1.3 times as long. (AVX2 on Zen 5, one thread, DLMC's
+    With 16 registers, three rows: with two vectors for four rows the matrix is visited twice as
+    often, which takes 1.2 to 1.3 times as long. (AVX2 on Zen 5, one thread, DLMC's
     layers with 50 to 80 % zeros, 32 to 512 features: 1.09 to 1.24 times as fast as row blocks.)
     """
     vectors = VECTORS

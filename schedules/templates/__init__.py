@@ -1,1 +1,1 @@
-"""Templates: how kernels of operators are made of configs."""
+"""Templates: schedules of operators that configs parametrise."""

@@ -1,9 +1,9 @@
-"""Attention over blocks on a CPU, and its gradients: products of tiles in registers, rows in lanes.
+"""Attention over blocks on a CPU, and its gradients: products of register tiles, rows in lanes.
 
-All steps of a program have the rows of one block side by side, so that what is kept for each row,
-such as the greatest score, is a vector, and no step adds up lanes. A product, of features or of
-keys, collects a tile of its result in registers: each element of an operand is multiplied with
-vectors of rows. What a visit of a block makes stays in the first cache.
+All steps of a program have the rows of one block as lanes, so that per-row values, such as the
+greatest score, are vectors, and no step reduces lanes. A product, over features or keys,
+accumulates a tile of its result in registers: each element of an operand is multiplied by vectors
+of rows. The intermediate results of a block's visit stay in the L1 cache.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ WHO = "block_attention"
 class BlockTiles(Config):
     """Schedule of a CPU kernel.
 
-    lanes : of a vector, a power of two that divides the rows of a block
-    vectors : of rows in a tile, which make a divisor of the rows of a block
-    tile : features or keys in a tile, at most; a divisor of theirs is taken
-    parallel : use all threads
+    lanes : per vector, a power of two that divides the rows of a block
+    vectors : of rows per tile, whose product with `lanes` divides the rows of a block
+    tile : the most features or keys per tile; a divisor of their number is used
+    parallel : whether to use all threads
     """
 
     lanes: int = number(16, power=True)
@@ -54,7 +54,7 @@ class BlockTiles(Config):
 
 
 def apply(sch: Schedule, config: BlockTiles) -> None:
-    """Schedule a program of steps for each block that a row of blocks stores.
+    """Schedule a program whose steps run for each block that a row of blocks stores.
 
     Before (stage I), and after::
 
@@ -86,7 +86,7 @@ def apply(sch: Schedule, config: BlockTiles) -> None:
 
 
 def _in_tiles(sch: Schedule, it: SparseIteration, lanes: str, config: BlockTiles) -> Straight:
-    """Cut a step into vectors, a sum into tiles in registers: iterations, and straight loops."""
+    """Cut a step into vectors, a sum into register tiles: iterations, and unrolled loops."""
     nest = Nest(sch, WHO, it)
     ref, handles = nest.handles()
     summed = [handles.pop(x.axes) for x in nest.of_kind("R")]

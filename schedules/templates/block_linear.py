@@ -1,4 +1,4 @@
-"""Linear maps with weights in blocks, on a CPU: some tokens by the rows of a block in registers.
+"""Linear maps with blocked weights, on a CPU: some tokens by the rows of a block in registers.
 
 A vector of a block's values serves all tokens of a tile, a value of X all rows of a block.
 """
@@ -20,7 +20,7 @@ from sparsetir.schedules.templates.register_tile import greatest_divisor
 from sparsetir.schedules.templates.shapes import only_nest
 from sparsetir.sparse_ir.schedule import Schedule
 
-STRAIGHT = 4  # columns of a block whose code is straight
+STRAIGHT = 4  # columns of a block that are unrolled
 MOST_LANES = 16
 
 
@@ -28,10 +28,10 @@ MOST_LANES = 16
 class BlockTile(Config):
     """Schedule of a kernel for blocks.
 
-    tile : tokens at a time, of which there are to be as many; for sums over tokens, columns of a
-        block at a time, a divisor
-    lanes : of a vector, a power of two that divides the rows of a block
-    parallel : use all threads; to wake them takes as long as a small product
+    tile : tokens at a time, at most the number of tokens; for sums over tokens, columns
+        of a block at a time, a divisor
+    lanes : per vector, a power of two that divides the rows of a block
+    parallel : whether to use all threads; waking them takes as long as a small product
     """
 
     tile: int = number(8)
@@ -68,7 +68,7 @@ def apply(sch: Schedule, config: BlockTile) -> None:
         with T.sp_iter([IO, JO, TOKEN, JI, II], "SSRSS", "linear_grad_w") as [io, jo, ..]: ...
 
         with T.sp_iter([IO], "S", "linear_grad_w") as [io]:
-            GRAD_Y_ws[t, i0, i1] = ...   # what a row of blocks reads of Y, together
+            GRAD_Y_ws[t, i0, i1] = ...   # a copy of the values of Y for a row of blocks
             with T.sp_iter([JO, JI0], "SS", "linear_grad_w_rest") as [jo, ji0]:
                 ...                      # .._start, .._reduce over [TOKEN, JI1, II0, II1]
     """

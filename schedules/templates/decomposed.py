@@ -1,6 +1,6 @@
-"""SpMM over any format of the library, decomposed by its rules and scheduled by the default.
+"""SpMM over any format of the library, decomposed by its rules, under the default schedule.
 
-What the search over formats tries beside the templates, which are written for one format each.
+The search over formats tries these besides the templates, each of which is written for one format.
 (SparseTIR, sections 3.2.1 and 3.3.)
 """
 
@@ -26,11 +26,11 @@ from sparsetir.sparse_ir.schedule import Schedule
 
 @dataclass(frozen=True)
 class Decomposed(Config):
-    """The format that a matrix is stored in; the default schedule does the rest.
+    """The format in which a matrix is stored; the default schedule does the rest.
 
-    format : of the library, for matrices
-    filled : without masks, for patterns that fill every place of the format, such as whole blocks,
-        none of which sticks out
+    format : a format of the library, for matrices
+    filled : without masks, for patterns that fill every place of the format, such as whole blocks
+        within the matrix
     """
 
     format: Format
@@ -61,7 +61,7 @@ def serves(problem: Any) -> str | None:
 def refusal(fmt: Format, pattern: Pattern, problem: Any, count: int | None = None) -> str | None:
     """Why a format that takes too much space for a pattern is refused, or None.
 
-    count : its places, where the caller knows them
+    count : its number of places, if the caller knows it
     """
     count = fmt.places(pattern) if count is None else count
     return library.refusal(pattern, count, problem.operand)
@@ -74,12 +74,12 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     m, n, feat : sizes
     and the arguments of the format's rules, among them the values `a_<rule>`
 
-    Where blocks are filled, m and n are promised to be multiples of their sizes.
+    If blocks are filled, m and n are promised to be multiples of their sizes.
 
-    Sums are in float32 (float64 for float64), and rounded once: what several iterations add to is
-    summed up in an array of that type.
+    Sums are float32 (float64 for float64), and rounded once: a result that several iterations
+    update is accumulated in an array of that type.
 
-    Raises ScheduleError for what :func:`serves` names.
+    Raises ScheduleError for problems that :func:`serves` rejects.
     """
     _refuse("program", problem)
     rules = config.format.rules(problem.operand)
@@ -94,17 +94,17 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
 
 
 def _block_shape(fmt: Format) -> tuple[int, int]:
-    """Rows and columns of a block of BSR or DBSR; of other formats (1, 1)."""
+    """Rows and columns of a block of BSR or DBSR; (1, 1) for other formats."""
     return (fmt.rows, fmt.cols) if isinstance(fmt, BSR | DBSR) else (1, 1)
 
 
 def _sticks_out(fmt: Format, shape: tuple[int, ...]) -> bool:
-    """Whether the last blocks of a format reach beyond a matrix."""
+    """Whether the last blocks of a format exceed a matrix."""
     return any(n % b for n, b in zip(shape, _block_shape(fmt), strict=True))
 
 
 def apply(sch: Schedule, config: Decomposed) -> None:
-    """Leave a program as it is, for the default schedule."""
+    """Leave a program unchanged, for the default schedule."""
 
 
 def _refuse(where: str, problem: Any) -> None:
@@ -117,9 +117,9 @@ def _refuse(where: str, problem: Any) -> None:
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
-    """The arguments of :func:`program` that depend on the pattern alone.
+    """The arguments of :func:`program` that only depend on the pattern.
 
-    Raises ScheduleError for a pattern that takes too much room in the format.
+    Raises ScheduleError for a pattern that takes too much space in the format.
     """
     _refuse("arrange", problem)
     if config.filled and _sticks_out(config.format, matrix.shape):
@@ -146,9 +146,9 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
 
 
 def is_full(fmt: Format, pattern: Pattern, count: int | None = None) -> bool:
-    """Whether a format that pads has no padding for a pattern, so that it needs no masks.
+    """Whether a padding format has no padding for a pattern, so that it needs no masks.
 
-    count : its places, where the caller knows them
+    count : its number of places, if the caller knows it
     """
     if not any(rule.masked for rule in fmt.rules(Operand.default(2))):
         return False

@@ -1,7 +1,7 @@
-"""Operators without a template, such as those of a program and a record alone.
+"""Operators without a template, such as those with only a program and a record.
 
-A search tries what :mod:`sparsetir.schedules.search.program_space` makes of the program; without
-any choice a kernel has the default schedule, on CPUs and GPUs.
+A search tries the space that :mod:`sparsetir.schedules.search.program_space` derives from the
+program; without choices a kernel has the default schedule, on CPUs and GPUs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def program(problem: OfProgram, config: Any = None) -> SparseFunc:
 
 
 def arrange(matrix: CsrPattern, problem: OfProgram, config: Any) -> Arranged:
-    """CSR as it is; of a program over the transposed matrix, sizes are those of the matrix."""
+    """CSR unchanged; for a program over the transposed matrix, sizes are those of the matrix."""
     del config
     arguments = matrix.arguments()
     if OPERATORS[problem.op].transposed:
@@ -42,7 +42,7 @@ def arrange(matrix: CsrPattern, problem: OfProgram, config: Any) -> Arranged:
 
 
 def arrange_edges(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
-    """CSR as it is, with values for each edge."""
+    """CSR unchanged, with values for each edge."""
     del problem, config
     return Arranged(Stored(lambda A: {"e": A}), matrix.arguments())
 
@@ -52,8 +52,8 @@ def default_of(
 ) -> Choices:
     """Default choices of the program's space for known sizes; small work runs on one thread.
 
-    sizes : by the names of the program's parameters
-    threads, work_of_threads : as of :class:`sparsetir.schedules.search.choose.Statistics`
+    sizes : by the program's parameter names
+    threads, work_of_threads : as in :class:`sparsetir.schedules.search.choose.Statistics`
     """
     func, gpu = _program(problem), is_gpu(target)
     choices_of_space = program_space.default_of(func, sizes, gpu)

@@ -1,15 +1,15 @@
-"""The register tile of CPU kernels: rows by vectors of features, whose sums stay in registers.
+"""The register tile of CPU kernels: rows by vectors of features, with accumulators in registers.
 
-All templates for CPUs are made of it. Before (stage I), and after in stage II for a tile of two
-vectors of 16 features, where each element is loaded once for all of them::
+All CPU templates use it. Before (stage I), and after in stage II for a tile of two
+vectors of 16 features, where each element is loaded once for the tile::
 
     with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-    for blocks in T.parallel(...):         # :func:`in_blocks`: rows of about as much work each
+    for blocks in T.parallel(...):         # :func:`in_blocks`: rows of about equal work each
         for i, k0 in ...:
             C_ws[0:2, 0:16] = 0.0          # start
-            for j in ...:                  # reduce: vectors are written out
+            for j in ...:                  # reduce: vectors are unrolled
                 C_ws[0, 0:16] += A[i, j] * B[j, k0 * 32 : k0 * 32 + 16]
                 C_ws[1, 0:16] += A[i, j] * B[j, k0 * 32 + 16 : k0 * 32 + 32]
             C[i, k0 * 32 : k0 * 32 + 32] = C_ws[0:2, 0:16]    # write
@@ -30,16 +30,17 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 MAX_TILE = 256
-STRAIGHT = 4  # columns of a block whose code is straight
-# Iterations of stage I, and how many of their innermost loops are to be straight code of vectors.
+STRAIGHT = 4  # columns of a block that are unrolled
+# Stage-I iterations, and the number of innermost loops of each that become straight-line vector
+# code.
 Straight = list[tuple[SparseIterationRef, int]]
 
 
 class Tiled(Config):
     """A config for tiles of features.
 
-    feat : the one feature size it serves, or None: every multiple of `tile`
-    tile : features of a tile
+    feat : the one feature size it supports, or None: every multiple of `tile`
+    tile : features per tile
     """
 
     feat: Any
@@ -47,11 +48,11 @@ class Tiled(Config):
 
     @property
     def tail(self) -> Any:
-        """The treatment of the last tile, as by `split`."""
+        """The treatment of the last tile, as an argument of `split`."""
         return "exact" if self.feat is None or self.feat % self.tile == 0 else "shift"
 
     def tiles(self, feat: int) -> int:
-        """Tiles of a feature size; raises ScheduleError for a size that the config does not serve.
+        """The tiles of a feature size; raises ScheduleError if the config does not support it.
 
         The argument `tiles` of kernels that have one.
         """
@@ -67,18 +68,19 @@ class Tiled(Config):
 class RegisterTile(Tiled):
     """A config of accumulators in vector registers, with further fields.
 
-    tile : features of a row that are summed up in registers at a time, 1 to 256
-    lanes : of a vector, a power of two, at most `tile`
-    feat : None for a kernel that serves every multiple of `tile`; else the one feature size it
-        serves, at least `tile`: the last tile, and the last vector of each, then begin earlier
-        where they would reach too far
-    pack : copy the tile's features of B together before they are gathered, in the type of the sums
-    packed : values come in the order in which they are visited, in an array of their own; else each
-        is read where it is in the matrix, by its place, and needs no preparation
+    tile : features of a row that are accumulated in registers at a time, 1 to 256
+    lanes : per vector, a power of two, at most `tile`
+    feat : None for a kernel that supports every multiple of `tile`; else the one feature size it
+        supports, at least `tile`: the last tile, and the last vector of each, then begin earlier
+        if they would exceed it
+    pack : whether to pack the tile's features of B before they are gathered, in the type of the
+        sums
+    packed : values are stored in the order of visits, in a separate array; else each is read by its
+        position in the matrix, which needs no preparation
     blocks : of rows, or panels; they and the tiles are divided among the threads; not compiled in
-    parallel : use all threads; to wake them takes as long as a small product
-    ahead : elements that the first block has more than the others: what the thread that calls does
-        while others wake; not compiled in
+    parallel : whether to use all threads; waking them takes as long as a small product
+    ahead : additional elements of the first block: the calling thread processes them while others
+        wake; not compiled in
     """
 
     lanes: Any
@@ -96,7 +98,7 @@ class RegisterTile(Tiled):
 def in_tiles(sch: Schedule, features: SpIter, config: Any) -> tuple[SpIter, list[SpIter]]:
     """Cut a loop over features: the loop over tiles, and those within a tile, lanes last.
 
-    config : with `tile`, `lanes`, `feat` and `tail`, as of a :class:`RegisterTile`
+    config : an object with `tile`, `lanes`, `feat` and `tail`, such as a :class:`RegisterTile`
     """
     tile, lanes, tail = config.tile, config.lanes, config.tail
     if config.feat is not None:
@@ -111,11 +113,11 @@ def in_tiles(sch: Schedule, features: SpIter, config: Any) -> tuple[SpIter, list
 def in_blocks(
     sch: Schedule, rows: SpIter, config: Any, blocks: int | str = "blocks", **how: Any
 ) -> tuple[list[SpIter], SpIter]:
-    """The loop over blocks of rows, none on one thread, and that over the rows of a block.
+    """The loops over blocks of rows, none on one thread, and the loop over the rows of a block.
 
-    config : with `parallel`
-    blocks : how many; a name of those that the kernel is told
-    how : of `divide`; by default rows with about as much work each
+    config : an object with `parallel`
+    blocks : their number; a name if the kernel takes it as a parameter
+    how : arguments of `divide`; by default rows of about equal work
     """
     if not config.parallel:
         return [], rows
@@ -129,12 +131,12 @@ def sums_of(
     sch: Schedule, iteration: SparseIterationRef, result: str, around: Sequence[SpIter],
     summed: Sequence[SpIter], held: Sequence[SpIter], at: SpIter | None = None, **how: Any,
 ) -> Straight:  # fmt: skip
-    """Sum up in registers what `held` visits, over the loops `summed`: start, reduce, write.
+    """Accumulate the elements of `held` in registers over `summed`: start, reduce, write.
 
-    result : the buffer that is summed up
+    result : the buffer that is accumulated
     around : the loops around both
-    at : the loop that sums are written in; by default the innermost of `around`
-    how : of `precompute`, such as `dtype` and `hoist`
+    at : the loop in which sums are written; by default the innermost of `around`
+    how : arguments of `precompute`, such as `dtype` and `hoist`
     """
     sch.sparse_reorder(iteration, [*around, *summed, *held])
     steps = sch.precompute(result, at or around[-1], [*held], **how)
@@ -148,14 +150,14 @@ def in_registers(
 ) -> Straight:  # fmt: skip
     """The register tile of a nest: tiles of features, sums, B's copy and threads, in this order.
 
-    shape : the nest: its iteration, features, result and what is gathered
+    shape : the nest: its iteration, features, result and gathered operand
     rows, columns : loops around tiles, and reductions
     shared : loops outside of rows, which threads share
-    held : loops that are in registers beside the vectors, such as over rows of a block
+    held : loops kept in registers besides the vectors, such as over rows of a block
     tiles_at : place among `shared` of the loop over tiles; None: inside of rows
-    pack : copy what is gathered for a task together before
-    race : as of `parallelize`
-    at, how : as of :func:`sums_of`
+    pack : whether to pack the gathered operand for a task before
+    race : as for `parallelize`
+    at, how : as for :func:`sums_of`
     """
     tiles, vectors = in_tiles(sch, shape.features, config)
     shared, rows = [*shared], [*rows]
@@ -181,8 +183,8 @@ def cast_before(
 ) -> tuple[Straight, SparseIterationRef]:  # fmt: skip
     """Cast values of a narrower type together, before the loops of a reduction that reads them.
 
-    at : the reduction's loop that they are cast in
-    over : loops inside of it that they are over
+    at : the reduction's loop in which they are cast
+    over : loops inside it that index them
 
     Returns the casts, and the rest of the reduction `adds`.
     """
@@ -193,7 +195,7 @@ def cast_before(
 
 
 def block_around(sch: Any, name: str) -> str:
-    """The name of the block that a block of stage II is in."""
+    """The name of the block around a stage-II block."""
     ref = sch.get_sref(sch.get_sblock(name)).parent
     while not isinstance(ref.stmt, s_tir.SBlock):
         ref = ref.parent
@@ -201,13 +203,13 @@ def block_around(sch: Any, name: str) -> str:
 
 
 def packed_values(sch: Schedule, reduction: RowReduction) -> list[str]:
-    """Names of the buffers over the elements of rows, whose values are worth being in order."""
+    """Names of the buffers over the elements of rows whose values are worth reordering."""
     axes = [reduction.rows.axes[0], reduction.columns[0].axes[0]]
     return [b.name for b in sch.func.buffers if [a.name for a in b.axes or ()] == axes]
 
 
 def straight_code(sch: Schedule, steps: Iterable[tuple[Any, int]]) -> Any:
-    """Go on to stage II, where the steps are straight code of vectors; its schedule."""
+    """Lower to stage II, where the steps become straight-line vector code; returns its schedule."""
     stage_two = sch.lower()
     for step, loops in steps:
         in_vectors(stage_two, step, loops)

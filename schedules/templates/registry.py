@@ -1,4 +1,4 @@
-"""The templates there are: all of the library's are registered when this is imported.
+"""The registry of templates: importing it registers all of the library's.
 
 The folder for GPUs is an extension, which may be absent.
 """
@@ -14,7 +14,7 @@ from sparsetir.extras import need
 from sparsetir.schedules import template
 from sparsetir.schedules.template import Template
 
-# By the classes of config and problem.
+# Keyed by the classes of config and problem.
 TEMPLATES = template.TEMPLATES
 GPU = "gpu"
 
@@ -26,7 +26,7 @@ for _folder in ("templates", GPU):
 def templates_for(problem: Any, gpu: bool) -> list[Template]:
     """Templates for a problem's operator, on GPUs or CPUs, in the order of a search.
 
-    Raises ImportError where the extension for GPUs is asked for and absent.
+    Raises ImportError if the extension for GPUs is needed and absent.
     """
     fitting = [template for template in TEMPLATES.values() if template.fits(problem, gpu)]
     if gpu and not any(template.gpu for template in fitting):
@@ -35,9 +35,9 @@ def templates_for(problem: Any, gpu: bool) -> list[Template]:
 
 
 def template_of(config: Any, problem: Any, gpu: bool) -> Template:
-    """The template that a config is for.
+    """The template that a config belongs to.
 
-    Raises TypeError for what is no config, and for one of another operator or kind of target.
+    Raises TypeError for an object that is no config, or one of another operator or target kind.
     """
     served = TEMPLATES.get((type(config), type(problem)))
     if served is None or not served.fits(problem, gpu):

@@ -1,10 +1,10 @@
-"""Relational gather-matmul-scatter on a CPU: rows gather, a tile of them is multiplied.
+"""Relational gather-matmul-scatter on a CPU: rows gather, and tiles of them are multiplied.
 
 Y[i, l] = sum over r, j, k of A[r, i, j] * X[j, k] * W[r, k, l]. For some rows of a relation at a
-time, what they gather of X is summed up in a small workspace, which is multiplied by W[r] with sums
-in registers, and added to the rows of Y: nothing is as large as edges x features. Threads have
-ranges of rows, for all relations, so that they do not meet; the rows of Y of a range stay in cache
-from one relation to the next. (SparseTIR, section 4.4.)
+time, their gathered rows of X are summed in a small workspace, which is multiplied by W[r] with
+accumulators in registers, and added to the rows of Y: no intermediate has the size of edges x
+features. Threads have ranges of rows, for all relations, so that they do not race; the rows of Y
+of a range stay in cache from one relation to the next. (SparseTIR, section 4.4.)
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sparsetir.sparse_ir.recipes.ranges import row_ranges
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration
 
-MOST_ROWS = 12  # of a tile: of relations with few rows much of a larger one would be empty
-STRAIGHT = 8  # vectors that are loaded, stored or summed up by straight code
+MOST_ROWS = 12  # per tile: for relations with few rows much of a larger one would be empty
+STRAIGHT = 8  # vectors that are loaded, stored or added by straight-line code
 MOST_DEEP = 1024  # features of X at a time
 
 
@@ -37,23 +37,23 @@ MOST_DEEP = 1024  # features of X at a time
 class TiledRelations(register_tile.Tiled):
     """Schedule of a CPU kernel.
 
-    feat_in, feat : the feature sizes that it serves, of a block where features are in blocks
+    feat_in, feat : the supported feature sizes, those of a block if features are in blocks
     rows : of a relation at a time
-    tile : features of Y summed up in registers at a time, each of `rows`; a divisor of `feat`
-    lanes : of a vector, a power of two that divides `tile`
-    lanes_in : of a vector of X's features, a power of two that divides `feat_in`
+    tile : features of Y accumulated in registers at a time, each of `rows`; a divisor of `feat`
+    lanes : per vector, a power of two that divides `tile`
+    lanes_in : per vector of X's features, a power of two that divides `feat_in`
     depth : features of X at a time, a divisor of `feat_in`
-    cost : of a row of a relation beside its elements, each of which counts as one
-    ranges : of rows, with about as much work each, which are divided among the threads; by default
-        as many as keep their rows of Y in half of a cache of 'cache' bytes
+    cost : of a row of a relation, in elements
+    ranges : of rows, of about equal work, which are divided among the threads; by default as many
+        as keep their rows of Y in half of a cache of 'cache' bytes
     threads : of the CPU, which have some ranges each
-    prefetch : how many elements ahead rows of X are asked for; 0 for never
-    ahead : how many rows ahead those of Y are asked for; 0 for never
-    packed : for each range and relation, bring W[r] into panels as wide as a tile, which products
-        read one after the other: pays for matrices larger than what the first caches hold, of
-        relations with many rows
-    parallel : use all threads; to wake them takes as long as a small product
-    blocks : of features, where these are in blocks
+    prefetch : elements by which rows of X are prefetched; 0 for never
+    ahead : rows by which those of Y are prefetched; 0 for never
+    packed : for each range and relation, pack W[r] into panels as wide as a tile, which products
+        read sequentially: pays for matrices larger than the first caches, of relations with many
+        rows
+    parallel : whether to use all threads; waking them takes as long as a small product
+    blocks : of features, if these are in blocks
     """
 
     feat_in: int = number()
@@ -90,8 +90,8 @@ class TiledRelations(register_tile.Tiled):
     ) -> TiledRelations:
         """The config whose accumulators fill the vector registers, for these feature sizes.
 
-        lanes : of a vector register
-        sums : vector registers for sums
+        lanes : per vector register
+        sums : vector registers for accumulators
         """
         out, inside = _lanes(feat, lanes), _lanes(feat_in, lanes)
         vectors = greatest_divisor(feat // out, 4)
@@ -116,7 +116,7 @@ class _Found:
     blocks : the loop over blocks of features, if there is one
     result, gathered, matrices : names of Y, X and W
     dtype : of Y
-    sets : Y, instead of adding to it
+    sets : whether Y is set, instead of added to
     """
 
     iteration: SparseIterationRef
@@ -130,7 +130,7 @@ class _Found:
 
 
 def _found(sch: Schedule) -> _Found:
-    """The loops of a program that sums products over what the rows of relations store."""
+    """The loops of a program that sums products over the elements of relations' rows."""
     nest = only_nest(sch, "TiledRelations")
     if not nest.plain or nest.reduction is None or len(nest.loops) not in (5, 6):
         nest.refuse("to be a sum over relations, columns and features")
@@ -169,7 +169,7 @@ def _found(sch: Schedule) -> _Found:
 
 
 def apply(sch: Schedule, config: TiledRelations) -> None:
-    """Schedule a program that multiplies what rows of relations gather by a matrix of each.
+    """Schedule a program that multiplies the gathered rows of relations by a matrix for each.
 
     Before (stage I), and after::
 
@@ -183,8 +183,8 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
                 ...                      # rgms_product, rows by vectors of features in registers
             ...                          # rgms_write
 
-    and in stage II the loop over ranges comes first. Of features in blocks sums and products are
-    over blocks, too, which each has its matrix for. With `packed`::
+    and in stage II the loop over ranges comes first. With features in blocks, sums and products are
+    over blocks, too, each with its own matrix. With `packed`::
 
         with T.sp_iter([R, I_ranges], "SS", "rgms") as [r, i_range]:
             with T.sp_iter([L0, K, L1, L2], "SSSS", "W_ws_copy") as [l0, k, l1, l2]:
@@ -242,7 +242,7 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
 
 
 def arrange(pattern: Pattern | RelationPattern, problem: Rgms, config: TiledRelations) -> Arranged:
-    """CSF by relation of a pattern of relations by rows by columns; what is that stays as it is."""
+    """CSF by relation of a pattern of relations by rows by columns; CSF itself is unchanged."""
     del config
     if isinstance(pattern, Pattern):
         relations, m, n = pattern.shape
@@ -254,7 +254,7 @@ def arrange(pattern: Pattern | RelationPattern, problem: Rgms, config: TiledRela
 
 
 def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> dict[str, Any]:
-    """The recipe of how many ranges there are."""
+    """The recipe of the number of ranges."""
     rows = next(a for a in sch.func.axes if a.name == loop.name)
     size = 8 if accumulator(dtype) == "float64" else 4
     return {
@@ -266,7 +266,7 @@ def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> 
 
 
 def _in_lanes(sch: Schedule, ref: SparseIterationRef, lanes: int) -> int:
-    """Cut the last loop of an iteration into vectors; how many loops are to be straight code."""
+    """Cut the last loop of an iteration into vectors; returns the number of loops to unroll."""
     *_, last = sch.get_sp_iters(ref)
     length = next(int(a.length) for a in sch.func.axes if a.name == last.name)
     sch.split(last, [None, greatest_divisor(length // lanes, STRAIGHT), lanes])
@@ -274,7 +274,7 @@ def _in_lanes(sch: Schedule, ref: SparseIterationRef, lanes: int) -> int:
 
 
 def _summed(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> Straight:
-    """Sums of what a row gathers, in registers."""
+    """Sums of gathered rows, in registers."""
     rows, columns, *blocks, features = sch.get_sp_iters(ref)
     wide = greatest_divisor(config.depth // config.lanes_in, STRAIGHT)
     tiles, *held = sch.split(features, [None, wide, config.lanes_in])
@@ -286,7 +286,7 @@ def _summed(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> S
 
 
 def _multiplied(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> Straight:
-    """The product of a tile, its sums in registers."""
+    """The product of a tile, with accumulators in registers."""
     places, *blocks, inside, features = sch.get_sp_iters(ref)
     tiles, *vectors = sch.split(features, [None, config.tile // config.lanes, config.lanes])
     held = [places, *vectors]
@@ -299,7 +299,7 @@ def _packed(
 ) -> SparseIterationRef:  # fmt: skip
     """The copy of a relation's matrix by tiles, rows and vectors of a tile.
 
-    deep : the loop over parts of X's features, where there is one
+    deep : the loop over parts of X's features, if there is one
     """
     (tiles,) = sch.get_sp_iters(product)
     reduce = sch.get_sparse_iteration(f"{product.name}_reduce")

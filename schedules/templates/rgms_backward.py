@@ -3,10 +3,10 @@
 dW[r, k, l] = sum over i, j of A[r, i, j] * X[j, k] * dY[i, l]
 dA[r, i, j] = sum over k, l of X[j, k] * W[r, k, l] * dY[i, l]
 
-Rows of a relation come in tiles. What a tile shares, sums of rows of X or rows of dY times W[r], is
-in a workspace that stays in the first cache, so that nothing has a row of features for each
-element, or for each row of each relation. Registers hold a tile of a relation's sums during the
-loop over a tile of rows. (SparseTIR, section 4.4.)
+Rows of a relation come in tiles. The values that a tile shares, sums of rows of X or rows of dY
+times W[r], are in a workspace that stays in the L1 cache, so that no intermediate has a row of
+features per element, or per row of each relation. Registers hold a tile of a relation's sums during
+the loop over a tile of rows. (SparseTIR, section 4.4.)
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from sparsetir.sparse_ir.nodes import SparseIteration, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
 WHO = "rgms_backward"
-# Accumulator vectors that fit the registers, beside operands.
+# Accumulator vectors that fit the registers, besides operands.
 REGISTERS = 24
-MOST_VECTORS = 8  # of features in a row
+MOST_VECTORS = 8  # of features per row
 
 
 @dataclass(frozen=True)
 class ChunkTiles(Config):
     """Schedule of a CPU kernel.
 
-    feat_in, feat : features of X and of Y that it serves, of a block
+    feat_in, feat : the supported features of X and of Y, per block
     rows : rows of a relation at a time
-    lanes : of a vector, a power of two that divides both numbers of features
-    tile : rows of a relation's matrix in a tile, at most; a divisor of theirs is taken
-    blocks : of relations, with about as much work each; 0 for one thread
-    vectors : of a row in a tile, at most; a divisor of theirs is taken
+    lanes : per vector, a power of two that divides both numbers of features
+    tile : the most rows of a relation's matrix per tile; a divisor of their number is used
+    blocks : of relations, of about equal work; 0 for one thread
+    vectors : the most per row of a tile; a divisor of their number is used
     """
 
     feat_in: int = number()
@@ -53,8 +53,8 @@ class ChunkTiles(Config):
 def apply(sch: Schedule, config: ChunkTiles) -> None:
     """Schedule a gradient of relational gather-matmul-scatter.
 
-    Before (stage I), and after; of the weights of edges loops over B are inside of those over
-    tiles, and the sums are over L::
+    Before (stage I), and after; for the weights of edges loops over B are inside those over tiles,
+    and the sums are over L::
 
         with T.sp_iter([R, I, B, J, K, L], "SRSRSS", "rgms_grad_w") as [r, i, b, j, k, l]: ...
 
@@ -95,9 +95,9 @@ def apply(sch: Schedule, config: ChunkTiles) -> None:
 
 
 def _in_tiles(sch: Schedule, it: SparseIteration, config: ChunkTiles, sums: list[str]) -> Straight:
-    """Cut a step into vectors and tiles: iterations, and how many straight loops each has.
+    """Cut a step into vectors and tiles: iterations, and the number of loops of each to unroll.
 
-    sums : takes the names of blocks that add up lanes
+    sums : collects the names of blocks that reduce lanes
     """
     nest = Nest(sch, WHO, it)
     ref, handles = nest.handles()

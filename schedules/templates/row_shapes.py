@@ -31,19 +31,19 @@ from sparsetir.sparse_ir.tir import free_vars
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums over what the rows of any format store, for features side by side.
+    """Sums over the elements of rows of any format, for contiguous features.
 
-    Or what sets these, or makes a result of them.
+    Or iterations that initialise these, or compute a result from them.
 
     rows : spatial loops around the sums, outermost first
-    columns : reductions; none where elements are set, or made of sums
+    columns : reductions; none if elements are set, or computed from sums
     block : spatial, of constant extent, the rows of a block
-    block_rows : how many these are
+    block_rows : their number
     features : spatial, contiguous in the result
     result : name of a buffer
-    gathered, gathered_axis : the operand that has features, and which of its axes columns index;
-        None without one
-    stored : the operand over rows and columns alone; None without one
+    gathered, gathered_axis : the operand that has features, and the axis of it that columns index;
+        None if there is none
+    stored : the operand over rows and columns alone; None if there is none
     """
 
     iteration: SparseIterationRef
@@ -59,10 +59,10 @@ class RowSums:
 
 
 def row_sums(sch: Schedule, who: str) -> list[RowSums]:
-    """The loops of the iterations of a program that make sums, such as of one that is decomposed.
+    """The loops of the iterations of a program that computes sums, such as a decomposed one.
 
     who : the template, for messages
-    Raises ShapeError where one of them looks different, and says how.
+    Raises ShapeError if one of them has another form, with the difference.
     """
     stages = [sch.func.body, *getattr(sch.func.body, "seq", [])]
     iterations = [it for it in stages if isinstance(it, SparseIteration)]
@@ -114,7 +114,7 @@ def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
 
 
 def _stored_operand(nest: Nest, columns: set[Any], feature: Any) -> str | None:
-    """The operand that has all columns as they are, and no features: its name."""
+    """The name of the operand indexed by all columns directly, and by no features."""
     for load in nodes_of(ir.TensorLoad, nest.store.value):
         used = {i for i in load.indices if isinstance(i, ir.Var)}
         if columns and columns <= used and feature not in used:
@@ -123,7 +123,7 @@ def _stored_operand(nest: Nest, columns: set[Any], feature: Any) -> str | None:
 
 
 def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:
-    """Whether a loop of constant extent is inside of one over rows, as `ii` in `io * 8 + ii`."""
+    """Whether a loop of constant extent is inside one over rows, as `ii` in `io * 8 + ii`."""
     around = {x.var for x in rows}
     indices = [free_vars(i) for i in store.indices]
     part = any(loop.var in variables and variables & around for variables in indices)
@@ -133,8 +133,8 @@ def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:
 def _is_axis_of_blocks(loop: Any, store: Any, it: SparseIteration, features: Any) -> bool:
     """Whether a loop of constant extent visits a separate axis, as rows of blocks do.
 
-    As `ii` in `C[io, ii, k] += A[io, jo, ii, ji] * B[jo, ji, k]`: what has features is the same for
-    all of them.
+    As `ii` in `C[io, ii, k] += A[io, jo, ii, ji] * B[jo, ji, k]`: the operand with features does
+    not depend on it.
     """
     gathered = [
         load
@@ -153,11 +153,11 @@ def _length(loop: Any) -> int | None:
 
 @dataclass(frozen=True)
 class RowSteps:
-    """Steps over what a row stores, one after the other, for each row.
+    """Steps over the elements of a row, one after the other, for each row.
 
     rows : over a root axis
-    others : dense spatial loops beside the rows
-    features : that of them which is contiguous in all results, or None
+    others : dense spatial loops besides the rows
+    features : the one of them that is contiguous in all results, or None
     dtypes : of the results of steps
     """
 
@@ -172,7 +172,7 @@ def row_steps(sch: Schedule, who: str) -> RowSteps:
     """The loops of a program of steps for each row.
 
     who : the template, for messages
-    Raises ShapeError where the program looks different, and says how.
+    Raises ShapeError if the program has another form, with the difference.
     """
     func = sch.func
     it = func.body
@@ -197,9 +197,9 @@ def row_steps(sch: Schedule, who: str) -> RowSteps:
 
 @dataclass(frozen=True)
 class RowPieces:
-    """Reductions over what rows store, of rows in several formats or pieces, into one result.
+    """Reductions over rows in several formats or pieces, into one result.
 
-    first : what sets the result before
+    first : the iteration that sets the result before
     parts : one for each format; their rows are over a sparse axis
     operator : "sum", "max", ...
     """
@@ -213,7 +213,7 @@ def row_pieces(sch: Schedule, who: str) -> RowPieces:
     """The loops of a program that sets a result, then adds parts of its rows to it.
 
     who : the template, for messages
-    Raises ShapeError where the program looks different, and says how.
+    Raises ShapeError if the program has another form, with the difference.
     """
     first, *rest = (Nest(sch, who, it) for it in sparse_iterations(sch.func))
     sets = first.dense and first.it.init is None

@@ -1,21 +1,20 @@
 """Rows of any storage reduced into tiles of dense features (CPU): C[i, k] += A[i, j] * B[j, k].
 
-What makes it fast, in order of effect: all features of a tile are summed up in registers; what is
-gathered stays in cache (tiles of features outermost, then parts of the columns; both copied
-together where rows of B are far apart); gathered rows are asked for ahead; threads get rows with
-equal numbers of non-zeros. (SparseTIR, section 4.2.1; Senanayake et al., section 8.)
+The optimisations, in order of effect: all features of a tile are accumulated in registers; gathered
+operands stay in cache (tiles of features outermost, then parts of the columns; both packed if rows
+of B are far apart); gathered rows are prefetched; threads get rows with equal numbers of nonzeros.
+(SparseTIR, section 4.2.1; Senanayake et al., section 8.)
 
 Rows may be visited in other orders:
 
-- by their lengths (`window`, :mod:`sparsetir.sparse_ir.schedule.sort_rows_by_length`), of matrices
-  with many short rows: where a processor has not foreseen the end of a row, it loses as much time
-  as some elements take
-- in panels of a few (`rows`), in each the columns that hold the same of its rows together
-  (:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`), of pruned weights: each pattern
-  has a loop of its own, in which a row of B is loaded once for all its rows, and the sums of a
-  panel stay in registers over all patterns. (Albakri and Cheshmi, enumerate-and-sparse-coarsen,
-  section 3: `rows` is their UFi, the vectors of a tile their WarpTile. A panel is one worker's: no
-  atomics.)
+- by length (`window`, :mod:`sparsetir.sparse_ir.schedule.sort_rows_by_length`), for matrices with
+  many short rows: a mispredicted end of a row costs as much time as some elements
+- in panels of a few (`rows`), in each the columns with the same set of its rows together
+  (:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`), for pruned weights: each pattern
+  has its own loop, in which a row of B is loaded once for all of its rows, and the sums of a panel
+  stay in registers over all patterns. (Albakri and Cheshmi, enumerate-and-sparse-coarsen,
+  section 3: `rows` is their UFi, the vectors of a tile their WarpTile. A panel belongs to one
+  worker: no atomics.)
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from sparsetir.sparse_ir.recipes.general import constant
 from sparsetir.sparse_ir.recipes.patterns import pattern_counts
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-MOST_ROWS = 6  # of a panel: 63 loops
+MOST_ROWS = 6  # per panel: 63 loops
 MOST_COMPACT = 8
-ROWS_UNPACKED = 4  # from which on values are read by their places
+ROWS_UNPACKED = 4  # the least for which values are read by position
 
-# Of a search: vectors of a tile; rows that are sorted together; most vectors of sums of a panel, as
-# more are in memory; share of the places that store something, from which on panels are tried.
+# For a search: vectors per tile; rows that are sorted together; the most accumulator vectors of a
+# panel, since more spill; the least share of places with an element for which panels are tried.
 VECTORS = (1, 2, 4, 8, 16)
 WINDOWS = (512, 4096)
 MOST_SUMS = 30
@@ -59,16 +58,17 @@ class RowTile(register_tile.RegisterTile):
 
     tiles_first : visit all rows for a tile of features, then for the next one; else all tiles for a
         row
-    prefetch : how many non-zeros ahead rows of B are asked for; 0 for never
-    parts : parts of the columns that are visited one after the other; how many is not compiled in
-    blocks : as of :class:`RegisterTile`; 0 where threads take row by row
+    prefetch : nonzeros by which rows of B are prefetched; 0 for never
+    parts : parts of the columns that are visited one after the other; their number is not compiled
+        in
+    blocks : as in :class:`RegisterTile`; 0 if threads take row by row
     window : rows that are sorted by length together; 0 for the order of the matrix
-    rows : of a panel, 2 to 6, or with `compact` to 8; the code has 2**rows - 1 loops. 1 for rows by
-        themselves
+    rows : per panel, 2 to 6, or with `compact` to 8; the code has 2**rows - 1 loops. 1 for single
+        rows
     compact : code by the number of a pattern's rows, `rows` loops instead of 2**rows - 1 (section
-        3.5), which compile sooner. Sums are in registers for a pattern at a time and added to the
+        3.5), which compile faster. Sums are in registers for a pattern at a time and added to the
         result, so that tiles must be whole, and results no narrower than sums
-    others : as of :class:`RegisterTile`
+    others : as in :class:`RegisterTile`
     """
 
     tile: int = number(128, most=register_tile.MAX_TILE)
@@ -112,7 +112,7 @@ class RowTile(register_tile.RegisterTile):
 
     @property
     def in_panels(self) -> bool:
-        """Whether rows go in panels."""
+        """Whether rows form panels."""
         return self.rows > 1
 
     @property
@@ -122,10 +122,10 @@ class RowTile(register_tile.RegisterTile):
 
     @property
     def unpacked(self) -> RowTile:
-        """The config for values handed in at each call, in the order of the matrix.
+        """The config for values passed in each call, in the order of the matrix.
 
-        To read the place of a value takes less than the sums that follow, and what is left of the
-        gain of panels pays where they have four rows and more (see
+        Reading the position of a value takes less time than the sums that follow, and the remaining
+        gain of panels pays if they have at least four rows (see
         :func:`sparsetir.schedules.search.visit_orders.panels_pay`).
         """
         if self.in_order:
@@ -135,12 +135,12 @@ class RowTile(register_tile.RegisterTile):
 
     @property
     def by_rows(self) -> RowTile:
-        """The config for patterns whose columns are unsorted or duplicated: rows alone."""
+        """The config for patterns whose columns are unsorted or duplicated: single rows."""
         return replace(self, rows=1, compact=False, packed=True, tiles_first=self.pack)
 
 
 def apply(sch: Schedule, config: RowTile) -> None:
-    """Schedule a program that reduces over what rows store, by primitives of both stages.
+    """Schedule a program that reduces over the elements of rows, by primitives of both stages.
 
     Before (stage I), and after with tiles first, and with panels of rows::
 
@@ -159,18 +159,18 @@ def apply(sch: Schedule, config: RowTile) -> None:
     finish(register_tile.straight_code(sch, steps))
 
 
-# Steps that are to be straight code, and what is left to do in stage II then.
+# Steps that become straight-line code, and the remaining step for stage II.
 Half = tuple[Straight, Callable[[Any], None]]
 
 
 def in_tiles(
     sch: Schedule, nest: RowReduction, config: RowTile, *, named: bool = False, hoist: bool = False
 ) -> Half:
-    """Schedule one iteration of a program, as far as stage I goes.
+    """Schedule one iteration of a program in stage I.
 
-    named : numbers that are not compiled in are computed parameters of kernels: `blocks`, `parts`
-        and `ahead`
-    hoist : as of `precompute`
+    named : whether numbers that are not compiled in are computed parameters of kernels: `blocks`,
+        `parts` and `ahead`
+    hoist : as for `precompute`
     """
     if config.in_panels:
         return _panels(sch, nest, config, named)
@@ -191,7 +191,7 @@ def _blocks(
 
 
 def _rows(sch: Schedule, nest: RowReduction, config: RowTile, named: bool, hoist: bool) -> Half:
-    """Rows one by one, in the order of the matrix or of their lengths."""
+    """Single rows, in the order of the matrix or of their lengths."""
     rows, columns = nest.rows, nest.columns
     values = register_tile.packed_values(sch, nest) if config.window and config.packed else ()
     if config.window:
@@ -213,7 +213,7 @@ def _rows(sch: Schedule, nest: RowReduction, config: RowTile, named: bool, hoist
 
     def finish(stage_two: Any) -> None:
         if config.parts > 1:
-            # Parts hang under rows in stage I; here one part of all rows of a block comes first.
+            # In stage I parts are below rows; here one part of all rows of a block comes first.
             name = register_tile.block_around(stage_two, f"{steps[0][0].name}0")
             of_block = stage_two.get_loops(stage_two.get_sblock(name))
             row, part = of_block[-2 - (not config.tiles_first) :][:2]
@@ -226,7 +226,7 @@ def _rows(sch: Schedule, nest: RowReduction, config: RowTile, named: bool, hoist
 
 
 def _panels(sch: Schedule, nest: RowReduction, config: RowTile, named: bool) -> Half:
-    """Rows in panels, by the patterns that columns have in them."""
+    """Rows in panels, by the patterns of columns in them."""
     total = summed(nest.dtype)
     if config.compact and total != nest.dtype:
         raise ScheduleError(
@@ -240,7 +240,7 @@ def _panels(sch: Schedule, nest: RowReduction, config: RowTile, named: bool) -> 
     )
     tables = buffers_made_by(sch.func, pattern_counts)
     shared, loops = _blocks(sch, panels, config, named, by="positions")
-    # Of a panel are its own rows, also where a table says which of them.
+    # The rows of a panel are its own, even if a table lists them.
     steps = register_tile.in_registers(
         sch, nest, config, loops, [patterns, entries], shared=[*nest.heads, *shared],
         held=[rows], tiles_at=len(nest.heads), at=patterns if config.compact else loops[-1],
@@ -266,7 +266,7 @@ def _panels(sch: Schedule, nest: RowReduction, config: RowTile, named: bool) -> 
 
 
 def _set_before(sch: Schedule, nest: RowReduction, config: RowTile) -> SparseIterationRef:
-    """The init of all rows before they are added to, in vectors."""
+    """The init of all rows before they are updated, in vectors."""
     init = sch.get_sparse_iteration(f"{nest.iteration.name}_init")
     *outer, features = sch.get_sp_iters(init)
     tiles, vectors = register_tile.in_tiles(sch, features, config)
@@ -277,7 +277,7 @@ def _set_before(sch: Schedule, nest: RowReduction, config: RowTile) -> SparseIte
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowTile) -> Arranged:
-    """CSR as it is, in as many blocks of rows or panels and parts of the columns."""
+    """CSR unchanged, in as many blocks of rows or panels and parts of the columns."""
     del problem
     blocks = max(1, min(config.blocks, -(-matrix.shape[0] // config.rows)))
     numbers = {"blocks": blocks, "parts": config.parts, "ahead": config.ahead}
@@ -289,11 +289,11 @@ def choices(search: Asked) -> Tried:
     """Tiles of whole vectors, and those of the candidates.
 
     order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",
-        the same with the tile's features of B copied together
-    blocks : of rows, for each thread; 0 for a kernel on one thread
-    visit : "rows", "sorted 512", "panels 4" or "compact 7". Rows are sorted where a candidate does
-        so. Compacted are panels of at least as many rows as by pattern are the most: smaller ones
-        compile sooner by pattern. (Enumerate-and-sparse-coarsen, sections 3.4 and 3.5.)
+        the same with the tile's features of B packed
+    blocks : of rows, per thread; 0 for a kernel on one thread
+    visit : "rows", "sorted 512", "panels 4" or "compact 7". Rows are sorted if those of a candidate
+        are. Compacted panels have at least as many rows as the largest by pattern: smaller ones
+        compile faster by pattern. (Enumerate-and-sparse-coarsen, sections 3.4 and 3.5.)
     """
     problem, stats, listed = search.problem, search.given, search.own(RowTile)
     lanes, feat = listed[0].lanes, stats.feat
@@ -304,7 +304,7 @@ def choices(search: Asked) -> Tried:
     dense = stats.nnz >= LEAST * stats.m * stats.n and lanes <= feat
     if dense and problem.reduce == "sum" and not problem.batched:
         visits += [f"panels {rows}" for rows in range(2, MOST_ROWS + 1)]
-        # Results of compacted panels are added to.
+        # Results of compacted panels are updated.
         if (problem.out or problem.dtype) == problem.accumulator:
             visits += [f"compact {rows}" for rows in range(MOST_ROWS, MOST_COMPACT + 1)]
 

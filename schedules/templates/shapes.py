@@ -18,19 +18,19 @@ from sparsetir.sparse_ir.tir import dtype_of, free_vars
 
 @dataclass(frozen=True)
 class RowReduction:
-    """Terms of what rows store, reduced over it, for features side by side.
+    """Terms over the elements of rows, reduced per row, for contiguous features.
 
     heads : dense spatial loops around the rows
-    rows : over a root axis; None where nothing is around the reductions
-    columns : reductions over what rows store, outermost first
+    rows : over a root axis; None if there is no loop around the reductions
+    columns : reductions over the elements of rows, outermost first
     features : spatial, contiguous in the result and in the gathered operand
-    result, gathered : names of buffers; nothing may be gathered
+    result, gathered : names of buffers; there may be no gathered one
     gathered_axis : the axis of the gathered operand that columns index
-    dtype, total : type of the result, and the type that terms are reduced in
+    dtype, total : type of the result, and the type in which terms are reduced
     free : whether visits of heads and of rows are proven not to race
     inside : spatial loops inside of the rows
     block : heads of constant extent that the gathered operand does not depend on, such as the rows
-        of a block: one row that is loaded serves all of them
+        of a block: one loaded row serves all of them
     """
 
     iteration: SparseIterationRef
@@ -52,7 +52,7 @@ class RowReduction:
 class ElementReduction:
     """A sum over features for each stored element.
 
-    elements : one loop, over rows and what they store
+    elements : one loop, over rows and their elements
     features : the reduction, contiguous in the operands
     result : name of a buffer over the elements
     operands : names of the buffers that have features, each with the axis that rows or columns
@@ -73,9 +73,8 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
 
     who : the template, for messages
 
-    Features come last, and rows and columns that are visited by a loop each are fused; loops that
-    are inside of these stay there. Raises ShapeError where the program looks different, and says
-    how.
+    Features come last, and rows and columns visited by separate loops are fused; loops inside these
+    stay there. Raises ShapeError if the program has another form, with the difference.
     """
     nest = only_nest(sch, who)
     reduction = nest.reduction
@@ -129,7 +128,7 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
 class DenseLoops:
     """Values of dense loops.
 
-    outer : one or more
+    outer : one or more loops
     features : contiguous in the result
     result : name of a buffer
     dtype : of the result
@@ -143,10 +142,10 @@ class DenseLoops:
 
 
 def row_reduction(sch: Schedule, who: str) -> RowReduction:
-    """The loops of a program that reduces over what rows store, found by what they are.
+    """The loops of a program that reduces over the elements of rows, recognised by their kinds.
 
     who : the template, for messages
-    Raises ShapeError where the program looks different, and says how.
+    Raises ShapeError if the program has another form, with the difference.
     """
     nest = only_nest(sch, who)
     if nest.reduction is None or nest.it.init is None or not nest.plain:
@@ -177,7 +176,7 @@ def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
 
 @dataclass(frozen=True)
 class RowSum:
-    """Terms of what rows store, reduced over it.
+    """Terms over the elements of rows, reduced per row.
 
     rows, columns : over a dense axis, and over the sparse_variable axis under it
     result, stored : names of the buffers of the result, and of those over both axes
@@ -192,10 +191,10 @@ class RowSum:
 
 
 def row_sum(sch: Schedule, who: str) -> RowSum:
-    """The loops of a program that reduces over what rows store, and of nothing else.
+    """The loops of a program that only reduces over the elements of rows.
 
     who : the template, for messages
-    Raises ShapeError where the program looks different, and says how.
+    Raises ShapeError if the program has another form, with the difference.
     """
     nest = only_nest(sch, who)
     names = [x.name for x in nest.loops]
@@ -209,7 +208,7 @@ def row_sum(sch: Schedule, who: str) -> RowSum:
 
 
 def gathered_operand(nest: Nest, feature: Any, columns: set[Any]) -> tuple[Any, Any]:
-    """The dense operand whose rows columns point to: its name, and the axis that is indexed."""
+    """The dense operand whose rows columns index: its name, and the indexed axis."""
     for buffer in nest.sch.func.buffers:
         for load in loads_of(nest.it.body, buffer.var):
             if buffer.axes is None or not any(feature in free_vars(i) for i in load.indices):
@@ -221,11 +220,11 @@ def gathered_operand(nest: Nest, feature: Any, columns: set[Any]) -> tuple[Any, 
 
 
 class Nest:
-    """An iteration that a template looks at, and what it stores.
+    """An iteration that a template examines, and its store.
 
-    store : the one store in it, maybe under conditions; None for other bodies
+    store : the one store in it, possibly under conditions; None for other bodies
     plain, dense : whether there is a store, in loops over one axis each, or dense axes
-    reduction : what the body is as a reduction; None for other bodies
+    reduction : the reduction that the body performs; None for other bodies
     """
 
     def __init__(self, sch: Schedule, who: str, it: SparseIteration) -> None:
@@ -252,7 +251,7 @@ class Nest:
         return races_of(self.it, set())[self.loops.index(loop)] == FREE
 
     def is_row_of_block(self, loop: Loop, gathered: str | None) -> bool:
-        """Whether a loop of constant extent visits what an operand is the same for."""
+        """Whether a loop of constant extent is one on which an operand does not depend."""
         if gathered is None or not isinstance(loop.node.length, tirx.IntImm):
             return False
         loads = loads_of(self.it.body, self.sch.func.buffer(gathered).var)
@@ -265,7 +264,7 @@ class Nest:
 
     @property
     def result(self) -> str:
-        """The name of the buffer that is stored to."""
+        """The name of the stored buffer."""
         return str(self.store.buffer.name)
 
     @property
@@ -275,16 +274,16 @@ class Nest:
 
     @property
     def total(self) -> str:
-        """The type that terms are reduced in."""
+        """The type in which terms are reduced."""
         return self.dtype if self.reduction is None else dtype_of(self.reduction.term)
 
     def refuse(self, expected: str) -> NoReturn:
-        """Raise ShapeError: the iteration was expected otherwise."""
+        """Raise ShapeError: another form of iteration was expected."""
         refuse_shape(self.who, self.sch.func, f"'{self.it.name}' {expected}")
 
 
 def only_nest(sch: Schedule, who: str) -> Nest:
-    """The one iteration of a program; raises ShapeError where there are others."""
+    """The only iteration of a program; raises ShapeError if there are others."""
     iterations = list(sparse_iterations(sch.func))
     if len(iterations) != 1:
         refuse_shape(who, sch.func, f"one iteration, got {[it.name for it in iterations]}")
@@ -292,7 +291,7 @@ def only_nest(sch: Schedule, who: str) -> Nest:
 
 
 class ShapeError(ScheduleError):
-    """A program looks different from those that a template is for."""
+    """A program has another form than those that a template is for."""
 
 
 def refuse_shape(who: str, func: Any, expected: str) -> NoReturn:

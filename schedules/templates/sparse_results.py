@@ -1,6 +1,6 @@
 """Schedules of sparse results: what plans keep, and how results are assembled.
 
-There is nothing to schedule: :mod:`sparsetir.sparse_ir.assemble` makes the programs.
+There is nothing to schedule: :mod:`sparsetir.sparse_ir.assemble` creates the programs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 class Assembled(Config):
     """Schedule of a sparse result in a plan.
 
-    kept : calls after the first compute the values of the pattern that it found; else each
+    kept : calls after the first compute the values on the pattern that it found; else each
         assembles its result
-    gathered : a sum iterates over one operand after the other and adds to a workspace; else over
-        all of them at once
+    gathered : a sum visits one operand after the other and adds to a workspace; else it co-iterates
+        all of them
     parallel : rows are divided among threads
-    listed : of a product with a mask, or one that is kept and has few terms for each element, the
-        terms are listed beforehand, and calls iterate over the list: two or three indices for each
-        term, whose listing takes as long as some hundred calls; of a product by element that is
-        kept, the factors of each element
-    dotted : of a product with a mask, each element iterates over a row of A and a column of B, for
+    listed : for a product with a mask, or one that is kept and has few terms per element, the terms
+        are listed beforehand, and calls iterate over the list: two or three indices per term, whose
+        listing takes as long as some hundred calls; for an elementwise product that is kept, the
+        factors of each element
+    dotted : for a product with a mask, each element iterates over a row of A and a column of B, for
         masks with few elements; excludes `listed`
-    levels : of the bitmap of a row's columns, where calls assemble: 1 looks at all of its words, 0
-        puts elements of short rows into order as they come; by default by how many elements rows
-        have
+    levels : of the bitmap of a row's columns, if calls assemble: 1 scans all of its words, 0 sorts
+        elements of short rows as they come; by default depends on the number of elements per row
     """
 
     kept: bool = choice(True, False)

@@ -1,12 +1,12 @@
-"""Sparse times dense on a CPU, of a matrix in dense blocks: BSR and DBSR.
+"""Sparse times dense on a CPU, for a matrix in dense blocks: BSR and DBSR.
 
-A row of B that is loaded serves all rows of a block, a value of A all features of a tile: some rows
-of a block by some vectors of features are summed up in registers over all blocks of a row. What is
-gathered of B, a tile of its features at a time, is copied together before, in the type of the sums;
-so are values of A of a narrower type, a block at a time. (SparseTIR, sections 3.3 and 4.3.2.)
+A loaded row of B serves all rows of a block, a value of A all features of a tile: some rows of a
+block by some vectors of features are accumulated in registers over all blocks of a row. The
+gathered part of B, a tile of its features at a time, is packed before, in the type of the sums; so
+are values of A of a narrower type, a block at a time. (SparseTIR, sections 3.3 and 4.3.2.)
 
 The default schedule of a program over full blocks is as fast. This one compiles in a third of the
-time, as it is for one tile and one order of loops, and its parameters can be searched.
+time, as it has one tile and one order of loops, and its parameters can be searched.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class BlockRows(register_tile.RegisterTile):
     """Schedule of a CPU kernel for blocks.
 
     format : BSR or DBSR
-    rows : of a block that are summed up in registers at a time, each over the vectors of a tile; a
-        divisor of the block's rows
-    filled : as of :class:`Decomposed`
+    rows : rows of a block that are accumulated in registers at a time, each over the vectors of a
+        tile; a divisor of the block's rows
+    filled : as in :class:`Decomposed`
     blocks : 1 for DBSR
-    others : as of :class:`RegisterTile`
+    others : as in :class:`RegisterTile`
     """
 
     format: BSR | DBSR
@@ -59,7 +59,7 @@ class BlockRows(register_tile.RegisterTile):
 
 
 def program(problem: Spmm, config: BlockRows) -> SparseFunc:
-    """The stage-I function: SpMM decomposed by the format, as of `decomposed.program`."""
+    """The stage-I function: SpMM decomposed by the format, as by `decomposed.program`."""
     return decomposed.program(problem, _stored(config))
 
 
@@ -102,7 +102,7 @@ def apply(sch: Schedule, config: BlockRows) -> None:
 
 
 def _blocks(sch: Schedule) -> RowSums:
-    """The sums of a program over blocks; raises ShapeError where it looks different."""
+    """The sums of a program over blocks; raises ShapeError if it has another form."""
     sums = [s for s in row_sums(sch, "BlockRows") if s.columns]
     fits = len(sums) == 1 and len(sums[0].block) == 1 and len(sums[0].columns) > 1
     if not fits or None in (sums[0].gathered, sums[0].stored):
@@ -111,14 +111,14 @@ def _blocks(sch: Schedule) -> RowSums:
 
 
 def _stored(config: BlockRows) -> Decomposed:
-    """The config of the format alone, for the program and its arguments."""
+    """The config of the format only, for the program and its arguments."""
     return Decomposed(config.format, config.filled)
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: BlockRows) -> Arranged:
-    """The arguments of :func:`program` that depend on the pattern alone.
+    """The arguments of :func:`program` that only depend on the pattern.
 
-    Raises ScheduleError for a pattern that takes too much room, or does not fill its blocks.
+    Raises ScheduleError for a pattern that takes too much space, or does not fill its blocks.
     """
     arranged = decomposed.arrange(matrix, problem, _stored(config))
     most = max(1, -(-matrix.shape[0] // config.format.rows))
@@ -128,7 +128,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: BlockRows) -> Arranged:
 def choices(search: Asked) -> Tried | None:
     """Full blocks of the largest size and of a half of it, around the candidate, if there is one.
 
-    blocks : as of row blocks, the rows of DBSR in one piece
+    blocks : as for row blocks, the rows of DBSR in one piece
     """
     configs, stats = search.own(BlockRows), search.given
     if not configs:

@@ -1,7 +1,7 @@
 """Sparse times a vector on a CPU: y[i] = sum over the stored j of A[i, j] * x[j].
 
-Rows of a few elements leave no time for a loop of their own: each ends where no processor foresees
-it. So short rows lie side by side in slices, as many as a vector has lanes, one element of each at
+Rows of a few elements are too short for a loop of their own: their trip counts are mispredicted. So
+short rows are side by side in slices, as many as a vector has lanes, one element of each at
 a time; long rows are summed in vectors along themselves
 (:mod:`sparsetir.sparse_ir.schedule.sell_slices`).
 """
@@ -34,13 +34,13 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.slices import row_order, rows_of_slices, slice_count, slice_ptr
 from sparsetir.sparse_ir.schedule import Schedule
 
-# Steps that take as long as to begin a slice or a long row, and to write it.
+# The cost of starting and writing a slice or a long row, in steps.
 STORE_COST = 3
 # Multiplications of products with many features that take as long as an element here.
 MULTIPLICATIONS = 8
-# Of the slots of a slice of long rows, percent that have elements at least.
+# The least percentage of slots with an element in a slice of long rows.
 FILLED = 90
-# Elements from which on a row is best summed along itself where slices gather their values.
+# The least elements for which a row is best summed along itself if slices gather their values.
 UNPACKED_LONG = 32
 
 
@@ -48,16 +48,16 @@ UNPACKED_LONG = 32
 class SlicedRows(Config):
     """Schedule of a CPU kernel.
 
-    lanes : rows of a slice, a power of two
-    long : elements from which on a row is summed along itself, with `packed` unless it finds a
-        slice of rows about as long; at least `lanes`; not compiled in
+    lanes : rows per slice, a power of two
+    long : the least elements for which a row is summed along itself, with `packed` unless it fits a
+        slice of rows of similar length; at least `lanes`; not compiled in
     window : rows that are sorted by length together; not compiled in
     blocks : of slices, and of long rows, which are divided among the threads; one runs on the
-        caller's thread alone. Not compiled in, but for one
-    ahead : elements that the first block of slices has more than the others: what the thread that
-        calls does while these wake; not compiled in
-    prefetch : how many steps of a slice ahead its values and columns are asked for; 0 for never
-    packed : values of the slices come in the order of the slots, in an array of their own; else
+        caller's thread only. Not compiled in, except for one
+    ahead : additional elements of the first block of slices: the calling thread processes them
+        while others wake; not compiled in
+    prefetch : steps of a slice by which its values and columns are prefetched; 0 for never
+    packed : values of the slices are stored in the order of the slots, in a separate array; else
         they are gathered from those of the matrix, which takes longer and needs no preparation
     """
 
@@ -80,8 +80,8 @@ class SlicedRows(Config):
     ) -> SlicedRows:  # fmt: skip
         """A good config for a pattern of `nnz` elements in `m` rows.
 
-        work_of_threads : multiplications from which on waking the other threads pays
-        cache : bytes; what fits there is not asked for ahead
+        work_of_threads : the least multiplications for which waking the other threads pays
+        cache : bytes; operands that fit are not prefetched
         """
         lanes, work = vector_lanes(problem, vector_bits), MULTIPLICATIONS * (nnz + STORE_COST * m)
         each = sum(np.dtype(kind).itemsize for kind in (problem.dtype, problem.idtype))
@@ -103,7 +103,7 @@ class SlicedRows(Config):
 
     @property
     def unpacked(self) -> SlicedRows:
-        """The config for values handed in at each call, in the order of the matrix.
+        """The config for values passed in each call, in the order of the matrix.
 
         Slices gather them, so more rows are summed along themselves.
         """
@@ -116,7 +116,7 @@ class SlicedRows(Config):
 
 
 def apply(sch: Schedule, config: SlicedRows) -> None:
-    """Schedule a program that sums over what rows store, without features.
+    """Schedule a program that sums over the elements of rows, without features.
 
     Before (stage I), and after::
 
@@ -157,7 +157,7 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
 
 
 def _padding(matrix: CsrPattern, config: SlicedRows) -> float:
-    """Share of the slots, and of the elements in no slot, that hold no element."""
+    """The share of slots, and of elements in no slot, without an element."""
     indptr, lanes = matrix.indptr, config.lanes
     how = {"lanes": lanes, "longest": config.long, "filled": _filled(config)}
     order = row_order(indptr, window=config.window, **how)
@@ -169,7 +169,7 @@ def _padding(matrix: CsrPattern, config: SlicedRows) -> float:
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
-    """CSR as it is, with the numbers that the kernel leaves open."""
+    """CSR unchanged, with the numbers that the kernel leaves open."""
     del problem
     blocks = max(1, min(config.blocks, matrix.shape[0]))
     numbers = {"long": config.long, "window": config.window}

@@ -1,4 +1,4 @@
-"""A result that is summed up in a wider type by several iterations, and rounded once."""
+"""Accumulate a result of several iterations in a wider type, and round it once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def adds_once(func: SparseFunc) -> bool:
-    """Whether one iteration alone makes sums, of each row in one piece and its features inside.
+    """Whether a single iteration computes sums, each row in one piece with its features inside.
 
     Then registers of the default schedule hold all terms of an element in a wider type, and nothing
-    is rounded before the last one. Rows of a block, inside of its columns, are summed up in memory.
+    is rounded before the last one. Rows of a block, inside its columns, are accumulated in memory.
     """
     sums = [it for it in sparse_iterations(func) if "R" in it.kinds]
     if len(sums) != 1 or not re.fullmatch("S+R+S", sums[0].kinds):

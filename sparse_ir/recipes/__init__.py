@@ -1,9 +1,9 @@
-"""Recipes: vectorised functions that make computed parameters of what callers give.
+"""Recipes: vectorised functions that compute parameters from the caller's arguments.
 
-All of the library's are registered when any module of this package is imported, so that every
-program and every exported kernel finds those that it names. `general` has recipes for schedules of
-any kind, `locality` that of the default schedule, the other modules those of single primitives;
-`registry` finds them, and what is known of what they make.
+Importing any module of this package registers all of the library's recipes, so that every program
+and every exported kernel finds those that it names. `general` has recipes for any schedule,
+`locality` that of the default schedule, the other modules those of single primitives; `registry`
+finds recipes, and the facts about their results.
 """
 
 from sparsetir.sparse_ir.recipes import general, locality, patterns, positions, ranges, slices

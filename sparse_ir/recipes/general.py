@@ -1,4 +1,4 @@
-"""Recipes that schedules of any kind need: open numbers, parts, orders, rows of positions."""
+"""Recipes for schedules of any kind: open numbers, parts, orders, rows of positions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.index_arrays import row_numbers, starts
 from sparsetir.sparse_ir.recipes.registry import FoundIn, NonzerosOf, RowsOf, SameAs, recipe
 
-# Multiplications of a row in a part of the columns, from which on parts pay.
+# The least number of multiplications of a row in a column part for which parts pay off.
 WORK_IN_PART = 1000
 
 
 @recipe(open=True)
 def number(value: int) -> int:
-    """An open count and its default, such as 16 blocks."""
+    """A count that callers may choose, and its default, such as 16 blocks."""
     return value
 
 
 @recipe
 def constant(value: int) -> int:
-    """A number that LLVM is not to know, and that nobody may choose otherwise."""
+    """A number hidden from LLVM, which callers may not change."""
     return value
 
 
@@ -28,15 +28,15 @@ def constant(value: int) -> int:
 def cache_parts(
     m: int, n: int, nnz: int, feat: int, itemsize: int, cache: int, shared: int = 0
 ) -> int:
-    """The number of parts of the columns whose rows of a gathered operand a cache keeps.
+    """The number of column parts for which a cache holds a part's rows of a gathered operand.
 
     m, n, nnz : sizes of the matrix
-    feat, itemsize : elements of a gathered row, and bytes of each
-    cache, shared : bytes of a cache that a core has, and of one that all cores share; 0 for none
+    feat, itemsize : elements of a gathered row, and bytes per element
+    cache, shared : bytes of a core's own cache, and of one shared by all cores; 0 for none
 
-    Parts are for the first of the caches for which rows have enough to do in each part (see
-    `WORK_IN_PART`): with fewer elements, to begin a row again costs what cached operands save. One
-    part where neither cache serves.
+    The first cache for which rows have enough work in each part is chosen (see
+    `WORK_IN_PART`): with fewer elements, starting a row again costs what cached operands save. One
+    part if neither cache qualifies.
     """
     for size in filter(None, (cache, shared)):
         parts = max(1, -(-n * feat * itemsize // size))
@@ -47,14 +47,14 @@ def cache_parts(
 
 @recipe
 def equal_work(indptr: np.ndarray, parts: int, cost: int, ahead: int = 0) -> np.ndarray:
-    """(parts + 1,) first rows of blocks with about as much work each.
+    """(parts + 1,) first rows of blocks of about equal work.
 
-    indptr : (m + 1,) where rows begin
-    cost : of a row beside its non-zeros, to begin and to write it
-    ahead : how much more work the first block has, as far as there is as much: what is done of it
-        while the threads of the others wake
+    indptr : (m + 1,) offsets of rows
+    cost : the cost of starting and writing a row, in nonzeros
+    ahead : extra work of the first block, as far as there is any: it is done while the threads of
+        the others wake
 
-    What is returned starts at 0, does not decrease, ends at m; with more parts than rows some are
+    The result starts at 0, is non-decreasing and ends at m; with more parts than rows some are
     empty.
     """
     _at_least_one("equal_work", parts)
@@ -67,16 +67,16 @@ def equal_work(indptr: np.ndarray, parts: int, cost: int, ahead: int = 0) -> np.
 
 @recipe
 def equal_parts(length: int, parts: int) -> np.ndarray:
-    """(parts + 1,) int64, cuts of 0 .. length into parts of equal size, up to one."""
+    """(parts + 1,) int64, cuts of 0 .. length into parts whose sizes differ by at most one."""
     _at_least_one("equal_parts", parts)
     return length * np.arange(parts + 1, dtype="int64") // parts
 
 
 @recipe(values=RowsOf("indptr"), found_in=FoundIn("indptr", by_search=True))
 def row_of_position(indptr: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
-    """(nnz,) the row of each non-zero.
+    """(nnz,) the row of each nonzero.
 
-    order : (nnz,) which non-zero comes first, second, ...; that of storage by default
+    order : (nnz,) the order of the nonzeros; storage order by default
     """
     rows = row_numbers(indptr, indptr.dtype)
     return rows if order is None else rows[order]
@@ -84,15 +84,15 @@ def row_of_position(indptr: np.ndarray, order: np.ndarray | None = None) -> np.n
 
 @recipe(values=SameAs("values"), found_in=FoundIn("values", by_search=False))
 def in_order(values: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """(nnz,) values[order]: what is kept of each non-zero, in another order."""
+    """(nnz,) values[order]: an array over the nonzeros, in another order."""
     return values[order]
 
 
 @recipe(of_values=True)
 def packed(values: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """values[order]: values in the order in which they are read, of the shape of `order`.
+    """values[order]: values in the order in which they are read, in the shape of `order`.
 
-    Raises ScheduleError for what is no position.
+    Raises ScheduleError for entries of `order` that are not positions.
     """
     if order.size and not 0 <= order.min() <= order.max() < len(values):
         raise ScheduleError(
@@ -104,12 +104,12 @@ def packed(values: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 @recipe(values=NonzerosOf(indices="indices"), distinct=True)
 def order_by_column_parts(indices: np.ndarray, n: int, parts: int) -> np.ndarray:
-    """(nnz,) the non-zeros of the first part of the columns, then those of the second, ...
+    """(nnz,) the nonzeros of the first part of the columns, then those of the second, ...
 
     indices : (nnz,) columns, 0 .. n - 1, in any order
-    parts : of the columns, as in :func:`column_parts`
+    parts : the number of column parts, as in :func:`column_parts`
 
-    Those of one part keep their order. Each non-zero occurs once.
+    Nonzeros of one part keep their order. Each occurs once.
     """
     _at_least_one("order_by_column_parts", parts)
     width = max(1, -(-n // parts))
@@ -118,12 +118,12 @@ def order_by_column_parts(indices: np.ndarray, n: int, parts: int) -> np.ndarray
 
 @recipe
 def column_parts(indptr: np.ndarray, indices: np.ndarray, n: int, parts: int) -> np.ndarray:
-    """(m * parts + 1,) where each row's part of the columns begins.
+    """(m * parts + 1,) the start of each column part of each row.
 
     indices : (nnz,) columns, 0 .. n - 1, in order within each row
-    parts : of the columns; each is ceil(n / parts) wide, the last may be narrower
+    parts : the number of column parts; each is ceil(n / parts) wide, the last may be narrower
 
-    Raises ScheduleError for more parts of rows than the type of `indptr` counts.
+    Raises ScheduleError for more parts of rows than the type of `indptr` can count.
     """
     _at_least_one("column_parts", parts)
     m, largest = len(indptr) - 1, np.iinfo(indptr.dtype).max
@@ -146,27 +146,27 @@ def part_numbers(rows: int, parts: int) -> np.ndarray:
 
 @recipe(finite=True)
 def inverse_counts(indptr: np.ndarray) -> np.ndarray:
-    """(m,) float64, 1 / max(length of the row, 1): what turns sums into means."""
+    """(m,) float64, 1 / max(length of the row, 1): turns sums into means."""
     return 1.0 / np.maximum(np.diff(indptr), 1)
 
 
 @recipe
 def least_of_rows(indptr: np.ndarray) -> np.ndarray:
-    """(m,) float64, what the greatest element of a row begins with: -inf, 0 in an empty row."""
+    """(m,) float64, the initial value of each row's maximum: -inf, or 0 if the row is empty."""
     return np.where(np.diff(indptr) > 0, -np.inf, 0.0)
 
 
 @recipe
 def greatest_of_rows(indptr: np.ndarray) -> np.ndarray:
-    """(m,) float64, what the least element of a row begins with: inf, 0 in an empty row."""
+    """(m,) float64, the initial value of each row's minimum: inf, or 0 if the row is empty."""
     return np.where(np.diff(indptr) > 0, np.inf, 0.0)
 
 
 @recipe
 def shared_rows(length: int, **rows: np.ndarray) -> np.ndarray:
-    """(length,) int8, 1 for rows that occur more than once among all of these.
+    """(length,) int8, 1 for rows that occur more than once in all of these arrays together.
 
-    rows : (pieces,) the row of each piece; negative where there is none
+    rows : (pieces,) the row of each piece; negative for none
     """
     counts = np.zeros(length, "int64")
     for places in rows.values():

@@ -1,4 +1,4 @@
-"""The recipe of how soon gathered rows are used again: one number of a pattern."""
+"""The recipe of the reuse distance of gathered rows, one number per pattern."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import numpy as np
 
 from sparsetir.sparse_ir.recipes.registry import recipe
 
-# Places where nonzeros are sampled; the shortest sample of one and the longest, which is also at
-# most such a share of all nonzeros.
+# Places where nonzeros are sampled; the shortest and the longest sample of one, and the largest
+# share of all nonzeros that a sample may have.
 PLACES, SHORTEST, LONGEST, SAMPLE = 3, 512, 1 << 14, 1 / 8
-FEW = 1 << 15  # nonzeros, below which samples are too short to say that no row is used again
+FEW = 1 << 15  # nonzeros; with fewer, samples are too short to rule out reuse
 MISSED = 5 / 16  # share of uses that a cache of as many rows as the reuse distance still misses
 
 
 @recipe(open=True, unknown=2**62)
 def reuse_distance(indices: np.ndarray) -> int:
-    """The number of distinct rows between two uses of a row that two thirds of uses do not exceed.
+    """The number of distinct rows between uses of a row, exceeded by a third of uses at most.
 
-    indices : (nnz,) rows, in the order in which they are used
+    indices : (nnz,) rows, in the order of use
 
     By the working set of Denning (1968): a cache that holds the rows of a window misses as large a
-    share of uses as a window of twice the length adds rows. Windows at three places are doubled
-    until they add few. Where the longest window still adds many, the result is nnz, and of fewer
-    than 32,768 nonzeros a sixteenth of them.
+    share of uses as doubling the window adds rows. Windows at three places are doubled until they
+    add few. If the longest window still adds many, the result is nnz, or nnz / 16 below 32,768
+    nonzeros.
     """
     indices = indices.ravel()
     nnz = len(indices)

@@ -1,8 +1,8 @@
-"""Recipes of computed parameters for loops that are cut in position space.
+"""Recipes of computed parameters for loops cut in position space.
 
-Tiles are runs of the stored elements of each row: of a constant number of positions, or of those
-whose coordinates lie in one range. Pieces are what a chunk of non-zeros, cut without regard to
-rows, holds of each row: equal work for each chunk, whatever the rows. (Senanayake's thesis,
+Tiles are runs of the stored elements of each row: of a constant number of positions, or with
+coordinates in one range. Pieces are a chunk's shares of rows, where chunks of nonzeros are cut
+without regard to rows: equal work for each chunk, whatever the rows. (Senanayake's thesis,
 chapters 5 and 6; the cut is that of merge path.)
 """
 
@@ -19,7 +19,7 @@ from sparsetir.sparse_ir.recipes.registry import NonzerosOf, TilesOf, recipe
 
 @recipe
 def last_of(offsets: np.ndarray) -> int:
-    """The last number of an array of offsets: how many there are of what they delimit."""
+    """The last offset of an array: the number of elements that the offsets delimit."""
     return int(offsets[-1])
 
 
@@ -37,9 +37,9 @@ def tile_cuts(length: int, size: int) -> np.ndarray:
 
 @recipe
 def equal_parts_of_rows(indptr: np.ndarray, parts: int) -> np.ndarray:
-    """(m * parts + 1,) where each part of a row begins; the parts of a row differ by one at most.
+    """(m * parts + 1,) offsets of the parts of each row, whose sizes differ by at most one.
 
-    Raises ScheduleError for more parts than the type of `indptr` counts.
+    Raises ScheduleError for more parts than the type of `indptr` can count.
     """
     m, largest = len(indptr) - 1, np.iinfo(indptr.dtype).max
     if not 0 < parts or m * parts > largest:
@@ -58,13 +58,13 @@ def equal_parts_of_rows(indptr: np.ndarray, parts: int) -> np.ndarray:
 
 @recipe(tiles=TilesOf("size", unless="indices"))
 def tile_starts(indptr: np.ndarray, size: int, indices: np.ndarray | None = None) -> np.ndarray:
-    """(tiles + 1,) the position where each tile of a row begins, and the end.
+    """(tiles + 1,) the first position of each tile of a row, and the end.
 
-    indptr : (m + 1,) where rows begin
-    size : positions in a tile, or coordinates in its range where `indices` are given
-    indices : (nnz,) coordinates, which do not decrease within a row
+    indptr : (m + 1,) offsets of rows
+    size : positions per tile, or coordinates in its range if `indices` are given
+    indices : (nnz,) coordinates, non-decreasing within a row
 
-    There is no tile without elements. Raises ScheduleError for coordinates out of order.
+    Tiles are not empty. Raises ScheduleError for coordinates out of order.
     """
     rows = row_numbers(indptr)
     if indices is None:
@@ -84,7 +84,7 @@ def tile_starts(indptr: np.ndarray, size: int, indices: np.ndarray | None = None
 def tile_ptr(
     indptr: np.ndarray, size: int, within: int = 0, indices: np.ndarray | None = None
 ) -> np.ndarray:
-    """Begins of each row's tiles, (m + 1,), or of those of each tile of the size `within`."""
+    """Offsets of each row's tiles, (m + 1,), or of those in each tile of size `within`."""
     starts = tile_starts(indptr, size, indices)[:-1]
     above = tile_starts(indptr, within, indices) if within else indptr
     return np.searchsorted(starts, above).astype(indptr.dtype)
@@ -92,14 +92,14 @@ def tile_ptr(
 
 @recipe
 def tile_ids(indptr: np.ndarray, size: int, indices: np.ndarray, within: int = 0) -> np.ndarray:
-    """(tiles,) the number of each tile's range, counted within ranges of the size `within`."""
+    """(tiles,) the number of each tile's range, relative to its range of size `within`."""
     numbers = indices[tile_starts(indptr, size, indices)[:-1]] // size
     return numbers % (within // size) if within else numbers
 
 
 @recipe(values=NonzerosOf("indptr"))
 def row_lasts(indptr: np.ndarray) -> np.ndarray:
-    """(m,) the position of each row's last element; that before it, or 0, for a row without one."""
+    """(m,) the last position of each row; for an empty row the position before it, or 0."""
     return np.maximum(indptr[1:] - 1, 0)
 
 
@@ -107,9 +107,9 @@ def row_lasts(indptr: np.ndarray) -> np.ndarray:
 def rows_of_blocks(indptr: np.ndarray, size: int, blocks: int | None = None) -> np.ndarray:
     """(blocks + 1,) the row of each block's first element, and of the last element.
 
-    indptr : (m + 1,) where rows begin
-    size : elements of a block
-    blocks : as many as it takes by default; those beyond the elements are of the last one's row
+    indptr : (m + 1,) offsets of rows
+    size : elements per block
+    blocks : by default as many as are needed; those past the end get the last element's row
     """
     nnz = int(indptr[-1])
     count = -(-nnz // size) if blocks is None else blocks
@@ -119,20 +119,20 @@ def rows_of_blocks(indptr: np.ndarray, size: int, blocks: int | None = None) -> 
 
 @recipe
 def rows_of_positions(indptr: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The row that holds each position; 0 for what no row does."""
+    """The row that holds each position; 0 for positions outside of all rows."""
     rows = np.searchsorted(indptr, positions, "right") - 1
     return np.clip(rows, 0, max(len(indptr) - 2, 0)).astype(indptr.dtype)
 
 
-# -- pieces of rows in chunks of non-zeros ----------------------------------------------------
+# -- pieces of rows in chunks of nonzeros -----------------------------------------------------
 
 
 class _Cut(NamedTuple):
-    """The places where chunks begin.
+    """The cuts between chunks.
 
     first : (chunks + 1,) the first piece of each chunk
     rows : (pieces,) the row of each piece; a row's first piece is its owner
-    starts : (pieces + 1,) the position where each begins
+    starts : (pieces + 1,) the first position of each, and the end
     """
 
     first: np.ndarray
@@ -141,7 +141,7 @@ class _Cut(NamedTuple):
 
 
 def _cut(indptr: np.ndarray, parts: int, cost: int, size: int) -> _Cut:
-    """Each row has an owner piece, at its begin; a cut within a row begins a further piece."""
+    """Each row has an owner piece, at its start; a cut within a row starts a further piece."""
     if parts < 1:
         raise ScheduleError(f"pieces: argument 'parts': expected 1 or more, got {parts}")
     m = len(indptr) - 1
@@ -152,10 +152,10 @@ def _cut(indptr: np.ndarray, parts: int, cost: int, size: int) -> _Cut:
     row = np.clip(np.searchsorted(work, at, "right") - 1, 0, max(m - 1, 0))
     end = offsets[np.minimum(row + 1, m)]
     position = np.minimum(offsets[row] + (at - work[row]), end)
-    whole = position >= end  # the row is finished: cut before the next one
+    whole = position >= end  # the row is complete: cut before the next one
     row = np.minimum(np.where(whole, row + 1, row), m)
     inside = ~whole & (position > offsets[row])
-    again = np.zeros(len(at), bool)  # more chunks than elements: some have no piece
+    again = np.zeros(len(at), bool)  # with more chunks than elements some have no piece
     again[1:] = (row[1:] == row[:-1]) & (position[1:] == position[:-1])
     inside &= ~again
     first = row + np.cumsum(inside)
@@ -169,10 +169,10 @@ def _cut(indptr: np.ndarray, parts: int, cost: int, size: int) -> _Cut:
 def piece_ptr(indptr: np.ndarray, parts: int, cost: int, size: int = 0) -> np.ndarray:
     """(parts + 1,) the first piece of each chunk.
 
-    indptr : (m + 1,) where rows begin
-    parts : chunks, of about as much work each
-    cost : of a row beside its elements; with 0, chunks have equal numbers of elements
-    size : elements and costs in a chunk, instead of equal chunks
+    indptr : (m + 1,) offsets of rows
+    parts : the number of chunks of about equal work
+    cost : of a row, in elements; if 0, chunks have equal numbers of elements
+    size : elements and costs per chunk, instead of equal chunks
     """
     return _cut(indptr, parts, cost, size).first
 
@@ -185,7 +185,7 @@ def piece_ids(indptr: np.ndarray, parts: int, cost: int, size: int = 0) -> np.nd
 
 @recipe
 def piece_starts(indptr: np.ndarray, parts: int, cost: int, size: int = 0) -> np.ndarray:
-    """(pieces + 1,) the position where each piece begins, and the end; see :func:`piece_ptr`."""
+    """(pieces + 1,) the first position of each piece, and the end; see :func:`piece_ptr`."""
     return _cut(indptr, parts, cost, size).starts
 
 
@@ -193,9 +193,9 @@ def piece_starts(indptr: np.ndarray, parts: int, cost: int, size: int = 0) -> np
 def piece_rest(
     indptr: np.ndarray, ptr: np.ndarray, rows: np.ndarray, starts: np.ndarray
 ) -> np.ndarray:
-    """(chunks,) the row that a chunk begins within, whose owner is another chunk, else -1.
+    """(chunks,) the row that a chunk starts within, if its owner is in another chunk, else -1.
 
-    ptr, rows, starts : as :func:`piece_ptr`, :func:`piece_ids` and :func:`piece_starts` give them
+    ptr, rows, starts : results of :func:`piece_ptr`, :func:`piece_ids` and :func:`piece_starts`
     """
     there = np.flatnonzero(ptr[:-1] < ptr[1:])
     first = ptr[there]

@@ -1,7 +1,7 @@
-"""Recipes of rows under several parents, cut into the same ranges of rows for all of them.
+"""Recipes for rows under several parents, cut into ranges of rows that are equal for all of them.
 
-What a tensor stores by (relation, row) is gone through by ranges of rows: within a range relation
-by relation, within a relation by tiles of rows. Ranges hold about as much work each.
+A tensor stored by (relation, row) is visited by ranges of rows: within a range by relation, within
+a relation by tiles of rows. Ranges have about equal work.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.registry import Below, TilesOf, recipe
 
 RANGES_PER_THREAD = 4
-TILES_PER_RANGE = 2  # of a parent
-AT_A_TIME = 1 << 18  # rows: what is worked with on the way is no larger, whatever their number
+TILES_PER_RANGE = 2  # per parent
+AT_A_TIME = 1 << 18  # rows: the most that temporary arrays hold, whatever the number of rows
 
 
 @recipe(open=True)
@@ -21,18 +21,18 @@ def row_ranges(
     m: int, rows: int, parents: int, tile: int, row_bytes: int, cache: int, threads: int,
     parent_bytes: int = 0,
 ) -> int:  # fmt: skip
-    """A fit number of ranges: each keeps its rows in a cache, and threads have several each.
+    """A suitable number of ranges: each keeps its rows in a cache, and threads have several each.
 
-    Each range reads what belongs to the parents again. Where that is more than rows that do not
-    stay in a cache are read and written, there is one for each thread.
+    Each range reads the parents' operands again. If that exceeds the traffic of rows that do not
+    stay in a cache, there is one range per thread.
 
-    m : coordinates of rows
-    rows, parents : stored ones, and what they hang under
-    tile : rows of a tile; ranges are not so many that most tiles of a parent hold fewer, beyond one
-        for each thread
-    row_bytes : that are written of a coordinate
+    m : row coordinates
+    rows, parents : stored rows, and their parents
+    tile : rows per tile; beyond one per thread, ranges are few enough for most tiles of a parent to
+        be full
+    row_bytes : bytes written per coordinate
     cache : bytes
-    parent_bytes : that are read for a parent in each range
+    parent_bytes : bytes read per parent in each range
     """
     wanted = max(-(-m * row_bytes // max(1, cache)), RANGES_PER_THREAD * threads)
     if wanted * parents * parent_bytes > rows * row_bytes:
@@ -42,7 +42,7 @@ def row_ranges(
 
 
 def _cuts(rows: np.ndarray, m: int, parts: int, cost: int, indptr: np.ndarray | None) -> np.ndarray:
-    """(parts + 1,) the first coordinates of ranges; from 0, not decreasing, to m."""
+    """(parts + 1,) the first coordinates of ranges, non-decreasing from 0 to m."""
     work = np.zeros(m)
     for begin in range(0, len(rows), AT_A_TIME):
         mine = rows[begin : begin + AT_A_TIME]
@@ -56,7 +56,7 @@ def _cuts(rows: np.ndarray, m: int, parts: int, cost: int, indptr: np.ndarray | 
 def _segments(
     ptr: np.ndarray, rows: np.ndarray, m: int, parts: int, cost: int, indptr: np.ndarray | None
 ) -> np.ndarray:
-    """(relations * parts + 1,) the position where each relation's rows of each range begin."""
+    """(relations * parts + 1,) the first position of each relation's rows of each range."""
     relations, largest = len(ptr) - 1, np.iinfo(ptr.dtype).max
     if parts < 1 or relations * parts > largest:
         raise ScheduleError(
@@ -83,15 +83,15 @@ def range_tile_ptr(
 ) -> np.ndarray:  # fmt: skip
     """(relations * parts + 1,) the first tile of each relation's rows of each range.
 
-    ptr : (relations + 1,) where the rows of each relation begin
+    ptr : (relations + 1,) offsets of the rows of each relation
     rows : (nnz_rows,) coordinates, 0 .. m - 1, in order within a relation
-    parts : ranges with about as much work each, the same for all relations
-    cost : of a row beside its elements, which count as one each
-    size : rows of a tile, of which the last of a range may hold fewer
-    indptr : (nnz_rows + 1,) where the elements of each row begin
+    parts : the number of ranges of about equal work, the same for all relations
+    cost : of a row, in elements
+    size : rows per tile; the last tile of a range may have fewer
+    indptr : (nnz_rows + 1,) offsets of the elements of each row
 
-    Raises ScheduleError for coordinates out of order, and for more parts than the type of `ptr`
-    counts.
+    Raises ScheduleError for coordinates out of order, and for more parts than the type of `ptr` can
+    count.
     """
     lengths = np.diff(_segments(ptr, rows, m, parts, cost, indptr))
     return np.append(0, np.cumsum(-(-lengths // size)))
@@ -102,7 +102,7 @@ def range_tile_starts(
     ptr: np.ndarray, rows: np.ndarray, m: int, parts: int, cost: int, size: int,
     indptr: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """(tiles + 1,) the position where each tile begins, and the end; see `range_tile_ptr`."""
+    """(tiles + 1,) the first position of each tile, and the end; see `range_tile_ptr`."""
     segments = _segments(ptr, rows, m, parts, cost, indptr)
     tiles = -(-np.diff(segments) // size)
     first = np.cumsum(tiles) - tiles
@@ -114,8 +114,8 @@ def range_tile_starts(
 def places_in_tiles(starts: np.ndarray, size: int) -> np.ndarray:
     """(rows,) the number of each position within its tile, below `size`.
 
-    starts : (tiles + 1,) where tiles begin, and the end
-    size : the most that a tile holds
+    starts : (tiles + 1,) the first position of each tile, and the end
+    size : the most rows of a tile
 
     Raises ScheduleError for larger tiles.
     """

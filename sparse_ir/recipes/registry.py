@@ -1,7 +1,7 @@
-"""The registry of recipes: functions by the names that programs and files know them by, and facts.
+"""The registry of recipes: functions by the names that programs and files use, and their facts.
 
-A fact is what a recipe's results always are. It is said once, where the recipe is registered;
-guards, dependence analysis, primitives and kernels ask for it here (:func:`facts_of`).
+A fact holds for all results of a recipe. It is stated once, where the recipe is registered; guards,
+dependence analysis, primitives and kernels query it here (:func:`facts_of`).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ RECIPES: dict[str, Callable[..., Any]] = {}
 
 
 class RowsOf(NamedTuple):
-    """Numbers of rows, of the axis whose `indptr` a keyword gives."""
+    """Row numbers of the axis whose `indptr` a keyword gives."""
 
     indptr: str
 
     def most(self, keywords: Mapping[str, Any]) -> int:
-        """A number below which all are, by the values of keywords."""
+        """An exclusive bound of the values, given the values of keywords."""
         return len(keywords[self.indptr]) - 1
 
 
 class NonzerosOf(NamedTuple):
     """Positions of nonzeros, of the axis whose `indptr` or `indices` a keyword gives.
 
-    run : keyword of how many nonzeros there are from each position on, itself included
+    run : keyword for the number of nonzeros from each position on, itself included
 
-    Where there are no nonzeros at all, zeros which nothing reads.
+    If there are no nonzeros, the values are zeros that nothing reads.
     """
 
     indptr: str | None = None
@@ -36,18 +36,18 @@ class NonzerosOf(NamedTuple):
     run: str | None = None
 
     def most(self, keywords: Mapping[str, Any]) -> int:
-        """A number below which all are, as :meth:`RowsOf.most`."""
+        """An exclusive bound, see :meth:`RowsOf.most`."""
         nnz = keywords[self.indptr][-1] if self.indptr else len(keywords[self.indices or ""])
         return max(1, int(nnz) - (keywords[self.run] - 1 if self.run else 0))
 
 
 class LengthOf(NamedTuple):
-    """Coordinates of an axis, whose length a keyword gives."""
+    """Coordinates of an axis whose length a keyword gives."""
 
     length: str
 
     def most(self, keywords: Mapping[str, Any]) -> int:
-        """A number below which all are, as :meth:`RowsOf.most`."""
+        """An exclusive bound, see :meth:`RowsOf.most`."""
         return keywords[self.length]
 
 
@@ -57,7 +57,7 @@ class Below(NamedTuple):
     bound: str
 
     def most(self, keywords: Mapping[str, Any]) -> int:
-        """A number below which all are, as :meth:`RowsOf.most`."""
+        """An exclusive bound, see :meth:`RowsOf.most`."""
         return keywords[self.bound]
 
 
@@ -67,13 +67,13 @@ class SameAs(NamedTuple):
     array: str
 
     def most(self, keywords: Mapping[str, Any]) -> None:
-        """No number: they are as far known as the array is."""
+        """No bound beyond that of the array."""
 
 
 class TilesOf(NamedTuple):
-    """Offsets of tiles, which hold as many rows at most as a keyword says.
+    """Offsets of tiles of at most as many rows as a keyword says.
 
-    unless : keyword with which tiles are others
+    unless : keyword in whose presence that does not hold
     """
 
     size: str
@@ -81,10 +81,10 @@ class TilesOf(NamedTuple):
 
 
 class FoundIn(NamedTuple):
-    """Values that a kernel can find one by one, in the array that a keyword gives.
+    """Values that a kernel can compute one by one, from the array that a keyword gives.
 
-    by_search : the row that holds position p of the array's offsets; otherwise the array's p-th
-        value. With a keyword "order" it is order[p] instead of p
+    by_search : the row of the array's offsets that holds position p; otherwise the array's p-th
+        value. With a keyword "order", order[p] takes the place of p
     """
 
     array: str
@@ -95,17 +95,18 @@ class FoundIn(NamedTuple):
 class Facts:
     """Facts about a recipe's results.
 
-    open : a number that whoever makes a plan may choose otherwise (:func:`compute`)
-    unknown : an open number that is right for any arguments, where none are there to compute it of
-    values : which numbers they are, none of them negative; checked when they are made
-    distinct : no value occurs twice; the name of a keyword: if none does in the array that it gives
-    counted : 0, 1, .. under each parent
+    open : a number that callers may choose (:func:`compute`)
+    unknown : an open number that is valid for any arguments, for use where these are missing
+    values : the set that contains all values, none negative; checked when they are computed
+    distinct : no value occurs twice; or a keyword: none does if none does in the array that it
+        gives
+    counted : 0, 1, ... under each parent
     tiles : offsets of tiles
-    steps : how many steps there are through something; the keyword of how long each is
+    steps : the number of steps that cover a length; the keyword of the length of a step
     pieces : the first piece of each chunk of nonzeros; a row's first piece is its owner
-    of_values : made of values, in every call: the keyword "values" at those of "order"
-    found_in : how kernels find one of them without the array
-    finite : none is NaN or infinite
+    of_values : depends on values, made in every call: the keyword "values" indexed by "order"
+    found_in : how kernels compute a value without the array
+    finite : no value is NaN or infinite
     """
 
     open: bool = False
@@ -125,11 +126,11 @@ _FACTS: dict[str, Facts] = {}
 
 
 def recipe(function: Callable[..., Any] | None = None, /, **facts: Any) -> Callable[..., Any]:
-    """Decorator: the function is a recipe, by its own name, which exported kernels know it by.
+    """Decorator: register a function as a recipe, under its name, which exported kernels refer to.
 
-    facts : fields of :class:`Facts`, which are trusted but for `values`
+    facts : fields of :class:`Facts`, which are trusted except for `values`
 
-    A program or file that takes it can be used where the module that registers it is imported.
+    A program or file that uses it needs the module that registers it to be imported.
     """
     if function is None:
         return lambda function: recipe(function, **facts)
@@ -141,5 +142,5 @@ def recipe(function: Callable[..., Any] | None = None, /, **facts: Any) -> Calla
 
 
 def facts_of(name: Any) -> Facts:
-    """Facts about a recipe's results: none of one that is not registered."""
+    """Facts about a recipe's results; none if it is not registered."""
     return _FACTS.get(str(name), Facts())

@@ -1,7 +1,7 @@
-"""Sum what rows gather before it is multiplied, a tile of rows at a time (SparseTIR, section 4.4).
+"""Aggregate gathered rows before multiplying them, a tile of rows at a time (SparseTIR, 4.4).
 
-The factors of a sum of products that do not vary over what a row gathers are taken out of its sum,
-and a tile of such sums is multiplied as a whole. Before, with tiles of rows by `ranges`::
+Factors of a sum of products that do not depend on the gathered elements are factored out of the
+sum, and a tile of such sums is multiplied as a whole. Before, with tiles of rows from `ranges`::
 
     with T.sp_iter([R, I_ranges, I_tiles, T.part(I, I_part), J, K, L], "RSSSRRS", "rgms") as [...]:
         with T.init():
@@ -26,14 +26,14 @@ After `aggregate("Y", tiles, i, [j])`::
         with T.sp_iter([T.part(I, I_part), L], "SS", "rgms_write") as [i, l]:
             Y[i, l] = Y[i, l] + P[I_place[r, i], l]
 
-A spatial loop that sums vary over, as over blocks of features with a
-matrix each, stays in all steps. The product goes over all places of a tile, also where it holds
-fewer rows. Sums are in another order then, and infinite factors may give NaN where they did not.
-With `dtype` other than that of the result, which visits of loops around add to, that is summed up
-in this type as a whole and written at last, `rgms_round`.
+A spatial loop that sums vary over, such as one over blocks of features with a matrix each, stays in
+all steps. The product is over all places of a tile, even if it holds fewer rows. Summation order
+changes, and infinite factors may give NaN where they did not before. If `dtype` differs from the
+result's, which visits of the loops around update, the whole result is accumulated in it and written
+at the end, by `rgms_round`.
 
-Where the other factors vary over the rows, too, or over what hangs under these, each row multiplies
-its sums by them, and the result is added to at once. Of a sum over rows, such as the gradient
+If the other factors vary over the rows, too, or over axes below them, each row multiplies its sums
+by them and updates the result at once. For a sum over rows, such as the gradient
 `W[r, k, l] = W[r, k, l] + A[r, i, j] * X[j, k] * G[i, l]`, after `aggregate("W", tiles, i, [j])`::
 
     with T.sp_iter([R], "S", "rgms") as [r]:
@@ -83,27 +83,26 @@ def aggregate(
     func: SparseFunc, buffer: str, at: SpIter, rows: SpIter, columns: Sequence[SpIter], *,
     dtype: str | None = None,
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:  # fmt: skip
-    """Sum what the rows of a tile gather, then multiply the tile of sums as a whole.
+    """Sum the operands gathered by the rows of a tile, then multiply the tile of sums as a whole.
 
     Parameters
     ----------
     buffer : str
-        Name of the result, a sum of products.
+        Name of the result, which is a sum of products.
     at : SpIter
-        The innermost of the loops whose visits have a tile each.
+        The innermost of the loops around each tile.
     rows : SpIter
-        Inside of it, the rows of a tile, as `split` by positions and `ranges` make them.
+        Inside `at`, the rows of a tile, as created by `split` by positions and `ranges`.
     columns : sequence of SpIter
-        Reductions inside of it that some factors vary over; these vary over no loop that the others
-        have alone.
+        Reductions inside `at` over which some factors vary; these factors vary over no loop that
+        belongs to the other factors alone.
     dtype : str, optional
-        That sums are in; that of the buffer by default.
+        The type of the sums; that of the buffer by default.
 
     Returns
     -------
     list of SparseIterationRef
-        Start, sums, product, write; where rows have factors of their own init, start, sums,
-        product.
+        Start, sums, product, write; if factors vary over rows instead init, start, sums, product.
     """
     it, (last, mine, *summed) = chosen_loops(WHO, func, at, rows, *columns)
     loops = loops_of(it)
@@ -146,7 +145,7 @@ class _Aggregate(VisitOrder):
         self._divide(inner)
 
     def _size(self) -> int:
-        """Rows of a tile."""
+        """The number of rows of a tile."""
         node = self.rows.node
         if isinstance(node, PartAxis) and isinstance(node.axis, Axis):
             how = computed_parameters(self.func).get(str(node.by.indptr.name), {})
@@ -159,7 +158,7 @@ class _Aggregate(VisitOrder):
         )
 
     def _divide(self, inner: list[Loop]) -> None:
-        """Divide factors (summed up before?) and loops (those of sums, of products, of both)."""
+        """Divide factors (summed before or not) and loops (of the sums, the product, or both)."""
         over = {v for x in self.columns for v in x.vars}
         factors = factors_of(self.term)
         first = [f for f in factors if free_vars(f) & over]
@@ -171,7 +170,7 @@ class _Aggregate(VisitOrder):
             self.refuse("expected factors that vary over the columns, and others that do not")
         chosen = [x.axes for x in (self.rows, *self.columns)]
         rest = [x for x in inner if x.axes not in chosen]
-        # Whether rows have factors of their own, or loops under them.
+        # Whether other factors vary over rows, or over axes below them.
         self.own = self.rows.var in still or any(getattr(x.node, "parent", None) for x in rest)
         self.shared = [x for x in rest if x.var in moving]
         self.alone = [x for x in rest if x.var not in moving]
@@ -186,7 +185,7 @@ class _Aggregate(VisitOrder):
             if self.own:
                 continue
             if summed and loop.kinds == "S" and loop.var in written:
-                self.alone.append(loop)  # sums and products have elements of each
+                self.alone.append(loop)  # both sums and products have an element for each
             elif loop.kinds != ("R" if summed else "S"):
                 what = "a reduction, as sums vary over it" if summed else "spatial"
                 self.refuse(f"expected '{loop.name}' to be {what}")
@@ -232,16 +231,16 @@ class _Aggregate(VisitOrder):
             wide = SparseBuffer(var=to, axes=target.axes, handle=None)
             self.buffers.append(wide)
             before, after = self._rounded(before, wide)
-        # Visits scatter what they have: a place of a row may be chosen by a coordinate of theirs.
+        # The outer loops become spatial: their visits scatter, to rows that depend on them.
         around = [Loop(x.node, x.vars, "S" * len(x.kinds)) for x in self.outer]
         main = changed(it, around, init=None, body=tirx.SeqStmt(steps))
         out = self.replaced(*before, main, *after)
         return out, [SparseIterationRef(x.name) for x in steps]
 
     def _with_own_factors(self, sums: list[Any], to: Any) -> tuple[SparseFunc, list[Any]]:
-        """The function whose rows multiply what they have summed up by factors of their own.
+        """The function whose rows multiply their sums by factors that vary over rows.
 
-        sums : the steps before; to : an element of the sums
+        sums : the steps before; to : the element of the sums
         """
         it, spatial = self.it, list(takewhile(lambda x: x.kinds == "S", self.outer))
         if self.result.dtype != dtype_of(to):
@@ -296,7 +295,7 @@ class _Aggregate(VisitOrder):
         return buffer_var(list(self.result.var.ty.shape), dtype, name)
 
     def _rounded(self, before: list[Any], wide: SparseBuffer) -> tuple[list[Any], list[Any]]:
-        """The init of the sums, and what writes the result of them."""
+        """The init of the accumulator, and the iteration that writes the result from it."""
         if not before:
             self.refuse("argument 'dtype': expected an init for sums in another type than that of "
                         f"'{self.result.name}'")  # fmt: skip
@@ -312,13 +311,13 @@ class _Aggregate(VisitOrder):
         return [changed(first, body=start)], [last]
 
     def _places(self) -> SparseBuffer:
-        """The number of each row within its tile: a computed buffer over rows."""
+        """The number of each row in its tile: a computed buffer over rows."""
         node = self.rows.node
         handle = self.array("place", places_in_tiles, starts=node.by.indptr, size=self.size)
         return self.bound(f"{self.rows.name}_places_of", node.axis.ancestors(), handle)
 
     def _path(self) -> list[Any]:
-        """The coordinates of a row and of what it hangs under."""
+        """The coordinates of a row and its ancestors."""
         known = {a.name: v for a, v, _ in self.it.axis_of()}
         return [known[a.name] for a in self.rows.node.axis.ancestors()]
 

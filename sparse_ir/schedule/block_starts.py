@@ -1,6 +1,6 @@
 """The rows at which the blocks of a GPU begin, for searches of their threads.
 
-Before, where `positions(.., rows="blocks")` has said how rows are found::
+Before, where `positions(.., rows="blocks")` has set how rows are found::
 
     T.func_attr({"computed": {"i_at": ..}, "rows": {"I_at": {"from": "blocks"}}})
 
@@ -17,8 +17,8 @@ After `parallelize(ij0, "block", race="atomics")`, where a block has 3584 elemen
     })
     I_at_starts = T.match_sparse_buffer(i_at_starts, [I_J0_bounds], "int32")
 
-An element of block b is of a row from I_at_starts[b] to I_at_starts[b + 1] (Senanayake's thesis,
-figure 2-2). A loop over blocks that positions do not follow leaves all as it is.
+The row of an element of block b is in I_at_starts[b] .. I_at_starts[b + 1] (Senanayake's thesis,
+figure 2-2). A loop over blocks that positions do not depend on changes nothing.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 def with_block_starts(
     who: str, func: SparseFunc, it: SparseIteration, loops: list[Loop], per_block: int
 ) -> SparseFunc:
-    """The function with the rows at which blocks begin, where rows are found between these.
+    """The function with the rows at which blocks begin, if rows are searched for between these.
 
-    loops : those that are divided among blocks
-    per_block : visits of the loop that a block has
+    loops : the loops that are divided among blocks
+    per_block : visits of the loop per block
     """
     said = found_rows(func)
     open_ = [name for name, how in said.items() if how == {"from": "blocks"}]
@@ -75,7 +75,7 @@ class _BlockStarts(VisitOrder):
         number = Analyzer().simplify(count)
         blocks = {"blocks": int(number)} if isinstance(number, tirx.IntImm) else {}
         said, new_tables = found_rows(func), dict[str, SparseBuffer]()
-        for table in tables:  # each after the one whose positions it is looked for at
+        for table in tables:  # each after the one that holds the positions to look up in it
             recipe = recipe_of_rows(func, table)
             assert recipe is not None  # verified
             name, indptr = f"{table.name}_starts", recipe.array
@@ -89,7 +89,7 @@ class _BlockStarts(VisitOrder):
         return self.replaced(it, **{ROWS: said})
 
     def _size(self, position: Any, per_block: int) -> int:
-        """The number of positions in a row that a block has."""
+        """The number of consecutive positions of a block."""
         (var,) = self.loop.vars
         plain = unbounded(position, var)
         analyzer, step = Analyzer(), step_of(plain, var)
@@ -114,6 +114,6 @@ def _searches(func: SparseFunc, table: SparseBuffer) -> bool:
 
 
 def _position(it: SparseIteration, table: SparseBuffer) -> Any:
-    """The position at which an iteration reads a table; None where it does not."""
+    """The position at which an iteration reads a table, or None if it does not."""
     accesses = accesses_of(it.body, table.var)
     return accesses[0].indices[0] if accesses else None

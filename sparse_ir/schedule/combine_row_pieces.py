@@ -1,7 +1,7 @@
-"""Sums of a row's pieces, where a format stores rows in several (thesis, chapter 7, "atomics").
+"""Sums of rows that a format stores in several pieces (thesis, chapter 7, "atomics").
 
-Iterations over rows that are stored in pieces add to what an iteration before them has set. Most
-rows have one piece. Before::
+Iterations over rows stored in pieces update what an iteration before them has set. Most rows have
+one piece. Before::
 
     with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
         C[i, k] = 0.0
@@ -10,8 +10,8 @@ rows have one piece. Before::
         with T.sp_iter([W, L], "SS", "spmm_b0_write") as [w, l]:
             C[ib, w * 4 + l] = C[ib, w * 4 + l] + C_ws[w, l]
 
-After `combine_row_pieces([write], race="atomics")`, with a flag for each row, which is computed of
-the pieces::
+After `combine_row_pieces([write], race="atomics")`, with a flag for each row, computed from the
+pieces::
 
         with T.sp_iter([W, L], "SS", "spmm_b0_write") as [w, l]:
             if C_shared[ib] == 0:
@@ -21,9 +21,9 @@ the pieces::
             if C_shared[ib] != 0:
                 C[ib, w * 4 + l] = C[ib, w * 4 + l] + C_ws[w, l]
 
-Rows of one piece are written in vectors, the others added to atomically on a GPU (see
-:mod:`sparsetir.sparse_ir.atomics`). With race="ignore" all rows are in one piece, which is the
-caller's word, and only the first iteration is made, without the flag.
+Rows of one piece are written with vector stores, the others are updated atomically on a GPU (see
+:mod:`sparsetir.sparse_ir.atomics`). With race="ignore", the caller guarantees that every row is one
+piece: only the first iteration remains, without the flag.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ RACES = ("atomics", "ignore")
 
 @primitive
 def atomic(func: SparseFunc, iteration: SparseIterationRef) -> tuple[SparseFunc, None]:
-    """Let an iteration update its result atomically, on a GPU, whatever visits it.
+    """Let an iteration update its result atomically, on a GPU, whatever workers visit it.
 
-    Visits then meet at the result in any way, so all loops may be divided among blocks and threads.
-    `parallelize(.., race="atomics")` is that of single loops.
+    Visits may then update one element concurrently, so all loops may be divided among blocks and
+    threads. `parallelize(.., race="atomics")` does this for single loops.
 
     Parameters
     ----------
     iteration : SparseIterationRef
-        Of a body `X[..] = X[..] + term` (or max, min) of a type that has atomics, without an init;
-        what is before it has set the result.
+        One with a body `X[..] = X[..] + term` (or max, min) of a type that has atomics and no
+        init; an iteration before it has set the result.
     """
     it = find_iteration(func, name_of("atomic", iteration), "atomic")
     if atomic_reduction(it) is None:
@@ -93,24 +93,24 @@ def atomic(func: SparseFunc, iteration: SparseIterationRef) -> tuple[SparseFunc,
 def combine_row_pieces(
     func: SparseFunc, iterations: Sequence[SparseIterationRef], *, race: str
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-    """Say how pieces of a row meet that iterations add to.
+    """Choose how iterations combine the pieces of a row.
 
     Parameters
     ----------
     iterations : sequence of SparseIterationRef
-        All that add to a result, `X[i, ..] = X[i, ..] + term` (or *, max, min), where `i` is the
+        All that update a result, `X[i, ..] = X[i, ..] + term` (or *, max, min), where `i` is the
         coordinate of a sparse axis; an iteration before them has set the result.
     race : {"atomics", "ignore"}
-        "atomics", for sums of float32, float64 or int32 that began with zero, and maxima and minima
-        of float32 or int32 that began with an infinity (of integers, the least or most): rows of
-        several pieces are added to so. "ignore": no row is stored in several pieces, and the result
-        holds what the operator leaves as it is wherever a row is stored, which is the caller's
-        word.
+        "atomics", for sums of float32, float64 or int32 whose initial value is zero, and maxima and
+        minima of float32 or int32 whose initial value is an infinity (the least or greatest
+        integer): rows of several pieces are updated atomically. "ignore": the caller guarantees
+        that no row is stored in several pieces, and that the result holds the operator's identity
+        wherever a row is stored.
 
     Returns
     -------
     list of SparseIterationRef
-        What adds atomically.
+        The iterations that update atomically.
     """
     writes = [find_iteration(func, name_of(WHO, handle), WHO) for handle in iterations]
     if not writes:
@@ -147,7 +147,7 @@ def combine_row_pieces(
 def _with(
     func: SparseFunc, writes: list[SparseIteration], steps: dict[str, list[dict[str, Any]]]
 ) -> SparseFunc:
-    """The function with other iterations for some, by name: what changes in each."""
+    """The function with the named iterations replaced by the given steps, as changed fields."""
 
     def visit(it: Any) -> Any:
         if it.name not in steps:
@@ -168,7 +168,7 @@ def _refuse(it: SparseIteration, message: str) -> NoReturn:
 
 
 def _update(it: SparseIteration) -> Reduction:
-    """The update that an iteration makes."""
+    """The update that an iteration performs."""
     reduction = reduction_of(it.body)
     if reduction is None or it.init is not None or "R" in it.kinds:
         _refuse(
@@ -190,7 +190,7 @@ def _overwriting(update: Reduction) -> Any:
 
 
 def _target(func: SparseFunc, writes: list[SparseIteration], updates: list[Reduction]) -> Any:
-    """The result that all iterations add to."""
+    """The result that all iterations update."""
     var = updates[0].store.buffer
     for it, update in zip(writes, updates, strict=True):
         if not update.store.buffer.same_as(var):
@@ -199,7 +199,7 @@ def _target(func: SparseFunc, writes: list[SparseIteration], updates: list[Reduc
 
 
 def _refuse_others(func: SparseFunc, writes: list[SparseIteration], target: SparseBuffer) -> None:
-    """Refuse where anything else than one iteration before these accesses the result."""
+    """Refuse accesses of the result other than by one iteration before these."""
     init = _first(func, target)
     if init is None:
         _refuse(writes[0], f"expected an iteration that sets '{target.name}' before it is added to")
@@ -240,7 +240,7 @@ def _refuse_atomics(
 
 
 def _row(func: SparseFunc, it: SparseIteration, update: Reduction) -> tuple[Any, Axis]:
-    """The coordinate that is the row, and its axis."""
+    """The coordinate of the row, and its axis."""
     axes = {v: a for x in [*iterations_around(func, it), it] for a, v, _ in x.axis_of()}
     rows = [
         (i, axes[i])
@@ -258,7 +258,7 @@ def _with_flags(
     writes: list[SparseIteration],
     rows: list[tuple[Any, Axis]],
 ) -> tuple[SparseFunc, SparseBuffer]:
-    """The function with a computed parameter that says which rows are in several pieces."""
+    """The function with a computed parameter that flags rows with several pieces."""
     index = list(_update(writes[0]).store.indices)
     place = next(n for n, i in enumerate(index) if i.same_as(rows[0][0]))
     axis = target.axes[place] if target.axes is not None else None

@@ -1,4 +1,4 @@
-"""Operands that go through a copy; see :mod:`sparsetir.sparse_ir.schedule.precompute`."""
+"""Copies of operands to workspaces; see :mod:`sparsetir.sparse_ir.schedule.precompute`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def precompute_operand(
     within = {x.name: x for x in _loops_around_reads(it, outer, operand)}
     whole = {a.name: (a, i) for a, i in zip(operand.axes or [], index, strict=True)}
     axes: list[Axis] = []
-    places: list[Any] = []  # where a reader finds its element
+    places: list[Any] = []  # the index, per dimension, at which readers access the copy
     copies: list[Any] = []  # the copy's coordinates
     fresh: dict[Any, Any] = {}
     for item in over:
@@ -127,14 +127,14 @@ def _is_dense(node: Any) -> bool:
 def _loops_around_reads(
     it: SparseIteration, outer: list[Loop], operand: SparseBuffer
 ) -> list[Loop]:
-    """The loops between the place of the copy and the reads of the operand."""
+    """The loops between the copy and the reads of the operand."""
     reading = [node for node in nodes_of(SparseIteration, it) if loads_of(node, operand.var)]
     names = [x.name for x in outer]
     return [x for node in reading for x in loops_of(node) if x.name not in names]
 
 
 def _reading(stmt: Any, operand: SparseBuffer, ws: Any, places: list[Any]) -> Any:
-    """A statement that reads the copy."""
+    """A statement that reads the copy instead of the operand."""
     dtype = str(ws.ty.dtype)
 
     def load(node: Any) -> Any:
@@ -144,7 +144,7 @@ def _reading(stmt: Any, operand: SparseBuffer, ws: Any, places: list[Any]) -> An
         return held if dtype == operand.dtype else tirx.Cast(operand.dtype, held)
 
     def cast(node: Any) -> Any:
-        inner = node.value  # to the copy's type and back
+        inner = node.value  # a cast to the copy's type and back
         again = isinstance(inner, tirx.Cast) and isinstance(inner.value, ir.TensorLoad)
         if again and inner.value.source.same_as(ws) and str(node.ty.dtype) == dtype:
             return inner.value

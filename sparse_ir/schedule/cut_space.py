@@ -1,18 +1,18 @@
-"""Choose what a later cut of a loop cuts (Senanayake's thesis, section 5.1, `pos` and `coord`).
+"""Choose the space that a later cut of a loop divides (Senanayake's thesis, section 5.1).
 
 A loop over a sparse axis visits stored elements: their positions are counted, their coordinates
 stored. `split` and `divide` cut positions, so that tiles hold equally many elements, unless
-`coord` has said otherwise; a dense axis is cut by coordinates, and `pos` makes its tiles parts of
-its positions, under which other axes may hang. Before::
+`coord` has been applied; a dense axis is cut by coordinates, and `pos` makes its tiles parts of
+its positions, so that other axes may depend on it. Before::
 
     with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
 
-After `coord(j)`, which `split(j, [None, 64])` takes as ranges of 64 columns::
+After `coord(j)`, with which `split(j, [None, 64])` makes ranges of 64 columns::
 
     with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
         T.sp_iter_attr({"cut": {"J": "coordinates"}})
 
-A cut ends the choice.
+The next cut consumes the choice.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def coord(func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, None]:
     Parameters
     ----------
     loop : SpIter
-        Over one axis, whose coordinates differ under each parent.
+        A loop over one axis, whose coordinates are distinct under each parent.
     """
     return _chosen("coord", func, loop, "coordinates")
 
@@ -86,7 +86,7 @@ def space_of(it: SparseIteration, loop: Loop) -> str:
 
 
 def without_choice(it: SparseIteration, loop: Loop) -> dict[str, Any]:
-    """The annotations of an iteration without what was chosen for a loop."""
+    """The annotations of an iteration without the choice for a loop."""
     rest = {k: v for k, v in it.annotations.items() if str(k) != CUT}
     choices = {k: v for k, v in _choices(it).items() if k != loop.name}
     return {**rest, CUT: choices} if choices else rest

@@ -11,7 +11,7 @@ Before::
         with T.sp_iter([J], "S", "powers") as [j]:
             Y[i, j, h0 * 16 + h1] = exp(X[i, j, h0 * 16 + h1] - TOP[()])
 
-After `distribute([h1])`, where each step goes through all of H1 before the next one begins::
+After `distribute([h1])`, where each step completes all of H1 before the next one begins::
 
     TOP_each = T.alloc_sparse_buffer((H1,), "float32", "local")
     with T.sp_iter([I, H0], "SS", "rows") as [i, h0]:
@@ -22,9 +22,9 @@ After `distribute([h1])`, where each step goes through all of H1 before the next
         with T.sp_iter([J, H1], "SS", "powers") as [j, h1]:
             Y[i, j, h0 * 16 + h1] = exp(X[i, j, h0 * 16 + h1] - TOP_each[h1])
 
-The loops become the innermost of each step. What each visit has for itself gets a place for each of
-their coordinates. Legal for loops free of races: no visit sees what another one writes, so that
-steps of different visits may take turns.
+The loops become the innermost of each step. Buffers private to a visit get an element per
+coordinate of these loops. Legal for loops free of races: no visit reads what another one writes, so
+that steps of different visits may interleave.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def distribute(
     Parameters
     ----------
     loop : SpIter or sequence of SpIter
-        The innermost loop of an iteration, or several of them, outermost first; over dense axes, of
-        constant extents where a visit has a "local" buffer for itself.
+        The innermost loop of an iteration, or several of them, outermost first; over dense axes,
+        of constant extents if a visit has a private "local" buffer.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def distribute(
 
     Notes
     -----
-    A step is a nested iteration without iterations in it, or a store, which becomes one.
+    A step is a nested iteration without further ones, or a store, which becomes one.
     """
     handles = [loop] if isinstance(loop, SpIter) else list(loop)
     if not handles:
@@ -121,7 +121,7 @@ def distribute(
 def _refuse(
     func: SparseFunc, it: SparseIteration, places: list[int], temporaries: list[SparseBuffer]
 ) -> None:
-    """Refuse what would not mean the same, or has no place."""
+    """Refuse programs that would change their meaning, or whose private buffers cannot grow."""
     if it.init is not None:
         raise ScheduleError(f"{WHO}: expected an iteration without an init\n{show(it)}")
     facts = parallelizable(func, it)
@@ -135,7 +135,7 @@ def _refuse(
         if facts[place] != FREE:
             raise ScheduleError(
                 f"{WHO}: loop '{loop.name}' is not proven free of races ({facts[place]}): a step "
-                f"of one visit may see what a later one of another has written\n{show(it)}"
+                f"of one visit may read what a later step of another has written\n{show(it)}"
             )
         if local and not isinstance(loop.node.length, tirx.IntImm):
             raise ScheduleError(
@@ -146,15 +146,15 @@ def _refuse(
 
 
 class _Steps:
-    """The steps of an iteration, with loops of it inside."""
+    """The steps of an iteration, with loops of it moved inside."""
 
     def __init__(self, func: SparseFunc, it: SparseIteration, moved: list[Loop]) -> None:
         self.func, self.it, self.moved = func, it, moved
         self.names: list[str] = []
-        self.own: set[Any] = set()  # buffers that each visit has for itself
+        self.own: set[Any] = set()  # buffers private to each visit
 
     def expanded(self, buffer: SparseBuffer) -> SparseBuffer:
-        """A buffer with a place for each coordinate of the loops."""
+        """A buffer with an element per coordinate of the loops."""
         more = [loop.node for loop in self.moved]
         shape = [*buffer.var.ty.shape, *(axis.length for axis in more)]
         name = fresh_name(self.func, f"{buffer.name}_each")
@@ -163,7 +163,7 @@ class _Steps:
         return SparseBuffer(var=var, axes=axes, handle=None)
 
     def of(self, stmt: Any, conditions: list[Any]) -> Any:
-        """A statement with the loops inside of each step."""
+        """A statement with the loops moved into each step."""
         if isinstance(stmt, tirx.SeqStmt):
             return tirx.SeqStmt([self.of(part, conditions) for part in stmt.seq])
         if (
@@ -198,7 +198,7 @@ class _Steps:
         )
 
     def _under(self, conditions: list[Any], stmt: Any) -> Any:
-        """A statement under conditions, but for what can do no harm and needs nothing in range."""
+        """A statement under conditions, omitted where it is harmless and needs no bounds."""
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer in self.own:
             if all(load.source in self.own for load in nodes_of(ir.TensorLoad, stmt.value)):
                 return stmt
@@ -208,7 +208,7 @@ class _Steps:
 
 
 def _at_places(stmt: Any, buffers: dict[Any, Any], more: list[Any]) -> Any:
-    """A statement with other buffers, whose indices are followed by more."""
+    """A statement with buffers replaced, and further indices appended to theirs."""
 
     def load(node: Any) -> Any:
         buffer = buffers.get(node.source)

@@ -1,27 +1,27 @@
-"""Cut a loop into parts where the structure says (Senanayake's thesis, chapters 5 and 10).
+"""Cut a loop into a number of parts by the structure (Senanayake's thesis, chapters 5 and 10).
 
 Before::
 
     with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
 
-After `divide(i, 16, by="work")`, sixteen blocks of rows with about as many non-zeros each::
+After `divide(i, 16, by="work")`, sixteen blocks of rows with about as many nonzeros each::
 
     T.func_attr({"computed": {"I_ptr": {"recipe": "equal_work", "indptr": "$indptr", ...}}})
     I_parts = T.dense_fixed(16)
     I_part = T.dense_variable(I_parts, (m, m), I_ptr)
     with T.sp_iter([I_parts, T.part(I, I_part), J, K], "SSRS", "spmm") as [i_parts, i, j, k]:
 
-The coordinates stay those of the axis, so the body and what hangs under the axis stay as they are.
-Where parts begin is a computed parameter: kernels are called as before. Another iteration over the
-same rows that is divided alike has the same `I_parts` and `I_part`. After `divide(j, 4,
-by="coordinates")`, four ranges of columns, whose elements lie together in each row::
+Coordinates remain those of the axis, so the body and axes below it do not change. Where parts begin
+is a computed parameter: kernels are called as before. Another iteration over the same rows that is
+divided the same way shares `I_parts` and `I_part`. After `divide(j, 4, by="coordinates")`, four
+ranges of columns, whose elements are contiguous in each row::
 
     J_parts = T.sparse_fixed(I, (4, 4), J_ids)
     J_part = T.dense_variable(J_parts, (n, nnz), J_ptr)
     with T.sp_iter([I, J_parts, T.part(J, J_part), K], "SRRS", "spmm") as [i, j_parts, j, k]:
 
-A loop over the elements of all rows, fused from a spatial and a reduction axis, gives three loops:
-see :mod:`sparsetir.sparse_ir.schedule.pieces`.
+A loop over the elements of all rows, fused from a spatial and a reduction axis, becomes three
+loops: see :mod:`sparsetir.sparse_ir.schedule.pieces`.
 """
 
 from __future__ import annotations
@@ -60,36 +60,36 @@ def divide(
     func: SparseFunc, loop: SpIter, parts: int | str, *, by: str | None = None, cost: int = 2,
     default: int = 16, ahead: str | None = None,
 ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
-    """Cut a loop where the structure says.
+    """Cut a loop into parts that follow from the structure.
 
     Parameters
     ----------
     loop : SpIter
         The loop.
     parts : int or str
-        How many, or a name: then the number is a computed parameter of that name, which is
-        `default` unless whoever makes a plan says otherwise, and is not compiled in.
+        The number of parts, or a name: then the number is a computed parameter of that name, which
+        is `default` unless the plan overrides it, and is not compiled in.
     by : {"positions", "work", "coordinates"}, optional
-        "positions", parts of equally many; "work", of a root axis the same by the elements under
-        each coordinate and `cost` for each, of fused rows and elements by both; "coordinates",
-        ranges of the coordinates of a sparse_variable axis under each parent. By default what
-        `coord` has chosen, else "positions".
+        "positions", parts of equal length; "work", for a root axis parts of equal work, which is
+        the elements of each coordinate plus its `cost`, for fused rows and elements likewise;
+        "coordinates", ranges of the coordinates of a sparse_variable axis under each parent. By
+        default the space that `coord` has chosen, else "positions".
     cost : int
-        Of a coordinate, in elements, for "work".
+        The cost of a coordinate for "work", in elements.
     default : int
-        How many there are by a name until somebody says another number.
+        The number of parts if `parts` is a name and the plan does not override it.
     ahead : str, optional
-        Of a root axis by work: name of a computed parameter, 0 by default, that says how much more
-        work the first part has, for a thread that begins while others wake.
+        For a root axis by work: name of a computed parameter, 0 by default, the extra work of the
+        first part, whose thread starts while others wake.
 
     Returns
     -------
     list of SpIter
-        The loop over the parts, and that over what is in one.
+        The loop over parts, and the loop within a part.
 
     Notes
     -----
-    Rows and elements fused as "SR" give three handles: chunks, pieces of rows and elements.
+    Rows and elements fused as "SR" give three loops: chunks, pieces of rows and elements.
     """
     func, loop = slots_counted(WHO, func, loop)
     it = iteration_of(WHO, func, loop)
@@ -127,7 +127,7 @@ class _Division(VisitOrder):
     count: Any
 
     def by_positions(self, by: str, cost: int, ahead: str | None) -> list[Loop]:
-        """Parts of a root axis, or of fused axes from a root on."""
+        """Parts of a root axis, or of fused axes that start at a root."""
         if not is_path(self.loop.node):
             self.refuse(
                 f"expected a root axis, or axes fused from a root on, got '{self.loop.name}'; "
@@ -148,7 +148,7 @@ class _Division(VisitOrder):
         return self._loops(part.parent, part, "S" if "S" in self.loop.kinds else "R")
 
     def is_under_a_root(self) -> bool:
-        """Whether the loop is over one variable axis right under a root."""
+        """Whether the loop is over one variable axis that is the child of a root."""
         axis = self.loop.node
         return isinstance(axis, Axis) and axis.is_variable and axis.parent.kind == "dense_fixed"
 
@@ -169,12 +169,12 @@ class _Division(VisitOrder):
         )
 
     def of_each_parent(self, recipe: Callable[..., Any], **how: Any) -> list[Loop]:
-        """Parts of what an axis stores under each coordinate of a root, as many for each.
+        """Parts of the elements under each coordinate of a root, equally many for each.
 
-        recipe, how : where they begin, without the number of parts
+        recipe, how : the recipe of the parts' offsets, without the number of parts
         """
         axis = self.last
-        # This one first: its recipe refuses more parts of rows than the index type counts.
+        # The offsets first: their recipe refuses more parts of rows than the index type can count.
         ptr = self.array("ptr", recipe, **how, parts=self.count)
         parts = self.counted("parts", axis.parent, self.count)
         part = self.part(parts, axis.length, axis.nnz, ptr)
@@ -183,7 +183,7 @@ class _Division(VisitOrder):
     # -- declarations -------------------------------------------------------------------------
 
     def _declared(self, how: dict[str, Any], size: Any) -> Axis | None:
-        """The axis of the same parts, if another iteration was cut into them."""
+        """The axis of the same parts, if another iteration was divided the same way."""
         recipes = computed_parameters(self.func)
         for axis in self.func.axes:
             if axis.kind != "dense_variable" or axis.parent.kind != "dense_fixed":
@@ -197,7 +197,7 @@ class _Division(VisitOrder):
         return [*self.loops(parts=(parts, kind)), self.within(part)]
 
     def _children(self) -> Any:
-        """The offsets of the variable axis under a root axis: how much each coordinate holds."""
+        """The offsets of the variable axis under a root axis, which give each coordinate's work."""
         for node in (node for it in [self.it, *inside(self.it)] for node in it.axes):
             for axis in flat_axes([node]):
                 parent = axis.parent

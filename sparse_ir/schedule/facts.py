@@ -1,22 +1,22 @@
-"""Statements of a schedule's author that the program lacks: `bound`, `assume`, `annotate`.
+"""Statements by a schedule's author: `bound`, `assume`, `annotate`.
 
-Promises about extents, which kernels check whenever they are called (Senanayake's thesis, section
-5.2, `bound`). Before::
+Promises about extents, which kernels check in every call (Senanayake's thesis, section 5.2,
+`bound`). Before::
 
     K = T.dense_fixed(feat)
     B = T.match_sparse_buffer(b, (J_, K), "float32")
 
-After `bound(k, 64, "exact")`, where the extent is a constant from here on::
+After `bound(k, 64, "exact")`, which makes the extent a constant::
 
     T.func_attr({"promises": [{"param": "feat", "kind": "exact", "value": 64}]})
     K = T.dense_fixed(64)
     B = T.match_sparse_buffer(b, (J_, K), "float32")
 
-The parameter remains, so that the function is called as before. "max", "min" and "multiple" add
-the promise alone: they save conditions where something is cut.
+The parameter remains, so that the function is called as before. "max", "min" and "multiple" only
+add the promise: it saves guards where the loop is cut.
 
-Facts about arrays, which remove guards. Before, where `etype` may hold anything, so that stage II
-asks each time::
+Facts about arrays, which remove guards. Before, where `etype` may hold any value, so that stage II
+checks each::
 
     H[i, f] = H[i, f] + if_then_else(0 <= ETYPE[e] and ETYPE[e] < r, W[ETYPE[e], f], 0)
 
@@ -26,9 +26,9 @@ After `assume("coordinates", buffer="ETYPE", axis="R")`, and in stage II::
 
     H[i, f] = H[i, f] + W[ETYPE[e], f]
 
-A wrong assumption makes kernels read and write what is not theirs. "filled" is checked by kernels
-with the structure; "coordinates" and "inside" are the caller's word. What follows from the
-structure, or from the recipe of a computed parameter, is known without saying it.
+A wrong assumption makes kernels access memory out of bounds. Kernels check "filled" with the
+structure; for "coordinates" and "inside" the caller vouches. Facts that follow from the structure,
+or from the recipe of a computed parameter, need not be assumed.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ KINDS = tuple(LEGAL)
 
 @primitive
 def bound(func: SparseFunc, loop: SpIter, n: int, kind: str) -> tuple[SparseFunc, None]:
-    """Promise something about the extent of a loop, which kernels check in every call.
+    """Promise a property of a loop's extent, which kernels check in every call.
 
     Parameters
     ----------
     loop : SpIter
-        Over one axis whose length is a parameter.
+        A loop over one axis whose length is a parameter.
     n : int
         At least 1.
     kind : {"exact", "max", "min", "multiple"}
@@ -122,7 +122,7 @@ def _check_number(it: SparseIteration, axis: Axis, n: int, kind: str) -> None:
 
 
 def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
-    """The function with a number wherever it uses a parameter."""
+    """The function with a number substituted for a parameter."""
     number = tirx.IntImm(str(param.ty.dtype), value)
 
     def put(expr: Any) -> Any:
@@ -166,7 +166,7 @@ def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
     out = func.replace(axes=list(axes.values()), buffers=buffers, body=body)
     try:
         verify(out)
-    except IllFormedError as error:  # such as an axis that no longer fits its parent
+    except IllFormedError as error:  # e.g. an axis that no longer fits its parent
         raise ScheduleError(f"bound: {error}") from None
     return out
 
@@ -193,14 +193,14 @@ def promised(
 def assume(
     func: SparseFunc, fact: str, *, axis: str, buffer: str | None = None
 ) -> tuple[SparseFunc, None]:
-    """Say what the program does not: the word of whoever schedules it.
+    """State a fact that the program does not imply; the schedule's author vouches for it.
 
     Parameters
     ----------
     fact : {"coordinates", "filled"}
-        "coordinates", the values of `buffer` are coordinates of `axis`; "filled", no slot of the
-        sparse_fixed `axis` is padding; "inside", `buffer` is accessed at coordinates of its `axis`
-        alone.
+        "coordinates": the values of `buffer` are coordinates of `axis`; "filled": no slot of the
+        sparse_fixed `axis` is padding; "inside": `buffer` is only accessed at coordinates of its
+        `axis`.
     axis : str
         Name of the axis.
     buffer : str, optional
@@ -228,14 +228,14 @@ def assume(
 def annotate(
     func: SparseFunc, iteration: SparseIterationRef, key: str, value: Any
 ) -> tuple[SparseFunc, None]:
-    """Set an annotation of the iteration; it rides on the blocks of stage II.
+    """Set an annotation of the iteration, which its stage-II blocks inherit.
 
     Parameters
     ----------
     iteration : SparseIterationRef
         The iteration.
     key : str
-        Of the annotation.
+        Key of the annotation.
     value : Any
         None, a string, a number, or lists and dicts of these with strings as keys.
     """
@@ -255,7 +255,7 @@ def annotate(
 
 
 def _prints(value: Any) -> bool:
-    """Whether it can be written as text that is read back."""
+    """Whether it can be written as text that parses back."""
     if isinstance(value, Mapping):
         return all(isinstance(k, str) and _prints(v) for k, v in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

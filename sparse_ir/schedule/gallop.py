@@ -1,18 +1,18 @@
-"""Intersections of short rows with long ones: the pointer of the long one gallops.
+"""Intersections of short rows with long ones: the pointer into the long one gallops.
 
 Before::
 
     with T.sp_iter([I, T.intersect(J1, J2)], "SR", "dot") as [i, j]:
 
-After `gallop(j, 8)`, which lowering takes up (:mod:`sparsetir.sparse_ir.merge_loops`)::
+After `gallop(j, 8)`, which the lowering implements (:mod:`sparsetir.sparse_ir.merge_loops`)::
 
     with T.sp_iter([I, T.intersect(J1, J2)], "SR", "dot") as [i, j]:
         T.sp_annotate({"gallop": {"J1_and_J2": 8}})
 
-Each time that the axes are gone through together, one of them that has eight times the elements of
-another, or more, is searched for what comes next on that one; others go on by one element. A row of
-s elements with one of l takes s log(l / s) steps in place of s + l. (Demaine, Lopez-Ortiz and
-Munro, "Adaptive set intersections, unions, and differences".)
+Each time the merged loop starts, an axis with at least eight times the elements of another one is
+searched for the next coordinate of that one; other axes advance by one element. A row of s elements
+with one of l takes s log(l / s) steps in place of s + l. (Demaine, Lopez-Ortiz and Munro, "Adaptive
+set intersections, unions, and differences".)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 
-RATIO = 16  # from which on a search takes less time than steps
+RATIO = 16  # the least ratio for which a search is faster than single steps
 
 
 @primitive
@@ -41,10 +41,10 @@ def gallop(func: SparseFunc, loop: SpIter, ratio: int = RATIO) -> tuple[SparseFu
     Parameters
     ----------
     loop : SpIter
-        Over an intersection of axes without padding.
+        A loop over an intersection of axes without padding.
     ratio : int
-        From how many times the elements of another axis on one is searched: 1 for all that are
-        longer, 0 for none, so that all are gone through element by element.
+        An axis with at least this many times the elements of another one is searched: 1 for all
+        that are longer, 0 for none, so that all advance element by element.
     """
     it = find_iteration(func, loop.iteration, "gallop")
     chosen = loops_of(it)[place_of("gallop", func, it, loop)]

@@ -1,7 +1,7 @@
-"""Ways for visits of a GPU's loop to add to the same elements; see `parallelize`.
+"""Race strategies for GPU loops whose visits update the same elements; see `parallelize`.
 
-"atomics" : each update, of a sum, maximum or minimum, is atomic. Of a loop over chunks of the
-    elements of all rows, rows in one chunk are written plainly
+"atomics" : each update, of a sum, maximum or minimum, is atomic. In a loop over chunks of the
+    elements of all rows, rows within one chunk are written with plain stores
     (:mod:`sparsetir.sparse_ir.schedule.combine_row_pieces`). Before::
 
         with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
@@ -14,8 +14,8 @@
         with T.sp_iter([I_J0, I_J1, K], "SSS", "spmm") as [ij0, ij1, k]:
             T.sp_iter_attr({"atomic": 1, "parallel": [...]})
 
-"segment(r)" : each r neighbouring threads add up, for each run of equal rows, what they have, and
-    the first of a run adds it atomically, as the row may go on elsewhere. After
+"segment(r)" : each r neighbouring threads reduce their terms over each run of equal rows, and the
+    first of a run adds the sum atomically, as the row may continue elsewhere. After
     `parallelize(ij1, "thread", race="segment(32)")`::
 
         with T.sp_iter([I_J0, I_J1], "SS", "spmm") as [ij0, ij1]:
@@ -23,12 +23,12 @@
                 T.sp_iter_attr({"atomic": 1, "group": {"lanes": "I_J1", "size": 32, "runs": 1}})
                 C[I_at[..], k] = C[I_at[..], k] + A[..] * B[J_at[..], k]
 
-"group(r)" : all threads of the loop add to one element, which each r add up; one of these writes,
-    atomically where the loop has more than r. Threads without a term take part.
-"temporary" : group(r) of all threads of a loop. More than 32 are all threads of their block, and
-    add up through shared memory.
+"group(r)" : all threads of the loop update one element; every r of them reduce their terms, and one
+    of these writes, atomically if the loop has more than r. Threads without a term take part.
+"temporary" : group(r) of all threads of a loop. Above 32 they must be all threads of a block, and
+    reduce through shared memory.
 
-What a group is in stage II, see :mod:`sparsetir.sparse_ir.groups`.
+For groups in stage II, see :mod:`sparsetir.sparse_ir.groups`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ GROUPS = re.compile(r"(group|segment)\((1|2|4|8|16|32)\)")
 
 
 def parsed(race: Any) -> tuple[str, int]:
-    """The strategy, and the lanes of its groups, 0 for those without."""
+    """The strategy, and the lanes of its groups, 0 for strategies without groups."""
     match = GROUPS.fullmatch(race) if isinstance(race, str) else None
     return (match[1], int(match[2])) if match else (str(race), 0)
 
@@ -76,7 +76,7 @@ def parsed(race: Any) -> tuple[str, int]:
 def meeting(
     who: str, func: SparseFunc, it: SparseIteration, places: list[int], race: str, lanes: int
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-    """The function in which visits of some loops meet as `race` says, and who writes."""
+    """The function with a race strategy for some loops, and the iterations that write."""
     return _Meeting(who, func, it, places).run(race, lanes)
 
 
@@ -116,7 +116,7 @@ class _Meeting:
     # -- steps --------------------------------------------------------------------------------
 
     def _chunks(self) -> tuple[SparseFunc, list[SparseIterationRef]]:
-        """Rows in one chunk are overwritten, others added to atomically."""
+        """Overwrite rows within one chunk, update others atomically."""
         writes = [n for n in inside(self.it) if self._shared(n)]
         if not writes or self.it.init is not None:
             self.refuse(
@@ -128,12 +128,12 @@ class _Meeting:
         return func, [*refs, *added]
 
     def _take_init_out(self) -> None:
-        """Let the init be an iteration of its own."""
+        """Make the init a separate iteration."""
         firsts, axes = init_apart(self.func, self.it)
         self._replace([*firsts, changed(self.it, init=None)], axes=axes)
 
     def _nest(self, loop: Loop) -> None:
-        """Let loops inside of that over lanes be an iteration of their own."""
+        """Move the loops inside the one over lanes to a nested iteration."""
         loops = loops_of(self.it)
         place = [x.axes for x in loops].index(loop.axes) + 1
         if place == len(loops) or not self._shared(self.it):
@@ -153,7 +153,7 @@ class _Meeting:
     def _groups(
         self, loop: Loop, size: int, lanes: int, race: str
     ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-        """Lanes add up what they have."""
+        """Let lanes reduce their terms."""
         names = self._raced()
         runs = int(race == "segment")
         for name in names:
@@ -185,7 +185,7 @@ class _Meeting:
         return self.func, [SparseIterationRef(name) for name in names]
 
     def _first(self, lanes: Loop, update: SparseIteration) -> str | None:
-        """The iteration that sets what a group of all lanes adds to, where nothing else does."""
+        """The iteration that sets what a group of all lanes updates, if nothing else does."""
         outer = [x for x in loops_of(self.it) if x.name != lanes.name]
         path = [n for n in inside(self.it) if update.name in {x.name for x in [n, *inside(n)]}]
         loops = [*outer, *(x for n in path for x in loops_of(n))]
@@ -205,19 +205,19 @@ class _Meeting:
         self.func = replaced(self.who, self.func, self.it, stmt, axes=axes)
         self.it = find_iteration(self.func, self.it.name)
 
-    # -- what there is ------------------------------------------------------------------------
+    # -- analysis -----------------------------------------------------------------------------
 
     def _is_over_chunks(self, loop: Loop) -> bool:
         node = loop.node
         return isinstance(node, Axis) and pieces_under(self.func, self.it, node) is not None
 
     def _shared(self, it: SparseIteration) -> bool:
-        """Whether an iteration stores, itself, to what visits do not have for themselves."""
+        """Whether an iteration itself stores to a buffer that is not private to visits."""
         private = private_buffers(self.func, self.it)
         return any(s.buffer not in private for s in own_stores(it))
 
     def _raced(self) -> list[str]:
-        """The iterations that change what visits of the loops share."""
+        """The iterations that update elements shared by visits of the loops."""
         facts = parallelizable(self.func, self.it)
         names = {x.name for x in self.loops}
         shared = {
@@ -236,7 +236,7 @@ class _Meeting:
         return found
 
     def _update(self, it: SparseIteration) -> Reduction:
-        """The update that an iteration makes."""
+        """The update that an iteration performs."""
         reduction = reduction_of(it.body)
         if reduction is None or it.init is not None:
             self.refuse(
@@ -282,9 +282,9 @@ class _Meeting:
             for x in loops_of(n):
                 if not isinstance(x.node, Axis) or x.node.kind != "dense_fixed":
                     self.refuse(
-                        f"lanes go through '{x.name}' of '{n.name}' differently often, and cannot "
-                        "add up inside; expected the sum over it in a workspace, which precompute "
-                        "makes"
+                        f"lanes visit '{x.name}' of '{n.name}' different numbers of times, and "
+                        "cannot reduce inside; expected the sum over it in a workspace, as made by "
+                        "precompute"
                     )
 
     def refuse(self, message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Panels of rows, whose columns are grouped by which rows of the panel they hold.
+"""Panels of rows whose columns are grouped by the set of rows that have them.
 
 (Albakri and Cheshmi, "A Novel Compiler Transformation for Fast Sparse Matrix Multiplication in
 GPUs", enumerate-and-sparse-coarsen, sections 3.2 and 3.3.) Before::
@@ -8,8 +8,8 @@ GPUs", enumerate-and-sparse-coarsen, sections 3.2 and 3.3.) Before::
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-After `group_columns_by_pattern(i, j, 4)`, where the columns of a panel of four rows that hold the
-same of them come one after the other, as an entry each::
+After `group_columns_by_pattern(i, j, 4)`, where the columns of a panel that occur in the same
+ones of its four rows are contiguous, an entry each::
 
     I_panels = T.dense_fixed((m + 3) // 4)
     I_patterns = T.sparse_fixed(I_panels, (15, 15), I_ids)
@@ -25,14 +25,15 @@ same of them come one after the other, as an entry each::
                 I_order[I_values[p, q] + e * (bits of q + 1) + (bits of q + 1 below r)]
             ] * B[J_at[p, q, e], k]
 
-Pattern q holds the rows whose bits q + 1 has. Where loops over patterns and rows are unrolled, all
-that depends on them is constant: each pattern has a loop of its own over its entries, in which a
-row of B is loaded once for all of its rows, and with `precompute("C", p, [r, k])` the sums of a
-panel stay in registers over all patterns. `pack("A", ..)` brings values into that order.
+Pattern q is the set of rows whose bits are set in q + 1. If loops over patterns and rows are
+unrolled, everything that depends on them is constant: each pattern has its own loop over entries,
+in which a row of B is loaded once for all of the pattern's rows, and with
+`precompute("C", p, [r, k])` the sums of a panel stay in registers over all patterns. `pack("A",
+..)` stores values in that order.
 
-With `by="count"` a pattern is one of its number of rows (section 3.5), so that code differs by this
-number alone: there are size kinds of it instead of 2**size - 1. Which rows they are is a table, and
-the init an iteration of its own::
+With `by="count"` a pattern is specialised by its number of rows (section 3.5) only: there are size
+variants of the code instead of 2**size - 1. A table holds the rows of each pattern, and the init is
+an iteration of its own::
 
         if r < I_counts[q]:
             C[p * 4 + I_members[q, r], k] = C[p * 4 + I_members[q, r], k] + A[
@@ -41,7 +42,7 @@ the init an iteration of its own::
 
 Sums of a panel are then in registers for one pattern at a time: `precompute("C", q, [r, k])`.
 
-What says where entries and values are is computed. Values are the arrays that they were: buffers
+The offsets of entries and values are computed parameters. Arrays of values are unchanged: buffers
 over rows and columns lie over positions.
 """
 
@@ -68,31 +69,31 @@ from sparsetir.sparse_ir.schedule.visit_order import (
 from sparsetir.sparse_ir.tir import as_dtype
 
 WHO = "group_columns_by_pattern"
-LARGEST = 8  # rows of a panel: 255 patterns
+LARGEST = 8  # rows per panel: 255 patterns
 
 
 @primitive(reorders=True, was="patterns")
 def group_columns_by_pattern(
     func: SparseFunc, rows: SpIter, columns: SpIter, size: int, *, by: str = "pattern"
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Visit panels of rows, in each the columns that hold the same of its rows together.
+    """Visit panels of rows, and in each the columns of equal pattern together.
 
     Parameters
     ----------
     rows : SpIter
-        Over a dense axis, spatial.
+        A spatial loop over a dense axis.
     columns : SpIter
-        Over the sparse_variable axis under it, a reduction, in a body `X[..] = X[..] + term` (or *,
-        max, min); no other iteration visits it.
+        A loop over the sparse_variable axis under it, a reduction, in a body `X[..] = X[..] + term`
+        (or *, max, min); no other iteration visits this axis.
     size : int
-        Rows of a panel, 2 to 8; there are 2**size - 1 patterns.
+        Rows per panel, 2 to 8; there are 2**size - 1 patterns.
     by : {"pattern", "count"}
-        What tells code for patterns apart: "pattern", or "count", the number of its rows.
+        Specialise code by the "pattern", or by the "count" of its rows.
 
     Returns
     -------
     list of SpIter
-        Panels, patterns, entries, rows of a panel.
+        The loops over panels, patterns, entries, and rows of a panel.
     """
     it, (row, column) = chosen_loops(WHO, func, rows, columns)
     plain = VisitOrder(WHO, func, it, row)
@@ -106,7 +107,7 @@ def group_columns_by_pattern(
 
 def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, list[SpIter]]:
     idtype, name, column = order.idtype, order.row.name, order.column
-    # What recipes are told of the order of patterns, which is by pattern unless said.
+    # The keyword of recipes for the order of patterns, which by default is by pattern.
     patterns: dict[str, Any] = {"rows": size} | ({} if by == "pattern" else {"by": by})
     count, n = as_dtype((1 << size) - 1, idtype), column.length
     panels = order.dense(
@@ -119,7 +120,7 @@ def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, li
         "entries", pattern, recipes.entry_ptr, entries=held, n=n, panels=panels.length, rows=size
     )
     over, ptr = [panels, pattern, entry], entry.indptr
-    # Numbers of a column in a pattern, which may pass the type of the others.
+    # Numbers of (column, pattern) pairs, which may exceed the type of the others.
     order.bound(f"{name}_held", over, held, "int64")
     values = order.table(f"{name}_values", over[:2], recipes.value_ptr, ptr=ptr, **patterns)
     at = order.table(f"{column.name}_at", over, recipes.entry_columns, entries=held, n=n)
@@ -129,7 +130,7 @@ def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, li
     )  # fmt: skip
     order.number("step", constant, value=1)
     row = order.dense("rows", size)
-    kind = "R" if by == "pattern" else "S"  # which rows they are of, a table says
+    kind = "R" if by == "pattern" else "S"  # a table holds the rows
     new = order.loops(panel=(panels, "S"), pattern=(pattern, kind), entry=(entry, "R"),
                        row=(row, "S"))  # fmt: skip
     p, q, e, r = (loop.var for loop in new)
@@ -144,7 +145,7 @@ def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, li
     position = load(elements, load(values, p, q) + e * each + below)
     here = [p * row.length + member, load(at, p, q, e)]
     fields: dict[str, Any] = {"body": under([mine], order.it.body)}
-    if by == "count" and order.it.init is not None:  # not all patterns are of a row
+    if by == "count" and order.it.init is not None:  # not every pattern has each row
         fields |= {"before": order.init_apart(), "init": None}
     func, handles = order.by_positions(new, [*new, *order.rest], position, here, **fields)
     return with_fact(func, "inside", buffer=elements.name, axis=order.positions.name), handles

@@ -1,4 +1,4 @@
-"""An init of its own that is not needed: what comes after it sets, or begins with, all of it.
+"""Removal of an init iteration whose result is overwritten, or becomes the next one's init.
 
 `without_init`, before::
 
@@ -62,12 +62,12 @@ def without_init(
 ) -> tuple[SparseFunc, Any] | None:
     """The function without the iteration that sets a result before another one overwrites it.
 
-    iteration : name of the one that overwrites, which has no init
-    update : the store there, with the conditions around it
-    axes : by coordinate, the axis that it is known to take all coordinates of
+    iteration : name of the overwriting iteration, which has no init
+    update : its store, with the conditions around it
+    axes : by coordinate, the axis all of whose coordinates it is known to take
 
-    Also the value that is set, in terms of the coordinates of the update. None where nothing sets
-    the result right before, or other elements of it than the update comes by.
+    Also return the value that was set, in the coordinates of the update. None if no iteration
+    directly before sets the result, or it sets other elements than the update reaches.
     """
     conditions, store = taken_apart(update)
     init = _before(func.body, iteration, store.buffer)
@@ -98,12 +98,12 @@ def without_init(
 def with_init_before(
     func: SparseFunc, it: SparseIteration
 ) -> tuple[SparseFunc, SparseIteration] | None:
-    """The function and the iteration, with what is set right before it as its init.
+    """The function and an iteration that takes the value set directly before it as its init.
 
-    it : without an init, of a body of one store
+    it : an iteration without an init, with a body of one store
 
-    None where nothing sets all of the buffer right before, or the iteration may not reach all of
-    it: its spatial loops are to be over dense axes, and each index a sum of some of them.
+    None if nothing sets the whole buffer directly before, or the iteration may not reach all of it:
+    its spatial loops must be over dense axes, and each index a sum of some of them.
     """
     conditions, store = taken_apart(it.body)
     if it.init is not None or not isinstance(store, tirx.BufferStore):
@@ -138,13 +138,13 @@ def with_init_before(
 
 
 def set_before(func: SparseFunc, it: SparseIteration, flat: SparseIteration) -> str | None:
-    """The name of the iteration right before that sets all that another one updates.
+    """The name of the iteration directly before that sets all that another one updates.
 
     it : one of the function's iterations
-    flat : as `it`, but with the update as its body, and loops around it that go to all elements
+    flat : `it` with the update as its body, and loops around it that reach all elements
 
-    None where there is none such, where visits meet, or where it sets something else than what the
-    update's operator leaves as it is.
+    None if there is none, if visits race, or if it sets another value than the identity of the
+    update's operator.
     """
     if "R" in flat.kinds:
         return None
@@ -166,9 +166,9 @@ def set_before(func: SparseFunc, it: SparseIteration, flat: SparseIteration) -> 
 
 
 def with_plain_init(func: SparseFunc, iteration: str, buffer: SparseBuffer) -> SparseFunc:
-    """The function in which what is set before an iteration is set by loops over its own axes.
+    """The function in which the iteration that sets a buffer loops over the buffer's own axes.
 
-    buffer : that the iteration adds to
+    buffer : the buffer that `iteration` updates
 
     Before, and after::
 
@@ -178,7 +178,7 @@ def with_plain_init(func: SparseFunc, iteration: str, buffer: SparseBuffer) -> S
         with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
             C[i, k] = 0.0
 
-    As it was where one value is not set everywhere.
+    Unchanged if no single value is set everywhere.
     """
     init = _before(func.body, iteration, buffer.var)
     axes = buffer.axes or ()
@@ -211,7 +211,7 @@ def _is_whole(func: SparseFunc, var: Any, lengths: list[Any]) -> bool:
 
 
 def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
-    """Whether a store, run for all coordinates, writes to all of a box of these lengths."""
+    """Whether a store, executed for all coordinates, covers a box of these lengths."""
     conditions, store = taken_apart(without_tail_shifts(init))
     limits = [_limit(c.args[0], spatial) for c in conditions]
     with contextlib.ExitStack() as known:
@@ -234,7 +234,7 @@ def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: lis
 
 
 def _limit(condition: Any, coords: Collection[Any]) -> tuple[dict[Any, int], Any] | None:
-    """(sum, number) of a condition that the sum is less than the number."""
+    """(sum, number) of a condition that a sum is less than a number."""
     if not isinstance(condition, tirx.LT):
         return None
     found = affine(condition.a).weights(coords)

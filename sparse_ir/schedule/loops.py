@@ -1,4 +1,4 @@
-"""The loops of a sparse iteration, their handles, and how primitives find and replace them."""
+"""The loops of a sparse iteration, their handles, and how primitives look up and replace them."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from sparsetir.sparse_ir.workers import divided
 
 @dataclass(frozen=True)
 class SparseIterationRef:
-    """A handle of a sparse iteration; `name` is the iteration's."""
+    """A handle of a sparse iteration, with the iteration's name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class SpIter:
-    """A handle of one loop of an iteration: an axis, a fused, attached or partial one."""
+    """A handle of one loop of an iteration: an axis, or a fused, attached or part axis."""
 
     iteration: str
     axes: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The axis's name; of a fused axis the names joined by `_`."""
+        """The axis's name; for a fused axis its names joined by `_`."""
         return "_".join(self.axes)
 
 
@@ -92,7 +92,7 @@ def loops_of(it: SparseIteration) -> list[Loop]:
 def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: Any) -> Any:
     """An iteration with other loops, or other fields.
 
-    Which loops are divided among workers goes with those that are left as they were.
+    Annotations about the division among workers are kept for loops that are unchanged.
     """
     if loops is not None:
         names = [loop.name for loop in loops]
@@ -110,9 +110,9 @@ def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: 
 
 
 def find_iteration(func: SparseFunc, name: str, who: str = "") -> SparseIteration:
-    """The iteration of that name. Raises ScheduleError with the names there are.
+    """The iteration of this name. Raises ScheduleError, with the names there are, if none has it.
 
-    who : asks for it, for the message; the function by default
+    who : the caller, for the message; the function by default
     """
     iterations = {it.name: it for it in sparse_iterations(func)}
     if name not in iterations:
@@ -122,7 +122,7 @@ def find_iteration(func: SparseFunc, name: str, who: str = "") -> SparseIteratio
 
 
 def inside(it: SparseIteration) -> list[SparseIteration]:
-    """The iterations nested in one."""
+    """The iterations nested in an iteration."""
     return nodes_of(SparseIteration, it.body)
 
 
@@ -146,9 +146,9 @@ def iteration_of(who: str, func: SparseFunc, handle: Any) -> SparseIteration:
 
 
 def place_of(who: str, func: SparseFunc, it: SparseIteration, handle: Any) -> int:
-    """The place of the loop that a handle stands for.
+    """The index of a handle's loop in its iteration.
 
-    Raises ScheduleError where it has none such, with those of the function that have, as
+    Raises ScheduleError if the iteration has no such loop, with the iterations that do, since
     primitives move loops from one to another.
     """
     have = _axes_of(it)
@@ -184,13 +184,13 @@ def replaced(
     params: Sequence[Any] = (),
     trusted: bool = True,
 ) -> SparseFunc:
-    """The function with a statement for one of its iterations, and more declarations; verified.
+    """The function with one iteration replaced by a statement, and added declarations; verified.
 
-    trusted : whether `func` was verified as it is; False where its other iterations, or buffers
-        that these may use, were changed since, so that they are verified too
+    trusted : whether `func` is already verified; False if its other iterations, or buffers that
+        these may use, have changed since, so that they are verified too
 
-    Raises ScheduleError where the result breaks a rule of the language, and where loops that are
-    divided among workers are no longer there.
+    Raises ScheduleError if the result breaks a rule of the language, and if loops that are divided
+    among workers no longer exist.
     """
     kept = [names for n in nodes_of(SparseIteration, stmt) for names in divided(n)]
     for names in divided(it):
@@ -217,9 +217,9 @@ def replaced(
 
 
 def _put(tree: Any, name: str, stmt: Any, beside: list[SparseIteration]) -> Any:
-    """The tree with a statement for the iteration of a name.
+    """The tree with the named iteration replaced by a statement.
 
-    beside : gets the outermost iterations that it is not nested in, and that are not nested in it
+    beside : collects the outermost iterations that neither contain it nor are nested in it
     """
     if isinstance(tree, tirx.SeqStmt):
         parts = [*tree.seq]

@@ -1,18 +1,18 @@
-"""Bring what an iteration reads into the order in which it is read.
+"""Store an operand in the order in which an iteration reads it.
 
 Before, after `sell_slices`, where values are gathered::
 
     C[..] = C[..] + T.Select(.., A[I_slots[s, w, l]] * B[J_slots[s, w, l]], 0.0)
 
-After `pack("A", iteration)`, where they come one after the other::
+After `pack("A", iteration)`, where values are contiguous::
 
     T.func_attr({"computed": {"a_packed": {"recipe": "packed", "values": "$a", ...}}})
     A_packed = T.match_sparse_buffer(a_packed, (I_slices, I_steps, I_lanes), "float32")
 
     C[..] = C[..] + T.Select(.., A_packed[s, w, l] * B[J_slots[s, w, l]], 0.0)
 
-The packed values are a computed parameter, but of values and not of a structure: a kernel makes
-them in every call, a plan once for the values that it is made with. So it is for values that stay.
+The packed values are a computed parameter that depends on values, not on structure alone: a kernel
+computes them in every call, a plan once for the values that it is made with. So it suits constants.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ WHO = "pack"
 
 @primitive
 def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[SparseFunc, str]:
-    """Bring values into the order in which an iteration reads them.
+    """Store values in the order in which an iteration reads them.
 
-    A plan does it once, a kernel in every call.
+    A plan does this once, a kernel in every call.
 
     Parameters
     ----------
     buffer : str
         Name of a parameter's buffer over one dense axis, which the iteration only reads, and only
-        at `TABLE[..]`, an array at coordinates of the axes that this is over (visited ones, or by
-        the fact "inside"), which is known to hold positions: such as recipes make, or columns.
+        at `TABLE[..]`, an array indexed by coordinates of its axes (visited ones, or by the fact
+        "inside") and known to hold positions, such as a recipe's result, or columns.
     iteration : SparseIterationRef
-        Whose order it is.
+        The iteration whose order it is.
 
     Returns
     -------

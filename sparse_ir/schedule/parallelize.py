@@ -9,14 +9,14 @@ After `parallelize([k0, i], "cpu")`, where the two are one parallel loop in stag
     with T.sp_iter([K0, I, J, K1], "SSRS", "spmm") as [k0, i, j, k1]:
         T.sp_iter_attr({"parallel": [{"loops": ["K0", "I"], "unit": "cpu", "race": "none"}]})
 
-On a GPU a loop is over "block", blocks of threads; "thread", the threads of a block; or "warp",
-groups of 32 threads, which loops over threads inside of it make up. The innermost loop over threads
-is `threadIdx.x`, the one around it `threadIdx.y`; so it is with blocks. With `per_block` one loop
-is both: blocks, and so many of its visits in each. Loops over "vector" become vectors.
+On a GPU a loop is over "block", thread blocks; "thread", the threads of a block; or "warp", groups
+of 32 threads, which loops over threads inside it form. The innermost loop over threads is
+`threadIdx.x`, the one around it `threadIdx.y`; likewise for blocks. With `per_block` one loop is
+both: over blocks, with that many of its visits in each. Loops over "vector" become vectors.
 
-A loop is free of races where each of its coordinates writes elements of its own, and reads of what
-the iteration writes only those. What a tile that begins earlier computes again is the same again.
-Where visits add to the same elements, `race` says how they meet: see
+A loop is free of races if each of its coordinates writes its own elements, and of the elements
+written reads only those. A tile that begins earlier recomputes equal values. If visits update the
+same elements, `race` selects how: see
 :mod:`sparsetir.sparse_ir.schedule.gpu_races` for GPUs, and
 :mod:`sparsetir.sparse_ir.schedule.temporary` for CPUs.
 """
@@ -81,7 +81,7 @@ def parallelize(
     race: str = "none",
     per_block: int | None = None,
 ) -> tuple[SparseFunc, list[SparseIterationRef] | None]:
-    """Divide a loop, or neighbouring ones as one, among workers; the last thing done to it.
+    """Divide a loop, or neighbouring ones as one, among workers; the last step applied to it.
 
     Parameters
     ----------
@@ -90,31 +90,31 @@ def parallelize(
     unit : {"cpu", "block", "warp", "thread", "vector"}
         "cpu", threads of a CPU; "block", "warp" or "thread" of a GPU; "vector", lanes.
     race : str
-        "none", refused unless it is proven that there is none; "ignore", what several workers write
-        is the same or of no account, which is the caller's word. "temporary": of a loop over chunks
-        of fused rows and elements, alone or among loops free of races, chunks keep what they have
-        of rows of others, which a loop on one worker adds afterwards, in an order that does not
-        depend on the workers; of another loop over threads of a GPU, these add up what they have
-        and one of them writes: a power of two, of which more than 32 are all threads of their
-        block. On a GPU also "atomics", visits add atomically; "group(r)", each r threads add up
-        what they have, and one writes; "segment(r)", the first one of each run of threads with the
+        "none", refused unless there is provably no race; "ignore", the caller guarantees that
+        several workers write equal values, or values that do not matter. "temporary": in a loop
+        over chunks of fused rows and elements, alone or among loops free of races, chunks keep
+        their sums for rows of other chunks, which one worker adds afterwards, in an order that does
+        not depend on the workers; in another loop over threads of a GPU, these reduce their terms
+        and one of them writes; their number is a power of two, above 32 that of all threads of the
+        block. On a GPU also "atomics", visits update atomically; "group(r)", every r threads reduce
+        their terms, and one writes; "segment(r)", the first one of each run of threads with the
         same row writes.
     per_block : int, optional
-        Of a GPU's loop over "warp" or "thread", how many of its visits a block of threads has; the
-        loop is over blocks, too. None: the loop has a constant extent, within a block.
+        For a GPU loop over "warp" or "thread", how many of its visits a thread block has; the loop
+        is over blocks, too. None: the loop has a constant extent, within a block.
 
     Returns
     -------
     list of SparseIterationRef or None
-        What writes, for "atomics", "group(r)" and "segment(r)".
+        The iterations that write, for "atomics", "group(r)" and "segment(r)".
 
     Notes
     -----
-    The threads of a CPU do not nest: no loop around these, and none inside, may be divided as well.
-    What is divided stays as it is, so that loops are cut and moved before.
+    Threads of a CPU do not nest: no loop around these, and none inside, may be divided as well.
+    A divided loop can no longer change, so loops are cut and moved first.
 
-    For "temporary" of chunks the handles are those of the iterations that keep, that go over the
-    chunks afterwards, and that add; for races of a GPU those of the iterations that write.
+    For "temporary" over chunks the handles are those of the iterations that keep sums, that loop
+    over the chunks afterwards, and that add; for GPU races those of the iterations that write.
     """
     handles = [loop] if isinstance(loop, SpIter) else list(loop)
     if not handles:
@@ -169,7 +169,7 @@ def _with_entry(it: SparseIteration, new: dict[str, Any]) -> dict[str, Any]:
 
 
 def _race(it: SparseIteration, unit: str, race: str) -> tuple[str, int]:
-    """The strategy, and the lanes of a group."""
+    """The race strategy, and the lanes of a group."""
     if unit not in UNITS:
         legal = " or ".join(f'"{word}"' for word in UNITS)
         raise ScheduleError(f"{WHO}: argument 'unit': expected {legal}, got {unit!r}\n{show(it)}")
@@ -195,7 +195,7 @@ def _race(it: SparseIteration, unit: str, race: str) -> tuple[str, int]:
 
 
 def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
-    """Refuse loops whose visits follow each other, and loops that are no box together."""
+    """Refuse loops whose visits are ordered, and loops whose extents depend on one another."""
     above: set[str] = set()
     for loop in chosen:
         merged = [a for a in flat_axes([loop.node]) if a.is_merged]
@@ -220,7 +220,7 @@ def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
 
 
 def _refuse_nested(func: SparseFunc, it: SparseIteration, chosen: list[Loop], unit: str) -> None:
-    """Refuse a loop that is divided already, threads of a CPU in others, and blocks in threads."""
+    """Refuse loops divided already, CPU threads in CPU threads, and blocks in threads."""
     place = loops_of(it).index(chosen[0])
     for other in [it, *iterations_around(func, it), *inside(it)]:
         where = "" if other is it else f" of '{other.name}'"
@@ -247,7 +247,7 @@ def _refuse_nested(func: SparseFunc, it: SparseIteration, chosen: list[Loop], un
 def _refuse_extent(
     it: SparseIteration, chosen: list[Loop], unit: str, per_block: int | None
 ) -> None:
-    """Refuse loops that are longer than a block, or of an extent that is no number."""
+    """Refuse loops that are longer than a block, or whose extent is not constant."""
     if per_block is not None:
         fits = isinstance(per_block, int) and not isinstance(per_block, bool)
         if unit == "vector" or not fits or not 0 < per_block <= MAX_THREADS:

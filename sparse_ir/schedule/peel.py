@@ -1,11 +1,12 @@
-"""Part the coordinates that fill no whole tile off, as an iteration of their own.
+"""Split the coordinates that fill no whole tile off, as an iteration of their own.
 
 Before::
 
     with T.sp_iter([E, K], "SR", "sddmm") as [e, k]:
         Out[e] = Out[e] + X[I_at[e], k] * Y[J_at[e], k]
 
-After `peel(e, 8)`, where the first loop is a multiple of 8 long, so that a split by 8 has no tail::
+After `peel(e, 8)`, where the first loop's extent is a multiple of 8, so that a split by 8 has no
+tail::
 
     E_whole = T.dense_fixed(nnz // 8 * 8)
     E_rest = T.dense_fixed(nnz % 8)
@@ -14,8 +15,8 @@ After `peel(e, 8)`, where the first loop is a multiple of 8 long, so that a spli
     with T.sp_iter([E_rest, K], "SR", "sddmm_rest") as [e_1, k_1]:
         Out[nnz // 8 * 8 + e_1] = ...
 
-The first iteration keeps its name, and runs first. Of a reduction only the first one has the init.
-Conditions of shifted tiles (`split`) that always hold in the first one are left out there.
+The first iteration keeps its name, and runs first. For a reduction only the first one has the init.
+Conditions of shifted tiles (`split`) that always hold in the first one are dropped there.
 """
 
 from __future__ import annotations
@@ -58,20 +59,20 @@ WHO = "peel"
 
 @primitive(reorders=True)
 def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tuple[SpIter, SpIter]]:
-    """Part the coordinates that fill no whole tile off, as an iteration of their own.
+    """Split the coordinates that fill no whole tile off, as an iteration of their own.
 
     Parameters
     ----------
     loop : SpIter
-        Over one dense_fixed axis that no other axis hangs under, of an iteration without nested
-        ones; a spatial one must be free of races if the iteration has an init.
+        A loop over one dense_fixed axis without children, of an iteration without nested ones; a
+        spatial one must be free of races if the iteration has an init.
     multiple : int
-        What the length of the first loop is a multiple of; the other is shorter than it.
+        The divisor of the first loop's length; the second loop is shorter than it.
 
     Returns
     -------
     (SpIter, SpIter)
-        The loop over the others, and that of the iteration made.
+        The loop over whole tiles, and the loop of the new iteration.
     """
     it = iteration_of(WHO, func, loop)
     place = place_of(WHO, func, it, loop)
@@ -141,7 +142,7 @@ def _peelable(it: SparseIteration, place: int) -> Axis:
 
 
 def _refuse_shared(func: SparseFunc, it: SparseIteration, place: int) -> None:
-    """Refuse where both iterations would set the same elements."""
+    """Refuse a loop for which both iterations would initialise the same elements."""
     loop = loops_of(it)[place]
     if it.init is not None and loop.kinds == "S":
         if not writes_disjoint(func, it, place):
@@ -152,7 +153,7 @@ def _refuse_shared(func: SparseFunc, it: SparseIteration, place: int) -> None:
 
 
 def _parents(node: Any) -> list[Axis]:
-    """The axes that an entry of an iteration hangs under."""
+    """The parents of an entry of an iteration."""
     if isinstance(node, Axis):
         return node.ancestors()[:-1]
     inner = [getattr(node, "to", None), getattr(node, "by", None)]
@@ -168,7 +169,7 @@ def _with_axis(loops: list[Loop], place: int, axis: Axis, over: Any) -> list[Loo
 
 
 def _without_held(body: Any, analyzer: Any) -> Any:
-    """A body without conditions of shifted tiles, where no tile of it begins earlier."""
+    """A body without conditions of shifted tiles, if no tile of it begins earlier."""
 
     def smaller(node: Any) -> Any:
         held = is_bound(node) and analyzer.can_prove(node.args[0] <= without_marks(node.args[1]))

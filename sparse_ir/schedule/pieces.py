@@ -1,4 +1,4 @@
-"""Chunks of the non-zeros of all rows, with rows found once per chunk (Senanayake, chapter 6).
+"""Chunks of the nonzeros of all rows, with one search for rows per chunk (Senanayake, chapter 6).
 
 Before::
 
@@ -7,8 +7,8 @@ Before::
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-After `divide` of the fused loop into 16 parts, the loops over chunks, over the pieces of rows in a
-chunk, and over the elements of a piece::
+After `divide` of the fused loop into 16 parts, the loops are over chunks, over the pieces of rows
+in a chunk, and over the elements of a piece::
 
     I_J_parts = T.dense_fixed(16)
     I_J_piece = T.sparse_variable(I_J_parts, (m, I_J_pieces), (I_J_ptr, I_J_rows))
@@ -18,9 +18,9 @@ chunk, and over the elements of a piece::
     ) as [i_parts, i, j, k]:
         ...                                                       # as before
 
-Each row, an empty one too, has an owner piece, which begins where the row begins. A cut within a
-row begins another piece of it: so only the first piece of a chunk can be of a row that another
-chunk owns. `parallelize(i_parts, "cpu", race="temporary")` makes use of it.
+Each row, even an empty one, has an owner piece, which begins where the row begins. A cut within a
+row begins another piece of it: so only the first piece of a chunk can belong to a row that another
+chunk owns. `parallelize(i_parts, "cpu", race="temporary")` relies on that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
 
 def has_rows_to_carry(loop: Loop) -> bool:
-    """Whether a loop is over the elements of all rows, of which each row reduces its own."""
+    """Whether a loop is over the elements of all rows, with a reduction per row."""
     node = loop.node
     if not isinstance(node, FusedAxis) or loop.kinds != "SR" or not is_path(node):
         return False
@@ -54,7 +54,7 @@ def has_rows_to_carry(loop: Loop) -> bool:
 def chunk_loops(order: VisitOrder, count: Any, cost: int, size: int = 0) -> list[Loop]:
     """The loops over chunks, over the pieces of rows in one, and over the elements of a piece.
 
-    count : of chunks
+    count : the number of chunks
     cost, size : see :func:`sparsetir.sparse_ir.recipes.positions.piece_ptr`
     """
     row, element = order.visited
@@ -75,7 +75,7 @@ def chunk_loops(order: VisitOrder, count: Any, cost: int, size: int = 0) -> list
 
 
 def pieces_under(func: SparseFunc, it: SparseIteration, chunks: Axis) -> Axis | None:
-    """The axis of the pieces in the chunks, where the iteration visits one."""
+    """The axis of the pieces in the chunks, if the iteration visits one."""
     computed = computed_parameters(func)
     for axis, _, _ in it.axis_of():
         if axis.indptr is None or axis.parent.name != chunks.name:

@@ -1,6 +1,6 @@
 """Visit the stored elements of fused axes by their positions (Senanayake's thesis, chapter 5).
 
-Before, where the row of each non-zero is searched for::
+Before, where the row of each nonzero is searched for::
 
     with T.sp_iter([T.fuse(I, J), K], "SSR", "sddmm") as [i, j, k]:
         Out[i, j] = Out[i, j] + X[i, k] * Y[j, k]
@@ -15,51 +15,50 @@ After `positions(i_j)`, a loop over a dense axis, with coordinates from arrays::
     with T.sp_iter([I_J, K], "SR", "sddmm") as [ij, k]:
         Out[ij] = Out[ij] + X[I_at[ij], k] * Y[J_at[ij], k]
 
-Values are the arrays that they were: buffers over these axes lie over the positions. The row of
-each element is a computed parameter, so kernels are called as before.
-
-Where each row reduces its own elements, as in SpMM, visits of the loop add to rows that others add
-to as well, and the init is an iteration of its own, since rows without elements have one too::
+Arrays of values are unchanged: buffers over these axes lie over the positions. The row of each
+element is a computed parameter, so kernels are called as before.
+If each row reduces its own elements, as in SpMM, visits of the loop update rows that other visits
+update as well, and the init is an iteration of its own, since rows without elements need it too::
 
     with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
         C[i, k] = 0.0
     with T.sp_iter([I_J, K], "SS", "spmm") as [ij, k]:
         C[I_at[ij], k] = C[I_at[ij], k] + A[ij] * B[J_at[ij], k]
 
-Axes that hang under the last one hang under the positions then. TTM over the fibers of a tensor in
-CSF, `sp_iter([I, J, K, L], "SSRS")`, becomes what SpMM looks like after `positions(i_j)`::
+Axes below the last one are then below the positions. TTM over the fibers of a tensor in CSF,
+`sp_iter([I, J, K, L], "SSRS")`, has the form of SpMM after `positions(i_j)`::
 
     I_J_K = T.sparse_variable(I_J, (p, nnz_k), (k_ptr, k_idx))
     with T.sp_iter([I_J, I_J_K, L], "SRS", "ttm") as [ij, k, l]:
         Y[ij, l] = Y[ij, l] + A[ij, k] * B[k, l]
 
-Axes of more levels, as those of a tensor in CSF, are gone through in the same way, by arrays for
-the coordinates of each level. Levels below one that is visited become one: MTTKRP,
-`sp_iter([I, K, L, J], "SRRS")`, has no loop for each fiber after `positions(k_l)`::
+Axes of more levels, such as those of a tensor in CSF, are visited the same way, with arrays for the
+coordinates of each level. Levels below a visited one become one: MTTKRP,
+`sp_iter([I, K, L, J], "SRRS")`, has no loop over fibers after `positions(k_l)`::
 
     K_L = T.dense_variable(I, (nnz_l, nnz_l), K_L_ptr)
     with T.sp_iter([I, K_L, J], "SRS", "mttkrp") as [i, kl, j]:
         A[i, j] = A[i, j] + B[i, kl] * D[L_at[i, kl], j] * C[K_at[i, kl], j]
 
-With rows="search" kernels do not read the rows from a table: where a loop over positions begins
-that one thread goes through, its row is searched for in `indptr`, and carried from there. The
-program stays the same but for an attribute, and the offsets as a buffer::
+With rows="search" kernels do not read the rows from a table: at the start of a loop over positions
+that runs on one thread, the row is searched for in `indptr`, and then carried. The program is the
+same except for an attribute, and the offsets as a buffer::
 
     T.func_attr({"computed": {..}, "rows": {"I_at": {"from": "search"}}})
     J_ptr = T.match_sparse_buffer(indptr, [I_J_bounds], "int32")
 
-With rows="blocks" the search of a block's threads is between the rows where the block and the next
-one begin, a table of a row for each block, which `parallelize(.., "block")` adds (what TACO calls
-`i_blockStarts`). See :mod:`sparsetir.sparse_ir.schedule.block_starts`.
+With rows="blocks" the threads of a block search between the rows where it and the next block begin,
+a table with a row per block, which `parallelize(.., "block")` adds (TACO's `i_blockStarts`). See
+:mod:`sparsetir.sparse_ir.schedule.block_starts`.
 
-The slots of rows that all have as many are counted: those of all rows, or those of each row.
-Coordinates come by division, and slots that may be padding have a condition. Before, with
+Slots of rows of equal width are counted, over all rows or in each row. Rows follow by
+division, and slots that may be padding are guarded. Before, with
 `J = T.sparse_fixed(I, (n, slots), indices)`::
 
     with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-After `positions(j)`, a loop over a dense axis, which `split` cuts with any tail::
+After `positions(j)`, a loop over a dense axis, which `split` cuts with any kind of tail::
 
     J_slots = T.dense_fixed(slots)
     with T.sp_iter([I, J_slots, K], "SRS", "spmm") as [i, j, k]:
@@ -67,7 +66,7 @@ After `positions(j)`, a loop over a dense axis, which `split` cuts with any tail
             C[i, k] = C[i, k] + A[i, j] * B[J_at[i, j], k]
 
 With `parts` the columns are cut into as many ranges, and all elements of a range are visited before
-those of the next, so that what is read by columns stays in cache. The order is a computed parameter
+those of the next, so that operands read by column stay in cache. The order is a computed parameter
 too, and so are both coordinates in this order: `Out[I_J_order[ij]]`.
 """
 
@@ -112,20 +111,20 @@ def positions(
     Parameters
     ----------
     loop : SpIter
-        Over a dense axis fused with sparse_variable axes, each under the one before, all spatial,
-        all reductions, or a reduction below the dense one; or over sparse_variable axes alone, all
-        of one kind, below one that the iteration visits; or over sparse_fixed axes in the place of
-        these. No other iteration visits the last of them.
+        A loop over a dense axis fused with sparse_variable axes, each under the one before, all
+        spatial, all reductions, or a reduction below the dense one; or over sparse_variable axes
+        alone, all of one kind, below a visited one; or likewise over sparse_fixed axes. No other
+        iteration visits the last of them.
     parts : int or str, optional
-        Ranges of columns that are gone through one after the other; None for the order of storage.
-        A name makes their number a computed parameter, as in `divide`.
+        The number of ranges of columns to visit one after another; None for the order of storage.
+        A name makes it a computed parameter, as in `divide`.
     default : int or dict
-        The number of parts where whoever makes a plan does not say another, or the recipe of one,
-        as in the function attribute "computed".
+        The number of parts unless the plan overrides it, or a recipe for it, as in the function
+        attribute "computed".
     rows : {"table", "search", "blocks"}
         Where kernels find the row of an element: "table", one for all elements; "search", in the
-        offsets of rows; "blocks", there between the rows where blocks of threads begin. All but the
-        first expect the order of storage. Slots need none, and `parts` is None for them.
+        offsets of rows; "blocks", there between the rows where thread blocks begin. All but the
+        first require the order of storage. Slots need no rows, and for them `parts` is None.
 
     Returns
     -------
@@ -138,7 +137,7 @@ def positions(
 
 
 def slots_counted(who: str, func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, SpIter]:
-    """The function with a loop over slots by their positions; as it is with another loop."""
+    """The function with a loop over slots by position; unchanged for other loops."""
     it, (old,) = chosen_loops(who, func, loop)
     if not isinstance(old.node, Axis | FusedAxis) or not _is_slots(flat_axes([old.node])[-1]):
         return func, loop
@@ -154,17 +153,17 @@ class _Positions(ElementOrder):
     def __init__(
         self, who: str, func: SparseFunc, it: SparseIteration, old: Loop, below: bool
     ) -> None:
-        self.tables: list[str] = []  # names of what is computed of each position
+        self.tables: list[str] = []  # names of the arrays over positions
         super().__init__(who, func, it, old, _path(VisitOrder(who, func, it, old)), old.vars, below)
         self.var = tirx.Var("".join(v.name for v in old.vars), self.idtype)
         at = {axis.name: var for axis, var, _ in it.axis_of()}
         above = [] if self.row.parent is None else self.row.parent.ancestors()
-        self.places = [*above, self.positions]  # what tables of each position lie over
+        self.places = [*above, self.positions]  # the axes of these arrays
         if not below and above:
             self.refuse(f"argument 'parts': expected None below '{above[-1].name}'")
         if _is_slots(self.column) and above and self.below:
             self.refuse(
-                f"'{next(iter(self.below))}' hangs under '{self.column.name}'; expected slots that "
+                f"'{next(iter(self.below))}' is below '{self.column.name}'; expected slots that "
                 "are fused with a dense axis above, or nothing below"
             )
         self.here = [at[axis.name] for axis in above] + [self.var]
@@ -187,7 +186,7 @@ class _Positions(ElementOrder):
             self._find_rows(rows)
         unknown = [tirx.Var(v.name, v.ty.dtype) for v in old.vars]
         init = None if it.init is None else self.rewritten(it.init, position, unknown)
-        # What it sets by coordinates it sets for all of them, not for those that are stored.
+        # An init that uses the coordinates runs for all of them, not only for stored ones.
         if init is not None and (len(set(old.kinds)) > 1 or free_vars(init) & {*unknown}):
             fields |= {"before": self.init_apart(), "init": None}
         elif init is not None and stored and old.kinds[0] == "S":
@@ -197,17 +196,17 @@ class _Positions(ElementOrder):
         return self.by_positions(new, loops, position, coordinates, **fields)
 
     def _moved_loop(self, loop: Loop) -> Loop:
-        """A loop over an axis that hangs under the positions from now on."""
+        """A loop over an axis that is now below the positions."""
         if isinstance(loop.node, Axis) and loop.name in self.below:
             return Loop(self.below[loop.name], loop.vars, loop.kinds)
         if set(loop.axes) & set(self.below):
             self.refuse(
-                f"'{loop.name}' hangs under '{self.column.name}'; expected a loop over one axis"
+                f"'{loop.name}' is below '{self.column.name}'; expected a loop over one axis"
             )
         return loop
 
     def _of_slots(self) -> tuple[list[Any], list[Any]]:
-        """The coordinates of the slot at a position, and conditions that it is no padding."""
+        """The coordinates of the slot at a position, and the guards against padding."""
         coordinates: list[Any] = []
         stored: list[Any] = []
         position: Any = self.var
@@ -235,7 +234,7 @@ class _Positions(ElementOrder):
     def _levels(self, order: SparseBuffer | None) -> list[SparseBuffer]:
         """The coordinates of each level: buffers over the positions of the last one.
 
-        order : in which positions are visited, as `in_order` takes it; None for that of storage
+        order : the positions in the order of visits, as `in_order` takes it; None for storage order
         """
         *above, last = self.path
         which: dict[str, Any] = {} if order is None else {"order": order}
@@ -281,7 +280,7 @@ class _Positions(ElementOrder):
                 )
 
     def _find_rows(self, rows: str) -> None:
-        """Bind what rows are found in, and say that they are."""
+        """Bind the arrays that rows are found in, and set the attribute."""
         for axis in self.path[1:]:
             self.offsets(axis, f"{axis.name}_bounds")
             if axis is not self.column:
@@ -291,7 +290,7 @@ class _Positions(ElementOrder):
         self.func = self.func.with_attr(ROWS, {**dict(self.func.attrs.get(ROWS, {})), **said})
 
     def _order(self, parts: int | str, default: Any) -> SparseBuffer:
-        """The position that is visited at each place of the order."""
+        """The position visited at each place of the order."""
         self.check_count("parts", parts, or_name=True)
         if not isinstance(default, dict):
             self.check_count("default", default)
@@ -307,7 +306,7 @@ class _Positions(ElementOrder):
 
 
 def _path(order: VisitOrder) -> list[Axis]:
-    """The axes of a loop: rows, and levels under them; or levels under a row that is visited."""
+    """The axes of a loop: rows and levels under them, or levels under a visited row."""
     loop, node = order.loop, order.loop.node
     axes = order.visited
     root, *levels = axes

@@ -1,6 +1,6 @@
-"""Let a result, or a tile of an operand, go through a workspace (Senanayake's thesis, chapter 7).
+"""Buffer a result, or a tile of an operand, in a workspace (Senanayake's thesis, chapter 7).
 
-A **result** of one visit of the loops up to `at` is collected in a workspace, then written.
+A **result** of one visit of the loops up to `at` is accumulated in a workspace, then written.
 Before::
 
     with T.sp_iter([K0, I, J, K1], "SSRS", "spmm") as [k0, i, j, k1]:
@@ -19,15 +19,14 @@ After `precompute("C", at=i, axes=[k1])`::
         with T.sp_iter([K1], "S", "spmm_write") as [k1]:
             C[i, k0 * 64 + k1] = C_ws[k1]
 
-Where a visit does not see all terms of an element, as with a reduction among the loops up to `at`,
-the workspace begins with the operator's identity, an iteration `spmm_init` sets the result
-beforehand, and `spmm_write` combines both. Where the statement before sets all of the result, as in
-a decomposed program, it is taken for the init
-(:mod:`sparsetir.sparse_ir.schedule.init_elimination`). Without axes the workspace is one element,
-`C_ws[()]`. Where nothing of the result is read, an iteration `spmm_value` stores to the workspace
-what `spmm_write` then writes.
+If a visit does not see all terms of an element, as with a reduction among the loops up to `at`, the
+workspace begins with the operator's identity, an iteration `spmm_init` sets the result beforehand,
+and `spmm_write` combines both. If the statement before sets the whole result, as in a decomposed
+program, it serves as the init (:mod:`sparsetir.sparse_ir.schedule.init_elimination`). Without axes
+the workspace is one element, `C_ws[()]`. If the result is only written, an iteration `spmm_value`
+stores the value to the workspace, and `spmm_write` writes it.
 
-An **operand** is copied where a visit of the loops up to `at` begins. After a further
+An **operand** is copied at the start of a visit of the loops up to `at`. After a further
 `precompute("B", at=k0, axes=["J_", k1], scope="global")`::
 
     B_ws = T.alloc_sparse_buffer((J_, K1), "float32")
@@ -77,38 +76,38 @@ def precompute(
     hoist: bool = False,
     name: str | None = None,
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-    """Let a result, or a tile of an operand, go through a workspace.
+    """Buffer a result, or a tile of an operand, in a workspace.
 
     Parameters
     ----------
     buffer : str
         Name of a buffer that the iteration writes (a result) or only reads (an operand).
     at : SpIter or SparseIterationRef
-        The innermost of the loops whose visits have a workspace each; an iteration for none.
+        The innermost of the loops around each workspace; an iteration if there are none.
     axes : sequence of SpIter or str
-        What the workspace is over. Of a result: all spatial loops inside `at`, of constant extent
-        if the scope is "local". Of an operand: loops inside `at`, and names of the operand's own
+        The axes of the workspace. For a result: all spatial loops inside `at`, of constant extent
+        if the scope is "local". For an operand: loops inside `at`, and names of the operand's own
         axes, which are copied whole.
     lanes : sequence of SpIter
-        Reduction loops inside `at` that keep sums of their own, which are added up at the end
-        (TVM's rfactor). Sums are in another order then.
+        Reduction loops inside `at` with separate accumulators, combined at the end (TVM's rfactor).
+        That changes the order of summation.
     scope : {"local", "shared", "global"}
         "local" (registers), "shared" or "global".
     dtype : str, optional
-        Of the workspace; that of the buffer by default. What a result is made of is cast to it when
-        it is loaded, the result when it is written.
+        The type of the workspace; that of the buffer by default. Terms of a result are cast to it
+        as they are loaded, and the result as it is written.
     hoist : bool
-        Factors of a sum that stand still during a visit are multiplied to it once, at the end; a
-        sum without terms is 0 whatever they are. Where one is infinite, infinity may come out for
-        NaN, and the sum without its factors may be out of range.
+        Multiply by the factors of a sum that are invariant during a visit once, at the end; a sum
+        without terms is 0 whatever they are. Infinite factors may give infinity instead of NaN, and
+        the sum without its factors may overflow.
     name : str, optional
-        Of the workspace.
+        Name of the workspace.
 
     Returns
     -------
     list of SparseIterationRef
-        Of a reduction start, reduce, (with lanes) sums and write; of another result value and
-        write; of an operand the copy.
+        For a reduction start, reduce, (with lanes) sums and write; for another result value and
+        write; for an operand the copy.
     """
     if isinstance(at, SparseIterationRef):
         it, place = find_iteration(func, at.name, WHO), -1

@@ -1,16 +1,16 @@
-"""Primitives: functions of a program and handles, and the methods of `Schedule` made of them.
+"""Primitives: functions of a program and handles, which become methods of `Schedule`.
 
-A primitive gives another program that means the same, and what callers get::
+A primitive returns another program of the same meaning, and the caller's output::
 
     @primitive
     def innermost(func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, None]:
         ...
 
-After that every `Schedule` has `innermost(loop)`. What the method takes, what it checks of its
-arguments, what it is documented by and what its trace says follow from the function alone. One that
-visits an iteration in another order is declared by `@primitive(reorders=True)`, and then refused
-where :func:`sparsetir.sparse_ir.legal.reorderable` finds a dependence. `was=` keeps an older name
-as a method, for a release.
+After that every `Schedule` has `innermost(loop)`. The method's parameters, the checks of its
+arguments, its documentation and its trace follow from the function alone. A primitive that visits
+an iteration in another order is declared by `@primitive(reorders=True)`, and then refused if
+:func:`sparsetir.sparse_ir.legal.reorderable` finds a dependence. `was=` keeps an older name as a
+method, for one release.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Primitives:
 
 
 class Primitives:
-    """The methods that are made of primitives; what runs them is `Schedule`'s."""
+    """The methods that primitives become; `Schedule` runs them."""
 
     _apply: Callable[..., Any]
 
@@ -78,11 +78,11 @@ class Primitives:
 def primitive(function: Any = None, *, reorders: bool = False, was: str = "") -> Any:
     """Make a function (func, handles and options) -> (func, output) a method of every Schedule.
 
-    reorders : whether it changes the order of visits of the iteration of its first handle, and is
-        to be refused where that matters
-    was : its name before; a method of that name warns, and is this one
+    reorders : whether it changes the order of visits of its first handle's iteration, and is
+        refused if a dependence forbids that
+    was : its former name; a method of that name warns and forwards to this one
 
-    Raises ValueError where schedules have another thing of that name.
+    Raises ValueError if schedules have another attribute of that name.
     """
     if function is None:
         return functools.partial(primitive, reorders=reorders, was=was)
@@ -116,7 +116,7 @@ def primitive(function: Any = None, *, reorders: bool = False, was: str = "") ->
 
 
 def _renamed(was: str, now: Callable[..., Any]) -> Callable[..., Any]:
-    """A method by its older name."""
+    """The method under its former name."""
     name = now.__name__
 
     @functools.wraps(now)
@@ -131,7 +131,7 @@ def _renamed(was: str, now: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _where_reorderable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The primitive, which raises ScheduleError where the order of visits matters."""
+    """The primitive, which raises ScheduleError if the order of visits matters."""
 
     @functools.wraps(function)
     def run(func: Any, *inputs: Any, **options: Any) -> Any:
@@ -152,7 +152,7 @@ def _where_reorderable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _documented(function: Callable[..., Any]) -> str | None:
-    """The documentation of a primitive, with its module's program before and after."""
+    """The documentation of a primitive, with the program before and after from its module."""
     said = inspect.getdoc(function)
     if said is None:
         return None
@@ -168,7 +168,7 @@ def _output_of(annotation: Any) -> Any:
 
 
 def stub() -> str:
-    """The text of `primitives.pyi`, which tells type checkers and editors of the methods."""
+    """The text of `primitives.pyi`, which describes the methods to type checkers and editors."""
 
     def text(parameter: inspect.Parameter) -> str:
         kind = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
@@ -191,7 +191,7 @@ def stub() -> str:
 
 
 def _is_dtype(name: str) -> bool:
-    """Whether it is a type of numbers."""
+    """Whether a name is that of a numeric dtype."""
     try:
         dtype = tvm.DataType(name)
     except ValueError:
@@ -199,16 +199,16 @@ def _is_dtype(name: str) -> bool:
     return dtype.lanes == 1 and name.startswith(("float", "bfloat", "int", "uint"))
 
 
-# Of strings, by the name of the argument, what they have to be.
+# The checks of string arguments, by argument name, with the expectation.
 MEANT = {"dtype": (_is_dtype, "a dtype, such as 'float32'"), "name": (str.isidentifier, "a name")}
 
 
 def arguments_of(
     function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Positional arguments of a primitive, all of them, and its options that are not the default.
+    """All positional arguments of a primitive, and its options that differ from the default.
 
-    What it takes sequences for is listed. Raises TypeError as a call does.
+    Sequences become lists. Raises TypeError as a call does.
     """
     signature, hints = inspect.signature(function), _hints(function)
     bound = signature.bind(None, *inputs, **options)
@@ -230,7 +230,7 @@ def _is_sequence(hint: Any) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """A sequence as a list; anything else, text and a handle, as it is."""
+    """A sequence as a list; other values, also text and handles, unchanged."""
     if isinstance(value, str | bytes | Mapping | SpIter | SparseIterationRef):
         return value
     try:
@@ -242,10 +242,10 @@ def _listed(value: Any) -> Any:
 def wrong_argument(
     function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
 ) -> str:
-    """The text of an error about the first argument of another type; "" where there is none.
+    """The text of an error about the first argument of a wrong type; "" if there is none.
 
-    function : of a program and these; its annotations are the types, and what has none, or one
-        that the primitives here have not, is not looked at
+    function : the primitive; its annotations are the types, and parameters with none, or one
+        that no primitive here has, are not checked
     """
     hints = _hints(function)
     names = list(inspect.signature(function).parameters)[1:]
@@ -265,12 +265,12 @@ def wrong_argument(
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(function)
-    except NameError:  # a user's primitive, with names that its checker alone knows
+    except NameError:  # a user's primitive, with names that only its type checker knows
         return {}
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; of another type itself."""
+    """The members of a union; any other type by itself."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 

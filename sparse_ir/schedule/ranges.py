@@ -4,8 +4,8 @@ Before, where each relation stores some rows::
 
     with T.sp_iter([R, I, J, K, L], "RSRRS", "rgms") as [r, i, j, k, l]:
 
-After `ranges(i, "ranges", 8)`, the rows of each relation by ranges with about as much work, and
-those of a range in tiles of 8, of which the last may hold fewer::
+After `ranges(i, "ranges", 8)`, the rows of each relation in ranges of about equal work, and those
+of a range in tiles of 8; the last tile may have fewer::
 
     I_ranges = T.sparse_fixed(R, (ranges, ranges), I_ids)
     I_tiles = T.dense_variable(I_ranges, (I_count, I_count), I_tile_ptr)
@@ -13,9 +13,9 @@ those of a range in tiles of 8, of which the last may hold fewer::
     with T.sp_iter([R, I_ranges, I_tiles, T.part(I, I_part), J, K, L], "RSSSRRS", "rgms") as [...]:
         T.sp_iter_attr({"ranges": ["I_ranges"]})
 
-A range is the same rows for all relations, so that ranges write elements of their own even where
-all relations add to them: the loop over ranges is free of races, and stage II may bring it outside
-of that over relations. Where ranges and tiles begin is computed: kernels are called as before.
+A range has the same rows for all relations, so that different ranges write different elements even
+if all relations update them: the loop over ranges is free of races, and stage II may move it
+outside that over relations. Where ranges and tiles begin is computed: kernels are called as before.
 """
 
 from __future__ import annotations
@@ -43,27 +43,26 @@ def ranges(
     cost: int = 8,
     default: int | dict[str, Any] = 1,
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Visit rows under several parents by ranges that are the same for all, in tiles.
+    """Visit rows under several parents by ranges that are equal for all parents, in tiles.
 
     Parameters
     ----------
     loop : SpIter
-        Over a sparse_variable axis under a root axis, whose coordinates differ and are in order.
+        A loop over a sparse_variable axis under a root axis, with distinct, ordered coordinates.
     parts : int or str
-        How many ranges, or a name: then the number is a computed parameter of that name, which is
-        `default`, or what that recipe makes, unless whoever makes a plan says otherwise; it is not
-        compiled in.
+        The number of ranges, or a name: then the number is a computed parameter of that name, which
+        is `default`, or that recipe's result, unless the plan overrides it; it is not compiled in.
     tile : int
-        Rows of a tile.
+        Rows per tile.
     cost : int
-        Of a row in work, beside one for each element under it.
+        The work of a row, besides one for each element under it.
     default : int or dict
-        How many there are by a name until somebody says another number; or a recipe.
+        The number of ranges if `parts` is a name and the plan does not override it; or a recipe.
 
     Returns
     -------
     list of SpIter
-        Ranges, tiles, the rows of one.
+        The loops over ranges, tiles, and the rows of a tile.
     """
     it, (chosen,) = chosen_loops(WHO, func, loop)
     order, axis = VisitOrder(WHO, func, it, chosen), chosen.node

@@ -8,7 +8,7 @@ After `sparse_reorder`::
 
     with T.sp_iter([K, I, J], "RSS", "sddmm") as [k, i, j]:
 
-After `sparse_fuse` of I and J instead, one loop over their joint positions, the non-zeros::
+After `sparse_fuse` of I and J instead, one loop over their joint positions, the nonzeros::
 
     with T.sp_iter([T.fuse(I, J), K], "SSR", "sddmm") as [i, j, k]:
 """
@@ -40,7 +40,7 @@ from sparsetir.sparse_ir.schedule.primitives import primitive
 def sparse_reorder(
     func: SparseFunc, iteration: SparseIterationRef, order: Sequence[SpIter]
 ) -> tuple[SparseFunc, None]:
-    """Visit an iteration's axes in another order; an axis stays behind its parent.
+    """Visit an iteration's axes in another order; an axis stays after its parent.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ def sparse_fuse(
     iteration : SparseIterationRef
         The iteration.
     axes : sequence of SpIter
-        Neighbours, each over a dense_fixed axis or behind its parent.
+        Neighbouring loops, each over a dense_fixed axis or directly after its parent.
 
     Returns
     -------
     SpIter
-        The loop.
+        The fused loop.
 
     Notes
     -----

@@ -1,10 +1,10 @@
 """Stage-I schedules: transformations of sparse iterations in coordinate space.
 
-(SparseTIR, section 3.2.2; Senanayake's thesis, chapters 5 to 7.) What changes which coordinates a
-loop visits, where partial results live, or who writes what is done here, before positions exist.
-Each primitive gives a valid stage-I function that means the same as the one before; it has a file
-of its own, whose docstring shows a program before and after. What maps loops onto the machine is
-scheduled after :meth:`Schedule.lower`, with TVM's own primitives.
+(SparseTIR, section 3.2.2; Senanayake's thesis, chapters 5 to 7.) Decisions about the coordinates
+that loops visit, the location of partial results, and which visit writes are made here, before
+positions exist. Each primitive returns a valid stage-I function that means the same as before; it
+has a file of its own, whose docstring shows a program before and after. Loops are mapped onto the
+machine after :meth:`Schedule.lower`, with TVM's own primitives.
 """
 
 from __future__ import annotations
@@ -59,16 +59,15 @@ P = ParamSpec("P")  # a pass's parameters
 
 
 class Schedule(Primitives):
-    """Transform the sparse iterations of a stage-I function; the function given is not changed.
+    """Transform the sparse iterations of a stage-I function; the original is not modified.
 
     Its methods are the primitives of this package, which
-    :func:`sparsetir.sparse_ir.schedule.primitives.primitive` makes of functions, and
-    those below.
+    :func:`sparsetir.sparse_ir.schedule.primitives.primitive` makes of functions, and those below.
 
     Parameters
     ----------
     func : SparseFunc or IRModule
-        A module holds just one. Verified before the first primitive.
+        A module holds exactly one function. Verified before the first primitive.
     """
 
     def __init__(self, func: SparseFunc | tvm.IRModule) -> None:
@@ -94,16 +93,16 @@ class Schedule(Primitives):
 
     @property
     def func(self) -> SparseFunc:
-        """The function as it is now."""
+        """The current function."""
         return self._func
 
     def get_sparse_iteration(self, name: str) -> SparseIterationRef:
-        """The iteration of that name, nested ones included.
+        """The iteration of this name, nested ones included.
 
         Parameters
         ----------
         name : str
-            As `T.sp_iter` has it.
+            The name in `T.sp_iter`.
 
         Returns
         -------
@@ -117,7 +116,7 @@ class Schedule(Primitives):
         return self._noted("get_sparse_iteration", [name], {}, SparseIterationRef(name))
 
     def get_sp_iters(self, iteration: SparseIterationRef) -> list[SpIter]:
-        """Handles of the iteration's loops, in their order.
+        """Handles of the iteration's loops, in order.
 
         Parameters
         ----------
@@ -136,16 +135,16 @@ class Schedule(Primitives):
 
     @property
     def stage_two(self) -> Any:
-        """The `tvm.s_tir.Schedule` that :meth:`lower` went on to; None before."""
+        """The `tvm.s_tir.Schedule` that :meth:`lower` continues with; None before."""
         return self._stage_two
 
     @property
     def lowered(self) -> Any:
-        """The stage-II function that :meth:`lower` made, as it was then; None before."""
+        """The stage-II function, as :meth:`lower` first returned it; None before."""
         return self._lowered
 
     def lower(self) -> Any:
-        """Lower to stage II, once; gives a `tvm.s_tir.Schedule` of the lowered function.
+        """Lower to stage II, once; returns a `tvm.s_tir.Schedule` of the lowered function.
 
         From here on TVM's primitives schedule it; those of stage I are refused.
         """
@@ -162,51 +161,51 @@ class Schedule(Primitives):
         Parameters
         ----------
         change : callable
-            `change(PrimFunc, *arguments, **options)`, which gives a PrimFunc.
+            `change(PrimFunc, *arguments, **options)`, which returns a PrimFunc.
         *arguments, **options
-            For `change`.
+            Passed to `change`.
 
         Returns
         -------
         tvm.s_tir.Schedule
-            That of :meth:`lower`, now of the result. Handles of blocks and loops that it gave
-            before are not known to it any more.
+            The schedule of :meth:`lower`, now of the result. Handles of blocks and loops from
+            before are no longer valid.
         """
         stage_two = self.lower()
         func = next(iter(stage_two.mod.functions.values()))
-        # The same object from here on: of two, one would be scheduled and not built.
+        # Keep one object: of two schedules, one would be scheduled and not built.
         stage_two.__move_handle_from__(s_tir.Schedule(change(func, *arguments, **options)))
         return self._go_on("rewrite", stage_two, change, *arguments, **options)
 
     # -- internals ----------------------------------------------------------------------------
 
     def _go_on(self, primitive: str, stage_two: Any, *inputs: Any, **options: Any) -> Any:
-        """Schedule this from now on, and note it in the trace."""
+        """Continue with this stage-II schedule, and record the step in the trace."""
         self._stage_two = stage_two
         step = Instruction(primitive, list(inputs), [], options, stage_two=stage_two.trace)
         self.trace.instructions.append(step)
         return stage_two
 
     def _apply(self, primitive: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-        """Run a primitive, which gives a function and handles, and note it in the trace."""
+        """Run a primitive, which returns a function and its output, and record it in the trace."""
         if self._stage_two is not None:
             raise ScheduleError(
                 f"{primitive.__name__}: the schedule has gone on to stage II, which TVM's "
                 "primitives schedule; expected it before lower()"
             )
-        if not self._verified:  # primitives look at what they change
+        if not self._verified:  # primitives only verify what they change
             verify_once(self._func)
             self._verified = True
         positional, named = arguments_of(primitive, inputs, options)
         wrong = wrong_argument(primitive, positional, named)
         try:
             func, output = primitive(self._func, *positional, **named)
-        except ScheduleError:  # which says more
+        except ScheduleError:  # its message is more specific
             raise
-        except (AttributeError, TypeError, ValueError) as error:  # as an argument of another type
+        except (AttributeError, TypeError, ValueError) as error:  # e.g. an argument of another type
             if wrong:
                 raise ScheduleError(wrong) from error
-            # What TVM says of a number that its type does not hold.
+            # TVM's message about a number that does not fit its type.
             beyond = re.search(r"Literal value (\d+) exceeds range of (\w+)", str(error))
             if beyond is None:
                 raise

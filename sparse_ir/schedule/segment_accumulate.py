@@ -1,4 +1,4 @@
-"""Add up runs of elements of one row, and write where the row changes (Senanayake, figure 2-2).
+"""Accumulate runs of elements of one row; write where the row changes (Senanayake, figure 2-2).
 
 Before, where a thread adds each of its elements to memory::
 
@@ -6,8 +6,8 @@ Before, where a thread adds each of its elements to memory::
         if T.tail(..):
             C[I_at[p], k] = C[I_at[p], k] + A[p] * B[J_at[p], k]
 
-After `segment_accumulate(ij1)`, where J_ptr holds where rows begin, as `positions(..,
-rows="search")` binds it::
+After `segment_accumulate(ij1)`, where J_ptr holds the offsets of rows, as bound by
+`positions(.., rows="search")`::
 
     with T.sp_iter([I_J0], "S", "spmm") as [ij0]:
         with T.sp_iter([K], "S", "spmm_start") as [k]:
@@ -25,9 +25,9 @@ rows="search")` binds it::
                     if ij1 == 15 or p + 1 >= J_ptr[I_at[p] + 1]:
                         C_run[k] = 0.0
 
-With rows from a table the last element of a run is one that `I_at` of the next differs from, or
-that no visit of the loop comes after. The sums are the same in another order; `race="atomics"` of
-the loops around then adds once for each run.
+With rows from a table, the last element of a run is one whose successor has another row in `I_at`,
+or that of the loop's last visit. Summation order changes; `race="atomics"` of the loops around then
+adds once per run.
 """
 
 from __future__ import annotations
@@ -73,22 +73,22 @@ WHO = "segment_accumulate"
 def segment_accumulate(
     func: SparseFunc, loop: SpIter, *, dtype: str | None = None, name: str | None = None
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-    """Let visits of a loop add up elements of one row, and write where the row changes.
+    """Let visits of a loop accumulate the elements of one row, and write where the row changes.
 
     Parameters
     ----------
     loop : SpIter
-        Over a dense axis, whose visits add to rows that a table gives; loops inside of it are
-        spatial, of constant extent, and have sums of their own.
+        A loop over a dense axis, whose visits update rows given by a table; loops inside it are
+        spatial, of constant extent, and have separate accumulators.
     dtype : str, optional
-        Of the sums; that of the result by default.
+        The type of the sums; that of the result by default.
     name : str, optional
-        Of the workspace of the sums.
+        Name of the workspace of the sums.
 
     Returns
     -------
     list of SparseIterationRef
-        Start, reduce, write, again.
+        Start, reduce, write, and again, which resets the sums.
     """
     it = iteration_of(WHO, func, loop)
     place = place_of(WHO, func, it, loop)
@@ -106,7 +106,7 @@ class _Runs:
             self._refuse("expected a body of the form X[..] = X[..] + term, got another")
         self.reduction: Reduction = reduction
         self.position, self.table = self._row()
-        # Without them there is no visit; others leave out what a visit adds, not what it ends.
+        # Without tails a visit does not exist; other conditions skip its term, not the run's end.
         self.tails = [c for c in self.reduction.conditions if is_tail(c)]
 
     def run(self, dtype: str | None, name: str | None) -> tuple[SparseFunc, list[Any]]:
@@ -157,10 +157,10 @@ class _Runs:
     def _name(self, step: str) -> str:
         return fresh_name(self.func, f"{self.it.name}_{step}")
 
-    # -- where a run ends ---------------------------------------------------------------------
+    # -- end of a run -------------------------------------------------------------------------
 
     def _row(self) -> tuple[Any, SparseBuffer]:
-        """The position that a visit is at, and the table that its row is from."""
+        """The position of a visit, and the table that its row is read from."""
         buffers = [b for b in self.func.buffers if b.handle is not None]
         tables = {b.var: b for b in buffers if len(b.axes or ()) == 1}
         moving = [i for i in self.reduction.store.indices if set(self.loop.vars) & free_vars(i)]
@@ -174,16 +174,16 @@ class _Runs:
         return loads[0].indices[0], tables[loads[0].source]
 
     def _last(self) -> Any:
-        """Whether a visit has the last element of a run."""
+        """Whether a visit is at the last element of a run."""
         (var,), position = self.loop.vars, self.position
         length = self.loop.node.length
         one = as_dtype(1, dtype_of(var))
         ends: Any = tirx.EQ(var, as_dtype(length, dtype_of(var)) - one)
-        # What the next visit is at, which may be further on by what other loops visit in between.
+        # The position of the next visit; loops in between may make it larger.
         following = substitute(position, {var: var + one})
         searched = self.table.name in found_rows(self.func)
         bounded = any(map(is_bound, nodes_of(ir.Call, position)))
-        if not searched or bounded:  # else what is beyond is of no row
+        if not searched or bounded:  # else positions beyond have no row
             for tail in (c for c in self.tails if var in free_vars(c)):
                 ends = tirx.Or(ends, tirx.Not(substitute(tail.args[0], {var: var + one})))
         if searched:
@@ -198,7 +198,7 @@ class _Runs:
         return tirx.Or(ends, tirx.NE(row, other))
 
     def _end(self, table: SparseBuffer, row: Any) -> Any:
-        """The position behind a row's last element."""
+        """The position after a row's last element."""
         recipe = recipe_of_rows(self.func, table)
         assert recipe is not None
         at = row + as_dtype(1, dtype_of(row))

@@ -1,15 +1,15 @@
-"""Rows of about the same length side by side, one element of each at a time (SELL-C-sigma).
+"""Rows of similar length side by side, one element of each at a time (SELL-C-sigma).
 
-Rows of a few elements leave no time for a loop of their own: each ends where no processor foresees
-it. Before::
+Rows of a few elements are too short for a loop of their own: their trip counts are mispredicted.
+Before::
 
     with T.sp_iter([I, J], "SR", "spmv") as [i, j]:
         with T.init():
             C[i] = 0.0
         C[i] = C[i] + A[i, j] * B[j]
 
-After `sell_slices(i, j, 16)`, rows sorted by length within windows lie side by side, a slice has as
-many steps as its longest row has elements, and `T.Select` leaves out what is beyond a row::
+After `sell_slices(i, j, 16)`, rows sorted by length within windows are side by side, a slice has as
+many steps as its longest row has elements, and `T.Select` masks steps past the end of a row::
 
     I_slices = T.dense_fixed(I_slices_count)
     I_steps = T.dense_variable(I_slices, (I_steps_count, I_steps_count), I_steps_ptr)
@@ -21,17 +21,17 @@ many steps as its longest row has elements, and `T.Select` leaves out what is be
             i_step < I_lengths[i_slice * 16 + i_lane],
             A[I_slots[i_slice, i_step, i_lane]] * B[J_slots[i_slice, i_step, i_lane]], 0.0)
 
-Long rows would differ too much to lie side by side. They are an iteration of their own, by vectors
-of 16 elements of a row, of which the last ends with the row::
+Long rows would differ too much in length. They have a separate iteration, in vectors of 16
+elements of a row; the last vector ends with the row::
 
     with T.sp_iter([I_long, I_vectors, I_vector_lanes], "SRR", "spmv_long") as [p, u, v]:
         C[I_long_rows[p]] = C[..] + T.Select(
             T.min(I_starts[p] + u * 16, I_ends[p]) + v >= I_starts[p] + u * 16,
             A[T.min(I_starts[p] + u * 16, I_ends[p]) + v] * B[J_at[..]], 0.0)
 
-So are the fewer than 16 rows that fill no slice, one element after the other: `"spmv_left"`. Values
-are the arrays that they were: buffers over rows and columns lie over positions. What says where
-rows are is computed. `packed` brings values into the order of the slots.
+So do the fewer than 16 rows that fill no slice, one element after the other: `"spmv_left"`. Arrays
+of values are unchanged: buffers over rows and columns lie over positions. The arrays that describe
+the slices are computed. `packed` stores values in the order of the slots.
 
 (Kreutzer, Hager, Wellein, Fehske and Bishop, "A unified sparse matrix data format for efficient
 general sparse matrix-vector multiplication on modern processors with wide SIMD units", SIAM Journal
@@ -67,26 +67,26 @@ def sell_slices(
     func: SparseFunc, rows: SpIter, columns: SpIter, lanes: int, *,
     longest: int | str = 256, window: int | str = 4096, filled: int | str = 90,
 ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
-    """Lay rows of about the same length side by side, one element of each at a time.
+    """Process rows of similar length side by side, one element of each at a time.
 
     Parameters
     ----------
     rows : SpIter
-        Over a dense axis, spatial.
+        A spatial loop over a dense axis.
     columns : SpIter
-        Over the sparse_variable axis under it, a reduction that may end without some terms (a sum,
-        a product, a maximum or a minimum); no other iteration visits it.
+        A loop over the sparse_variable axis under it, a reduction whose terms may be skipped (a
+        sum, a product, a maximum or a minimum); no other iteration visits this axis.
     lanes : int
-        Rows of a slice, and elements of a vector of a long row.
+        Rows per slice, and elements per vector of a long row.
     longest, window, filled : int or str
-        Elements from which on a row is a long one; rows sorted together; percent of a slice's slots
-        that long rows must fill. Numbers that are compiled in, or names of computed parameters,
-        whose values are these defaults unless whoever makes a plan says otherwise.
+        The least number of elements of a long row; rows sorted together; the percentage of
+        a slice's slots that long rows must fill. Numbers that are compiled in, or names of computed
+        parameters, which have these defaults unless the plan overrides them.
 
     Returns
     -------
     list of SpIter
-        Slices, steps, lanes; long rows, vectors, their lanes; other rows, elements.
+        The loops over slices, steps, lanes; long rows, vectors, their lanes; other rows, elements.
     """
     it, (row, column) = chosen_loops(WHO, func, rows, columns)
     VisitOrder(WHO, func, it, row).check_count("lanes", lanes, below=2**15)
@@ -125,7 +125,7 @@ class _Slices:
         return order.replaced(*iterations), handles
 
     def _slices(self, count: Any) -> SparseIteration:
-        """One element of each row of a slice at a time."""
+        """The iteration over slices, one element of each row at a time."""
         order, lanes = self.order, self.lanes
         slices, lane = order.dense("slices", count), order.dense("lanes", lanes)
         places = [order.dense("places", slices.length * lane.length)]
@@ -150,7 +150,7 @@ class _Slices:
         )  # fmt: skip
 
     def _long(self, count: Any, left: Any, at: SparseBuffer) -> SparseIteration:
-        """Vectors of the elements of long rows."""
+        """The iteration over long rows, in vectors of their elements."""
         order, lanes = self.order, self.lanes
         long, lane = order.dense("long", count), order.dense("vector_lanes", lanes)
         rows = self._table(
@@ -170,7 +170,7 @@ class _Slices:
         )
 
     def _left(self, count: Any) -> SparseIteration:
-        """The rows that fill no slice."""
+        """The iteration over the rows that fill no slice."""
         order = self.order
         left = order.dense("left", count)
         rows = self._table("left_rows", [left], recipes.left_rows, order=self.sorted, left=count)
@@ -191,7 +191,7 @@ class _Slices:
     def _iteration(
         self, name: str, loops: list[Loop], row: Any, column: Any, position: Any, valid: Any
     ) -> SparseIteration:
-        """The iteration over other loops, which visit the element at a position where it is valid.
+        """The iteration with other loops, whose visits are of the element at `position` if `valid`.
 
         row, column : coordinates of the element
         """

@@ -1,15 +1,15 @@
-"""Rows in the order of their lengths, so that loops over them end where processors expect it.
+"""Rows sorted by length, so that trip counts of loops over them are predicted.
 
-A row of a few elements takes less time than a processor loses where it has not foreseen the end of
-the row. Before::
+A row of a few elements takes less time than the branch misprediction at its end.
+Before::
 
     with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
         with T.init():
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-After `sort_rows_by_length(i, j)`, where rows of one length follow each other, and what says where
-elements are, and their columns, lie in the order of the visits::
+After `sort_rows_by_length(i, j)`, where rows of equal length are consecutive, and the positions of
+elements, and their columns, are stored in the order of the visits::
 
     I_sorted = T.dense_fixed(m)
     I_elements = T.dense_variable(I_sorted, (I_elements_count, I_elements_count), I_elements_ptr)
@@ -19,9 +19,9 @@ elements are, and their columns, lie in the order of the visits::
         C[I_order[i_sorted], k] = C[..] + A[I_slots[i_sorted, i_element]] * B[
             J_slots[i_sorted, i_element], k]
 
-Rows are sorted within windows, whose rows stay close to each other: lengths go up in one window and
-down in the next. Values are the arrays that they were: buffers over rows and columns lie over
-positions. `pack("A", ..)` brings values into the order of the visits. (SELL-C-sigma's sorting,
+Rows are sorted within windows, whose rows remain close to each other: lengths increase in one
+window and decrease in the next. Arrays of values are unchanged: buffers over rows and columns lie
+over positions. `pack("A", ..)` stores values in the order of the visits. (SELL-C-sigma's sorting,
 :mod:`sparsetir.sparse_ir.schedule.sell_slices`, for rows that are visited one by one.)
 """
 
@@ -45,21 +45,21 @@ WHO = "sort_rows_by_length"
 def sort_rows_by_length(
     func: SparseFunc, rows: SpIter, columns: SpIter, window: int = 4096
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Visit rows in the order of their lengths, so that loops in a row end alike.
+    """Visit rows in the order of their lengths, so that consecutive trip counts agree.
 
     Parameters
     ----------
     rows : SpIter
-        Over a dense axis, spatial.
+        A spatial loop over a dense axis.
     columns : SpIter
-        Over the sparse_variable axis under it, a reduction; no other iteration visits it.
+        A loop over the sparse_variable axis under it, a reduction; no other iteration visits it.
     window : int
         Rows that are sorted together.
 
     Returns
     -------
     list of SpIter
-        Rows, elements.
+        The loops over rows and elements.
     """
     it, (row, column) = chosen_loops(WHO, func, rows, columns)
     VisitOrder(WHO, func, it, row).check_count("window", window, below=2**31)

@@ -10,24 +10,24 @@ After `split(k, [None, 4, 16])`, where K has 128 coordinates::
     with T.sp_iter([I, J, K0, K1, K2], "SRSSS", "spmm") as [i, j, k0, k1, k2]:
         C[i, k0 * 64 + k1 * 16 + k2] = ... + A[i, j] * B[j, k0 * 64 + k1 * 16 + k2]
 
-The last of the outermost loop's tiles may reach too far. `tail` says what happens there:
+The last of the outermost loop's tiles may exceed the axis. `tail` selects what happens there:
 
-"guard" : its coordinates beyond the axis are left out. Stores outside of a buffer are discarded
-    anyway; where that is not enough, as for a reduction, the body gets a condition.
-"shift" : it begins earlier, and visits nothing twice: `at_most(k0 * 64, feat - 64)` for `k0 * 64`,
-    under the condition that the coordinate was not in the tile before. The lowering drops the
-    condition where to compute something twice does no harm, which
+"guard" : coordinates beyond the axis are skipped. Stores outside of a buffer are discarded
+    anyway; where that is not enough, as for a reduction, the body is guarded.
+"shift" : the tile begins earlier: `at_most(k0 * 64, feat - 64)` for `k0 * 64`, under the condition
+    that the coordinate was not in the tile before. The lowering drops the condition where computing
+    something twice is harmless, which
     :func:`sparsetir.sparse_ir.tail_predicates.resolve_tails` proves, and makes it a choice between
     a term and the operator's identity in a reduction: vectors stay vectors. The axis must hold at
-    least one tile; where its length is no number, kernels check that when they are called.
-"repeat" : its coordinates beyond the axis visit the last again: `at_most(k0 * 64 + k1, feat - 1)`,
-    under the condition that they do not. The lowering ends the condition as it does for "shift".
-    Loads need no guards, whatever the length.
-"exact" : it does not: the length is a multiple of the tile. A length that is no number is promised
-    to be one, which kernels check when they are called.
+    least one tile; if its length is not constant, kernels check that in each call.
+"repeat" : coordinates beyond the axis repeat the last one: `at_most(k0 * 64 + k1, feat - 1)`, under
+    the condition that they do not. The lowering resolves the condition as for "shift". Loads need
+    no guards, whatever the length.
+"exact" : no tile does: the length is a multiple of the tile. If it is not constant, that is a
+    promise, which kernels check in each call.
 
-Factors without None are as many tiles whatever the length: `split(k, [2, 16], tail="shift")` has
-straight code for 16 to 32 coordinates. A length that is no number is promised not to be larger.
+Factors without None fix the number of tiles: `split(k, [2, 16], tail="shift")` has
+straight-line code for 16 to 32 coordinates. A length that is not constant is promised to fit.
 """
 
 from __future__ import annotations
@@ -85,22 +85,22 @@ def split(
     Parameters
     ----------
     loop : SpIter
-        Over a dense axis that no other axis hangs under, cut by coordinates; or over what is
-        stored, cut by positions (:mod:`sparsetir.sparse_ir.schedule.split_positions`). Slots of
-        sparse_fixed axes are first made a dense axis, as by `positions`.
+        A loop over a dense axis without children, cut by coordinates; or over stored elements, cut
+        by positions (:mod:`sparsetir.sparse_ir.schedule.split_positions`). Slots of sparse_fixed
+        axes are first made a dense axis, as by `positions`.
     factors : sequence of int or None
-        An extent for each loop made, of which the first may be None: as many as it takes; else
-        their product is at least the length, with "exact" the length, which then is a number.
+        An extent for each new loop; the first may be None, for as many as are needed. Otherwise
+        their product is at least the length, or, with "exact", the length, which is then constant.
     tail : {"guard", "shift", "repeat", "exact"}
-        What becomes of coordinates beyond the axis: "guard" leaves them out, with conditions;
-        "shift" lets the last tile begin earlier; "repeat" visits the last coordinate again; "exact"
-        promises that there are none. By positions "guard" alone.
+        What happens to coordinates beyond the axis: "guard" skips them, with conditions; "shift"
+        lets the last tile begin earlier; "repeat" visits the last coordinate again; "exact"
+        promises that there are none. By positions only "guard".
 
     Returns
     -------
     list of SpIter
-        The loops made, outermost first. A loop of fused rows and columns gives three: chunks,
-        pieces of rows, elements of a piece.
+        The new loops, outermost first. A loop of fused rows and columns gives three: chunks, pieces
+        of rows, elements of a piece.
     """
     it = iteration_of(WHO, func, loop)
     extents = _extents(it, factors)
@@ -199,7 +199,7 @@ def _visited(it: SparseIteration, axis: Axis) -> bool:
 
 
 def _extents(it: SparseIteration, factors: Any) -> list[int]:
-    """The extents of all loops made but the outermost."""
+    """The extents of all new loops but the outermost."""
     listed = list(factors) if isinstance(factors, list | tuple) else []
     numbers = len(listed) >= 2 and all(_is_count(f) for f in listed[1:])
     numbers = numbers and (listed[0] is None or _is_count(listed[0]))
@@ -237,7 +237,7 @@ def _refuse_tail(it: SparseIteration, axis: Axis, tile: int, tail: str, whole: b
 
 
 def _refuse_other_than(it: SparseIteration, axis: Axis, visited: int, tail: str) -> None:
-    """Refuse factors whose product leaves coordinates out, or goes beyond them unguarded."""
+    """Refuse factors whose product misses coordinates, or exceeds them unguarded."""
     length = int(axis.length) if isinstance(axis.length, tirx.IntImm) else 0
     if length == visited or length < visited and tail != "exact":
         return
@@ -259,7 +259,7 @@ def _count(first: Any, length: Any, tile: int, idtype: str, *, exact: bool) -> A
 
 
 def _new_loops(func: SparseFunc, old: Loop, extents: list[Any]) -> list[Loop]:
-    """Loops over dense axes of these lengths, named after the one that they come from."""
+    """Loops over dense axes of these lengths, named after the original loop."""
     out: list[Loop] = []
     for number, extent in enumerate(extents):
         name = fresh_name(func, f"{old.name}{number}")
@@ -270,7 +270,7 @@ def _new_loops(func: SparseFunc, old: Loop, extents: list[Any]) -> list[Loop]:
 
 
 def _start(var: Any, tile: int, length: Any, idtype: str, shift: bool) -> tuple[Any, Any]:
-    """The begin of a tile by its number, and its begin if the last one begins earlier."""
+    """The start of a tile by its number, and its start if the last one begins earlier."""
     start = var if tile == 1 else var * as_dtype(tile, idtype)
     if not shift:
         return start, start

@@ -4,20 +4,20 @@ Before::
 
     with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
 
-After `split(j, [None, 32])`, the elements of each row in tiles of 32, of which a row's last may
-hold fewer::
+After `split(j, [None, 32])`, the elements of each row in tiles of 32; a row's last tile may
+have fewer::
 
     J_tiles0 = T.dense_variable(I, (J_count0, J_count0), J_ptr0)
     J_part = T.dense_variable(J_tiles0, (n, nnz), J_starts)
     with T.sp_iter([I, J_tiles0, T.part(J, J_part), K], "SRRS", "spmm") as [i, j0, j, k]:
 
-After `coord(j)`, tiles are ranges of 32 columns, without those in which a row has none::
+After `coord(j)`, tiles are ranges of 32 columns, without those in which a row has no element::
 
     J_tiles0 = T.sparse_variable(I, ((n + 31) // 32, J_count0), (J_ptr0, J_ids0))
 
-Where tiles begin are computed parameters: kernels are called as before. A loop over fused axes, or
-after `pos` one over a root axis, is cut into tiles as `divide` cuts it into parts. Coordinates stay
-those of the axis, so the body and what hangs under the axis stay as they are.
+The starts of tiles are computed parameters: kernels are called as before. A loop over fused axes,
+or after `pos` one over a root axis, is cut into tiles as `divide` cuts it into parts. Coordinates
+remain those of the axis, so the body and axes below it do not change.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def split_positions(
     func: SparseFunc, it: SparseIteration, loop: Loop, extents: list[int], first: int | None,
     tail: str,
 ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
-    """The function with a loop over stored elements cut into tiles of tiles, and the handles.
+    """The function with a loop over stored elements cut into nested tiles, and the handles.
 
-    extents : of all loops made but the outermost, which is as long as it takes: `first` is None
-    tail : "guard", as a row's last tile holds what is left
+    extents : those of all new loops but the outermost, which has as many as needed: `first` is None
+    tail : "guard", since a row's last tile may be shorter
     """
     cut = _Tiles(WHO, func, it, loop)
     if first is not None:
@@ -87,7 +87,7 @@ class _Tiles(VisitOrder):
         return chunk_loops(self, self._count(self.last.nnz, size), 0, size)
 
     def of_a_root(self, extents: list[int]) -> list[Loop]:
-        """Tiles of the positions of a root axis, or of axes fused from a root on."""
+        """Tiles of the positions of a root axis, or of fused axes that start at a root."""
         size = self._one(extents)
         length = self.last.length if self.last.kind == "dense_fixed" else self.last.nnz
         tiles = self.dense("tiles", self._count(length, size))
@@ -97,7 +97,7 @@ class _Tiles(VisitOrder):
         return [Loop(tiles, [self._var(0)], kind), self.within(part)]
 
     def of_each_row(self, extents: list[int]) -> list[Loop]:
-        """Tiles of what an axis stores under each parent."""
+        """Tiles of the elements that an axis stores under each parent."""
         axis = self.loop.node
         if isinstance(axis, PartAxis):
             self.refuse(
@@ -125,7 +125,7 @@ class _Tiles(VisitOrder):
         return [*loops, self.within(self.part(parent, axis.length, axis.nnz, starts))]
 
     def _level(self, parent: Axis, number: int, how: dict[str, Any], within: int) -> Axis:
-        """The axis of the tiles of one size, under those of the size `within`."""
+        """The axis of the tiles of one size, below those of size `within`."""
         size = how["size"]
         how = {**how, "within": within}
         ptr, count = f"ptr{number}", f"count{number}"

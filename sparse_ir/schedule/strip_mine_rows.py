@@ -1,4 +1,4 @@
-"""Visit what each row stores in steps of a few elements side by side.
+"""Visit the elements of each row in steps of a constant number, side by side.
 
 Before::
 
@@ -7,8 +7,8 @@ Before::
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-After `strip_mine_rows(j, 32)`, where each row has as many steps as it takes, and `T.Select` leaves
-out what is beyond the row in its last::
+After `strip_mine_rows(j, 32)`, where each row has as many steps as it needs, and `T.Select` masks
+the last step past the end of the row::
 
     J_steps = T.dense_variable(I, (J_steps_count, J_steps_count), J_steps_ptr)
     J_lanes = T.dense_fixed(32)
@@ -20,9 +20,9 @@ out what is beyond the row in its last::
 where an element is at T.min(J_ptr[i] + j_step * 32 + j_lane, J_last[i]), so that loads need no
 guards.
 
-`split` by positions makes tiles of the same elements, of which the last is shorter. Here all have a
-constant length, which lanes need: with `precompute(.., lanes=[lane])` each has a sum of its own,
-and on a GPU they are threads that load neighbouring elements. Values are the arrays that they were:
+`split` by positions makes tiles of the same elements, with a shorter last one. Here all have a
+constant length, which lanes need: with `precompute(.., lanes=[lane])` each has its own accumulator,
+and on a GPU they are threads that load neighbouring elements. Arrays of values are unchanged:
 buffers over rows and columns lie over positions.
 """
 
@@ -44,20 +44,20 @@ WHO = "strip_mine_rows"
 def strip_mine_rows(
     func: SparseFunc, columns: SpIter, lanes: int
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """Visit what each row stores in steps of so many elements side by side.
+    """Visit the elements of each row in steps of a constant number, side by side.
 
     Parameters
     ----------
     columns : SpIter
-        Over the sparse_variable axis under a dense one, a reduction that may end without some terms
-        (a sum, a product, a maximum or a minimum); no other iteration visits it.
+        A loop over the sparse_variable axis under a dense one, a reduction whose terms may be
+        skipped (a sum, a product, a maximum or a minimum); no other iteration visits this axis.
     lanes : int
-        Elements of a step.
+        Elements per step.
 
     Returns
     -------
     list of SpIter
-        Steps, lanes.
+        The loops over steps and lanes.
     """
     it, (loop,) = chosen_loops(WHO, func, columns)
     plain, column = VisitOrder(WHO, func, it, loop), loop.node

@@ -1,7 +1,7 @@
-"""Rows that several chunks add to: all chunks but the owner keep their part, to be added later.
+"""Rows updated by several chunks: all chunks but the owner keep their sums, to be added later.
 
-(Senanayake's thesis, section 7.3, race strategy "temporary".) A loop over chunks of the non-zeros
-of all rows (:mod:`sparsetir.sparse_ir.schedule.pieces`) writes most rows alone. Before::
+(Senanayake's thesis, section 7.3, race strategy "temporary".) In a loop over chunks of the nonzeros
+of all rows (:mod:`sparsetir.sparse_ir.schedule.pieces`) most rows have one writer. Before::
 
     with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
         C[i, k] = 0.0
@@ -10,7 +10,7 @@ of all rows (:mod:`sparsetir.sparse_ir.schedule.pieces`) writes most rows alone.
         with T.sp_iter([V, L], "SS", "spmm_write") as [v, l]:
             C[i, p * 32 + v * 16 + l] = C[i, p * 32 + v * 16 + l] + C_ws[v, l]
 
-After `parallelize(o, "cpu", race="temporary")`, without an init, as each row has an owner::
+After `parallelize(o, "cpu", race="temporary")`, without an init, since each row has an owner::
 
     with T.sp_iter([O, S, P], "SSS", "spmm") as [o, i, p]:
         ...
@@ -25,8 +25,8 @@ After `parallelize(o, "cpu", race="temporary")`, without an init, as each row ha
             with T.sp_iter([P, V, L], "SSS", "spmm_add") as [p, v, l]:
                 C[C_row[o], p * 32 + v * 16 + l] = C[..] + C_rest[o, p * 32 + v * 16 + l]
 
-Only the first piece of a chunk can be of a row that another chunk owns, so one row of `C_rest` is
-enough for each. They are added in order: results do not depend on the number of threads.
+Only the first piece of a chunk can belong to a row that another chunk owns, so each chunk needs one
+row of `C_rest`. They are added in order: results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ from sparsetir.sparse_ir.traversal import map_expr
 def with_temporaries(
     who: str, func: SparseFunc, it: SparseIteration, place: int, annotations: dict[str, Any]
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-    """The function in which chunks keep what they have of rows of others.
+    """The function in which chunks keep their sums for rows of other chunks.
 
-    place : of the loop over the chunks
-    annotations : of the iteration from here on
+    place : the index of the loop over the chunks
+    annotations : the new annotations of the iteration
 
-    The handles are those of the iteration that keeps, of the one that goes over the chunks
+    The handles are those of the iteration that keeps, of the one that loops over the chunks
     afterwards, and of the one that adds.
     """
     return _Temporaries(who, func, it, loops_of(it)[place]).run(annotations)
@@ -119,10 +119,10 @@ class _Temporaries(VisitOrder):
         names = [keep.name, last.name, *([add.name] if isinstance(add, SparseIteration) else [])]
         return out, [SparseIterationRef(name) for name in names]
 
-    # -- what there is ------------------------------------------------------------------------
+    # -- analysis -----------------------------------------------------------------------------
 
     def _outside(self) -> tuple[list[Loop], list[Loop]]:
-        """The loops down to that of the pieces; and those inside, if they add to the rows."""
+        """The loops down to that over pieces; and those inside, if they update the rows."""
         loops = loops_of(self.it)
         if reduction_of(self.it.body) is None and self.it.init is None:
             return loops, []
@@ -130,7 +130,7 @@ class _Temporaries(VisitOrder):
         return loops[:place], loops[place:]
 
     def _update(self, inner: list[Loop]) -> SparseIteration:
-        """The iteration that adds to the rows: one nested in this, or what is inside of pieces."""
+        """The iteration that updates the rows: a nested one, or the body of the pieces' loop."""
         if inner:
             name = fresh_name(self.func, f"{self.it.name}_write")
             spatial = [x for x in [*self.outer, *inner] if "S" in x.kinds]
@@ -161,7 +161,7 @@ class _Temporaries(VisitOrder):
         return writing[0]
 
     def _declared(self) -> tuple[SparseBuffer, SparseBuffer]:
-        """Declarations of what chunks keep, and of which row."""
+        """Declarations of the kept sums, and of the row of each."""
         pieces, name = self.pieces, self.target.name
         part = [a for a in self.func.axes if a.parent is not None and a.parent.name == pieces.name]
         starts = next(a for a in part if a.kind == "dense_variable").indptr
@@ -185,7 +185,7 @@ class _Temporaries(VisitOrder):
         axes = {v: a for x in (self.it, self.update) for a, v, _ in x.axis_of()}
         every = Axis(
             name=self.pieces.name, kind="dense_fixed", length=self.pieces.length, idtype=self.idtype
-        )  # the row of a piece: all rows have an owner
+        )  # the row of a piece: every row has an owner
         set_before = without_init(
             self.func, self.it.name, self.update.body, {**axes, self.row: every}
         )
@@ -202,7 +202,7 @@ class _Temporaries(VisitOrder):
         return func, changed(self.update, body=under(self.conditions, store))
 
     def _keep(self, rest: SparseBuffer) -> SparseIteration:
-        """The part of a row that another chunk owns."""
+        """The iteration that keeps the sum for a row that another chunk owns."""
         place = [self.loop.var, *self._beside(self.store.indices)]
         init, value = None, self.reduction.term
         if self.whole is not self.it:  # the sum itself, not a workspace
@@ -213,7 +213,7 @@ class _Temporaries(VisitOrder):
         return over_fresh_vars(changed(self.update, init=init, body=body, name=name))
 
     def _carry(self, rest: SparseBuffer, rows: SparseBuffer) -> SparseIteration:
-        """All parts that were kept, to the rows that they are of."""
+        """The iteration that adds all kept sums to their rows."""
         chunk = tirx.Var(self.loop.var.name, self.idtype)
         row = tirx.BufferLoad(rows.var, [chunk])
         mine = (self.chunks.name, self.pieces.name)
@@ -259,7 +259,7 @@ class _Temporaries(VisitOrder):
         )
 
     def _instead(self) -> str:
-        """Alternatives for a reduction loop that are legal, for a message."""
+        """Legal alternatives for a reduction loop, for a message."""
         axis = self.chunks
         if isinstance(axis, Axis) and axis.kind == "dense_fixed":
             return (
@@ -281,7 +281,7 @@ class _Temporaries(VisitOrder):
         )
 
     def _refuse_stores(self) -> None:
-        """Refuse where something else than the rows is written, or rows are used elsewhere."""
+        """Refuse stores to other buffers than the rows, and other uses of the rows."""
         private = private_buffers(self.func, self.it)
         written = [s.buffer for s in stores_of(self.it.body, self.it.init)]
         names = sorted({b.name for b in written if b not in private})
@@ -293,7 +293,7 @@ class _Temporaries(VisitOrder):
             self.refuse(f"'{store.buffer.name}' is read at more than one place")
 
     def _refuse_indices(self) -> None:
-        """Refuse where a visit writes more than its row, or a piece an element several times."""
+        """Refuse visits that write more than their row, and pieces that write an element twice."""
         plain = for_dependences(self.it, self.func)
         private = private_buffers(self.func, self.it)
         nests = [

@@ -1,4 +1,4 @@
-"""Bring a dense operand into tiles of constant extents, as matrix engines load them.
+"""Store a dense operand in tiles of constant extents, as matrix engines load them.
 
 Before, where a step of the product reads 32 rows of B at 32 features::
 
@@ -64,27 +64,27 @@ def tiles(
     order: Sequence[str],
     given: bool = False,
 ) -> tuple[SparseFunc, SparseIterationRef | None]:
-    """Bring a dense operand into tiles of constant extents.
+    """Store a dense operand in tiles of constant extents.
 
     Parameters
     ----------
     buffer : str
-        Name of a parameter's buffer over dense axes, which the iteration, and those inside of it,
-        only read, all at the same place.
+        Name of a parameter's buffer over dense axes, which the iteration, and those inside it, only
+        read, all with the same indices.
     iteration : SparseIterationRef
-        Without an init; what of it is precomputed has none.
+        An iteration without an init, whose precomputed parts have none either.
     sizes : dict of str to sequence of int
-        By the name of an axis, the extents of its loops within a tile, outermost first.
+        By axis name, the extents of its loops within a tile, outermost first.
     order : list of str
-        Of the axes of the tiles: those cut are named by their number behind, 0 for the loop over
-        tiles, and those that are not cut as they are.
+        The order of the tiles' axes: those of a cut axis are named by it and a number, 0 for the
+        loop over tiles; axes that are not cut keep their names.
     given : bool
-        Whether callers give the tiles, in place of the operand; there is no handle then.
+        Whether callers pass the tiles, in place of the operand; there is no handle then.
 
     Returns
     -------
     SparseIterationRef or None
-        What copies the operand; None where it is given.
+        The iteration that copies the operand; None if tiles are given.
     """
     it = find_iteration(func, name_of(WHO, iteration), WHO)
 
@@ -114,8 +114,8 @@ def tiles(
     ):
         refuse(f"argument 'sizes': expected positive extents by axes of {list(axes)}, got {sizes}")
     analyzer = _knowing_extents(it)
-    parts: dict[str, Any] = {}  # what each axis of the tiles is over, and where a reader is there
-    source: dict[str, list[tuple[str, int]]] = {}  # the axes of the tiles that make a coordinate
+    parts: dict[str, Any] = {}  # for each axis of the tiles, its axis node and a reader's index
+    source: dict[str, list[tuple[str, int]]] = {}  # the tiles' axes that form a coordinate
     for (name, axis), index in zip(axes.items(), loads[0].indices, strict=True):
         extents, number = cut.get(name, []), axis.idtype
         if not extents:
@@ -171,7 +171,7 @@ def _is_dense(buffer: SparseBuffer) -> bool:
 
 
 def _knowing_extents(it: SparseIteration) -> Any:
-    """An analyzer that knows the range of the loops of constant extents, nested ones included."""
+    """An analyzer with the ranges of loops of constant extents, also of nested ones."""
     analyzer = Analyzer()
     for node in nodes_of(SparseIteration, it):
         for axis, var, _ in node.axis_of():
@@ -181,7 +181,7 @@ def _knowing_extents(it: SparseIteration) -> Any:
 
 
 def _reading(it: SparseIteration, operand: SparseBuffer, var: Any, places: list[Any]) -> Any:
-    """The iteration, reading tiles."""
+    """The iteration with reads of tiles."""
 
     def load(node: Any) -> Any:
         return tirx.BufferLoad(var, places) if node.source.same_as(operand.var) else node
@@ -190,7 +190,7 @@ def _reading(it: SparseIteration, operand: SparseBuffer, var: Any, places: list[
 
 
 def _sum(terms: list[tuple[str, int]], at: dict[str, Any]) -> Any:
-    """The coordinate that loops of these strides make together."""
+    """The coordinate that loops of these strides form."""
     out: Any = None
     for label, stride in terms:
         var = at[label]

@@ -1,7 +1,7 @@
 """The trace of a schedule: prints as Python, and can be applied to other functions.
 
-One trace goes over both stages. After `lower`, and after each `rewrite`, come the instructions of
-TVM's own trace of the schedule that it gave::
+One trace covers both stages. `lower`, and each `rewrite`, is followed by the instructions of TVM's
+own trace of the resulting schedule::
 
     def apply(sch):
         v0 = sch.get_sparse_iteration('spmm')
@@ -29,10 +29,10 @@ STAGE_TWO = "sch2"
 
 @dataclass
 class Instruction:
-    """One applied primitive: what it was called with and the handles it gave.
+    """One applied primitive: its arguments and the handles it returned.
 
-    several : whether it gives a list of handles, which may hold just one
-    stage_two : TVM's own trace of the `tvm.s_tir.Schedule` that it went on to, which follows
+    several : whether it returns a list of handles, possibly of one
+    stage_two : TVM's own trace of the `tvm.s_tir.Schedule` that it continued with, which follows
     """
 
     primitive: str
@@ -79,7 +79,7 @@ class Trace:
         return "\n".join(["def apply(sch):", *(f"    {x}" for x in lines or ["pass"])]) + "\n"
 
     def apply(self, func: Any) -> Any:
-        """Replay on a function; returns the new schedule. Raises ScheduleError where it fails."""
+        """Replay on a function; returns the new schedule. Raises ScheduleError if a step fails."""
         from sparsetir.sparse_ir.schedule.schedule import Schedule
 
         sch = Schedule(func)
@@ -118,7 +118,7 @@ def _lines_of(stage_two: Any) -> list[str]:
 
 
 def _import_of(function: Any) -> str:
-    """The line that brings a pass by its public name."""
+    """The line that imports a pass by its public name."""
     module, name = str(function.__module__), str(function.__qualname__)
     if getattr(sys.modules.get(module), name, None) is not function:
         return f"# {name} of {module} has no name to import it by"

@@ -1,17 +1,17 @@
-"""Visit orders: what primitives are made of that visit what is stored in another order.
+"""Visit orders: the common base of primitives that visit stored elements in another order.
 
-A visit order is loops in the place of others, and what these need, declared one by one:
+A visit order replaces loops by others, and declares what these need:
 
 - axes, dense or under another, whose offsets recipes compute (`dense`, `ragged`, `counted`,
   `part`);
-- parameters that recipes make: arrays, numbers and tables (`array`, `number`, `table`), so that
+- parameters that recipes compute: arrays, numbers and tables (`array`, `number`, `table`), so that
   kernels are called as before;
-- where loops are cut, the loops made, at the coordinates as they were (:meth:`VisitOrder.instead`);
-- where elements come by their positions, the position of each and its coordinates, mostly loads of
-  tables (:class:`ElementOrder`). Buffers over rows and columns lie over positions then.
+- if loops are cut, the new loops, with the same coordinates (:meth:`VisitOrder.instead`);
+- if elements are visited by position, the position of each and its coordinates, mostly loads of
+  tables (:class:`ElementOrder`). Buffers over rows and columns then lie over positions.
 
-So a primitive is what it refuses and what it declares. What is always so of a table, such as that
-it holds each position once, is a fact of its recipe (:mod:`sparsetir.sparse_ir.recipes.registry`),
+So a primitive consists of its refusals and its declarations. Invariants of a table, such as that it
+holds each position once, are facts of its recipe (:mod:`sparsetir.sparse_ir.recipes.registry`),
 from which the lowering proves that loops are free of races and that loads need no guards.
 """
 
@@ -60,7 +60,7 @@ from sparsetir.sparse_ir.tir import as_dtype, as_one, size_text, slots_of
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
 
-# Of parts, as arrays of where more begin would take gigabytes, and of visits in a tile.
+# Bound of the number of parts (more would need gigabytes of offsets), and of visits per tile.
 MOST = 2**24
 
 
@@ -73,10 +73,10 @@ def chosen_loops(
 
 
 class VisitOrder:
-    """Loops in the place of a loop, and what they need.
+    """Loops that replace a loop, and the declarations that they need.
 
-    loop : what is declared is named after it
-    computed, params, axes, buffers : what is declared
+    loop : the loop to replace, after which declarations are named
+    computed, params, axes, buffers : the declarations
     """
 
     def __init__(self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
@@ -101,7 +101,7 @@ class VisitOrder:
         return self.axis(what, kind="dense_fixed", length=as_dtype(length, self.idtype))
 
     def counted(self, what: str, parent: Axis, count: Any) -> Axis:
-        """A new axis of so many coordinates under each of a parent's."""
+        """A new axis with `count` coordinates under each of a parent's."""
         how = {"rows": parent.length, "parts": count}
         ids = self.array("ids", part_numbers, **how)
         return self.axis(
@@ -112,9 +112,9 @@ class VisitOrder:
         self, what: str, parent: Axis, recipe: Callable[..., Any], *, ptr: str = "",
         count: str = "", how: Mapping[str, Any] | None = None, **also: Any,
     ) -> Axis:  # fmt: skip
-        """A new axis of as many coordinates under each of a parent's as computed offsets say.
+        """A new axis whose extents under a parent's coordinates are given by computed offsets.
 
-        ptr, count : what the parameters are named after, of the offsets and of how many there are
+        ptr, count : suffixes of the names of the parameters for the offsets and for their number
         how, also : keywords of the recipe of the offsets
         """
         indptr = self.array(ptr or f"{what}_ptr", recipe, **{**(how or {}), **also})
@@ -122,23 +122,23 @@ class VisitOrder:
         return self.part(parent, size, size, indptr, what)
 
     def part(self, parent: Axis, length: Any, nnz: Any, indptr: Any, what: str = "part") -> Axis:
-        """A new axis of what lies between offsets, under a parent."""
+        """A new axis of the positions between offsets, under a parent."""
         kind = "dense_variable"
         return self.axis(what, kind=kind, length=length, parent=parent, nnz=nnz, indptr=indptr)
 
     # -- computed parameters --------------------------------------------------------------------
 
     def array(self, what: str, recipe: Callable[..., Any], **how: Any) -> Any:
-        """A new parameter, an array that a recipe makes, named after the loop."""
+        """A new parameter: an array that a recipe computes, named after the loop."""
         return self._array(f"{self.loop.name}_{what}", recipe, how)
 
     def number(self, what: str, recipe: Callable[..., Any], **how: Any) -> Any:
-        """A new parameter, an integer that a recipe makes, named after the loop."""
+        """A new parameter: an integer that a recipe computes, named after the loop."""
         name = fresh_name(self.func, f"{self.loop.name}_{what}", list(self.computed))
         return self._number(name, self.made(recipe, how))
 
     def choice(self, value: int | str, default: int | dict[str, Any]) -> Any:
-        """A number; where a name is given a new parameter, which has a default or a recipe."""
+        """A number; for a name, a new parameter with a default or a recipe."""
         if not isinstance(value, str):
             return as_dtype(value, self.idtype)
         if fresh_name(self.func, value, list(self.computed)) != value:
@@ -152,7 +152,7 @@ class VisitOrder:
     def table(
         self, name: str, axes: list[Axis], recipe: Callable[..., Any], **how: Any
     ) -> SparseBuffer:
-        """A new buffer over some axes, of integers that a recipe makes, a new parameter."""
+        """A new buffer over some axes, of integers that a recipe computes, as a new parameter."""
         return self.bound(name, axes, self._array(name.lower(), recipe, how))
 
     def bound(
@@ -176,11 +176,11 @@ class VisitOrder:
         return self.params[-1]
 
     def made(self, recipe: Callable[..., Any], how: dict[str, Any]) -> dict[str, Any]:
-        """A recipe and its keywords, as programs have them."""
+        """A recipe and its keywords, in the form of the attribute."""
         return {"recipe": recipe.__name__, **{key: self._keyword(x) for key, x in how.items()}}
 
     def _keyword(self, value: Any) -> Any:
-        """A number, a string, a size or array, or what a table holds, as recipes take it."""
+        """A number, a string, a size, an array, or a table's array, as a recipe's keyword."""
         if isinstance(value, int | str):
             return value
         text = keyword(value.handle if isinstance(value, SparseBuffer) else value)
@@ -194,7 +194,7 @@ class VisitOrder:
     # -- loops ----------------------------------------------------------------------------------
 
     def loops(self, **axes: tuple[Axis, str]) -> list[Loop]:
-        """Loops over axes, of a kind each, by what their coordinates are named after."""
+        """Loops over axes, each of a kind, by the name of their coordinate."""
         name = self.loop.vars[0].name
         return [
             Loop(axis, [tirx.Var(f"{name}_{what}", self.idtype)], kind)
@@ -202,13 +202,13 @@ class VisitOrder:
         ]
 
     def within(self, part: Axis) -> Loop:
-        """The loop over what lies in a part of its axis."""
+        """The loop over one part of its axis."""
         return Loop(PartAxis(axis=self.loop.node, by=part), self.loop.vars, self.loop.kinds)
 
     def instead(self, new_loops: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:
-        """The function with these loops instead of the one, and their handles.
+        """The function with these loops in place of the original, and their handles.
 
-        fields : of the iteration, beside its loops
+        fields : fields of the iteration besides its loops
         """
         for names in divided(self.it):
             if self.loop.name in names:
@@ -220,11 +220,11 @@ class VisitOrder:
         return self.replaced(new), [handle_of(self.it, loop) for loop in new_loops]
 
     def around(self, new: list[Loop], old: Loop) -> list[Loop]:
-        """The loops of the iteration, with others in the place of one."""
+        """The loops of the iteration, with one replaced by others."""
         return [x for loop in loops_of(self.it) for x in (new if loop.axes == old.axes else [loop])]
 
     def replaced(self, *stmts: Any, **attrs: Any) -> SparseFunc:
-        """The function with statements instead of the iteration, and all that is declared."""
+        """The function with statements in place of the iteration, and all declarations."""
         func = self.function()
         trusted = func is self.func
         if self.computed:
@@ -237,11 +237,11 @@ class VisitOrder:
         )  # fmt: skip
 
     def function(self) -> SparseFunc:
-        """The function that the loops are put in."""
+        """The function into which the loops are put."""
         return self.func
 
     def init_apart(self) -> list[SparseIteration]:
-        """The init in iterations of its own, which come before; with their axes."""
+        """The init as separate iterations, to be placed before; also declares their axes."""
         firsts, axes = init_apart(self.func, self.it)
         self.axes.extend(axes)
         return firsts
@@ -251,7 +251,7 @@ class VisitOrder:
     def check_count(
         self, name: str, value: Any, *, least: int = 1, below: int = MOST, or_name: bool = False
     ) -> None:
-        """Refuse an argument that is no such integer, or, where that is legal, no name."""
+        """Refuse an argument that is not such an integer, nor, if allowed, a name."""
         if or_name and isinstance(value, str) and value.isidentifier():
             return
         if type(value) is int and least <= value < below:
@@ -262,14 +262,14 @@ class VisitOrder:
         self.refuse(f"argument '{name}': expected {expected}, got {value!r}")
 
     def check_alone(self) -> None:
-        """Refuse an iteration that has others in it, and one with annotations."""
+        """Refuse an iteration with nested ones, and one with annotations."""
         if nodes_of(SparseIteration, self.it.body) or self.it.annotations:
             self.refuse("expected an iteration without nested ones and annotations")
 
     def reduced(self, besides: str = "") -> Reduction:
-        """The reduction of the body; refuses others.
+        """The reduction of the body; other bodies are refused.
 
-        besides : what the refusal says in addition
+        besides : text to append to the refusal
         """
         reduction = reduction_of(self.it.body)
         if reduction is None:
@@ -284,15 +284,15 @@ class VisitOrder:
 
 
 class ElementOrder(VisitOrder):
-    """An iteration over rows and what they store, whose elements come by their positions.
+    """An iteration over rows and their stored elements that is visited by position.
 
-    path : a dense axis, and sparse_variable axes, each under the one before; or these alone; or
-        sparse_fixed axes in the place of these
-    over : the coordinates of these
-    positions : an axis of all elements, which buffers over the path lie over from now on: a dense
-        one, or where the path has no dense axis one under the parent of its first, but of slots
-    below : by name, axes that hang under the last one of the path as axes under `positions`; only
-        where elements are visited in the order of storage
+    path : a dense axis, and sparse_variable axes, each under the one before; or only the latter; or
+        likewise with sparse_fixed axes
+    over : their coordinates
+    positions : an axis of all elements, which replaces the path in buffers: a dense one, or, if the
+        path has no dense axis and is not of slots, one under the parent of its first axis
+    below : by name, axes below the last one of the path, as axes below `positions`; only if
+        elements are visited in the order of storage
     """
 
     rest: Sequence[Loop] = ()
@@ -319,10 +319,10 @@ class ElementOrder(VisitOrder):
     def visit(
         self, loops: list[Loop], position: Any, coordinates: list[Any], **fields: Any
     ) -> SparseIteration:
-        """The iteration over loops whose visits are of the element at a position.
+        """The iteration over loops whose visits are of the element at `position`.
 
-        coordinates : of the element, along the path
-        fields : of the iteration; `body` and `init` at the coordinates as they were
+        coordinates : those of the element, along the path
+        fields : fields of the iteration; `body` and `init` in the original coordinates
         """
         for what in ("body", "init"):
             tree = fields.get(what, getattr(self.it, what))
@@ -333,7 +333,7 @@ class ElementOrder(VisitOrder):
         self, new_loops: list[Loop], loops: list[Loop], position: Any, coordinates: list[Any], *,
         before: Sequence[SparseIteration] = (), **fields: Any,
     ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
-        """The function with :meth:`visit` instead, after what comes before; and handles."""
+        """The function with :meth:`visit` in its place, after `before`; and the handles."""
         main = self.visit(loops, position, coordinates, **fields)
         return self.replaced(*before, main), [handle_of(main, loop) for loop in new_loops]
 
@@ -344,19 +344,19 @@ class ElementOrder(VisitOrder):
         return self.func.replace(axes=axes, buffers=buffers)
 
     def offsets(self, axis: Axis, wish: str) -> SparseBuffer:
-        """A buffer of where the elements of each parent of an axis begin, and of the end."""
+        """A buffer of the offsets of each parent's elements, with the end."""
         above = axis.parent
         count = above.length if above.kind == "dense_fixed" else above.nnz
         length = as_dtype(count, self.idtype) + as_dtype(1, self.idtype)
         return self.bound(f"{axis.name}_ptr", [self.dense(wish, length)], axis.indptr)
 
     def columns_at(self, what: str, axes: list[Axis], slots: SparseBuffer) -> SparseBuffer:
-        """A table of the columns of the elements at positions that another one has."""
+        """A table of the columns of the elements at the positions in another table."""
         values = self.column.indices
         return self.table(f"{self.column.name}_{what}", axes, in_order, values=values, order=slots)
 
     def _all_elements(self) -> list[Axis]:
-        """The axis of all elements, or that of each parent's, after those of the levels above."""
+        """The axis of all elements, or of each parent's, after those of the levels above."""
         names = [a.name for a in self.path]
         if self.column.kind == "sparse_fixed":
             name = fresh_name(self.func, "_".join([*names, *["slots"] * self.row.is_sparse]))
@@ -389,7 +389,7 @@ class ElementOrder(VisitOrder):
         return out
 
     def _moved_buffers(self) -> dict[Any, SparseBuffer]:
-        """Buffers over all axes as ones over positions, by their variables."""
+        """Buffers over the whole path, moved to positions, by their variables."""
         out: dict[Any, SparseBuffer] = {}
         path = [a.name for a in self.path]
         for b in self.func.buffers:
@@ -420,7 +420,7 @@ class ElementOrder(VisitOrder):
         return out
 
     def _refuse_accesses(self, buffer: SparseBuffer, at: int) -> None:
-        """Refuse accesses of a buffer over all axes that are not at the element visited."""
+        """Refuse accesses of a buffer over the whole path other than at the visited element."""
         here = [self.it.body, *([] if self.it.init is None else [self.it.init])]
         accesses = [list(x.indices) for part in here for x in accesses_of(part, buffer.var)]
         if len(accesses) != len(accesses_of(self.func.body, buffer.var)):
@@ -458,10 +458,10 @@ def elements_of_rows(
     who: str, func: SparseFunc, it: SparseIteration, rows: Loop, columns: Loop, *,
     unique: bool = False, reduces: str | None = None,
 ) -> ElementOrder:  # fmt: skip
-    """The order of a spatial loop over a dense axis, and a reduction over what its rows store.
+    """The visit order of a spatial loop over a dense axis, and a reduction over its rows' elements.
 
-    unique : whether a column may be stored once only in a row
-    reduces : of a body that has to be a reduction, what its refusal says besides
+    unique : whether a row may not store a column twice
+    reduces : for a body that must be a reduction, text to append to its refusal
     """
     plain, row, column = VisitOrder(who, func, it, rows), rows.node, columns.node
     if not (

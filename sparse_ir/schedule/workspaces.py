@@ -1,4 +1,4 @@
-"""Results that go through a workspace; see :mod:`sparsetir.sparse_ir.schedule.precompute`."""
+"""Results in workspaces; see :mod:`sparsetir.sparse_ir.schedule.precompute`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def precompute_result(
     inner: list[Loop], held: list[Loop], lanes: list[Loop], scope: str, dtype: str,
     name: str | None, hoist: bool,
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:  # fmt: skip
-    """The function with results of each visit of the outer loops in a workspace."""
+    """The function that accumulates the results of each outer visit in a workspace."""
     loops = outer, inner, held, lanes
     begun = with_init_before(func, it)
     if begun is not None:
@@ -66,7 +66,7 @@ class _Result:
         self.outer, self.inner, self.held, self.lanes = outer, inner, held, lanes
         self._refuse_loops(scope)
         self._refuse_accesses()
-        self.scope, self.seen = scope, None  # whether there was a term, where that matters
+        self.scope, self.seen = scope, None  # a flag whether there was a term, if that matters
         self.reduction = reduction_of(it.body)
         conditions, self.store = taken_apart(it.body)
         name = fresh_name(func, name or f"{target.name}_ws")
@@ -74,9 +74,9 @@ class _Result:
         self.sums = self.ws
         if lanes:
             self.sums = workspace(func, f"{name}_sum", held, dtype, scope)
-        # Conditions that a write is under: those that no visit inside changes. Others than those
-        # of tails, and of the init, may leave out what a write has to set, but nothing that it
-        # adds to.
+        # Conditions of the write: those that are invariant in the inner loops. Conditions other
+        # than those of tails and of the init may skip elements that a write has to set, but none
+        # that it updates.
         changing = {v for loop in inner if loop not in held for v in loop.vars}
         still = [c for c in conditions if not free_vars(c) & changing]
         self.begun = [] if it.init is None else taken_apart(it.init)[0]
@@ -119,9 +119,9 @@ class _Result:
     def _around(
         self, steps: list[Any], before: list[Any], axes: list[Axis], looks: Sequence[Any] = ()
     ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-        """The function with these steps in the place of what is inside, and their handles.
+        """The function with these steps in place of the inner loops, and their handles.
 
-        looks : steps before them, which say of themselves what they are
+        looks : steps before them, which have no handles
         """
         it = self.it
         body = tirx.SeqStmt([*looks, *steps])
@@ -134,7 +134,7 @@ class _Result:
     # -- the steps ----------------------------------------------------------------------------
 
     def _start(self, with_init: bool) -> Any:
-        """The workspace as it begins: with the init, or with what changes nothing."""
+        """Set the workspace to the initial value, or to the operator's identity."""
         over = self.held + self.lanes
         value = None
         if with_init and not self.lanes:
@@ -147,9 +147,9 @@ class _Result:
         return self._iteration("start", over, "S" * len(over), body)
 
     def _look_for_terms(self) -> list[Any]:
-        """Whether the sum has a term: factors of none are not multiplied to it, as 0 * NaN is NaN.
+        """Whether the sum has a term: otherwise factors are not applied, as 0 * NaN is NaN.
 
-        The loop is one that compilers make a comparison of.
+        Compilers turn this loop into a comparison.
         """
         assert self.seen is not None
         loops = [x for x in self.inner if x not in self.held]
@@ -163,7 +163,7 @@ class _Result:
         ]
 
     def _reduce(self, term: Any, step: str = "reduce") -> Any:
-        """The reduction, into the workspace."""
+        """The reduction into the workspace."""
         place = self._place()
         conditions, store = taken_apart(self.it.body)
         if term is not None:
@@ -178,7 +178,7 @@ class _Result:
         return changed(self.it, loops, name=self._name(step), init=None, body=body)
 
     def _add_lanes(self) -> Any:
-        """The sums of the lanes."""
+        """The reduction over the lanes' accumulators."""
         assert self.reduction is not None
         at = [loop.var for loop in self.held]
         init = self.reduction.identity(self.dtype)
@@ -194,7 +194,7 @@ class _Result:
         )
 
     def _write(self, once: bool, factors: list[Any]) -> Any:
-        """The workspace, to where its results belong."""
+        """Write the workspace to the result."""
         value = tirx.BufferLoad(self.sums.var, [loop.var for loop in self.held])
         for factor in factors:
             value = value * cast(self._wide(factor), self.dtype)
@@ -217,13 +217,13 @@ class _Result:
         return self._iteration("write", self.held, "S" * len(self.held), body)
 
     def _place(self) -> list[Any]:
-        """The place of a visit's element in the workspace."""
+        """The indices of a visit's element in the workspace."""
         return [loop.var for loop in self.held + self.lanes]
 
-    # -- what there is ------------------------------------------------------------------------
+    # -- analysis -----------------------------------------------------------------------------
 
     def _is_plain(self) -> bool:
-        """Whether each element is stored once, and nothing of the result is read."""
+        """Whether each element is stored once, and the result is not read."""
         conditions, _ = taken_apart(self.it.body)
         spatial = self.it.init is None and all("R" not in x.kinds for x in self.inner)
         return spatial and not self._loads() and len(conditions) == len(self.steady)
@@ -241,13 +241,13 @@ class _Result:
         return begun and same_indices(first.indices, self.store.indices)
 
     def _factors(self, term: Any) -> tuple[list[Any], Any]:
-        """The factors of the terms that stand still inside, and the product of the others."""
+        """The loop-invariant factors of the terms, and the product of the others."""
         reduction = self.reduction
         assert reduction is not None
         moving = {v for x in self.inner if x not in self.held for v in x.vars}
         parts = factors_of(term)
         over_axes = {b.var for b in self.func.buffers if b.axes is not None}
-        still = [  # it is also evaluated where there are no terms
+        still = [  # evaluated even if there are no terms
             speculative(f, lambda load: load.source not in over_axes)
             for f in parts
             if not free_vars(f) & moving
@@ -256,7 +256,7 @@ class _Result:
         held = {v for x in self.held for v in x.vars}
         conditions = map(free_vars, taken_apart(self.it.body)[0])
         if any(c & held and c & moving for c in conditions):
-            return [], None  # some of these sums have terms, and others none
+            return [], None  # some of these sums are empty, and others not
         if reduction.operator != "sum" or not still or not rest:
             return [], None
         product = rest[0]
@@ -265,7 +265,7 @@ class _Result:
         return still, product
 
     def _is_finite(self, factor: Any) -> bool:
-        """Whether a factor is known to be no NaN, and not infinite."""
+        """Whether a factor is known to be neither NaN nor infinite."""
         computed = computed_parameters(self.func)
         read = [b.handle for b in self.func.buffers if loads_of(factor, b.var)]
         names = [None if handle is None else str(handle.name) for handle in read]
@@ -274,7 +274,7 @@ class _Result:
         return isinstance(factor, tirx.FloatImm) or is_load and known
 
     def _wide(self, expr: Any) -> Any:
-        """An expression of the body with the workspace for the result, in the workspace's type."""
+        """An expression of the body in the workspace's type, with the workspace as the result."""
 
         def held(load: Any) -> Any:
             mine = load.source.same_as(self.target.var)
@@ -331,7 +331,7 @@ class _Result:
                 )
 
     def _refuse_accesses(self) -> None:
-        """Refuse where the workspace would not stand for one element at a time."""
+        """Refuse accesses for which the workspace would not stand for one element at a time."""
         _, store = taken_apart(self.it.body)
         if not isinstance(store, tirx.BufferStore):
             self._refuse(
@@ -370,7 +370,7 @@ def workspace(
 
 
 def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[list[SparseIteration], list[Axis]]:
-    """The init of an iteration in others of its own, and the axes to declare for these."""
+    """The init of an iteration as separate iterations, and the axes to declare for these."""
     visited = [a.name for other in iterations_around(func, it) for a in flat_axes(other.axes)]
     firsts = separate_init(it, func, visited)
     known = {a.name for a in func.axes}
@@ -379,7 +379,7 @@ def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[list[SparseIterat
 
 
 def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:
-    """An iteration with coordinate variables, and variables of its body, of its own."""
+    """An iteration with fresh coordinate variables and fresh variables in its body."""
     fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in it.vars} | fresh_definitions(it.body)
     init = None if it.init is None else substitute(it.init, fresh)
     return changed(

@@ -1,6 +1,6 @@
 """The sparse_tir dialect of TVMScript: `from tvm.script import sparse_tir as T`.
 
-It has everything that TVM's own `T` has, and axes, sparse buffers and sparse iterations.
+It extends TVM's own `T` by axes, sparse buffers and sparse iterations.
 """
 
 import tvm.script

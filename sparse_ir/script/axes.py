@@ -1,4 +1,4 @@
-"""Axes in a script: their declarations, and the arguments that they take."""
+"""Axes in a script: their declarations and arguments."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ INDEX_DTYPES = ("int32", "int64")
 
 
 class AxisRef:
-    """An axis while its function is parsed: it becomes a node once it has a name.
+    """An axis while its function is parsed; it becomes a node once it has a name.
 
-    wish : its name if it is never assigned; by its place by default
+    wish : its name if it is never assigned; by default derived from its number
     """
 
     def __init__(self, wish: str | None = None, **fields: Any) -> None:
@@ -51,11 +51,11 @@ class AxisRef:
 
     @property
     def is_merged(self) -> bool:
-        """Whether it co-iterates others."""
+        """Whether it co-iterates other axes."""
         return "of" in self._fields
 
     def set_name(self, name: str) -> None:
-        """Give the axis the name it is assigned to."""
+        """Give the axis the name that it is assigned to."""
         if self.name is not None:
             return
         if name in self.ctx.axis_names():
@@ -73,7 +73,7 @@ class AxisRef:
 
 
 class GroupRef:
-    """A fused or attached axis, or one by parts; it has no name of its own."""
+    """A fused, attached or part axis; it has no name of its own."""
 
     def __init__(self, node: FusedAxis | AttachedAxis | PartAxis) -> None:
         self.ctx = context()
@@ -137,7 +137,7 @@ def handle_arg(func: str, arg: str, value: Any) -> Any:
 
 
 def dense_fixed(length: Any, idtype: str = "int32") -> AxisRef:
-    """Axis of the coordinates 0 .. length - 1, all stored, without a parent (section 3.1)."""
+    """Axis of the coordinates 0 .. length - 1, all stored; it has no parent (section 3.1)."""
     _idtype_arg("dense_fixed", idtype)
     return AxisRef(
         kind="dense_fixed", length=_int_arg("dense_fixed", "length", length, idtype), idtype=idtype
@@ -145,9 +145,9 @@ def dense_fixed(length: Any, idtype: str = "int32") -> AxisRef:
 
 
 def dense_variable(parent: Any, shape: Any, indptr: Any, idtype: str = "int32") -> AxisRef:
-    """Ragged axis: under parent p the coordinates 0 .. indptr[p + 1] - indptr[p] - 1.
+    """Ragged axis: parent p has the coordinates 0 .. indptr[p + 1] - indptr[p] - 1.
 
-    shape : (length, nnz), the largest row and the sum of all rows
+    shape : (length, nnz), the length of the longest row and the sum over all rows
     indptr : handle of (parents + 1,) `idtype`
     """
     func = "dense_variable"
@@ -170,7 +170,7 @@ def sparse_fixed(
 
     shape : (length, nnz_cols)
     indices : handle of (parents * nnz_cols,) `idtype`; a negative index marks a padded slot
-    unique : False when one parent may store a coordinate twice
+    unique : False if one parent may store a coordinate twice
     """
     func = "sparse_fixed"
     length, nnz_cols = _pair_arg(func, "shape", shape, "(length, nnz_cols)")
@@ -191,10 +191,10 @@ def sparse_variable(
 ) -> AxisRef:
     """Compressed axis: parent p stores indices[indptr[p] : indptr[p + 1]] (CSR, CSF).
 
-    shape : (length, nnz); nnz is None of a result that the program assembles, see
+    shape : (length, nnz); nnz is None for a result that the program assembles, see
         :mod:`sparsetir.sparse_ir.open_axes`
     indptr_indices : handles of (parents + 1,) and (nnz,) `idtype`
-    unique : False when one parent may store a coordinate twice (the rows of COO)
+    unique : False if one parent may store a coordinate twice (the rows of COO)
     """
     func = "sparse_variable"
     length, nnz = _pair_arg(func, "shape", shape, "(length, nnz)")
@@ -232,18 +232,18 @@ def attach(axis: Any, to: Any) -> GroupRef:
 
 
 def union(*axes: Any) -> AxisRef:
-    """Co-iterate axes: each coordinate that at least one of them stores, once, in their order.
+    """Co-iterate axes: each coordinate that at least one of them stores, once, in order.
 
-    axes : two or more, of one length and idtype, whose coordinates under a parent increase, or that
-        are merged themselves; parents are visited outside, unless attached: `T.attach(J2, K)`
+    axes : two or more, of one length and idtype, each with increasing coordinates under a parent or
+        itself merged; parents are visited outside, unless attached: `T.attach(J2, K)`
 
-    A buffer over any of the axes is read at the coordinate, and gives zero where its own axis does
-    not store it. The sum of two matrices::
+    A buffer over any of the axes is read at the coordinate, and gives zero if its own axis does not
+    store it. The sum of two matrices::
 
         with T.sp_iter([I, T.union(J1, J2)], "SS", "add") as [i, j]:
             C[i, j] = A[i, j] + B[i, j]
 
-    Where the parents differ, as in DCSR, the rows are merged first::
+    If the parents differ, as in DCSR, the rows are merged first::
 
         R = T.union(I1, I2)
         with T.sp_iter([R, T.union(J1, J2)], "SS", "add") as [i, j]:
@@ -252,7 +252,7 @@ def union(*axes: Any) -> AxisRef:
 
 
 def intersect(*axes: Any) -> AxisRef:
-    """Co-iterate axes: each coordinate that all of them store, in their order.
+    """Co-iterate axes: each coordinate that all of them store, in order.
 
     axes : see :func:`union`
 
@@ -267,11 +267,11 @@ def intersect(*axes: Any) -> AxisRef:
 
 
 def difference(*axes: Any) -> AxisRef:
-    """Co-iterate axes: each coordinate that the first one alone stores, in their order.
+    """Co-iterate axes: each coordinate that only the first one stores, in order.
 
     axes : see :func:`union`
 
-    Merged axes may hold others. What exactly one of two axes stores, and what J does not store::
+    Merged axes may be nested. The coordinates of exactly one of two axes, and those not in J::
 
         T.union(T.difference(J1, J2), T.difference(J2, J1))
         T.difference(N, J)  # N dense
@@ -307,12 +307,12 @@ def _member_arg(func: str, value: Any) -> Axis | AttachedAxis:
 
 
 def part(axis: Any, by: Any) -> GroupRef:
-    """Iterate `axis` at the storage positions of `by`, under a parent of `by`.
+    """Iterate `axis` in parts: at the storage positions of `by`, under a parent of `by`.
 
-    axis : an axis, `T.fuse(...)` or `T.attach(...)`; coordinates are its own
+    axis : an axis, `T.fuse(...)` or `T.attach(...)`, which keeps its coordinates
     by : a dense_variable axis whose parent is iterated outside; see :class:`PartAxis`
 
-    Rows in blocks, whose boundaries are `block_ptr`::
+    Rows in blocks with the offsets `block_ptr`::
 
         O = T.dense_fixed(blocks)
         IB = T.dense_variable(O, (m, m), block_ptr)

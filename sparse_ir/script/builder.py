@@ -58,7 +58,7 @@ def match_sparse_buffer(
 
 
 def alloc_sparse_buffer(axes: Any, dtype: str = "float32", scope: str = "global") -> Any:
-    """A sparse buffer over `axes` that lives inside the function."""
+    """Allocate a sparse buffer over `axes` inside the function."""
     func = "alloc_sparse_buffer"
     nodes = _axes_arg(func, axes)
     var = _buffer_var(func, [a.length for a in nodes], dtype, scope)
@@ -69,9 +69,9 @@ def alloc_sparse_buffer(axes: Any, dtype: str = "float32", scope: str = "global"
 def match_buffer(
     handle: Any, shape: Any, dtype: str = "float32", scope: str = "global", **options: Any
 ) -> Any:
-    """Bind a parameter to an ordinary dense buffer (no axes, indexed as TIR does).
+    """Bind a parameter to a dense buffer without axes, indexed as in TIR.
 
-    options : TIR's further ones, in the PrimFuncs of a mixed module only
+    options : TIR's further options, only in the PrimFuncs of a mixed module
     """
     if not stack():  # in a PrimFunc of a mixed module
         return tir_builder.match_buffer(handle, shape, dtype, scope=scope, **options)
@@ -86,14 +86,14 @@ def match_buffer(
 
 
 def ceildiv(a: Any, b: Any) -> Any:
-    """The quotient, rounded up, also for negative divisors, unlike TVM's."""
+    """The quotient rounded up; unlike TVM's also right for negative divisors."""
     signed = str(getattr(getattr(b, "ty", None), "dtype", "int")).startswith("int")
     positive = isinstance(b, int | tirx.IntImm) and int(b) > 0
     return 0 - tirx.floordiv(0 - a, b) if signed and not positive else tirx.ceildiv(a, b)
 
 
 def func_attr(attrs: dict[str, Any]) -> None:
-    """Attributes of the function, as `T.func_attr` of TIR."""
+    """Set attributes of the function, as TIR's `T.func_attr` does."""
     if not stack():  # in a PrimFunc of a mixed module
         tir_builder.func_attr(attrs)
         return
@@ -135,7 +135,7 @@ class _SpIter(contextlib.AbstractContextManager):
 def sp_iter(axes: Sequence[Any], kinds: str, name: str) -> _SpIter:
     """`with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:` (section 3.1).
 
-    axes : axes in visiting order, parents before children; may hold `T.fuse` and `T.attach`
+    axes : axes in visiting order, parents before children; entries may be `T.fuse` and `T.attach`
     kinds : "S" or "R" for each coordinate
     name : the iteration's name, for schedules
     """

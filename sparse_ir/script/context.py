@@ -18,7 +18,7 @@ _state = threading.local()
 
 
 class FunctionContext:
-    """The declarations of one function so far."""
+    """The declarations of one function parsed so far."""
 
     def __init__(self) -> None:
         self.refs: list[Any] = []
@@ -56,7 +56,7 @@ def function_context() -> Iterator[FunctionContext]:
 
 @contextlib.contextmanager
 def capture() -> Iterator[list[tirx.Stmt]]:
-    """Collect the statements that the scope emits, instead of adding them to the parent."""
+    """Collect the statements emitted in this scope, instead of adding them to the parent."""
     out: list[tirx.Stmt] = []
     with IRBuilder() as builder:
         with tir_builder.While(tirx.const(True, "bool")):
@@ -65,6 +65,6 @@ def capture() -> Iterator[list[tirx.Stmt]]:
 
 
 def current_span() -> Any:
-    """Source position of the statement being parsed (None outside the parser)."""
+    """Source position of the statement being parsed; None outside the parser."""
     probe = tirx.Var("probe", "int32")
     return IRBuilder.current()._set_current_source_span(probe).span

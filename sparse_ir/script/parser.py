@@ -1,6 +1,6 @@
 """`@T.prim_func` of the sparse_tir dialect, on TVM's own script parser.
 
-Expressions and TIR statements go to TVM's handlers; this file adds functions, the naming of axes
+TVM's handlers process expressions and TIR statements; this file adds functions, the naming of axes
 and buffers, and the check after parsing.
 """
 
@@ -34,9 +34,9 @@ TOKEN = "sparse_tir"
 
 
 class ParseError(IllFormedError, DiagnosticError):
-    """The text of a program breaks a rule of the language; the message shows file and line.
+    """An error in the text of a program; the message shows file and line.
 
-    A class of its own, since TVM's exception hook omits the message of a `DiagnosticError`.
+    A separate class, since TVM's exception hook omits the message of a `DiagnosticError`.
     """
 
 
@@ -47,7 +47,7 @@ _TIR_ASSERT = dispatch.ParseVTable["tirx", "Assert"]
 def prim_func(func: Any = None, private: bool = False, check_well_formed: bool = True) -> Any:
     """Decorator: parse a Python function as a stage-I function.
 
-    private : leave out the global symbol
+    private : omit the global symbol
     check_well_formed : run :func:`sparsetir.verify` after parsing
     Returns a :class:`SparseFunc`. Raises IllFormedError with file and line.
     """
@@ -73,15 +73,15 @@ setattr(prim_func, "dispatch_token", TOKEN)  # noqa: B010
 
 
 def outer_frames() -> list[Any]:
-    """The caller's frames, innermost first, as TVM's helpers want them.
+    """The caller's frames, innermost first, as TVM's helpers expect them.
 
-    `inspect.stack` gives the same, but looks through every loaded module for it.
+    `inspect.stack` returns the same, but searches every loaded module.
     """
     out: list[Any] = []
     frame = sys._getframe(1)
     while frame is not None:
         line = None
-        if len(out) < 3:  # a class around the function is the third
+        if len(out) < 3:  # the third is a class around the function
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
         context = [line] if line else None
         out.append(SimpleNamespace(frame=frame, lineno=frame.f_lineno, code_context=context))
@@ -98,7 +98,7 @@ def from_source(text: str, extra_vars: dict[str, Any] | None = None) -> Any:
         The output of :meth:`SparseFunc.script`, or a function or `@I.ir_module` class in the same
         language; `T` is the sparse_tir dialect, `TIR` TVM's own, `I` the module dialect.
     extra_vars : dict, optional
-        Further names the text may use.
+        Further names that the text may use.
 
     Returns
     -------
@@ -122,8 +122,8 @@ def from_source(text: str, extra_vars: dict[str, Any] | None = None) -> Any:
 def ir_module(cls: Any = None) -> Any:
     """Decorator: parse a class of functions as an IRModule that may mix stages.
 
-    Functions under `@T.prim_func` of this dialect become stage-I functions, those under TVM's own
-    `prim_func` ordinary ones. (TVM's `I.ir_module` takes no functions of other dialects.)
+    Functions decorated by this dialect's `@T.prim_func` become stage-I functions, those by TVM's
+    own `prim_func` PrimFuncs. (TVM's `I.ir_module` does not accept functions of other dialects.)
     """
     outer_stack = outer_frames()
 
@@ -138,10 +138,10 @@ def ir_module(cls: Any = None) -> Any:
 
 
 def _source_of(who: str, obj: Any) -> Source:
-    """The text of a function or class; the OSError without one says how to provide it."""
+    """The source text of a function or class; if there is none, the OSError says what to do."""
     try:
         source = Source(obj)
-        if inspect.getmodule(obj) is None:  # TVM 0.27 mistakes the object's text for the file's
+        if inspect.getmodule(obj) is None:  # TVM 0.27 would take the object's text for the file's
             source.full_source = "".join(inspect.findsource(obj)[0])
         return source
     except OSError as error:
@@ -175,7 +175,7 @@ def _parse(
 
 
 def _with_line(message: str) -> str:
-    """A message of TVM's parser whose first line has file and line number."""
+    """A TVM parser message whose first line has file and line number."""
     where = re.match(r"error: (?!\S+:\d+: )(.*)\n\s*--> (\S+:\d+):\d+", message)
     if where is None:
         return message
@@ -209,7 +209,7 @@ def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
 
 
 def _place(self: Any, node: doc.FunctionDef, span: Any) -> Any:
-    """The first line of `span` as a node, which error messages point at."""
+    """The first line of `span` as a node, for error messages to point at."""
     if span is None or span.source_name.name != self.diag.source.source_name:
         return node
     line = span.line - self.diag.source.start_line + 1
@@ -218,7 +218,7 @@ def _place(self: Any, node: doc.FunctionDef, span: Any) -> Any:
 
 
 def _finish(self: Any, name: str, func: Any) -> None:
-    """Keep a parsed function as the result, or as one of its module's functions."""
+    """Store a parsed function as the result, or as one of its module's functions."""
     in_module = len(IRBuilder.current().frames) > 0
     functions = getattr(self, "sparse_functions", None)
     if functions is None:
@@ -226,14 +226,14 @@ def _finish(self: Any, name: str, func: Any) -> None:
             "a module that holds sparse_tir functions is decorated with @T.ir_module of sparse_tir"
         )
     functions[name if in_module else None] = func
-    if in_module:  # TVM's module builder knows no other function class: hold the place
+    if in_module:  # TVM's module builder accepts no other function class: put a placeholder
         ir_builder.def_function(name, tirx.PrimFunc([], tirx.Evaluate(0)))
 
 
 def _parameter(self: Any, arg: Any, known: Any) -> Any:
     """The variable of a parameter.
 
-    known : its annotation, unless it is text; names in it alone are not among those of the function
+    known : its annotation, unless it is text; names used only there are not the function's
     """
     if arg.annotation is None:
         self.report_error(arg, f"parameter '{arg.arg}' needs a type, such as T.handle or T.int32")
@@ -291,7 +291,7 @@ def _visit_assign(self: Any, node: doc.Assign) -> None:
 
 
 def _as_update(target: doc.Subscript, value: Any) -> Any:
-    """`X[i] + a - b`, which is stored to X[i], as the update X[i] + (a - b); products alike."""
+    """`X[i] + a - b`, stored to X[i], as the update X[i] + (a - b); also for products."""
     for first, *more in ((doc.Add, doc.Sub), (doc.Mult,)):
         terms: list[Any] = []
         rest = value
@@ -317,7 +317,7 @@ def _span(node: Any) -> tuple[int, int, int, int]:
 
 
 def _store_result(self: Any, node: doc.Assign) -> None:
-    """`A[i] = call(...)`; TVM crashes on a call that returns None, such as T.evaluate."""
+    """`A[i] = call(...)`; TVM crashes if the call returns None, as T.evaluate does."""
     call = node.value
     value = self.eval_expr(call)
     if value is None:
@@ -329,7 +329,7 @@ def _store_result(self: Any, node: doc.Assign) -> None:
 
 
 def _name_declaration(name: str, value: Any) -> None:
-    """Give a freshly declared axis or buffer the name that it is assigned to."""
+    """Give a newly declared axis or buffer the name that it is assigned to."""
     if isinstance(value, axes.AxisRef):
         value.set_name(name)
     elif isinstance(value, ir.Var):
@@ -340,7 +340,7 @@ def _name_declaration(name: str, value: Any) -> None:
 
 
 def _visit_assert(self: Any, node: doc.Assert) -> None:
-    """`assert condition, "message"` raises AssertionError; TVM's form names another error."""
+    """`assert condition, "message"` raises AssertionError; TVM's version names another error."""
     if node.msg is None:
         node.msg = doc.Constant(f"expected {_text(node.test)}", None, *_span(node))
     if not isinstance(node.msg, doc.Tuple):
@@ -352,9 +352,9 @@ def _visit_assert(self: Any, node: doc.Assert) -> None:
 
 
 class _IndexCount(doc.NodeVisitor):
-    """Compare the indices of each buffer access with the buffer's axes.
+    """Compare the number of indices of each access with the buffer's axes.
 
-    TVM's message about too many names no buffer, and it reads too few as a region.
+    TVM's message about too many does not name the buffer, and it reads too few as a region.
     """
 
     def __init__(self, parser: Any) -> None:
@@ -381,7 +381,7 @@ class _IndexCount(doc.NodeVisitor):
 
 
 def _counting_indices(method: Any) -> Any:
-    """A statement's visitor that checks the statement's own expressions first."""
+    """A statement visitor that first checks the statement's own expressions."""
 
     def visit(self: Any, node: Any) -> Any:
         check = _IndexCount(self)

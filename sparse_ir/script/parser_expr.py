@@ -1,7 +1,7 @@
-"""Expressions in scripts, computed node by node.
+"""Expressions in scripts, evaluated node by node.
 
-TVM's evaluator makes Python code of each call, attribute and subscript and runs it, which takes as
-long as all the rest of parsing. What it does around that (spans, messages) stays.
+TVM's evaluator compiles each call, attribute and subscript to Python code and runs it, which takes
+as long as the rest of parsing. Its surroundings (spans, messages) are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tvm.script.parser._core import Parser, doc
 from tvm.script.parser.core.evaluator import ExprEvaluator
 from tvm.script.parser.core.parser import ScriptMacro
 
-# Functions of Python that take numbers alone, and their names in this language.
+# Python functions that only take numbers, and the names of their counterparts here.
 _INSTEAD: dict[Any, str] = {
     max: "T.max", min: "T.min", int: 'T.cast(x, "int32")', float: 'T.cast(x, "float32")',
     bool: 'T.cast(x, "bool")', round: "T.round", pow: "T.pow", any: "T.Or", all: "T.And",
@@ -25,12 +25,12 @@ class QuickParser(Parser):
     """TVM's parser with this evaluator."""
 
     def eval_expr(self, node: Any, extra_vars: dict[str, Any] | None = None) -> Any:
-        """The value of an expression, as in TVM's class."""
+        """The value of an expression; overrides TVM's method."""
         names = {**self.var_table.get(), **(extra_vars or {}), ScriptMacro.parser_object_name: self}
         return self.annotate_current_source_span(_Evaluator(self, names).value(node))
 
     def eval_assign(self, target: Any, source: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The values of names, as in TVM's class; a list of coordinates has a name for each."""
+        """The values of names; overrides TVM's method. Coordinates have a name each."""
         names = target.elts if isinstance(target, doc.Tuple | doc.List) else None
         if isinstance(source, list) and names is not None and _plain(names):
             if len(names) != len(source):

@@ -1,4 +1,4 @@
-"""Stage-I functions written as text, for programs whose parts come from tables and loops."""
+"""Stage-I functions written as text, for programs generated from tables and loops."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Names = str | Iterable[str]
 class Writer:
     """A stage-I function whose declarations and iterations are written in the order of calls.
 
-    Axes are given as a list of names or as names between blanks.
+    Axes are passed as a list of names, or as names separated by blanks.
 
-    name : of the function
-    idtype : type of its sizes and axes
+    name : the function's name
+    idtype : the type of its sizes and axes
     """
 
     def __init__(self, name: str, idtype: str = "int32") -> None:
@@ -33,14 +33,14 @@ class Writer:
         self._attributes: dict[str, Any] = {}
 
     def dense(self, **sizes: object) -> None:
-        """Declare axes of all coordinates, by name."""
+        """Declare dense axes of these sizes, by name."""
         self.lines += [f"{a} = T.dense_fixed({size}{self._typed})" for a, size in sizes.items()]
 
     def variable(
         self, axis: str, parent: str, length: str, nnz: str, indptr: str, indices: str = "",
         unique: bool = True,
     ) -> None:  # fmt: skip
-        """Declare an axis below another one, which is dense without indices."""
+        """Declare an axis below another one; dense if it has no indices."""
         self._handles |= {indptr, indices}
         arrays, kind = (f"({indptr}, {indices})", "sparse") if indices else (indptr, "dense")
         more = self._typed if unique else f"{self._typed}, unique=False"
@@ -48,14 +48,14 @@ class Writer:
         self.lines.append(f"{axis} = T.{kind}_variable({parent}, {shape}, {arrays}{more})")
 
     def buffer(self, array: str, axes: Names, dtype: str, name: str = "") -> None:
-        """Declare the buffer of a parameter, by default with its name in capitals."""
+        """Declare a parameter's buffer, by default with the parameter's name in capitals."""
         name, over = name or array.upper(), f"({', '.join(_names(axes))},)"
         self._handles.add(array)
         self._dtypes[name] = dtype
         self.lines.append(f'{name} = T.match_sparse_buffer({array}, {over}, "{dtype}")')
 
     def load(self, buffer: str, at: Names, dtype: str | None = None) -> str:
-        """The text of an element of a buffer, in another type where one is given."""
+        """The text of a load, cast to `dtype` if given."""
         text, stored = f"{buffer}[{', '.join(_names(at))}]", self._dtypes[buffer]
         return cast(text, stored, dtype or stored)
 
@@ -70,7 +70,7 @@ class Writer:
     def visit(
         self, name: str, axes: Names, kinds: str, body: Iterable[str], loops: Names | None = None
     ) -> None:
-        """Write an iteration; loops : of each axis, by default its name in small letters."""
+        """Write an iteration; loops : the variable of each axis, by default its lower-case name."""
         over = _names(axes)
         variables = ", ".join(map(str.lower, over) if loops is None else _names(loops))
         self.lines.append(
@@ -82,13 +82,13 @@ class Writer:
         self, name: str, axes: Names, kinds: str, elements: Mapping[str, str], dtype: str,
         loops: Names | None = None, sets: bool = True,
     ) -> None:  # fmt: skip
-        """Write an iteration that sums up products.
+        """Write an iteration that sums products.
 
-        elements : axes, whose loops are their names in small letters, of an element of the result,
-            which comes first, and of the factors, by the names of their buffers; or, with brackets,
-            loads that are indices
-        dtype : of the sums
-        sets : the result is set, not added to
+        elements : by buffer name the axes of an element of the result, which comes first, and of
+            the factors (their loops are the lower-case names); or, in brackets, loads used as
+            indices
+        dtype : the type of the sums
+        sets : whether the result is set, not added to
         """
         (result, at), *factors = elements.items()
         stored, out = self._dtypes[result], self.load(result, at.lower())
@@ -98,7 +98,7 @@ class Writer:
         self.visit(name, axes, kinds, lines if sets else lines[2:], loops)
 
     def text(self, params: Names) -> str:
-        """The text of the function, with those of the parameters that its lines name."""
+        """The text of the function, with those of the parameters that its lines mention."""
         used = set(re.findall(r"\w+", "\n".join(self.lines)))
         kinds = ((x, "handle" if x in self._handles else self.idtype) for x in _names(params))
         head = [f"    {x}: T.{kind}," for x, kind in kinds if x in used]
@@ -106,7 +106,7 @@ class Writer:
         return "\n".join(["@T.prim_func", f"def {self.name}(", *head, "):", *lines]) + "\n"
 
     def program(self, params: Names, **names: Any) -> SparseFunc:
-        """The function; names : of Python's values that its lines use."""
+        """The function; names : Python values that its lines use."""
         func = from_source(self.text(params), names)
         for name, value in self._attributes.items():
             func = func.with_attr(name, value)
@@ -120,7 +120,7 @@ def _names(names: Names) -> list[str]:
 
 
 def cast(value: str, dtype: str, to: str) -> str:
-    """The text of a value of a type in another one."""
+    """The text of a value of one type, cast to another."""
     return value if dtype == to else f'T.Cast("{to}", {value})'
 
 
@@ -131,13 +131,13 @@ def reduced(
     """Lines of an iteration that reduces a term by "sum", "max" or "min".
 
     dtype, stored : types of the term and of the result
-    first : what the result begins with, by default what changes nothing
+    first : the initial value, by default the operator's identity
     """
     combine, held, term = COMBINES[reduce], cast(out, stored, dtype), f"({term})"
     step = f"{held} + {term}"
     if combine.is_extremum:
         better = f"{term} {combine.symbol} {held}"
-        if "float" in dtype:  # NaN if one of them is
+        if "float" in dtype:  # NaN if either is
             better = f"T.Or({better}, T.isnan({term}))"
         step = f"T.Select({better}, {term}, {held})"
     identity = f'"{combine.identity}"' if combine.is_extremum else "0"

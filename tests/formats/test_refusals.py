@@ -125,7 +125,7 @@ infer_format(matrix("ragged"), [np.arange(4), np.full(4, 2**29 - 1)], (4, 2**29)
 infer_format(matrix("csr"), [ONE] * 2, (1, 1), {"nnz_j2": 2})
     # StructureError: expected nnz 1, got 2
 infer_format(csf("IJ", idtype="int64"), [ONE] * 2, (2**21, 2**42))
-    # StructureError: are too many to be told apart
+    # StructureError: are too many to number
 infer_format(matrix("csr"), [ONE], (1, 1))
     # ValueError: 'csr': expected coordinates and lengths for the axes ['I', 'J'], got 1 and 2
 infer_format(matrix("csr"), [ONE, np.array([0, 0])], (1, 1))

@@ -170,5 +170,5 @@ def test_a_template_of_elsewhere_joins_by_its_record(monkeypatch):
 
 
 def test_an_operator_of_which_no_template_says_what_is_chosen():
-    with pytest.raises(ScheduleError, match="expected one for Rgms, of which no template"):
+    with pytest.raises(ScheduleError, match="expected one for Rgms, as no template"):
         candidates(Rgms(), given(MATRIX, 8), resolve_target(CPU))

@@ -662,9 +662,9 @@ of("c + a", "b")
     # ValueError: function 'refused': its result does not depend on the values of 'B'
 of("c + T.floor(a)", "a")  # ValueError: function 'refused': its result does not depend on
 of("c + T.atan2(a, d)", "a")
-    # ValueError: 'sums': expected what the gradient has a rule for, got atan2, in
+    # ValueError: 'sums': expected an expression with a rule for its gradient, got atan2, in
 of("c + T.pow(b[j], a)", "a")
-    # ValueError: 'sums': expected what the gradient has a rule for, got pow, in
+    # ValueError: 'sums': expected an expression with a rule for its gradient, got pow, in
 gradient(scheduled(), "a")  # ValueError: it has been scheduled; take the gradient of
 gradient(NESTED, "x")
     # ValueError: function 'rows': 'outer' has a SparseIteration in its body; expected X[..] = X[..]

@@ -331,8 +331,8 @@ gallop("T.union(J1, J2)")
 gallop("J1")  # ScheduleError: expected one over an intersection, got 'J1'
 gallop("T.intersect(J1, J2)", -1)  # ScheduleError: argument 'ratio': expected 0 or more, got -1
 gallop("T.intersect(J1, J2)", slots=True)
-    # ScheduleError: gallop: annotation 'gallop': expected one of the intersections and its axes
-        with padding, of which there are to be none, {'J1_and_J2': ['J2']}, and a ratio of 0 or more
+    # ScheduleError: gallop: annotation 'gallop': expected an intersection whose list of axes
+        with padding is empty in {'J1_and_J2': ['J2']}, and a ratio of 0 or more
 """,
     globals(),
 )

@@ -215,7 +215,7 @@ def test_threads_over_what_columns_store_are_refused() -> None:
     inner = func.get_loops(func.get_sblock("spmm1"))[-1]
     with pytest.raises(sparsetir.ScheduleError) as error:
         run_in_parallel(func, inner, "threadIdx.x")
-    assert "differs between visits of 'vj' (reduction: C), which may meet" in str(error.value)
+    assert "differ between visits of 'vj' (reduction: C), which may race" in str(error.value)
     run_in_parallel(func, inner, "parallel")  # threads of a CPU wait at the end of each loop
 
 

@@ -370,7 +370,7 @@ positions(j, parts=2)  # argument 'parts': expected None below 'I'
 positions(j, rows="search")  # argument 'rows': expected the default for slots, got 'search'
 divide(sparse_fuse(it, [o, i, j]), 2)  # a length that is .. got rows * cols; split cuts others
 positions(sparse_fuse(it, [i, j]))  # expected 'O', of one coordinate, to be fused with these
-split(i, [None, 2])  # 'J' hangs under 'I'; expected slots that are fused with
+split(i, [None, 2])  # 'J' is below 'I'; expected slots that are fused with
 [hypergraph]
 sparse_fuse(it, sch.get_sp_iters(it)[1:3])  # axis 'EV' is attached and cannot be fused
 [sddmm_fused]
@@ -454,7 +454,7 @@ positions(sparse_fuse(it, [k, l]), parts=2)  # argument 'parts': expected None b
 positions(sparse_fuse(it, [k, l]), rows="search")  # argument 'rows': expected "table" below 'J'
 positions(sparse_fuse(it, [j, k]))  # expected axes of one kind .. got 'SR' for 'J_K'
 sparse_fuse(it, [k, l]); positions(sparse_fuse(it, [i, j]))
-    'K_L' hangs under 'J'; expected a loop
+    'K_L' is below 'J'; expected a loop
 [layer of rows]
 aggregate("Y", tile, row, [j], dtype="float64")  # argument 'dtype': expected float32, that of the
 [layer of spatial sums]

@@ -443,7 +443,7 @@ made(axes=[dense("I", h.n), h.j_axis])
 made(params=[*h.params, tirx.Var("m", "int32")])
     # IllFormedError: two parameters are named 'm'
 made(axes=[h.i_axis, h.j_axis, h.i_axis])
-    # IllFormedError: two axes are named 'I'; axes are told apart by name
+    # IllFormedError: two axes are named 'I'; axes are identified by name
 made(buffers=[h.buffer, h.over([h.i_axis], handle=None)])
     # IllFormedError: two buffers are named 'A'
 made(buffers=[h.over([h.i_axis], handle=s)])

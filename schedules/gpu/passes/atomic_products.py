@@ -1,8 +1,8 @@
-"""Sums of products that are added to elements atomically, as products of tiles (GPU).
+"""Atomically added sums of products, rewritten as products of tiles (GPU).
 
-Sums over stored elements and over features come apart: sum over j and k of a[j] x[j, k] w[k, l] is
-a product of the sums over j with w. What is stored in the middle is a tile in shared memory, and
-never more. Before, where `l0` and `rt` are divided among blocks of threads, which add atomically::
+Sums over stored elements and over features are separated: sum over j and k of a[j] x[j, k] w[k, l]
+is a product of the sums over j with w. The intermediate is a tile in shared memory, never more.
+Before, where `l0` and `rt` are divided among thread blocks, which add atomically::
 
     for l0, rt in T.grid(...):
       for it, l1, k0, k1, jb in T.grid(32, 64, (feat_in + 15) // 16, 16, 4):
@@ -29,19 +29,19 @@ After `sum_then_matmul(func, "rgms0", outer=2, dtype="float16")`::
                 with T.sblock("rgms0_write"):
                     if I[rt, it] >= 0 and l < feat: atomicAdd(Y[I[rt, it], l], Y_ws[it, l1])
 
-Each condition goes where all that it says is known, and leaves a zero or nothing there: rows and
-columns that are padding are not written, elements that are padding are not in the sum, and terms
-beyond the last feature are zeros on both sides. So no number meets padding. An infinity of W meets
-the inner sum, not each of its terms: where these would cancel, or one is zero, the result is
-infinite, and not NaN.
+Each condition moves to where all its variables are known, and leaves a zero, or no write, there:
+padded rows and columns are not written, padded elements are not in the sum, and terms beyond the
+last feature are zeros on both sides. So no number is combined with padding. An infinity in W
+multiplies the inner sum, not each of its terms: where these would cancel, or one is zero, the
+result is infinite, and not NaN.
 
-The rows that are summed may as well be those of the result's second last axis, and the sum of the
-product along what gathers them, as in a gradient, `dW[R[rt], k, l] += A[..] * X[J[..], k] * G[I[rt,
-it], l]`: `gathered_ws[it, k]` and `G_ws[it, l]` then. Tiles in the middle keep the order in memory
-of what they are copied from.
+The rows that are summed may also be those of the result's second-to-last axis, with the sum of the
+product over what gathers them, as in a gradient, `dW[R[rt], k, l] += A[..] * X[J[..], k] * G[I[rt,
+it], l]`: the intermediates are then `gathered_ws[it, k]` and `G_ws[it, l]`. Intermediate tiles keep
+the memory order of their source.
 
-In the other order, what all elements of a row share is a product of tiles, and each element's sum
-is one with that. Before::
+In the other order, the operand shared by all elements of a row is a product of tiles, and each
+element's sum uses its result. Before::
 
       for it, jb, k1, l0, l1 in T.grid(32, 4, 64, (feat + 15) // 16, 16):
         with T.sblock("rgms0"):
@@ -82,15 +82,15 @@ from sparsetir.sparse_ir.tir import (
 )
 
 ATOMIC_ADD = "atomicAdd"
-Refuse = Callable[[str], NoReturn]  # what is expected
+Refuse = Callable[[str], NoReturn]  # raises; takes what is expected
 
 
 class AtomicProduct(NamedTuple):
     """A block that adds a product to an element.
 
     place : the element
-    factors : without what says that they are zero elsewhere
-    conditions : conditions of the addition, and of factors that are not zero, each once
+    factors : without the conditions that make them zero
+    conditions : conditions of the addition, and of nonzero factors, each once
     """
 
     place: Any
@@ -105,7 +105,7 @@ class AtomicProduct(NamedTuple):
 
 
 def atomic_product(body: Any) -> AtomicProduct | None:
-    """The atomic product that the body of a block is, or None."""
+    """The atomic product in the body of a block, or None."""
     conditions, added = taken_apart(body)
     call: Any = added.value if isinstance(added, tirx.Evaluate) else None
     if getattr(getattr(call, "op", None), "name", "") != "tirx.call_extern" or (
@@ -146,9 +146,9 @@ def sum_then_matmul(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) 
 
     block : block that adds products to an element atomically, in loops
     outer : number of outermost loops around a tile
-    dtype : type of the inner sums as factors; they are summed in the type of the result
+    dtype : type of the inner sums as factors; they are accumulated in the result's type
 
-    Raises ScheduleError for blocks of another shape.
+    Raises ScheduleError for blocks of another form.
     """
     tile = _Tile("sum_then_matmul", func, block, outer, _sums_first)
     p = tile.product
@@ -164,7 +164,7 @@ def matmul_then_dot(func: tirx.PrimFunc, block: str, *, outer: int) -> tirx.Prim
     block : block that adds products to an element atomically, in loops
     outer : number of outermost loops around a tile
 
-    Raises ScheduleError for blocks of another shape.
+    Raises ScheduleError for blocks of another form.
     """
     tile = _Tile("matmul_then_dot", func, block, outer, _products_first)
     p, (factor,) = tile.product, tile.product.left
@@ -183,14 +183,14 @@ def matmul_then_dot(func: tirx.PrimFunc, block: str, *, outer: int) -> tirx.Prim
 
 
 class _Product(NamedTuple):
-    """A product of tiles in a sum of products, by loops.
+    """A product of tiles in a sum of products, as loops.
 
     added : the element that is updated, and the conditions of a term
-    rows, columns : along the sums of a tile
-    steps, terms : the outer and the innermost along the sum of the product
+    rows, columns : the loops over the sums of a tile
+    steps, terms : the outer and the inner loop over the terms of a sum
     left, matrix : factors over rows and terms, and the one, a load, over columns and terms
-    inner : along sums of the left factors
-    elements, others : along what is added to for each row, and factors of that
+    inner : the loops of inner sums, of the left factors
+    elements, others : the loops over a row's updated elements, and the factors over these
     """
 
     added: AtomicProduct
@@ -210,7 +210,7 @@ class _Product(NamedTuple):
 
     @property
     def by_row(self) -> list[Any]:
-        """The loops over the left factors, the one along their last axis last."""
+        """The loops over the left factors, with that along their last axis last."""
         return _in_memory(self.left, self.terms, self.rows)
 
     @property
@@ -224,7 +224,7 @@ Reader = Callable[[Nest, AtomicProduct, Refuse], _Product]
 class _Tile:
     """The statements for one visit of the outer loops.
 
-    read : (nest, what it adds, what refuses it) -> the product
+    read : (nest, the addition, a function that refuses) -> the product
     """
 
     def __init__(self, who: str, func: tirx.PrimFunc, block: str, outer: int, read: Reader) -> None:
@@ -249,7 +249,7 @@ class _Tile:
     def made(self, left: Any, others: list[Any], ends: list[Any]) -> tirx.PrimFunc:
         """The function with the tile.
 
-        left : a buffer of the left factors; others : of sums and what is made of them
+        left : a buffer of the left factors; others : buffers of sums and values derived from them
         ends : the steps after the product
         """
         p, sums, steps = self.product, others[0], self.product.steps
@@ -276,7 +276,7 @@ class _Tile:
         return replaced(self.func, self.nest, body)
 
     def _gathered(self, left: Any) -> Any:
-        """The inner sum; a copy where there is one element, that is a factor as it is."""
+        """The inner sum; a copy if there is one element without a factor."""
         p, dtype = self.product, dtype_of(left)
         loops = [p.rows, p.steps, p.terms, *p.inner]
         several = [x for x in p.inner if not is_one(x.extent)]
@@ -296,18 +296,18 @@ class _Tile:
         return substitute(tirx.SeqStmt([begin, add]), alone)
 
     def _or_zero(self, value: Any, loops: list[Any]) -> Any:
-        """A value where all that these loops tell holds."""
+        """A value, or zero where the conditions on these loops do not hold."""
         guards = self.known(loops)
         zero = tirx.const(0, dtype_of(value))
         return tirx.if_then_else(tirx.all(*guards), value, zero) if guards else value
 
     def known(self, loops: list[Any]) -> list[Any]:
-        """The conditions that these loops, and those around all, tell."""
+        """The conditions that only depend on these loops, and on the outer ones."""
         others = self.inside - _vars(loops)
         return [c for c in self.product.added.conditions if not free_vars(c) & others]
 
     def step(self, name: str, loops: list[Any], body: Any) -> Any:
-        """A block in fresh loop variables."""
+        """A block with fresh loop variables."""
         renamed = _vars([*loops, *nodes_of(tirx.For, body)])
         fresh = {v: tirx.Var(v.name, dtype_of(v)) for v in renamed}
         body = block_of(f"{self.block}_{name}", substitute(body, fresh))
@@ -334,14 +334,14 @@ def _store(buffer: Any, loops: list[Any], value: Any) -> Any:
 
 
 def _in_memory(factors: list[Any], terms: Any, other: Any) -> list[Any]:
-    """The loops over factors, the one along their last axis last."""
+    """The loops over factors, with that along their last axis last."""
     loads = [x for x in map(uncast, factors) if isinstance(x, ir.TensorLoad)]
     turned = any(other.loop_var in free_vars(x.indices[-1]) for x in loads)
     return [terms, other] if turned else [other, terms]
 
 
 def _sums_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
-    """The sums of gathered rows, to be made before the multiplication."""
+    """The case in which gathered rows are summed before the multiplication."""
     loop_vars = _vars(nest.loops)
     *outer, last = added.place.indices
     columns, rows = free_vars(last) & loop_vars, _free_vars(outer) & loop_vars
@@ -363,11 +363,11 @@ def _sums_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
 
 
 def _products_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
-    """Rows, to be multiplied with a matrix before what each element has is."""
+    """The case in which rows are multiplied with a matrix before the factors of elements."""
     loop_vars = _vars(nest.loops)
     placed = _free_vars(added.place.indices) & loop_vars
     used = [(uncast(f), free_vars(f) & loop_vars) for f in added.factors]
-    # The matrix is the same for all elements.
+    # The matrix does not depend on the elements.
     matrices = [x for x in used if not x[1] & placed]
     if len(matrices) != 1 or not isinstance(matrices[0][0], ir.TensorLoad) or len(placed) != 2:
         refuse("products with a matrix for rows of two loops")
@@ -394,7 +394,7 @@ def _products_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Produc
 def _tile_loops(
     nest: Nest, rows: set[Any], columns: set[Any], along: set[Any], others: set[Any]
 ) -> list[Any] | None:
-    """The loops along rows, columns, steps and terms, and others; None of what is no tile.
+    """The loops along rows, columns, steps, terms, and others; None if they do not form a tile.
 
     All but the one along steps have constant extents.
     """
@@ -406,7 +406,7 @@ def _tile_loops(
 
 
 def _is_apart(added: AtomicProduct, loops: set[Any], *known_sets: set[Any]) -> bool:
-    """Whether each condition is known where one of some sets of loops is."""
+    """Whether each condition only depends on one of some sets of loops."""
     return all(any(free_vars(c) & loops <= k for k in known_sets) for c in added.conditions)
 
 

@@ -1,4 +1,4 @@
-"""Copies to shared memory by all threads of a block, beside other work.
+"""Copies to shared memory by all threads of a block, overlapped with other work.
 
 Before, the nest of a copy as `precompute(.., scope="shared")` makes it::
 
@@ -6,7 +6,7 @@ Before, the nest of a copy as `precompute(.., scope="shared")` makes it::
         with T.sblock("B_ws_copy0"):
             B_ws[ji, k1] = T.if_then_else(J[vjo] * 32 + ji < n, B[J[vjo] * 32 + ji, ...], 0)
 
-After `cooperative_copy(func, "B_ws_copy0", warps=4, vector=8)`, where each thread has four copies::
+After `cooperative_copy(func, "B_ws_copy0", warps=4, vector=8)`, with four copies per thread::
 
     for warp in T.thread_binding(4, thread="threadIdx.y"):
         for lane in T.thread_binding(32, thread="threadIdx.x"):
@@ -15,8 +15,8 @@ After `cooperative_copy(func, "B_ws_copy0", warps=4, vector=8)`, where each thre
                     # 16 bytes, number u0 * 128 + warp * 32 + lane; zeros without the condition
                     T.ptx.cp("async", ...)(B_ws[...], B[...], 16, T.Select(..., 16, 0))
 
-Rows of the shared array get 16 bytes more where that keeps the 8 rows which `ldmatrix` loads at
-a time in different banks. Whoever reads what was copied waits for it first: see
+Rows of the shared array are padded by 16 bytes if that keeps the 8 rows which `ldmatrix` loads at
+a time in different banks. Readers of the copies must wait for them: see
 :mod:`sparsetir.schedules.gpu.passes.software_pipeline`.
 """
 
@@ -45,19 +45,19 @@ from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
 WHO = "cooperative_copy"
-BANK_BYTES = 16  # of a row of 8 that `ldmatrix` loads
+BANK_BYTES = 16  # per row of the 8 that `ldmatrix` loads
 
 
 def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int) -> tirx.PrimFunc:
     """A stage-II function with a copy to shared memory divided among the threads of a block.
 
     copy : block of the copy, in loops of constant extents
-    warps : warps of the block of threads
-    vector : neighbours that are copied at once; the caller's word that they are neighbours in
-        memory from a multiple of their size on, and that conditions hold for all of them or none.
-        Less than 4 bytes are copied one by one, by plain loads and stores, and may be any value
+    warps : warps per thread block
+    vector : neighbours copied at once; the caller guarantees that they are contiguous in memory,
+        aligned to their size, and that conditions hold for all of them or none. Less than 4 bytes
+        are copied one by one, by plain loads and stores, and may be any value
 
-    Raises ScheduleError for a block that is no such copy.
+    Raises ScheduleError for a block that is not such a copy.
     """
     nest = find_nest(WHO, func, copy)
     extents = nest.extents(WHO)
@@ -78,9 +78,9 @@ def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int)
 
 
 def for_vectors(nest: Nest, warps: int, vector: int, one: Callable[[dict[Any, Any]], Any]) -> Any:
-    """The code of all threads of a block that replaces a nest: each has some vectors.
+    """The code, for all threads of a block, that replaces a nest: each has some vectors.
 
-    vector : neighbours along the innermost loop, a divisor of these
+    vector : neighbours along the innermost loop, a divisor of its extent
     one : the code of one vector, given the value of each loop variable at its first element
     """
     *outer, last = [int(x.extent) for x in nest.loops]
@@ -99,7 +99,7 @@ def for_vectors(nest: Nest, warps: int, vector: int, one: Callable[[dict[Any, An
 
 
 def places_of(number: Any, loops: list[Any], visits: list[Any], vector: int = 1) -> dict[Any, Any]:
-    """The values of loop variables in a visit of this number; the innermost in vectors."""
+    """The values of loop variables in the visit of this number; the innermost by vectors."""
     places: dict[Any, Any] = {}
     for loop, extent in reversed([*zip(loops, visits, strict=True)]):
         place = number if loop is loops[0] else number % extent
@@ -117,7 +117,7 @@ def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
 
 
 def _taken_apart(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
-    """The condition of a copy, or None, and what is loaded; of one at a time, any value."""
+    """The condition of a copy, or None, and the loaded value; for vectors of one, any value."""
     condition, value = guarded(getattr(body, "value", None))
     shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope == "shared"
     if shared and vector == 1 and not isinstance(value, ir.TensorLoad):
@@ -131,7 +131,7 @@ def _taken_apart(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
 
 
 def _is_neighbour(var: Any, store: Any, source: Any) -> bool:
-    """Whether a loop goes along the last axis of both, and no other."""
+    """Whether a loop runs along the last axis of both, and along no other."""
     loads = [source] if isinstance(source, ir.TensorLoad) else []
     for access in (store, *loads):
         *outer, last = access.indices
@@ -141,7 +141,7 @@ def _is_neighbour(var: Any, store: Any, source: Any) -> bool:
 
 
 def padded(func: tirx.PrimFunc, old: Any, size: int) -> tirx.PrimFunc:
-    """Rows of an odd number of 16 bytes, so that 8 of them begin in different banks."""
+    """Pad rows to an odd number of 16 bytes, so that 8 of them begin in different banks."""
     *outer, last = [int(n) for n in old.ty.shape]
     if last * size % BANK_BYTES == 0 and last * size // BANK_BYTES % 2 == 0:
         last += BANK_BYTES // size

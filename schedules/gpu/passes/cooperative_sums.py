@@ -1,6 +1,6 @@
 """Sums of gathered rows by all threads of a block (GPU).
 
-Before, the nest of inner sums as :func:`.atomic_products.sum_then_matmul` makes it::
+Before, the nest of inner sums that :func:`.atomic_products.sum_then_matmul` creates::
 
     for it, k1 in T.grid(32, 16):
         with T.sblock("rgms0_gather"):
@@ -24,9 +24,9 @@ step::
                         total[0:4] += factor[n] * row[n, 0:4]
                 G[it, k1:k1 + 4] = total[0:4]
 
-Sums have the type of the terms, and are rounded to that of G once.
+Accumulators have the type of the terms, and are rounded to that of G once.
 
-Each sum over rows of two operands is made by neighbouring threads. Before, the nest that
+Each sum over rows of two operands is computed by neighbouring threads. Before, the nest that
 :func:`.atomic_products.matmul_then_dot` leaves::
 
     for it, jb, k1 in T.grid(32, 4, 64):
@@ -48,7 +48,7 @@ After `cooperative_dot(func, "rgms0_dots", warps=4, vector=4)`, where 16 threads
                 if lane % 16 == 0 and I[rt, it] >= 0 and J[rt, it, jb] >= 0:
                     atomicAdd(DA[E[rt, it, jb]], total[0])
 
-A later write of the rows in shared memory has to wait for all threads first.
+Later writes to the rows in shared memory have to wait for all threads first.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ from sparsetir.sparse_ir.tir import (
 
 GATHER, DOTS = "cooperative_gather", "cooperative_dot"
 VECTOR_BYTES = 16  # the widest load
-AHEAD = 4  # elements whose loads are under way together
+AHEAD = 4  # elements whose loads are in flight together
 
 
 def cooperative_gather(
@@ -96,12 +96,12 @@ def cooperative_gather(
     """A stage-II function with inner sums divided among the threads of a block.
 
     gather : block of the sums, in loops of constant extents
-    warps : warps of the block of threads
-    vector : neighbours that are loaded at once, of at most 16 bytes; the caller's word that they
-        are neighbours in memory from a multiple of their number on, and that conditions hold for
-        all of them or none
+    warps : warps per thread block
+    vector : neighbours loaded at once, of at most 16 bytes; the caller guarantees that they are
+        contiguous in memory, aligned to their number, and that conditions hold for all of them or
+        none
 
-    Raises ScheduleError for a block that makes no such sums.
+    Raises ScheduleError for a block without such sums.
     """
     nest = find_nest(GATHER, func, gather)
     nest.extents(GATHER)
@@ -113,7 +113,7 @@ def cooperative_gather(
 
 
 def _check_vector(who: str, nest: Nest, load: Any, vector: int) -> None:
-    """Raise ScheduleError for a load of neighbours along the innermost loop that cannot be."""
+    """Raise ScheduleError for a load that is not contiguous along the innermost loop."""
     last = int(nest.loops[-1].extent)
     if last % vector or vector * element_bytes(load.source) > VECTOR_BYTES:
         raise ScheduleError(
@@ -123,13 +123,13 @@ def _check_vector(who: str, nest: Nest, load: Any, vector: int) -> None:
 
 
 class _Gather:
-    """An inner sum, and what threads do of it.
+    """An inner sum, and its division among threads.
 
     store : store of the initial value
-    elements : the loop over what is summed, or None
-    conditions : conditions for an element to count
-    row : the load that goes along the innermost loop
-    factors : the others
+    elements : the loop over the terms, or None
+    conditions : conditions under which an element counts
+    row : the load that is contiguous along the innermost loop
+    factors : the other factors
     dtype : type of the sum
     """
 
@@ -164,7 +164,7 @@ class _Gather:
         self.locals += [self.rounded] if held != self.dtype else []
 
     def code(self, places: dict[Any, Any]) -> Any:
-        """The sum of one vector, and where it is stored."""
+        """The sum of one vector, and its store."""
         chunk = tirx.Var("chunk", "int32")
         chunks = self.count // self.ahead
         parts = [
@@ -254,13 +254,13 @@ def cooperative_dot(func: tirx.PrimFunc, dots: str, *, warps: int, vector: int) 
     """A stage-II function with sums for each element divided among the threads of a block.
 
     dots : block that adds products to an element atomically, in loops of constant extents, the
-        innermost of which is along the sum
-    warps : warps of the block of threads
-    vector : neighbours of the operand in memory that are loaded at once, of at most 16 bytes; the
-        caller's word that they are neighbours from a multiple of their number on, and that
-        conditions hold for all of them or none
+        innermost of which is the sum
+    warps : warps per thread block
+    vector : neighbours of the operand loaded at once, of at most 16 bytes; the caller guarantees
+        that they are contiguous in memory, aligned to their number, and that conditions hold for
+        all of them or none
 
-    Raises ScheduleError for a block of another shape.
+    Raises ScheduleError for a block of another form.
     """
     nest = find_nest(DOTS, func, dots)
     nest.extents(DOTS)
@@ -296,7 +296,7 @@ class _Dots:
         self.nest, self.added, self.load, self.vector = nest, added, row, vector
         self.along = nest.loops[-1]
         vectors = int(self.along.extent) // vector
-        # A power of two, as exchanges between lanes are by distances that are.
+        # A power of two, since shuffles are by powers of two.
         self.lanes = math.gcd(vectors, WARP)
         self.steps = vectors // self.lanes
         self.dtype = dtype_of(added.place)
@@ -304,7 +304,7 @@ class _Dots:
         self.row = buffer_var([vector], dtype_of(row), f"{row.source.name}_row", "local")
 
     def code(self, warps: int, warp: Any, lane: Any) -> Any:
-        """All elements; a group of threads computes one at a time."""
+        """The code for all elements; a group of threads computes one at a time."""
         *outer, _ = self.nest.loops
         extents = [int(x.extent) for x in outer]
         count, groups = math.prod(extents), warps * WARP // self.lanes

@@ -1,15 +1,16 @@
 """The layout of a product of tiles in the registers of a warp's 32 threads.
 
 One instruction adds to 16 by 8 sums a product of a left factor, 16 by `depth`, and a right one,
-`depth` by 8. Its registers of 32 bits are laid out by the PTX manual ("Matrix Fragments for mma"):
+`depth` by 8. The PTX manual ("Matrix Fragments for mma") defines the layout of its 32-bit
+registers:
 
     sums    4: of lane l in rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next, row by row
     left    4: rows l / 4, l / 4 + 8; and these again in the other half of the depth. A register
             has neighbours along the depth: 2 of 16 bits, number l % 4 of such pairs, or 4 of 8 bits
     right   2: column l / 4, in one half of the depth and in the other
 
-A factor comes from shared memory in either order (:class:`Tile`), or from sums that the warp holds
-(:func:`left_of_sums`), as the second product of attention takes it.
+A factor is loaded from shared memory in either order (:class:`Tile`), or taken from sums that the
+warp holds (:func:`left_of_sums`), as in the second product of attention.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from tvm import tirx
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS, load_matrices, pack
 from sparsetir.sparse_ir.nodes import buffer_var
 
-SUMS = 4  # of a thread in a tile
-LEFT, RIGHT = 4, 2  # registers of a factor
+SUMS = 4  # per thread and tile
+LEFT, RIGHT = 4, 2  # registers per factor
 
 
 class Tile(NamedTuple):
     """A factor in shared memory.
 
-    element : (place in the other direction than the sum's, place along the sum) -> BufferLoad
+    element : (index across the sum, index along the sum) -> BufferLoad
     along_sum : whether neighbours in memory are neighbours along the sum
     dtype : type of the elements
     """
@@ -40,12 +41,12 @@ class Tile(NamedTuple):
 
 
 def place_of_sum(lane: Any, e: Any) -> tuple[Any, Any]:
-    """Row and column, of 16 by 8, of a thread's sum number e."""
+    """Row and column, in the 16 by 8 tile, of a thread's sum number e."""
     return lane // 4 + e // 2 * 8, lane % 4 * 2 + e % 2
 
 
 def registers(count: Sequence[int], name: str) -> Any:
-    """A buffer of registers of factors."""
+    """A buffer of registers for factors."""
     return buffer_var(list(count), "uint32", name, "local")
 
 
@@ -55,8 +56,8 @@ def load_left(
     """Load 16 rows of a left factor.
 
     to : 4 elements of :func:`registers`
-    first, depth : first of the 16 rows, and of their terms of the sum, in the tile
-    terms : terms of the sum, if fewer than the depth of the instruction; the others are zeros
+    first, depth : the first of the 16 rows, and of their terms of the sum, in the tile
+    terms : terms of the sum, if fewer than the instruction's depth; the others are zeros
     """
     half = _is_half(tile, terms)
     if half is None:
@@ -77,7 +78,7 @@ def load_right(
 ) -> Any:
     """Load 8 columns of a right factor, or 16 into twice the registers.
 
-    to : 2 or 4 elements; the others as for :func:`load_left`
+    to : 2 or 4 elements; other arguments as for :func:`load_left`
     """
     half = _is_half(tile, terms)
     if half is None:
@@ -96,7 +97,7 @@ def load_right(
 
 
 def _is_half(tile: Tile, terms: int | None) -> bool | None:
-    """Whether a sum has half the depth of an instruction; None where `ldmatrix` does not serve."""
+    """Whether a sum has half the depth of an instruction; None if `ldmatrix` cannot load it."""
     product = PRODUCTS[tile.dtype]
     if product.depth == 32 and not tile.along_sum or terms not in (None, product.depth // 2):
         return None
@@ -116,10 +117,10 @@ def _bytes(
     to: Sequence[Any], tile: Tile, first: Any, depth: Any, lane: Any, terms: int | None,
     rows: Sequence[int], depths: Sequence[int],
 ) -> Any:  # fmt: skip
-    """Numbers of 8 bits, one by one.
+    """Load 8-bit numbers one by one.
 
-    Where their neighbours in memory are not along the sum: `ldmatrix` transposes pairs of them. And
-    where 16 bytes along the sum are not all there.
+    Needed if their neighbours in memory are not along the sum, since `ldmatrix` transposes pairs of
+    them, and if fewer than 16 bytes along the sum exist.
 
     rows, depths : rows and depths of the registers
     """
@@ -138,7 +139,7 @@ def _bytes(
 
 
 def left_of_sums(to: Sequence[Any], first: Sequence[Any], second: Sequence[Any], dtype: str) -> Any:
-    """A left factor of 16 by 16 made of the sums of two tiles side by side, rounded to 16 bits.
+    """A left factor of 16 by 16 made of the sums of two adjacent tiles, rounded to 16 bits.
 
     to : 4 elements of :func:`registers`
     first, second : 4 expressions each, of columns 0 to 7 and 8 to 15; no shuffle is needed

@@ -1,7 +1,7 @@
 """Horizontal fusion: many loop nests on one GPU grid (SparseTIR, section 3.4.2).
 
-A composable format gives a program one loop nest per part, and each nest would be a kernel launch
-of its own. The pass puts them side by side on one grid instead. Before::
+A composable format gives a program one loop nest per part, and each nest would be a separate kernel
+launch. The pass places them side by side on one grid. Before::
 
     for i in T.thread_binding(m, thread="blockIdx.x"):
         for k in T.thread_binding(32, thread="threadIdx.x"):
@@ -27,12 +27,12 @@ After::
                             for k in T.thread_binding(32, thread="threadIdx.x"):
                                 with T.sblock("right"): ...
 
-The conditions on `block` are the same for all of its threads, so that these do not diverge. Loops
-over threads stay where they are, for TVM to find reductions over threads; all of one dimension are
-one thread. TVM does not place barriers below a condition: as soon as the threads of one nest work
-together, the nests stand in loops of one step or none, `range(T.Cast("int32", block < m))`, which
-costs a barrier more per block; nvcc makes branches of them. Nests share their shared memory: the
-kernel takes what the largest needs, and only what reductions over threads need adds up.
+The conditions on `block` are uniform over its threads, so that these do not diverge. Loops over
+threads remain in place, for TVM to recognise reductions over threads; all of one dimension are one
+thread variable. TVM does not place barriers below a condition: if the threads of any nest
+synchronise, the nests are put in loops of one iteration or none, `range(T.Cast("int32", block <
+m))`, which costs a further barrier per block; nvcc turns them into branches. Nests share their
+shared memory: the kernel uses that of the largest; only that of reductions over threads adds up.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.tir import as_dtype, as_one, block_with, dtype_of, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
-MAX_THREADS = 1024  # of a block, on any NVIDIA GPU
-# TVM multiplies out what a nest computes from the number of its block, `(block - m) * 128`: where
-# the nest itself stays below 2^31, `block * 128` need not.
+MAX_THREADS = 1024  # per block, on any NVIDIA GPU
+# TVM expands a nest's expressions of its block number, `(block - m) * 128`: where the nest itself
+# stays below 2^31, `block * 128` need not.
 BLOCK_DTYPE = "int64"
 
 
@@ -69,27 +69,27 @@ def horizontal_fuse(
     independent: Sequence[str] = (),
     max_threads: int = MAX_THREADS,
 ) -> tirx.PrimFunc:
-    """Make one kernel of loop nests that would be a kernel each.
+    """Fuse loop nests that would each be a kernel into one kernel.
 
     func : a scheduled function of stage II or III, whose loops are bound to blocks and threads
     names : a block's name in each nest; the fused nest takes the place of the first of them.
-        None: every run of adjacent nests that can be fused, as long as can be, and no refusal
-    independent : names of buffers of which the nests write different elements, and read none that
-        another of them writes. Without it, nests are not fused if one writes what another uses,
-        unless all they do to it is add, by atomics: fused, they run in no order. With `names` None
-        this does not cover a nest that only stores beside one that also loads: the first is taken
-        for the init of the second. Two buckets of `hyb` may hold pieces of one row, and so do its
-        column parts: name C only where rows fit their bucket and there is one part.
+        None: every maximal run of adjacent nests that can be fused, without refusals
+    independent : names of buffers where each nest writes disjoint elements, and reads none that
+        another nest writes. Otherwise nests are not fused if one accesses what another writes,
+        unless they only add to it atomically: fused, they run in no particular order. With `names`
+        None this does not apply to a nest that only stores beside one that also loads: the first is
+        taken for the init of the second. Two buckets of `hyb`, and its column parts, may hold
+        pieces of one row: name C only if rows fit their bucket and there is one part.
     max_threads : the most threads that a block may have
 
-    The grid is one-dimensional and has as many blocks as the nests together, in their order, or
-    one that does nothing if there are none; a sum past 2^31 - 1 is more than CUDA launches.
-    Thread dimensions are the largest of the nests'; a nest with fewer leaves the others idle, which
-    it cannot if its threads work together (barriers, shared memory, reductions over threads).
+    The grid is one-dimensional and has as many blocks as the nests together, in order, or one idle
+    block if there are none; more than 2^31 - 1 cannot be launched. Thread dimensions are the maxima
+    of the nests'; a nest with fewer leaves the others idle, which is impossible if its threads
+    synchronise (barriers, shared memory, reductions over threads).
 
-    Returns the new function; `func` stays as it is. Raises ScheduleError, which names the nest, for
-    a name that no nest or several have, an argument `independent` that names no buffer, and with
-    `names` for nests that cannot be fused.
+    Returns the new function; `func` is not modified. Raises ScheduleError, which names the nest,
+    for a name that no nest or several have, an argument `independent` that names no buffer, and
+    with `names` for nests that cannot be fused.
     """
     parts = top_level(func)
     nests = [LoopNest(part, func.params, aliases(func)) for part in parts]
@@ -125,7 +125,7 @@ def _check_buffers(nests: list[LoopNest], independent: Sequence[str]) -> None:
 
 
 def _runs(nests: list[LoopNest], independent: set[str], max_threads: int) -> list[list[int]]:
-    """Adjacent nests that can be fused, by number."""
+    """Runs of adjacent nests that can be fused, by index."""
     groups: list[list[int]] = []
     for n, nest in enumerate(nests):
         group = [nests[m] for m in groups[-1]] if groups else []
@@ -138,7 +138,7 @@ def _runs(nests: list[LoopNest], independent: set[str], max_threads: int) -> lis
 
 
 def _init_beside_update(name: str, nests: list[LoopNest]) -> bool:
-    """Whether some nests store to a buffer only, and others load from it."""
+    """Whether some nests only store to a buffer, and others load from it."""
     uses = [
         (buf in nest.accesses.writes, buf in nest.accesses.reads | nest.accesses.adds)
         for nest in nests
@@ -151,7 +151,7 @@ def _init_beside_update(name: str, nests: list[LoopNest]) -> bool:
 def _chosen(
     nests: list[LoopNest], names: Sequence[str], independent: set[str], max_threads: int
 ) -> list[int]:
-    """The numbers of the named nests, in the order of the program."""
+    """The indices of the named nests, in program order."""
     group = sorted({_find(nests, name) for name in names})
     for place, n in enumerate(group):
         why = _refusal([nests[m] for m in group[:place]], nests[n], independent, max_threads)
@@ -220,7 +220,7 @@ def _common_threads(nests: list[LoopNest]) -> dict[str, int]:
 
 
 def _fewer_threads(nest: LoopNest, shape: dict[str, int]) -> dict[str, int]:
-    """The nest's extents where it has fewer threads than there are."""
+    """The nest's extents in the dimensions in which it has fewer threads than the grid."""
     have = {tag: nest.threads.get(tag, 1) for tag in shape}
     return {tag: extent for tag, extent in have.items() if extent < shape[tag]}
 
@@ -238,8 +238,8 @@ def _fuse(nests: list[LoopNest]) -> tirx.Stmt:
 class _Grid:
     """The common grid of some nests.
 
-    block : the number of a block
-    total : number of blocks
+    block : the index of a block
+    total : the number of blocks
     """
 
     def __init__(self, nests: list[LoopNest]) -> None:
@@ -267,7 +267,7 @@ class _Grid:
         ]
 
     def select_by_branches(self) -> tirx.Stmt:
-        """Each nest guarded by whether the block belongs to it, found by halving."""
+        """Each nest guarded by whether the block belongs to it, selected by bisection."""
         *others, last = self._bodies
         if not self._never_empty:
             last = tirx.IfThenElse(self.block < self._ends[-1], last, None)
@@ -282,7 +282,7 @@ class _Grid:
         return tirx.IfThenElse(self.block < ends[middle - 1], first, second)
 
     def select_by_loops(self) -> tirx.Stmt:
-        """Nests in loops that run once for their own blocks and never for others."""
+        """Nests in loops that run once in their own blocks and never in others."""
         steps: list[tirx.Stmt] = []
         for start, end, body in zip(self._starts, self._ends, self._bodies, strict=True):
             hit = self.block < end if not steps else tirx.all(start <= self.block, self.block < end)
@@ -291,10 +291,10 @@ class _Grid:
         return tirx.SeqStmt(steps)
 
     def _placed(self, nest: LoopNest, start: Any) -> tirx.Stmt:
-        """A nest on blocks from `start` on, and on as many threads as there are.
+        """A nest on blocks from `start` on, and on the grid's threads.
 
-        Its loops over blocks become iterators of a block around it: what is computed from these
-        stays affine, without which TVM overlooks reductions over threads and says nothing.
+        Its loops over blocks become iterators of an enclosing block: expressions of these remain
+        affine; otherwise TVM silently fails to recognise reductions over threads.
         """
         iter_vars: list[Any] = []
         numbers: list[Any] = []
@@ -320,7 +320,7 @@ class _Grid:
         return self._for_fewer_threads(stmt, _fewer_threads(nest, self.shape))
 
     def _on_common_threads(self, loop: Any, tag: str) -> tirx.Stmt:
-        """A loop over threads with the extent and the type that it has in all nests."""
+        """A loop over threads with the extent and the type common to all nests."""
         var, extent = loop.loop_var, as_dtype(self.shape[tag], self._thread_dtypes[tag])
         body = loop.body
         if dtype_of(var) != dtype_of(extent):
@@ -329,7 +329,7 @@ class _Grid:
         return loop_over(var, extent, body, loop.kind, thread_axis(tag), loop.annotations)
 
     def _for_fewer_threads(self, stmt: tirx.Stmt, fewer: dict[str, int]) -> tirx.Stmt:
-        """A statement below the condition that a thread is among the first ones."""
+        """A statement guarded to run on the first threads only."""
         threads = {tag: tirx.Var("t" + tag[-1], self._thread_dtypes[tag]) for tag in fewer}
         if threads:
             among = [v < as_dtype(fewer[tag], dtype_of(v)) for tag, v in threads.items()]
@@ -341,7 +341,7 @@ class _Grid:
 
 
 def _whole(buffers: set[Any]) -> list[Any]:
-    """The regions that a block around a whole nest declares."""
+    """The regions declared by a block around a whole nest."""
     shared = [b for b in buffers if b.ty.storage_scope in ("", "global")]
     return [
         tirx.BufferRegion(
@@ -352,10 +352,10 @@ def _whole(buffers: set[Any]) -> list[Any]:
 
 
 def _number_along(nest: LoopNest, tag: str, block: Any, start: Any, dtype: str) -> Any:
-    """A block's number along one dimension of the nest's own grid, where x varies fastest."""
+    """A block's index along one dimension of the nest's own grid, in which x varies fastest."""
     number = as_dtype(Analyzer().simplify(block - start), "int32")  # CUDA launches no more blocks
     if not (isinstance(start, tirx.IntImm) and int(start) == 0):
-        # TVM cancels terms of indices of local memory that it knows not to be negative.
+        # TVM cancels terms in indices of local memory that it knows to be nonnegative.
         number = tirx.max(number, as_dtype(0, "int32"))
     tags = [t for t in BLOCK_TAGS if t in nest.grid]
     for before in tags[: tags.index(tag)]:
@@ -366,6 +366,6 @@ def _number_along(nest: LoopNest, tag: str, block: Any, start: Any, dtype: str) 
 
 
 def _divisor(extent: Any) -> Any:
-    """A number of blocks that TVM may divide by before it asks whether there are any."""
+    """A number of blocks that is safe to divide by, since TVM hoists the division."""
     extent = as_dtype(extent, "int32")
     return extent if isinstance(extent, tirx.IntImm) else tirx.max(extent, as_dtype(1, "int32"))

@@ -1,16 +1,16 @@
-"""Products of tiles in shared memory on tensor cores, with sums in registers.
+"""Products of tiles in shared memory on tensor cores, with accumulators in registers.
 
-As :mod:`sparsetir.schedules.gpu.passes.tile_products` says. A product of 32 by 128 sums of 32 terms
-by four warps, each of which has 32 rows and 32 columns, each thread 2 by 4 tiles of four::
+See :mod:`sparsetir.schedules.gpu.passes.tile_products`. A product of 32 by 128 sums of 32 terms
+by four warps, each with 32 rows and 32 columns, where each thread has 2 by 4 tiles of four::
 
     for u0 in range(2):                                     # 16 of the 32 terms; all is unrolled
         ...                                                 # load 2 left and 4 right factors
         for u1, u2 in T.grid(2, 4):
             T.ptx.mma(C_ws[u1 * 16 + u2 * 4], ...)
 
-The 16 rows of an instruction are those of the result where there are as many; of 8 rows they are
-its columns, and the product is the transposed one, so that nothing of the instruction is wasted.
-A sum over less than the depth of an instruction is one with zeros.
+The 16 rows of an instruction are those of the result if there are as many; results of 8 rows map to
+its columns, with the product transposed, so that no part of the instruction is wasted. Sums over
+less than the depth of an instruction are padded with zeros.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sparsetir.sparse_ir.tir import as_dtype
 
 WHO = "on_tensor_cores"
 ROWS, COLUMNS = 16, 8  # of an instruction
-TERMS = 8  # which begin 16 bytes of 16-bit numbers
+TERMS = 8  # 16 bytes of 16-bit numbers
 
 
 def on_tensor_cores(
@@ -49,10 +49,10 @@ def on_tensor_cores(
 ) -> tirx.PrimFunc:
     """A stage-II function with a product of tiles on tensor cores.
 
-    warps : among how many warps the rows and the columns of the sums are divided
-    The others as of :func:`sparsetir.schedules.gpu.passes.tile_products.divided_product`.
+    warps : the numbers of warps among which the rows and the columns of the sums are divided
 
-    Raises ScheduleError for blocks of another shape, and tiles that instructions do not divide.
+    Other arguments as for :func:`sparsetir.schedules.gpu.passes.tile_products.divided_product`.
+    Raises ScheduleError for blocks of another form, and tiles that instructions do not divide.
     """
 
     def made(rows: int, columns: int, dtypes: list[str], sums: str) -> Warps:
@@ -76,7 +76,7 @@ class Warps(Division):
     """Sums divided among warps, each with tiles of 16 by 8.
 
     rows, columns : rows and columns of the sums
-    warps : among how many warps these are divided
+    warps : the numbers of warps among which these are divided
     """
 
     who = WHO
@@ -97,9 +97,9 @@ class Warps(Division):
     def intrinsic(self, dtype: str, terms: int, along: tuple[bool, bool] = (True, False)) -> str:
         """Register the product as an intrinsic for TVM's `tensorize`; return its name.
 
-        dtype : type of both factors; sums are in float32, of int8 in int32
+        dtype : type of both factors; sums are in float32, those of int8 in int32
         terms : terms of each sum
-        along : whether neighbours in memory of the left and of the right factor are terms
+        along : for the left and the right factor, whether neighbours in memory are terms
         """
         sums = PRODUCTS[dtype].sums if dtype in PRODUCTS else dtype
         _check_types([dtype, dtype], sums)

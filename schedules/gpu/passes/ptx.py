@@ -1,7 +1,7 @@
 """Instructions of NVIDIA GPUs that move and multiply tiles, as statements of TIR.
 
-All are for sm_80 and later: copies to shared memory that run beside other work (`cp.async`), loads
-of 8 by 8 matrices from there (`ldmatrix`), and products of tiles by the 32 threads of a warp
+All require sm_80 or later: asynchronous copies to shared memory (`cp.async`), loads of 8 by 8
+matrices from there (`ldmatrix`), and products of tiles by the 32 threads of a warp
 (`mma`).
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tvm import tirx
 
-COPY_BYTES = (16, 8, 4)  # what one `cp.async` moves
+COPY_BYTES = (16, 8, 4)  # the sizes of one `cp.async`
 
 
 class Product(NamedTuple):
@@ -47,10 +47,10 @@ def _instruction(mnemonic: str, *operands: Any) -> Any:
 
 
 def multiply(dtype: str, sums: Sequence[Any], left: Sequence[Any], right: Sequence[Any]) -> Any:
-    """Add a product of tiles to sums: 4 registers of each thread, and 4 and 2 of the factors.
+    """Add a product of tiles to sums: 4 registers per thread, and 4 and 2 of the factors.
 
     dtype : type of the factors, a key of :data:`PRODUCTS`
-    sums : elements of a local buffer; left, right : uint32. Which places these hold is told at
+    sums : elements of a local buffer; left, right : uint32. For their layout see
         :mod:`sparsetir.schedules.gpu.passes.fragments`
     """
     return _instruction(PRODUCTS[dtype].mnemonic, *sums, *left, *right, *sums)
@@ -59,8 +59,8 @@ def multiply(dtype: str, sums: Sequence[Any], left: Sequence[Any], right: Sequen
 def load_matrices(registers: Sequence[Any], row: Any, transposed: bool) -> Any:
     """Load one, two or four matrices of 8 rows of 16 bytes from shared memory.
 
-    registers : one uint32 element of a local buffer for each
-    row : the element where a row begins; thread 8 n + r names row r of matrix n
+    registers : one uint32 element of a local buffer per matrix
+    row : the first element of a row; thread 8 n + r gives row r of matrix n
     transposed : whether each thread gets two 16-bit numbers of a column
     """
     how = ".trans" if transposed else ""
@@ -75,7 +75,7 @@ def pack(dtype: str, register: Any, low: Any, high: Any) -> Any:
 
 
 def copy_async(to: Any, source: Any, size: int, condition: Any = None) -> Any:
-    """Copy 4, 8 or 16 bytes to shared memory; zeros, and nothing is read, without the condition.
+    """Copy 4, 8 or 16 bytes to shared memory; write zeros and read nothing if a condition fails.
 
     to, source : the first elements
     """
@@ -89,10 +89,10 @@ def copy_async(to: Any, source: Any, size: int, condition: Any = None) -> Any:
 
 
 def commit_copies() -> Any:
-    """Make a group of the copies that a thread has begun since the last group."""
+    """Commit the copies that a thread has started since the last commit as a group."""
     return _instruction("cp.async.commit_group")
 
 
 def wait_for_copies(open_groups: int) -> Any:
-    """Wait for a thread's copies, but for so many of its latest groups."""
+    """Wait for a thread's copies, except for its latest `open_groups` groups."""
     return _instruction("cp.async.wait_group", open_groups)

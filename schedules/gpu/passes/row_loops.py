@@ -21,26 +21,26 @@ from sparsetir.sparse_ir.tir import (
 )
 from sparsetir.sparse_ir.traversal import map_expr
 
-AS_IT_IS = {"disable_unroll": True}  # which TVM prints as a pragma
+AS_IT_IS = {"disable_unroll": True}  # printed by TVM as a pragma
 
 
 def opaque_row_index(func: tirx.PrimFunc, *names: str) -> tirx.PrimFunc:
-    """A stage-II function whose blocks of these names have iterators that are opaque sums.
+    """A stage-II function in which iterators of the named blocks are opaque sums.
 
-    TVM turns `int64(blockIdx.x * 4 + threadIdx.y) * 128` into a sum of casts. In an address with
-    such a sum nvcc often does not see a multiple of 16 bytes, and splits a vector store into four.
-    Before, at the block "spmm0"::
+    TVM expands `int64(blockIdx.x * 4 + threadIdx.y) * 128` to a sum of casts. In an address with
+    such a sum nvcc often does not recognise a multiple of 16 bytes, and splits a vector store into
+    four. Before, at the block "spmm0"::
 
         vi = T.axis.spatial(m, i_0 * 4 + i_1)
 
-    After `opaque_row_index(func, "spmm0")`, which leaves TVM nothing to multiply out::
+    After `opaque_row_index(func, "spmm0")`, which TVM cannot expand::
 
         vi = T.axis.spatial(m, i_0 * 4 + i_1 | 0)
 
-    Numbers of 64 bits are cast to 32, which must hold them: `T.int64(T.int32(i_0 * 4 + i_1) | 0)`.
-    TVM's schedule cannot analyse such blocks: this pass comes last.
+    64-bit values are cast to 32, which must hold them: `T.int64(T.int32(i_0 * 4 + i_1) | 0)`.
+    TVM's schedule cannot analyse such blocks: this pass must come last.
 
-    Iterators that are a loop's variable, or a constant, stay as they are. So do indices, but for
+    Iterators that are a loop variable, or constant, are unchanged. So are indices, except for
     numbers of vectors in stores, `(min(p * 32, 118) + x) * 4 + lane`.
     """
 
@@ -72,10 +72,10 @@ def _whole(value: Any) -> Any:
 
 
 def skip_if_empty(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimFunc:
-    """The function with the body of a block under the condition that an iteration has visits.
+    """The function with a block's body under the condition that an iteration has visits.
 
-    A sum that is added to a result changes nothing where its loop has no visits, but still takes a
-    load and a store of each element, or an atomic addition. Before::
+    Adding a sum without terms to a result changes nothing, but still costs a load and a store of
+    each element, or an atomic addition. Before::
 
         with T.sblock("spmm0"):
             S[0] = 0.0
@@ -91,11 +91,11 @@ def skip_if_empty(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimF
                 ...
 
     func : a stage-II function
-    block : its name
+    block : the block's name
     iteration : its reference or name; the outermost loop of its innermost block has an extent that
-        is known where the block begins
+        is known at the start of `block`
 
-    Raises ScheduleError where there is no such loop or block.
+    Raises ScheduleError if there is no such loop or block.
     """
     sch = s_tir.Schedule(func)
     loops = sch.get_loops(innermost_block(sch, iteration, "skip_if_empty"))
@@ -127,11 +127,10 @@ def skip_if_empty(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimF
 
 
 def unroll_with_remainder(func: tirx.PrimFunc, iteration: Any, count: int) -> tirx.PrimFunc:
-    """The function with the outermost loop of an iteration's innermost block in whole steps.
+    """Unroll the outermost loop of an iteration's innermost block, with a remainder loop.
 
-    The visits of a step are written out, so that what they load is under way at the same time.
-    TVM's `split` asks before each visit whether there is one, of a loop whose length is no
-    constant; nvcc, left to itself, writes out four visits of a small loop. Before::
+    The visits of a step are unrolled, so that their loads overlap. For a loop of variable length
+    TVM's `split` guards each visit, and nvcc unrolls a small loop four times. Before::
 
         for e in range(n):
             with T.sblock("reduce1"): ...
@@ -144,13 +143,13 @@ def unroll_with_remainder(func: tirx.PrimFunc, iteration: Any, count: int) -> ti
         for e_2 in range(n % 4):
             with T.sblock("reduce1"): ...  # with n // 4 * 4 + e_2 for e
 
-    Both loops over what is not known say `#pragma unroll 1`; for steps of one the loop itself does.
+    Both variable loops get `#pragma unroll 1`; with steps of one, the loop itself does.
 
-    func : a stage-II function; this is a late step, as two blocks inside get the same name
+    func : a stage-II function; a late step, since two inner blocks get the same name
     iteration : its reference or name
-    count : visits of a step
+    count : visits per step
 
-    Raises ScheduleError where there is no such loop.
+    Raises ScheduleError if there is no such loop.
     """
     who = "unroll_with_remainder"
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -174,7 +173,7 @@ def unroll_with_remainder(func: tirx.PrimFunc, iteration: Any, count: int) -> ti
 
 
 def _parts(loop: Any, count: int) -> list[Any]:
-    """The loop over whole steps, and that over what is left."""
+    """The loop over whole steps, and the loop over the remainder."""
     var = loop.loop_var
     dtype = str(var.ty.dtype)
     step, visit, left = (tirx.Var(f"{var.name}_{n}", dtype) for n in range(3))

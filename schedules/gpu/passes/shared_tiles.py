@@ -1,7 +1,7 @@
-"""Tiles of operands in shared memory, also of rows that are gathered.
+"""Tiles of operands in shared memory, including gathered rows.
 
-`precompute` copies tiles over dense axes. Where a factor goes over what is stored, as over the
-columns of SR-BCRS, its tile is over their positions, which only stage II has. Before::
+`precompute` copies tiles over dense axes. If a factor runs over stored elements, such as the
+columns of SR-BCRS, its tile is over their positions, which only exist in stage II. Before::
 
     for g, ii, k1, jt in T.grid(indptr[vio + 1] - indptr[vio], 8, 128, 16):
         with T.sblock("reduce0"):
@@ -21,8 +21,8 @@ After `shared_tiles(func, "reduce0", ["A", "B"], outer=1)`::
                 with T.sblock("reduce0"):
                     C_ws[ii, k1] += A_ws[jt, ii] * B_ws[jt, k1]
 
-A term that does not count becomes a product of zeros of the gathered operand with what the other
-one stores there, which formats fill with zeros.
+A term whose condition fails becomes a product of zeros of the gathered operand with the stored
+padding of the other one, which formats fill with zeros.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def shared_tiles(
 ) -> tirx.PrimFunc:
     """A stage-II function whose block reads tiles of operands from shared memory.
 
-    block : block that reads each operand at one place
-    operands : names of buffers; conditions around the block's statement go to the copy of the last
-    outer : number of loops around the block that are around a tile
+    block : block that reads each operand with one set of indices
+    operands : names of buffers; conditions around the block's statement move to the copy of the
+        last
+    outer : number of loops around the block that are also around a tile
 
     The copies are in blocks "<operand>_copy0", in a block "<block>_visit". Raises ScheduleError for
     operands that are read otherwise.
@@ -78,7 +79,7 @@ def shared_tiles(
 
 
 def _read(statement: Any, operand: str, block: str) -> tuple[Any, Any]:
-    """The read of an operand, zero where its condition does not hold, and the load in it."""
+    """The read of an operand, zero if its condition fails, and the load in it."""
     loads = [x for x in nodes_of(ir.TensorLoad, statement) if str(x.source.name) == operand]
     if len(loads) != 1:
         raise ScheduleError(
@@ -92,7 +93,7 @@ def _read(statement: Any, operand: str, block: str) -> tuple[Any, Any]:
 
 
 def _of_tile(used: list[Any], inner: list[Any], operand: str, block: str) -> list[Any]:
-    """The loops of a tile: that along memory comes last."""
+    """The loops of a tile, with that along memory last."""
     variables = set[Any]().union(*(free_vars(x) for x in used))
     load = used[0]
     along = [x for x in inner if x.loop_var in free_vars(load.indices[-1])]
@@ -119,6 +120,6 @@ def _copy(name: str, tile: Any, loops: list[Any], load: Any, conditions: list[An
 
 
 def _reading(statement: Any, value: Any, tile: Any) -> Any:
-    """The statement with an element of a tile for what it reads."""
+    """The statement, reading an element of a tile instead of an operand."""
     kind = type(value)
     return map_expr(statement, [(kind, lambda node: tile if node.same_as(value) else node)])

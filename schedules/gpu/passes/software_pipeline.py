@@ -1,6 +1,6 @@
-"""Copies for later visits of a loop beside the work of this one (multi-stage software pipeline).
+"""Copies for later visits of a loop overlapped with the current one (software pipeline).
 
-The loop may run any number of times, which is known on the GPU alone. Before, with copies that
+The trip count of the loop may only be known on the GPU. Before, with copies that
 :func:`sparsetir.schedules.gpu.passes.cooperative_copy.cooperative_copy` has made::
 
     for jo in range(indptr[vio + 1] - indptr[vio]):
@@ -24,9 +24,9 @@ After `software_pipeline(func, "reduce0", ["A_ws_copy0", "B_ws_copy0"], stages=3
         ...  # reduce_rest0, of A_ws[step % 3] and B_ws[step % 3]
     barrier
 
-Each visit commits a group, an empty one too, so that it waits for a constant number of groups.
-TVM's pipeline takes that number from the extent, and misses a barrier in a loop that runs once.
-With one stage a visit copies, waits and works.
+Each visit commits a group, even if empty, so that it waits for a constant number of groups. TVM's
+pipeline derives that number from the extent, and misses a barrier in a loop that runs once. With
+one stage a visit copies, waits and works.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from sparsetir.sparse_ir.tir import as_dtype, as_one, barrier, block_with, dtype
 from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "software_pipeline"
-MAX_SHARED = 48 * 1024  # bytes that a kernel has without its launch asking for more
-ALIGNED = 64  # elements that an array begins at a multiple of
-DYNAMIC_BYTES = 163 * 1024  # that a launch may ask for, on sm_80
+MAX_SHARED = 48 * 1024  # bytes available to a kernel without a launch attribute
+ALIGNED = 64  # elements: the alignment of an array's start
+DYNAMIC_BYTES = 163 * 1024  # available to a launch, on sm_80
 
 
 def software_pipeline(
@@ -63,13 +63,13 @@ def software_pipeline(
 ) -> tirx.PrimFunc:
     """A stage-II function whose loop around a block copies `stages - 1` visits ahead.
 
-    loop : block in the loop, or in a nest of loops that becomes one; all threads of a block of
-        threads run it equally often
+    loop : block in the loop, or in a nest of loops that is fused to one; all threads of a thread
+        block run it equally often
     copies : blocks in it that copy to shared memory, which nothing else writes
     stages : visits whose copies are in shared memory at a time, at least 1
-    room : most bytes of these
+    room : the most bytes of shared memory for these
 
-    Raises ScheduleError for other blocks, and for more than fits in shared memory.
+    Raises ScheduleError for other blocks, and for copies that exceed shared memory.
     """
     if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
         raise ScheduleError(f"{WHO}: argument 'stages': expected at least 1, got {stages!r}")
@@ -107,7 +107,7 @@ class _Pipeline:
         self.trips = tirx.Var("trips", self.dtype)
 
     def run(self) -> Any:
-        """The statement in the place of the loop."""
+        """The statement that replaces the loop."""
         extent = self.loops[0].extent
         for loop in self.loops[1:]:
             extent = extent * loop.extent
@@ -127,7 +127,7 @@ class _Pipeline:
         return tirx.SeqStmt([tirx.Bind(self.trips, extent), *first, main, barrier()])
 
     def _guarded(self, step: Any) -> list[Any]:
-        """The copies of a visit, if there is such a visit."""
+        """The copies of a visit, if that visit exists."""
         return [tirx.IfThenElse(step < self.trips, as_one(self._visit(self.ahead, step)), None)]
 
     def _visit(self, parts: list[Any], step: Any) -> list[Any]:
@@ -158,7 +158,7 @@ def _shared(stmts: list[Any]) -> list[Any]:
 
 
 def _in_stages(buffers: list[Any], stages: int, room: int) -> dict[Any, Any]:
-    """Arrays with a dimension of stages more; flat ones stay flat."""
+    """Arrays with an additional dimension of stages; flat ones stay flat."""
     shapes: dict[Any, list[int]] = {}
     for old in buffers:
         shape = [int(n) for n in old.ty.shape]
@@ -176,9 +176,9 @@ def _in_stages(buffers: list[Any], stages: int, room: int) -> dict[Any, Any]:
 
 
 def one_shared_array(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A stage-II function with one dynamic array, where its shared ones take more than 48 KB.
+    """A stage-II function with one dynamic array if its shared ones exceed 48 KB.
 
-    A kernel may declare 48 KB; what is more is one dynamic array. Before, and after::
+    A kernel may declare 48 KB; more must be one dynamic array. Before, and after::
 
         A_ws: 8 x 64 x 72 float16 in "shared"        shared_tiles: flat float16 in "shared.dyn"
         B_ws: 8 x 32 x 72 float16 in "shared"

@@ -1,6 +1,6 @@
-"""Products of tiles in shared memory by threads that keep a tile of the sums in registers each.
+"""Products of tiles in shared memory by threads that each keep a tile of the sums in registers.
 
-For any type, as :mod:`sparsetir.schedules.gpu.passes.tile_products` says. Before::
+For any type; see :mod:`sparsetir.schedules.gpu.passes.tile_products`. Before::
 
     for it, l1 in T.grid(32, 64):
         with T.sblock("start0"): Y_ws[it, l1] = 0.0
@@ -51,11 +51,11 @@ def thread_tiled_matmul(
 ) -> tirx.PrimFunc:
     """A stage-II function with a product of tiles by threads, and its sums in their registers.
 
-    warps : warps of the block of threads
-    shape : rows and columns of a thread's sums; with as many threads they make the tile
-    The others as of :func:`sparsetir.schedules.gpu.passes.tile_products.divided_product`.
+    warps : warps per thread block
+    shape : rows and columns of a thread's sums; those of all threads form the tile
 
-    Raises ScheduleError for blocks of another shape, and threads that do not make the tile.
+    Other arguments as for :func:`sparsetir.schedules.gpu.passes.tile_products.divided_product`.
+    Raises ScheduleError for blocks of another form, and threads that do not form the tile.
     """
 
     def made(rows: int, columns: int, dtypes: list[str], sums: str) -> Division:
@@ -90,7 +90,7 @@ class _Threads(Division):
         wide, tiles = dtype_of(sums), (left, right)
         size = element_bytes(left.element(0, 0).source)
         step = math.gcd(terms, VECTOR_BYTES // size)
-        # Some terms of each of a thread's places, or one.
+        # Several terms for each of a thread's places, or one.
         registers = [
             buffer_var([n, step] if x.along_sum else [n], x.dtype, name, "local")
             for n, x, name in zip(self.own, tiles, ("left", "right"), strict=True)

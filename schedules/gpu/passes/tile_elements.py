@@ -1,4 +1,4 @@
-"""Elements of tiles in registers, and sums over their rows, as each lane computes its own."""
+"""Elements of register tiles, and sums over their rows, computed by each lane for its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
-QUAD = 4  # lanes that have a row of a tile
+QUAD = 4  # lanes that share a row of a tile
 
 
 class Elements:
@@ -27,7 +27,7 @@ class Elements:
         self.rows, self.tiles = program.rows, program.tiles
 
     def code(self, nest: Nest) -> Iterator[Any]:
-        """A lane's elements of a tile, or numbers of rows, or sums over rows."""
+        """The code for a lane's elements of a tile, or per-row values, or sums over rows."""
         if nest.init is not None or nest.reduced:
             yield from self._over_rows(nest)
             return
@@ -38,7 +38,7 @@ class Elements:
             yield self._each(m, n, nest, condition, store)
 
     def _coordinates(self, nest: Nest, store: Any) -> tuple[Any, Any]:
-        """The variables of the owner and of the columns (None for numbers of rows)."""
+        """The variables of the owner and of the columns (None for per-row values)."""
         accesses = [*nodes_of(ir.TensorLoad, store.value)]
         indexed = [(x.source, x.indices) for x in accesses] + [(store.buffer, store.indices)]
         owners = {idx[self.tiles[b].owner] for b, idx in indexed if b in self.tiles}
@@ -86,7 +86,7 @@ class Elements:
         return unrolled([groups, count, 2, 2], element)
 
     def _neighbours(self, store: Any, n: Any, condition: Any) -> bool:
-        """Whether two columns are side by side in memory, at an even place."""
+        """Whether two columns are adjacent in memory, the first at an even index."""
         *outer, last = store.indices
         length = store.buffer.ty.shape[-1]
         return (
@@ -115,7 +115,7 @@ class Elements:
         return substitute(out, {v: as_dtype(x, dtype_of(v)) for v, x in places.items()})
 
     def _held_at(self, expr: Any, index: Any) -> Any:
-        """An expression of one of a lane's elements."""
+        """An expression evaluated for one of a lane's elements."""
 
         def load(node: Any) -> Any:
             tile = self.tiles.get(node.source)
@@ -126,7 +126,7 @@ class Elements:
         return map_expr(expr, [(ir.TensorLoad, load)])
 
     def _number(self, tile: RegisterTile, index: Any) -> Any:
-        """The index of a number among those that a lane has of a tile."""
+        """The index of a value among those that a lane holds of a tile."""
         g, t, r, c = index
         if not tile.columns:
             return as_dtype(g * 2 + r, "int32")

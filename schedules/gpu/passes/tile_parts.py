@@ -13,14 +13,14 @@ from sparsetir.sparse_ir.nodes import loads_of
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
 VECTOR = 8  # 16-bit numbers in 16 bytes
-REGISTERS = 160  # of a thread, for tiles
+REGISTERS = 160  # per thread, for tiles
 
 
 @dataclass(eq=False)
 class Parts:
-    """Parts that the statements of a loop are done in, one after the other.
+    """Parts in which the statements of a loop are executed, one after the other.
 
-    var : number of the part; count : how many; size : coordinates of one
+    var : index of the part; count : number of parts; size : coordinates per part
     """
 
     var: Any
@@ -33,7 +33,7 @@ class Nest:
     """Loops of constant extents around stores.
 
     loops : (variable, extent), outermost first
-    reduced : variables of these that are reduced over
+    reduced : those of the variables that are reduced over
     init : initial value of the result
     stores : (condition or None, store)
     cut : the variable that is visited in parts, and the parts, or None
@@ -65,7 +65,7 @@ class Nest:
 class Loop:
     """A loop of any extent around statements.
 
-    name : name of the block in it; parts : the parts that all of them are done in, or None
+    name : name of the block in it; parts : the parts in which the statements are executed, or None
     """
 
     name: str
@@ -79,7 +79,7 @@ class Loop:
 class RegisterTile:
     """A buffer that is kept in registers.
 
-    owner : the dimension divided among warps; columns : extent of the other, 0 without one
+    owner : the dimension divided among warps; columns : extent of the other, 0 if there is none
     """
 
     buffer: Any
@@ -92,8 +92,8 @@ class RegisterTile:
 class Factor:
     """A tile of numbers in shared memory.
 
-    value : the number in terms of `row` and `column`
-    step : the loop that it is copied in; None for one that stays
+    value : the number as an expression of `row` and `column`
+    step : the loop in which it is copied; None for one that stays
     shared : the buffer; copy : name of the block that fills it
     """
 
@@ -107,7 +107,7 @@ class Factor:
     copy: str
 
     def at(self, row: Any, column: Any) -> list[Any]:
-        """The flat index of an element; with two, TVM would drop rows that it sees unused."""
+        """The flat index of an element; with two indices, TVM would drop rows that look unused."""
         return [as_dtype(row, "int32") * self.stride + as_dtype(column, "int32")]
 
     @property
@@ -116,7 +116,7 @@ class Factor:
         return stride_of(self.columns)
 
     def plain(self) -> bool:
-        """Whether rows are copied as they are, 16 bytes at a time."""
+        """Whether rows are copied unchanged, 16 bytes at a time."""
         condition, source = guarded(self.value)
         if not isinstance(source, ir.TensorLoad) or self.columns % VECTOR:
             return False
@@ -129,7 +129,7 @@ class Factor:
 
 
 class Side(NamedTuple):
-    """A factor of one product; along : whether its rows lie along the sum."""
+    """A factor of one product; along : whether its rows run along the sum."""
 
     factor: Factor
     along: bool
@@ -143,11 +143,11 @@ def stride_of(columns: int) -> int:
 def find_parts(
     loop: Loop, elsewhere: Iterable[Nest], tiles: dict[Any, RegisterTile], least: int
 ) -> tuple[list[RegisterTile], Parts | None]:
-    """Tiles that a loop's statements set and use a part at a time, and the parts.
+    """Tiles that a loop's statements set and use part by part, and the parts.
 
-    Tiles that a loop over blocks makes and uses again in each visit, as weights and their
-    gradients, are as wide as a block. Where they leave too few registers, all statements of the
-    loop are done for some of the columns, then for the next. Before, and after with two parts
+    Tiles that a loop over blocks sets and uses in each visit, such as weights and their gradients,
+    are as wide as a block. If they leave too few registers, all statements of the loop are executed
+    for some of the columns, then for the next. Before, and after with two parts
     of 32 of 64 columns::
 
         for jo in range(...):
@@ -161,12 +161,12 @@ def find_parts(
                 for ii, ji, f in T.grid(32, 64, 128): W[ii, ji] += Q[.., part * 32 + ii, f] * ..
                 for w, ji, ii in T.grid(128, 64, 32): V[w, ji] += G[.., part * 32 + ii, w] * ..
 
-    The fewest with which all tiles fit in the registers that they may take; no parts where all fit,
-    and where statements go from one column to another. `cut` of these statements is set.
+    The least number with which all tiles fit their registers; no parts if all fit anyway, or if
+    statements depend on other columns. Sets `cut` of these statements.
 
-    loop : around nests alone
-    elsewhere : the nests of the program outside of it
-    least : columns of a part; its columns are a multiple of this
+    loop : a loop that only contains nests
+    elsewhere : the nests of the program outside it
+    least : the divisor of the columns per part
     """
     outside = list(elsewhere)
     cut = [t for t in tiles.values() if t.columns and not _touched(t.buffer, outside)]
@@ -192,10 +192,10 @@ def find_parts(
 
 
 def _columns(nest: Nest, cut: list[RegisterTile], tiles: dict[Any, RegisterTile]) -> Any:
-    """The variable of the columns of these tiles in a nest; None for one that has no parts.
+    """The variable of these tiles' columns in a nest; None if the nest cannot be divided.
 
-    It has if each of its terms or elements needs one column, and no other tile changes than by sums
-    of such terms, which other statements of the loop would see unfinished.
+    It can if each of its terms or elements needs one column, and other tiles are only updated by
+    sums of such terms, since other statements of the loop would see them unfinished.
     """
     places = [
         (t, x.indices[1 - t.owner])
@@ -217,7 +217,7 @@ def _columns(nest: Nest, cut: list[RegisterTile], tiles: dict[Any, RegisterTile]
 
 
 def _adds(nest: Nest, store: Any, var: Any, others: list[Any]) -> bool:
-    """Whether a statement adds terms of a coordinate to a tile, and needs no other."""
+    """Whether a statement adds terms of a coordinate to a tile, and needs no other coordinate."""
     return (
         nest.init is None
         and [v for v in nest.reduced if v.same_as(var)] == nest.reduced

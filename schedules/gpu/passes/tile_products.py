@@ -1,14 +1,14 @@
 """Products of tiles in shared memory, divided among the threads of a block, by TVM's `tensorize`.
 
-A tensor intrinsic multiplies tiles of constant sizes. It stands for loops as `precompute` makes
-them of a result and of both operands::
+A tensor intrinsic multiplies tiles of constant sizes. It replaces loops that `precompute` creates
+for a result and both operands::
 
     for ii, k1, ji in T.grid(32, 128, 32):
         with T.sblock("reduce_rest0"):
             C_ws[ii, k1] += T.Cast("float32", A_ws[ii, ji]) * T.Cast("float32", B_ws[ji, k1])
 
-Each thread keeps its sums where the workspace begins. The loops that set and read the workspace
-become those over the sums of a thread by :func:`sums_by_thread`.
+Each thread keeps its sums at the start of the workspace. :func:`sums_by_thread` turns the loops
+that set and read the workspace into loops over the sums of a thread.
 Before, and after, with a workspace of 32 registers::
 
     for ii, k1 in T.grid(32, 128):
@@ -60,9 +60,9 @@ class Division:
 
     who : the pass, for errors
     sizes : rows and columns of the tile
-    warps : warps of the block of threads
+    warps : warps per thread block
     own : extents of loops over a thread's sums
-    turned : whether the innermost of these goes down a column
+    turned : whether the innermost of these runs down a column
     name : a name of the division with the sizes
     """
 
@@ -74,18 +74,18 @@ class Division:
     name: str
 
     def place(self, warp: Any, lane: Any, index: Sequence[Any]) -> Sequence[Any]:
-        """Row and column of a thread's sum. at : the variables of the loops over them"""
+        """Row and column of a thread's sum; index : the variables of the loops over its sums"""
         raise NotImplementedError
 
     def held(self, index: Sequence[Any]) -> list[Any]:
-        """The place of a thread's sum in the workspace: the first ones, in the loops' order."""
+        """The index of a thread's sum in the workspace: the first ones, in the loops' order."""
         number, columns = as_dtype(0, "int32"), as_dtype(self.sizes[1], "int32")
         for x, extent in zip(index, self.own, strict=True):
             number = number * extent + as_dtype(x, "int32")
         return [tirx.floordiv(number, columns), tirx.floormod(number, columns)]
 
     def multiply(self, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
-        """The code by which threads compute the product, with own registers for factors."""
+        """The code by which threads compute the product, with separate registers for factors."""
         raise NotImplementedError
 
 
@@ -95,8 +95,8 @@ def intrinsic(
     """Register a tensor intrinsic that adds a product to sums in scope "local"; return its name.
 
     dtypes : types of the factors, in scope "shared"
-    along : whether neighbours in memory of the left and the right factor are along the sum
-    sums : the type in which products are added
+    along : for the left and the right factor, whether neighbours in memory are along the sum
+    sums : the type in which products are accumulated
     """
     name = f"{division.name}_{terms}_{'_'.join(dtypes)}_{'_'.join(map(str, along))}_{sums}"
     if s_tir.TensorIntrin.get(name, allow_missing=True) is not None:
@@ -118,7 +118,7 @@ def intrinsic(
 
 
 def _registers_of(dtype: str) -> str:
-    """The type of registers for sums: of 32-bit integers TVM has those without a sign."""
+    """The type of registers for sums: TVM's 32-bit integer ones are unsigned."""
     return {"int32": "uint32"}.get(dtype, dtype)
 
 
@@ -139,7 +139,7 @@ def _tile(buffer: Any, along: bool) -> Tile:
 
 
 def _described(wide: str, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
-    """The loops that an intrinsic stands for."""
+    """The loops that an intrinsic replaces."""
     i, j, k = (tirx.Var(x, "int32") for x in "ijk")
     body = _added(sums, [i, j], left.element(i, k), right.element(j, k), wide)
     loops = zip((i, j, k), (*sums.ty.shape, terms), strict=True)
@@ -156,13 +156,13 @@ def divided_product(
 ) -> tirx.PrimFunc:
     """A stage-II function with a product of tiles divided among threads.
 
-    who : the pass, as errors name it
+    who : the name of the pass, for errors
     reduce : block that adds products of two 2-dimensional tiles in shared memory to a third,
         in "local" scope; loops of constant extents over rows, columns and terms
     make : (rows, columns, types of the factors, type of the sums) -> division
     steps, pairs : see :func:`sums_by_thread`
 
-    Raises ScheduleError for blocks of another shape.
+    Raises ScheduleError for blocks of another form.
     """
     nest = find_nest(who, func, reduce)
     sizes, reduction = nest.extents(who), reduction_of(nest.body)
@@ -203,20 +203,20 @@ def sums_by_thread(
 ) -> tirx.PrimFunc:
     """A stage-II function whose steps around a tensorized product iterate over a thread's sums.
 
-    steps : blocks of all accesses of the sums but the product, in loops over their rows and
-        columns: what they begin with, and where they are written
-    pairs : the last loop over a thread's sums is a vector where they are written; the caller's word
-        that these are neighbours in memory from a multiple of their number on, and that conditions
-        hold for all or none
+    steps : blocks of all accesses of the sums other than the product, in loops over their rows and
+        columns: initialisation and write
+    pairs : the last loop over a thread's sums becomes a vector in the write; the caller guarantees
+        that these are contiguous in memory, aligned to their number, and that conditions hold for
+        all or none
 
-    Raises ScheduleError for steps of another shape, and where one is missing.
+    Raises ScheduleError for steps of another form, and if one is missing.
     """
     lowered = s_tir.transform.LowerMatchBuffer()(ir.IRModule({"main": func}))
     func = lowered["main"]
     registers: list[Any] = []
 
     def opened(realize: Any) -> Any:
-        """The code of threads, without the block of one visit that `tensorize` puts around it."""
+        """The threads' code, without the block of one visit that `tensorize` puts around it."""
         body = realize.block.body
         threads = isinstance(body, tirx.For) and body.thread_binding is not None
         if not threads or not realize.block.iter_vars:
@@ -250,7 +250,7 @@ def sums_by_thread(
 
 
 def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
-    """A step for each row and column, for the sums that a thread has."""
+    """A step over rows and columns, rewritten to one over a thread's sums."""
     accesses = accesses_of(nest.body, sums)
     indices = list(accesses[0].indices) if accesses else []
     loops = [x.loop_var for x in nest.loops]

@@ -1,7 +1,7 @@
-"""Programs of tiles as :mod:`sparsetir.schedules.gpu.passes.warp_mma_program` reads them.
+"""The parser of tile programs for :mod:`sparsetir.schedules.gpu.passes.warp_mma_program`.
 
-The kind of each statement of a block: a product, elements, sums over rows, or a loop around such;
-the buffers that are tiles in registers; and the factors of products that are in shared memory.
+It determines the kind of each statement of a block: a product, elements, sums over rows, or a loop
+around such; the buffers that are register tiles; and the factors that are in shared memory.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "warp_mma_program"
 ROWS = COLUMNS = 16  # of the product of two instructions
-REGISTERS = 128  # of a thread, for tiles and factors; the others are for all else
+REGISTERS = 128  # per thread, for tiles and factors; the rest is for everything else
 
 
 class TileProgram:
-    """The program of tiles that a block is."""
+    """The tile program of a block."""
 
     def __init__(self, func: Any, block: Any, owner: str, warps: int) -> None:
         self.layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
@@ -49,7 +49,7 @@ class TileProgram:
         self.loops: list[Loop] = []
         self.factors: list[Factor] = []
         self.sides: dict[int, tuple[RegisterTile | Side, Side]] = {}
-        self.held: dict[Side, Any] = {}  # left factors that stay, in registers
+        self.held: dict[Side, Any] = {}  # left factors kept in registers
         self.named = 0
         self._collect(self.tree, None)
         dtypes = {str(f.shared.ty.dtype) for f in self.factors}
@@ -60,7 +60,7 @@ class TileProgram:
             )
         (self.dtype,) = dtypes
 
-    # -- reading what there is ------------------------------------------------------------------
+    # -- parsing --------------------------------------------------------------------------------
 
     def _parsed(self, stmt: Any) -> Iterator[Any]:
         """The statements of a body, as nests and loops."""
@@ -89,7 +89,7 @@ class TileProgram:
             self.refuse(stmt)
 
     def _stores(self, stmt: Any, condition: Any = None) -> Iterator[Any]:
-        """(condition, store) of each; None for another statement."""
+        """(condition, store) of each store; None for another statement."""
         if isinstance(stmt, tirx.SeqStmt):
             for s in stmt.seq:
                 yield from self._stores(s, condition)
@@ -117,7 +117,7 @@ class TileProgram:
         return [str(a.name) for a in self.layouts[buffer.name].axes]
 
     def _owned(self, warps: int) -> int:
-        """Coordinates that each warp has."""
+        """The number of coordinates per warp."""
         lengths = {
             int(n)
             for b in self._locals()
@@ -135,7 +135,7 @@ class TileProgram:
         return groups // self.warps * ROWS
 
     def _tiles(self) -> dict[Any, RegisterTile]:
-        """The tiles in registers, by buffer."""
+        """The register tiles, by buffer."""
         out = {}
         for buffer in self._locals():
             axes = self._axes(buffer)
@@ -158,7 +158,7 @@ class TileProgram:
         return out
 
     def _in_parts(self) -> None:
-        """Run the statements of a loop in parts where their tiles do not fit the registers."""
+        """Execute the statements of a loop in parts if their tiles exceed the registers."""
         for loop in [s for s in self.tree if isinstance(s, Loop)]:
             outside = self._nests([s for s in self.tree if s is not loop])
             tiles, loop.parts = find_parts(loop, outside, self.tiles, COLUMNS)
@@ -176,7 +176,7 @@ class TileProgram:
                 yield s
 
     def _inlined(self) -> dict[Any, tuple[list[Any], Any]]:
-        """Tiles that hold a factor of products and nothing else: (coordinates, value) of each.
+        """Tiles that only hold a factor of products: (coordinates, value) of each.
 
         Only values that no thread has written, so that all warps can compute them together.
         """
@@ -214,7 +214,7 @@ class TileProgram:
         return tile, factors_of(reduction.term)
 
     def _collect(self, tree: list[Any], step: Any) -> None:
-        """Find the factors that are to be in shared memory, and where they are copied."""
+        """Collect the factors to keep in shared memory, and where they are copied."""
         for s in tree:
             if isinstance(s, Loop):
                 if step is not None:
@@ -246,7 +246,7 @@ class TileProgram:
     def _sides(
         self, nest: Nest, tile: RegisterTile, factors: list[Any], step: Any
     ) -> tuple[RegisterTile | Side, Side]:
-        """The factors of a product: the left one, which may be a tile, and the right one."""
+        """The factors of a product: the left one, possibly a tile, and the right one."""
         _, store = nest.stores[0]
         (k,) = nest.reduced
         m, n = (store.indices[i] for i in (tile.owner, 1 - tile.owner))
@@ -274,7 +274,7 @@ class TileProgram:
         return map_expr(expr, [(ir.TensorLoad, load)])
 
     def _factor(self, parts: list[Any], x: Any, k: Any, extents: Any, step: Any) -> Side:
-        """A tile over x and k, as it is found in memory: neighbours in a row."""
+        """A tile over x and k, in memory order: neighbours in a row."""
         value = parts[0]
         for part in parts[1:]:
             value = value * part

@@ -1,10 +1,10 @@
-"""Tiles of a block of threads, in the registers of its warps, multiplied by tensor cores (GPU).
+"""Tiles of a thread block, in its warps' registers, multiplied by tensor cores (GPU).
 
-For a loop over blocks of threads whose visits work on tiles of constant sizes: buffers in scope
-"local" over two axes are tiles, over one axis numbers for each row. `owner` is the axis whose
-coordinates are divided among the warps, 16 or a multiple each: a row of a tile lies in one warp, so
-that sums and maxima over rows need shuffles alone, and the result of a product is where the next
-one needs it (as in FlashAttention-2). Before::
+For a loop over thread blocks whose visits work on tiles of constant sizes: buffers in scope "local"
+over two axes are tiles, over one axis per-row values. `owner` is the axis whose coordinates are
+divided among the warps, 16 or a multiple each: a row of a tile lies in one warp, so that sums and
+maxima over rows only need shuffles, and the result of a product is where the next one needs it (as
+in FlashAttention-2). Before::
 
     for io in range(rows):  # of blocks of threads
         with T.sblock("rows0"):
@@ -17,7 +17,7 @@ one needs it (as in FlashAttention-2). Before::
                     for ii, w, ji in T.grid(64, 64, 64):
                         TOTAL[ii, w] += SCORE[ii, ji] * V[J[io, jo] * 64 + ji, w]
 
-After, for each of the threads of 4 warps::
+After, for each thread of 4 warps::
 
     copy Q's rows to shared memory; load them to registers
     for jo in range(...):
@@ -67,17 +67,17 @@ HALF_BYTES = 2
 def warp_mma_program(
     func: tirx.PrimFunc, block: str, owner: str, warps: int = 4, stages: int = 2
 ) -> tirx.PrimFunc:
-    """Let warps work on the tiles of a block.
+    """Map the tiles of a thread block to its warps.
 
-    func : a stage-II function; the one given is left as it is
-    block : name of the block inside the loops over blocks of threads
+    func : a stage-II function, which is not modified
+    block : name of the block inside the loops over thread blocks
     owner : name of the axis whose coordinates are divided among warps
-    warps : most warps; fewer where there are not 16 coordinates for each
+    warps : the most warps; fewer if there are not 16 coordinates for each
     stages : tiles of a loop's copies that are in shared memory at a time, 2 to 4
 
-    Raises ScheduleError for statements that are none of these, and names them: a product of two
-    factors, of which one may be a tile; a single element; a sum or maximum over each row; a
-    loop around such statements.
+    Raises ScheduleError, which names the statement, unless each is a product of two factors, one
+    of which may be a tile; a single element; a sum or maximum over each row; or a loop around such
+    statements.
     """
     if stages not in (2, 3, 4):
         raise ScheduleError(f"{WHO}: argument 'stages': expected 2 to 4, got {stages!r}")
@@ -99,7 +99,7 @@ def warp_mma_program(
 
 
 def _with_block(func: tirx.PrimFunc, block: Any) -> tirx.PrimFunc:
-    """The function with a block in place of the one of its name."""
+    """The function with another block of the same name."""
 
     def visit(node: Any) -> Any:
         return block if str(node.name_hint) == str(block.name_hint) else node
@@ -108,7 +108,7 @@ def _with_block(func: tirx.PrimFunc, block: Any) -> tirx.PrimFunc:
 
 
 class _Code:
-    """The code of threads that replaces a program of tiles."""
+    """The code of threads that replaces a tile program."""
 
     def __init__(self, program: TileProgram) -> None:
         self.program, self.rows, self.warps = program, program.rows, program.warps
@@ -117,7 +117,7 @@ class _Code:
         self.elements = Elements(program, self.warp, self.lane)
 
     def run(self) -> Any:
-        """The block, in which threads do all but the copies to shared memory."""
+        """The block, in which threads do everything but the copies to shared memory."""
         buffers = [
             *(f.shared for f in self.factors),
             *(t.registers for t in self.program.tiles.values()),
@@ -132,10 +132,10 @@ class _Code:
         return block_with(self.block, body=body, alloc_buffers=[])
 
     def closed(self, node: Any) -> Any:
-        """The finished block: one loop over threads around all, and one array in shared memory.
+        """The finished block: one loop over threads around everything, and one shared array.
 
-        The array's last element is used: TVM makes arrays as small as the elements which it sees
-        used, and an instruction uses more than the one whose address it takes.
+        The array's last element is accessed: TVM shrinks arrays to the elements whose use it sees,
+        and an instruction uses more than the one whose address it takes.
         """
         allocs = [s.buffer for s in node.body.seq if isinstance(s, tirx.AllocBuffer)]
         shared = [b for b in allocs if b.ty.storage_scope == "shared"]
@@ -177,7 +177,7 @@ class _Code:
         return for_threads(name, self.warps, code)
 
     def _holding(self, side: Side, held: Any) -> Any:
-        """Load all of a left factor."""
+        """Load a whole left factor."""
         f = side.factor
         depth, groups = (f.columns if side.along else f.rows) // COLUMNS, self.rows // ROWS
 
@@ -196,7 +196,7 @@ class _Code:
         return loop_over(row, f.rows, loop_over(column, f.columns, body))
 
     def _code(self, tree: list[Any]) -> Iterator[Any]:
-        """The statements in the place of these."""
+        """The statements that replace these."""
         for s in tree:
             if isinstance(s, Loop):
                 copies = [self._copied(f) for f in self.factors if f.step is s]
@@ -268,7 +268,7 @@ class _Code:
 
 
 def _tile(side: Side) -> Tile:
-    """A side of a product, as instructions load it."""
+    """A side of a product, in the form that instructions load."""
     f, along = side
 
     def element(place: Any, depth: Any) -> Any:
@@ -278,5 +278,5 @@ def _tile(side: Side) -> Tile:
 
 
 def _some(buffer: Any, first: Any, many: int) -> list[Any]:
-    """Elements of a buffer that follow each other."""
+    """Consecutive elements of a buffer."""
     return [tirx.BufferLoad(buffer, [as_dtype(first + i, "int32")]) for i in range(many)]
