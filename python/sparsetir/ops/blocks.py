@@ -29,7 +29,7 @@ class Blocks:
 
     indptr, indices : (block rows + 1,) row pointers and (blocks,) block columns
     size : rows and columns of a block
-    order : (blocks,) int64 position of each among the caller's blocks; None for the same order
+    order : (blocks,) int64 position of each block among the caller's; None for the same order
     turned : whether the caller's blocks are transposed
     """
 

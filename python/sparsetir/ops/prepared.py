@@ -109,11 +109,11 @@ def prepare(
     Parameters
     ----------
     A : sparse (m, n) matrix
-        Of any kind that :func:`resolve` takes.
+        Any kind that :func:`resolve` accepts.
     size : int or (int, int), optional
         Size for edges: (sources, targets) or one number for both; by default from the largest node.
     values : (nnz,) or (nnz, heads) Tensor, optional
-        Of the elements in A's order, instead of its own.
+        Values of the elements in A's order, instead of its own.
     edge_type : (E,) Tensor, optional
         Relation of each of A's edges, a (2, E) tensor.
     num_relations : int, optional

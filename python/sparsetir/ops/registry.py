@@ -169,8 +169,8 @@ def _transformed(
 
     def jvp(*_: object) -> object:
         raise NotImplementedError(
-            f"sparsetir.{name}: has no derivatives taken forward, as by torch.func.jvp, jacfwd and "
-            "hessian; use vjp, grad or jacrev"
+            f"sparsetir.{name}: has no forward-mode derivatives, which torch.func.jvp, jacfwd and "
+            "hessian need; use vjp, grad or jacrev"
         )
 
     parts = {

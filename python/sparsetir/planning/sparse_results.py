@@ -385,7 +385,7 @@ def arguments(
 
 @cache
 def _parameters_of(name: str) -> tuple[str, str, str]:
-    """The names of a matrix's parameters, besides that of its values."""
+    """The names of a matrix's parameters, except that of its values."""
     return f"{name}_nnz", f"{name}_indptr", f"{name}_indices"
 
 
