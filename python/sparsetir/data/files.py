@@ -73,7 +73,7 @@ def load_graph(source: str | Path) -> sp.csr_array:
 
     Notes
     -----
-    Where a file distinguishes sources and targets, rows are targets and columns sources, so that
+    If a file distinguishes sources and targets, rows are targets and columns sources, so that
     A @ X aggregates the incoming edges of each node (like `SparseMatrix.from_edge_index`).
 
     A file may demand 256 MiB of memory, or 256 bytes per byte of its own: more is refused, as a

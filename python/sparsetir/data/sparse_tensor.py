@@ -443,7 +443,7 @@ class SparseMatrix(SparseTensor):
         Parameters
         ----------
         who, name : str
-            Function and argument, as errors name them.
+            Names of the function and argument, for errors.
         data : matrix
             The same as for the class.
 
@@ -604,7 +604,7 @@ class SparseMatrix(SparseTensor):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
 
         Notes
         -----
@@ -631,7 +631,7 @@ class SparseMatrix(SparseTensor):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
 
         Notes
         -----
@@ -656,12 +656,12 @@ class SparseMatrix(SparseTensor):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
         """
         return self._with_others("vecdot", other).values
 
     def kron(self, other: object) -> Self:
-        """The Kronecker product with another sparse matrix: its blocks, each times an element.
+        """The Kronecker product: copies of another sparse matrix, each times an element of this.
 
         Parameters
         ----------
@@ -675,7 +675,7 @@ class SparseMatrix(SparseTensor):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
         """
         return self._with_others("kron", other)
 

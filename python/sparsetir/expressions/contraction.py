@@ -22,7 +22,7 @@ GAIN = 2  # factor by which steps must reduce the visits of one iteration
 def contracted(
     steps: Sequence[Assignment], sizes: Mapping[object, int], stored: Mapping[str, int], most: float
 ) -> tuple[Assignment, ...]:
-    """Split products of three factors and more into steps, where that is less work.
+    """Split products of three factors and more into steps, if that is less work.
 
     sizes : size of each index
     stored : number of elements of each sparse operand

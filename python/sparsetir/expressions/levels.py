@@ -37,7 +37,7 @@ class Reordered:
     def of(self, values: np.ndarray, steady: bool = False) -> np.ndarray:
         """Permute values; do not write to the result.
 
-        steady : whether nobody writes to the values, as is guaranteed for a SparseTensor's
+        steady : whether nobody writes to the values, which a SparseTensor guarantees for its own
         """
         last = self._last
         if last is None or not steady or last[0]() is not values:

@@ -71,7 +71,7 @@ def build(
     Raises
     ------
     LoweringError, ScheduleError
-        As :func:`sparsetir.lower`.
+        As for :func:`sparsetir.lower`.
     TypeError
         For another kind of object.
     ValueError
@@ -106,7 +106,7 @@ def build(
 
 
 def _snapshot(obj: SparseFunc | Schedule) -> SparseFunc | Schedule:
-    """The program as it is now: a schedule in stage I may be changed before it is lowered again."""
+    """Copy the program, as a stage-I schedule may change before it is lowered again."""
     if isinstance(obj, SparseFunc) or obj.stage_two is not None:
         return obj
     now = Schedule(obj.func)
@@ -115,7 +115,7 @@ def _snapshot(obj: SparseFunc | Schedule) -> SparseFunc | Schedule:
 
 
 def _text(obj: SparseFunc | Schedule, schedule: object) -> str:
-    """What the lowering depends on; "" where that is more than a program of stage I."""
+    """The text that the lowering depends on; "" if it depends on more than a stage-I program."""
     if isinstance(obj, SparseFunc):
         return tvm.ir.save_json(obj) if schedule is None else ""
     # Loop orders that a schedule asked for are kept.

@@ -66,8 +66,8 @@ class ProgramExplanation:
         dict for each loop: "iteration", "loop", "axis", "kind", "parallel", "why"; "order" says by
         iteration whether its loops may be reordered; "innermost" describes by block how its
         innermost loop was lowered; "scheduled" is the text of the kernel's loops; "roofline" is
-        empty without arguments, and has no times where nothing was run; further "target", "sizes"
-        and "schedule".
+        empty without arguments, and has no times if nothing was run; also "target", "sizes" and
+        "schedule".
     kernel : Kernel
         The kernel, whose `stages` are shown.
     program : SparseFunc
@@ -330,7 +330,7 @@ def work_of(
 
     computed : computed parameters by name, which do not count as bytes
 
-    A branch counts as taken. "flops" and "visits" are None where sizes and index arrays do not
+    A branch counts as taken. "flops" and "visits" are None if sizes and index arrays do not
     determine them: for merged axes, and loops of TIR. "bytes" counts each array once: the least
     memory traffic.
     """

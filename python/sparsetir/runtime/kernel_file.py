@@ -47,7 +47,7 @@ def write_library(
 ) -> None:
     """Write a compiled module and its description; the file appears when it is complete.
 
-    link : makes a shared library of object files; by default a C++ compiler
+    link : makes a shared library from object files; by default a C++ compiler
 
     Raises OSError, such as FileExistsError unless `overwrite`, and then changes nothing.
     """
