@@ -325,7 +325,7 @@ run(threads=1.5)  # ValueError: tune: argument 'threads': expected 1 or more, go
 run(threads=0)  # ValueError: tune: argument 'threads': expected 1 or more, got 0
 run(target=GPU)  # ValueError: tune: argument ' .. expected one for a GPU
 tune(PROGRAMS["csf_sum"].make("float32", "int32"), arguments("csf_sum"), records="")
-    # ValueError: 'csf_sum', of which none is made: no innermost loop
+    # ValueError: 'csf_sum', as none is derived: no innermost loop
 tune("spmm", np.eye(3, dtype="float32"), space={"a": [1]})  # ValueError: 'space': expected none for
 tune(3, {})  # TypeError: the name of an operator or a stage-I function, got int
 prepared(GONE, "fast")  # FileNotFoundError: gone.py

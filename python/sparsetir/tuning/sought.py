@@ -140,13 +140,13 @@ def _made(
     resolved = resolve_target(target)
     if is_gpu(resolved):
         raise ValueError(
-            "tune: argument 'schedule': expected one for a GPU, for which none is made from a "
+            "tune: argument 'schedule': expected one for a GPU, for which none is derived from a "
             "function; give schedule and space"
         )
     derived = choices_of(program, given, resolved, threads)
     if not derived:
         raise ValueError(
-            f"tune: argument 'schedule': expected one for '{program.name}', of which none is made: "
+            f"tune: argument 'schedule': expected one for '{program.name}', as none is derived: "
             "no innermost loop is over a dense axis whose length is an argument; give schedule and "
             "space"
         )
