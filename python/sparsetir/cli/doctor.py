@@ -231,7 +231,7 @@ def _show(facts: Facts) -> None:
         "threads",
         f"{many(ran['count'], 'thread')} of {POOLS[ran['pool']]}: {ran['why']}",
         ran["library"],
-        "beside torch kernels run on its pool" if waits else "",
+        "with torch, kernels run on its pool" if waits else "",
     )
     device, compiler, kept = facts["gpu"], facts["nvcc"], facts["records"]
     name = f"{device['name']}, {device['arch']}" if device["name"] else f"none: {device['reason']}"

@@ -72,7 +72,7 @@ def _reduction(name: str, result: str) -> Callable[..., Any]:
         dtype : type, optional
             The result's type.
         out : None
-            Taken for NumPy, whose functions of this name call the method.
+            Accepted for NumPy, whose functions of this name call the method.
 
         Returns
         -------
@@ -82,7 +82,7 @@ def _reduction(name: str, result: str) -> Callable[..., Any]:
         Raises
         ------
         ValueError
-            Naming the argument; for an empty tensor, except in sums.
+            For an invalid argument; for an empty tensor, except in sums.
         """
     return method
 
@@ -150,7 +150,7 @@ class ArrayMethods:
     max, min = _reduction("max", "SparseTensor"), _reduction("min", "SparseTensor")
 
     vstack = _stacking("vstack", "one below the other")
-    hstack = _stacking("hstack", "one beside the other")
+    hstack = _stacking("hstack", "side by side")
 
     __hash__ = object.__hash__
 

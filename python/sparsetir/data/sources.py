@@ -262,7 +262,7 @@ def _of_sparse(who: str, argument: str, data: Any, values: object, shape: Any) -
 
 def _none_beside(who: str, values: object, what: str) -> None:
     if values is not None:
-        raise ValueError(f"{who}: argument 'values': expected none beside {what}")
+        raise ValueError(f"{who}: argument 'values': expected none for {what}")
 
 
 def _read_scipy(who: str, argument: str, data: Any) -> Stored:

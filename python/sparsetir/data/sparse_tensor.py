@@ -389,8 +389,8 @@ class SparseTensor(ArrayMethods):
         self._check_order(other.pattern)
         if values is not None:
             raise ValueError(
-                f"{who}: argument 'values': expected none beside a {type(other).__name__}; "
-                "with_values gives it others"
+                f"{who}: argument 'values': expected none for a {type(other).__name__}; "
+                "with_values replaces them"
             )
         if shape is not None and sources.check_shape(who, shape, len(other.shape)) != other.shape:
             raise ValueError(f"{who}: argument 'shape': expected {other.shape}, got {shape}")

@@ -125,7 +125,7 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     Raises
     ------
     TypeError, ValueError, DistributedError
-        As :func:`spmm`.
+        As for :func:`spmm`.
     """
 
     out = _sampled(graph, _swapped(X), _swapped(Y))
@@ -167,7 +167,7 @@ def attention(
     v : (own, width) or (own, heads, width) Tensor
         Values of sources.
     scale : float, optional
-        By default 1 / sqrt(feat).
+        The factor of scores; by default 1 / sqrt(feat).
 
     Returns
     -------
@@ -177,7 +177,7 @@ def attention(
     Raises
     ------
     TypeError, ValueError, DistributedError
-        As :func:`spmm`.
+        As for :func:`spmm`.
 
     Notes
     -----

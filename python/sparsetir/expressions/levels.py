@@ -51,7 +51,7 @@ class Reordered:
 class LevelArrays:
     """The arrays of a pattern in a storage.
 
-    arrays : `indptr` and `indices` of each level, None where it has none
+    arrays : `indptr` and `indices` of each level, None if it has none
     lengths : for each level the number of elements, or of slots per parent
     take : for each place its element, or `padded` if it is empty; None for the same order
     padded : number of elements, if there are more places

@@ -236,7 +236,7 @@ class RGCNConv(Conv):
         if isinstance(edge_index, PreparedRelations):
             if edge_type is not None:
                 raise TypeError(
-                    "RGCNConv: argument 'edge_type': expected None beside prepared relations"
+                    "RGCNConv: argument 'edge_type': expected None for prepared relations"
                 )
             if self.flow != "source_to_target":
                 raise wrong(

@@ -59,7 +59,7 @@ class Order(NamedTuple):
 def compress(
     edges: Tensor, m: int, n: int, known: Order | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Compress (2, nnz) edges, columns first, to rows; return None where one is out of range.
+    """Compress (2, nnz) edges, columns first, to rows; return None if one is out of range.
 
     known : an order that may sort the rows, which is checked
 

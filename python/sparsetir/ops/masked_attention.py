@@ -64,7 +64,7 @@ def sparse_attention(
         An (m, n) :class:`sparsetir.masks.BlockMask`, or a sparse matrix of any kind that
         :func:`sparsetir.ops.resolve` accepts, whose values are ignored. All heads share it.
     scale : float, optional
-        By default 1 / sqrt(feat).
+        The factor of scores; by default 1 / sqrt(feat).
 
     Returns
     -------

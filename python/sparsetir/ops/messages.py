@@ -272,7 +272,7 @@ def attention(A: object, q: Tensor, k: Tensor, v: Tensor, scale: float | None = 
     v : (n, width) or (n, heads, width) Tensor
         Values, of the columns.
     scale : float, optional
-        By default 1 / sqrt(feat).
+        The factor of scores; by default 1 / sqrt(feat).
 
     Returns
     -------
@@ -313,7 +313,7 @@ def _either(who: str, name: str, first: T | None, other: str, value: T | None) -
     """An argument that has two names."""
     if first is not None and value is not None:
         raise TypeError(
-            f"{who}: argument '{other}': expected none beside '{name}', which is the same"
+            f"{who}: argument '{other}': expected none with '{name}', which is the same"
         )
     return first if value is None else value
 

@@ -80,7 +80,7 @@ def rgms(
     reduce = reduction(WHO, reduce, LINEAR)
     if isinstance(edge_index, PreparedRelations):
         if edge_type is not None:
-            raise TypeError(f"{WHO}: argument 'edge_type': expected None beside prepared relations")
+            raise TypeError(f"{WHO}: argument 'edge_type': expected None for prepared relations")
         num_targets = edge_index.m if num_targets is None else num_targets
         if isinstance(x, Tensor) and isinstance(weight, Tensor) and x.dim() and weight.dim():
             edge_index.edges_for(WHO, x.shape[0], num_targets, weight.shape[0])

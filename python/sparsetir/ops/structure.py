@@ -82,7 +82,7 @@ class Structure(Deriving):
         super().__init__()
         self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
         self.blocks = blocks
-        # Returns the transposed pattern, where an order by columns is known.
+        # Returns the transposed pattern, if an order by columns is known.
         self.turned: Callable[[], tuple[Tensor, Tensor, Tensor | None] | None] | None = None
         self.m, self.n = shape
         self.nnz: int = len(col)

@@ -59,7 +59,7 @@ OPTIONS = {
     name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options
 }
 COUNTS = ("heads", "threads", "feat_in", "edge_feat")  # options that are counts
-# Sizes that the config of a padded plan is for; None where it supports any.
+# Sizes that the config of a padded plan is for; None if it supports any.
 SIZES = ("feat_in", "feat")
 MOST_LIKES = 256
 T = TypeVar("T")
@@ -248,7 +248,7 @@ def plan(
     )  # fmt: skip
     if format is not None:
         if config is not None:
-            raise wrong("plan", "format", "None beside a config", f"{format!r}")
+            raise wrong("plan", "format", "None with a config", f"{format!r}")
         config = wanted.of_format(format)
     return plan_for_callers(wanted, config)
 

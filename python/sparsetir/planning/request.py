@@ -36,7 +36,7 @@ from sparsetir.schedules.template import Branch, Choices, Template
 from sparsetir.schedules.templates.of_program import check_choices
 from sparsetir.schedules.templates.registry import template_of, templates_for
 
-# Defaults of options, where they are not None.
+# Defaults of options, if not None.
 DEFAULTS = {"reduce": "sum", "weighted": True, "semiring": "plus_times"}
 # Nonzeros per column from which copying B to the start of a cache line pays.
 ALIGNED_DEGREE = 24
@@ -376,7 +376,7 @@ def message(
     if named is None:
         return kind, reduction(who, "sum" if reduce is None else reduce, among)
     if reduce is not None and reduction(who, reduce, among) != named:
-        raise ValueError(f"{who}: argument 'reduce': expected none beside {op!r}, got {reduce!r}")
+        raise ValueError(f"{who}: argument 'reduce': expected none with {op!r}, got {reduce!r}")
     return kind, reduction(who, named, among)
 
 

@@ -56,7 +56,7 @@ def build(
         A stage-II function, or a `tvm.s_tir.Schedule` of one, is built unchanged.
     target : str, dict or tvm.target.Target
         "cpu" or "llvm" (this machine's CPU with its vector width), "cuda" (this machine's GPU, or
-        sm_80 where there is none), or anything `tvm.target.Target` takes, such as `{"kind": "cuda",
+        sm_80 if there is none), or anything `tvm.target.Target` takes, such as `{"kind": "cuda",
         "arch": "sm_90"}`.
     schedule, config : optional
         The same as for :func:`sparsetir.lower`; with a single function only.
@@ -86,7 +86,7 @@ def build(
             raise ValueError("build: argument 'obj': the module has no functions")
         if schedule is not None and len(functions) > 1:
             raise ValueError(
-                "build: argument 'schedule': expected None beside a module of several functions "
+                "build: argument 'schedule': expected None for a module of several functions "
                 f"({', '.join(functions)})"
             )
     elif isinstance(obj, SparseFunc | Schedule | tirx.PrimFunc):

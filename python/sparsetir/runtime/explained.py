@@ -178,7 +178,7 @@ def _of_kernel(kernel: Kernel, schedule: object, target: object) -> SparseFunc:
     """The stage-I function of a kernel."""
     for argument, value in (("schedule", schedule), ("target", target)):
         if value is not None:
-            expected = "none beside a kernel, which is built"
+            expected = "none for a kernel, which is built"
             raise wrong("explain", argument, expected, f"{value!r}")
     if not isinstance(kernel.stages.get("I"), SparseFunc):
         got = f"the kernel '{kernel.name}', of " + (
@@ -363,7 +363,7 @@ def _operations(stores: list[tirx.Stmt]) -> int:
 def _visits(
     func: SparseFunc, its: list[SparseIteration], arguments: Mapping[str, Any]
 ) -> int | None:
-    """Visits of the innermost of nested iterations; None where unknown."""
+    """Visits of the innermost of nested iterations; None if unknown."""
     nodes = [node for it in its for node in it.axes]
     axes = {a.name: a for a in flat_axes(nodes)}
     attached = {a.axis.name: a.to.name for a in attached_axes(nodes)}

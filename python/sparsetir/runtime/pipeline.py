@@ -145,7 +145,7 @@ def lower(
     TypeError
         For an object of another kind.
     ValueError
-        For a schedule beside a function that is scheduled, and a config without a schedule.
+        For a schedule with a function that is scheduled, and a config without a schedule.
     """
     target = resolve_target(target)
     _check(func, schedule, config)
@@ -310,8 +310,8 @@ def _check(func: object, schedule: object, config: object) -> None:
         )
     if not isinstance(func, SparseFunc):
         raise ValueError(
-            "lower: argument 'schedule': expected None beside a function that is scheduled, got "
-            f"one beside a {type(func).__name__}; give the stage-I function"
+            "lower: argument 'schedule': expected None for a function that is scheduled, got "
+            f"one with a {type(func).__name__}; give the stage-I function"
         )
 
 

@@ -48,7 +48,7 @@ class Bar:
         """Report a finished trial.
 
         best : the best trial up to now, or None
-        default : seconds with the default config, where it runs
+        default : seconds with the default config, if it runs
         """
         del trial
         self._done += 1

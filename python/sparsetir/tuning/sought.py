@@ -81,7 +81,7 @@ def of_program(
     threads = int(threads or default_threads())
     bound = bound_arguments(program, arguments)
     if schedule is not None and choices is None:
-        raise ValueError("tune: argument 'space': expected a dict of choices beside a schedule")
+        raise ValueError("tune: argument 'space': expected a dict of choices with a schedule")
     ref = None if schedule is None else ScheduleRef.of(schedule)
     wanted = {} if choices is None else _checked(choices)
     if schedule is None:
