@@ -170,7 +170,7 @@ def test_names_of_columns(tmp_path, names, dense, ignored):
         with warnings.catch_warnings(record=True) as caught:
             graph = load_graph(path)
         same(graph, dense[:3, :3])
-        expected = f"{path}: columns that are no weights are ignored: {ignored}"
+        expected = f"{path}: columns other than weights are ignored: {ignored}"
         assert [str(x.message) for x in caught] == [expected] * bool(ignored)
 
 

@@ -354,7 +354,7 @@ def test_a_schedule_of_a_script_is_found_by_its_file(tmp_path):
     named = ScheduleRef.of(user_schedules.apply)
     assert named.module == "tuning.user_schedules" and named.load() is user_schedules.apply
     exec("def typed(sch, config): pass", names := {})
-    with pytest.raises(ValueError, match="got 'typed' of <string>, which is no file"):
+    with pytest.raises(ValueError, match="got 'typed' of <string>, which is not a file"):
         ScheduleRef.of(names["typed"])
 
 

@@ -62,7 +62,7 @@ def _read_torch(path: Path) -> sp.coo_array:
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is None:
-            raise GraphError(f"{path}: is no file of torch.save, or is damaged") from error
+            raise GraphError(f"{path}: is not a file of torch.save, or is damaged") from error
         raise GraphError(
             f"{path}: expected tensors in lists and dicts, got {named[1]}, of which no code is "
             "run; torch.save({'edge_index': edge_index, 'num_nodes': n}, path) makes such a file"

@@ -61,10 +61,10 @@ from sparsetir.ops.tensors import DTYPES
 from sparsetir.reductions import EXTREMA, REDUCTION_NAMES
 
 UNKNOWN = 64  # size assumed for an unknown dimension
-WIDER = 4  # readers with so many times a value's features read it from memory
+WIDER = 4  # readers with this many times a value's features read it from memory
 WORTH = 4  # least operations of an edge value that is stored for its readers
 NARROW = 8  # most features of a value that is stored for several reductions
-FEW = 1 << 20  # or its most numbers in all, if the number of edges is known
+FEW = 1 << 20  # or, if the number of edges is known, its most numbers in all
 # A number of features below this, or a multiple of it, is compiled into the kernel: compiling takes
 # a tenth of the time, for the same speed. Others are faster in a kernel for any number.
 LANES = 8

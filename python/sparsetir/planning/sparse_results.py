@@ -38,7 +38,7 @@ WIDER = {"float16": "float32", "bfloat16": "float32"}  # types of accumulators
 # Arithmetic on bools, as in scipy.
 OF_BOOLS = {"plus_times": "or_and", "add": "maximum", "multiply": "minimum"}
 Shape = tuple[int, ...]
-# Above so many columns per element the workspace of a row would be larger than the matrix.
+# Above this many columns per element the workspace of a row would be larger than the matrix.
 NARROW, NARROW_COLUMNS = 4, 1 << 20
 # Sums of GATHERED operands or more are gathered, if they have an element or more per WORTH groups
 # of columns that a row scans.

@@ -31,7 +31,7 @@ from sparsetir.schedules.search.configs import from_data
 
 BUSY_SECONDS = 60.0  # that a call waits for other processes at most
 DAMAGED = (
-    "it is damaged, or no file of records; it is left as it is: move it away, or set "
+    "it is damaged, or not a file of records; it is left unchanged: move it away, or set "
     "SPARSETIR_RECORDS to another file"
 )
 # alike : all fields of a key except the fingerprint, as text

@@ -196,7 +196,7 @@ class LevelsKernel:
 def build_assembled(
     func: SparseFunc, result: str | None = None, target: TargetLike = "llvm"
 ) -> Any:
-    """Compile a program to a kernel with a sparse result, whose pattern are the elements written.
+    """Compile a program to a kernel with a sparse result, which stores the written elements.
 
     Parameters
     ----------

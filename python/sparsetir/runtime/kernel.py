@@ -89,9 +89,9 @@ class Kernel:
     Raises
     ------
     TypeError, ValueError
-        In a call, naming function and argument.
+        In a call, for an invalid argument; the message names it and the function.
     StructureError
-        Or a subclass, in a call, for invalid structure.
+        In a call, for invalid structure; also its subclasses.
 
     Notes
     -----

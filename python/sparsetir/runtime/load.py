@@ -102,5 +102,5 @@ def described(meta: dict[str, Any]) -> tuple[str, Signature, tvm.target.Target]:
         raise ValueError("its description has no numbers by name in 'assumes'")
     source = tvm.ir.load_json(meta["signature"])
     if not isinstance(source, SparseFunc | tvm.tirx.PrimFunc):
-        raise ValueError(f"its signature is no function, but {type(source).__name__}")
+        raise ValueError(f"its signature is not a function, but {type(source).__name__}")
     return meta["name"], Signature(source), tvm.target.Target(meta["target"])
