@@ -590,9 +590,9 @@ class SparseMatrix(SparseTensor):
             "plus_times"; "min_plus", whose sums are minima of sums, such as shortest paths of two
             edges; "max_plus", "max_times", "or_and".
         mask : (m, p) sparse matrix, optional
-            The pattern of the result, which is computed there alone. Where the product stores
-            nothing it is the semiring's zero: 0, or an infinity (for integers the largest or least
-            number) if sums are minima or maxima. With an earlier result as the mask only the
+            The pattern of the result: only its elements are computed. Where the product stores
+            nothing they are the semiring's zero: 0, or an infinity (for integers the largest or
+            least number) if sums are minima or maxima. With an earlier result as the mask only the
             numeric phase runs.
 
         Returns

@@ -51,7 +51,7 @@ def gspmm(
         out, winners = gspmm(structure, wide_u, wide_e, op, reduce, arg)
         return out.to(dtype), winners
     if of_product and u is not None:
-        out, reduce = _product(structure, u, e, reduce), "max"  # all candidates are equal
+        out, reduce = _product(structure, u, e, reduce), "max"  # any reduction finds known results
     else:
         out = like.new_empty(shape)
     ordered = arg or (e is not None and structure.order is not None)

@@ -45,8 +45,8 @@ def spgemm(A: object, B: object, semiring: str = "plus_times", mask: object = No
     semiring : str
         A semiring of :meth:`sparsetir.SparseMatrix.matmul`.
     mask : sparse (m, n) matrix, optional
-        The pattern of the result, which is computed there alone; where the product stores nothing,
-        it is the semiring's zero.
+        The pattern of the result: only its elements are computed. Where the product stores nothing,
+        they are the semiring's zero.
 
     Returns
     -------

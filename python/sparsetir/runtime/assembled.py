@@ -244,7 +244,7 @@ class AssembledKernel:
         return CsrArrays(*(like(named.values(), x) for x in arrays))
 
     def values_of(self, indptr: object, indices: Any, *args: object, **kwargs: object) -> Any:
-        """Compute the values at a known or wanted pattern: the numeric phase alone.
+        """Compute the values at a given pattern: the numeric phase alone.
 
         Parameters
         ----------
