@@ -78,7 +78,7 @@ class SparseTensor(ArrayMethods):
     -----
     Elements are kept in lexicographic order of their coordinates, without duplicates. Values of
     duplicate coordinates are added, as in scipy, 16-bit ones in float32; stored zeros are kept.
-    Coordinates are int32, or int64 where a length or nnz does not fit.
+    Coordinates are int32, or int64 if a length or nnz does not fit.
 
     Arrays may be of NumPy, torch, TVM or anything with DLPack. They are never changed, and not
     copied if they are in canonical order and of the right type already: later writes to them then

@@ -59,9 +59,9 @@ class Blocks:
         pattern : the elements
         dtype, target : those of :func:`sparsetir.plan`
 
-        None where row blocks of CSR are as fast: for features that do not fill a vector, for blocks
+        None if row blocks of CSR are as fast: for features that do not fill a vector, for blocks
         of one row (see :func:`sparsetir.schedules.search.choose.block_rows`), on a GPU for blocks
-        that its tensor cores do not support; and where a row's blocks are not sorted.
+        that its tensor cores do not support; and if a row's blocks are not sorted.
         """
         fmt, problem = BSR(*self.size), Spmm(dtype)
         if is_gpu(target):

@@ -63,7 +63,7 @@ def compress(
 
     known : an order that may sort the rows, which is checked
 
-    Returns row pointers (m + 1,), columns (nnz,), both in int32 where it suffices, and the position
+    Returns row pointers (m + 1,), columns (nnz,), both in int32 if it suffices, and the position
     of each element among the edges, None if they are sorted already. The order is stable.
     """
     col, row = edges.contiguous()
@@ -144,7 +144,7 @@ def _results(size: int, like: Tensor, largest: int) -> tuple[Tensor, Tensor, Ten
 
 
 def _index_type(nnz: int, size: int, dtype: torch.dtype) -> torch.dtype:
-    """int32 where it suffices, which halves the memory; else the given type."""
+    """int32 if it suffices, which halves the memory; else the given type."""
     return torch.int32 if max(nnz, size) < INT32_MAX else dtype
 
 

@@ -164,7 +164,7 @@ class _Gathered:
 class Relations(Deriving):
     """Edges of `count` relations from n nodes to m nodes; get one with :func:`relations_of`.
 
-    Index arrays are int32 where that suffices. Safe to use from several threads.
+    Index arrays are int32 if that suffices. Safe to use from several threads.
     """
 
     n: int

@@ -106,7 +106,7 @@ class Structure(Deriving):
 
     @cached_property
     def pattern(self) -> CsrPattern:
-        """The pattern on the host, with int32 where it suffices."""
+        """The pattern on the host, with int32 if it suffices."""
         small = max(self.m, self.n, self.nnz) < INT32_MAX
         dtype = torch.int32 if small else torch.int64
         rowptr, col = (x.to("cpu", dtype).numpy() for x in (self.rowptr, self.col))

@@ -343,7 +343,7 @@ def refuse_options(op: object, given: Mapping[str, object], takes: Iterable[str]
 
 
 def idtype_for(*sizes: int) -> str:
-    """int32 where it holds all counts; offsets into values are 64-bit in any case."""
+    """int32 if it holds all counts; offsets into values are 64-bit in any case."""
     return "int32" if max(sizes) < 2**31 - 1 else "int64"
 
 

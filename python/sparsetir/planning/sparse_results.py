@@ -189,7 +189,7 @@ def factors(
 
     dotted : whether to store B by columns
 
-    Empty columns are dropped, where dense rows would be long. Also returns the result's columns,
+    Empty columns are dropped if dense rows would be long. Also returns the result's columns,
     None for all, and the permutation of B's values, None for the same order.
     """
     (A, B), columns, places = each, None, None

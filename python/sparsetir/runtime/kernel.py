@@ -48,7 +48,7 @@ class Kernel:
     alignment, on the kernel's device; nothing is copied, outputs are written in place. Lazy states
     of torch that are not in memory, such as a negative bit, are refused, and so are outputs that
     require a gradient, except under torch.no_grad(); torch counts outputs as written in place.
-    Scalars are Python integers and may be left out (or None) where the shapes of arrays imply them.
+    Scalars are Python integers and may be left out (or None) if the shapes of arrays imply them.
 
     Parameters
     ----------

@@ -121,7 +121,7 @@ def readable(func: tirx.PrimFunc | SparseFunc) -> str:
     """The text of a function of any stage.
 
     A PrimFunc is shown without the attributes that only our passes read, with one parameter per
-    line where they do not fit one line, and without the quotes that TVM's printer adds to sizes.
+    line if they do not fit one line, and without the quotes that TVM's printer adds to sizes.
     """
     from tvm import tirx  # after `import sparsetir`, as this module serves without TVM, too
 
