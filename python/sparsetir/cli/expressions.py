@@ -79,7 +79,7 @@ def program_of(
     rng = np.random.default_rng(0)
     operands: dict[str, object] = {}
     formats: dict[str, str] = {}
-    graphs: dict[str, tuple[str, object]] = {}  # operands of one name share a pattern
+    graphs: dict[str, tuple[str, object]] = {}  # options that name one graph share it
     for name, rank in args.ranks.items():
         option, source = f"--{name}", vars(args)[f"--{name}"]
         if SHAPE.fullmatch(source) and (rank or "x" in source):
