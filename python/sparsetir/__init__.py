@@ -3,8 +3,7 @@
 Write a function over axes, sparse buffers and sparse iterations (`from tvm.script import
 sparse_tir as T`), lower it stage by stage, and call the kernel on torch, NumPy or TVM arrays.
 
-TVM, which imports torch where that is installed, is loaded when something that needs it is used for
-the first time.
+TVM, which imports torch if that is installed, is loaded when something that needs it is first used.
 """
 
 from functools import cache, partial
@@ -112,9 +111,9 @@ __all__ = [
     "tune",
 ]
 
-# Where public names are, below this package; tests/project/test_start.py holds it beside what type
-# checkers are told above. Those that `__all__` leaves out are the compiler's, which are imported
-# from `sparsetir.sparse_ir` and `sparsetir.formats`, or serve tools.
+# The modules of public names, below this package; tests/project/test_start.py compares them with
+# the imports for type checkers above. Names that are not in `__all__` are the compiler's, which are
+# imported from `sparsetir.sparse_ir` and `sparsetir.formats`, or serve tools.
 _MODULES = {
     "data.sparse_tensor": "SparseMatrix SparseTensor",
     "expressions.einsum": "einsum expression",

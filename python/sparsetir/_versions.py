@@ -1,8 +1,7 @@
 """Checks on the installed TVM, made before it is loaded.
 
-TVM comes as two distributions that must fit each other. A wrong pair does not fail at import: it
-ends the process later, inside native code. So the pair is checked by name, from the installed
-metadata alone.
+TVM comes as two distributions that must match. A wrong pair does not fail at import: it crashes the
+process later, inside native code. So the versions are checked, from the installed metadata alone.
 """
 
 import os
@@ -16,12 +15,12 @@ VERSION = "0.2.0"
 
 REQUIRED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
-# What was measured with others is measured again: the same config may be another kernel there.
+# Records of other versions are measured again: there the same config may be another kernel.
 VERSIONS = {"sparsetir": VERSION, **REQUIRED}
 
 
 def check() -> None:
-    """Raise ImportError when the installed TVM is not the one this package is made for.
+    """Raise ImportError if the installed TVM is not the one this package is made for.
 
     Imports neither tvm nor tvm_ffi. Also calls `set_thread_defaults`, which must come before
     either is loaded.
@@ -42,9 +41,9 @@ def check() -> None:
 
 
 def _check_system(folder: Path) -> None:
-    """Raise ImportError for a checkout without symbolic links; warn where nothing is tested.
+    """Raise ImportError for a checkout without symbolic links; warn on untested systems.
 
-    folder : of this package
+    folder : folder of this package
     """
     if (folder / "sparse_ir").is_file():
         raise ImportError(
@@ -62,20 +61,20 @@ def set_thread_defaults() -> None:
     """Choose how TVM's CPU thread pool behaves, unless the user has.
 
     By default each worker is bound to a core and spins while it waits. Beside another pool in the
-    same process (torch, MKL) such a worker is not scheduled when its work comes, and a call that
-    takes 0.1 ms waits for 2 to 3 ms. Also by default, on x86-64, the pool takes half of the logical
-    CPUs, on the guess that two of them share a core; here it takes the cores there are, as torch
-    does. TVM reads the variables when its pool starts, so a value set by the user wins and a value
-    set later has no effect.
+    same process (torch, MKL) such a worker is not scheduled when work arrives, and a call that
+    takes 0.1 ms waits for 2 to 3 ms. Also by default, on x86-64, the pool uses half of the logical
+    CPUs, assuming that two of them share a core; here it uses the actual cores, like torch. TVM
+    reads the variables when its pool starts, so a value set by the user wins and a value set later
+    has no effect.
     """
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
-    if "OMP_NUM_THREADS" not in os.environ:  # which TVM heeds as well
+    if "OMP_NUM_THREADS" not in os.environ:  # TVM obeys it, too
         os.environ.setdefault("TVM_NUM_THREADS", str(this_machine().cores))
 
 
 def installed(name: str) -> str | None:
-    """The installed version of a distribution; None when there is none."""
+    """The installed version of a distribution; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -10,21 +10,21 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import NoReturn
 
-# Begins the code of a process that needs no torch: TVM, which would import it, then comes without.
+# The first statements of a process that needs no torch, which TVM would otherwise import.
 WITHOUT_TORCH = "import sparsetir, sys; sys.modules['torch'] = None"
 
 
 def allow_torch() -> None:
-    """Let modules of the user's import torch after all, once TVM is loaded without it."""
+    """Let the user's modules import torch after TVM has been loaded without it."""
     if sys.modules.get("torch", ...) is None:
         del sys.modules["torch"]
 
 
 def need(who: str, package: str, extra: str | None = None, title: str = "") -> ModuleType:
-    """Import a package; raise ImportError, with what to install, where it is not installed.
+    """Import a package; if it is missing, raise ImportError that names what to install.
 
-    extra : extra of sparsetir that brings it; None for an extension, a module of sparsetir itself
-    title : what people call it; by default as it is imported
+    extra : extra of sparsetir that includes it; None for an extension, a module of sparsetir itself
+    title : its usual name; by default the name by which it is imported
     """
     try:
         return import_module(package)
@@ -60,17 +60,17 @@ def extend(package: str, **modules: str) -> Callable[[str], NoReturn]:
 
 
 def install_hint(extra: str, package: str) -> str:
-    """The command that installs a package which an extra of sparsetir brings, and all of the extra.
+    """The command that installs all packages of an extra of sparsetir, if it includes `package`.
 
-    It names the packages themselves: `sparsetir[extra]` would be looked for in an index, which may
-    not have what runs here, such as a checkout.
+    It names the packages themselves: pip would look for `sparsetir[extra]` in an index, which may
+    lack the running version, such as a checkout's.
     """
     found = list(_requirements(extra)) or [package]
     return "pip install " + " ".join(f"'{requirement}'" for requirement in found)
 
 
 def _requirements(extra: str) -> Iterator[str]:
-    """Requirements of an extra, such as "optuna>=4.2"; none where sparsetir is not installed."""
+    """Requirements of an extra, such as "optuna>=4.2"; none if sparsetir is not installed."""
     try:
         every = metadata.requires("sparsetir") or []
     except metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
 """The machine that kernels are made for, as an object: its system, cores and caches.
 
 Schedules, thread counts, keys of records and reports read :func:`this_machine`; `with
-assume(machine)` hands them another one. Light to import, and before TVM, whose pool of threads
-takes its size from here.
+assume(machine)` gives them another one. The module is light, and is imported before TVM, whose
+thread pool gets its size from here.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ FULL = 1024  # the capacity of the fastest core, in Linux's unit
 # Capacity of Intel's E cores: half the vector units of P cores, at a lower frequency.
 E_CORE = FULL // 2
 SIBLINGS = "topology/thread_siblings_list"
-# Features of LLVM that stand for registers of so many bits, and their number, the widest first.
+# Bits and number of vector registers, by the feature of LLVM that implies them, the widest first.
 REGISTERS = {"avx512f": (512, 32), "avx": (256, 16), "sse2": (128, 16), "neon": (128, 32)}
 
 
 class Machine(NamedTuple):
     """A CPU and its system, as far as choices and reports depend on them.
 
-    system : as `sys.platform` names it: "linux", "darwin", "win32"
-    architecture : as `platform.machine()` names it: "x86_64", "aarch64", "arm64"
-    model : the CPU's name as the system gives it, "" where it gives none
+    system : name by `sys.platform`: "linux", "darwin", "win32"
+    architecture : name by `platform.machine()`: "x86_64", "aarch64", "arm64"
+    model : the system's name of the CPU, "" if it has none
     cpus : numbers of the processors that this process may keep busy, the fastest first
-    cores : threads that run a kernel fastest, at least 1: of the fast cores, within the CPU time
-        that a container is granted
-    caches : bytes of the data caches of a core, by "L1d", "L2" and "L3"; those that are known
-    features : whether the CPU has a feature, by LLVM's names; None for what LLVM says
-    llvm : LLVM's name of the CPU; None for what LLVM says
+    cores : number of threads that run a kernel fastest, at least 1: one per fast core, within the
+        CPU time that a container is granted
+    caches : bytes of the data caches of a core, by "L1d", "L2" and "L3"; only known ones
+    features : whether the CPU has a feature, by LLVM's names; None to ask LLVM
+    llvm : LLVM's name of the CPU; None to ask LLVM
     registers : bits and number of its vector registers; None for those of the compiled target
-    threads : of the pool that runs kernels; None for the size of TVM's pool
-    work_of_threads : multiplications from which several threads are faster; None for what the pool
-        of this process needs
+    threads : number of threads of the pool that runs kernels; None for the size of TVM's pool
+    work_of_threads : multiplications from which several threads are faster; None for the number of
+        this process's pool
     """
 
     system: str
@@ -75,7 +75,7 @@ def assume(machine: Machine) -> Iterator[Machine]:
     try:
         yield machine
     finally:
-        # Not the last one: contexts of threads and generators need not end in the order of stacks.
+        # Not the last one: contexts of threads and generators may end in any order.
         del _assumed[max(i for i, x in enumerate(_assumed) if x is machine)]
 
 
@@ -95,19 +95,19 @@ def real_machine() -> Machine:
 
 
 def useful(capacities: Sequence[int]) -> int:
-    """How many of some cores run a loop fastest that is divided into equal parts.
+    """The number of cores that run a loop fastest if it is divided into equal parts.
 
-    The slowest one decides when all are done: more cores are better only as far as that one is fast
-    enough.
+    The slowest core determines when all are done: more cores only help if the slowest of them is
+    fast enough.
 
-    capacities : of the cores, in any unit
+    capacities : capacities of the cores, in any unit
     """
     falling = sorted(capacities, reverse=True)
     return max(range(len(falling), 0, -1), key=lambda n: n * falling[n - 1])
 
 
 def how_tested(machine: Machine) -> str:
-    """How far this package is tested on a machine's system and architecture, in a line."""
+    """A line about how far this package is tested on a machine's system and architecture."""
     system = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(
         machine.system, machine.system
     )
@@ -119,7 +119,7 @@ def how_tested(machine: Machine) -> str:
 
 
 def linux(root: Path, architecture: str, cpus: Sequence[int]) -> Machine:
-    """A machine by the files of Linux.
+    """Read a machine from the files of Linux.
 
     Parameters
     ----------
@@ -165,15 +165,15 @@ def _numbers(text: str) -> set[int]:
 
 
 def _model(root: Path) -> str:
-    # There is no such line on ARM.
+    # The line is missing on ARM.
     found = re.search(r"^model name\s*:[ \t]*(.*\S)", _text(root / "proc/cpuinfo"), re.MULTILINE)
     return found[1] if found else ""
 
 
 def _granted(root: Path) -> int:
-    """Whole processors' worth of time that control groups grant, of both versions.
+    """The number of whole processors whose time control groups (of both versions) grant.
 
-    A thread more than that would be stopped for a part of each period, and the others wait for it.
+    One more thread would be stopped for a part of each period, and the others would wait for it.
     """
     granted = float("inf")
     for line in _text(root / "proc/self/cgroup").splitlines():
@@ -195,7 +195,7 @@ def _granted(root: Path) -> int:
 
 
 def _caches(cpu: Path) -> dict[str, int]:
-    """Bytes of the data caches of a core; where cores share an L2, a core's part."""
+    """Bytes of the data caches of a core; for an L2 shared by cores, a core's part."""
     found: dict[str, int] = {}
     threads = len(_numbers(_text(cpu / SIBLINGS))) or 1
     for folder in sorted((cpu / "cache").glob("index*")):
@@ -213,12 +213,12 @@ def _caches(cpu: Path) -> dict[str, int]:
 
 
 def macos(sysctl: Callable[[str], bytes], architecture: str, cpus: Sequence[int]) -> Machine:
-    """A machine by the values of macOS.
+    """Read a machine from the values of macOS.
 
     Parameters
     ----------
     sysctl : callable
-        The bytes of a value by its name, none where there is no such value.
+        Returns the bytes of a value by its name, none if there is no such value.
     architecture : str
         The machine's, as `platform.machine()` names it.
     cpus : sequence of int
@@ -227,8 +227,8 @@ def macos(sysctl: Callable[[str], bytes], architecture: str, cpus: Sequence[int]
     Returns
     -------
     Machine
-        Of Apple's own chips, with the performance cores: an efficiency core takes about three times
-        as long.
+        For Apple's own chips it has the performance cores: an efficiency core takes about three
+        times as long.
     """
 
     def number(name: str, kind: str = "perflevel0.") -> int:

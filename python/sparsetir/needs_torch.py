@@ -1,4 +1,4 @@
-"""Imported first by modules for torch: says what to install where there is none."""
+"""Imported first by modules that need torch: names what to install if it is missing."""
 
 from sparsetir.extras import need
 

@@ -1,5 +1,5 @@
-"""Reductions: all that is known of each by its name, in one record. Imports no package, as
-`sparsetir --help` needs the names."""
+"""Reductions, each defined by one record. The module imports no package, as `sparsetir --help`
+needs the names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import NamedTuple
 class Combine:
     """An associative operator that combines two values.
 
-    symbol : "+" or "*"; of an extremum the comparison by which a term replaces what is held
-    identity : the value that changes nothing; of integers, for an infinity, their least or greatest
-    atomic : types in which a GPU combines atomically; of 16 bits each addition would be rounded
+    symbol : "+" or "*"; for an extremum, the comparison by which a term replaces the current value
+    identity : the neutral value; for integers, the least or greatest replaces an infinity
+    atomic : types that a GPU combines atomically; in 16 bits each addition would be rounded
     """
 
     symbol: str
@@ -23,11 +23,11 @@ class Combine:
 
     @property
     def is_extremum(self) -> bool:
-        """Whether the result is one of the values that are combined."""
+        """Whether the result is one of the combined values."""
         return self.symbol in "<>"
 
 
-# By the names that iterations' reductions have.
+# By the names of reductions in iterations.
 COMBINES = {
     "sum": Combine("+", 0, ("float32", "float64", "int32")),
     "product": Combine("*", 1),
@@ -60,16 +60,16 @@ def check_semiring(who: str, semiring: object) -> None:
 
 @dataclass(frozen=True)
 class Reducer:
-    """A reduction of the terms of each row; a row without terms is zero in all of them.
+    """A reduction of the terms of each row; rows without terms give zero.
 
     combine : one of COMBINES
-    aliases : other names, of PyG and torch
-    row : the recipe of a number for each row that kernels take: of an extremum what rows begin
-        with, else what each term is multiplied with; None without one
-    shift, each, finish : of a reduction that no kernel makes in one pass: the reduction whose
-        result is subtracted from each term first, the function of torch that is applied to the
-        differences, and the one that is applied to what they combine to, before the shift is added
-        again. Its gradient is derived from those steps, with the shift constant.
+    aliases : names of PyG and torch
+    row : recipe of a number per row that kernels read: the initial value of an extremum, or else
+        the factor of each term; None without one
+    shift, each, finish : steps of a reduction that no kernel computes in one pass: the reduction
+        whose result is first subtracted from each term, the torch function applied to the
+        differences, and that applied to their combination, before the shift is added back. Its
+        gradient is derived from these steps, with a constant shift.
     """
 
     combine: str
@@ -81,12 +81,12 @@ class Reducer:
 
     @property
     def is_extremum(self) -> bool:
-        """Whether the gradient of a row goes to the one term that was taken."""
+        """Whether the gradient of a row goes to a single term."""
         return COMBINES[self.combine].is_extremum
 
     @property
     def is_scaled(self) -> bool:
-        """Whether each term is multiplied with a number of its row."""
+        """Whether each term is multiplied by a number of its row."""
         return self.row is not None and not self.is_extremum
 
     @property
@@ -102,11 +102,11 @@ REDUCERS = {
     "min": Reducer("min", ("amin",), row="greatest_of_rows"),
     "logsumexp": Reducer("sum", shift="max", each="exp", finish="log"),
 }
-# Those that a kernel makes in one pass: of plans, searches and records.
+# Reductions that a kernel computes in one pass, for plans, searches and records.
 REDUCTIONS = tuple(name for name, r in REDUCERS.items() if not r.shift)
 EXTREMA = tuple(name for name, r in REDUCERS.items() if r.is_extremum)
 LINEAR = tuple(name for name, r in REDUCERS.items() if r.is_linear)
-# The reduction that each name means.
+# The reduction that each name stands for.
 REDUCTION_NAMES = {alias: name for name, r in REDUCERS.items() for alias in (name, *r.aliases)}
 
 

@@ -143,7 +143,7 @@ tune gone.py --space [1]  # --space: expected a JSON object, got '[1]'
 tune spmm --graph gone.mtx  # --graph: gone.mtx: no such file
 tune spmm --graph cora --trials 0  # --trials: expected an integer from 1 on, got '0'
 tune spmm --graph cora --seconds nan  # --seconds: expected a number from 0.001 on, got 'nan'
-tune spmm --graph cora --memory-limit 4X  # --memory-limit: expected bytes, as 512M or 4G, got '4X'
+tune spmm --graph cora --memory-limit 4X  # --memory-limit: expected bytes, such as 512M or 4G
 tune spmm --graph cora --target {  # --target: expected JSON, got '{'
 tune spmm --graph cora --remote here  # --remote: expected HOST:PORT:KEY, got 'here'
 tune spmm --graph cora --feat 32 32  # --feat: expected each size once
@@ -168,7 +168,7 @@ tune spmm --graph cora --trials=-1  # --trials: expected an integer from 1 on, g
 tune spmm --graph cora --seed {NINES}  # --seed: expected an integer from 0 to 2,147,483,647
 tune spmm --graph cora --seconds 1e400  # --seconds: expected a number from 0.001 to 100,000,000
 tune spmm --graph cora --time-limit 1e12  # --time-limit: expected a number from 0.001 to
-tune spmm --graph cora --memory-limit {NINES}  # --memory-limit: expected bytes, as 512M or 4G
+tune spmm --graph cora --memory-limit {NINES}  # --memory-limit: expected bytes, such as 512M or 4G
 tune spmm --graph cora --memory-limit 1000000000000T  # --memory-limit: expected bytes
 tune spmm --graph cora --target {DEEP}  # --target: expected JSON, got '{ .. ...': maximum recurs
 tun spmm  # argument COMMAND: invalid choice: 'tun' .. ; did you mean tune?
@@ -179,7 +179,7 @@ tune softmax --graph cora --feat 8  # --feat: expected none for softmax
 tune spgemm --graph cora --feat 8  # --feat: expected none for spgemm
 tune attention --graph cora --feat 8 --edge-feat 8  # --edge-feat: expected none
 tune u_add_e_max --graph cora --feat-in 8  # --feat-in: expected none for u_add_e_max
-tune u_add_e_max --graph cora --reduce min  # 'reduce': expected none beside 'u_add_e_max'
+tune u_add_e_max --graph cora --reduce min  # 'reduce': expected none with 'u_add_e_max'
 lower spmm --template Frog  # unknown template 'Frog'; expected one of AmxBlocks
 lower spmm --template Frog --config {"template":"Groups"}  # --template: expected the one of
 lower one.py --template  # --template: expected none for a function in a file
@@ -531,9 +531,7 @@ def test_records_of_other_versions_are_counted(run, records):
     records.add(replace(record(graph="pubmed"), versions={"sparsetir": "0.0.1"}))
     out = run("records", "list")[1]
     assert "cora" in out and "pubmed" not in out
-    assert out.splitlines()[-1].endswith(
-        f"{records.path}, 1 of other versions, which no plan takes"
-    )
+    assert out.splitlines()[-1].endswith(f"{records.path}, 1 of other versions, which plans ignore")
 
 
 def test_records_that_cannot_be_read(run, tmp_path, monkeypatch):

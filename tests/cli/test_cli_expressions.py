@@ -105,7 +105,7 @@ def test_sparse_results_are_explained_and_tuned_at_their_pattern(run, monkeypatc
     assert f"in {visits:,} visits" in out and " % of the bound\n" in out
     install(monkeypatch)
     code, out, err = run("tune", squared, *words, "--trials", 2)
-    assert code == 2 and "expected one for 'expression', of which none is made" in err
+    assert code == 2 and "expected one for 'expression', as none is derived" in err
     sampled = "C[i,j] = A[i,j] * X[i,k] * Y[j,k]"
     features = ("--X", "2708x8", "--Y", "2708x8", "--trials", 2, "--json", "--no-report")
     code, out, _ = run("tune", sampled, *words, *features)

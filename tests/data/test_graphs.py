@@ -170,13 +170,13 @@ def test_names_of_columns(tmp_path, names, dense, ignored):
         with warnings.catch_warnings(record=True) as caught:
             graph = load_graph(path)
         same(graph, dense[:3, :3])
-        expected = f"{path}: columns that are no weights are ignored: {ignored}"
+        expected = f"{path}: columns other than weights are ignored: {ignored}"
         assert [str(x.message) for x in caught] == [expected] * bool(ignored)
 
 
 def test_more_columns_of_any_text(tmp_path):
     text = "Id,Source,Target,Type,Label,Weight\n8,0,1,Directed,,.5\n9,1,2,1,a b,2\n7,2,0,,x,3\n"
-    with pytest.warns(UserWarning, match="no weights are ignored: Id, Type, Label$"):
+    with pytest.warns(UserWarning, match="other than weights are ignored: Id, Type, Label$"):
         same(load_graph(write(tmp_path / "a.csv", text)), DENSE.T[:3, :3])
 
 

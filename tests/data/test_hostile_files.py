@@ -144,7 +144,7 @@ MARKET = [
     ("pattern 3 3 1\n1 2 7\n", "expected 1 lines of 2 numbers, got 3"),
     ("complex 3 3 1\n1 2 7 8\n", "expected real numbers, got complex ones"),
     ("array 1 1\n2\n", "got a dense matrix"),
-    ("symmetric 2 3 1\n1 2 3\n", "as many rows as columns of what is symmetric, got 2 x 3"),
+    ("symmetric 2 3 1\n1 2 3\n", "as many rows as columns for a symmetric matrix, got 2 x 3"),
     ("3 3 100000000\n1 2 3\n", f"a matrix with 100,000,000 elements: {MUCH}"),
     (f"9 9 1\n{2**70} 1 1\n", "a number in it is too large: Line 3: Integer out of range"),
     ("3 3 1\n0 2 3\n", "Row index out of bounds"),
@@ -305,7 +305,7 @@ def damaged():
     yield "a.txt.gz", TEXT, f"{DAMAGED}Not a gzip"
     yield "a.pt", archive(x=b""), DAMAGED
     yield "a.pt", b"storages" + bytes(600), DAMAGED
-    yield "a.pt", b"zzz", "is no file of torch.save, or is damaged"
+    yield "a.pt", b"zzz", "is not a file of torch.save, or is damaged"
     yield "a.pt", graph[:-9], DAMAGED
     for old, new in LIES:
         assert old in graph

@@ -166,5 +166,5 @@ def test_a_graph_of_many_relations_names_them():
     data["a", "to", "b"].edge_index = EDGES
     with pytest.raises(ValueError, match=r"expected one relation, as data\[\('a', 'to', 'b'\)\]"):
         SparseMatrix(data)
-    with pytest.raises(ValueError, match="'values': expected none beside a graph with weights"):
+    with pytest.raises(ValueError, match="'values': expected none for a graph with weights"):
         SparseMatrix(of_pyg("weighted"), values=WEIGHTS)

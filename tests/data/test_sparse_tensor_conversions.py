@@ -181,7 +181,7 @@ SparseTensor([[]], shape=(-1,))  # ValueError: 1 integers >= 0
 SparseTensor([[]], shape=(1.5,))  # ValueError: 1 integers >= 0
 SparseMatrix(PAIR, 3)  # ValueError: expected 2 integers >= 0, got 3
 SparseMatrix(sp.eye_array(3), (3, 4))  # ValueError: 'shape': expected (3, 3), the .. got (3, 4)
-SparseMatrix(sp.eye_array(3), values=[1, 2, 3])  # ValueError: 'values': expected none beside scipy
+SparseMatrix(sp.eye_array(3), values=[1, 2, 3])  # ValueError: 'values': expected none for scipy
 SparseMatrix(SparseMatrix(PAIR), values=[1, 2])  # ValueError: with_values
 SparseMatrix(SparseMatrix(PAIR), (9, 9))  # ValueError: expected (2, 3), got
 SparseMatrix(sp.coo_array(np.ones((2, 2, 2))))  # ValueError: SparseMatrix: expected 2 axes, got

@@ -1014,7 +1014,7 @@ einsum("ij->i", M, format="csr")  # ValueError: argument 'format': expected a fo
 einsum("ij->ij", M, format="bsr")  # ValueError: argument 'format': expected a format of 2 dim
 einsum("ij->ij", M, format="ell")  # ValueError: argument 'format': expected .. compressed levels
 einsum("ij->", M, format="coo")  # ValueError: argument 'format': expected .. a sparse result with
-einsum("ij->ij", M, format="csr", like=M)  # ValueError: argument 'format': expected None beside
+einsum("ij->ij", M, format="csr", like=M)  # ValueError: argument 'format': expected None with
 sparsetir.expression("y[i] += A[i]", format="coo")  # ValueError: argument 'format': expected None
 einsum("ij->ij", M, format="csr", out=np.ones((3, 3)))  # ValueError: 'out': expected None for
 einsum("ij->i", M, out=np.ones(2))  # ValueError: 'out': expected a ndarray to write to, (3,) float

@@ -162,7 +162,7 @@ def test_refusals(message):
 
 
 def test_kernels_that_cannot_be_explained(kernel, tmp_path):
-    with pytest.raises(ValueError, match="argument 'target': expected none beside a kernel"):
+    with pytest.raises(ValueError, match="argument 'target': expected none for a kernel"):
         sparsetir.explain(kernel, target="llvm")
     kernel.export(tmp_path / "spmm.so")
     with pytest.raises(ValueError, match="argument 'what': .*got the kernel 'spmm', of a file"):

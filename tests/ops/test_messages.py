@@ -131,9 +131,9 @@ ops.gsddmm(A, "pow", U, E)  # ValueError: 'op' .. 'pow'
 ops.gsddmm(A, "add", U, E, "u", "x")  # ValueError: 'rhs_target' .. 'x'
 ops.gsddmm(A, "u_dot_e", U, E[:, :, :2])  # ValueError: 'rhs' .. last
 ops.segment_reduce(U, torch.tensor([0, 2]))  # ValueError: rowptr
-ops.gspmm(A, "copy_u_sum", "max", U)  # ValueError: 'reduce': expected none beside .. got 'max'
-ops.gspmm(A, "copy_u", u=U, lhs_data=U)  # TypeError: 'lhs_data': expected none beside 'u', which is
-ops.gspmm(A, "copy_u", "sum", U, reduce_op="sum")  # TypeError: 'reduce_op': expected none beside
+ops.gspmm(A, "copy_u_sum", "max", U)  # ValueError: 'reduce': expected none with .. got 'max'
+ops.gspmm(A, "copy_u", u=U, lhs_data=U)  # TypeError: 'lhs_data': expected none with 'u', which is
+ops.gspmm(A, "copy_u", "sum", U, reduce_op="sum")  # TypeError: 'reduce_op': expected none with
 ops.gspmm(A, "u_mul_e_x", u=U)  # ValueError: copy_u, copy_lhs, .. as 'u_mul_e_sum', got 'u_mul_e_x'
 """,
     globals(),

@@ -121,7 +121,7 @@ def test_what_is_refused():
     g, matrix = ops.prepare(torch.stack([COLUMNS, ROWS]), N), KINDS["matrix"]()
     refuse(
         """
-        ops.prepare(matrix, N)  # TypeError: prepare: argument 'size': expected None beside Sparse
+        ops.prepare(matrix, N)  # TypeError: prepare: argument 'size': expected None for Sparse
         ops.prepare(torch.tensor([[0], [5]]), 3)  # ValueError: prepare:
         pickle.dumps(g)  # TypeError: Prepared: cannot be pickled
         ops.spmm(g, torch.rand(N + 1, F))  # ValueError: argument 'B': expected 12 rows

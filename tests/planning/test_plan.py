@@ -120,7 +120,7 @@ sparsetir.plan("spmm", A, 4, reduce="prod")  # ValueError: 'reduce': expected su
 sparsetir.plan("spmm", A, 4, config=3)  # TypeError: 'config': expected .. RowTile
 sparsetir.plan("spmm", A, 16, config=RowSplit.for_features(16))  # TypeError: 'config': expected
 sparsetir.plan("spmm", A, 16, format=CSC(), config=RowTile(tile=16))
-    # ValueError: 'format': expected None beside a config, got CSC
+    # ValueError: 'format': expected None with a config, got CSC
 sparsetir.plan("spmm", A, 4, format="bsr")  # TypeError: 'format': expected a format of
 sparsetir.plan("spmm", A, 4, format=CSF((0, 1, 2)))  # TypeError: a format of matrices
 sparsetir.plan("sddmm", A, 8, format=CSR())  # ValueError: expected None for 'sddmm'

@@ -215,7 +215,7 @@ test_refusals = refusals(
     """
 sparsetir.plan("u_pow_e_sum", A, 8)  # ValueError: 'op': expected one of spmm, .. got 'u_pow_e_sum'
 sparsetir.plan("u_add_e_prod", A, 8)  # ValueError: 'op': expected one of spmm
-sparsetir.plan("u_add_e_max", A, 8, reduce="min")  # ValueError: 'reduce': expected none beside
+sparsetir.plan("u_add_e_max", A, 8, reduce="min")  # ValueError: 'reduce': expected none with
 sparsetir.plan("u_add_e_max", A)  # TypeError: 'feat': expected the number of features for 'u_add_e
 sparsetir.plan("u_add_e_max", A, 0)  # ValueError: 'feat': expected 1 or more, got 0
 sparsetir.plan("u_add_e_max", A, 8, edge_feat=3)  # ValueError: 'edge_feat': expected 1 or 8

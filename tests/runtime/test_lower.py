@@ -213,13 +213,13 @@ test_refusals = refusals(
     """
 sparsetir.lower("spmm")  # TypeError: 'func': expected a stage-I function, a PrimFunc, a .. got str
 sparsetir.lower(BOTH)  # TypeError: lower: argument 'func': .. , got IRModule
-sparsetir.lower(SECOND, features_first)  # ValueError: 'schedule': expected None beside a function
+sparsetir.lower(SECOND, features_first)  # ValueError: 'schedule': expected None for a function
 sparsetir.build(sparsetir.Schedule(spmm()), schedule=features_first)
-    # ValueError: lower: argument 'schedule': expected None beside .. got one beside a Schedule
+    # ValueError: lower: argument 'schedule': expected None for .. got one with a Schedule
 sparsetir.lower(spmm(), {"tile": 8})  # TypeError: 'schedule': expected a function (sch .. got dict
 sparsetir.lower(spmm(), config=3)  # ValueError: 'config': expected None without a schedule .. got 3
 sparsetir.build(spmm(), config=3)  # ValueError: argument 'config': expected None without a schedule
-sparsetir.build(BOTH, schedule=features_first)  # ValueError: 'schedule': expected None beside a
+sparsetir.build(BOTH, schedule=features_first)  # ValueError: 'schedule': expected None for a
 sparsetir.lower(s_tir.Schedule(tvm.IRModule({"one": plain, "two": plain})))
     # ValueError: lower: argument 'func': expected a schedule of one function, got one of 2
 sparsetir.lower(spmm(), target="nonsense")  # ValueError: argument 'target': .. nonsense

@@ -88,7 +88,7 @@ def test_a_kernel_of_another_cpu_is_refused(tmp_path, monkeypatch):
     with pytest.raises(
         RuntimeError,
         match=rf"load: argument 'path': '.*spmm.so': compiled for a CPU with {lacks}, which this "
-        "one has not; export a kernel that was built for this one",
+        "one lacks; export a kernel that was built for this one",
     ):
         sparsetir.load(path)
 

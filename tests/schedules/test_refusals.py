@@ -189,7 +189,7 @@ on(decomposed.program(Spmm(), Decomposed(CSC())), spmm_blocks, BlockRows(BSR(4, 
 given(Spmm(), BlockRows(BSR(4, 4), 4, 16, 8))  # ScheduleError: scheduled for no threads
 given(Spmm("bfloat16"), AmxBlocks(BSR(32, 32)), {**TARGET, "mcpu": "x86-64-v4"})
     # ScheduleError: lower: 'spmm' is scheduled for a CPU with amx-tile and amx-bf16, which target
-    .. x86-64 .. has not; choose another schedule, or a target that has
+    .. x86-64 .. lacks; choose another schedule, or a target that has them
 given(Spmm("float16"), AmxBlocks(BSR(32, 32)), TARGET)
     # ScheduleError: for a CPU with amx-fp16, which target .. sapphirerapids
 lower(spmm.program(Spmm("bfloat16")), amx.apply, AmxBlocks(BSR(32, 32)), TARGET)

@@ -325,7 +325,7 @@ run(threads=1.5)  # ValueError: tune: argument 'threads': expected 1 or more, go
 run(threads=0)  # ValueError: tune: argument 'threads': expected 1 or more, got 0
 run(target=GPU)  # ValueError: tune: argument ' .. expected one for a GPU
 tune(PROGRAMS["csf_sum"].make("float32", "int32"), arguments("csf_sum"), records="")
-    # ValueError: 'csf_sum', of which none is made: no innermost loop
+    # ValueError: 'csf_sum', as none is derived: no innermost loop
 tune("spmm", np.eye(3, dtype="float32"), space={"a": [1]})  # ValueError: 'space': expected none for
 tune(3, {})  # TypeError: the name of an operator or a stage-I function, got int
 prepared(GONE, "fast")  # FileNotFoundError: gone.py
@@ -354,7 +354,7 @@ def test_a_schedule_of_a_script_is_found_by_its_file(tmp_path):
     named = ScheduleRef.of(user_schedules.apply)
     assert named.module == "tuning.user_schedules" and named.load() is user_schedules.apply
     exec("def typed(sch, config): pass", names := {})
-    with pytest.raises(ValueError, match="got 'typed' of <string>, which is no file"):
+    with pytest.raises(ValueError, match="got 'typed' of <string>, which is not a file"):
         ScheduleRef.of(names["typed"])
 
 

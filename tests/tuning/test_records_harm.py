@@ -46,7 +46,7 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(records, name):
     }[name]
     records.path.write_bytes(damaged)
     for call in (records.all, lambda: records.add(RECORD), lambda: records.best(KEY)):
-        with pytest.raises(RecordError, match="it is damaged, or no file of records") as caught:
+        with pytest.raises(RecordError, match="it is damaged, or not a file of records") as caught:
             call()
         assert str(records.path) in str(caught.value)
         assert "SPARSETIR_RECORDS" in str(caught.value)

@@ -212,7 +212,7 @@ def test_files_that_hold_something_else(monkeypatch, file):
     tuned = run(file)
     assert len(tuned.trials) == TRIALS and "kept in memory only" in tuned.warnings[0]
     file.write_text("my notes\n" * 100)
-    with pytest.raises(RecordError, match="damaged, or no file of records"):
+    with pytest.raises(RecordError, match="damaged, or not a file of records"):
         run(file)
     assert file.read_text() == trials.read_text() == "my notes\n" * 100
 

@@ -1,7 +1,7 @@
 """The command `sparsetir`: tune, bench, lower, explain, formats, records, doctor.
 
-Results go to stdout, progress and errors to stderr. A command is imported when it is wanted, and
-what it needs when it runs.
+Results go to stdout, progress and errors to stderr. Only the called command is imported, and its
+dependencies when it runs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["main", "parser"]
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 COMMANDS = {
     "tune": "search formats and schedules for an operator, an expression, or a function in a file",
-    "bench": "measure operators beside other libraries (in a checkout)",
+    "bench": "compare operators with other libraries (in a checkout)",
     "lower": "print a stage of the program of an operator, an expression, or a function in a file",
     "explain": "show what the compiler did with one of these: loops, schedule, roofline",
-    "formats": "statistics of a graph, and what each format would make of it",
-    "records": "list, export, import or forget what tuning has kept",
+    "formats": "show statistics of a graph, and its size in each format",
+    "records": "list, export, import or forget results of tuning",
     "doctor": "show versions, targets, CPU, GPU, records; check that a kernel runs",
 }
 EPILOG = """\
@@ -41,18 +41,18 @@ examples:
   sparsetir explain "C[i,k] = A[i,j] * X[j,k]" --A cora --X 2708x64
   sparsetir doctor
 
-`sparsetir COMMAND --help` tells more about each. Exit codes: 0 all went well, 1 the work failed,
-2 an argument is wrong, 130 stopped by Ctrl-C.
+See also `sparsetir COMMAND --help`. Exit codes: 0 success, 1 failure, 2 invalid argument, 130
+stopped by Ctrl-C.
 """
 OF_PROGRAMS = ("tune", "lower", "explain")
 # Functions of the package begin their errors with their names.
 NAMES = re.compile(r"^(?:tune|plan|build|compare|resolve_target): ")
-# Errors whose texts are not written for people.
+# Errors whose messages are not written for users.
 UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 
 
 def parser(words: Sequence[str] = ()) -> Parser:
-    """The parser of all commands, with the arguments of the one among the words, if any."""
+    """The parser of all commands, with the arguments of the command in `words`, if any."""
     out = Parser(
         prog="sparsetir", description="Compile and tune sparse operators for graphs.", epilog=EPILOG
     )
@@ -64,21 +64,21 @@ def parser(words: Sequence[str] = ()) -> Parser:
             command = add_command(commands, import_module(f"sparsetir.cli.{name}"), name, title)
             if name in OF_PROGRAMS:
                 add_operands(command, words)
-        else:  # those of `bench` are the ones of `python -m bench`, which `main` hands over
+        else:  # `main` passes arguments of `bench` on to `python -m bench`
             commands.add_parser(name, help=title, add_help=False)
     return out
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the command line; the exit code."""
+    """Run the command line; return the exit code."""
     _open_streams()
     try:
         try:
             return _run(sys.argv[1:] if words is None else words)
         finally:
-            sys.stdout.flush()  # what fails here would be told of when Python has ended
+            sys.stdout.flush()  # else Python would report a failure at its end
     except BrokenPipeError:
-        # Who read our output, such as `head`, has enough; nothing more can be flushed to it.
+        # The reader, such as `head`, has closed our output, which can no longer be flushed.
         _drop_output()
         return OK
     except OSError as error:
@@ -88,7 +88,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Streams that are closed lead nowhere; others take all characters, if need be in codes."""
+    """Redirect closed streams to nowhere; make others escape characters they cannot encode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -129,13 +129,13 @@ def _run(words: list[str]) -> int:
 
 
 def _bench(words: list[str]) -> int:
-    """`python -m bench` of the checkout that this package is in."""
+    """Run `python -m bench` of the checkout that this package is in."""
     from pathlib import Path
 
     root = Path(__file__).resolve().parents[3]
     if not (root / "bench" / "__main__.py").is_file():
         print(
-            "sparsetir bench: measurements are no part of the installed package: run "
+            "sparsetir bench: measurements are not part of the installed package: run "
             "`python -m bench` in a checkout of its sources",
             file=sys.stderr,
         )
@@ -147,14 +147,14 @@ def _bench(words: list[str]) -> int:
 
 
 def _refused(error: Exception) -> bool:
-    """Whether a function did not take an argument, which is one of the command line here."""
+    """Whether a function refused an argument, which comes from the command line."""
     if isinstance(error, NotationError):
         return True
     return isinstance(error, TypeError | ValueError) and " argument '" in str(error)[:30]
 
 
 def _line(error: Exception) -> str:
-    """An error in one line; with the place in the text, of an expression."""
+    """An error in one line; for an expression, with the position in its text."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     lines = lines if isinstance(error, NotationError) else lines[:1]
     text = NAMES.sub("", "\n".join(map(printable, lines)))

@@ -1,4 +1,4 @@
-"""Parts that commands share: errors, the parser, kinds of arguments."""
+"""Parts that commands share: errors, the parser, types of arguments."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Facts: TypeAlias = dict[str, Any]  # for JSON
 MOST = 2**31 - 1
-OPTIONS = {"weighted": "unweighted"}  # by arguments of functions, where names differ
+OPTIONS = {"weighted": "unweighted"}  # options named differently than a function's argument
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class Failed(Exception):
-    """The work failed; the text is for people."""
+    """Raised if a command fails; the message is for users."""
 
 
 class UsageError(Exception):
-    """An argument is wrong; prog : the command, where it is not the one that runs."""
+    """Raised for an invalid argument; prog : the command, if it is not the running one."""
 
     def __init__(self, text: str, prog: str = "") -> None:
         super().__init__(text)
@@ -43,11 +43,11 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError with one line, where argparse prints the usage and exits."""
+    """A parser that raises UsageError with one line, where argparse prints the usage and exits."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        # An option that is not written out would change its meaning with the next one that is new.
+        # An abbreviated option could change its meaning when a new option is added.
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _meant(message: str) -> str:
-    """The choice that is nearest to one that there is not."""
+    """The choice most similar to an invalid one, as a question."""
     match = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
     if match is None:
         return ""
@@ -65,23 +65,23 @@ def _meant(message: str) -> str:
 
 
 def add_target(out: argparse._ActionsContainer) -> None:
-    """Add the option of what is compiled for."""
+    """Add the option for the target."""
     out.add_argument("--target", type=target, default="cpu", help="cpu (default), cuda or JSON")
 
 
 def add_json(out: argparse._ActionsContainer) -> None:
-    """Add the option of an output for programs."""
+    """Add the option for machine-readable output."""
     out.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def add_modules(out: argparse._ActionsContainer) -> None:
-    """Add the option of plug-ins, which :func:`import_modules` takes before all others are read."""
-    text = "to import first: operators, formats, templates of your own"
+    """Add the option for plug-ins, which :func:`import_modules` reads before all others."""
+    text = "modules to import first: your own operators, formats, templates"
     out.add_argument("--modules", nargs="+", action="extend", metavar="NAME", help=text)
 
 
 def import_modules(words: Sequence[str]) -> None:
-    """Import the plug-ins that `--modules` names, as `python -m` would here."""
+    """Import the plug-ins of `--modules`, also from the current folder, like `python -m`."""
     early = Parser(add_help=False)
     add_modules(early)
     names = early.parse_known_args(list(words))[0].modules or []
@@ -99,19 +99,19 @@ def import_modules(words: Sequence[str]) -> None:
 def add_operator(out: argparse._ActionsContainer, graph: str, **feat: Any) -> None:
     """Add the options of an operator on a graph.
 
-    graph : help; feat : of the option `--feat`
+    graph : help of `--graph`; feat : settings of the option `--feat`
     """
     out.add_argument("--graph", help=graph)
     text = "feature sizes" if "nargs" in feat else "features"
     number(out, "--feat", 1, f"{text} (default: 32)", **feat)
-    out.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, float32")
+    out.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, or float32")
     out.add_argument("--reduce", choices=names_of(REDUCTIONS), help="default: sum")
 
 
 def refuse(options: Mapping[str, object], what: str) -> None:
     """Raise UsageError for the first option that has a value.
 
-    what : that the options are not for
+    what : what the options do not apply to
     """
     for name, value in options.items():
         if value is not None:
@@ -122,9 +122,9 @@ def refuse(options: Mapping[str, object], what: str) -> None:
 def add_command(
     commands: argparse._SubParsersAction[Parser], module: ModuleType, name: str, title: str
 ) -> Parser:
-    """The parser of a command, with what all of them have.
+    """Add the parser of a command, with the options that all commands have.
 
-    module : has the function `run`, the text `EPILOG` and a function `add`, that adds arguments
+    module : has the functions `run` and `add`, which adds arguments, and the text `EPILOG`
     """
     about = f"{title[0].upper()}{title[1:]}."
     out = commands.add_parser(name, help=title, description=about, epilog=module.EPILOG)
@@ -136,14 +136,14 @@ def add_command(
 
 
 def graph(text: str, argument: str = "--graph") -> tuple[str, sp.csr_array]:
-    """Name and matrix of an argument; UsageError for what is no graph."""
+    """The name and matrix of an argument; UsageError if it is not a graph."""
     from sparsetir.data.graphs import load_graph
 
     return _loaded(load_graph, text, argument)
 
 
 def relations(text: str, argument: str = "--graph") -> tuple[str, SparseTensor]:
-    """Name and tensor of an argument, by (relation, target, source); as :func:`graph`."""
+    """The name and tensor, by (relation, target, source), of an argument; like :func:`graph`."""
     from sparsetir.data.graphs import load_relations
 
     return _loaded(load_relations, text, argument)
@@ -159,7 +159,7 @@ def _loaded(load: Callable[[str], T], text: str, argument: str) -> tuple[str, T]
 
 
 def at_least(least: float, kind: type = int, most: float = MOST) -> Callable[[str], object]:
-    """Numbers from `least` to `most`, which is larger than anybody means."""
+    """An argument type for numbers from `least` to `most`, which only excludes absurd ones."""
 
     def convert(text: str) -> float:
         try:
@@ -184,27 +184,27 @@ def number(
     most: float = MOST,
     **more: Any,
 ) -> None:
-    """Add an option for a number; text : its help, with the default where there is one."""
+    """Add an option for a number; text : its help, to which the default is added, if any."""
     told = f"{text} (default: {more['default']})" if "default" in more else text
     out.add_argument(name, type=at_least(least, kind, most), help=told, **more)
 
 
 def size(text: str) -> int:
-    """Bytes: `512M`, `4G`."""
+    """Parse a number of bytes, such as `512M` or `4G`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     value = float(match[1]) * UNITS[match[2].upper()] if match else 0
     if not 1 <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"expected bytes, as 512M or 4G, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected bytes, such as 512M or 4G, got {text!r}")
     return int(value)
 
 
 def target(text: str) -> str | dict[str, object]:
-    """`llvm`, `cuda`, or JSON such as `{"kind": "cuda", "arch": "sm_90"}`."""
+    """Parse a target: `llvm`, `cuda`, or JSON such as `{"kind": "cuda", "arch": "sm_90"}`."""
     return mapping(text) if text.lstrip().startswith("{") else text
 
 
 def config(text: str) -> Config:
-    """A config of a template, from JSON."""
+    """Parse a config of a template from JSON."""
     from sparsetir.schedules.search.configs import from_data
 
     try:
@@ -214,7 +214,7 @@ def config(text: str) -> Config:
 
 
 def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, object]:
-    """Numbers and arrays of texts `name=value`; UsageError for what is neither.
+    """The numbers and arrays of texts `name=value`, by name; UsageError for other values.
 
     A value is a number, a .npy file, `file.npz:key`, or `file.npz` with the name as key.
     """
@@ -230,7 +230,7 @@ def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, obj
 
 
 def value_of(who: str, name: str, text: str) -> object:
-    """A number or an array, see :func:`named_values`."""
+    """Read a number or an array, see :func:`named_values`."""
     import numpy as np
 
     from sparsetir.runtime.file_errors import check_npz, reading
@@ -258,7 +258,7 @@ def value_of(who: str, name: str, text: str) -> object:
 
 
 def mapping(text: str) -> dict[str, object]:
-    """A JSON object."""
+    """Parse a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -270,6 +270,6 @@ def mapping(text: str) -> dict[str, object]:
 
 
 def print_json(data: object) -> None:
-    """The one document of `--json`."""
+    """Print the document of `--json`."""
     json.dump(data, sys.stdout, indent=1, allow_nan=False)
     print()

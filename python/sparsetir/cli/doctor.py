@@ -1,4 +1,4 @@
-"""`sparsetir doctor`: installed packages, this machine's features, a kernel's run."""
+"""`sparsetir doctor`: installed packages, this machine's features, and a run of a kernel."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sparsetir.machine import how_tested, this_machine
 from sparsetir.runtime.texts import many, memory
 
 EPILOG = """\
-Compiles, runs and checks a small kernel. Exit code 1 where something that is needed is broken; what
-is only missing (a GPU, an optional package) is told.
+Compiles, runs and checks a small kernel. The exit code is 1 if something that is needed is broken;
+missing optional parts (a GPU, a package) are only reported.
 
 examples:
   sparsetir doctor
   sparsetir doctor --json
 """
-# What is missing of these is told with the reason to install it.
+# Missing packages among these are reported with their purpose.
 OPTIONAL = {"torch": "torch tensors", "optuna": "tune", "matplotlib": "pictures, reports"}
 NEEDED = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy")
 TARGETS = ("llvm", "cuda", "opencl", "vulkan", "rocm", "metal")
@@ -48,7 +48,7 @@ def add(out: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; 1 where something that is needed is broken."""
+    """Run the command; return 1 if something that is needed is broken."""
     facts = {
         "system": how_tested(this_machine()),
         "versions": versions(),
@@ -81,7 +81,7 @@ def _threads() -> dict[str, object]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python, this package and others; None where one is not installed."""
+    """Versions of Python, this package and others; None for packages that are not installed."""
     out: dict[str, str | None] = {"python": platform.python_version(), "sparsetir": VERSION}
     return out | {name: installed(name) for name in (*NEEDED, *OPTIONAL)}
 
@@ -96,8 +96,8 @@ def targets() -> list[str]:
 def cpu() -> Facts:
     """Name, cores that this process may use, vector registers, features and caches.
 
-    features : by which tuning tells CPUs apart
-    unlike : in which it is not what LLVM calls it, as "+amx-bf16" or "-gfni"
+    features : features by which tuning distinguishes CPUs
+    unlike : features in which it differs from LLVM's CPU of this name, such as "+amx-bf16", "-gfni"
     """
     from sparsetir.records.task import cpu_model
     from sparsetir.schedules.targets import (
@@ -139,7 +139,7 @@ def gpu() -> Facts:
 
 
 def nvcc() -> dict[str, object]:
-    """CUDA's compiler, which is only wanted with TVM_CUDA_COMPILE_MODE=nvcc."""
+    """CUDA's compiler, which is only needed with TVM_CUDA_COMPILE_MODE=nvcc."""
     path, said = shutil.which("nvcc"), ""
     if path is not None:
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -150,7 +150,7 @@ def nvcc() -> dict[str, object]:
 
 
 def records() -> Facts:
-    """The file of records, without changing it; "error" where it cannot be read or written."""
+    """The file of records, left unchanged; "error" if it cannot be read or written."""
     from sparsetir.records.records import RecordError, Records
 
     kept = Records()
@@ -170,7 +170,7 @@ def records() -> Facts:
 
 
 def kernels() -> Facts:
-    """The folder of kernels that processes share, and what it holds."""
+    """The folder of kernels that processes share, and its contents."""
     from sparsetir.runtime.kernel_cache import VARIABLE, cache_folder
 
     folder = cache_folder()
@@ -192,7 +192,7 @@ def kernel() -> Facts:
     matrix = sp.random_array((200, 100), density=0.05, format="csr", dtype="float32", rng=rng)
     dense = rng.standard_normal((100, 32), dtype=np.float32)
     folder = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = ""  # so that it is not loaded
+    os.environ[VARIABLE] = ""  # so that the kernel is compiled, not loaded
     try:
         config = sparsetir.plan_candidates("spmm", matrix, 32)[0]
         product = sparsetir.plan("spmm", matrix, 32, config=config)
@@ -231,7 +231,7 @@ def _show(facts: Facts) -> None:
         "threads",
         f"{many(ran['count'], 'thread')} of {POOLS[ran['pool']]}: {ran['why']}",
         ran["library"],
-        "beside torch kernels run on its pool" if waits else "",
+        "with torch, kernels run on its pool" if waits else "",
     )
     device, compiler, kept = facts["gpu"], facts["nvcc"], facts["records"]
     name = f"{device['name']}, {device['arch']}" if device["name"] else f"none: {device['reason']}"
@@ -251,13 +251,13 @@ def _show(facts: Facts) -> None:
     _part("variables", *(f"{name}={value}" for name, value in facts["environment"].items()))
     ran = facts["kernel"]
     if "error" not in ran:
-        _part("kernel", f"spmm compiled in {ran['compile_seconds']:.2f} s, ran, is right")
+        _part("kernel", f"spmm compiled in {ran['compile_seconds']:.2f} s, its result is right")
     _part("BROKEN", *facts["problems"])
     if not facts["problems"]:
         _part("", "all that is needed works")
 
 
 def _part(name: str, *lines: str) -> None:
-    """Lines behind a name, those that say something."""
+    """Print the nonempty lines beside a name."""
     for number, line in enumerate(filter(None, lines)):
         print(f"{name if number == 0 else '':10} {line}")

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from sparsetir.sparse_ir.nodes import SparseFunc
 
 EPILOG = f"""\
-Shows the program; of each loop whether it may run in parallel, with the accesses that prove it or
-stand against it; the loops of the schedule, of a dispatch those that the sizes take; the roofline:
-bytes, operations, the bound of this machine, and how much of it the kernel reaches.
+Shows the program; for each loop whether it may run in parallel, with the accesses that prove or
+prevent it; the loops of the schedule (of a dispatch, the branch that the sizes take); the roofline:
+bytes, operations, the bound of this machine, and the fraction of it that the kernel reaches.
 
-With --graph the first sparse axis (CSR) gets the matrix: indptr, indices, values and sizes. Arrays
-of numbers that are not given are random, outputs zeros; arrays of indices have to be given. On the
-CPU the kernel is then run and timed, which takes a second or two. Without arguments it is compiled
-and not run. Of an operator it is its plain program, for --feat, --dtype and --reduce; a file is
-run, and has to hold the function at its top level.
+With --graph the first sparse axis (CSR) gets the matrix: indptr, indices, values and sizes. Missing
+arrays of floats are random, missing outputs zeros; arrays of indices are required. On the CPU the
+kernel is then run and timed, which takes a second or two. Without arguments it is only compiled.
+For an operator it is the plain program, with --feat, --dtype and --reduce. A file is run, and must
+define the function at its top level.
 
 {OF_EXPRESSIONS}
-In Python, `sparsetir.explain` shows the same, and what becomes of a model of torch.
+In Python, `sparsetir.explain` shows the same, and also explains torch models.
 
 examples:
   sparsetir explain spmm --graph cora --feat 64
@@ -45,20 +45,20 @@ def add(out: Parser) -> None:
     """Add the arguments."""
     out.add_argument("program", metavar="OP|FILE", help=f"an operator, {OTHERS}")
     out.add_argument(
-        "--arg", action="append", metavar="NAME=VALUE", help="as of `sparsetir tune`; once for each"
+        "--arg", action="append", metavar="NAME=VALUE", help="see `sparsetir tune`; once for each"
     )
-    graph = "for the first sparse axis (default beside --feat: cora); see `sparsetir tune --help`"
+    graph = "for the first sparse axis (default with --feat: cora); see `sparsetir tune --help`"
     arguments.add_operator(out, graph)
     out.add_argument("--schedule", metavar="FILE:NAME", help="function (sch) in a file")
     arguments.add_target(out)
     out.add_argument("--stages", action="store_true", help="print the text of all stages, too")
-    out.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs no other")
+    out.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained page")
     out.add_argument("--markdown", type=Path, metavar="FILE", help="write the page as Markdown")
     arguments.add_json(out)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; its exit code."""
+    """Run the command; return its exit code."""
     from sparsetir.cli.text import coloured
     from sparsetir.runtime.file_errors import write_whole
     from sparsetir.runtime.texts import as_text
@@ -91,7 +91,7 @@ def _explained(args: argparse.Namespace) -> ProgramExplanation:
     target = resolve_target(args.target)
     schedule = None if args.schedule is None else schedule_of(args.schedule)
     op, expression = operator_named(args.program), is_expression(args.program)
-    # The program of an operator is for the types of a graph.
+    # The types of an operator's program are those of a graph.
     graph = arguments.graph(args.graph or "cora")[1] if op or args.graph else None
     values = arguments.named_values(args.arg or [])
     if op:
@@ -122,6 +122,6 @@ def _plain(args: argparse.Namespace, matrix: SparseMatrix, target: Target) -> Sp
     operator = OPERATORS.get(args.program)
     if operator is None or operator.program is None:
         raise UsageError(f"argument OP|FILE: {args.program} has no program over one matrix")
-    feat = args.feat or (1 if operator.vectors else 32)  # the program has any number
+    feat = args.feat or (1 if operator.vectors else 32)  # the program takes any number
     options = {"dtype": args.dtype, "reduce": args.reduce or "sum", "target": target}
     return operator.program(requested(args.program, matrix, feat, **options).problem)

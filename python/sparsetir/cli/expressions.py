@@ -1,4 +1,4 @@
-"""Expressions that commands are given, and an option for each of their operands."""
+"""Expressions as arguments of commands, with an option for each of their operands."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 OTHERS = "an expression, or file.py[:function]"
 EPILOG = """\
 An expression, "C[i,k] = A[i,j] * X[j,k]" or "ij,jk->ik" with operands A0 and A1, has an option for
-each operand: a graph, with relations for three indices, 2708x64 for random numbers of this shape, a
-number, a .npy file. --dtype is the type of all but files. --like A gives the result the pattern of
-an operand; --format csr, csf, coo, .. makes it sparse: `lower --stage 1` prints the program that
-assembles it, all else takes the program at its pattern, which is computed first. Sparse operands
-are stored as `sparsetir.einsum` has them, in CSR where that suits the expression; csc:cora, or coo,
-ell, dcsr, dcsc, csf, csf_1_0_2, dcsf before a colon, says otherwise.
+each operand: a graph (with relations for three indices), 2708x64 for random numbers of this shape,
+a number, or a .npy file. --dtype is the type of all but files. --like A gives the result the
+pattern of an operand; --format csr, csf, coo, .. makes it sparse: `lower --stage 1` prints the
+program that assembles it, all else uses the program at its pattern, which is computed first. Sparse
+operands are stored like those of `sparsetir.einsum`, in CSR if that suits the expression; a format
+before a colon overrides that: csc:cora, or coo, ell, dcsr, dcsc, csf, csf_1_0_2, dcsf.
 """
 SHAPE = re.compile(r"\d+(x\d+)*")
 
 
 def is_expression(text: str) -> bool:
-    """Whether an argument OP|FILE is an expression, and not JSON."""
+    """Whether an argument OP|FILE is an expression, not JSON."""
     return "->" in text or ("[" in text and "=" in text and not text.startswith("{"))
 
 
 def add_operands(out: Parser, words: Sequence[str]) -> None:
     """Add the options of the expression among the words of a command, if there is one.
 
-    Raises UsageError for an operand with the name of another option, NotationError for what is no
+    Raises UsageError for an operand with the name of another option, NotationError for an invalid
     expression.
     """
     text = next(filter(is_expression, words), None)
@@ -45,11 +45,11 @@ def add_operands(out: Parser, words: Sequence[str]) -> None:
 
     group = out.add_argument_group("of the expression")
     group.add_argument("--like", metavar="NAME", help="the operand whose pattern the result has")
-    group.add_argument("--format", metavar="NAME", help="of a sparse result, such as csr")
+    group.add_argument("--format", metavar="NAME", help="format of a sparse result, such as csr")
     ranks = ranks_of(parse(text, "plan"))
     out.set_defaults(ranks=ranks)
     for name, rank in ranks.items():
-        what = "a graph, or its shape, as 2708x64" if rank else "a number"
+        what = "a graph, or a shape such as 2708x64" if rank else "a number"
         try:
             group.add_argument(f"--{name}", dest=f"--{name}", required=True, metavar="X", help=what)
         except argparse.ArgumentError as error:
@@ -64,7 +64,7 @@ def program_of(
 ) -> tuple[SparseFunc, Facts, str | None]:
     """The program of an expression, its arguments, and the name of its first graph.
 
-    refused : options that are not for expressions
+    refused : options that do not apply to expressions
     at_pattern : whether a sparse result is computed at its pattern; else the program assembles it
     """
     import ml_dtypes
@@ -79,7 +79,7 @@ def program_of(
     rng = np.random.default_rng(0)
     operands: dict[str, object] = {}
     formats: dict[str, str] = {}
-    graphs: dict[str, tuple[str, object]] = {}  # one pattern for what is named twice
+    graphs: dict[str, tuple[str, object]] = {}  # options that name one graph share it
     for name, rank in args.ranks.items():
         option, source = f"--{name}", vars(args)[f"--{name}"]
         if SHAPE.fullmatch(source) and (rank or "x" in source):

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 EPILOG = """\
-Places are those of elements and of padding; bytes are of float32 values, indices and masks. A
-format that would take too much room is not made. "default" is what a plan takes unless it was
-tuned. A format is named as in the table, or with other parameters: "bsr_16_16", "hyb(2, 4)".
+Places count elements and padding; bytes are those of float32 values, indices and masks. Formats
+that need too much memory are skipped. "default" is the config of a plan that was not tuned. Formats
+are named as in the table, or with other parameters: "bsr_16_16", "hyb(2, 4)".
 
 examples:
   sparsetir formats cora
@@ -37,18 +37,18 @@ examples:
 def add(out: Parser) -> None:
     """Add the arguments."""
     out.add_argument("graph", help="see `sparsetir tune --help`")
-    out.add_argument("--format", nargs="+", metavar="NAME", help="only these: names, or NAME(1, 2)")
+    out.add_argument("--format", nargs="+", metavar="NAME", help="only these, or NAME(1, 2)")
     out.add_argument(
         "--picture",
         type=Path,
         metavar="FILE",
-        help="draw the graph, or the one format that is named, into a .png, .svg or .pdf file",
+        help="draw the graph, or the single format of --format, into a .png, .svg or .pdf file",
     )
     arguments.add_json(out)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; its exit code."""
+    """Run the command; return its exit code."""
     from sparsetir.formats import Pattern
     from sparsetir.formats.library import library
 
@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def format_of(text: str, known: Mapping[str, Format]) -> Format:
-    """The format of a name: of a known one, or of a class with parameters behind it.
+    """The format of a name: a known one, or a class followed by parameters.
 
-    text : such as "csr", "BSR(8, 8)" or "bsr_8_8"
+    text : for example "csr", "BSR(8, 8)" or "bsr_8_8"
     """
     from sparsetir.formats.format import REGISTRY
 
@@ -106,7 +106,7 @@ def describe(matrix: sp.csr_array) -> Facts:
     """Statistics of a CSR matrix, for JSON.
 
     bandwidth : the largest |row - column| of an element
-    symmetric : whether the pattern is that of its transpose; values play no part
+    symmetric : whether the pattern, whatever its values, equals that of the transpose
     row_length, column_length : quantiles by their share; mean and standard deviation
     """
     m, n = matrix.shape
@@ -149,7 +149,7 @@ def _symmetric(matrix: sp.csr_array) -> bool:
 
 
 def _cell(fmt: Format, pattern: Pattern) -> Facts:
-    """Places, padding and bytes of a format; "skipped" says why it was not made."""
+    """Slots, padding and bytes of a format; "skipped" is the reason why it was not converted."""
     from sparsetir.formats.library import refusal
 
     count = fmt.places(pattern)
@@ -163,7 +163,7 @@ def _cell(fmt: Format, pattern: Pattern) -> Facts:
 
 
 def _defaults(matrix: object) -> dict[str, object]:
-    """The configs that plans of this graph have by default on this machine's CPU."""
+    """The default configs of plans for this graph on this machine's CPU."""
     from sparsetir.planning.plan import plan_candidates
     from sparsetir.schedules.search.configs import to_data
 

@@ -1,4 +1,4 @@
-"""Functions in files that commands are given: programs, and schedules."""
+"""Functions in files as arguments of commands: programs and schedules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def operator_named(text: str) -> bool:
 
 
 def function_of(text: str) -> SparseFunc | tirx.PrimFunc:
-    """The decorated function that `file.py` or `file.py:function` names; the file is run."""
+    """Run a file and return its decorated function; text : `file.py` or `file.py:function`."""
     from tvm import tirx
 
     from sparsetir.sparse_ir.nodes import SparseFunc
@@ -63,11 +63,11 @@ def function_of(text: str) -> SparseFunc | tirx.PrimFunc:
 
 
 def arguments_of(program: SparseFunc, given: Facts, graph: sp.csr_array | None) -> Facts:
-    """The arguments of a function: those that are given, of a graph, and random or zeros.
+    """Complete a function's arguments by those of a graph, random numbers and zeros.
 
-    graph : for the first sparse axis
+    graph : the matrix of the first sparse axis
 
-    {} where there are none; UsageError for what does not fit.
+    Returns {} if there are none; raises UsageError for arguments that do not fit.
     """
     import numpy as np
 
@@ -105,7 +105,7 @@ def _of_graph(program: SparseFunc, matrix: sp.csr_array) -> Facts:
 
 
 def schedule_of(text: str) -> Callable[..., object]:
-    """The function that `file.py:function` names for --schedule; the file is run."""
+    """Run the file of --schedule and return the function that `file.py:function` names."""
     file, name = _parts(text)
     if not is_file(text) or not name:
         raise UsageError(f"argument --schedule: expected file.py:function, got {text!r}")
@@ -116,7 +116,7 @@ def schedule_of(text: str) -> Callable[..., object]:
 
 
 def _parts(text: str) -> tuple[Path, str]:
-    """File and name of `file.py:name`."""
+    """The file and the name of `file.py:name`."""
     path, _, name = text.partition(".py:")
     return Path(path if path.endswith(".py") else f"{path}.py"), name
 

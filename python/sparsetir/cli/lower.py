@@ -25,14 +25,13 @@ Schedule: TypeAlias = "Callable[..., object] | None"
 STAGES = ("1", "2", "scheduled", "3", "source", "asm")
 EPILOG = f"""\
 Stages: 1, the program over coordinates; 2, over positions; scheduled, the same with the schedule
-of its template, or the default one; 3, loops over flat buffers, which are compiled; source, what
-TVM generates (LLVM IR, or the text of GPU kernels); asm, assembly.
+of its template, or the default one; 3, loops over flat buffers, which are compiled; source, the
+code that TVM generates (LLVM IR, or the text of GPU kernels); asm, assembly.
 
 Stage 1 of an operator ({", ".join(OPS)}) is its plain program. The others, and with --template
-also stage 1, are what a config makes of it: the one of --config, the default of the template that
-is named, else the config that a plan for the graph would have. It is printed on stderr. A file is
-run, and has to hold the function at its top level. On a terminal the text has colours, unless
-NO_COLOR is set.
+also stage 1, follow a config: that of --config, the default of the named template, or else the
+config of a plan for the graph. It is printed on stderr. A file is run, and must define the function
+at its top level. On a terminal the text has colours, unless NO_COLOR is set.
 
 {OF_EXPRESSIONS}
 examples:
@@ -47,7 +46,7 @@ examples:
 
 
 OF_OPERATOR = ("graph", "feat", "dtype", "reduce", "threads", "config", "template")
-# Of `kernel.stages`, by the name of the stage here.
+# Names in `kernel.stages`, by those of the option.
 NAMES = {"1": "I", "2": "II", "scheduled": "II scheduled", "3": "III"}
 
 
@@ -59,15 +58,15 @@ def add(out: Parser) -> None:
     arguments.add_target(out)
     of_op = out.add_argument_group("of an operator")
     arguments.add_operator(of_op, "default: cora; see `sparsetir tune --help`")
-    arguments.number(of_op, "--threads", 1, "of the CPU (default: all)", most=2**16)
-    of_op.add_argument("--config", type=arguments.config, metavar="JSON", help="of a template")
-    template_help = "the program by a template (default: the plan's)"
+    arguments.number(of_op, "--threads", 1, "threads of the CPU (default: all)", most=2**16)
+    of_op.add_argument("--config", type=arguments.config, metavar="JSON", help="a config")
+    template_help = "use the program of a template (default: the plan's)"
     of_op.add_argument("--template", nargs="?", const="", metavar="NAME", help=template_help)
     arguments.add_json(out)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; its exit code."""
+    """Run the command; return its exit code."""
     from sparsetir.schedules.targets import resolve_target
 
     target = resolve_target(args.target)
@@ -105,7 +104,7 @@ def _text(stages: Mapping[str, object], stage: str, target: object) -> str:
 def _operator(
     args: argparse.Namespace, schedule: Schedule, target: object
 ) -> tuple[Mapping[str, object], Facts | None]:
-    """The plain program, or the stages that a schedule or a config makes of it; the config."""
+    """The stages of an operator's program, plain or by a schedule or config; and the config."""
     from sparsetir.data.sparse_tensor import SparseMatrix
     from sparsetir.planning.plan import requested
     from sparsetir.schedules.operators.registry import OPERATORS
@@ -127,12 +126,12 @@ def _operator(
         assert operator.program is not None
         return _stages_of(operator.program(wanted.problem), args.stage, schedule, target), None
     config = _config(args, wanted)
-    config.tiles(wanted.feat)  # refuses feature sizes that it does not serve
+    config.tiles(wanted.feat)  # raises for unsupported feature sizes
     return wanted.stages(config), to_data(config)
 
 
 def _config(args: argparse.Namespace, wanted: Request) -> Config:
-    """The one that is given; of the template that is named; of a plan."""
+    """The passed config, or else that of the named template, or that of a plan."""
     from sparsetir.records.records import recorded_config
     from sparsetir.schedules.search.configs import from_data
 
@@ -154,9 +153,9 @@ def _config(args: argparse.Namespace, wanted: Request) -> Config:
 def _stages_of(
     func: object, stage: str, schedule: Schedule, target: object
 ) -> Mapping[str, object]:
-    """The stages of a function of a file, as far as they are wanted.
+    """The stages of a function, lowered only as far as needed, so that any function can be printed.
 
-    What cannot be lowered can be printed; of a function of stage II its own is as lowered, too.
+    A function of stage II stands for that stage both as lowered and as scheduled.
     """
     from sparsetir.runtime.pipeline import lower
     from sparsetir.sparse_ir.nodes import SparseFunc

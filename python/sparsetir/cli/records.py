@@ -38,22 +38,22 @@ def add(out: Parser) -> None:
     arguments.add_modules(common)
     common.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     chosen = arguments.Parser(add_help=False)
-    chosen.add_argument("--op", metavar="NAME", help="as in the list")
-    chosen.add_argument("--graph", metavar="NAME", help="as in the list")
+    chosen.add_argument("--op", metavar="NAME", help="a name from the list")
+    chosen.add_argument("--graph", metavar="NAME", help="a name from the list")
     chosen.add_argument("--feat", type=arguments.at_least(1))
     parents = [common, chosen]
-    actions.add_parser("list", parents=parents, help="show the best of each problem")
-    export = actions.add_parser("export", parents=[common], help="write all to a JSON file")
+    actions.add_parser("list", parents=parents, help="show the best record of each problem")
+    export = actions.add_parser("export", parents=[common], help="write all records to a JSON file")
     export.add_argument("file", type=Path)
-    export.add_argument("--replace", action="store_true", help="also where the file exists")
-    load = actions.add_parser("import", parents=[common], help="add those of a JSON file")
+    export.add_argument("--replace", action="store_true", help="replace an existing file")
+    load = actions.add_parser("import", parents=[common], help="add the records of a JSON file")
     load.add_argument("file", type=Path)
     forget = actions.add_parser("forget", parents=parents, help="delete records, and their trials")
-    forget.add_argument("--all", action="store_true", help="every record there is")
+    forget.add_argument("--all", action="store_true", help="delete every record")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; its exit code."""
+    """Run the command; return its exit code."""
     from sparsetir.records.records import RecordError, Records
 
     records = Records(args.records)
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace, records: Records) -> list[Record]:
-    """The records that the options name."""
+    """The records that the options select."""
 
     def fits(record: Record) -> bool:
         key = record.key
@@ -100,20 +100,20 @@ def _list(args: argparse.Namespace, records: Records) -> int:
             key.op, record.graph or key.fingerprint[:8], str(key.feat), key.dtype, key.reduce,
             threads, micros(record.seconds), gain, str(record.trials), record.date[:10],
         ]  # fmt: skip
-        rows.append([printable(cell) for cell in cells])  # of a file that others may have written
+        rows.append([printable(cell) for cell in cells])  # others may have written the file
         configs.append(printable(_words(record.config)))
     for line, config in zip(aligned(rows), configs, strict=True) if best else ():
         print(line)
         if config:
             print(fitted(f"    {config}", 6))
     others = sum(not record.is_current for record in chosen)
-    unused = f", {others} of other versions, which no plan takes" if others else ""
+    unused = f", {others} of other versions, which plans ignore" if others else ""
     print(f"{many(len(best), 'problem')}, {many(len(chosen), 'record')} in {records.path}{unused}")
     return 0
 
 
 def _words(config: Mapping[str, object]) -> str:
-    """A config in short."""
+    """A short text for a config."""
     try:
         from sparsetir.schedules.search.configs import from_data
         from sparsetir.tuning.report import short
@@ -137,9 +137,9 @@ def _forget(args: argparse.Namespace, records: Records) -> int:
     if not args.all and args.op is None and args.graph is None and args.feat is None:
         raise UsageError("forget: expected --op, --graph, --feat or --all")
     keys = {record.key for record in _chosen(args, records)}
-    # A key has one pattern, whose records may have had several names for people.
+    # A key has one pattern, whose records may have several display names.
     count = sum(records.forget(key) for key in keys)
-    with suppress(ImportError):  # without Optuna nobody goes on with the trials
+    with suppress(ImportError):  # without Optuna no search continues the trials
         from sparsetir.tuning.search import forget_trials
 
         for key in keys:

@@ -6,14 +6,14 @@ import os
 import sys
 from importlib import import_module
 
-# Of pygments, by what a stage is.
+# Lexers of pygments, by the kind of a stage's text.
 LEXERS = {"source": "LlvmLexer", "cuda": "CudaLexer", "asm": "GasLexer"}
 
 
 def coloured(text: str, kind: str = "") -> str:
-    """The text with the colours of a terminal, if it goes to one that wants them.
+    """Colour a text if it is printed on a terminal that supports it.
 
-    kind : "source", "cuda" or "asm"; else it is Python
+    kind : "source", "cuda" or "asm"; Python otherwise
     """
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
@@ -21,6 +21,6 @@ def coloured(text: str, kind: str = "") -> str:
         pygments = import_module("pygments")
         lexer = getattr(import_module("pygments.lexers"), LEXERS.get(kind, "PythonLexer"))()
         formatter = import_module("pygments.formatters").TerminalFormatter()
-    except (ImportError, AttributeError):  # no requirement
+    except (ImportError, AttributeError):  # pygments is optional
         return text
     return pygments.highlight(text, lexer, formatter).rstrip("\n")

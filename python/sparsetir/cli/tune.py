@@ -29,29 +29,28 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 MOST_SECONDS = 10**8
-WITHOUT = (*SOFTMAX, "spgemm")  # a number of features
+WITHOUT = (*SOFTMAX, "spgemm")  # operators without a number of features
 COSTS = ("seconds", "median", "compile_seconds", "convert_seconds", "padding", "bytes")
 
 EPILOG = f"""\
 A graph is cora, an .npz file (file.npz:layer for one of several matrices), .mtx, an edge list
-(.txt, .csv, .tsv, .el), or a folder of PyG or DGL; ":T" behind it transposes. Without names of
+(.txt, .csv, .tsv, .el), or a folder of PyG or DGL; the suffix ":T" transposes. Without names of
 columns (source, dst, weight) edges are row (target), column (source) and maybe weight. For rgms it
-is an .npz file with relations: num_nodes, src, dst and etype. spgemm multiplies it with itself, or
-with its transpose where it is no square.
+is an .npz file with relations: num_nodes, src, dst and etype. spgemm multiplies the matrix by
+itself, or by its transpose if it is not square.
 
 Messages and their reduction have DGL's names: u_add_e_max, copy_u_mean, u_mul_e_sum and so on, also
 with "add", "amax" and "amin" for the reduction; u_dot_v is sddmm.
 
-Each feature size is a search of its own. Results are kept (`sparsetir records list`), and plans of
-the same operator and pattern use them by themselves; a search that was stopped goes on where it
-was. The report is written to sparsetir-tune-OP-GRAPH-FEAT.html in this folder, or, where that is
-there already, with -2, -3 and so on behind FEAT; a file named by --report is replaced.
+Each feature size is a separate search. Results are kept (`sparsetir records list`), and later plans
+of the same operator and pattern use them; a stopped search continues where it ended. The report is
+written to sparsetir-tune-OP-GRAPH-FEAT.html in this folder, with -2, -3 and so on after FEAT if
+that file exists; a file named by --report is replaced.
 
-A function in a file is tuned with the arguments that are named: numbers, .npy files, or arrays of
-.npz files (file.npz:key; without a key that of the parameter's name). Sizes that shapes imply, and
-outputs, may be left out. With --graph the first sparse axis (CSR) gets the matrix; arrays of other
-numbers are random where none are given. Without --schedule its iterations are tiled; --space then
-replaces some of the choices.
+A function in a file is tuned with the arguments of --arg: numbers, .npy files, or arrays of .npz
+files (file.npz:key, by default the parameter's name). Sizes that shapes imply, and outputs, may be
+left out. With --graph the first sparse axis (CSR) gets the matrix; other missing arrays of floats
+are random. Without --schedule its iterations are tiled; --space then replaces some of the choices.
 
 {OF_EXPRESSIONS}
 examples:
@@ -68,7 +67,7 @@ examples:
   sparsetir tune program.py --arg a=a.npz:data --schedule fast.py:apply --space '{{"tile": [1, 2]}}'
   sparsetir tune "C[i,k] = A[i,j] * X[j,k]" --A cora --X 2708x64
 
-How long other libraries take, a checkout tells: python -m bench run --op spmm --graph mine.npz
+To compare with other libraries, in a checkout: python -m bench run --op spmm --graph mine.npz
 """
 
 
@@ -77,44 +76,44 @@ def add(out: Parser) -> None:
     what = f"{', '.join(NAMED)}, a message, {OTHERS}"
     out.add_argument("op", metavar="OP|FILE", help=what)
     group = out.add_argument_group("of an operator")
-    graph = "see below; for a function, of its first sparse axis"
+    graph = "see below; for a function, the matrix of its first sparse axis"
     arguments.add_operator(group, graph, nargs="+", metavar="N")
-    number(group, "--heads", 1, "how many matrices share the pattern")
-    help_text = "of rgms and attention: features of X, of queries and keys (default: as --feat)"
+    number(group, "--heads", 1, "number of matrices that share the pattern")
+    help_text = "for rgms and attention: features of X, of queries and keys (default: --feat)"
     number(group, "--feat-in", 1, help_text, metavar="N")
-    help_text = "of messages: features of each edge, 1 or as --feat (default: values of the graph)"
+    help_text = "for messages: features per edge, 1 or --feat (default: values of the graph)"
     number(group, "--edge-feat", 1, help_text, metavar="N")
-    help_text = "of rgms: all values are one"
+    help_text = "for rgms: all values are one"
     how: dict[str, Any] = {"dest": "weighted", "action": "store_const", "const": False}
     group.add_argument("--unweighted", help=help_text, **how)
     group = out.add_argument_group("of a function in a file")
-    help_text = "of a parameter; once for each"
+    help_text = "the value of a parameter; once for each"
     group.add_argument("--arg", action="append", metavar="NAME=VALUE", help=help_text)
     group.add_argument("--schedule", metavar="FILE:NAME", help="function (sch, config) in a file")
     help_text = "lists of choices by name"
     group.add_argument("--space", type=arguments.mapping, metavar="JSON", help=help_text)
     arguments.add_target(out)
-    number(out, "--threads", 1, "of the CPU (default: all)", most=2**16)
+    number(out, "--threads", 1, "threads of the CPU (default: all)", most=2**16)
     group = out.add_argument_group("search")
     number(group, "--trials", 1, "configs to measure", default=64)
     number(group, "--seconds", 0.001, "stop after this time", float, MOST_SECONDS)
-    help_text = "auto: exhaustive where there are no more configs than trials, else tpe"
+    help_text = "auto: exhaustive if there are no more configs than trials, else tpe"
     samplers = ("auto", "tpe", "random", "exhaustive")
     group.add_argument("--sampler", choices=samplers, default="auto", help=help_text)
-    number(group, "--seed", 0, "of the sampler", default=0)
-    number(group, "--workers", 1, "that measure side by side", default=1)
+    number(group, "--seed", 0, "seed of the sampler", default=0)
+    number(group, "--workers", 1, "parallel measurements", default=1)
     help_text = "do not begin with configs of similar graphs"
     group.add_argument("--no-transfer", dest="transfer", action="store_false", help=help_text)
     group = out.add_argument_group("measuring")
     limit: dict[str, Any] = {"default": 60.0, "metavar": "SECONDS"}
-    number(group, "--time-limit", 0.001, "of each config", float, MOST_SECONDS, **limit)
-    help_text = "of each config, such as 4G"
+    number(group, "--time-limit", 0.001, "limit per config", float, MOST_SECONDS, **limit)
+    help_text = "limit per config, such as 4G"
     group.add_argument("--memory-limit", type=arguments.size, metavar="SIZE", help=help_text)
-    help_text = "a device, by TVM's RPC tracker"
+    help_text = "a device of TVM's RPC tracker"
     group.add_argument("--remote", type=_remote, metavar="HOST:PORT:KEY", help=help_text)
     group = out.add_argument_group("results")
-    group.add_argument("--records", metavar="PATH", help='where they are kept; "" keeps none')
-    help_text = "database for the trials of many machines, as postgresql+psycopg://user@host/name"
+    group.add_argument("--records", metavar="PATH", help='the file of results; "" for none')
+    help_text = "database that machines share, such as postgresql+psycopg://user@host/name"
     group.add_argument("--storage", metavar="URL", help=help_text)
     report = group.add_mutually_exclusive_group()
     report.add_argument("--report", type=Path, metavar="PATH", help="HTML file, or a folder")
@@ -123,7 +122,7 @@ def add(out: Parser) -> None:
 
 
 class Wanted(NamedTuple):
-    """A search: a title for its progress, arguments of `tune`, and where its report goes."""
+    """A search: a title for its progress, arguments of `tune`, and the path of its report."""
 
     title: str
     given: tuple[Any, ...]
@@ -132,7 +131,7 @@ class Wanted(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; its exit code."""
+    """Run the command; return its exit code."""
     from sparsetir.records.records import Records
     from sparsetir.tuning.progress import Bar
     from sparsetir.tuning.search import tune
@@ -215,7 +214,7 @@ def _given(args: argparse.Namespace, options: type) -> dict[str, Any]:
 
 
 def _check_operator(args: argparse.Namespace) -> None:
-    """Raise for what is no operator, and for options that are not for it."""
+    """Raise for an unknown operator, and for options that do not apply to it."""
     op, messages = args.op, is_message(args.op)
     if not messages and op not in (*NAMED, "u_dot_v") and not operator_named(op):
         raise UsageError(
@@ -234,7 +233,7 @@ def _check_operator(args: argparse.Namespace) -> None:
 
 
 def _check_device(args: argparse.Namespace) -> None:
-    """Raise where there is nothing here to measure on."""
+    """Raise if there is no device to measure on."""
     import tvm
 
     from sparsetir.cli.doctor import gpu
@@ -250,10 +249,10 @@ def _check_device(args: argparse.Namespace) -> None:
 def report_path(option: Path | None, what: str, feat: int | None = None) -> Path:
     """The path of a search's report.
 
-    given : a file, which is replaced, with the number of features in its name where it is one of
-        several; or a folder; None for the current one
-    what : for the name of a file in a folder; none that there is is replaced: the next free number
-        is put behind it
+    option : a file, which is replaced, with `feat` added to its name; or a folder; None for the
+        current one
+    what : name of a file in a folder; a free number is added rather than replace an existing file
+    feat : number of features, if there are several searches
     """
     if option is not None and not option.is_dir():
         return option if feat is None else option.with_stem(f"{option.stem}-{feat}")
@@ -265,7 +264,7 @@ def report_path(option: Path | None, what: str, feat: int | None = None) -> Path
 def _tell(
     args: argparse.Namespace, tuned: Search, name: str, where: Path | None, path: Path
 ) -> tuple[dict[str, object], int]:
-    """Print what was found and write the report; data for JSON and the exit code."""
+    """Print the results and write the report; return data for JSON and the exit code."""
     from sparsetir.tuning.report import table
 
     if not args.json:
@@ -282,7 +281,7 @@ def _tell(
 
 
 def _report(tuned: Search, path: Path, name: str) -> str | None:
-    """The report that was written; without matplotlib there is none."""
+    """Write the report and return its path; None if that fails, as without matplotlib."""
     try:
         from sparsetir.tuning.report import write_report
 

@@ -20,7 +20,7 @@ from sparsetir.runtime.arrays import is_array, is_torch, to_host, type_name
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.index_arrays import starts
 
-# Methods for NumPy's functions of two arrays, where a tensor is the first, and the second alone.
+# Methods for NumPy's functions of two arrays, if the first is a tensor, and if only the second is.
 OPERATORS = {
     "add": ("__add__", "__radd__"), "subtract": ("__sub__", "__rsub__"),
     "multiply": ("__mul__", "__rmul__"), "divide": ("__truediv__", "__rtruediv__"),
@@ -72,7 +72,7 @@ def _reduction(name: str, result: str) -> Callable[..., Any]:
         dtype : type, optional
             The result's type.
         out : None
-            Taken for NumPy, whose functions of this name call the method.
+            Accepted for NumPy, whose functions of this name call the method.
 
         Returns
         -------
@@ -82,7 +82,7 @@ def _reduction(name: str, result: str) -> Callable[..., Any]:
         Raises
         ------
         ValueError
-            Naming the argument; for an empty tensor, except in sums.
+            For an invalid argument; for an empty tensor, except in sums.
         """
     return method
 
@@ -150,7 +150,7 @@ class ArrayMethods:
     max, min = _reduction("max", "SparseTensor"), _reduction("min", "SparseTensor")
 
     vstack = _stacking("vstack", "one below the other")
-    hstack = _stacking("hstack", "one beside the other")
+    hstack = _stacking("hstack", "side by side")
 
     __hash__ = object.__hash__
 
@@ -171,7 +171,7 @@ class ArrayMethods:
                 if ufunc(self.dtype.type(0)) == 0:
                     return self.with_values(ufunc(self.values))
         if not all(isinstance(x, ArrayMethods | np.ndarray) or _is_number(x) for x in inputs):
-            return NotImplemented  # which another library's array may know
+            return NotImplemented  # another library's array may support it
         who = f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"
         kinds = " and ".join(type_name(x) for x in inputs)
         raise TypeError(

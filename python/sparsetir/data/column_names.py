@@ -46,7 +46,7 @@ def used_columns(path: Path, names: list[str], columns: int) -> tuple[int, ...]:
         )
     if others:
         what = ", ".join(names[n].strip() for n in others)
-        warnings.warn(f"{path}: columns that are no weights are ignored: {what}", stacklevel=2)
+        warnings.warn(f"{path}: columns other than weights are ignored: {what}", stacklevel=2)
     return (*ends, *weights)
 
 

@@ -60,7 +60,7 @@ def load_graph(source: str | Path) -> sp.csr_array:
     Returns
     -------
     (m, n) csr_array, float32 or float64
-        Sorted int32 indices (int64 where they do not fit), without duplicates. Values are the
+        Sorted int32 indices (int64 if they do not fit), without duplicates. Values are the
         weights of the file, or else ones: float32, or float64 if an .npz file or a sparse tensor
         has that. Those of equal edges are added; stored zeros are kept.
 
@@ -73,7 +73,7 @@ def load_graph(source: str | Path) -> sp.csr_array:
 
     Notes
     -----
-    Where a file distinguishes sources and targets, rows are targets and columns sources, so that
+    If a file distinguishes sources and targets, rows are targets and columns sources, so that
     A @ X aggregates the incoming edges of each node (like `SparseMatrix.from_edge_index`).
 
     A file may demand 256 MiB of memory, or 256 bytes per byte of its own: more is refused, as a

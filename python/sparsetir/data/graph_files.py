@@ -62,7 +62,7 @@ def _read_torch(path: Path) -> sp.coo_array:
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is None:
-            raise GraphError(f"{path}: is no file of torch.save, or is damaged") from error
+            raise GraphError(f"{path}: is not a file of torch.save, or is damaged") from error
         raise GraphError(
             f"{path}: expected tensors in lists and dicts, got {named[1]}, of which no code is "
             "run; torch.save({'edge_index': edge_index, 'num_nodes': n}, path) makes such a file"
@@ -90,7 +90,7 @@ def _read_torch(path: Path) -> sp.coo_array:
     if weights is None:
         each = {k: x for k, x in data.items() if torch.is_tensor(x) and x.numel() == count}
         name = weight_of(path, (k for k in each if isinstance(k, str)))
-        attributes = each.get("edge_attr")  # floats; what kinds of edges have are integers
+        attributes = each.get("edge_attr")  # floats; integers are kinds of edges
         is_weight = attributes is not None and attributes.is_floating_point()
         weights = each[name] if name else attributes if is_weight else None
     if torch.is_tensor(weights):

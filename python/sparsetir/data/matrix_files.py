@@ -54,7 +54,7 @@ def read_market(path: Path) -> sp.coo_array:
     if field == "complex":
         raise ValueError("expected real numbers, got complex ones")
     if symmetry != "general" and m != n:
-        raise ValueError(f"expected as many rows as columns of what is {symmetry}, got {m} x {n}")
+        raise ValueError(f"expected as many rows as columns for a {symmetry} matrix, got {m} x {n}")
     need_room(path, ELEMENT_BYTES * count, f"a matrix with {count:,} elements")
     words = _count_words(path, field)
     matrix: Any = mmread(text(), spmatrix=False)

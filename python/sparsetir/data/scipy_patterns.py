@@ -11,7 +11,7 @@ from sparsetir.data.sources import NATIVE, Stored, is_sparse, summed
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats.pattern import Pattern
 
-FORMATS = ("csr", "csc", "coo")  # whose patterns are kept
+FORMATS = ("csr", "csc", "coo")  # formats whose patterns are kept
 
 
 class _Copied(NamedTuple):
@@ -30,7 +30,7 @@ def adopt(who: str, name: str, data: Any) -> SparseTensor:
     """Convert an operand of one call, whose pattern is then not checked again.
 
     data : anything that :class:`SparseMatrix` accepts, or a sparse object of any order
-    who, name : function and argument, as errors name them
+    who, name : names of the function and argument, for errors
     """
     known = data if isinstance(data, SparseTensor) else known_tensor(data)
     if known is not None:
@@ -47,11 +47,11 @@ def adopt(who: str, name: str, data: Any) -> SparseTensor:
     ref = weakref.ref(data, lambda _: _copied.pop(key, None))
     _copied[key] = _Copied(ref, _indices(own), tensor.pattern, tensor.places)
     known = known_tensor(data)
-    return tensor if known is None else known  # None for values that only the copy has in our types
+    return tensor if known is None else known  # None if only the copy has values of our types
 
 
 def adopt_matrix(who: str, name: str, data: Any) -> SparseMatrix:
-    """:func:`adopt` for what has to be a matrix."""
+    """:func:`adopt` for an operand that must be a matrix."""
     return SparseMatrix.adopt(who, name, adopt(who, name, data))
 
 

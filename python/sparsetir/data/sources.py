@@ -182,7 +182,7 @@ def distinct(coords: list[np.ndarray], shape: tuple[int, ...]) -> tuple[list, np
     count = len(coords[0])
     bits = count.bit_length()
     if math.prod(shape) << bits < 2**63:
-        # Coordinate and position in one number: to sort these is faster than argsort, and stable.
+        # Coordinate and position in one number: sorting these is faster than argsort, and stable.
         key = coords[0].astype(np.int64)
         for c, length in zip(coords[1:], shape[1:], strict=True):
             key *= length
@@ -262,7 +262,7 @@ def _of_sparse(who: str, argument: str, data: Any, values: object, shape: Any) -
 
 def _none_beside(who: str, values: object, what: str) -> None:
     if values is not None:
-        raise ValueError(f"{who}: argument 'values': expected none beside {what}")
+        raise ValueError(f"{who}: argument 'values': expected none for {what}")
 
 
 def _read_scipy(who: str, argument: str, data: Any) -> Stored:
@@ -330,7 +330,7 @@ def read_matrix(
     """Read anything that :func:`adopted` takes.
 
     values, shape : for edges and pairs only; others have their own
-    who, name : function and argument, as errors name them
+    who, name : names of the function and argument, for errors
     """
     source = adopted(who, name, data)
     if isinstance(source, Edges):
@@ -423,7 +423,7 @@ def adopted(who: str, name: str, data: Any) -> object:
         - a graph of DGL with one relation, without weights; a `dgl.sparse.SparseMatrix`
         - a `torch_sparse.SparseTensor`
 
-    who, name : function and argument, as errors name them
+    who, name : names of the function and argument, for errors
 
     Raises TypeError and ValueError for other data.
     """

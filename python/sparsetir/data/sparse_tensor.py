@@ -78,7 +78,7 @@ class SparseTensor(ArrayMethods):
     -----
     Elements are kept in lexicographic order of their coordinates, without duplicates. Values of
     duplicate coordinates are added, as in scipy, 16-bit ones in float32; stored zeros are kept.
-    Coordinates are int32, or int64 where a length or nnz does not fit.
+    Coordinates are int32, or int64 if a length or nnz does not fit.
 
     Arrays may be of NumPy, torch, TVM or anything with DLPack. They are never changed, and not
     copied if they are in canonical order and of the right type already: later writes to them then
@@ -389,8 +389,8 @@ class SparseTensor(ArrayMethods):
         self._check_order(other.pattern)
         if values is not None:
             raise ValueError(
-                f"{who}: argument 'values': expected none beside a {type(other).__name__}; "
-                "with_values gives it others"
+                f"{who}: argument 'values': expected none for a {type(other).__name__}; "
+                "with_values replaces them"
             )
         if shape is not None and sources.check_shape(who, shape, len(other.shape)) != other.shape:
             raise ValueError(f"{who}: argument 'shape': expected {other.shape}, got {shape}")
@@ -443,7 +443,7 @@ class SparseMatrix(SparseTensor):
         Parameters
         ----------
         who, name : str
-            Function and argument, as errors name them.
+            Names of the function and argument, for errors.
         data : matrix
             The same as for the class.
 
@@ -590,9 +590,9 @@ class SparseMatrix(SparseTensor):
             "plus_times"; "min_plus", whose sums are minima of sums, such as shortest paths of two
             edges; "max_plus", "max_times", "or_and".
         mask : (m, p) sparse matrix, optional
-            The pattern of the result, which is computed there alone. Where the product stores
-            nothing it is the semiring's zero: 0, or an infinity (for integers the largest or least
-            number) if sums are minima or maxima. With an earlier result as the mask only the
+            The pattern of the result: only its elements are computed. Where the product stores
+            nothing they are the semiring's zero: 0, or an infinity (for integers the largest or
+            least number) if sums are minima or maxima. With an earlier result as the mask only the
             numeric phase runs.
 
         Returns
@@ -604,7 +604,7 @@ class SparseMatrix(SparseTensor):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
 
         Notes
         -----
@@ -631,7 +631,7 @@ class SparseMatrix(SparseTensor):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
 
         Notes
         -----
@@ -656,12 +656,12 @@ class SparseMatrix(SparseTensor):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
         """
         return self._with_others("vecdot", other).values
 
     def kron(self, other: object) -> Self:
-        """The Kronecker product with another sparse matrix: its blocks, each times an element.
+        """The Kronecker product: copies of another sparse matrix, each times an element of this.
 
         Parameters
         ----------
@@ -675,7 +675,7 @@ class SparseMatrix(SparseTensor):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
         """
         return self._with_others("kron", other)
 

@@ -6,7 +6,7 @@ On top of `torch.distributed` (gloo on CPUs, NCCL on GPUs), started by `torchrun
 
 >>> import torch
 >>> from sparsetir import distributed
->>> store = torch.distributed.HashStore()  # torchrun's, where there are several processes
+>>> store = torch.distributed.HashStore()  # torchrun's, for several processes
 >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 >>> graph = distributed.DistGraph.from_edges(torch.tensor([[0, 1, 2], [1, 0, 0]]))
 >>> distributed.spmm(graph, torch.eye(3))

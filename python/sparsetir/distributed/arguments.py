@@ -1,4 +1,4 @@
-"""Arguments of operators on a graph, looked at on all processes together."""
+"""Checks of operators' arguments on a graph, made on all processes together."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# So many of the first calls on a graph are compared among processes, so that a wrong argument of
-# one of them is an error of all. Later calls are like these, as a rule; those that are not, too.
+# Number of first calls on a graph that are compared among processes, so that an invalid argument on
+# one of them is an error on all. Later calls are only compared if they are unlike all of these.
 COMPARED_CALLS = 16
 
 
 def untraced(call: Callable[P, T]) -> Callable[P, T]:
-    """The same function, which torch.compile leaves as it is, between the graphs that it makes."""
-    apart = _disable_dynamo(call)  # which imports what it takes when it is called
+    """Exclude a function from torch.compile, which calls it between the graphs that it makes."""
+    apart = _disable_dynamo(call)  # imports its dependencies when called
 
     @wraps(call)
     def either(*args: P.args, **options: P.kwargs) -> T:
@@ -38,7 +38,7 @@ def untraced(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def compared(graph: DistGraph, who: str, check: Callable[[], object]) -> None:
-    """Look at arguments; those of the first calls, and new ones, on all processes together."""
+    """Check arguments; those of the first calls, and new ones, on all processes together."""
     if graph.compared < COMPARED_CALLS:
         graph.compared += 1
         graph.seen.add(together(graph.group, who, lambda: (who, check())))
@@ -61,9 +61,9 @@ def likeness(x: Tensor | None, rows: int = -2) -> tuple[object, ...]:
 def check_rows(
     who: str, name: str, x: Any, rows: int, dims: tuple[int, ...], like: Tensor | None = None
 ) -> None:
-    """Raise unless x has a row for each own node; dims : how many dimensions it may have.
+    """Raise unless x has a row for each own node; dims : the numbers of dimensions it may have.
 
-    x : (rows, feat) or (heads, rows, feat), which callers have as (rows, heads, feat)
+    x : (rows, feat) or (heads, rows, feat), which callers pass as (rows, heads, feat)
     """
     check_tensor(who, name, x, like)
     if x.dim() not in dims or x.shape[-2] != rows:
@@ -72,15 +72,15 @@ def check_rows(
 
 
 def shown(x: Tensor) -> tuple[int, ...]:
-    """The shape of an operand as callers have it, of one whose heads come first."""
+    """The shape of an operand with heads first, in the form that callers pass."""
     return tuple(x.shape if x.dim() < 3 else x.transpose(0, 1).shape)
 
 
 def check_values(who: str, values: Any, x: Tensor, nnz: int) -> None:
-    """Raise unless they are (nnz,) or (heads, nnz), to go with x; callers have heads last."""
+    """Raise unless values are (nnz,) or (heads, nnz), and fit x; callers have heads last."""
     check_tensor(who, "values", values, x)
     fits = values.dim() in (1, 2) and values.shape[-1] == nnz
-    if fits and values.dim() == 2:  # of one head is x, too: (nnz, 1) may be weights of PyG
+    if fits and values.dim() == 2:  # one head needs x with heads: (nnz, 1) may be weights of PyG
         fits = len(values) == len(x) if x.dim() == 3 else len(values) > 1
     if not fits:
         expected = f"shape ({nnz},) or ({nnz}, heads), a number for each own edge"
@@ -88,7 +88,7 @@ def check_values(who: str, values: Any, x: Tensor, nnz: int) -> None:
 
 
 def cast(*tensors: Any) -> tuple[Any, ...]:
-    """Convert to autocast's dtype, where that is on."""
+    """Convert to autocast's dtype, if autocast is on."""
     device = next(x for x in tensors if x is not None).device.type
     if not torch.is_autocast_enabled(device):
         return tensors

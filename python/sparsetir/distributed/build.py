@@ -1,4 +1,4 @@
-"""Exchange of edges: from those that each process reads to those that it owns."""
+"""Exchange of edges, from the processes that read them to those that own them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHO = "DistGraph.from_edges"
 def sent_home(
     group: dist.ProcessGroup, n: int, ends: Tensor, of_edges: list[Tensor], how: Any
 ) -> tuple[Partition, Tensor, list[Tensor]]:
-    """The partition, and (2, nnz) new numbers of the edges into own nodes, with what they have."""
+    """The partition, (2, nnz) new numbers of the edges into own nodes, and these edges' data."""
     partition = make_partition(WHO, group, n, ends[0], ends[1], how)
     new = partition.renumbered(WHO, ends.reshape(-1)).view(2, -1)
     owners = partition.owners(new[1])
@@ -37,7 +37,7 @@ def sent_home(
 def coalesced(
     group: dist.ProcessGroup, sources: Tensor, targets: Tensor, values: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Distinct edges by targets and sources, with the sum of values; None where all are one."""
+    """Distinct edges by targets and sources, with sums of values; None if all are one."""
     order = torch.argsort(sources, stable=True)
     order = order[torch.argsort(targets[order], stable=True)]
     sources, targets = sources[order], targets[order]
@@ -54,13 +54,13 @@ def coalesced(
 
 
 def least_nodes(group: dist.ProcessGroup, ends: Tensor) -> int:
-    """A number of nodes such that each node of an edge is one of them; collective."""
+    """The least number of nodes that includes the ends of all edges; collective."""
     most = ends.max() if ends.numel() else torch.tensor(-1, device=ends.device)
     return int(total(group, WHO, most.view(1).clone(), dist.ReduceOp.MAX)) + 1
 
 
 def check_edges(edge_index: Any, values: Any, edge_data: Mapping[str, Any]) -> None:
-    """Raise for what cannot be the edges of a process, and what goes with them."""
+    """Raise unless the arguments are the edges of a process, and data for each of them."""
     check_kind(WHO, "edge_index", edge_index)
     if edge_index.dim() != 2 or len(edge_index) != 2:
         raise wrong(WHO, "edge_index", "shape (2, E)", tuple(edge_index.shape))
@@ -78,7 +78,7 @@ def check_edges(edge_index: Any, values: Any, edge_data: Mapping[str, Any]) -> N
 
 
 def check_exchange_dtype(dtype: object) -> None:
-    """Raise unless rows can be rounded to it on their way."""
+    """Raise unless rows can be rounded to the dtype while they are sent."""
     if dtype not in (None, torch.float16, torch.bfloat16):
         expected = "torch.float16, torch.bfloat16 or None"
         raise wrong("DistGraph", "exchange_dtype", expected, f"{dtype!r}")

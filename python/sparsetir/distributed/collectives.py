@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class DistributedError(RuntimeError):
-    """Another process of the group ended, hangs, or got wrong input."""
+    """Raised if another process of the group ended, hangs, or got invalid input."""
 
 
 def group_of(who: str, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group, by default all processes; RuntimeError where there is none."""
+    """The group, by default all processes; RuntimeError if there is none."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
             f"{who}: expected a group of processes: run under torchrun and call "
@@ -33,7 +33,7 @@ def group_of(who: str, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def check_device(who: str, name: str, group: dist.ProcessGroup, x: Tensor) -> None:
-    """Raise unless the group's engine sends tensors from where x is."""
+    """Raise unless the group's backend sends tensors on x's device."""
     engine = str(dist.get_backend(group))
     wanted = {"nccl": "cuda", "gloo": "cpu", "mpi": "cpu"}.get(engine, x.device.type)
     if x.device.type != wanted:
@@ -42,7 +42,7 @@ def check_device(who: str, name: str, group: dist.ProcessGroup, x: Tensor) -> No
 
 @contextmanager
 def in_time(group: dist.ProcessGroup, who: str) -> Iterator[None]:
-    """Turn errors of the engine, of processes that ended or hang, into DistributedError."""
+    """Turn the backend's errors about processes that ended or hang into DistributedError."""
     try:
         yield
     except DistributedError:
@@ -58,11 +58,11 @@ def in_time(group: dist.ProcessGroup, who: str) -> Iterator[None]:
 def together(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> T:
     """Run `check` on all processes, or fail on all; collective, as is all below.
 
-    check : raises ValueError, TypeError, OSError or ImportError for what is wrong on this process,
-        and gives what is to be equal on all
+    check : raises ValueError, TypeError, OSError or ImportError for an error of this process, and
+        returns a value that must be equal on all
 
     Raises that error on its process and DistributedError, with its text, on the others;
-    DistributedError on all where results differ.
+    DistributedError on all if results differ.
     """
     error, value_here = None, None
     try:
@@ -87,7 +87,7 @@ def together(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> T:
 
 
 def total(group: dist.ProcessGroup, who: str, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
-    """Sums, or what `op` makes, of a small tensor over the processes; x is written to."""
+    """Reduce a small tensor over the processes by `op`, in place."""
     with in_time(group, who):
         dist.all_reduce(x, op, group=group)
     return x
@@ -113,10 +113,10 @@ def swap(
 ) -> tuple[Tensor, list[int]]:
     """Send rows of x, in order: `send[p]` of them to process p.
 
-    x : (rows, ...) of any dtype, equal on all processes but for the rows
-    receive : rows that come from each process; without it, one more message tells
+    x : (rows, ...) of any dtype; only the number of rows may differ between processes
+    receive : number of rows from each process; without it, one more message is exchanged
 
-    Gives rows of the processes in order, and how many come from each.
+    Returns the received rows in the order of their processes, and the number from each.
     """
     sizes = list(receive) if receive is not None else split_sizes(group, who, send, x.device)
     out = x.new_empty((sum(sizes), *x.shape[1:]))
@@ -127,6 +127,6 @@ def swap(
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """(rows, bytes): the same memory, as engines have not all dtypes; rows are not empty."""
+    """View x as (rows, bytes), as backends lack some dtypes; rows must not be empty."""
     rows = x.contiguous().view(x.shape[0], x.shape[1:].numel())
     return rows.view(torch.uint8)

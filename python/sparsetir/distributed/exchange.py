@@ -1,5 +1,5 @@
 """Rows that processes need from each other: the senders are determined once, rows are sent as
-often as features change, and gradients go the same way back."""
+often as features change, and gradients are sent back the same way."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sparsetir.distributed.collectives import as_bytes, in_time, split_sizes, sw
 
 
 class Exchange:
-    """The rows that each process sends to each, and gets of each: its halo.
+    """The rows that each process sends to others, and those it receives, its halo.
 
     group : the processes
-    own : rows of this process
-    sent : (k,) int64 own rows in the order in which they go; one that several processes need is
-        there several times
+    own : number of rows of this process
+    sent : (k,) int64 own rows in the order of sending; one that several processes need occurs
+        several times
     send, receive : number of rows to each process, and from each
-    halo : rows that come, the sum of `receive`, in the order of their processes
-    any : whether there are any on any process
-    bytes_sent : bytes sent to other processes so far, without the engine's own
+    halo : number of received rows, in the order of their processes
+    any : whether any process receives rows
+    bytes_sent : bytes sent to other processes so far, without the backend's overhead
     """
 
     group: dist.ProcessGroup
@@ -39,7 +39,7 @@ class Exchange:
         """Ask for rows; collective.
 
         start : the new number of the first own row
-        halo : (halo,) new numbers of the rows that are needed, ascending
+        halo : (halo,) new numbers of the needed rows, ascending
         owners : (halo,) their processes
         """
         count = dist.get_world_size(group)
@@ -50,10 +50,10 @@ class Exchange:
         self.sent: Tensor = requested - start
         self.bytes_sent = 0
         rows = total(group, who, torch.tensor([self.halo], device=halo.device))
-        self.any = bool(int(rows))  # else no process sends anything, nor begins to
+        self.any = bool(int(rows))  # else no process communicates
 
     def begin(self, who: str, x: Tensor, dtype: torch.dtype) -> Transfer:
-        """Begin to send own rows, (own, ...), to those who need them: (halo, ...) will come.
+        """Begin to send own rows, (own, ...), to where they are needed, and receive (halo, ...).
 
         dtype : type of the rows while they are sent
         """
@@ -62,19 +62,19 @@ class Exchange:
             return Transfer(self, who, packed, self.receive, self.send)
 
     def begin_back(self, who: str, grad: Tensor, dtype: torch.dtype) -> Transfer:
-        """Begin to send gradients of the halo, (halo, ...), back: (len(sent), ...) will come."""
+        """Begin to send gradients of the halo, (halo, ...), back, and receive (len(sent), ...)."""
         with record_function("sparsetir: pack"):
             return Transfer(self, who, grad.to(dtype).contiguous(), self.send, self.receive)
 
     def add_returned(self, rows: Tensor, to: Tensor) -> None:
-        """Add (len(sent), ...) rows to the own rows that they are of, (own, ...), in place.
+        """Add rows (len(sent), ...) to the own rows in `sent`, (own, ...), in place.
 
-        Sums are in one order.
+        The order of sums is fixed.
         """
-        # Heads one by one where each is contiguous, as torch then adds whole rows.
+        # Heads one by one if each is contiguous, as torch then adds whole rows.
         apart = to.dim() == 3 and not to.is_contiguous()
         each = zip(to.unbind(1), rows.unbind(1), strict=True) if apart else [(to, rows)]
-        # Threads of a GPU add in any order, but for the rows of one process, which differ.
+        # Threads of a GPU add in any order, so add by process, whose rows are distinct.
         sizes = self.send if to.is_cuda else [len(self.sent)]
         for into, some in each:
             parts = zip(self.sent.split(sizes), some.split(sizes), strict=True)
@@ -83,20 +83,20 @@ class Exchange:
 
 
 class Transfer:
-    """Rows on their way.
+    """Rows in transfer.
 
-    packed : (sum(send), ...) in the order of the processes that they go to
+    packed : rows to send, (sum(send), ...), in the order of their destinations
     """
 
     def __init__(
         self, exchange: Exchange, who: str, packed: Tensor, receive: list[int], send: list[int]
     ) -> None:
         self._group, self._who = exchange.group, who
-        self._packed = packed  # alive until it has gone
+        self._packed = packed  # kept alive until it is sent
         self._into = packed.new_empty((sum(receive), *packed.shape[1:]))
         self._work: dist.Work | None = None
         if exchange.any and packed.shape[1:].numel():
-            exchange.bytes_sent += packed.nbytes  # rows go to other processes alone
+            exchange.bytes_sent += packed.nbytes  # no rows are sent to itself
             into, rows = as_bytes(self._into), as_bytes(packed)
             with in_time(self._group, who):
                 self._work = dist.all_to_all_single(
@@ -104,7 +104,7 @@ class Transfer:
                 )
 
     def wait(self) -> Tensor:
-        """(sum(receive), ...) when all of them are there."""
+        """Wait until all rows have arrived; return them, (sum(receive), ...)."""
         with record_function("sparsetir: wait"), in_time(self._group, self._who):
             if self._work is not None:
                 self._work.wait()
@@ -113,13 +113,13 @@ class Transfer:
 
 
 class Passage:
-    """Rows that go to halos while something else is computed, and their gradients that come back.
+    """An exchange of rows that overlaps with computation, as does that of their gradients.
 
-    Between :meth:`leave` and :meth:`arrive` own rows are worked with. Autograd goes the other way:
-    once what was made of the halo has its gradient, this is sent, and while that of own rows is
-    computed it is under way.
+    Own rows are processed between :meth:`leave` and :meth:`arrive`. Autograd runs in reverse: the
+    gradient of the halo is sent once it is known, and is in transfer while that of own rows is
+    computed.
 
-    who : is named in errors
+    who : name of the caller, for errors
     dtype : type of rows and gradients while they are sent
     """
 
@@ -128,7 +128,7 @@ class Passage:
         self.transfer: Transfer | None = None
 
     def leave(self, x: Tensor) -> Tensor:
-        """The same rows (own, ...), with which to compute until those of others are there."""
+        """Begin to send x, (own, ...); return it, to compute with until others' rows arrive."""
         rows, self._sent = _Leave.apply(self, x)
         return rows
 
@@ -148,14 +148,14 @@ class _Leave(torch.autograd.Function):
     def forward(ctx: Any, passage: Passage, x: Tensor) -> tuple[Tensor, Tensor]:
         passage.transfer = passage.exchange.begin(passage.who, x, passage.dtype)
         ctx.passage = passage
-        return x, x.new_empty(0)  # by which autograd knows that the halo comes of x
+        return x, x.new_empty(0)  # shows autograd that the halo depends on x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         grad, passage = grads[0], ctx.passage
-        # A copy, as others may have the gradient, too; made while rows are under way. 16-bit
-        # numbers are added up in float32.
+        # A copy, as others may hold the gradient, too; made while rows are in transfer. 16-bit
+        # numbers are summed in float32.
         own_grad = grad.to(torch.promote_types(grad.dtype, torch.float32), copy=True)
         returned = passage.wait()
         with record_function("sparsetir: unpack"):

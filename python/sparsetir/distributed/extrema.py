@@ -1,4 +1,4 @@
-"""Greatest and least over edges from own nodes and from others, with gradients."""
+"""Maxima and minima over edges from own nodes and from others, with gradients."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def extremum(
     largest: bool,
     heads: int,
 ) -> Tensor:
-    """Greatest or least products; own (own, feat) or (heads, own, feat), values (nnz,), (heads,
-    nnz) or None; float32 or float64, in which products are compared.
+    """Greatest or least products of rows (own, feat) or (heads, own, feat) and values (nnz,),
+    (heads, nnz) or None; float32 or float64, in which products are compared.
 
     passage : the exchange that has sent own rows
     heads : the argument of :func:`sparsetir.distributed.parts.with_heads`
@@ -59,7 +59,7 @@ def extremum(
 
 
 class _Chosen(torch.autograd.Function):
-    """The extrema, which are known, of the edges that are known, too."""
+    """Known extrema, with the edges that they come from, made differentiable."""
 
     @staticmethod
     def forward(
@@ -101,7 +101,7 @@ class _Chosen(torch.autograd.Function):
 def _extremum(
     A: Operand, values: Tensor | None, x: Tensor, largest: bool, heads: int, placed: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The extrema over A's elements, and, if wanted, which element each is of."""
+    """The extrema over A's elements, and, if `placed`, the element that each comes from."""
     values, x = with_heads(values, x, heads)
     values = None if values is None else values.contiguous()
     if not placed:
@@ -113,6 +113,6 @@ def _extremum(
 
 
 def _empty(A: Operand, first: int, rows: int) -> Tensor:
-    """(rows, 1) whether rows from the first on have no elements."""
+    """Whether each row from `first` on has no elements, (rows, 1)."""
     starts = A.rowptr[first : first + rows + 1]
     return (starts[1:] == starts[:-1])[:, None]

@@ -1,4 +1,4 @@
-"""Graphs from files, a part of which each process reads."""
+"""Readers of graph files, of which each process reads a part."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Share(NamedTuple):
     """A part of the edges of a file.
 
     sources, targets : (E,) int64
-    values : (E,) float32 or float64; None where all are one
-    nodes : number in the whole graph if `told`, else in this part
-    told : whether the file says how many nodes there are
+    values : (E,) float32 or float64; None if all are one
+    nodes : number of nodes of the whole graph if `told`, else of this part
+    told : whether the file states the number of nodes
     """
 
     sources: np.ndarray
@@ -41,10 +41,10 @@ class Share(NamedTuple):
 
 
 def read_share(source: str | Path, part: int, parts: int) -> Share:
-    """Part `part`, from 0, of as many equal parts of a file's edges; see DistGraph.from_file.
+    """Read part `part`, from 0, of `parts` equal parts of a file's edges; see DistGraph.from_file.
 
-    Memory for the part alone is taken, also of an .npz file that is compressed, which is unpacked
-    up to the part's end. Raises GraphError that names the file.
+    Only the part takes memory, even of a compressed .npz file, which is unpacked up to the part's
+    end. Raises GraphError that names the file.
     """
     text = str(as_path("DistGraph.from_file", "path", source))
     plain, transposed = (text[:-2], True) if text.endswith(":T") else (text, False)
@@ -181,7 +181,7 @@ def _ids(path: Path, array: _Array, begin: int, end: int) -> np.ndarray:
 
 
 def _rows(path: Path, array: _Array, begin: int, end: int, count: int) -> np.ndarray:
-    """(end - begin,) rows of elements, of row pointers; these are looked through in pieces."""
+    """The row of each element, (end - begin,), from row pointers, which are read in pieces."""
     rows = []
     last = None
     for start in range(0, array.count, PIECE):
@@ -203,7 +203,7 @@ def _rows(path: Path, array: _Array, begin: int, end: int, count: int) -> np.nda
 
 
 def _weights(path: Path, data: np.ndarray) -> np.ndarray | None:
-    """Weights as `load_graph` has them; None where all are one."""
+    """Weights in the types of `load_graph`; None if all are one."""
     if data.dtype.kind not in "biuf":
         raise GraphError(f"{path}: data: expected real numbers, got {data.dtype}")
     if (data == 1).all():

@@ -34,12 +34,12 @@ from sparsetir.runtime.arrays import dtype_name
 
 
 class DistGraph(Rows):
-    """A graph whose edges are spread over processes by target; layers take it for edges.
+    """A graph whose edges are spread over processes by target; layers accept it as edges.
 
-    Get one with :meth:`from_edges` or :meth:`from_file`. Each process has some nodes, its own ones,
-    with all edges into them. Features, and all else that has a row for each node, are tensors with
-    a row for each own node, in the order of `nodes`. Methods are collective, unless they say not:
-    all processes of the group call them, in the same order.
+    Get one with :meth:`from_edges` or :meth:`from_file`. Each process owns some nodes, and has all
+    edges into them. Features and other data of nodes are tensors with a row for each own node, in
+    the order of `nodes`. Methods are collective unless they state otherwise: all processes of the
+    group call them, in the same order.
 
     Parameters
     ----------
@@ -54,16 +54,16 @@ class DistGraph(Rows):
     edge_data : mapping of str to (nnz, ...) Tensor
         Further data of own edges, in their order.
     num_edges : int
-        Edges of the whole graph.
+        Number of edges of the whole graph.
 
     Attributes
     ----------
     num_nodes : int
-        Nodes of the whole graph.
+        Number of nodes of the whole graph.
     own, halo : int
-        Own nodes; nodes of others with edges to own ones.
+        Numbers of own nodes, and of other nodes with edges to own ones.
     nnz : int
-        Edges into own nodes.
+        Number of edges into own nodes.
     nodes : (own,) Tensor, int64
         The own nodes, ascending.
     local, remote : Operand
@@ -85,14 +85,14 @@ class DistGraph(Rows):
         self, group: dist.ProcessGroup, partition: Partition, sources: Tensor, targets: Tensor,
         values: Tensor | None, edge_data: Mapping[str, Tensor], num_edges: int,
     ) -> None:  # fmt: skip
-        """Take own edges: new numbers of sources, own ones of targets; collective."""
+        """Take own edges: sources by new numbers, targets by own ones; collective."""
         self.group, self.partition = group, partition
         self.num_nodes, self.num_edges = partition.blocks.n, num_edges
         self.nodes, self.nnz = partition.nodes, len(targets)
         self.own: int = len(self.nodes)
         self.exchange_dtype: torch.dtype | None = None
         self.compared = 0  # calls whose arguments were compared with those of other processes
-        self.seen: set[Any] = set()  # what arguments that were compared have in common
+        self.seen: set[Any] = set()  # likenesses of the compared arguments
         self._made = {}
         self._split(sources, targets)
         order = self._order
@@ -112,15 +112,15 @@ class DistGraph(Rows):
         exchange_dtype: torch.dtype | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> DistGraph:
-        """A graph of the edges that all processes give together, each some of them; collective.
+        """Make a graph of the edges that all processes pass, each a part of them; collective.
 
         Parameters
         ----------
         edge_index : (2, E) Tensor, int32 or int64
-            Sources and targets; E may differ, and be 0. On the device that the group's engine has:
-            a GPU for NCCL, the CPU for gloo.
+            Sources and targets; E may differ between processes, and be 0. On the device of the
+            group's backend: a GPU for NCCL, the CPU for gloo.
         num_nodes : int, optional
-            The number of nodes, by default up to the greatest one that has an edge.
+            The number of nodes, by default up to the largest one that has an edge.
         values : (E,) Tensor, optional
             Weights; float16, bfloat16, float32 or float64.
         edge_data : mapping of str to (E, ...) Tensor, optional
@@ -128,17 +128,17 @@ class DistGraph(Rows):
         partition : str, Tensor or pair of Tensor
             The assignment of nodes to processes:
 
-            - "rows": nodes in their order, so that each process has about as much work, which is
-              the number of edges into its nodes and of the nodes themselves
+            - "rows": nodes in their order, with about equal work on each process: the number of its
+              nodes and of the edges into them
             - (num_nodes,) int32 or int64, the process of each node, the same tensor on all; or a
-              pair (nodes, processes) of those that this process knows of, together each node once
-            - "metis": few edges between processes, by the package pymetis. Process 0 finds it, and
-              needs memory for the edges of all
+              pair (nodes, processes) for the nodes that this process knows, together each node once
+            - "metis": few edges between processes, by the package pymetis. Process 0 computes it,
+              and needs memory for all edges
 
         coalesce : bool
-            Add up the values, ones without any, of equal edges.
+            Merge equal edges, adding their values, or ones.
         exchange_dtype : torch.dtype, optional
-            torch.float16 or torch.bfloat16, for features and gradients on their way.
+            torch.float16 or torch.bfloat16, for features and gradients while they are sent.
         group : optional
             A group of torch.distributed, by default all processes.
 
@@ -149,14 +149,14 @@ class DistGraph(Rows):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument, on processes with something wrong.
+            On processes with an invalid argument, which the message names.
         DistributedError
             On the others.
 
         Notes
         -----
-        No process needs more than its share: nodes are found by sending their numbers to processes
-        that know them.
+        No process needs more than its share: nodes are looked up by sending their numbers to
+        processes that know them.
         """
         group = group_of(WHO, group)
         edge_data = dict(edge_data or {})
@@ -211,16 +211,16 @@ class DistGraph(Rows):
         group: dist.ProcessGroup | None = None,
         device: Any = "cpu",
     ) -> DistGraph:
-        """A graph from a file that all processes can read, each a part of it; collective.
+        """Make a graph from a file, of which each process reads a part; collective.
 
         Parameters
         ----------
         path : str or Path
-            As :func:`sparsetir.graphs.load_graph` takes it, but only .npz files of one matrix (or
-            `file.npz:layer`) in CSR or coordinates, and edge lists that are not compressed; ":T"
-            behind it transposes. Rows are targets and columns sources.
+            As for :func:`sparsetir.graphs.load_graph`, but only .npz files of one matrix (or
+            `file.npz:layer`) in CSR or coordinates, and uncompressed edge lists; the suffix ":T"
+            transposes. Rows are targets and columns sources.
         num_nodes : int, optional
-            At least as many as the file has, which is the default.
+            The number of nodes, at least that of the file, which is the default.
         partition, exchange_dtype, group
             The same as for :meth:`from_edges`.
         device : torch.device or str
@@ -229,13 +229,13 @@ class DistGraph(Rows):
         Returns
         -------
         DistGraph
-            The graph that `load_graph` gives: equal edges are added up. It has values where these
-            are not all one.
+            The graph that `load_graph` returns: equal edges are merged, adding their values. It has
+            values unless all are one.
 
         Raises
         ------
         GraphError
-            A ValueError, for files; others as :meth:`from_edges`.
+            A ValueError, for an invalid file; also the errors of :meth:`from_edges`.
         """
         who = "DistGraph.from_file"
         group = group_of(who, group)
@@ -281,7 +281,7 @@ class DistGraph(Rows):
         )
 
     def _split(self, sources: Tensor, targets: Tensor) -> None:
-        """Edges between own nodes and from others, by rows."""
+        """Split edges into those between own nodes and those from others, by rows."""
         start, stop, device = self.partition.start, self.partition.stop, targets.device
         inside = (sources >= start) & (sources < stop)
         places = inside.nonzero()[:, 0], (~inside).nonzero()[:, 0]
@@ -306,7 +306,7 @@ class DistGraph(Rows):
         none = torch.zeros(self.own, dtype=dtype, device=device)
         self.degrees = torch.clamp(sum(counted, none), min=1)
 
-    # -- what operators and layers take --------------------------------------------------------
+    # -- arguments of operators and layers -----------------------------------------------------
 
     @property
     def edge_index(self) -> Tensor:
@@ -342,7 +342,7 @@ class DistGraph(Rows):
         Parameters
         ----------
         dtype : torch.float16, torch.bfloat16 or None
-            None for what they have.
+            None for their own.
 
         Returns
         -------
@@ -365,7 +365,7 @@ class DistGraph(Rows):
         who : str
             The caller's name, for errors.
         sources, targets : int
-            Rows of features that the layer has.
+            Numbers of rows of the layer's features.
         flow : str
             The flow of PyG's `MessagePassing`.
 

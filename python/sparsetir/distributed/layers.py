@@ -1,4 +1,4 @@
-"""A graph on many processes as layers of :mod:`sparsetir.nn` take a graph."""
+"""Graphs on many processes in the form that layers of :mod:`sparsetir.nn` use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SpreadGraph(Graph):
     """Messages to own nodes, some of which come from other processes.
 
     graph : the :class:`DistGraph`
-    weight : (nnz,) of its edges, or None for ones
+    weight : (nnz,) weights of its edges, or None for ones
     others : other edges to the same nodes, (own, own + halo), instead of the graph's
     """
 
@@ -31,16 +31,16 @@ class SpreadGraph(Graph):
         self, graph: DistGraph, weight: Tensor | None, others: Operand | None = None
     ) -> None:
         self.graph, self.weight, self._others = graph, weight, others
-        self.m = self.n = graph.own  # of features, which come without the halo
+        self.m = self.n = graph.own  # rows of features, which have no halo
 
     @property
     def operand(self) -> Operand:
-        """(own, own + halo), without values; made when it is first wanted."""
+        """The matrix (own, own + halo), without values; made on first use."""
         return self.graph.whole if self._others is None else self._others
 
     @property
     def col(self) -> Tensor:
-        """(2, E) edges."""
+        """The edges, (2, E)."""
         return self.graph.edge_index if self._others is None else self._others.col
 
     @classmethod
@@ -62,13 +62,13 @@ class SpreadGraph(Graph):
         return cls(graph, graph.values)
 
     def of_sources(self, x: Tensor) -> Tensor:
-        """(own + halo, ...) of x (own, ...); collective."""
+        """Features (own + halo, ...) from x (own, ...); collective."""
         if not x.is_floating_point():  # such as numbers of nodes, below 2^53
             return products.with_halo(self.graph, x.double()).to(x.dtype)
         return products.with_halo(self.graph, x)
 
     def aggregate(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
-        """(own, feat) reductions of x (own, feat), or (heads, own, feat); collective."""
+        """Reductions (own, feat) of x (own, feat), or (heads, own, feat); collective."""
         if self._others is not None:
             rows = self.of_sources(x.transpose(0, -2)).transpose(0, -2)
             return self.reduce(rows, aggr, weight)
@@ -80,7 +80,7 @@ class SpreadGraph(Graph):
     def remembered(
         self, key: object, make: Callable[[], T], compared: tuple[Tensor, ...] = ()
     ) -> T:
-        """`make()`, kept by the graph; anew in each call where it depends on `compared`."""
+        """`make()`, cached by the graph; called each time if it depends on `compared`."""
         return make() if compared else self.graph.kept(key, make)
 
     def with_loops(self, nodes: int) -> tuple[Graph, Tensor]:

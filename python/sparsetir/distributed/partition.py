@@ -19,13 +19,13 @@ NAMED = ("rows", "metis")
 
 
 class Blocks:
-    """Nodes in equal parts, by their numbers alone, as `torch.chunk` and DTensors have them.
+    """Nodes in equal parts, by their numbers alone, like `torch.chunk` and DTensors.
 
-    They know what no process could know of all nodes.
+    Each process keeps data about its block that none could keep about all nodes.
 
     group, n : the processes, and the number of nodes
-    size : nodes of each process, but for the last ones
-    start, stop : those of this process
+    size : number of nodes of each process, except the last ones
+    start, stop : the block of this process
     """
 
     group: dist.ProcessGroup
@@ -43,7 +43,7 @@ class Blocks:
         self.stop: int = min(n, self.start + self.size)
 
     def nodes(self, device: torch.device) -> Tensor:
-        """(stop - start,) int64."""
+        """The nodes of this process's block, (stop - start,) int64."""
         return torch.arange(self.start, self.stop, device=device)
 
     def split(self, ids: Tensor) -> list[int]:
@@ -51,7 +51,7 @@ class Blocks:
         return torch.bincount(ids // self.size, minlength=self.count).tolist()
 
     def counted(self, who: str, ids: Tensor) -> Tensor:
-        """(stop - start,) int64: how often all processes together have named each node."""
+        """How often each node of the block is in `ids` of all processes, (stop - start,) int64."""
         named, counts = torch.unique(ids, return_counts=True)
         send = self.split(named)
         requested, receive = swap(self.group, who, named, send)
@@ -63,11 +63,11 @@ class Blocks:
 class Partition:
     """New numbers of the nodes: process p has those from starts[p] to starts[p + 1].
 
-    Among those of a process they are in the order of the old ones. No process knows all of them.
+    On each process they are in the order of the old ones. No process keeps all of them.
 
     starts : (processes + 1,) numbers
     nodes : (own,) int64, ascending: the old numbers of this process's nodes
-    new : (stop - start,) int64 new numbers of the nodes in `blocks`; None where the old ones stay
+    new : (stop - start,) int64 new numbers of the block's nodes; None if they equal the old ones
     """
 
     blocks: Blocks
@@ -93,13 +93,13 @@ class Partition:
         return answers[places]
 
     def owners(self, new: Tensor) -> Tensor:
-        """(k,) the process of each of these new numbers."""
+        """The process of each of these new numbers, (k,)."""
         ends = torch.tensor(self.starts[1:-1], dtype=new.dtype, device=new.device)
         return torch.bucketize(new, ends, right=True)
 
 
 def check_partition(who: str, how: Any, n: int, processes: int) -> object:
-    """Raise unless `partition` divides n nodes; return what has to be equal on all processes."""
+    """Raise unless `partition` divides n nodes; return a value to be equal on all processes."""
     if isinstance(how, str):
         if how not in NAMED:
             raise ValueError(
@@ -138,7 +138,7 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> object:
             )
     if shares:
         return "shares"
-    # Sums that differ, in practice, where processes were given different tensors.
+    # Sums that differ, in practice, if processes got different tensors.
     places = torch.arange(1, n + 1, device=parts.device)
     return "given", int(parts.sum()), int((places * parts).sum())
 
@@ -146,7 +146,7 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> object:
 def make_partition(
     who: str, group: dist.ProcessGroup, n: int, sources: Tensor, targets: Tensor, how: Any
 ) -> Partition:
-    """Divide nodes; collective. Arguments as of :meth:`DistGraph.from_edges`, checked."""
+    """Divide nodes; collective. Takes checked arguments of :meth:`DistGraph.from_edges`."""
     blocks = Blocks(group, n)
     if isinstance(how, str) and how == "rows":
         return _balanced(who, blocks, targets)
@@ -205,7 +205,7 @@ def _of_shares(who: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor
 def check_each_once(
     who: str, name: str, group: dist.ProcessGroup, places: Tensor, nodes: Tensor
 ) -> None:
-    """Raise unless each of `nodes`, of this process, is named by one of `places`; collective."""
+    """Raise unless `places` are the positions of `nodes`, each once; collective."""
 
     def check() -> None:
         times = torch.bincount(places, minlength=len(nodes))

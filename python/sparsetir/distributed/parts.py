@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
 
-# Rows whose products are added at a time: few beside all, but enough for a kernel's call to be
-# cheap.
+# Rows whose products are added at a time: few of all, but enough to make a kernel's call cheap.
 BLOCK_ROWS = 8192
 MAX_BLOCKS = 64  # a kernel is planned for each
 
@@ -31,7 +30,7 @@ class Block(NamedTuple):
 
 
 def times(A: Operand, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
-    """A x, with heads as :func:`with_heads` has them."""
+    """A x, with heads as for :func:`with_heads`."""
     values, x = with_heads(values, x, heads)
     return SPMM(A.rowptr, A.col, values, x, "sum")
 
@@ -62,14 +61,14 @@ def add_times(
 
 
 def transposed(A: Operand, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
-    """A^T x, summed over heads that x had not."""
+    """A^T x, summed over heads that x lacked."""
     values, x = with_heads(values, x, heads)
     product = SPMM_TRANSPOSED(A.rowptr, A.col, values, x, A.n)
     return product.sum(0) if heads < 0 else product
 
 
 def dots(A: Operand, grad: Tensor, x: Tensor, values: Tensor) -> Tensor:
-    """The gradient of values, of the shape they have."""
+    """The gradient of values, in their shape."""
     if x.dim() < grad.dim():
         x = x.expand(grad.shape[0], *x.shape)
     sums = sampled(A, grad, x)
@@ -77,7 +76,7 @@ def dots(A: Operand, grad: Tensor, x: Tensor, values: Tensor) -> Tensor:
 
 
 def sampled(A: Operand, x: Tensor, y: Tensor) -> Tensor:
-    """Products of rows of x and y, where A has elements."""
+    """Products of rows of x and y at A's elements."""
     return SDDMM(A.rowptr, A.col, x, y)
 
 
@@ -102,7 +101,7 @@ def split(graph: DistGraph, values: Tensor | None) -> tuple[Tensor | None, Tenso
 
 
 def rows_first(x: Tensor) -> Tensor:
-    """(rows, heads, feat) of (heads, rows, feat), and back."""
+    """Transpose (heads, rows, feat) to (rows, heads, feat), or back."""
     return x.transpose(0, 1) if x.dim() == 3 else x
 
 
@@ -122,7 +121,7 @@ def add_remote(
 
 
 class _Product(torch.autograd.Function):
-    """Keeps x only where values have a gradient."""
+    """A product that keeps x only if values need a gradient."""
 
     @staticmethod
     def forward(
@@ -159,8 +158,8 @@ class Sampled:
     def __init__(self, graph: DistGraph, X: Tensor) -> None:
         """Take rows of targets, (own, feat) or (heads, own, feat)."""
         self.graph, self.X = graph, X
-        # The share that edges from other nodes have in the gradient of X. It is added to that of
-        # the own ones, which comes later, a piece at a time.
+        # The part of X's gradient from edges of other nodes. It is added, a piece at a time, to
+        # that from own nodes, which is computed later.
         self.later: tuple[Tensor, Tensor] | None = None
 
     def local(self, y: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Sparse products and attention over the processes of a graph, with gradients.
 
-Each process has the rows of its own nodes. Rows of other nodes that its edges need come by one
-message from each process that has some; while they are under way the edges between own nodes are
-multiplied.
+Each process has the rows of its own nodes. Rows of other nodes that its edges need come in one
+message from each process that has some; meanwhile the edges between own nodes are multiplied.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     graph : DistGraph
         The edges.
     x : (own, feat) or (own, heads, feat) Tensor
-        Features of own nodes; float16, bfloat16, float32 or float64, of as many features on all
+        Features of own nodes; float16, bfloat16, float32 or float64, equally many on all
         processes.
     reduce : {"sum", "mean", "max", "min"}
         The reductions of :func:`sparsetir.ops.spmm`.
@@ -59,14 +58,14 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        For an invalid argument, which the message names.
     DistributedError
-        If only another process was given something wrong, or one has ended.
+        If only another process got an invalid argument, or one has ended.
 
     Notes
     -----
-    Sums differ from those of one process by rounding alone, as own and other nodes are added up
-    apart.
+    Sums differ from those of one process by rounding alone, as own and other nodes are summed
+    separately.
     """
 
     out = spmm_by_heads(graph, _swapped(x), reduce, _swapped(values, 2))
@@ -77,7 +76,7 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
 def spmm_by_heads(
     graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None = None
 ) -> Tensor:
-    """:func:`spmm` where heads come first: x (heads, own, feat), values (heads, nnz)."""
+    """:func:`spmm` with heads first: x (heads, own, feat), values (heads, nnz)."""
 
     def check() -> object:
         kind = reduction("spmm", reduce)
@@ -126,7 +125,7 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     Raises
     ------
     TypeError, ValueError, DistributedError
-        As :func:`spmm`.
+        As for :func:`spmm`.
     """
 
     out = _sampled(graph, _swapped(X), _swapped(Y))
@@ -135,7 +134,7 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
 
 @untraced
 def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
-    """:func:`sddmm` where heads come first."""
+    """:func:`sddmm` with heads first."""
 
     def check() -> object:
         check_rows("sddmm", "X", X, graph.own, (2, 3))
@@ -168,7 +167,7 @@ def attention(
     v : (own, width) or (own, heads, width) Tensor
         Values of sources.
     scale : float, optional
-        By default 1 / sqrt(feat).
+        The factor of scores; by default 1 / sqrt(feat).
 
     Returns
     -------
@@ -178,11 +177,11 @@ def attention(
     Raises
     ------
     TypeError, ValueError, DistributedError
-        As :func:`spmm`.
+        As for :func:`spmm`.
 
     Notes
     -----
-    k and v come in one message; weights of edges, (heads, nnz), are kept for the backward pass.
+    k and v are sent in one message; weights of edges, (heads, nnz), are kept for the backward pass.
     16-bit operands are multiplied in float32.
     """
 
@@ -227,7 +226,7 @@ def _swapped(x: object, least: int = 3) -> Any:
 
 
 def softmax(graph: DistGraph, values: Tensor) -> Tensor:
-    """Softmax over the edges into each own node, as :func:`sparsetir.ops.sparse_softmax`.
+    """Softmax over the edges into each own node, like :func:`sparsetir.ops.sparse_softmax`.
 
     All edges into a node are on its process, so nothing is sent.
 
@@ -259,7 +258,7 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
     Returns
     -------
     (own + halo, ...) Tensor
-        The rows that `graph.edge_index` numbers sources by. Differentiable once: the gradients of
+        Rows in the numbering of `graph.edge_index`'s sources. Differentiable once: the gradients of
         other nodes are added to those on their processes.
     """
 

@@ -1,4 +1,4 @@
-"""Tensors with a row for each node, between one process, all processes and checkpoints."""
+"""Transfer of tensors with a row per node between one process, all processes and checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rows:
         key : hashable
             The key of the data.
         make : callable
-            Makes it.
+            Makes the data.
 
         Returns
         -------
@@ -49,14 +49,14 @@ class Rows:
         return self._made[key]
 
     def scatter(self, x: Tensor | None, source: int = 0) -> Tensor:
-        """Rows of own nodes, of a tensor that one process has; collective.
+        """Distribute a tensor that one process has to the owners of its rows; collective.
 
         Parameters
         ----------
         x : (num_nodes, ...) Tensor or None
-            On process `source`, in the order of the nodes; elsewhere None.
+            The tensor on process `source`, in the order of the nodes; elsewhere None.
         source : int
-            The process that has it.
+            The process that has the tensor.
 
         Returns
         -------
@@ -78,7 +78,7 @@ class Rows:
             kind = None if x is None else (x.dtype, tuple(x.shape[1:]))
             dist.all_gather_object(kinds, kind, group=group)
         dtype, shape = kinds[source]
-        # Whose rows are whose: `source` has memory for a number of each node.
+        # The owner of each row: `source` has memory for a number per node.
         nodes, counts = _at(self, who, self.nodes, source)
         send = counts if here else [0] * len(counts)
         if x is None:
@@ -93,7 +93,7 @@ class Rows:
         x : (own, ...) Tensor
             Rows of own nodes.
         to : int or None
-            The process that gets them; None for all of them.
+            The process that receives them; None for all.
 
         Returns
         -------
@@ -123,7 +123,7 @@ class Rows:
         return every
 
     def arrange(self, nodes: Tensor, x: Tensor) -> Tensor:
-        """Rows of own nodes, of rows that any processes have; collective.
+        """Send rows that any processes have to the owners of their nodes; collective.
 
         Parameters
         ----------
@@ -168,7 +168,8 @@ class Rows:
         """A DTensor in the order of the nodes, in shards of rows; collective.
 
         It is the same tensor for any partition and number of processes, so that
-        `torch.distributed.checkpoint` saves it on some and loads it on others. Without gradients.
+        `torch.distributed.checkpoint` can load it on other processes than saved it. Without
+        gradients.
 
         Parameters
         ----------
@@ -202,7 +203,7 @@ class Rows:
         )
 
     def from_dtensor(self, x: Any) -> Tensor:
-        """Rows of own nodes, of a DTensor as :meth:`to_dtensor` gives it; collective.
+        """Rows of own nodes, from a DTensor like that of :meth:`to_dtensor`; collective.
 
         Parameters
         ----------

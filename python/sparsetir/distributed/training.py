@@ -26,7 +26,7 @@ def mean(losses: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     Returns
     -------
     Tensor
-        A number, the same on all processes; NaN where there are no losses at all.
+        A number, the same on all processes; NaN if there are no losses at all.
 
     Notes
     -----

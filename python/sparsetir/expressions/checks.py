@@ -70,7 +70,7 @@ def check_like(who: str, statement: Statement, rank: int) -> None:
 def check_format(who: str, statement: Statement, format: object, like: object) -> None:
     """Raise for a format of a result that has a pattern, or that is accumulated."""
     if format is not None and (statement.accumulates or like):
-        raise wrong(who, "format", "None beside `like` and +=", repr(format))
+        raise wrong(who, "format", "None with `like` and +=", repr(format))
 
 
 def sizes_of(

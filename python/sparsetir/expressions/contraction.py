@@ -21,7 +21,7 @@ from sparsetir.expressions.trees import Access, Affine, Call, Tree, accesses, in
 def contracted(
     steps: Sequence[Assignment], sizes: Mapping[object, int], stored: Mapping[str, int], most: float
 ) -> tuple[Assignment, ...]:
-    """Split products of three factors and more into steps, where that is less work.
+    """Split products of three factors and more into steps, if that is less work.
 
     sizes : size of each index
     stored : number of elements of each sparse operand

@@ -56,7 +56,7 @@ def expression(
     Raises
     ------
     ValueError, TypeError
-        Naming the problem, with a caret below its position in the text.
+        For an invalid text or operand; the message marks the position in the text.
 
     Examples
     --------
@@ -132,12 +132,12 @@ def einsum(
         compressed, or "coo". It determines how the result is computed; a tensor of torch has the
         layout of this name, or is in COO.
     out : ndarray or Tensor, optional
-        The array that a dense result is written to, and which is returned: of its shape and type,
-        and of torch if the result is; not for operands that need gradients.
+        The array to write a dense result to and return: of the result's shape and type, and of
+        torch if the result is; not for operands that need gradients.
     optimize : bool or {"greedy", "optimal"}
-        How the order is chosen in which products of three factors or more are contracted, by sizes
-        and numbers of stored elements: True tries all orders of up to six factors, "optimal" of
-        any number, "greedy" takes the cheapest pair each time; False computes one nest of loops.
+        How to choose the order of contractions in products of three factors or more, by sizes and
+        numbers of stored elements: True tries all orders of up to six factors, "optimal" of any
+        number, "greedy" takes the cheapest pair each time; False computes one nest of loops.
     formats : mapping of str to str or Format, optional
         Formats of sparse operands, as for :func:`expression`; by default compressed levels in the
         order that suits the expression.
@@ -154,7 +154,7 @@ def einsum(
     Raises
     ------
     ValueError, TypeError
-        Naming the problem, with a caret below its position in the text.
+        For an invalid text or operand; the message marks the position in the text.
 
     Notes
     -----

@@ -97,7 +97,7 @@ class BoundExpression:
         """Compute the result for operands of these types.
 
         like : the caller's tensor for the pattern, or a layout of torch
-        assembling : what computes a sparse result, if it is known
+        assembling : the object that computes a sparse result, if known
         """
         tensors = [x.values for x in operands.values() if type(x.values) is not np.ndarray]
         graded = False

@@ -72,7 +72,7 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
     Raises
     ------
     ValueError, TypeError
-        Naming the invalid argument.
+        For an invalid argument, which the message names.
     Exception
         Any exception of a model for its inputs.
 

@@ -37,7 +37,7 @@ class Reordered:
     def of(self, values: np.ndarray, steady: bool = False) -> np.ndarray:
         """Permute values; do not write to the result.
 
-        steady : whether nobody writes to the values, as is guaranteed for a SparseTensor's
+        steady : whether nobody writes to the values, which a SparseTensor guarantees for its own
         """
         last = self._last
         if last is None or not steady or last[0]() is not values:
@@ -51,7 +51,7 @@ class Reordered:
 class LevelArrays:
     """The arrays of a pattern in a storage.
 
-    arrays : `indptr` and `indices` of each level, None where it has none
+    arrays : `indptr` and `indices` of each level, None if it has none
     lengths : for each level the number of elements, or of slots per parent
     take : for each place its element, or `padded` if it is empty; None for the same order
     padded : number of elements, if there are more places

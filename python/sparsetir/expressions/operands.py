@@ -96,7 +96,7 @@ def _dtype(who: str, name: str, array: Any) -> str:
 
 @cache
 def _loaded() -> tuple[Any, Any]:
-    """Torch, and our operators on its tensors; to look up modules in each call takes long."""
+    """Torch, and our operators on its tensors; looking up modules in each call takes long."""
     import torch
 
     from sparsetir import ops

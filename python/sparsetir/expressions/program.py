@@ -62,7 +62,7 @@ def program(
     assembled : whether the result is sparse, with a pattern of its own
     fixed : sizes of some indices, which are then not parameters
 
-    Raises ValueError where the language cannot express it.
+    Raises ValueError if the language cannot express it.
     """
     return _Writer(steps, operands, acc, idtype, assembled, fixed or {}).program()
 

@@ -25,8 +25,8 @@ class Storage:
     levels : the kind of each level from the root down; empty for a dense array
     order : the dimension of each level; None leaves the order to the program
     pattern : the other operand whose pattern it shares, if any
-    changing : whether its values may change between calls, so that another order than the stored
-        one permutes them in each
+    changing : whether its values may change between calls, so that any order but the stored one
+        costs a permutation per call
     """
 
     dtype: str

@@ -197,7 +197,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     grads: list[Any] = [None] * len(tensors)
     for n, x in zip(wanted, gradients, strict=True):
         grads[n] = x
-    return None, grads, *(None if x else [] for x in (ctx.sizes, ctx.numbers))  # as torch has it
+    return None, grads, *(None if x else [] for x in (ctx.sizes, ctx.numbers))  # in torch's form
 
 
 def _saved_again(ctx: Any, inputs: Any, output: Any) -> None:
@@ -206,7 +206,7 @@ def _saved_again(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward_again(ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Differentiate gradients, in eager mode, where those of einsum are of any order.
+    """Differentiate gradients in eager mode, where einsum has gradients of any order.
 
     Graphs of AOTAutograd never contain it: torch refuses a second backward through them.
     """

@@ -87,7 +87,7 @@ class Unit:
         return tuple(known[name] for name in self.levels[key])
 
     def gradient(self, param: str) -> Unit:
-        """The unit of the gradient for an input, derived once; ValueError where there is none."""
+        """The unit of the gradient for an input, derived once; ValueError if there is none."""
         if param not in self._gradients:
             self._gradients[param] = self._derived(param)
         return self._gradients[param]

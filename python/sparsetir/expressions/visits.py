@@ -79,7 +79,7 @@ def stored_order(
 ) -> list[str] | None:
     """The order of indices in which changing values are stored, if nothing else is visited.
 
-    To permute them takes longer than to add each to its place in the result; with features it pays.
+    Permuting them takes longer than adding each to its place in the result; with features it pays.
     None for other iterations.
     """
     orders = {x.plain for x, form in parts if form.order is None and form.changing}

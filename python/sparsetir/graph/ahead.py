@@ -1,8 +1,8 @@
 """Kernels of regions, compiled by other processes before the calls that need them.
 
-TVM compiles one kernel at a time in a process, and a model's first step takes some twenty. They are
-known when its graph has been divided into regions. From then on processes compile them to files,
-while torch goes on to trace, and the step compiles those that no process has begun.
+TVM compiles one kernel at a time in a process, and a model's first step needs some twenty. They are
+known once its graph has been divided into regions. From then on processes compile them to files
+while torch continues tracing, and the step compiles those that no process has begun.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparsetir.runtime.pool import work_of_threads
 from sparsetir.schedules.targets import pool
 from sparsetir.tuning.process import Ended, Process
 
-# Kernels from which processes are started, which takes as long as to compile five.
+# Least kernels for which processes are started; starting takes as long as compiling five.
 LEAST = 6
 MOST = 4  # processes
 LIMIT = 120.0  # seconds that a process may take to start, or for a kernel
@@ -40,15 +40,15 @@ class _Job:
         self.begun, self.done = False, threading.Event()
 
 
-_jobs: dict[str, _Job] = {}  # that have not been claimed, by key
-# The last first: those that the step comes to last, so that it need not wait for one begun.
+_jobs: dict[str, _Job] = {}  # unclaimed jobs by key
+# Processes begin with the kernels that the step needs last, so that it rarely waits for one.
 _queue: LifoQueue[_Job] = LifoQueue()
 _lock = threading.Lock()
 _workers: list[threading.Thread] = []
 
 
 def begin(programs: Iterable[tuple[str, str]]) -> None:
-    """Compile programs, pairs of a key of their kernel and a text, that no file holds."""
+    """Compile those of the programs, pairs of a kernel's key and a text, that no file holds."""
     most = min(this_machine().cores - 1, MOST) if os.name == "posix" and keeps() else 0
     new = dict(programs) if most > 0 else {}
     new = {key: text for key, text in new.items() if key not in _jobs and not is_kept(key)}
@@ -65,7 +65,7 @@ def begin(programs: Iterable[tuple[str, str]]) -> None:
 
 
 def claim(key: str) -> None:
-    """Return when no process compiles a kernel, and let none begin."""
+    """Wait until no process compiles a kernel, and let none begin to."""
     with _lock:
         job = _jobs.pop(key, None)
         if job is None:

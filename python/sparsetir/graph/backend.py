@@ -102,7 +102,7 @@ def backend(
     options : "rest", what runs operators outside regions: "eager", torch's own kernels, or
         "inductor", a few percent faster per epoch, several times slower to compile; "check", True
         to compare the first results of each graph with those of torch's operators, and to raise
-        RuntimeError where they differ
+        RuntimeError if they differ
     """
     return Backend()(module, inputs, options)
 

@@ -26,7 +26,7 @@ class Call:
     program : the region's program
     aligned : for each operand whether its edges are in the order of the rows
     names : names of the program's parameters, in order
-    known : indices and sizes by name, which records are looked up by
+    known : indices and sizes by name, by which records are looked up
     shapes : shapes of the arrays of floats, whose values do not matter
     """
 
@@ -72,7 +72,7 @@ class Call:
 
 
 def may_be_recorded() -> bool:
-    """Whether any region is recorded: a look-up for a call takes longer than small kernels."""
+    """Whether any region is recorded; a look-up for a call takes longer than a small kernel."""
     return there_are_records_of(NAME)
 
 

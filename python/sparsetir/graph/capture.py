@@ -1,10 +1,9 @@
-"""Flags of torch's that are set while it compiles for one backend alone.
+"""Torch flags that are set only while it compiles for certain backends.
 
 The removal of self loops is an operator with a data-dependent result size: without a flag it breaks
 a model into several graphs, though not under torch.compile(fullgraph=True). Under dynamic=True,
-floats such as the slope of a leaky ReLU are symbols at first, of which torch finds out when the
-model is traced that it needs their values; then it traces again. So they are constants from the
-beginning, until one has changed.
+floats such as the slope of a leaky ReLU begin as symbols; when torch finds while tracing that it
+needs their values, it traces again. So they are constants from the beginning, until one changes.
 
 Dynamo reads flags when it traces, long before it calls a backend, and with the first flag Inductor
 fails on models that it otherwise compiles; so the context that dynamo enters around a compilation
@@ -23,7 +22,7 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 FLAG = "capture_dynamic_output_shape_ops"
-OF_FIRST = "specialize_float"  # set where a function is compiled for the first time
+OF_FIRST = "specialize_float"  # set when a function is compiled for the first time
 # Attributes by which torch's wrappers of a backend hold it.
 INNER = ("_torchdynamo_orig_backend", "compiler_fn")
 

@@ -13,14 +13,14 @@ from sparsetir.graph.rest import Run
 from sparsetir.ops.tensors import DTYPES
 
 OFF = 1e-3  # tolerance relative to the largest number of a result
-ROUNDINGS = 8  # by as many of the coarsest type of a graph results may differ, if that is more
+ROUNDINGS = 8  # or as many roundings in the coarsest type of the graph, if that is more
 
 
 class _Saved(NamedTuple):
     """The values that a forward run saves for backward.
 
-    plain : those of torch's operators, in the order of their backward graph
-    addresses : addresses of the tensors that ours saves, which identify the run
+    plain : values of torch's operators, in the order of their backward graph
+    addresses : addresses of the tensors that our graph saves, which identify the run
     """
 
     plain: list[Any]
@@ -43,7 +43,7 @@ def _addresses(values: Sequence[Any]) -> list[int]:
 
 
 class Checked:
-    """Graphs of torch's own operators, by direction, kept until backward was compared with ours.
+    """Graphs of torch's operators by direction, kept until backward has been compared with ours.
 
     Backward is compared only for the last forward run, whose saved values are available.
 

@@ -1,9 +1,9 @@
 """Removal of copies that torch makes of values which nothing writes to.
 
-Graphs are functional, so that a copy with the strides of its original may be the original: a
-dropout of probability 0 makes one. Gradients of parts of a tensor are each put into zeros of its
-size, and then added up; where they fill it, they are concatenated, in the order of dimensions in
-which the result is read.
+Graphs are functional, so a copy with the strides of its original can be replaced by it; a dropout
+of probability 0 makes one. Torch puts the gradient of each part of a tensor into zeros of its size
+and adds these up; where parts fill the tensor, they are concatenated instead, in the order of
+dimensions in which the result is read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import fx
 from sparsetir.graph.expressions import alike, aten, first, same, shape_of
 from sparsetir.graph.prelude import base_of
 
-# Gradients of parts along a dimension, by whether parts have that dimension.
+# Operators for the gradient of a part along a dimension, and whether the part has that dimension.
 PARTS: dict[Any, bool] = {aten.select_backward.default: False, aten.slice_backward.default: True}
-# Of operators that only change the order of dimensions, the new number of one.
+# Operators that only reorder dimensions, with functions for the new position of a dimension.
 MOVED: dict[Any, Callable[[int, int, Any], int]] = {
     aten.permute.default: lambda dim, rank, order: [d % rank for d in order].index(dim),
     aten.squeeze.dim: lambda dim, rank, at: dim - (at % rank < dim),
@@ -85,7 +85,7 @@ def _concatenate(graph: fx.Graph, root: fx.Node) -> None:
 
 
 def _interval(part: fx.Node, size: int) -> tuple[int, int]:
-    """The part's begin and end along its dimension; (-1, -1) if it is no interval."""
+    """The part's begin and end along its dimension; (-1, -1) if it is not an interval."""
     at: Any = part.args[3:]
     if not all(isinstance(x, int) for x in at):
         return -1, -1
@@ -96,7 +96,7 @@ def _interval(part: fx.Node, size: int) -> tuple[int, int]:
 
 
 def _in_order_of_reader(graph: fx.Graph, whole: fx.Node) -> None:
-    """Concatenate parts in the order of dimensions of a contiguous copy, if that alone is read."""
+    """Concatenate parts in the order of dimensions of a contiguous copy, if only that is read."""
     views, node = list[fx.Node](), whole
     args: Any = whole.args
     pieces, dim = args[0], args[1] if len(args) > 1 else 0
@@ -135,7 +135,7 @@ def _put(graph: fx.Graph, node: fx.Node, pieces: list[fx.Node], dim: int) -> Non
 
 
 def _view(graph: fx.Graph, target: Any, x: fx.Node, *args: Any) -> fx.Node:
-    """Insert a view of a value that takes numbers."""
+    """Insert a view of a value by an operator that takes numbers."""
     view = graph.call_function(target, (x, *args))
     view.meta = {**x.meta, "val": target(x.meta["val"], *args)}
     return view

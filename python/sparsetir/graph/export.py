@@ -102,15 +102,13 @@ def _check(model: Any, inputs: Any, path: Path, overwrite: bool) -> None:
                 f"{WHO}: argument 'inputs': expected tensors, got {type(x).__name__} at {n}"
             )
     if get_cc() is None:
-        raise RuntimeError(f"{WHO}: expected a C compiler, which makes the library, got none")
+        raise RuntimeError(f"{WHO}: expected a C compiler, which links the library, got none")
     if path.suffix != ".so":
         raise ValueError(
             f"{WHO}: argument 'path': expected a name that ends with .so, got {path.name!r}"
         )
     if path.exists() and not overwrite:
-        raise FileExistsError(
-            f"{WHO}: argument 'path': {path} is there; overwrite=True replaces it"
-        )
+        raise FileExistsError(f"{WHO}: argument 'path': {path} exists; overwrite=True replaces it")
 
 
 def _graph_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
@@ -128,8 +126,8 @@ def _graph_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
                 exported = torch.export.export(model, inputs, dynamic_shapes=open_sizes)
             except GuardOnDataDependentSymNode as error:
                 raise LoweringError(
-                    f"{WHO}: argument 'model': {_line_of(error)} needs a number that only data "
-                    "tell; pools of graphs need their 'size', how many graphs there are"
+                    f"{WHO}: argument 'model': {_line_of(error)} needs a data-dependent number; "
+                    "pools of graphs need 'size', the number of graphs"
                 ) from error
             table = get_decompositions(TAKEN_APART)
             table |= {aten.native_layer_norm.default: _layer_norm, aten.mean.dim: _mean}

@@ -20,7 +20,7 @@ from sparsetir.schedules.operators.names import BINARY
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Size = int | torch.SymInt
-SMALL = 32  # numbers of an edge whose product with a matrix is computed where it is read
+SMALL = 32  # most numbers per edge whose product with a matrix is recomputed where it is read
 LONGEST = 600  # characters of an expression; longer ones are stored
 
 
@@ -274,7 +274,7 @@ class Finished(NamedTuple):
 
     indices : the index of rows, other indices, and those that sort values of edges
     others : number of other indices
-    dtype : that it is computed in
+    dtype : type of the computation
     """
 
     text: str
@@ -287,7 +287,7 @@ class Finished(NamedTuple):
 
 def edge_product(x: Any, weights: Any, *bias: Any) -> Any:
     """The product of vectors of edges and a small matrix, whose columns may have several
-    dimensions, plus a bias; in a graph while regions are searched for."""
+    dimensions, plus a bias; a placeholder in graphs while regions are searched for."""
     product = torch.tensordot(x, weights, 1)
     return product + bias[0] if bias else product
 
@@ -302,7 +302,7 @@ class Expression:
     rows : the index that sorts the edges; None while undecided
     stored : values of edges that are read rather than recomputed, with the index that sorts each
     count : number of nodes of the index of rows; None to take it from the first tensor read
-    dtype : that all of it is computed in, float64 if any of it is
+    dtype : type of the computation, float64 if any part of it is
     """
 
     def __init__(
@@ -385,7 +385,7 @@ class Expression:
         return self._asked(value, self._argument(value, axes, of))
 
     def _asked(self, value: fx.Node, text: str) -> str:
-        """The expression of a bool, which is read as a number from tensors."""
+        """The expression of a bool, which tensors hold as a number."""
         return f"({text} != {ZERO})" if text.startswith("{") else text
 
     def _argument(self, value: fx.Node, axes: Sequence[int | None], of: fx.Node) -> str:
@@ -435,7 +435,7 @@ class Expression:
         dtype: Any = dtype_of(node)
         if dtype == torch.float64:
             self.dtype = dtype
-        operand = Operand(at, number, tuple(axes), DTYPES.get(dtype, "float32"))  # of bools
+        operand = Operand(at, number, tuple(axes), DTYPES.get(dtype, "float32"))  # for bools
         for n, (tensor, other) in enumerate(zip(self.tensors, self.operands, strict=True)):
             if tensor is node and other == operand:
                 return f"{{{n}}}"

@@ -1,7 +1,7 @@
 """Hoisting of factors that are the same for all edges of a node out of sums at nodes.
 
-The gradient of `s = sigmoid(a * x_i + x_j)` at a node i is a sum of `g_i * s * (1 - s) * a`, that
-for `a` a sum of `g_i * s * (1 - s) * x_i`: both are factors of nodes times a sum of `s * (1 - s)`,
+The gradient of `s = sigmoid(a * x_i + x_j)` at a node i is a sum of `g_i * s * (1 - s) * a`, and
+that of `a` sums `g_i * s * (1 - s) * x_i`: both are factors of nodes times a sum of `s * (1 - s)`,
 which is computed once. For a node without edges the sum is 0, whatever its factors are.
 """
 
@@ -81,7 +81,7 @@ class Split:
 
 
 def split(values: fx.Node, rows: fx.Node, count: Size) -> Split:
-    """Values of edges as a product, with factors that depend only on the node of `rows` apart.
+    """Split edge values into a product whose factors per node of `rows` are kept apart.
 
     count : number of nodes; only tensors with as many rows count as values of nodes
     """

@@ -28,10 +28,10 @@ PROGRAMS: list[Program] = []
 _numbers: dict[Program, int] = {}
 # Regions of single calls, by negative numbers.
 _calls: WeakValueDictionary[int, Region | RegionProduct] = WeakValueDictionary()
-CHUNK = 1 << 20  # bytes of values of edges that a product with them is computed from at a time
+CHUNK = 1 << 20  # bytes of edge values that a product with them computes at a time
 _next = itertools.count(-1, -1)
-# Calls on the same edges after which estimates for their kernels are computed exactly, and edges
-# from which they are at once: for fewer that takes as long as several calls.
+# Calls on the same edges after which exact values replace estimates for their kernels, and number
+# of edges from which they do at once: for fewer, computing them takes as long as several calls.
 CALLS, MANY = 16, 1 << 16
 
 
@@ -44,13 +44,13 @@ def number_of(program: Program) -> int:
 
 
 def called(node: fx.Node, calls: list[Call] | None = None) -> Region | RegionProduct:
-    """What runs a node of :data:`RUNNERS`; calls : as of :class:`Region`."""
+    """Make the object that runs a node of :data:`RUNNERS`; calls : see :class:`Region`."""
     number: Any = node.args[0]
     return RUNNERS[node.target](PROGRAMS[number], calls)
 
 
 def numbered(new: Region | RegionProduct) -> int:
-    """The number by which operators look up what :func:`called` made, while it lives."""
+    """Number a result of :func:`called`; operators look it up by that while it lives."""
     number = next(_next)
     _calls[number] = new
     return number
@@ -71,9 +71,9 @@ class _Bound:
 class _Kernel:
     """A kernel of a program, with the origin of each of its arguments.
 
-    gathered : the number of each operand that is read by another index, and that of the index
-    origins : for each argument an array of the call, a size of one, or the name of what depends on
-        indices
+    gathered : numbers of each operand that is read by another index, and of that index
+    origins : for each argument an array of the call, a dimension of one, or the name of an array or
+        size that depends on indices
     """
 
     def __init__(self, program: Program, kernel: Kernel) -> None:
@@ -99,11 +99,11 @@ class _Prepared(NamedTuple):
     arrays : its arrays and sizes that depend on indices, by name
     ranges : least and greatest node of the other indices
     moved : by number, the permutation of operands that are sorted by rows before the kernel runs
-    passed : by the shapes of operands, the kernel with its arguments
+    passed : the kernel with its arguments, by the shapes of operands
     aligned : for each operand whether its edges are in the order of the rows
-    places : original positions of the result's edges, None for the same order
+    places : original positions of the result's edges; None for the same order
     alone : nodes without edges, for extrema
-    pieces : by number of edges, pieces of so many neighbouring edges
+    pieces : by number of edges, pieces of that many neighbouring edges
     """
 
     kernel: _Kernel
@@ -120,9 +120,9 @@ class _Prepared(NamedTuple):
 class _Piece(NamedTuple):
     """Neighbouring edges, in the order of the rows.
 
-    rows : those that they are in
+    rows : the rows they are in
     first : the number of the first edge
-    prepared : as of all edges, for these
+    prepared : the kernel's arguments for these edges
     """
 
     rows: slice
@@ -180,11 +180,11 @@ def _prepare(
 
 
 class _Shared:
-    """What regions of one program share: layers of a model read the same edges in turn.
+    """State that regions of one program share, as layers of a model read the same edges in turn.
 
-    kernels : by which operands are in the order of the rows
+    kernels : by :attr:`_Prepared.aligned`
     last : for the last call, its indices with their versions, the number of nodes, and arguments
-    key : stands for it where it must not be kept alive
+    key : stands for this object where it must not be kept alive
     """
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class _Shared:
         self.last: tuple[Any, int, _Prepared] | None = None
 
 
-# By the number of a program, while one of its regions lives.
+# By the number of the program, while one of its regions lives.
 _shared: WeakValueDictionary[int, _Shared] = WeakValueDictionary()
 
 
@@ -208,7 +208,7 @@ class Region:
         self.program, self.calls, self.copies = program, calls, False
         self._dtypes = [getattr(torch, x.dtype) for x in program.operands]
         self._stored = getattr(torch, program.stored)
-        # Those that record their calls share nothing.
+        # Regions that record their calls share nothing.
         new = _Shared()
         self._shared = _shared.setdefault(number_of(program), new) if calls is None else new
         self.__name__ = "region"  # torch's graphs need it
@@ -241,7 +241,7 @@ class Region:
         """Run the region; return a result of this shape.
 
         m : number of the nodes that edges are reduced at, or sorted by
-        given : whether to return values of edges in the original order of edges
+        given : whether to return edge values in the original order of edges
         """
         out = torch.empty(shape, dtype=self._stored)
         if not len(indices[0]) or not out.numel():
@@ -281,8 +281,8 @@ class Region:
     def chunks(
         self, operands: list[Tensor], indices: list[Tensor], shape: list[int], m: int
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """The result in pieces of neighbouring edges in the order of the rows: the first edge, the
-        one after the last, and their values, in memory that the next piece takes.
+        """Yield the result in pieces of neighbouring edges in the order of the rows: the first
+        edge, the one after the last, and their values, in memory that the next piece overwrites.
 
         All operands of edges must be in the order of the rows.
         """
@@ -311,7 +311,7 @@ class Region:
         self, prepared: _Prepared, key: Any, arrays: list[Tensor], exact: bool = False,
         noted: bool = True,
     ) -> _Bound:  # fmt: skip
-        """The kernel with its arguments for the shapes of a call, which are `key`."""
+        """The kernel with its arguments; key : the shapes of the call."""
         known = prepared.passed.get(key)
         if known is None or not known.left:
             exact = exact or known is not None
@@ -322,10 +322,10 @@ class Region:
     def _passed(
         self, prepared: _Prepared, arrays: list[Tensor], exact: bool, noted: bool
     ) -> _Bound:
-        """The kernel, by a record if there is one, and all of its arguments in order.
+        """The recorded or default kernel, and all of its arguments in order.
 
         arrays : the converted operands, and the result
-        exact : whether to compute what only speed depends on, even for few edges
+        exact : whether to compute exactly, even for few edges, values that affect speed alone
         noted : whether to record the call, if calls are recorded
         """
         program, made = self.program, prepared.kernel
@@ -372,9 +372,9 @@ def _run_kernel(known: _Bound, arrays: list[Tensor]) -> None:
 
 
 class RegionProduct:
-    """A product with the values of edges of a region, which are computed in chunks.
+    """A product with the edge values of a region, which are computed in chunks.
 
-    calls, copies : as of :class:`Region`
+    calls, copies : see :class:`Region`
     """
 
     def __init__(self, program: Program, calls: list[Call] | None = None) -> None:
@@ -387,13 +387,13 @@ class RegionProduct:
         self, operands: list[Tensor], indices: list[Tensor], other: Tensor, shape: list[int],
         m: int, over_edges: bool, given: bool,
     ) -> Tensor:  # fmt: skip
-        """Compute the product of the values of edges, as a matrix, and another matrix.
+        """Compute the product of the edge values, as a matrix, and another matrix.
 
-        shape : of the values of edges
+        shape : shape of the edge values
         m : number of the nodes that edges are sorted by
-        over_edges : whether it is `other.T @ values`, of edges in the order of the rows; otherwise
-            `values @ other`, whose rows are for edges
-        given : whether to return rows for edges in the original order of edges
+        over_edges : whether to compute `other.T @ values`, with edges in the order of the rows,
+            rather than `values @ other`, which has a row per edge
+        given : whether to return rows in the original order of edges
         """
         other, width = other.detach().to(self._stored), math.prod(shape[1:])
         chunks = self._region.chunks(operands, indices, shape, m) if shape[0] and width else ()
@@ -434,7 +434,7 @@ def _product_fake(
 
 
 def sort(values: Tensor, rows: Tensor, by: Tensor | None) -> Tensor:
-    """Sort values of edges by `rows`; the result must not be written to.
+    """Sort edge values by `rows`; the result must not be written to.
 
     by : the index that they are sorted by, None for the original order
     """
@@ -481,7 +481,7 @@ region = _operator(
     lambda program, *args: _runner_of(program, Region)(*args),
     _fake,
 )
-# A product with the values of edges of a region: see :class:`RegionProduct`.
+# See :class:`RegionProduct`.
 region_product = _operator(
     "region_product(int program, Tensor[] operands, Tensor[] indices, Tensor other, SymInt[] shape,"
     " SymInt m, bool over_edges, bool given) -> Tensor",
@@ -491,15 +491,15 @@ region_product = _operator(
 RUNNERS: dict[Any, type[Region] | type[RegionProduct]] = {
     region: Region, region_product: RegionProduct,
 }  # fmt: skip
-# Values of edges, in the given order or sorted by another index, sorted by an index.
+# Edge values, in the given order or sorted by another index, sorted by an index.
 in_order = _operator(
     "in_order(Tensor values, Tensor rows, Tensor? by) -> Tensor",
     _in_order,
     lambda values, *_: torch.empty_like(values),
 )
-# Values of edges sorted by an index, in the original order of edges.
+# Edge values sorted by an index, returned to the original order of edges.
 restored = _operator("restored(Tensor values, Tensor rows) -> Tensor", _restored, _like)
-# Values of nodes, with 0 at nodes that no edge ends at.
+# Values of nodes, set to 0 at nodes that no edge ends at.
 cleared = _operator(
     "cleared(Tensor values, Tensor rows) -> Tensor", lambda x, rows: clear(x.clone(), rows), _like
 )

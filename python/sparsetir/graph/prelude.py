@@ -1,8 +1,8 @@
 """The part of a graph that depends on edges alone, run once for each tensor of edges.
 
 PyG computes self loops, degrees, norms of GCN and counts of a mean in each step, though they depend
-on neither features nor parameters. The graph is functional already: nothing in it writes to memory,
-so that a part of it may be computed at another time.
+on neither features nor parameters. The graph is functional: nothing in it writes to memory, so that
+a part of it may be computed at another time.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def is_of_edges(places: Sequence[fx.Node]) -> Test:
     floats with one number, or a few, per edge."""
     indices = [s for n in places if dtype_of(n) in INDICES and (s := shape_of(n))]
     lengths = {str(s[-1]) for s in indices}
-    # Not those of a vector, which may have a number for each node.
+    # Vectors do not count, as they may have a number for each node.
     pairs = {str(s[1]) for s in indices if len(s) == 2 and s[0] == 2}
 
     def test(node: fx.Node) -> bool:

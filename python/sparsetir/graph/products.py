@@ -159,7 +159,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def take_products(graph: fx.Graph) -> None:
-    """Replace products of features and weights by our kernels, where they are faster."""
+    """Replace products of features and weights by our kernels, if they are faster."""
     for node in list(graph.nodes):
         if node.target not in (aten.mm.default, aten.addmm.default, aten.addmm_.default):
             continue

@@ -1,9 +1,9 @@
 """The stage-I program of a region, as text, and its kernel.
 
-A region is an expression of edges, with what becomes of it: it is reduced at the nodes that one of
-the indices of the edges names, or stored for each edge. Loops over features follow those over
-edges. One program, and one kernel, serves any number of nodes and edges; of features, where that is
-no multiple of a few, else one.
+A region computes an expression for each edge, and reduces it at the nodes of one of the edges'
+indices, or stores it. Loops over features are inside those over edges. One program, and one kernel,
+serves any number of nodes and edges; it serves one number of features if that is a multiple of
+vectors or small, else any.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from sparsetir.sparse_ir.script.parser import from_source
 from sparsetir.sparse_ir.script.writer import Writer, cast, reduced
 
 NAME = "region"
-parsed = lru_cache(512)(from_source)  # programs that are refused, compiled and recorded
-GIVEN = -1  # the order in which the caller has the edges
+parsed = lru_cache(512)(from_source)
+GIVEN = -1  # the caller's order of edges
 
 
 @dataclass(frozen=True)
 class Operand:
     """A tensor as it is read at an edge.
 
-    at : "row", the node at which the region reduces; "other", a node by another index; "edge"; or
-        "all", the same for all edges
-    number : for "other" which of the other indices; for "edge" by which index the values are
+    at : index of the first dimension: "row", the node at which the region reduces; "other", a node
+        by another index; "edge"; or "all", a tensor without it, the same for all edges
+    number : for "other" which of the other indices; for "edge" the index by which the values are
         sorted, 0 for that of the rows, or `GIVEN`
-    axes : of each dimension behind that the loop over features that goes along it, None where its
-        size is 1, which no loop goes along; -n for the n numbers that a product sums over
+    axes : for each further dimension its loop over features; None for dimensions of size 1, which
+        have no loop; -n for the n numbers that a product sums over
     dtype : its type in memory
     """
 
@@ -54,18 +54,18 @@ class Operand:
 
 @dataclass(frozen=True)
 class Program:
-    """A region's expression and what becomes of it: all that its kernel depends on.
+    """A region's expression and its reduction: all that its kernel depends on.
 
-    expression : of an edge, in stage I, with {n} for what is read of operand n, {n@l} for the
-        product of a vector, operand n, and a small matrix, operand l, and {numbers} for the type of
-        constants, that of the computation
+    expression : text for an edge, in stage I, with {n} for the value read from operand n, {n@l} for
+        the product of a vector, operand n, and a small matrix, operand l, and {numbers} for the
+        type of constants, that of the computation
     operands : by number
-    result : axes of the result, as those of operands
-    loops : over features; of each the size, where the kernel is for that alone, else None
-    others : indices beside that of the rows
-    reduce : at nodes, "sum", "max" or "min"; None for values of edges
-    summed : of edges, how many of the last loops are summed up
-    short : so few features that the edges of a row are gone through for each of them
+    result : axes of the result, like those of operands
+    loops : the size of each loop over features that the kernel is compiled for, None for any size
+    others : number of indices besides that of the rows
+    reduce : reduction at nodes, "sum", "max" or "min"; None for edge values
+    summed : number of the last loops that edge values are summed over
+    short : whether features are so few that each loops over the edges of a row
     dtype : type of the computation and its sums: operands are cast to it as they are read
     stored : type of the result, which is rounded once
     """
@@ -82,18 +82,18 @@ class Program:
     stored: str = "float32"
 
     def text(self, aligned: tuple[bool, ...], fused: bool = True) -> str:
-        """The program, which parses.
+        """The text of the program.
 
-        aligned : of each operand whether it has the edges in the order of the rows
-        fused : sums for each edge go over all edges in one loop, whose order is computed for each
-            graph
+        aligned : for each operand whether its edges are in the order of the rows
+        fused : whether sums for each edge use one loop over all edges, whose order is computed for
+            each graph
         """
         permuted = [n for n, x in enumerate(self.operands) if x.at == "edge" and not aligned[n]]
         others = range(self.others)
         rank = max(map(len, (self.result, *(x.axes for x in self.operands))))
         write = Writer(NAME)
         write.dense(I="m")
-        # Nodes by the first of the other indices are the columns.
+        # Nodes of the first of the other indices are the columns.
         if self.others:
             write.variable("J", "I", "n0", "edges", "indptr", "index0", unique=False)
         else:
@@ -136,9 +136,9 @@ class Program:
         return write.text([*arrays, "m", "edges", *(f"n{n}" for n in others), *_open(self.loops)])
 
     def sizes(self, shapes: Sequence[Sequence[Any]], result: Sequence[Any]) -> dict[str, Any]:
-        """Sizes of a call by name, of loops over features and of nodes by the other indices.
+        """Sizes of a call by name: of loops over features, and numbers of the other indices' nodes.
 
-        shapes, result : of the operands and of the result
+        shapes, result : shapes of the operands and of the result
         """
         lengths = dict(_loops(result[1:], self.result))
         for shape, operand in zip(shapes, self.operands, strict=True):
@@ -151,7 +151,7 @@ class Program:
     def _place(
         self, n: int, operand: Operand, permuted: bool, term: int = 0
     ) -> tuple[list[str], list[str]]:
-        """The axes of an operand, and where it is read; term : of a product."""
+        """The axes of an operand and its index along each; term : number of a product's term."""
         axes, at = {
             "row": (["I"], ["i"]),
             "all": ([], []),
@@ -167,7 +167,7 @@ class Program:
         return (axes, at) if axes else (["ONE0"], ["0"])
 
     def _iteration(self, loops: list[str], fused: bool) -> tuple[list[str], list[str], str]:
-        """Axes, loops and their kinds, from the outside in: rows, heads, edges, features."""
+        """Axes, loops and their kinds, outermost first: rows, heads, edges, features."""
         count, last = len(loops), 0 if self.short else 1
         outside = count - last if self.reduce and count else 0
         axes, names = [f"D{n}" for n in range(count)], ["i", *loops[:outside], "j"]
@@ -181,7 +181,7 @@ class Program:
         return over, names, kinds
 
     def refusal(self) -> str:
-        """Why the language refuses the program, "" for one that it takes."""
+        """Why the language refuses the program, or ""."""
         if is_kept(self.expected()[0]):
             return ""
         try:
@@ -191,9 +191,9 @@ class Program:
         return ""
 
     def kernel(self, aligned: tuple[bool, ...], config: Config | None = None) -> Kernel:
-        """The kernel of :meth:`text`, compiled when it is first wanted; trusts its index arrays.
+        """The kernel of :meth:`text`, compiled on first use; it trusts its index arrays.
 
-        config : choices that a search found, by default those of the default schedule
+        config : choices of a search; None for those of the default schedule
         """
         text, target = self.text(aligned), resolve_target("llvm")
         schedule, key = program_space.apply if config else None, _key(text, config)
@@ -219,14 +219,13 @@ class Program:
 
 
 def _key(text: str, config: Config | None = None) -> tuple[str, str, Config | None]:
-    """The key of a kernel."""
     return NAME, text, config or None
 
 
 def features(axes: Sequence[int | None], term: int = 0) -> list[tuple[str, str]]:
-    """The axes behind the first one of an array, and where it is read along each.
+    """The axes of an array after the first, and its index along each.
 
-    term : of the sum that a product is, whose axis has a negative number
+    term : number of the term in the sum of a product, whose axis is negative
     """
     of = [(f"C{-a}", str(term)) if a is not None and a < 0 else (f"D{a}", f"k{a}") for a in axes]
     return [(f"ONE{n}", "0") if a is None else of[n] for n, a in enumerate(axes)]
@@ -236,11 +235,12 @@ def layout(
     name: str, operands: list[list[tuple[str, str]]], result: list[tuple[str, str]],
     over: list[tuple[str, str]], kinds: str, sizes: list[int | None], lines: list[str],
 ) -> str:  # fmt: skip
-    """A program of one iteration over dense axes, I and features.
+    """A program of one iteration over dense axes: I, and those of features.
 
-    operands, result, over : axes, and where arrays are read along them or the names of loops
-    sizes : of loops over features, None of open ones
-    lines : of the body
+    operands, result : axes of each array, and its index along each
+    over : axes of the iteration, and the names of their loops
+    sizes : sizes of loops over features, None for open ones
+    lines : the body
     """
     arrays = {"out": result, **{f"x{n}": axes for n, axes in enumerate(operands)}}
     write = Writer(name)
@@ -254,17 +254,17 @@ def layout(
 
 
 def filled(formula: str, *arguments: str, dtype: str | None = None, **fields: str) -> str:
-    """A formula of arguments; constants have a type, or theirs stays open."""
+    """A formula with its arguments, and with the type of constants unless `dtype` is None."""
     return formula.format(*arguments, numbers=f"T.{dtype}" if dtype else "{numbers}", **fields)
 
 
 def _open(sizes: Sequence[int | None]) -> list[str]:
-    """The parameters of loops of open sizes."""
+    """The size parameters of loops of open size."""
     return [f"d{n}" for n, size in enumerate(sizes) if size is None]
 
 
 def _lengths(sizes: Sequence[int | None]) -> dict[str, object]:
-    """The lengths of the axes of loops over features: numbers, or parameters of open ones."""
+    """The lengths of feature axes by name: numbers, or parameters for open sizes."""
     return {f"D{n}": size or f"d{n}" for n, size in enumerate(sizes)}
 
 

@@ -1,8 +1,8 @@
-"""Regions of a graph of torch's: what becomes one kernel each, and the graph that calls them.
+"""Regions of a torch graph, which become one kernel each, and the graph that calls them.
 
 A region ends in a reduction at nodes (`scatter_add`, `index_add`, accumulating `index_put`,
-`scatter_reduce`), in a sum over all edges, or in values of edges that something else reads. From
-there the graph is followed back to what is read: rows of nodes, values of edges, small tensors.
+`scatter_reduce`), in a sum over all edges, or in edge values that something else reads. From there
+the graph is followed back to the tensors that are read: rows of nodes, edge values, small tensors.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ from sparsetir.graph.programs import Program
 from sparsetir.ops.tensors import DTYPES
 from sparsetir.reductions import EXTREMA, REDUCTION_NAMES
 
-UNKNOWN = 64  # taken for the size of a dimension that is not known
-WIDER = 4  # times as many features as a value has: those who read it do not compute it again
-WORTH = 4  # operations of a value of edges that is stored for them
-NARROW = 8  # features of what several reductions read
-FEW = 1 << 20  # numbers of it, if there are known to be no more
-# A kernel is for one number of features where that is less, or a multiple: it takes a tenth of the
-# time to compile, and is as fast; what is left over is faster in one for any number.
+UNKNOWN = 64  # size assumed for an unknown dimension
+WIDER = 4  # readers with this many times a value's features read it from memory
+WORTH = 4  # least operations of an edge value that is stored for its readers
+NARROW = 8  # most features of a value that is stored for several reductions
+FEW = 1 << 20  # or, if the number of edges is known, its most numbers in all
+# A number of features below this, or a multiple of it, is compiled into the kernel: compiling takes
+# a tenth of the time, for the same speed. Others are faster in a kernel for any number.
 LANES = 8
-SHORT = 4  # features up to which edges are gone through for each
+SHORT = 4  # with fewer features, each loops over the edges of a row
 REDUCTIONS = {
     aten.index_add.default,
     aten.scatter_add.default,
@@ -82,16 +82,16 @@ SUMS = {aten.sum.dim_IntList, aten.sum.default}
 
 
 SORTED = {*RUNNERS, in_order}  # operators that read values of edges in any order
-FOUND = "sparsetir.found"  # of nodes that are regions
+FOUND = "sparsetir.found"  # the key in `meta` of nodes that are regions
 
 
 @dataclass(frozen=True)
 class Found:
     """A region that was found.
 
-    node : of the graph, by name, in whose place it is
-    program : what computes it
-    shape : of the result, as text
+    node : name of the node of the graph that it replaces
+    program : its program
+    shape : shape of its result, as text
     """
 
     node: str
@@ -101,7 +101,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction at nodes: `base`, unless None, plus that of values of edges at an index."""
+    """A reduction of edge values at an index of nodes, added to `base` unless that is None."""
 
     base: fx.Node | None
     index: fx.Node
@@ -115,11 +115,11 @@ def rewrite(
     factors: bool = True,
     products: bool = True,
 ) -> tuple[list[Found], list[str]]:
-    """Put calls of the operator in the place of regions; what was found, and what was left and why.
+    """Replace regions by calls of the operator; return the regions, and what was left and why.
 
-    of_edges : of a graph what follows from the edges alone, which is left to the prelude
-    factors : of nodes are taken out of sums at them
-    products : of few numbers of each edge and a matrix are parts of regions
+    of_edges : returns the nodes of a graph that depend on edges alone, for the prelude to compute
+    factors : whether to hoist factors of nodes out of sums at them
+    products : whether products of a few numbers per edge and a matrix become parts of regions
     """
     _drop_whole_slices(module.graph)
     _drop_double_transposes(module.graph)
@@ -151,14 +151,14 @@ def _drop_double_transposes(graph: fx.Graph) -> None:
 
 
 def _merge_equal(graph: fx.Graph) -> None:
-    """Compute equal values once, but for results, which stay tensors of their own.
+    """Compute equal values once, except results, which stay separate tensors.
 
-    Torch has a pass for it, which imports Inductor: that takes seconds.
+    Torch's own pass imports Inductor, which takes seconds.
     """
     (output,) = graph.find_nodes(op="output")
     results = {memory for x in output.all_input_nodes if (memory := _memory_of(x))}
     equal: dict[Any, fx.Node] = {}
-    writes = 0  # values are equal between writes alone
+    writes = 0  # values are only equal if no write is between them
     for node in [n for n in graph.nodes if n.op == "call_function"]:
         schema = getattr(node.target, "_schema", None)
         writes += bool(schema and schema.is_mutable)
@@ -172,7 +172,7 @@ def _merge_equal(graph: fx.Graph) -> None:
 
 
 def _memory_of(node: fx.Node) -> int | None:
-    """What identifies the memory of a node's value; None of one that is no tensor."""
+    """An identifier of the memory of a node's value; None if it is not a tensor."""
     value = node.meta.get("val")
     try:
         return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
@@ -194,10 +194,10 @@ def _key_of(argument: Any) -> Any:
 
 
 def _name_sizes_once(graph: fx.Graph) -> None:
-    """Have one name for each number of edges.
+    """Give each number of edges one name.
 
-    Self loops that two layers took out are the same edges, but each number of them that only data
-    tell has a name of its own.
+    Two layers that remove self loops keep the same edges, but torch names the data-dependent number
+    of them anew in each layer.
     """
     names: dict[str, Size] = {}
     for node in graph.nodes:
@@ -208,7 +208,7 @@ def _name_sizes_once(graph: fx.Graph) -> None:
         if gathered is not None:
             _rename(names, sizes[0], shape_of(gathered[1])[0])
         if reduction is not None:
-            # Of what is scattered there may be more than is named, where both sizes are known.
+            # More values may be scattered than there are indices, if both sizes are known.
             values, named = shape_of(reduction.values)[0], shape_of(reduction.index)[0]
             if node.target not in SCATTERED or free_unbacked_symbols((values, named)):
                 _rename(names, values, named)
@@ -216,9 +216,9 @@ def _name_sizes_once(graph: fx.Graph) -> None:
             for other in node.all_input_nodes:
                 before = shape_of(other)
                 if not before or is_one(before[0]):
-                    continue  # which may be the same for all
+                    continue  # it may be broadcast over edges
                 same_rank = len(before) == len(sizes)
-                # A view has as many elements: of the others as many, of the first, too.
+                # A view keeps the number of elements: if it keeps the width, it keeps the edges.
                 view = node.target in VIEWS and width_of(other) == width_of(node)
                 known = all(isinstance(s, int) for s in (*before[1:], *sizes[1:]))
                 if view and known or node.target not in VIEWS and same_rank:
@@ -231,7 +231,7 @@ def _name_sizes_once(graph: fx.Graph) -> None:
 
 
 def _rename(names: dict[str, Size], size: Size, other: Size) -> None:
-    """Have the name of another size for a size."""
+    """Record that two symbolic sizes are equal."""
     size, other = (names.get(str(s), s) for s in (size, other))
     if same(size, other) or isinstance(size, int) and isinstance(other, int):
         return
@@ -243,8 +243,8 @@ def _rename(names: dict[str, Size], size: Size, other: Size) -> None:
 
 
 def _read_sizes_of_indices(graph: fx.Graph) -> None:
-    """Ask indices for the number of edges, and nobody for types of constants: what is gathered need
-    not be there for that."""
+    """Read numbers of edges from indices, and make constants without a tensor to take the type of,
+    so that gathered tensors need not exist for these."""
     for node in list(graph.nodes):
         if node.target == aten.sym_size.int:
             gathered = gather_of(node.args[0])
@@ -262,9 +262,9 @@ def _read_sizes_of_indices(graph: fx.Graph) -> None:
 
 
 def reduction_of(node: fx.Node, named: bool = True) -> Reduction | None:
-    """The reduction that a node is, of floats.
+    """The reduction of floats that a node computes, or None.
 
-    named : sizes that are the same have one name
+    named : whether equal sizes already have one name
     """
     if node.op != "call_function":
         return None
@@ -292,7 +292,7 @@ def reduction_of(node: fx.Node, named: bool = True) -> Reduction | None:
     sizes, of_values = shape_of(node), shape_of(values)
     if rows is None or not is_float(values) or not is_float(node) or len(sizes) != len(of_values):
         return None
-    # What is scattered may be only some of the values, and what is put may be one for all.
+    # A scatter may read only some of the values, and a put may broadcast one.
     indexed = shape_of(index)
     if any(not same(a, b) for a, b in zip(indexed[1:], of_values[1:], strict=False)):
         return None
@@ -320,7 +320,7 @@ def _width(shape: tuple[Size, ...]) -> int:
 
 
 class _Finder:
-    """Goes through a graph once, and changes it."""
+    """A search for the regions of a graph, which it rewrites in one pass."""
 
     def __init__(
         self, graph: fx.Graph, of_edges: set[fx.Node], factors: bool, products: bool
@@ -338,15 +338,15 @@ class _Finder:
             nodes = [n for n in graph.nodes if n not in of_edges]
         reductions = {n: r for n in nodes if (r := reduction_of(n))}
         self.reductions = reductions
-        self.rows = list(dict.fromkeys(r.index for r in reductions.values()))  # of reductions
-        self._counts = {r.index: shape_of(n)[0] for n, r in reductions.items()}  # of nodes
-        # Values of edges that are read, and not computed again; and the index by whose nodes they
-        # are sorted, None where they are in the order of the caller.
+        self.rows = list(dict.fromkeys(r.index for r in reductions.values()))
+        self._counts = {r.index: shape_of(n)[0] for n, r in reductions.items()}  # numbers of nodes
+        # Edge values that are read rather than recomputed, each with the index that sorts it; None
+        # for the order of the caller.
         self.stored: dict[fx.Node, fx.Node | None] = dict.fromkeys(filter(is_float, of_edges))
         self.stored |= {n: None for n in nodes if self._is_sum(n) and 0 not in dims_of(n)}
         self._store_narrow_values(nodes)
-        # Sums of which factors are taken out: the index at whose nodes, and how many these are;
-        # and sums without these factors.
+        # Sums whose factors are hoisted, each with the index of its nodes and their number; and
+        # the sums without these factors.
         self._apart: dict[fx.Node, tuple[fx.Node, Size]] = {}
         self._sums: dict[tuple[fx.Node, str, str, Any], fx.Node] = {}
         self._in_order: dict[tuple[fx.Node, fx.Node], fx.Node] = {}  # values sorted by rows
@@ -370,13 +370,13 @@ class _Finder:
         self.graph.eliminate_dead_code()
         for node in list(self.graph.nodes):
             if self._is_pointwise(node) and any(not self._is_pointwise(u) for u in _readers(node)):
-                self._of_edges(node, given=True)  # as regions read it that are there already
+                self._of_edges(node, given=True)  # in the order that existing regions read
         self._restore_products()
         self.graph.eliminate_dead_code()
         self._restore_order()
 
     def left(self) -> list[str]:
-        """Gathers and reductions that are in the graph still, and why."""
+        """Gathers and reductions that remain in the graph, and why."""
         out = []
         for node in self.graph.nodes:
             kind = "reduction" if is_reduction(node) else "gather" if gather_of(node) else None
@@ -396,7 +396,7 @@ class _Finder:
             out.append(f"{kind} {node.name} {tuple(shape_of(node))}: {why}")
         return out
 
-    # -- what is where ----------------------------------------------------------------------------
+    # -- classification of nodes ------------------------------------------------------------------
 
     def _of_all(self, node: fx.Node) -> fx.Node | None:
         """A vector of indices as long as the first dimension of a tensor."""
@@ -411,7 +411,7 @@ class _Finder:
         return is_float(node) and self._of_all(node) is not None
 
     def _is_sum(self, node: fx.Node) -> bool:
-        """Whether it adds up values of edges, over the last features or over all edges."""
+        """Whether a node sums edge values, over the last features or over all edges."""
         if node.op != "call_function" or node.target not in SUMS or not is_float(node):
             return False
         values = first(node)
@@ -421,8 +421,8 @@ class _Finder:
         return 0 in dims or (bool(dims) and dims == list(range(rank - len(dims), rank)))
 
     def _name_products(self) -> None:
-        """Name the products of few numbers of each edge and a wider matrix, and split the columns
-        of the matrix in place of those of the product."""
+        """Replace products of a few numbers per edge and a wider matrix by :func:`edge_product`,
+        with the matrix's columns reshaped in place of the product's."""
         for node in list(self.graph.nodes):
             if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
                 continue
@@ -431,7 +431,7 @@ class _Finder:
                 continue
             inner, columns = shape_of(weights)
             if not isinstance(columns, int) or columns <= inner:
-                continue  # narrower than what it is computed of
+                continue  # no wider than its operand
             if bias and shape_of(bias[0]) != (columns,):
                 continue
             for view in list(node.users):
@@ -443,7 +443,7 @@ class _Finder:
     def _name_product(
         self, view: fx.Node, node: fx.Node, x: fx.Node, weights: fx.Node, bias: list[fx.Node]
     ) -> None:
-        """Name a view of a product, or the product itself."""
+        """Replace a view of a product, or the product itself, by :func:`edge_product`."""
         if not same(shape_of(view)[0], shape_of(x)[0]):
             return
         split = list(shape_of(view)[1:])
@@ -455,7 +455,7 @@ class _Finder:
         view.replace_all_uses_with(named)
 
     def _restore_products(self) -> None:
-        """Have torch compute the products that something else than regions reads."""
+        """Have torch compute the products that are read outside regions."""
         for node in self.graph.find_nodes(op="call_function", target=edge_product):
             if not node.users:
                 continue
@@ -479,16 +479,16 @@ class _Finder:
         return self._call(aten.reshape.default, (value, shape), fake, like)
 
     def _is_small(self, x: fx.Node) -> bool:
-        """Whether a node has few numbers for each edge, and is no gather of nodes."""
+        """Whether a node has few numbers for each edge, and does not gather from nodes."""
         sizes = shape_of(x)
         if len(sizes) != 2 or self._of_all(x) is None or gather_of(x) is not None:
             return False
         return isinstance(sizes[1], int) and 0 < sizes[1] <= SMALL
 
     def _store_narrow_values(self, nodes: list[fx.Node]) -> None:
-        """Values with much to compute that something wider reads, or several others; and what is
-        compared for being equal: its last bits are to be those of what it is compared with, which
-        was computed of it."""
+        """Store costly values that wider ones or several others read, and values that are compared
+        for equality: their last bits must match those of the values that were computed from them.
+        """
         work: dict[fx.Node, int] = {}
         reduced: dict[fx.Node, int] = {}
         for reduction in self.reductions.values():
@@ -496,7 +496,7 @@ class _Finder:
             reduced[values] = reduced.get(values, 0) + 1
         for node in filter(self._is_pointwise, nodes):
             costly = node.target in COSTLY
-            # A gather counts as one operation: by another index than that of the rows it is costly.
+            # A gather counts as one operation, as it is costly by an index other than the rows'.
             work[node] = (WORTH if costly else 1) + sum(
                 work.get(b, gather_of(b) is not None)
                 for a in node.all_input_nodes
@@ -514,7 +514,7 @@ class _Finder:
                 self.stored[node] = None
 
     def _merge_sums(self) -> None:
-        """Make one reduction of the sum of two at the same index."""
+        """Replace the sum of two reductions at the same index by one reduction."""
         for node in self.graph.find_nodes(op="call_function", target=aten.add.Tensor):
             x, y, *_ = node.args
             if node.kwargs.get("alpha", 1) != 1 or x is y:
@@ -539,7 +539,7 @@ class _Finder:
             self.graph.eliminate_dead_code()
 
     def _take_factors_out(self, nodes: list[fx.Node]) -> None:
-        """Take factors out of sums where that makes two sums one, or one of fewer features."""
+        """Hoist factors out of sums where that makes two sums equal, or one narrower."""
         groups: dict[tuple[fx.Node, str, str, Any], list[fx.Node]] = {}
         place = {node: n for n, node in enumerate(self.graph.nodes)}
         for node in nodes:
@@ -559,7 +559,7 @@ class _Finder:
                 self._apart |= dict.fromkeys(equal, at)
 
     def _summed(self, node: fx.Node) -> tuple[Any, dict[fx.Node, Any]]:
-        """Values that a node adds up; indices at which it may do so first, of how many nodes."""
+        """The values that a node sums, and the indices it may sum at first, with node counts."""
         reduction = self.reductions.get(node)
         if reduction is not None and reduction.reduce == "sum":
             return reduction.values, {reduction.index: shape_of(node)[0]}
@@ -600,8 +600,8 @@ class _Finder:
         return None if region is None else self._region(node, *region, shape, count)
 
     def _factored(self, node: fx.Node, values: fx.Node) -> fx.Node | None:
-        """Sums at nodes with what is the same for all edges of a node taken out of them, in the
-        type that they are computed in."""
+        """Sums at nodes, in the type of the computation, with the factors that are the same for all
+        edges of a node hoisted; None if they are not hoisted."""
         if node not in self._apart:
             return None
         rows, count = self._apart[node]
@@ -623,7 +623,7 @@ class _Finder:
         return call(cleared, (out, rows), shape_of(out))
 
     def _of_edges(self, node: fx.Node, given: bool = False) -> None:
-        """A value for each edge, in the order of rows, or the given one."""
+        """Replace edge values by a region's, in the order of rows or the given one."""
         is_sum = node.target in SUMS
         values = first(node) if is_sum else node
         summed = len(dims_of(node)) if is_sum else 0
@@ -646,7 +646,7 @@ class _Finder:
         self.stored[out] = None if given else rows
 
     def _over_all_edges(self, node: fx.Node) -> None:
-        """Sums over edges: at nodes first, and then over these."""
+        """Sum over all edges: at nodes first, and then over nodes."""
         values = first(node)
         vectors = self._vectors(values)
         if not vectors or values.op == "placeholder":
@@ -667,8 +667,8 @@ class _Finder:
         node.replace_all_uses_with(total)
 
     def _gradient_of_product(self, node: fx.Node) -> None:
-        """A product with values of edges that are computed for it: the gradient of a matrix that
-        each edge is multiplied by, or that of the edges' numbers."""
+        """Replace a product with edge values that are computed for it alone: the gradient of a
+        matrix that each edge is multiplied by, or that of the edges' numbers."""
         args: Any = node.args
         x, y = args
         left = before_transpose(x)
@@ -685,7 +685,8 @@ class _Finder:
         over_edges: bool,
         flipped: bool = False,
     ) -> bool:
-        """Whether values of edges times another matrix are a region; then it is there."""
+        """Replace a product of edge values and another matrix by a region; return whether it is
+        one."""
         values, columns = behind(matrix), shape_of(other)[-1]
         if not is_float(node) or not is_float(other) or not self._is_pointwise(values):
             return False
@@ -727,7 +728,7 @@ class _Finder:
         return True
 
     def _sorted(self, values: fx.Node, rows: fx.Node) -> fx.Node:
-        """Values of edges in the order of rows, sorted once for all that read them."""
+        """Edge values in the order of rows, sorted once for all their readers."""
         by = self.stored.get(values)
         if by is rows:
             return values
@@ -743,7 +744,7 @@ class _Finder:
         return known
 
     def _rounded(self, out: fx.Node, node: fx.Node) -> fx.Node:
-        """What stands for a node, in its type."""
+        """Cast a node's replacement to the node's type."""
         dtype = dtype_of(node)
         if dtype_of(out) == dtype:
             return out
@@ -752,7 +753,7 @@ class _Finder:
         return result
 
     def _vectors(self, values: fx.Node) -> list[fx.Node]:
-        """The indices by which an expression of edges gathers, or what it reads is sorted."""
+        """The indices by which an expression gathers, or else those that sort what it reads."""
         expression = Expression(None, self.stored)
         try:
             expression.of(values, axes_of(values), root=True)
@@ -761,7 +762,7 @@ class _Finder:
         return expression.others or [x for x in expression.orders if x is not None]
 
     def _restore_order(self) -> None:
-        """Give values of edges in the order of the caller to those who are no regions."""
+        """Return edge values to the caller's order for readers other than regions."""
         for node, rows in self.stored.items():
             others = [u for u in node.users if u.target not in SORTED]
             if rows is None or not others:
@@ -775,11 +776,11 @@ class _Finder:
                 user.replace_input_with(node, back)
 
     def _chosen(self, vectors: list[fx.Node]) -> fx.Node:
-        """The one of the indices to sort edges by, at which something is reduced."""
+        """The index to sort edges by: one that is reduced at, if any, else the first."""
         return next((v for v in self.rows if v in vectors), vectors[0])
 
     def _rows_of(self, rows: fx.Node, program: Program, tensors: list[fx.Node]) -> Size | None:
-        """The number of nodes, by the index of rows."""
+        """The number of nodes of the index of rows; None if it is unknown."""
         for tensor, operand in zip(tensors, program.operands, strict=True):
             if operand.at == "row":
                 self._counts[rows] = shape_of(tensor)[0]
@@ -789,11 +790,11 @@ class _Finder:
         self, node: fx.Node, values: fx.Node, rows: fx.Node, reduce: str | None,
         dtype: Any, summed: int = 0, count: Size | None = None, sorted_all: bool = False,
     ) -> tuple[Program, list[fx.Node], list[fx.Node]] | None:  # fmt: skip
-        """The program of a region, what it reads, and indices; None where it cannot be one.
+        """The program of a region, the tensors it reads, and its indices; None if it cannot be one.
 
-        dtype : of its result
-        count : of the nodes that `rows` names, where that is known
-        sorted_all : whether values of edges must be in the order of rows
+        dtype : type of its result
+        count : number of the nodes of `rows`, if known
+        sorted_all : whether edge values must be in the order of rows
         """
         expression, axes = Expression(rows, self.stored, count, wide(dtype)), axes_of(values)
         try:
@@ -803,7 +804,7 @@ class _Finder:
             return None
         final = expression.finished(text)
         if node in final.tensors:
-            return None  # of an operator that is not known
+            return None  # an unknown operator
         sizes = [s for s, a in zip(shape_of(values)[1:], axes, strict=True) if a is not None]
         loops = len(sizes)
         read = {a for operand in final.operands for a in operand.axes}
@@ -848,13 +849,13 @@ class _Finder:
     def _note(
         self, call: fx.Node, node: fx.Node, program: Program, shape: tuple[Size, ...]
     ) -> None:
-        """Note a region that was found."""
+        """Record a region."""
         text = ", ".join(map(str, shape))
         self.found.append(Found(node.name, program, f"({text})"))
         call.meta[FOUND] = self.found[-1]
 
     def _call(self, target: Any, args: Any, value: Any, like: fx.Node) -> fx.Node:
-        """A new node, in the part of the graph, forward or backward, where another one is."""
+        """Insert a node into the part of the graph, forward or backward, of the node `like`."""
         new = self.graph.call_function(target, args)
         new.meta = {k: v for k, v in like.meta.items() if k in ("partitioner_tag", "stack_trace")}
         new.meta["val"] = value

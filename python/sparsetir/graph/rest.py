@@ -1,8 +1,8 @@
 """Compilation of operators outside regions by Inductor, if there is a C++ compiler.
 
 A graph is compiled when it is first run, for the sizes of that run, so that data-dependent sizes
-are numbers. Unlike under dynamo, Inductor is not told which arguments it may overwrite: some are
-cached tensors of edges.
+are numbers. Unlike under dynamo, Inductor is not allowed to overwrite arguments: some are cached
+tensors of edges.
 """
 
 from __future__ import annotations

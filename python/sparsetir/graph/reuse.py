@@ -51,7 +51,7 @@ def reuse_memory(graph: fx.Graph) -> None:
 
 
 def _own_memory(graph: fx.Graph, result: Any) -> None:
-    """Make a result that was written to a view no view for torch, as its reader may write to it."""
+    """Return a result written to a view as a tensor of its own, as its reader may write to it."""
     while result.target in WRITTEN:
         result = result.args[0]
     if result.target in SIZED:

@@ -155,7 +155,7 @@ class Translation:
             for other in others:
                 result = result + other if isinstance(of, sympy.Add) else result * other
             return result
-        raise LoweringError(f"{WHO}: the model has a size {of} that only its data tell")
+        raise LoweringError(f"{WHO}: the model has a data-dependent size {of}")
 
     def _shape(self, node: fx.Node) -> list[Any]:
         return [self._size(s) for s in shape_of(node)]
@@ -213,7 +213,7 @@ class Translation:
         if 0 in dims or dims != list(range(rank - len(dims), rank)):
             raise LoweringError(
                 f"{WHO}: operator {node.target} over the dimensions {dims} of {rank} is not "
-                "supported; it is over the last ones, but for the first"
+                "supported; expected the last ones, without the first"
             )
         return self._dense(node, values, REDUCED[node.target], len(dims))
 
@@ -362,7 +362,7 @@ class Translation:
             for param, how in computed.items():
                 number = facts_of(how["recipe"]).unknown
                 if number is None:
-                    raise LoweringError(f"{WHO}: a program needs what is computed for each graph")
+                    raise LoweringError(f"{WHO}: a program needs values computed for each graph")
                 self._unknown[param] = tirx.IntImm("int64", number)
             func = with_natural_shapes(name, stages, check=False)
             params = {str(p.name): p for p in func.params}

@@ -67,7 +67,7 @@ class accelerate(AbstractContextManager["accelerate"]):
     similar layers (`gcn_norm`) are cached for unchanged edges and weights; not for weights that
     need gradients.
 
-    Other layers (`GATConv`, `TransformerConv`, `RGCNConv`, a `MessagePassing` of one's own) are
+    Other layers (`GATConv`, `TransformerConv`, `RGCNConv`, the user's own `MessagePassing`) are
     compiled as by `torch.compile(backend="sparsetir")`, one by one, in their first call with many
     edges, which takes seconds; again in evaluation, and for the second graph of another size. They
     have no second derivatives. Layers that torch cannot trace as one graph, or that reduce no

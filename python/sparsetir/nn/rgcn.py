@@ -236,7 +236,7 @@ class RGCNConv(Conv):
         if isinstance(edge_index, PreparedRelations):
             if edge_type is not None:
                 raise TypeError(
-                    "RGCNConv: argument 'edge_type': expected None beside prepared relations"
+                    "RGCNConv: argument 'edge_type': expected None for prepared relations"
                 )
             if self.flow != "source_to_target":
                 raise wrong(
@@ -310,7 +310,7 @@ class RGCNConv(Conv):
     def _of_bases(
         self, graph: tuple[Tensor, Tensor], comp: Tensor, weight: Tensor, m: int
     ) -> Tensor:
-        """The result where messages are rows of weights made of bases, (bases, rows, out).
+        """The result where messages are rows of weights that combine bases, (bases, rows, out).
 
         A relation's coefficients are multiplied by the bases' rows of the edge's source: this is
         RGMS itself, with sources in the role of relations, and relations in that of nodes. The rows

@@ -188,9 +188,8 @@ class SparseConv3d(_Convolution):
 class SparseConvTranspose3d(_Convolution):
     """The transposed convolution, back onto the points that a strided one came from.
 
-    y[i] = b + sum over k and o with o * stride - padding + k * dilation = i of x[o] W[k], as
-    `torch.nn.functional.conv_transpose3d` has it. Points and features are as in
-    :class:`SparseConv3d`.
+    y[i] = b + sum over k and o with o * stride - padding + k * dilation = i of x[o] W[k], as in
+    `torch.nn.functional.conv_transpose3d`. Points and features are as in :class:`SparseConv3d`.
 
     Parameters
     ----------

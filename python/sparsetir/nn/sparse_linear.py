@@ -137,7 +137,7 @@ class SparseLinear(Module):
             )
         pruner = _pruner(linear)
         if lost := _lost(linear, pruner):
-            raise wrong(who, "linear", "a layer without what a sparse one cannot keep", lost)
+            raise wrong(who, "linear", "a layer without parts that a sparse one cannot keep", lost)
         weight = (linear.weight if pruner is None else pruner.apply_mask(linear)).detach()
         if block is not None:
             check_block(who, weight, block)

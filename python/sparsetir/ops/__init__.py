@@ -8,8 +8,8 @@ tensor([[0., 1., 1.],
         [1., 0., 0.],
         [0., 0., 0.]])
 
-They work under torch.compile, torch.export and autocast, and with torch.func but for derivatives
-taken forward (jvp, jacfwd, hessian), which raise NotImplementedError. `vmap` runs them in a loop; a
+They work under torch.compile, torch.export and autocast, and with torch.func except forward-mode
+derivatives (jvp, jacfwd, hessian), which raise NotImplementedError. `vmap` runs them in a loop; a
 first dimension for heads is faster.
 """
 

@@ -3,8 +3,8 @@
 W (rows, cols) is stored in blocks of r x c: `values` (blocks, c, r) holds each by columns, `indptr`
 (rows / r + 1,) and `indices` (blocks,) are the CSR pattern of the blocks. x is (..., cols).
 
-On a GPU tensor cores multiply blocks of 16-bit types; other products, and gradients of W, are dense
-ones there.
+On a GPU tensor cores multiply blocks of 16-bit types; other products, and gradients of W, are
+computed densely there.
 """
 
 from __future__ import annotations

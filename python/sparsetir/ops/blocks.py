@@ -29,7 +29,7 @@ class Blocks:
 
     indptr, indices : (block rows + 1,) row pointers and (blocks,) block columns
     size : rows and columns of a block
-    order : (blocks,) int64 position of each among the caller's blocks; None for the same order
+    order : (blocks,) int64 position of each block among the caller's; None for the same order
     turned : whether the caller's blocks are transposed
     """
 
@@ -59,9 +59,9 @@ class Blocks:
         pattern : the elements
         dtype, target : those of :func:`sparsetir.plan`
 
-        None where row blocks of CSR are as fast: for features that do not fill a vector, for blocks
+        None if row blocks of CSR are as fast: for features that do not fill a vector, for blocks
         of one row (see :func:`sparsetir.schedules.search.choose.block_rows`), on a GPU for blocks
-        that its tensor cores do not support; and where a row's blocks are not sorted.
+        that its tensor cores do not support; and if a row's blocks are not sorted.
         """
         fmt, problem = BSR(*self.size), Spmm(dtype)
         if is_gpu(target):

@@ -73,7 +73,7 @@ _private: WeakKeyDictionary[torch.UntypedStorage, _Private] = WeakKeyDictionary(
 def private(x: Tensor, is_new: bool = False) -> Tensor:
     """A contiguous copy that only this package holds, which is recognised without comparison.
 
-    Users may see it, and are told not to write to it; a write that torch notices ends its privacy.
+    Users may see it but must not write to it; a write that torch notices ends its privacy.
 
     is_new : whether x is contiguous and has no other holder, so that x itself becomes private
         unless it was made in inference mode
@@ -85,7 +85,7 @@ def private(x: Tensor, is_new: bool = False) -> Tensor:
 
 
 def is_private(x: Tensor) -> bool:
-    """Whether x lies in memory of a :func:`private` tensor that was not written to since."""
+    """Whether x lies in the memory of a :func:`private` tensor that has not been written to."""
     entry = _private.get(x.untyped_storage())
     return entry is not None and not x.is_inference() and entry.version == x._version
 
@@ -177,7 +177,10 @@ class Cache:
         return len(self._entries)
 
     def find(self, key: Hashable, *owners: Tensor, count: bool = False) -> Any:
-        """The object kept for a key and tensors as they are now; None, and a miss if `count`."""
+        """The object kept for a key and tensors with their current contents, or None.
+
+        count : whether to count a missing one as a miss
+        """
         full = (key, *map(memory_key, owners))
         with self._lock:
             entry = self._entries.get(full)
@@ -286,13 +289,13 @@ kept = Cache(max_entries=512, max_bytes=4 << 30)
 
 
 def memory_key(x: Tensor) -> Hashable:
-    """The location of a tensor in memory, and its layout there; of an empty one, its storage."""
+    """The location of a tensor in memory and its layout; for an empty tensor, its storage."""
     place = x.data_ptr() or x.untyped_storage()._cdata
     return place, x.shape, x.stride(), x.dtype
 
 
 def _check_of(copy: Known) -> Callable[[Tensor], bool]:
-    """The predicate that tells whether an owner is unchanged."""
+    """The predicate for whether an owner is unchanged."""
     if copy is None:
         return is_private
     if not isinstance(copy, Tensor):
@@ -317,8 +320,8 @@ def same(x: Tensor, y: Tensor) -> bool:
 
 @cache
 def _memcmp() -> Callable[[int, int, int], int] | None:
-    """The function of libc: `torch.equal` takes several times as long on a small graph, and on a
-    large one waits for other threads, which may be busy."""
+    """`memcmp` of libc: `torch.equal` takes several times as long on a small graph, and on a large
+    one waits for other threads, which may be busy."""
     try:
         memcmp: Any = ctypes.CDLL(None).memcmp
     except (OSError, TypeError, AttributeError):

@@ -18,8 +18,8 @@ from sparsetir.schedules.targets import resolve_target
 
 LARGE, INT32_MAX = 2**62, 2**31 - 1
 FOUND = 5  # statistics of pairs: see sorted_pairs
-# Elements, plus EACH per call, that a process leaves to torch's sort. A graph that stays is sorted
-# two or three times. More sorts mean that edges are new in each step: then counting kernels take a
+# Elements, plus EACH per call, that a process leaves to torch's sort. A fixed graph is sorted two
+# or three times. More sorts mean that edges are new in each step: then counting kernels take a
 # tenth of the time, and their compilation is one of many in the first steps.
 LEFT_TO_TORCH, EACH = 1 << 21, 1 << 19
 _left = LEFT_TO_TORCH
@@ -28,7 +28,7 @@ _left = LEFT_TO_TORCH
 def transpose(
     rowptr: Tensor, col: Tensor, n: int, places: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The transposed (n, m) matrix: its row pointers, its columns, the position of each element.
+    """Row pointers, columns and positions of the elements of the transposed (n, m) matrix.
 
     rowptr, col : (m + 1,) and (nnz,), of one type on a CPU
     places : (nnz,) int64 positions of the elements in another order, which the result then refers
@@ -51,7 +51,7 @@ def transpose(
 
 
 class Order(NamedTuple):
-    """A sorting order from elsewhere; places : the positions, None where keys are sorted."""
+    """A known sorting order; places : the positions, None if keys are sorted."""
 
     places: Tensor | None
 
@@ -59,12 +59,12 @@ class Order(NamedTuple):
 def compress(
     edges: Tensor, m: int, n: int, known: Order | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Compress (2, nnz) edges, columns first, to rows; return None where one is out of range.
+    """Compress (2, nnz) edges, columns first, to rows; return None if one is out of range.
 
     known : an order that may sort the rows, which is checked
 
-    Returns row pointers (m + 1,), columns (nnz,), both in int32 where it suffices, and the position
-    of each element among the edges, None where they are sorted already. The order is stable.
+    Returns row pointers (m + 1,), columns (nnz,), both in int32 if it suffices, and the position
+    of each element among the edges, None if they are sorted already. The order is stable.
     """
     col, row = edges.contiguous()
     rowptr, cols, order, (low, high, first, last, falls) = sorted_pairs(row, col, m, n, known)
@@ -87,8 +87,8 @@ def sorted_pairs(
 ) -> tuple[Tensor, Tensor, Tensor | None, list[int]]:
     """The start of each key, others and positions sorted by key, and statistics of both.
 
-    These are the least and the greatest key, the least and the greatest of the others, and whether
-    keys ever decrease. The arrays are meaningless where keys or others are out of range.
+    The statistics are the least and the greatest key, the least and the greatest of the others, and
+    whether keys ever decrease. The arrays are meaningless if keys or others are out of range.
     """
     if known is None and _count(keys):
         arrays = _results(size, keys, max(size, n))
@@ -144,7 +144,7 @@ def _results(size: int, like: Tensor, largest: int) -> tuple[Tensor, Tensor, Ten
 
 
 def _index_type(nnz: int, size: int, dtype: torch.dtype) -> torch.dtype:
-    """int32 where it suffices, which halves the memory; else the given type."""
+    """int32 if it suffices, which halves the memory; else the given type."""
     return torch.int32 if max(nnz, size) < INT32_MAX else dtype
 
 

@@ -38,9 +38,9 @@ from sparsetir.schedules.templates.block_attention import BlockTiles
 from sparsetir.schedules.templates.registry import templates_for
 
 WHO = "sparse_attention"
-# The cost of a position in a block, by block size, and of an element by itself.
+# The cost of a position in a block, by block size, and of a single element.
 PLACE, ELEMENT = {64: 1.0, 32: 1.1, 16: 1.7}, 16.0
-COLUMNS = 16  # of a tensor-core tile
+COLUMNS = 16  # columns of a tensor-core tile
 
 
 def sparse_attention(
@@ -48,9 +48,9 @@ def sparse_attention(
 ) -> Tensor:
     """Out[i] = sum over the j of row i of the mask of softmax(scale * q[i] . k[j]) * v[j].
 
-    The same as `scaled_dot_product_attention` with the mask as a dense one, but for rows without
-    elements, which give zeros and gradients of zero. What is not in the mask has weight zero: where
-    it shares a block with elements, an infinity or NaN of its v makes NaN, as it does there.
+    Equals `scaled_dot_product_attention` with a dense mask, except that rows without elements give
+    zeros and zero gradients. Positions outside the mask have weight zero: if one shares a block
+    with elements, an infinity or NaN in its v gives NaN, as it does there.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ def sparse_attention(
         Values.
     mask : BlockMask or sparse matrix
         An (m, n) :class:`sparsetir.masks.BlockMask`, or a sparse matrix of any kind that
-        :func:`sparsetir.ops.resolve` takes, whose values play no part. All heads share it.
+        :func:`sparsetir.ops.resolve` accepts, whose values are ignored. All heads share it.
     scale : float, optional
-        By default 1 / sqrt(feat).
+        The factor of scores; by default 1 / sqrt(feat).
 
     Returns
     -------
@@ -74,14 +74,14 @@ def sparse_attention(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        For an invalid argument, which the message names.
 
     Notes
     -----
-    Scores and weights are never in memory as a whole: beside its result the kernel takes a block's
-    for each thread, and the logarithm of a row's sum for the gradients, which make weights again. A
-    matrix of elements is put in blocks where it fills them; elsewhere its elements are processed
-    one by one. Sums are in float32, for float64 in float64. (SparseTIR, section 4.3.1.)
+    Scores and weights are never stored as a whole: besides its result the kernel stores those of a
+    block per thread, and the logarithm of each row's sum, from which gradients recompute weights. A
+    matrix of elements is stored in blocks if it fills them; otherwise its elements are processed
+    one by one. Sums are in float32, or float64 for float64. (SparseTIR, section 4.3.1.)
 
     On a GPU blocks are multiplied on tensor cores, in float16 or bfloat16; weights of keys are
     rounded to that type there. Matrices of elements, and blocks of wider types, are processed
@@ -238,7 +238,7 @@ element_attention_backward = Operator("element_attention_backward", ElementAtten
 
 @dataclass
 class ElementAttention(_OfElements, _Attention):
-    """Attention with a mask of elements; logarithms are unused where these are not in blocks."""
+    """Attention with a mask of elements; logarithms are unused unless these are in blocks."""
 
     def run(self) -> tuple[Tensor, Tensor]:
         q, k, v = self.q, self.k, self.v
@@ -329,7 +329,7 @@ def gradients_over_blocks(
 
 
 def _whole(x: Tensor, block: int) -> Tensor:
-    """(batch * heads, rows of whole blocks, features) of (batch, heads, rows, features)."""
+    """Reshape (batch, heads, rows, features) to (batch * heads, rows of whole blocks, features)."""
     x = x.flatten(0, 1)
     if x.device.type == "cpu":
         x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -338,13 +338,13 @@ def _whole(x: Tensor, block: int) -> Tensor:
 
 
 def _in_rows(x: Tensor, block: int, features: int) -> Tensor:
-    """Pad x with rows to whole blocks, and with `features` more features."""
+    """Pad x to whole blocks of rows, and with `features` more features."""
     rows = -x.shape[1] % block
     return (pad(x, (0, features, 0, rows)) if rows or features else x).contiguous()
 
 
 def _cut(x: Tensor, outer: Sequence[int], rows: int) -> Tensor:
-    """Drop the rows that fill blocks; return (batch, heads, rows, ..)."""
+    """Drop padding rows; return (batch, heads, rows, ..)."""
     return x[:, :rows].unflatten(0, tuple(outer)).contiguous()
 
 

@@ -1,7 +1,7 @@
 """Calls of the kernels of messages, softmax and attention on torch tensors, without gradients.
 
-Features are (nodes or nnz, heads, feat) here, where heads and feat may be 1 to be the same for all;
-values of edges come and go in the caller's order of a structure.
+Features are (nodes or nnz, heads, feat) here, where heads and feat may be 1 to be broadcast; edge
+values are read and returned in the caller's order of a structure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def gspmm(
     reduce: str,
     arg: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """(m, heads, feat) reduced messages; with `arg` also whose each is, -1 in empty rows."""
+    """(m, heads, feat) reduced messages; with `arg` also each one's element, -1 in empty rows."""
     like, (heads, feat) = features_of(u, e)
     dtype, shape = like.dtype, (structure.m, heads, feat)
     if 0 in shape or not structure.nnz:
@@ -51,7 +51,7 @@ def gspmm(
         out, winners = gspmm(structure, wide_u, wide_e, op, reduce, arg)
         return out.to(dtype), winners
     if of_product and u is not None:
-        out, reduce = _product(structure, u, e, reduce), "max"  # of what is given any will do
+        out, reduce = _product(structure, u, e, reduce), "max"  # any reduction finds known results
     else:
         out = like.new_empty(shape)
     ordered = arg or (e is not None and structure.order is not None)
@@ -81,9 +81,9 @@ def _product(structure: Structure, u: Tensor, e: Tensor | None, reduce: str) -> 
 def gsddmm(
     structure: Structure, lhs: Tensor | None, rhs: Tensor | None, op: str, targets: tuple[str, str]
 ) -> Tensor:
-    """(nnz, heads, feat) values of edges, of operands at their sources "u", targets "v" or "e".
+    """(nnz, heads, feat) edge values from operands at sources "u", targets "v" or edges "e".
 
-    For "dot" feat of the result is 1.
+    For "dot" the result's feat is 1.
     """
     like, (heads, feat) = features_of(lhs, rhs)
     dot = op == "dot"
@@ -104,9 +104,9 @@ def gsddmm(
 
 
 def softmax(structure: Structure, x: Tensor, grad: Tensor | None = None) -> Tensor:
-    """(batch, nnz, heads) softmax of each row, of x of that shape.
+    """(batch, nnz, heads) softmax within each row of x, which has that shape.
 
-    grad : of a softmax, x, to be given back for what that is of
+    grad : if passed, x is a softmax and this its gradient: return that for the softmax's argument
     """
     if not x.numel():
         return torch.zeros_like(x)
@@ -127,7 +127,7 @@ def attention(
     """(m, heads, width) sums of v (n, heads, width), weighted by the softmax of scale * q . k.
 
     q, k : (m, heads, feat) and (n, heads, feat)
-    heads_first : all of them, and the result, have heads before m or n
+    heads_first : whether operands and the result have heads before m or n
     """
     heads, feat, width = q.shape[0 if heads_first else 1], q.shape[-1], v.shape[-1]
     shape = *q.shape[:-1], width
@@ -156,9 +156,9 @@ def _run(
     sizes: dict[str, int],
     named: Named,
 ) -> None:
-    """Run the kernel with the config that is recorded for a pattern, or that sizes choose.
+    """Run the kernel with the config recorded for the pattern, or chosen by sizes.
 
-    problem, kind : which problem it is for, and its fields
+    problem, kind : the class of its problem, and the problem's fields
     features, sizes : see :class:`sparsetir.planning.request.Request`
     """
 
@@ -193,7 +193,7 @@ def _arrays(structure: Structure) -> dict[str, Any]:
 
 @lasting
 def _order(structure: Structure) -> Tensor:
-    """(nnz,) place in the caller's order of each element."""
+    """(nnz,) position of each element in the caller's order."""
     like = _arrays_of(structure)["indices"]
     if structure.order is None:
         return torch.arange(len(like), dtype=like.dtype, device=like.device)
@@ -202,21 +202,21 @@ def _order(structure: Structure) -> Tensor:
 
 @lasting
 def _ends(structure: Structure) -> dict[str, Tensor]:
-    """(nnz,) source "u" and target "v" of each element in the caller's order."""
+    """(nnz,) source "u" and target "v" of each element, in the caller's order."""
     arrays = _arrays_of(structure)
     rows = torch.repeat_interleave(arrays["indptr"].diff()).to(arrays["indptr"].dtype)
     return {"u": structure.restored(arrays["indices"]), "v": structure.restored(rows)}
 
 
 def features_of(*operands: Tensor | None) -> tuple[Tensor, tuple[int, int]]:
-    """An operand, and (heads, feat) of all together."""
+    """One of the operands, and the (heads, feat) that all broadcast to."""
     present = [x for x in operands if x is not None]
     heads, feat = broadcast(*(x.shape[1:] for x in present))
     return present[0], (heads, feat)
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The broadcast shape of shapes of as many dimensions; RuntimeError where they do not fit.
+    """The broadcast shape of shapes of equal rank; RuntimeError if they do not fit.
 
     torch.broadcast_shapes takes a third of the time of a small message.
     """
@@ -227,14 +227,14 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _dims(x: Tensor | None) -> str:
-    """The dimensions that an operand has, as kernels name them."""
+    """The letters by which kernels name an operand's dimensions."""
     if x is None:
         return ""
     return "h" * (x.shape[1] != 1) + "f" * (x.shape[2] != 1)
 
 
 def _squeezed(x: Tensor | None) -> Tensor | None:
-    """Without dimensions of size 1."""
+    """Drop x's dimensions of size 1."""
     if x is None:
         return None
     return x.reshape(x.shape[0], *(s for s in x.shape[1:] if s != 1))

@@ -44,22 +44,22 @@ def gspmm(
     Parameters
     ----------
     A : sparse (m, n) matrix
-        Of any kind that :func:`resolve` takes.
+        Any kind that :func:`resolve` accepts.
     op : str
         "copy_u", "copy_e", "u_add_e", "u_sub_e", "u_mul_e" or "u_div_e"; or DGL's "copy_lhs",
         "copy_rhs", "add", "sub", "mul" and "div"; or with the reduction, as "u_mul_e_sum".
     reduce : str
         "sum" or "add" (by default), "mean" (the sum over the number of elements of the row), "max"
-        or "amax", "min" or "amin", or "logsumexp", whose messages are stored; a row without
-        elements is zero in all of them, and NaN is greater and less than all else.
+        or "amax", "min" or "amin", or "logsumexp", which stores the messages. A row without
+        elements gives zero; NaN is both the greatest and the least.
     u : (n, ...) Tensor
         Features of sources.
     e : (nnz, ...) Tensor
         Features of edges, in the order of A's elements; by default A's values. Feature dimensions
-        of u and e are broadcast as by torch, but for (nnz,), which is one number for all features:
-        (n, heads, f) goes with (nnz, heads, 1), (n, f) with (nnz, f), (nnz, 1) and (nnz,).
+        of u and e are broadcast as by torch, except (nnz,), which is one number for all features:
+        (n, heads, f) fits (nnz, heads, 1), and (n, f) fits (nnz, f), (nnz, 1) and (nnz,).
     reduce_op, lhs_data, rhs_data
-        What DGL calls reduce, u and e.
+        DGL's names for reduce, u and e.
 
     Returns
     -------
@@ -70,11 +70,11 @@ def gspmm(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        For an invalid argument, which the message names.
 
     Notes
     -----
-    Sums are in float32, for float64 in float64. (SparseTIR, section 4.2.1.)
+    Sums are in float32, or float64 for float64. (SparseTIR, section 4.2.1.)
     """
     reduce = _either("gspmm", "reduce", reduce, "reduce_op", reduce_op)
     u = _either("gspmm", "u", u, "lhs_data", lhs_data)
@@ -107,7 +107,7 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
     Parameters
     ----------
     values : (nnz, ...) Tensor
-        What is reduced.
+        The values to reduce.
     rowptr : (m + 1,) Tensor, int32 or int64
         Non-decreasing from 0 to nnz.
     reduce : str
@@ -136,24 +136,24 @@ def gsddmm(
     lhs_target: str = "u", rhs_target: str = "v", *,
     lhs_data: Tensor | None = None, rhs_data: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Out[e] = op(lhs[e], rhs[e]) for each element e of A, of features of its ends or its own.
+    """Out[e] = op(lhs[e], rhs[e]) for each element e of A, from features of its ends or its own.
 
     Parameters
     ----------
     A : sparse (m, n) matrix
-        Of any kind that :func:`resolve` takes; its values play no part.
+        Any kind that :func:`resolve` accepts; its values are ignored.
     op : str
         "add", "sub", "mul", "div", "dot" (the sum of products over the last dimension, which stays
         with size 1), "copy_lhs" or "copy_rhs"; or both targets in one name, as "u_add_v",
         "u_dot_v", "v_mul_e", "copy_u".
     lhs, rhs : Tensor
         (n, ...) for target "u", the sources; (m, ...) for "v", the targets; (nnz, ...) for "e", the
-        elements in A's order. Feature dimensions are broadcast as by torch, but for operands
+        elements in A's order. Feature dimensions are broadcast as by torch, except for operands
         without any, which are one number for all features.
     lhs_target, rhs_target : {"u", "v", "e"}
         What the operands are features of.
     lhs_data, rhs_data : Tensor
-        What DGL calls lhs and rhs.
+        DGL's names for lhs and rhs.
 
     Returns
     -------
@@ -163,16 +163,16 @@ def gsddmm(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        For an invalid argument, which the message names.
 
     Notes
     -----
-    Sums are in float32, for float64 in float64. (SparseTIR, section 4.2.2.)
+    Sums are in float32, or float64 for float64. (SparseTIR, section 4.2.2.)
     """
     lhs = _either("gsddmm", "lhs", lhs, "lhs_data", lhs_data)
     rhs = _either("gsddmm", "rhs", rhs, "rhs_data", rhs_data)
     op, lhs_target, rhs_target = _edge_op(op, lhs_target, rhs_target)
-    copied = "rhs" if op == "copy_rhs" else "lhs"  # as the caller calls it
+    copied = "rhs" if op == "copy_rhs" else "lhs"  # the caller's name
     if op == "copy_rhs":
         op, lhs, lhs_target = "copy_lhs", rhs, rhs_target
         lhs = _given("gsddmm", "rhs", lhs, "a copy of it")
@@ -200,9 +200,9 @@ def sparse_softmax(A: object, values: Tensor | None = None) -> Tensor:
     Parameters
     ----------
     A : sparse (m, n) matrix
-        Of any kind that :func:`resolve` takes.
+        Any kind that :func:`resolve` accepts.
     values : (nnz,) or (nnz, heads) Tensor, optional
-        In the order of A's elements; by default its own.
+        Values in the order of A's elements; by default A's own.
 
     Returns
     -------
@@ -223,23 +223,23 @@ def sparse_softmax(A: object, values: Tensor | None = None) -> Tensor:
 
 
 def softmax_by_heads(operand: Operand, x: Tensor) -> Tensor:
-    """:func:`sparse_softmax` of (nnz,) or (heads, nnz), as layers have them."""
+    """:func:`sparse_softmax` of (nnz,) or (heads, nnz) values, the form of layers."""
     return _softmax(operand, x.reshape(x.shape[:-1].numel(), x.shape[-1], 1)).reshape(x.shape)
 
 
 def edge_softmax(A: object, e: Tensor, norm_by: str = "dst") -> Tensor:
     """Softmax over the edges into each target: over the elements of each row of A.
 
-    As :func:`sparse_softmax`, of features of any dimensions.
+    Like :func:`sparse_softmax`, for features with any number of dimensions.
 
     Parameters
     ----------
     A : sparse (m, n) matrix
-        Of any kind that :func:`resolve` takes.
+        Any kind that :func:`resolve` accepts.
     e : (nnz,) or (nnz, heads, ...) Tensor
-        In the order of A's elements, each head by itself.
+        Features in the order of A's elements; a softmax for each.
     norm_by : {"dst", "src"}
-        "src" is over the edges out of each source, the elements of each column, as in DGL.
+        "src" normalises over the edges out of each source, the elements of a column, as in DGL.
 
     Returns
     -------
@@ -264,7 +264,7 @@ def attention(A: object, q: Tensor, k: Tensor, v: Tensor, scale: float | None = 
     Parameters
     ----------
     A : sparse (m, n) matrix
-        Of any kind that :func:`resolve` takes; its values play no part.
+        Any kind that :func:`resolve` accepts; its values are ignored.
     q : (m, feat) or (m, heads, feat) Tensor
         Queries, of the rows.
     k : (n, feat) or (n, heads, feat) Tensor
@@ -272,7 +272,7 @@ def attention(A: object, q: Tensor, k: Tensor, v: Tensor, scale: float | None = 
     v : (n, width) or (n, heads, width) Tensor
         Values, of the columns.
     scale : float, optional
-        By default 1 / sqrt(feat).
+        The factor of scores; by default 1 / sqrt(feat).
 
     Returns
     -------
@@ -282,8 +282,7 @@ def attention(A: object, q: Tensor, k: Tensor, v: Tensor, scale: float | None = 
 
     Notes
     -----
-    Scores are never stored for the backward pass, which makes them again. (SparseTIR, section
-    4.3.1.)
+    Scores are not stored for the backward pass, which recomputes them. (SparseTIR, section 4.3.1.)
     """
     named = {"q": q, "k": k, "v": v}
     for name, x in named.items():
@@ -314,7 +313,7 @@ def _either(who: str, name: str, first: T | None, other: str, value: T | None) -
     """An argument that has two names."""
     if first is not None and value is not None:
         raise TypeError(
-            f"{who}: argument '{other}': expected none beside '{name}', which is the same"
+            f"{who}: argument '{other}': expected none with '{name}', which is the same"
         )
     return first if value is None else value
 
@@ -332,7 +331,7 @@ def _reduced(operand: Operand, u: Tensor | None, e: Tensor | None, op: str, redu
 
 
 def _dot(operand: Operand, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target: str) -> Tensor:
-    # An operand without feature dimensions has one.
+    # An operand without feature dimensions gets one.
     lhs, rhs = (x.unsqueeze(-1) if x.dim() == 1 else x for x in (lhs, rhs))
     if lhs.dim() == 2 and rhs.dim() == 2 and lhs.shape[1] == rhs.shape[1]:
         ends = {lhs_target: lhs, rhs_target: rhs}
@@ -342,7 +341,7 @@ def _dot(operand: Operand, lhs: Tensor, rhs: Tensor, lhs_target: str, rhs_target
     if len(feats) > 1:
         expected = "a last dimension to fit that of 'lhs'"
         raise wrong("gsddmm", "rhs", expected, f"shapes {tuple(lhs.shape)} and {tuple(rhs.shape)}")
-    # Heads are merged by themselves, as the last dimension is summed over.
+    # Only heads are merged, as the last dimension is summed over.
     heads = _merged("gsddmm", "lhs", lhs, "rhs", rhs, most=1, keep=1)
     left, right = heads.grouped(lhs, 0, keep=1), heads.grouped(rhs, 1, keep=1)
     out = messages_library.gsddmm(
@@ -359,7 +358,7 @@ def _softmax(operand: Operand, x: Tensor) -> Tensor:
 
 
 def _edge_op(op: str, lhs_target: str, rhs_target: str) -> tuple[str, str, str]:
-    """One of `EDGE_OPS`, and the targets of both sides, of a name that may hold them."""
+    """The member of `EDGE_OPS`, and both sides' targets, which the name may contain."""
     parts = op.split("_") if isinstance(op, str) else []
     if len(parts) == 2 and parts[0] == "copy" and parts[1] in TARGETS:
         return "copy_lhs", parts[1], rhs_target
@@ -389,7 +388,7 @@ def _given(who: str, name: str, x: object, what: str) -> Tensor:
 
 
 def _check_like(who: str, operand: Operand, **operands: tuple[Tensor | None, int, str]) -> None:
-    """Raise unless operands fit the pattern and each other; (tensor, rows, what rows are)."""
+    """Raise unless operands, (tensor, rows, what rows are), fit the pattern and each other."""
     first = None
     for name, (x, rows, what) in operands.items():
         if x is not None:
@@ -408,7 +407,7 @@ def _merged(
     most: int = 2,
     keep: int = 0,
 ) -> Merged:
-    """The feature dimensions of operands together, but for the last `keep` ones."""
+    """Merge the feature dimensions of operands, except the last `keep`."""
     shapes = [None if x is None else tuple(x.shape[1 : x.dim() - keep]) for x in (a, b)]
     try:
         return merged(*shapes, most=most)
@@ -461,7 +460,7 @@ def _segments(rowptr: Tensor, nnz: int) -> Operand:
 def _shape_by(
     lhs: Tensor, lhs_target: str, rhs: Tensor | None, rhs_target: str
 ) -> tuple[int, int] | None:
-    """(m, n) by the operands, for edges without a size; square where one is not known."""
+    """(m, n) from the operands, for edges without a size; square if one is unknown."""
     known = {lhs_target: lhs.shape[0]}
     if rhs is not None:
         known.setdefault(rhs_target, rhs.shape[0])
@@ -469,15 +468,15 @@ def _shape_by(
     return None if m is None or n is None else (m, n)
 
 
-# -- feature dimensions of two operands as kernels take them: heads and features ------------------
+# -- feature dimensions of two operands, joined to heads and features for kernels -----------------
 
 
 class Merged(NamedTuple):
     """Feature dimensions of operands, joined for a kernel.
 
     out : the feature dimensions of the result, as broadcast by torch
-    groups : of each operand, the sizes of the joined dimensions; 1 where it is the same for all
-    wide : of each operand, whether it must be expanded to `out` first
+    groups : for each operand, the sizes of the joined dimensions; 1 where it is broadcast
+    wide : whether operands must be expanded to `out` first
     """
 
     out: tuple[int, ...]
@@ -485,9 +484,9 @@ class Merged(NamedTuple):
     wide: bool
 
     def grouped(self, x: Tensor | None, side: int, keep: int = 0) -> Tensor | None:
-        """An operand, (rows, heads, feat); the last `keep` dimensions stay as they are.
+        """Reshape an operand to (rows, heads, feat), but keep its last `keep` dimensions.
 
-        side : 0 for the first one, 1 for the second
+        side : 0 for the first operand, 1 for the second
         """
         if x is None:
             return None
@@ -501,10 +500,10 @@ class Merged(NamedTuple):
 
 
 def merged(first: Sequence[int] | None, second: Sequence[int] | None, most: int = 2) -> Merged:
-    """Join neighbouring dimensions that an operand has, or lacks, together.
+    """Join neighbouring dimensions that the same operands have.
 
-    first, second : feature shapes; None for an operand that there is not. () is one number for all
-    most : joined dimensions at most; where there are more the operands are to be expanded
+    first, second : feature shapes; () for one number for all features, None for a missing operand
+    most : maximum number of joined dimensions; with more, operands must be expanded
 
     >>> merged((4, 8), (4, 1)).groups
     ((4, 8), (4, 1))
@@ -518,7 +517,7 @@ def merged(first: Sequence[int] | None, second: Sequence[int] | None, most: int 
     a, b = ((1,) * (dims - len(x)) + x for x in (a, b))
     out = broadcast(a, b)
     if first is None or second is None:
-        a = b = out  # of one operand all dimensions are joined
+        a = b = out  # join all dimensions of a single operand
     sizes: list[list[int]] = []
     last = None
     for one, other, size in zip(a, b, out, strict=True):

@@ -1,8 +1,8 @@
 """Messages, softmax and attention as torch operators, `torch.ops.sparsetir.*`, with gradients.
 
 `rowptr`, `col` and `n` are a pattern as :func:`sparsetir.ops.structure.structure_of` takes it.
-Features are (nodes or nnz, heads, feat), where heads and feat of an operand may be 1 to be the same
-for all; those of edges come and go in the order of `col`.
+Features are (nodes or nnz, heads, feat), where heads and feat of an operand may be 1 to be
+broadcast; those of edges are read and returned in the order of `col`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sparsetir.reductions import EXTREMA, REDUCERS
 
 
 def _summed_to(x: Tensor, operand: Tensor) -> Tensor:
-    """Sums over heads and features that the operand is the same for."""
+    """Sum x over the heads and features that the operand is broadcast over."""
     dims = [d for d in (1, 2) if operand.shape[d] == 1 and x.shape[d] != 1]
     return x.sum(dims, keepdim=True) if dims else x
 
 
 @dataclass
 class Gspmm(Operation[Tensor]):
-    """(m, heads, feat) reduced messages; with `transposed` (n, ...) of u (m, ...)."""
+    """(m, heads, feat) reduced messages; if `transposed`, (n, ...) from u (m, ...)."""
 
     rowptr: Tensor
     col: Tensor
@@ -84,7 +84,7 @@ gspmm = Operator("gspmm", Gspmm)
 
 @dataclass
 class GspmmArg(Operation[tuple[Tensor, Tensor]]):
-    """Greatest and least messages, and whose they are."""
+    """Greatest or least messages, and the elements that they come from."""
 
     rowptr: Tensor
     col: Tensor
@@ -120,15 +120,15 @@ def in_steps(
 ) -> Tensor:
     """(m, heads, feat) messages reduced in the steps of a :class:`Reducer`; differentiable.
 
-    Messages, (nnz, heads, feat), are stored between the steps, in float32 at least. A shift that
-    is infinite is left out, as in :func:`torch.logsumexp`.
+    Messages, (nnz, heads, feat), are stored between the steps, in float32 at least. An infinite
+    shift is left out, as in :func:`torch.logsumexp`.
     """
     reducer, like = REDUCERS[reduce], features_of(u, e)[0]
     device, dtype = like.device.type, like.dtype
     if torch.is_autocast_enabled(device) and dtype in AUTOCAST:
         dtype = torch.get_autocast_dtype(device)
     wide = torch.promote_types(dtype, torch.float32)
-    with torch.autocast(device, enabled=False):  # which would narrow each step
+    with torch.autocast(device, enabled=False):  # it would narrow each step
         u, e = (None if x is None else x.to(wide) for x in (u, e))
         fixed_u, fixed_e = (None if x is None else x.detach() for x in (u, e))
         shift = gspmm(rowptr, col, fixed_u, fixed_e, n, op, reducer.shift, False)
@@ -147,7 +147,7 @@ def in_steps(
 
 @dataclass
 class Gsddmm(Operation[Tensor]):
-    """(nnz, heads, feat) values of edges, of operands at "u", "v" or "e"; feat is 1 for "dot"."""
+    """(nnz, heads, feat) edge values from operands at "u", "v" or "e"; feat is 1 for "dot"."""
 
     rowptr: Tensor
     col: Tensor
@@ -193,7 +193,7 @@ class Gsddmm(Operation[Tensor]):
         other: Tensor | None = None,
         other_target: str = "e",
     ) -> Tensor:
-        """Sums, at the operand's nodes or edges, of the gradients of edges times another's."""
+        """Sum, at the operand's nodes or edges, the edges' gradients times the other operand."""
         assert operand is not None
         rowptr, col, n = self.rowptr, self.col, self.n
         if target != "e" and other is not None and other_target not in ("e", target):
@@ -203,7 +203,7 @@ class Gsddmm(Operation[Tensor]):
             grad = grad * other
         elif other is not None:
             grad = gsddmm(rowptr, col, grad, other, n, "mul", "e", other_target)
-        # Of a dot product with the same for all features, the gradient is the same for all of them.
+        # In a dot product, an operand broadcast over features has one gradient for all of them.
         grad = _summed_to(grad, operand)
         if target != "e":
             grad = gspmm(rowptr, col, None, grad, n, "copy_e", "sum", target == "u")
@@ -241,7 +241,7 @@ segment_softmax = Operator("segment_softmax", SegmentSoftmax)
 
 @dataclass
 class SegmentSoftmaxBackward(Operation[Tensor]):
-    """The gradient of a softmax y for what it is of."""
+    """The gradient of a softmax y for its argument."""
 
     rowptr: Tensor
     col: Tensor
@@ -275,7 +275,7 @@ segment_softmax_backward = Operator("segment_softmax_backward", SegmentSoftmaxBa
 
 @dataclass
 class EdgeAttention(Operation[Tensor]):
-    """(m, heads, width) attention of q (m, heads, feat) to k, of v, along the elements."""
+    """(m, heads, width) attention of q (m, heads, feat) to k and v, along the elements."""
 
     rowptr: Tensor
     col: Tensor
@@ -301,7 +301,7 @@ def attention_gradients(
 ) -> Gradients:
     """Functions that compute the gradients of attention for q, k and v; differentiable."""
     n, dtype = k.shape[0], q.dtype
-    # Weights are made again rather than kept, from scores that 16 bits would not do for.
+    # Weights are recomputed rather than kept, from scores that need more than 16 bits.
     wide = torch.promote_types(dtype, torch.float32)
     q, k, v, grad = (x.to(wide) for x in (q, k, v, grad))
     scores = gsddmm(rowptr, col, k, q, n, "dot", "u", "v") * scale
@@ -327,17 +327,17 @@ edge_attention = Operator("edge_attention", EdgeAttention)
 
 
 def mean_gradient(grad: Tensor, elements: Tensor) -> Tensor:
-    """The gradient with respect to sums of rows, of that with respect to their means.
+    """The gradient for sums of rows, from that for their means.
 
-    elements : of each row, broadcast with `grad`
+    elements : number of elements of each row, broadcast with `grad`
     """
-    # In float32 at least: 16 bits end at 65504, and rows may have more elements.
+    # In float32 at least: float16 ends at 65504, and rows may have more elements.
     wide = torch.promote_types(grad.dtype, torch.float32)
     return (grad / elements.clamp(min=1).to(wide)).to(grad.dtype)
 
 
 def as_messages(values: Tensor | None, b: Tensor) -> tuple[Tensor, Tensor | None, str]:
-    """Operands u and e of a product, and what becomes of them: as messages have them.
+    """Operands u and e of a product in the form of messages, and the messages' name.
 
     values, b : (nnz,) or (heads, nnz), and (n, feat) or (heads, n, feat)
     """
@@ -346,12 +346,12 @@ def as_messages(values: Tensor | None, b: Tensor) -> tuple[Tensor, Tensor | None
 
 
 def nodes_first(x: Tensor) -> Tensor:
-    """(rows, heads, feat) of (heads, rows, feat), or (rows, 1, feat) of (rows, feat)."""
+    """Transpose (heads, rows, feat) to (rows, heads, feat), or (rows, feat) to (rows, 1, feat)."""
     return x.transpose(0, 1) if x.dim() == 3 else x[:, None]
 
 
 def heads_first(x: Tensor, like: Tensor) -> Tensor:
-    """The other way round, as another tensor is."""
+    """The inverse of :func:`nodes_first` for a tensor in the form of `like`."""
     return x.transpose(0, 1) if like.dim() == 3 else x[:, 0]
 
 
@@ -360,7 +360,7 @@ def gradients_of_product(
 ) -> Gradients:
     """Functions that compute an extremum's gradients for values and b, by torch's operators.
 
-    place, grad : heads first, as b
+    place, grad : with heads first, like b
     """
     u, e, op = as_messages(values, b)
     of_messages = gradients_of_messages(col, u, e, nodes_first(place), op, nodes_first(grad))
@@ -376,9 +376,9 @@ def gradients_of_messages(
     """Functions that compute the gradients of the greatest or least messages for u and e.
 
     u, e : (n, heads, feat) and (nnz, heads, feat), whose heads and feat may be 1
-    arg : (m, heads, feat) the element whose message each is, -1 without any
+    arg : (m, heads, feat) the element that each comes from, -1 in empty rows
 
-    Each comes from that one message; sums of 16-bit numbers are in float32.
+    Gradients go to that element alone; sums of 16-bit numbers are in float32.
     """
     columns = col[0] if col.dim() == 2 else col
     nothing = not columns.shape[0]
@@ -387,7 +387,7 @@ def gradients_of_messages(
     with_both = op in ("mul", "div")
 
     def at(operand: Tensor, place: Tensor) -> Tensor:
-        """Places in an operand that is the same for all heads or features, (m * .. ,)."""
+        """Positions in an operand that may be broadcast over heads or features, (m * .. ,)."""
         (_, heads, feat), (_, h, k) = operand.shape, place.shape
         place = place * heads
         if heads != 1:
@@ -396,7 +396,7 @@ def gradients_of_messages(
         return (place + torch.arange(k, device=place.device) if feat != 1 else place).reshape(-1)
 
     def taken(operand: Tensor, place: Tensor) -> Tensor:
-        """The operand's part in each message that was the greatest or least."""
+        """The operand's values in the greatest or least messages."""
         return grad if nothing else operand.expand(-1, *place.shape[1:]).gather(0, place)
 
     def scattered(terms: Tensor, place: Tensor, operand: Tensor) -> Tensor:

@@ -38,13 +38,13 @@ class Operand(NamedTuple):
     Parameters
     ----------
     rowptr : (m + 1,) Tensor, int32 or int64
-        Where rows begin.
+        Start of each row.
     col : (nnz,) or (2, nnz) Tensor
         Columns in row order; or edges in any order, columns first, then rows.
     m, n : int
-        Rows and columns.
+        Numbers of rows and columns.
     values : (nnz,) or (nnz, heads) Tensor, optional
-        In the order of `col`; None for ones.
+        Values in the order of `col`; None for ones.
     """
 
     rowptr: Tensor
@@ -127,11 +127,11 @@ def resolve(
           or BSC
         - a :class:`sparsetir.SparseMatrix`
         - (2, nnz) integers: the edges of a graph as in PyG, sources A[0] and targets A[1]. The
-          matrix has a row for each target and a column for each source, so that A @ X adds up what
-          comes in at each node. Or a pair (edges, size), where size is (sources, targets) or one
+          matrix has a row for each target and a column for each source, so that A @ X sums what
+          each node receives. Or a pair (edges, size), where size is (sources, targets) or one
           number for both
-        - `torch_geometric.EdgeIndex`, likewise; where it is sorted, its orders are used and none is
-          made anew
+        - `torch_geometric.EdgeIndex`, likewise; if it is sorted, its orders are used rather than
+          sorted anew
         - a `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
         - an :class:`Operand`, or a result of :func:`sparsetir.ops.prepare`
         - anything else that a :class:`sparsetir.SparseMatrix` takes: scipy's matrices, (2, nnz)
@@ -145,7 +145,7 @@ def resolve(
     shape : (int, int), optional
         (m, n) for edges without a size; by default the sizes are read from the edges.
     who, name : str
-        Function and argument, as errors name them.
+        Names of the function and argument, for errors.
 
     Returns
     -------
@@ -284,7 +284,7 @@ row_pointers = Operator("row_pointers", RowPointers)
 
 
 def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
-    """A as a plain tensor of edges, and (m, n) where A has a size."""
+    """A as a plain tensor of edges, and (m, n) if A has a size."""
     size = None
     if hasattr(A, "sparse_size"):  # torch_geometric.EdgeIndex
         sources, targets = A.sparse_size()  # type: ignore[attr-defined]
@@ -307,7 +307,7 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
 
 
 def _size(who: str, name: str, size: object) -> tuple[int, int] | None:
-    """(m, n) from the size beside edges, (sources, targets) or one number."""
+    """(m, n) from the size of edges, (sources, targets) or one number."""
     if size is None:
         return None
     ends = size if isinstance(size, tuple | list) else (size, size)
@@ -361,7 +361,7 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
     try:
         flat = A.dim() == 2 and A.sparse_dim() == 2
     except RuntimeError:  # torch.func.grad looks for strides, torch.sparse.mm fails there, too
-        expected = "what ops.prepare makes of a compressed tensor, under torch.func.grad and vjp"
+        expected = "a result of ops.prepare for a compressed tensor, under torch.func.grad and vjp"
         raise wrong(who, name, expected, A.layout, TypeError) from None
     if not flat:
         expected = "a sparse matrix without batch and dense dimensions"
@@ -421,7 +421,7 @@ def _in_order(who: str, name: str, rows: Tensor) -> Tensor:
 
 
 def _own(A: Tensor) -> Tensor:
-    """The values of a sparse tensor, but not as a view, for which torch.compile fails."""
+    """The values of a sparse tensor, not as a view, on which torch.compile fails."""
     values = A.values()
     return values.clone() if values.requires_grad else values.detach()
 
@@ -492,7 +492,7 @@ def _of_ends(
 def as_tensor(who: str, name: str, array: object) -> Tensor:
     """Convert an array of any library to a tensor, sharing writable memory; integers become int64.
 
-    who, name : function and argument, as errors name them
+    who, name : names of the function and argument, for errors
     """
     if isinstance(array, Tensor):
         return array

@@ -109,11 +109,11 @@ def prepare(
     Parameters
     ----------
     A : sparse (m, n) matrix
-        Of any kind that :func:`resolve` takes.
+        Any kind that :func:`resolve` accepts.
     size : int or (int, int), optional
         Size for edges: (sources, targets) or one number for both; by default from the largest node.
     values : (nnz,) or (nnz, heads) Tensor, optional
-        Of the elements in A's order, instead of its own.
+        Values of the elements in A's order, instead of its own.
     edge_type : (E,) Tensor, optional
         Relation of each of A's edges, a (2, E) tensor.
     num_relations : int, optional
@@ -127,7 +127,7 @@ def prepare(
     Raises
     ------
     TypeError, ValueError
-        As :func:`resolve`.
+        As for :func:`resolve`.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def prepare(
     if size is not None:
         if not (isinstance(A, Tensor) or hasattr(A, "__dlpack__")):
             raise TypeError(
-                f"prepare: argument 'size': expected None beside {type(A).__name__}, which has one"
+                f"prepare: argument 'size': expected None for {type(A).__name__}, which has one"
             )
         A = (A, size)
     rowptr, col, m, n, values = resolve(A, values, None, "prepare")
@@ -160,10 +160,10 @@ def _with_relations(
 ) -> PreparedRelations:
     for name, x in (("A", edges), ("edge_type", edge_type)):
         if not isinstance(x, Tensor) or x.layout is not torch.strided:
-            expected = "a tensor of integers beside 'edge_type'"
+            expected = "a tensor of integers with 'edge_type'"
             raise wrong("prepare", name, expected, type(x).__name__, TypeError)
     if values is not None:
-        raise TypeError("prepare: argument 'values': expected None beside 'edge_type'")
+        raise TypeError("prepare: argument 'values': expected None with 'edge_type'")
     if size is None:
         size = int(edges.max()) + 1 if edges.numel() else 0
     sizes = tuple(size) if isinstance(size, tuple | list) else (size, size)

@@ -2,8 +2,8 @@
 of all kinds.
 
 In the operators, `torch.ops.sparsetir.*`, `rowptr` and `col` are a pattern as
-:func:`sparsetir.ops.structure.structure_of` takes it, values of elements come and go in the order
-of `col`, and heads are a first dimension. The functions have heads second.
+:func:`sparsetir.ops.structure.structure_of` takes it, values of elements are read and returned in
+the order of `col`, and heads are a first dimension. The functions have heads second.
 """
 
 from __future__ import annotations
@@ -179,28 +179,28 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
     Parameters
     ----------
     A : sparse (m, n) matrix
-        Of any kind that :func:`resolve` takes; without values of its own, such as an edge_index, it
+        Any kind that :func:`resolve` accepts; without values of its own, such as an edge_index, it
         has ones.
     B : (n, feat) or (n, heads, feat) Tensor
         float16, bfloat16, float32 or float64.
     reduce : str
         "sum" or "add", "mean" (the sum over the number of stored elements of the row), "max" or
-        "amax", "min" or "amin", or "logsumexp", whose terms are stored for each element; a row
-        without elements is zero in all of them, and NaN is greater and less than all else.
+        "amax", "min" or "amin", or "logsumexp", which stores a term for each element. A row without
+        elements gives zero; NaN is both the greatest and the least.
     values : (nnz,) or (nnz, heads) Tensor, optional
-        Values of B's dtype in the order of A's elements, instead of its own. Beside B (n, feat),
+        Values of B's dtype in the order of A's elements, instead of its own. With B (n, feat),
         (nnz, 1) is refused: flatten weights of PyG; for one head pass B as (n, 1, feat).
 
     Returns
     -------
     (m, feat) or (m, heads, feat) Tensor
-        With heads where B or the values have them. Differentiable with respect to B and the values
+        With heads if B or the values have them. Differentiable with respect to B and the values
         any number of times; the gradient of a maximum goes to the first element that has it.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        For an invalid argument, which the message names.
 
     Notes
     -----
@@ -249,17 +249,17 @@ def sddmm(A: object, X: Tensor, Y: Tensor) -> Tensor:
     Parameters
     ----------
     A : sparse (m, n) matrix
-        As for :func:`spmm`; its values play no part.
+        As for :func:`spmm`; its values are ignored.
     X : (m, feat) or (m, heads, feat) Tensor
-        For the rows.
+        Features of the rows.
     Y : (n, feat) or (n, heads, feat) Tensor
-        For the columns.
+        Features of the columns.
 
     Returns
     -------
     (nnz,) or (nnz, heads) Tensor
-        In the order of A's elements, to be `values` of other operators. Differentiable with respect
-        to X and Y any number of times.
+        In the order of A's elements, as for `values` of other operators. Differentiable with
+        respect to X and Y any number of times.
 
     Notes
     -----
@@ -296,14 +296,14 @@ def spmm_by_heads(A: Operand, x: Tensor, reduce: str, values: Tensor | None = No
 
 
 def _operand(who: str, A: object, values: Tensor | None, B: Tensor) -> Operand:
-    """A for a product with B; edges without a size are of a square matrix."""
+    """Resolve A for a product with B; edges without a size make a square matrix."""
     return operand_like(who, A, values, (B.shape[0], B.shape[0]), B)
 
 
 def operand_like(
     who: str, A: object, values: Tensor | None, shape: tuple[int, int] | None, like: Tensor | None
 ) -> Operand:
-    """A resolved; values from outside torch get the device and dtype of `like`."""
+    """Resolve A; values from outside torch get the device and dtype of `like`."""
     operand = resolve(A, values, shape, who)
     own_values = operand.values
     if values is None and own_values is not None and like is not None and _is_of_host(A):
@@ -312,7 +312,7 @@ def operand_like(
 
 
 def _is_of_host(A: object) -> bool:
-    """Whether A's values lie outside torch, and so have no gradients."""
+    """Whether A's values are outside torch, and so have no gradients."""
     return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
 
 
@@ -384,11 +384,11 @@ def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
 def again(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
     """The result of :func:`sparsetir.ops.spmm` on a short path, if a call like it was made before.
 
-    All checks of a first call depend on sizes, types and the pattern: where they are those of an
-    earlier call, they need not be repeated, and the kernel itself refuses tensors that do not fit.
-    Nothing is remembered by the identity of an object alone.
+    The checks of a first call depend on sizes, types and the pattern alone: if these are those of
+    an earlier call, the checks need not be repeated, and the kernel itself refuses tensors that do
+    not fit. Nothing is remembered by the identity of an object alone.
 
-    None for other calls, and where anything may be wrong: the full path then reports it.
+    None for other calls, and for any that may be invalid, which the full path reports.
     """
     if not is_undisturbed() or type(B) not in PLAIN or B.dim() < 2:
         return None
@@ -487,7 +487,7 @@ _sorted = 0
 def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     """The result of :func:`sparsetir.ops.spmm` for edges that are not worth sorting.
 
-    None for other calls, and where anything may be wrong: the full path then reports it.
+    None for other calls, and for any that may be invalid, which the full path reports.
     """
     if reduce not in LINEAR or type(B) not in PLAIN or B.dim() != 2:
         return None
@@ -523,12 +523,12 @@ def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
 
 
 def _is_plain(x: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Whether x's memory on the host holds its numbers as they are, in one of the types."""
+    """Whether x's memory on the host holds its numbers unmodified, in one of the types."""
     return x.is_cpu and x.dtype in dtypes and not x.is_neg() and not x._is_zerotensor()
 
 
 def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
-    """Whether edges were met so seldom that sorting them would have taken longer; counts the call.
+    """Whether edges were seen so rarely that sorting would have taken longer; counts the call.
 
     row : bytes of a row of B
     """
@@ -555,7 +555,7 @@ def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
 def _summed(
     edges: Tensor, values: Tensor | None, b: Tensor, m: int, mean: bool, back: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sums at targets, (m, feat), and edges of each if `mean`; back : sum at sources instead."""
+    """Sums at targets, (m, feat), and their edge counts if `mean`; back : sum at sources."""
     sources, targets = edges.unbind()
     if back:
         sources, targets = targets, sources

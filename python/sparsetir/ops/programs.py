@@ -153,13 +153,13 @@ def _checked_sizes(
 
 def _doc(record: Record) -> str:
     operands = "".join(f"{name} : {record.shape_text(name)} Tensor\n" for name in record.names)
-    values = "values : (nnz,) Tensor, optional\n    Instead of those of A.\n"
+    values = "values : (nnz,) Tensor, optional\n    Values instead of A's own.\n"
     return f"""{record.title[0].upper()}{record.title[1:]}.
 
 Parameters
 ----------
 A : sparse (m, n) matrix
-    Of any kind that :func:`resolve` takes.
+    Any kind that :func:`resolve` accepts.
 {operands}{values if record.reads_values else ""}
 Returns
 -------

@@ -60,7 +60,7 @@ class Context(Protocol):
 class Operation(Generic[R]):
     """The definition of an operator: a dataclass of its arguments, in order.
 
-    autocast : whether autocast, where it is on, casts float16, bfloat16 and float32 arguments
+    autocast : whether autocast, if it is on, casts float16, bfloat16 and float32 arguments
     unused : names of arguments that gradients do not need; they are None there
     keeps : indices of the results that gradients need; the others are None there
     aside : number of trailing results without gradients
@@ -169,8 +169,8 @@ def _transformed(
 
     def jvp(*_: object) -> object:
         raise NotImplementedError(
-            f"sparsetir.{name}: has no derivatives taken forward, as by torch.func.jvp, jacfwd and "
-            "hessian; use vjp, grad or jacrev"
+            f"sparsetir.{name}: has no forward-mode derivatives, which torch.func.jvp, jacfwd and "
+            "hessian need; use vjp, grad or jacrev"
         )
 
     parts = {
@@ -212,7 +212,7 @@ def _save_of(of: type[Operation[object]], names: list[str]) -> Callable[..., Non
 
 
 def _backward_of(of: Any, names: list[str]) -> Callable[..., object]:
-    """The function that returns the gradients of all arguments, None where not wanted."""
+    """The function that returns the gradients of all arguments, None for unwanted ones."""
 
     def backward(ctx: Context, grad: Tensor, *_: object) -> object:
         pairs = zip(ctx.saved_tensors, ctx.others, strict=True)

@@ -39,7 +39,7 @@ class Pieces:
     """A division of each relation's rows into pieces.
 
     row_ptr : (pieces + 1,) into the rows
-    relation : (pieces,) relation of each, ascending
+    relation : (pieces,) relation of each piece, ascending
     one_each : whether each relation has one piece
     """
 
@@ -164,7 +164,7 @@ class _Gathered:
 class Relations(Deriving):
     """Edges of `count` relations from n nodes to m nodes; get one with :func:`relations_of`.
 
-    Index arrays are int32 where that suffices. Safe to use from several threads.
+    Index arrays are int32 if that suffices. Safe to use from several threads.
     """
 
     n: int
@@ -290,7 +290,7 @@ def _check_types(who: str, edge_index: Tensor, edge_type: Tensor, count: int) ->
 def where_products_first(
     rows: RelationRows, m: int, n: int, feat_in: int, feat: int, blocks: int
 ) -> ProductsFirst | None:
-    """The graph divided as :func:`products_first` chooses; None where all sums come first.
+    """The graph divided as :func:`products_first` chooses; None if all sums come first.
 
     m, n : rows and columns
     feat_in, feat, blocks : features of X and Y, and the number of their blocks
@@ -311,10 +311,7 @@ def where_products_first(
 
 @lasting
 def sizes_of(rows: RelationRows, columns: int) -> RelationSizes:
-    """Numbers of edges, rows and distinct columns of each relation.
-
-    columns : the number of columns
-    """
+    """Numbers of edges, rows and distinct columns of each relation."""
     starts, indices = _starts(rows), rows.indices.numpy()
     last = np.empty(columns, indices.dtype)  # the last element of each column
     distinct = np.zeros(len(starts) - 1, "int64")
@@ -366,7 +363,7 @@ class ProductsFirst:
     def values(self, values: Tensor, lasting: bool) -> tuple[Tensor, Tensor]:
         """Divide values of all elements, (E,), into those of `sums` and of `others`.
 
-        lasting : whether the same tensor with the same values comes again, so that parts are kept
+        lasting : whether the same tensor comes again with the same values, so that parts are cached
         """
         if lasting and self._kept is not None and self._kept[0] is values:
             return self._kept[1]

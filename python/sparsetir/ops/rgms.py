@@ -1,8 +1,8 @@
 """Relational gather-matmul-scatter as a torch operator, with gradients of all orders.
 
-What the gradients are made of are the operator itself, along edges or against them, and two more:
-those for the weights of relations and of edges. All are linear in each operand, so that these three
-serve gradients of gradients, too.
+Gradients use the operator itself, along edges or against them, and two more: those for the weights
+of relations and of edges. All are linear in each operand, so that these three serve gradients of
+gradients, too.
 """
 
 from __future__ import annotations
@@ -41,21 +41,20 @@ def rgms(
     x : (n, feat_in) Tensor
         Features of sources; float16, bfloat16, float32 or float64.
     weight : (relations, feat_in, feat) Tensor
-        Of x's dtype; or (relations, blocks, feat_in / blocks, feat / blocks) of matrices that have
-        blocks on the diagonal, and zeros elsewhere.
+        Matrices of x's dtype; or, for block-diagonal matrices, their blocks, (relations, blocks,
+        feat_in / blocks, feat / blocks).
     edge_index : (2, E) Tensor, int32 or int64
-        Sources, then targets, in any order; several edges may have the same ends, and a node may
-        have one to itself. Or what :func:`prepare` gives of edges with relations, without
-        `edge_type`, which it has.
+        Sources, then targets, in any order; parallel edges and self loops are allowed. Or a result
+        of :func:`prepare` for edges with relations, which includes `edge_type`.
     edge_type : (E,) Tensor, int32 or int64, optional
         Relation of each edge.
     edge_weight : (E,) Tensor, optional
-        Of x's dtype; by default ones.
+        Weights of x's dtype; by default ones.
     reduce : {"sum", "mean"}
-        "mean" divides what a target gets of a relation by the number of its edges in that relation,
-        as in an RGCN.
+        "mean" divides each relation's sum at a target by the number of the target's edges in that
+        relation, as in an RGCN.
     num_targets : int, optional
-        How many there are; by default as many as sources.
+        Number of targets; by default that of sources.
 
     Returns
     -------
@@ -66,22 +65,22 @@ def rgms(
     Raises
     ------
     TypeError, ValueError, StructureError
-        Naming the argument.
+        For an invalid argument, which the message names.
 
     Notes
     -----
-    No array has features for each edge, in the gradients neither. Sums are in float32, for float64
-    in float64. On a CPU results are the same in each run. On a GPU kernels add to results
-    atomically, in any order, and tensor cores round what rows gather to 16 bits; features in blocks
+    No array has features for each edge, nor in the gradients. Sums are in float32, or float64 for
+    float64. On a CPU results are the same in each run. On a GPU kernels add to results atomically,
+    in any order, and tensor cores round the sums that rows gather to 16 bits; features in blocks
     are computed block by block there. (SparseTIR, section 4.4.)
 
-    What kernels want of a graph is made when it is first seen, and kept as that of patterns is: see
+    Arrays for kernels are made when a graph is first seen, and cached like those of patterns: see
     :func:`sparsetir.ops.structure_of`. Each call compares `edge_index` and `edge_type` with copies.
     """
     reduce = reduction(WHO, reduce, LINEAR)
     if isinstance(edge_index, PreparedRelations):
         if edge_type is not None:
-            raise TypeError(f"{WHO}: argument 'edge_type': expected None beside prepared relations")
+            raise TypeError(f"{WHO}: argument 'edge_type': expected None for prepared relations")
         num_targets = edge_index.m if num_targets is None else num_targets
         if isinstance(x, Tensor) and isinstance(weight, Tensor) and x.dim() and weight.dim():
             edge_index.edges_for(WHO, x.shape[0], num_targets, weight.shape[0])
@@ -102,7 +101,7 @@ def _check(
     edge_type: Tensor | None,
     edge_weight: Tensor | None,
 ) -> None:
-    """Raise unless operands fit each other; what graphs are is checked when they are first seen."""
+    """Raise unless operands fit each other; graphs are checked when they are first seen."""
     check_tensor(WHO, "x", x)
     check_tensor(WHO, "weight", weight, like=x)
     if x.dim() != 2:
@@ -132,7 +131,7 @@ def _check(
 
 
 def _counts(weight: Tensor) -> tuple[int, int]:
-    """Relations, and blocks of features, 0 without any."""
+    """Numbers of relations and of blocks of features, 0 without blocks."""
     return weight.shape[0], weight.shape[1] if weight.dim() == 4 else 0
 
 
@@ -143,7 +142,7 @@ def _values(
     dtype: torch.dtype,
     transposed: bool,
 ) -> Tensor | None:
-    """(E,) of the elements, in the type that kernels compute in."""
+    """(E,) values of the elements, in the type that kernels compute in."""
     wide = torch.promote_types(dtype, torch.float32)
     if edge_weight is None:
         return relations.shares(wide, transposed) if mean else None
@@ -153,7 +152,7 @@ def _values(
 
 @dataclass
 class Rgms(Operation[Tensor]):
-    """Sums at targets; with `transposed` at sources, of x (m, feat_in) at targets."""
+    """Sums at targets; if `transposed`, sums at sources of x (m, feat_in) at targets."""
 
     x: Tensor
     weight: Tensor

@@ -44,7 +44,7 @@ def of_nodes(
     x : (n, feat_in)
     weight : (relations, feat_in, feat), or (relations, blocks, feat_in / blocks, feat / blocks) of
         the diagonal blocks
-    values : (E,) of the elements; by default ones
+    values : (E,) values of the elements; by default ones
     transposed : whether edges are reversed: x is (m, feat_in), the result (n, feat)
     """
     rows = relations.rows(transposed)
@@ -141,9 +141,9 @@ def of_weights(
     """(relations, feat_in, feat) sums over edges of their value times x[source]^T @ grad[target].
 
     x, grad : (n, feat_in) and (m, feat)
-    values : (E,) of the elements; by default ones
-    blocks : blocks of features, of which the diagonal ones are computed, (relations, blocks,
-        feat_in / blocks, feat / blocks); 0 for none
+    values : (E,) values of the elements; by default ones
+    blocks : number of diagonal blocks, the only ones computed, (relations, blocks,
+        feat_in / blocks, feat / blocks); 0 for whole matrices
     """
     dims, dtype = ([blocks] if blocks else []), x.dtype
     feat_in, feat = (size // max(blocks, 1) for size in (x.shape[1], grad.shape[1]))

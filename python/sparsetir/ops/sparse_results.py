@@ -40,31 +40,31 @@ def spgemm(A: object, B: object, semiring: str = "plus_times", mask: object = No
     Parameters
     ----------
     A, B : sparse (m, l) and (l, n) matrices
-        Of any kind that :func:`resolve` takes, on the CPU; each element once. Without values they
+        Any kind that :func:`resolve` accepts, on the CPU; each element once. Without values they
         have ones.
     semiring : str
         A semiring of :meth:`sparsetir.SparseMatrix.matmul`.
     mask : sparse (m, n) matrix, optional
-        The pattern of the result, which is computed there alone; where the product stores nothing,
-        it is the semiring's zero.
+        The pattern of the result: only its elements are computed. Where the product stores nothing,
+        they are the semiring's zero.
 
     Returns
     -------
     (m, n) Tensor
-        In CSR, columns of each row in order, each once. Differentiable with respect to values of A
-        and B for "plus_times", by masked products; once, as the values of torch's sparse tensors.
+        In CSR, with sorted columns, each once. Differentiable with respect to values of A and B for
+        "plus_times", by masked products; once, like the values of torch's sparse tensors.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        For an invalid argument, which the message names.
     NotImplementedError
         For gradients of another semiring.
 
     Notes
     -----
-    Not traced by torch.compile: it breaks the graph. An earlier result given as the mask is the
-    numeric phase alone.
+    Not traced by torch.compile: it breaks the graph. With an earlier result as the mask, only the
+    numeric phase runs.
     """
     return _computed("matmul", {"A": A, "B": B}, semiring, mask)
 
@@ -89,7 +89,7 @@ def inner(A: object, B: object, semiring: str = "plus_times", mask: object = Non
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        For an invalid argument, which the message names.
     NotImplementedError
         For gradients of another semiring.
     """
@@ -112,7 +112,7 @@ def vecdot(A: object, B: object) -> Tensor:
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        For an invalid argument, which the message names.
     """
     return _computed("vecdot", {"A": A, "B": B})
 
@@ -133,7 +133,7 @@ def kron(A: object, B: object) -> Tensor:
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        For an invalid argument, which the message names.
     """
     return _computed(KRON, {"A": A, "B": B})
 
@@ -149,18 +149,19 @@ def add(*matrices: object) -> Tensor:
     Returns
     -------
     (m, n) Tensor
-        In CSR; stores what any of them does. Differentiable with respect to all values.
+        In CSR; stores the elements that any of them stores. Differentiable with respect to all
+        values.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        For an invalid argument, which the message names.
     """
     return _elementwise("add", *matrices)
 
 
 def sub(A: object, B: object) -> Tensor:
-    """The difference of sparse matrices; as :func:`add`.
+    """The difference of sparse matrices; like :func:`add`.
 
     Parameters
     ----------
@@ -175,7 +176,7 @@ def sub(A: object, B: object) -> Tensor:
 
 
 def mul(*matrices: object) -> Tensor:
-    """The product by element, stored where all matrices are; as :func:`add`.
+    """The elementwise product, stored where all matrices are; like :func:`add`.
 
     Parameters
     ----------
@@ -190,7 +191,7 @@ def mul(*matrices: object) -> Tensor:
 
 
 def maximum(*matrices: object) -> Tensor:
-    """The greatest by element, missing ones being 0; as :func:`add`.
+    """The elementwise maximum, with 0 for missing elements; like :func:`add`.
 
     Parameters
     ----------
@@ -205,7 +206,7 @@ def maximum(*matrices: object) -> Tensor:
 
 
 def minimum(*matrices: object) -> Tensor:
-    """The least by element, missing ones being 0; as :func:`add`.
+    """The elementwise minimum, with 0 for missing elements; like :func:`add`.
 
     Parameters
     ----------
@@ -229,14 +230,14 @@ OF_VALUES = {
 }  # fmt: skip
 
 
-# Names of operators, where they differ from those of kernels.
+# Names of operators that differ from those of kernels.
 NAMES = {"matmul": "spgemm", "subtract": "sub", "multiply": "mul"}
 
 
 class _Matrix:
     """A matrix with sorted columns: `csr`, `structure` and tensors are in the same order.
 
-    Values in `csr` are NumPy's where the matrix is not in tensors, and so has no gradient.
+    Values in `csr` are NumPy's if the matrix is not in tensors, and so has no gradient.
     """
 
     csr: Csr
@@ -368,7 +369,7 @@ def _run(
             values = plain_tensor(values)
         operands.append(Csr(indptr, indices, values, shape))
     if wanted and semiring != "plus_times":
-        raise NotImplementedError(f"{who}: gradients of semiring '{semiring}' are not there")
+        raise NotImplementedError(f"{who}: gradients of semiring '{semiring}' are not supported")
     how = OF_BOOLS.get(how, how) if bools else how
     result = result_of(op, how, operands, None if where is None else where.csr)
     if where is None:

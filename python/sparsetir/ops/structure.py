@@ -40,21 +40,21 @@ K = TypeVar("K", Plan, Planned)
 class Structure(Deriving):
     """The pattern of a sparse (m, n) matrix, and the plans made for it.
 
-    Get one with :func:`structure_of`. Elements are in row order here; those of a row are in any
-    order, and several may have the same column (parallel edges), each with a value of its own. The
-    caller may have them in another order, which :meth:`arranged` and :meth:`restored` translate;
+    Get one with :func:`structure_of`. Elements are in row order here, in any order within a row;
+    several may have the same column (parallel edges), each with its own value. The caller may have
+    them in another order; :meth:`arranged` and :meth:`restored` convert between both, and
     :meth:`run` does so itself. Safe to use from several threads.
 
     Parameters
     ----------
     rowptr : (m + 1,) Tensor, int32 or int64
-        Where rows begin.
+        Start of each row.
     col : (nnz,) Tensor, int32 or int64
         Columns, on the same device.
     shape : (int, int)
         (m, n).
     order : (nnz,) Tensor, int64, optional
-        Position of each element in the caller's order; None where the order is the same.
+        Position of each element in the caller's order; None if the order is the same.
     blocks : Blocks, optional
         The blocks, for a matrix of dense blocks whose values the caller has block by block.
 
@@ -82,7 +82,7 @@ class Structure(Deriving):
         super().__init__()
         self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
         self.blocks = blocks
-        # Returns the transposed pattern, where an order by columns is known.
+        # Returns the transposed pattern, if an order by columns is known.
         self.turned: Callable[[], tuple[Tensor, Tensor, Tensor | None] | None] | None = None
         self.m, self.n = shape
         self.nnz: int = len(col)
@@ -106,7 +106,7 @@ class Structure(Deriving):
 
     @cached_property
     def pattern(self) -> CsrPattern:
-        """The pattern on the host, with int32 where it suffices."""
+        """The pattern on the host, with int32 if it suffices."""
         small = max(self.m, self.n, self.nnz) < INT32_MAX
         dtype = torch.int32 if small else torch.int64
         rowptr, col = (x.to("cpu", dtype).numpy() for x in (self.rowptr, self.col))
@@ -183,9 +183,9 @@ class Structure(Deriving):
         values : (nnz,) or (heads, nnz) Tensor, optional
             Values in the caller's order; by default ones.
         reduce : {"sum", "mean", "max", "min"}
-            Of "spmm" and "spmv".
+            The reduction of "spmm" and "spmv".
         feat : int, optional
-            By default the last size of the first operand.
+            The number of features; by default the last size of the first operand.
 
         Returns
         -------
@@ -203,7 +203,7 @@ class Structure(Deriving):
         if not nonempty:
             shape = operator.shapes(self.shape, self.nnz, feat, heads)["out"]
             if operator.takes_heads or 0 in shape or not feat:
-                return first.new_zeros(shape)  # nothing is added up
+                return first.new_zeros(shape)  # sums are empty
         ones = values is None and operator.reads_values
         if batched and ones:
             return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
@@ -243,8 +243,7 @@ class Structure(Deriving):
         Returns
         -------
         Tensor or None
-            None for other tensors, and for those that need a check: :meth:`run` then reports what
-            is wrong with them.
+            None for other tensors, and for those that need a check, for :meth:`run` to report.
         """
         call = self._calls.get(_call_key(op, operands, values, reduce))
         if call is None:
@@ -270,7 +269,7 @@ class Structure(Deriving):
         values: Tensor | None = None,
         reduce: str = "sum",
     ) -> bool:
-        """Whether there was a call with tensors like these.
+        """Whether tensors like these have been passed in an earlier call.
 
         Parameters
         ----------
@@ -431,7 +430,7 @@ class SeenPattern(NamedTuple):
     ) -> SeenPattern:
         """Check private edges of an (m, n) matrix, sort them, and wrap the result.
 
-        blocks : the blocks that the edges belong to, one after the other
+        blocks : the blocks that the edges belong to, in order
         """
         check_pairs(who, edges, name)
         by_rows, by_columns = orders()
@@ -504,7 +503,7 @@ def pattern_of_edges(
 ) -> SeenPattern:
     """The pattern of (2, nnz) edges, columns first, of an (m, n) matrix; see :func:`pattern_of`.
 
-    who, name : function and argument, as errors name them
+    who, name : names of the function and argument, for errors
     orders : returns known orders by rows and by columns, which then need no sorting
     """
     seen = known_edges(edges, m, n, count=True)

@@ -42,7 +42,7 @@ SIZES = (int, torch.SymInt, np.integer)
 def launch(kernel: Kernel, named: Mapping[str, Tensor | float | None]) -> None:
     """Run a kernel on matching tensors and numbers, by the names of its parameters.
 
-    named : with all parameters that the kernel computes otherwise, or none
+    named : includes either all parameters that the kernel can compute itself, or none
     """
     names, run = kernel.signature.names, kernel.run
     if kernel.computed and named.keys() >= {*kernel.signature.passed}:
@@ -131,13 +131,13 @@ def recorded(
     ones: bool,
     **options: object,
 ) -> Planned | None:
-    """The plan with the config that is recorded for a pattern; None where none applies.
+    """The plan with the config recorded for a pattern; None if none applies.
 
     pattern : without duplicates, like the tuned ones; columns of a row may be in any order
-    in_order : returns the pattern with sorted columns, where they are not
-    ones : for runs without values, whose ones are arranged for the config once. Values would be
-        arranged in each run, which costs more than most configs save, and was not timed in tuning:
-        configs that need it do not apply to them
+    in_order : returns the pattern with sorted columns, for a pattern without
+    ones : whether runs have no values, so that ones are arranged for the config once. Values would
+        be arranged in each run, which costs more than most configs save and was not timed in
+        tuning: configs that need it do not apply to them
     options : dtype, reduce, heads and target, as for :func:`sparsetir.plan`
     """
     if not there_are_records():
@@ -180,10 +180,10 @@ if TYPE_CHECKING:
 def check_tensor(
     who: str, name: str, x: object, like: Tensor | None = None, other: str = "the other operand"
 ) -> Tensor:
-    """x; raises unless it is a dense tensor of a dtype there are kernels for.
+    """Return x; raise unless it is a dense tensor of a supported dtype.
 
     like : an operand checked before, whose dtype x must have unless autocast casts both
-    other : that operand, in words
+    other : a phrase for that operand
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{who}: argument '{name}': expected a tensor, got {type(x).__name__}")
@@ -206,7 +206,7 @@ def check_rows(
     rows: int,
     said: str = "to fit the sparse matrix",
 ) -> None:
-    """Raise unless x is on `device` and has so many rows; said : the reason, for the error."""
+    """Raise unless x is on `device` and has `rows` rows; said : the reason, for the error."""
     if x.device != device:
         raise wrong(who, name, f"to be on {device} as the sparse matrix", x.device)
     if x.shape[0] != rows:
@@ -217,9 +217,9 @@ def check_rows(
 def check_dense(
     who: str, name: str, x: Tensor, structure: Structure, rows: int, like: Tensor | None = None
 ) -> None:
-    """Raise unless x is (rows, feat) or (heads, rows, feat), of a dtype there are kernels for.
+    """Raise unless x is (rows, feat) or (heads, rows, feat), of a supported dtype.
 
-    like : an operand checked before, whose dtype and other sizes it is to have
+    like : an operand checked before, whose dtype and other sizes x must have
     """
     check_tensor(who, name, x)
     if x.device != structure.device:
@@ -238,7 +238,7 @@ def check_dense(
 
 
 def check_values(who: str, values: Tensor, dense: Tensor, structure: Structure) -> None:
-    """Raise unless values are (nnz,), or (heads, nnz) where the dense operand has heads."""
+    """Raise unless values are (nnz,), or (heads, nnz) if the dense operand has heads."""
     expected = (*dense.shape[:-2], structure.nnz)
     if values.layout is not torch.strided:
         raise TypeError(f"{who}: argument 'values': expected a dense tensor, got {values.layout}")

@@ -112,7 +112,7 @@ def edge_request(
 def _of_messages(
     op: str, feat: int, reduce: str = "sum", edge_feat: int | None = None
 ) -> dict[str, object]:
-    """Options of messages, as their record takes them."""
+    """Options of messages in the form that their record takes."""
     default = isinstance(reduce, str) and reduce == "sum"
     kind, reduce = message("plan", op, None if default else reduce)
     if edge_feat is not None and kind == "copy_u":

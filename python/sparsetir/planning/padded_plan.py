@@ -74,7 +74,7 @@ class PaddedPlan(_Copying):
 class HeadsPlan(_Copying):
     """A plan for callers with heads second: (nodes, heads, features), (elements, heads).
 
-    Kernels have them first, and so have operators for torch, which do not use such plans.
+    Kernels have heads first, and so have operators for torch, which do not use such plans.
     """
 
     _said = ", with heads as the second dimension"

@@ -59,7 +59,7 @@ OPTIONS = {
     name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options
 }
 COUNTS = ("heads", "threads", "feat_in", "edge_feat")  # options that are counts
-# Sizes that the config of a padded plan is for; None where it supports any.
+# Sizes that the config of a padded plan is for; None if it supports any.
 SIZES = ("feat_in", "feat")
 MOST_LIKES = 256
 T = TypeVar("T")
@@ -123,7 +123,7 @@ def plan(
     op : str
         "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
         vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored elements (the
-        values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and over
+        values of the matrix are ignored); "rgms", Y[i, l] = sum over the stored (r, i, j) and over
         k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes.
         Messages and their reduction, OUT[i] = reduce over the stored j of message(u[j], e[(i, j)]),
         by DGL's names: "u_add_e_max", "copy_e_sum" and so on, the reduction in the name or in
@@ -149,7 +149,7 @@ def plan(
         The third to eighth matrix, for "add", "mul", "maximum" and "minimum".
     dtype : {"float32", "float16", "bfloat16", "float64"}, optional
         The type of values, dense operands and result; by default that of the matrix. Sums are in
-        float32, for float64 in float64.
+        float32, or float64 for float64.
     reduce : str
         "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
         :class:`sparsetir.schedules.operators.problems.Spmm`).
@@ -177,7 +177,7 @@ def plan(
         Features of x in "rgms", and of q and k in "attention"; by default `feat`, that of the
         result.
     weighted : bool
-        For "rgms": whether it has values; otherwise they are all 1. It takes no reduce, heads or
+        For "rgms": whether edges have values; otherwise all are 1. "rgms" takes no reduce, heads or
         format. Feature sizes that are not a multiple of the vector width are zero-padded, which
         copies the operands.
     edge_feat : int, optional
@@ -248,13 +248,13 @@ def plan(
     )  # fmt: skip
     if format is not None:
         if config is not None:
-            raise wrong("plan", "format", "None beside a config", f"{format!r}")
+            raise wrong("plan", "format", "None with a config", f"{format!r}")
         config = wanted.of_format(format)
     return plan_for_callers(wanted, config)
 
 
 def plan_for_callers(wanted: Request, config: Config | None = None) -> Plan:
-    """The plan of a request, as :func:`plan_of`, with heads as the second dimension."""
+    """The plan of a request, like :func:`plan_of`, with heads as the second dimension."""
     planned = plan_of(wanted, config)
     return HeadsPlan.of(planned) if getattr(wanted.problem, "batched", False) else planned
 
@@ -334,7 +334,7 @@ def record_of(
 ) -> Operator:
     """The operator's record, which defines the options of :func:`plan` for these arguments."""
     if not isinstance(op, str):
-        return OPERATORS["spmm"]  # whose request refuses it
+        return OPERATORS["spmm"]  # its request refuses the name
     if op == "rgms":
         return ALONG["rgms"]
     if op in OF_MATRICES and (
@@ -357,8 +357,8 @@ NO_PATTERN = CsrPattern(np.zeros(1, np.int32), np.zeros(0, np.int32), (0, 0))
 def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object) -> Plan:
     """:func:`plan` for a trusted pattern and operands that are known to fit.
 
-    Fast where a pattern of similar sizes was planned before, and locality does not matter: then
-    only work that depends on the pattern itself is left.
+    Fast if a pattern of similar sizes was planned before, and locality does not matter: then only
+    work that depends on the pattern itself remains.
 
     options : dtype, reduce, heads and target
     """
@@ -434,14 +434,14 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
     x = np.asarray(x)
     dtype = x.dtype if x.dtype == matrix.dtype else np.result_type(x.dtype, matrix.dtype)
     x = np.ascontiguousarray(x, dtype)
-    is_expression = dtype.kind in "biu"  # operators are of floating point
+    is_expression = dtype.kind in "biu"  # operators are for floats alone
     key = x.shape[1:], dtype
     if key not in plans:
         while len(plans) >= MOST_PLANS:
             plans.pop(next(iter(plans)))
         if is_expression:
             text = "ij,j->i" if x.ndim == 1 else "ij,jk->ik"
-            kept = np.broadcast_to(dtype.type(0), x.shape)  # as the plan keeps its operands
+            kept = np.broadcast_to(dtype.type(0), x.shape)  # small, as the plan keeps its operands
             plans[key] = hooks.expression(text, matrix, kept)
         else:
             plans[key] = plan("spmv" if x.ndim == 1 else "spmm", matrix, x)

@@ -36,9 +36,9 @@ from sparsetir.schedules.template import Branch, Choices, Template
 from sparsetir.schedules.templates.of_program import check_choices
 from sparsetir.schedules.templates.registry import template_of, templates_for
 
-# Defaults of options, where they are not None.
+# Defaults of options, if not None.
 DEFAULTS = {"reduce": "sum", "weighted": True, "semiring": "plus_times"}
-# Nonzeros per column from which a copy of B that begins at a cache line pays.
+# Nonzeros per column from which copying B to the start of a cache line pays.
 ALIGNED_DEGREE = 24
 # Fields of problems for which tuning makes no records unless they have their defaults.
 UNUSUAL = ("out", "values", "added", "in_blocks")
@@ -48,8 +48,8 @@ UNUSUAL = ("out", "values", "added", "in_blocks")
 class Request:
     """Checked arguments of a plan of any operator, and values derived from them.
 
-    A subclass for each kind of operand chooses configs: on a CPU the branch that is searched, the
-    first values by default, if it does not say otherwise.
+    A subclass for each kind of operand chooses configs; by default the first values of the branch
+    that is searched, on a CPU.
 
     name : the operator's name, as the caller wrote it
     matrix : a SparseTensor, :class:`sparsetir.records.task.Matrices`, or a pattern without values
@@ -59,7 +59,7 @@ class Request:
     callers : "feat" and "heads" of the caller, and sizes of the record's other letters
     there : names of the present operands, "a" for values and "out" for the result
     threads : threads of the CPU
-    statistics : statistics of a matrix, which its configs are chosen by
+    statistics : statistics of a matrix, by which its configs are chosen
     """
 
     operator: Operator
@@ -102,7 +102,7 @@ class Request:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the matrix is a trusted pattern, whose configs are for values of each run."""
+        """Whether the matrix is a trusted pattern, whose values are passed in each run."""
         return self.operator.on == "matrix" and isinstance(self.matrix, CsrPattern)
 
     @property
@@ -147,7 +147,7 @@ class Request:
         """Whether rows of B are gathered unpacked, so often that aligning them first pays.
 
         Rows of whole cache lines that begin within one take 1.1 to 1.7 times as long to gather (Zen
-        3, one thread, 13 to 85 nonzeros a column); a copy as long as 1 to 4 of them.
+        3, one thread, 13 to 85 nonzeros a column); copying a row takes as long as 1 to 4 gathers.
         """
         stats = self.statistics
         if not isinstance(self.problem, Spmm):
@@ -200,7 +200,7 @@ class Request:
             check_choices(config, self.problem, self.sizes)
 
     def template(self, config: Config) -> Template:
-        """The template of a config; raises TypeError if it is no config for this problem, and
+        """The template of a config; raises TypeError if it is not a config for this problem, and
         ScheduleError if it does not support the sizes."""
         template = template_of(config, self.problem, self.gpu)
         self.check(config)
@@ -231,7 +231,7 @@ def adopted_matrix(
     if each_once and len(places) > adopted.nnz:
         raise ValueError(
             f"plan: argument 'matrix': expected each element once for '{op}', got {len(places)} of "
-            f"which {len(places) - adopted.nnz} repeat others; sparsetir.ops takes them apart"
+            f"which {len(places) - adopted.nnz} repeat others; sparsetir.ops keeps them apart"
         )
     if in_order:
         raise ValueError(
@@ -343,14 +343,14 @@ def refuse_options(op: object, given: Mapping[str, object], takes: Iterable[str]
 
 
 def idtype_for(*sizes: int) -> str:
-    """int32 where it holds all counts; offsets into values are 64-bit in any case."""
+    """int32 if it holds all counts; offsets into values are 64-bit in any case."""
     return "int32" if max(sizes) < 2**31 - 1 else "int64"
 
 
 def reduction(who: str, name: object, among: Iterable[str] = REDUCTIONS) -> str:
-    """The reduction that a name means.
+    """The reduction that a name stands for.
 
-    who : the function, as errors name it
+    who : name of the function, for errors
     among : the reductions that it accepts
 
     Raises ValueError for other names.
@@ -366,8 +366,8 @@ def message(
 ) -> tuple[str, str]:
     """One of the values of `MESSAGES`, and one of `REDUCTIONS`.
 
-    op : a name of `MESSAGES`, or one with a reduction behind it, as "u_mul_e_sum"
-    reduce : None for that in the name, or a sum
+    op : a name of `MESSAGES`, or one followed by a reduction, such as "u_mul_e_sum"
+    reduce : None for the reduction in the name, or else a sum
     """
     kind, named = message_parts(op)
     if kind is None:
@@ -376,7 +376,7 @@ def message(
     if named is None:
         return kind, reduction(who, "sum" if reduce is None else reduce, among)
     if reduce is not None and reduction(who, reduce, among) != named:
-        raise ValueError(f"{who}: argument 'reduce': expected none beside {op!r}, got {reduce!r}")
+        raise ValueError(f"{who}: argument 'reduce': expected none with {op!r}, got {reduce!r}")
     return kind, reduction(who, named, among)
 
 
@@ -505,11 +505,11 @@ def matrix_request(
 
 
 def _operator(op: object, reduce: object) -> tuple[str, str, bool]:
-    """One of `OPERATORS`, one of `REDUCTIONS`, and whether all values of the matrix are to be one.
+    """One of `OPERATORS`, one of `REDUCTIONS`, and whether all values of the matrix count as 1.
 
     op : a name of `OPERATORS`, or DGL's for what one of them computes: "u_mul_e_sum" and the like,
         "copy_u_sum" and the like, "u_dot_v"
-    reduce : "sum" where the name says which
+    reduce : "sum" if the name includes a reduction
     """
     if isinstance(op, str) and op in OPERATORS:
         return op, reduction("plan", reduce), False
@@ -519,7 +519,7 @@ def _operator(op: object, reduce: object) -> tuple[str, str, bool]:
         known = ", ".join(dict.fromkeys((*NAMED, *OPERATORS)))
         expected = f"one of {known}, a message as u_add_e_max or copy_u_mean, or u_dot_v"
         raise wrong("plan", "op", expected, f"{op!r}")
-    # "sum" is what is asked for where nothing is.
+    # "sum" is the default, which a reduction in the name overrides.
     named = None if reduction("plan", reduce) == "sum" and message_parts(op)[1] else reduce
     kind, reduce = message("plan", op, named)
     return "spmm", reduce, kind == "copy_u"

@@ -89,7 +89,7 @@ class Plan:
     needs_values: bool = False
     arranges_values: bool = False
     repeats: bool = False
-    _stored: Any = Stored()  # of plans that take CSR as it is
+    _stored: Any = Stored()  # for plans that take CSR unchanged
 
     def __init__(self, wanted: Request, config: Config, chosen_by: str = "user") -> None:
         self._settle(wanted, config, chosen_by)
@@ -137,7 +137,7 @@ class Plan:
             raise RuntimeError(f"plan: argument 'target': there is no {kind} device")
 
     def _name(self, wanted: Request, config: Any, chosen_by: str) -> None:
-        """Set what callers see."""
+        """Set the attributes that callers see."""
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
 
@@ -216,7 +216,7 @@ class Plan:
         self.repeats = direct and not self._nothing and fixed and self._for_values is None
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
-            copy = empty(self._shapes["a"], self._values_dtype)  # as the pattern is one
+            copy = empty(self._shapes["a"], self._values_dtype)  # the pattern is a copy, too
             copy[...] = values
             self._put(self._arranged(copy))
         self.convert_seconds: float = time.perf_counter() - start
@@ -263,7 +263,7 @@ class Plan:
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
 
         Notes
         -----
@@ -476,7 +476,7 @@ class Plan:
 def _checked(
     op: str, operands: tuple[str, ...], values: bool, out: bool
 ) -> tuple[tuple[str, ...], dict[int, str]]:
-    """Names of the arrays of a call, and by position why they may not require a gradient."""
+    """Names of a call's arrays and, by position, why they must not require a gradient."""
     names = (*operands, "values") if values else operands
     gradients = dict.fromkeys(range(len(names)), NO_GRADIENT.format(op))
     if out:
@@ -504,7 +504,7 @@ def compilations() -> int:
 def compiled_by(config: Config, problem: Problem, target: Target) -> Kernel:
     """The kernel of a config's template for a problem, shared by plans and operators.
 
-    Raises TypeError if `config` is no config for the problem.
+    Raises TypeError if `config` is not a config for the problem.
     """
     return finder(config, problem, target)()
 
@@ -556,7 +556,7 @@ def compiled(
     kernel does not wait for others that compile.
 
     stages : returns the stages to compile; the kernel trusts its index arrays
-    what : as of :func:`sparsetir.runtime.kernel_cache.kept_kernel`; by default the text of `key`
+    what : see :func:`sparsetir.runtime.kernel_cache.kept_kernel`; by default the text of `key`
     """
     global _count
     what = what or partial(repr, key)

@@ -211,7 +211,7 @@ class SparsePlan(Plan):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
 
         Notes
         -----
@@ -221,7 +221,7 @@ class SparsePlan(Plan):
         passed, computed = self._checked(values), None
         if self._known is None or not self._repeated:
             computed = self._assembled({**self._given, **passed})
-            if computed is None:  # the plan now has int64 indices
+            if computed is None:  # the plan has switched to int64 indices
                 return self(*values, out=out)
         assert self._known is not None and self._pattern is not None
         nnz = len(self._known.indices)
@@ -488,8 +488,8 @@ class RowTablesPlan(Plan):
         most = max(*left.shape, right.shape[1], len(left.indices), len(right.indices))
         if most > INT32:
             raise OverflowError(
-                f"{self.op}: expected rows, columns and elements of the operands that int32 "
-                f"numbers, got {most}; ElementThreads takes more"
+                f"{self.op}: expected numbers of rows, columns and elements of the operands that "
+                f"int32 holds, got {most}; ElementThreads takes more"
             )
 
     def _there(self, array: Any) -> Any:
@@ -532,7 +532,7 @@ class RowTablesPlan(Plan):
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
         """
         if len(values) != 2:
             raise TypeError(f"{self.op}: expected values of 2 matrices, got {len(values)}")

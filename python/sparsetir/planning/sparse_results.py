@@ -38,7 +38,7 @@ WIDER = {"float16": "float32", "bfloat16": "float32"}  # types of accumulators
 # Arithmetic on bools, as in scipy.
 OF_BOOLS = {"plus_times": "or_and", "add": "maximum", "multiply": "minimum"}
 Shape = tuple[int, ...]
-# Above so many columns per element the workspace of a row would be larger than the matrix.
+# Above this many columns per element the workspace of a row would be larger than the matrix.
 NARROW, NARROW_COLUMNS = 4, 1 << 20
 # Sums of GATHERED operands or more are gathered, if they have an element or more per WORTH groups
 # of columns that a row scans.
@@ -189,7 +189,7 @@ def factors(
 
     dotted : whether to store B by columns
 
-    Empty columns are dropped, where dense rows would be long. Also returns the result's columns,
+    Empty columns are dropped if dense rows would be long. Also returns the result's columns,
     None for all, and the permutation of B's values, None for the same order.
     """
     (A, B), columns, places = each, None, None
@@ -385,7 +385,7 @@ def arguments(
 
 @cache
 def _parameters_of(name: str) -> tuple[str, str, str]:
-    """The names of a matrix's parameters, besides that of its values."""
+    """The names of a matrix's parameters, except that of its values."""
     return f"{name}_nnz", f"{name}_indptr", f"{name}_indices"
 
 

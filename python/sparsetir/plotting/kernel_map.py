@@ -10,7 +10,7 @@ from sparsetir.extras import need
 from sparsetir.plotting.marks import COLOURS, rgb, tint
 from sparsetir.runtime.file_errors import printable
 
-OUTPUTS = 512  # that have a column of pixels each
+OUTPUTS = 512  # most outputs that have a column of pixels each
 
 
 def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> object:
@@ -21,7 +21,7 @@ def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> obje
     found : KernelMap
         A :class:`sparsetir.nn.KernelMap`.
     ax : matplotlib.axes.Axes, optional
-        To draw on; by default a new figure.
+        The axes to draw on; by default a new figure.
     name : str, optional
         The cloud's name, for the title.
 
@@ -37,8 +37,8 @@ def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> obje
 
     Notes
     -----
-    Colour shows where an offset has an input for an output; of more than 512 outputs, for which
-    share of those that are drawn together. The bars are pairs of an offset.
+    Colour shows where an offset has an input for an output; beyond 512 outputs, for which share of
+    the outputs in a column of pixels. The bars show the number of pairs of each offset.
     """
     need("plot_kernel_map", "matplotlib", "plot")
     offsets, outputs = found.offsets, found.m

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-SAMPLE = 2**21  # places looked at to see where padding lies; all of them up to this number
+SAMPLE = 2**21  # most slots that are searched for padding; of more, a random sample
 FAINTEST = 0.65  # share of a part's colour in that of pixels with the fewest elements
-FROM = 0.3  # of the colour map of shares; below it is too light for white paper
-HEIGHT = 4.2  # of the picture of a matrix, in inches
+FROM = 0.3  # start of the colour map of shares; colours below are too light for white paper
+HEIGHT = 4.2  # inches of the picture of a matrix
 
 
 def large_figure(shape: tuple[int, ...], bars: int = 0) -> tuple[Figure, list[Axes]]:
-    """A figure, and its axes: of the whole, of a part, and below them of so many bars, if any."""
+    """A figure, and its axes for the whole, for a part, and below for `bars` bars, if any."""
     from matplotlib.figure import Figure
 
     wide = HEIGHT * min(2.0, max(0.5, max(1, shape[1]) / max(1, shape[0])))
@@ -33,13 +33,13 @@ def large_figure(shape: tuple[int, ...], bars: int = 0) -> tuple[Figure, list[Ax
     top, bottom = figure, None
     if bars:
         top, bottom = figure.subfigures(2, 1, height_ratios=[HEIGHT + 0.8, below])
-    # Beside the whole is its colour bar, where colours do not stand for parts.
+    # The whole has a colour bar beside it, unless colours stand for parts.
     axes = list(top.subplots(1, 2, width_ratios=[wide + (0 if bars else 1), HEIGHT]))
     return figure, axes if bottom is None else [*axes, bottom.subplots()]
 
 
 def density(ax: Axes, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, ...]) -> None:
-    """The share of stored coordinates in each pixel."""
+    """Draw the share of stored coordinates in each pixel."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap, LogNorm
 
@@ -63,7 +63,7 @@ def density(ax: Axes, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, ...]
 
 
 def matrix_image(ax: Axes, converted: ConvertedFormat, parts: list[Part]) -> None:
-    """Each pixel in the colour of the part with most elements there, or else with most padding."""
+    """Draw each pixel in the colour of the part with most elements, or else most padding, there."""
     shape = converted.pattern.shape
     pixels = Pixels.of(shape)
     size = pixels.count[0] * pixels.count[1]
@@ -101,7 +101,7 @@ def matrix_image(ax: Axes, converted: ConvertedFormat, parts: list[Part]) -> Non
 def _show(
     ax: Axes, image: np.ndarray, each: tuple[int, int], shape: tuple[int, ...], **style: Any
 ) -> AxesImage:
-    """An image of pixels of `each` coordinates, cut at the edge of the matrix."""
+    """Draw an image with pixels of `each` coordinates, cut at the edge of the matrix."""
     right, bottom = image.shape[1] * each[1] - 0.5, image.shape[0] * each[0] - 0.5
     shown = ax.imshow(image, extent=(-0.5, right, bottom, -0.5), **style)
     ax.set_xlim(-0.5, max(1, shape[1]) - 0.5)
@@ -112,9 +112,9 @@ def _show(
 
 
 def crop(axes: list[Axes], window: Window) -> None:
-    """Title and axes of a part of the matrix, and where it lies in the whole.
+    """Draw title and axes of a part of the matrix, and its position in the whole.
 
-    axes : axes of the whole and of the window, whose places are drawn
+    axes : axes of the whole and of the window, which has been drawn
     """
     low, high = zip(window.rows, window.cols, strict=True)
     outline(axes[0], low, high, edgecolor="black", linewidth=1.2)
@@ -125,9 +125,9 @@ def crop(axes: list[Axes], window: Window) -> None:
 def part_squares(
     ax: Axes, converted: ConvertedFormat, parts: list[Part], window: Window
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw what each part stores in a window, and padding where all of its places are looked at.
+    """Draw the elements of each part in a window, and its padding if all of its slots are searched.
 
-    Gives the least coordinates of padding, and the greatest plus one, within the matrix and around.
+    Returns the least coordinates of padding, and the greatest plus one, also outside the matrix.
     """
     low, high = np.zeros(2, int), np.array(converted.pattern.shape)
     for part in parts:
@@ -148,7 +148,7 @@ def part_squares(
 
 
 def storage_bars(ax: Axes, parts: list[Part]) -> None:
-    """A bar for each part, of elements and, lighter, of padding."""
+    """Draw a bar for each part, of elements and, lighter, of padding."""
     from matplotlib.ticker import EngFormatter
 
     for n, part in enumerate(parts):

@@ -13,12 +13,12 @@ from sparsetir.plotting.marks import Colour
 from sparsetir.runtime.texts import many
 from sparsetir.sparse_ir.nodes import substitute
 
-SHOWN = 20  # parts with a separate line in the legend
-GAP = 0.5  # between blocks, in squares
-LARGEST = 2**14  # places that are drawn one by one, over all parts
+SHOWN = 20  # most parts with a separate line in the legend
+GAP = 0.5  # gap between blocks, in squares
+LARGEST = 2**14  # most slots that are drawn one by one, over all parts
 WIDEST = 256  # squares
 WINDOW = 48  # rows and columns of the part of a large matrix that is drawn beside it
-PIXELS = 256  # rows and columns of the picture of a large matrix, at most
+PIXELS = 256  # most rows and columns of the picture of a large matrix
 
 
 class Located(NamedTuple):
@@ -26,7 +26,7 @@ class Located(NamedTuple):
 
     slots : for each new axis the slot below its parent
     rows, cols : coordinates in the matrix, which may lie beyond its edge
-    valid : whether they lie anywhere; not below a slot whose index is negative
+    valid : whether coordinates exist; false below a slot with a negative index
     """
 
     slots: dict[str, np.ndarray]
@@ -36,7 +36,7 @@ class Located(NamedTuple):
 
 
 def locate(part: FormatPart, places: np.ndarray) -> Located:
-    """Walk from places, given by their number in the flat values, up to the roots of the axes."""
+    """Follow slots, numbered as in the flat values, up to the roots of the axes."""
     rule = part.rule
     axes = [rule.axis(n) for n in rule.axes_after_rewrite]
     arrays = {a.name: (_array(part, a.indptr), _array(part, a.indices)) for a in axes}
@@ -57,7 +57,7 @@ def locate(part: FormatPart, places: np.ndarray) -> Located:
         axis = leaf
         while axis is not None:
             name, (indptr, indices) = axis.name, arrays[axis.name]
-            if name in positions:  # two leaves that share an axis have to agree on it
+            if name in positions:  # two leaves that share an axis must agree on it
                 valid &= positions[name] == position
                 break
             positions[name] = slots[name] = position
@@ -91,7 +91,7 @@ def _number(part: FormatPart, expr: Any) -> int:
 
 
 def sample(part: FormatPart, limit: int) -> np.ndarray:
-    """All places of a part in order; of more than `limit`, as many at random."""
+    """All slots of a part in order; a random sample of `limit` if there are more."""
     if part.size <= limit:
         return np.arange(part.size)
     places = np.random.default_rng(0).integers(part.size, size=limit)
@@ -100,11 +100,11 @@ def sample(part: FormatPart, limit: int) -> np.ndarray:
 
 
 class Squares(NamedTuple):
-    """The places of a part in the picture of the storage; each array has one value per place.
+    """The slots of a part in the picture of the storage; each array has one value per slot.
 
     x, y : centres, to the right and down
-    stored : whether an element is there
-    valid : whether the place has a coordinate in the matrix
+    stored : whether the slot holds an element
+    valid : whether the slot has coordinates in the matrix
     """
 
     x: np.ndarray
@@ -122,10 +122,10 @@ class Layout(NamedTuple):
 
 
 def storage_layout(parts: list[FormatPart], rows: int) -> Layout | None:
-    """Parts below each other, in columns about as high as the `rows` of the matrix.
+    """Place parts below each other, in columns about as high as the `rows` of the matrix.
 
-    parts : all with at least one place
-    Returns None if there are too many places for a square each.
+    parts : parts with at least one slot
+    Returns None if there are too many slots for a square each.
     """
     if sum(p.size for p in parts) > LARGEST:
         return None
@@ -146,20 +146,20 @@ def storage_layout(parts: list[FormatPart], rows: int) -> Layout | None:
 
 
 def _part_squares(part: FormatPart, limit: int) -> Squares:
-    """Axes that come from rows go down, those that come from columns to the right."""
+    """Place axes from rows downwards, those from columns to the right."""
     where = locate(part, np.arange(part.size))
     down, right = (
         [where.slots[n] for n in part.rule.axis_map[axis] if where.slots[n].any()]
         for axis in part.rule.axes_before_rewrite
     )
     x, y = _joined(right, part.size), _joined(down, part.size)
-    if len(down) == 1:  # no blocks: what is high, such as a list of elements, gets more columns
+    if len(down) == 1:  # no blocks: a high part, such as a list of elements, is split into columns
         x, y = x + y // limit * (x.max() + 2), y % limit
     return Squares(x, y, part.mask.reshape(-1) != 0, where.valid)
 
 
 def _joined(slots: list[np.ndarray], places: int) -> np.ndarray:
-    """One number from the slots on several axes, the first outermost, with a gap around blocks."""
+    """Combine slots on several axes, outermost first, into one number, with gaps around blocks."""
     out = np.zeros(places)
     for slot in slots:
         out = out * (int(slot.max()) + 1 + GAP) + slot
@@ -167,10 +167,10 @@ def _joined(slots: list[np.ndarray], places: int) -> np.ndarray:
 
 
 class Pixels(NamedTuple):
-    """The picture of a large matrix. Pixels are of equal size, so that none stands out.
+    """The picture of a large matrix. Pixels have equal sizes, so that none stands out.
 
-    each : rows and columns of a pixel
-    count : rows and columns of the picture
+    each : numbers of rows and columns in a pixel
+    count : numbers of pixel rows and columns of the picture
     """
 
     each: tuple[int, int]
@@ -190,7 +190,7 @@ class Pixels(NamedTuple):
 class Window(NamedTuple):
     """A part of a large matrix that is drawn element by element.
 
-    rows, cols : first, and behind the last
+    rows, cols : the first, and the one after the last
     """
 
     rows: tuple[int, int]
@@ -198,7 +198,7 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, ...]) -> Window:
-        """The first window, of those side by side, that stores most."""
+        """The window that stores most, the first of equals, among disjoint ones."""
         across = max(1, -(-shape[1] // WINDOW))
         number = (rows // WINDOW).astype(np.int64) * across + cols // WINDOW
         windows, counts = np.unique(number, return_counts=True)
@@ -211,15 +211,15 @@ class Window(NamedTuple):
         return cls(*zip((top, left), ends, strict=True))
 
     def holds(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-        """A mask of the coordinates inside of the window."""
+        """A mask of the coordinates inside the window."""
         inside = (rows >= self.rows[0]) & (rows < self.rows[1])
         return inside & (cols >= self.cols[0]) & (cols < self.cols[1])
 
 
 class Part(NamedTuple):
-    """A line of the legend: a part that has places, or several small ones together.
+    """A line of the legend: a part with slots, or several small ones together.
 
-    name : the contents in words
+    name : a description of the contents
     arrays : the arrays of one part
     """
 

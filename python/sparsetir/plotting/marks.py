@@ -11,8 +11,8 @@ from sparsetir.runtime.file_errors import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Colour: TypeAlias = Any  # as matplotlib takes one; to be mixed, an array of red, green, blue
-# Okabe and Ito's colours, which stay apart for the colour-blind.
+Colour: TypeAlias = Any  # any colour of matplotlib; for mixing an array of red, green, blue
+# Okabe and Ito's colours, which the colour-blind can distinguish.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 TINT = 0.3  # share of a part's colour in the colour of its padding; the rest is white
 
@@ -32,7 +32,7 @@ def tint(colour: Colour, strength: float | np.ndarray = TINT) -> Colour:
 def squares(
     ax: Axes, x: np.ndarray, y: np.ndarray, face: Colour, edge: Colour = "none", hatch: str = ""
 ) -> None:
-    """A square around each centre."""
+    """Draw a square around each centre."""
     from matplotlib.collections import PolyCollection
 
     if not len(x):
@@ -44,7 +44,7 @@ def squares(
 
 
 def outline(ax: Axes, low: tuple[int, int], high: tuple[int, int], **style: Any) -> None:
-    """The edge of a part of a matrix, from one (row, column) to before another."""
+    """Draw the border of a part of a matrix, from one (row, column) to before another."""
     from matplotlib.patches import Rectangle
 
     (top, left), (bottom, right) = low, high
@@ -56,7 +56,7 @@ def outline(ax: Axes, low: tuple[int, int], high: tuple[int, int], **style: Any)
 def in_squares(
     ax: Axes, low: tuple[float, float], high: tuple[float, float], margin: float = 0.3
 ) -> None:
-    """Show squares from one (row, column) to before another, as wide as they are high."""
+    """Limit axes to a range of (row, column), and make squares as wide as they are high."""
     ax.set_xlim(low[1] - 0.5 - margin, high[1] - 0.5 + margin)
     ax.set_ylim(high[0] - 0.5 + margin, low[0] - 0.5 - margin)
     ax.set_aspect("equal")
@@ -66,7 +66,7 @@ def matrix_labels(ax: Axes, title: str) -> None:
     """Title, and axes that count rows and columns."""
     from matplotlib.ticker import MaxNLocator
 
-    # Names of files are no formulas, and what cannot be printed is no XML.
+    # File names are not formulas, and unprintable characters are invalid in XML.
     ax.set_title(printable(title), fontsize="medium", parse_math=False)
     ax.set_xlabel("column")
     ax.set_ylabel("row")

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["plot_format", "plot_pattern"]
 
 SMALL = 64  # rows and columns up to which every element is drawn as a square
-OVERHANG = 8  # how far beyond a small matrix the padding of its blocks is shown
-COLUMN = 3  # parts up to which the legend has one column
-DARK = 0.78  # of the colour map of more parts than there are colours; beyond it is too light
-HEIGHT = 4.2  # of a panel, in inches
+OVERHANG = 8  # rows and columns beyond a small matrix in which its blocks' padding is shown
+COLUMN = 3  # most parts for which the legend has one column
+DARK = 0.78  # end of the colour map for more parts than colours; colours beyond are too light
+HEIGHT = 4.2  # inches of a panel
 
 
 def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) -> Any:
@@ -49,7 +49,7 @@ def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) 
     pattern : Pattern, SparseMatrix or scipy sparse matrix
         A matrix of two axes.
     ax : matplotlib.axes.Axes, optional
-        To draw on; by default a new figure.
+        The axes to draw on; by default a new figure.
     name : str, optional
         The matrix's name, for the title.
 
@@ -61,15 +61,15 @@ def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) 
     Raises
     ------
     ValueError
-        For a pattern that has not two axes.
+        If the pattern does not have two axes.
     ImportError
         Without matplotlib.
 
     Notes
     -----
-    A square per element up to 64 x 64. A larger matrix is divided into at most 256 x 256 equal
+    Up to 64 x 64, each element is a square. A larger matrix is divided into at most 256 x 256 equal
     pixels; colour shows which share of a pixel's coordinates is stored, on a logarithmic scale. A
-    new figure also has the 48 x 48 coordinates that store most, a square per element.
+    new figure also shows the 48 x 48 coordinates that store most, with a square per element.
     """
     need("plot_pattern", "matplotlib", "plot")
     pattern = getattr(pattern, "pattern", pattern)
@@ -129,19 +129,19 @@ def plot_format(converted: ConvertedFormat, ax: Axes | None = None, name: str | 
     Raises
     ------
     ValueError
-        For a pattern that has not two axes.
+        If the pattern does not have two axes.
     ImportError
         Without matplotlib.
 
     Notes
     -----
     Up to 64 x 64, the matrix has a square per element and per padded coordinate, and the storage
-    one per place, where what rows become goes down and what columns become to the right. A larger
-    matrix is divided into at most 256 x 256 pixels, in the colour of the part that has most
-    elements there, stronger where there are more of them; its storage is a bar per part. A new
-    figure also has the 48 x 48 coordinates that store most, a square per element. Where padding
-    lies in the whole is then seen from at most 2**21 places, drawn at random, and in those 48 x 48
-    only of parts that have no more places.
+    one per slot, with axes from rows downwards and axes from columns to the right. A larger matrix
+    is divided into at most 256 x 256 pixels, in the colour of the part with most elements there,
+    stronger for more of them; its storage is a bar per part. A new figure also shows the 48 x 48
+    coordinates that store most, with a square per element. Padding of the whole is then sampled
+    from at most 2**21 random slots, and in the 48 x 48 coordinates shown only for parts with no
+    more slots.
     """
     need("plot_format", "matplotlib", "plot")
     if not isinstance(converted, ConvertedFormat):
@@ -197,7 +197,7 @@ def _parts(converted: ConvertedFormat) -> list[Part]:
 
 
 def _frame(ax: Axes, m: int, n: int, low: Any = (0, 0), high: Any = None) -> None:
-    """The border of a small matrix, with a margin for slots beyond it."""
+    """Draw the border of a small matrix, with a margin for slots beyond it."""
     outline(ax, (0, 0), (m, n), edgecolor="0.3", linewidth=0.8)
     bottom, right = (m, n) if high is None else high
     in_squares(ax, low, (max(bottom, 1), max(right, 1)))
@@ -252,9 +252,9 @@ def _new_figure(panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def _set_size(figure: Figure, axes: list[Axes], by_places: bool = True, lines: int = 0) -> None:
-    """Size of a figure with a picture of a small matrix, one of its storage, and lines below.
+    """Set the size of a figure with pictures of a small matrix and its storage, and lines below.
 
-    by_places : whether the storage is drawn by places; these are then as large as in the matrix
+    by_places : whether the storage is drawn slot by slot, in squares as large as the matrix's
     """
     widths, height = [HEIGHT, HEIGHT + 3], HEIGHT  # with the texts of bars
     if by_places:
@@ -270,7 +270,7 @@ def _set_size(figure: Figure, axes: list[Axes], by_places: bool = True, lines: i
     grid = axes[0].get_gridspec()
     assert grid is not None
     grid.set_width_ratios(widths)
-    least = 3.5 if not lines else 6.5 if lines <= COLUMN + 2 else 8.5  # of one column, of two
+    least = 3.5 if not lines else 6.5 if lines <= COLUMN + 2 else 8.5  # for one column, for two
     lines = lines if lines <= COLUMN + 2 else (lines + 3) // 2
     width = sum(widths) + 0.8 * len(axes)
     figure.set_size_inches(max(width, least), height + 1 + 0.21 * lines)

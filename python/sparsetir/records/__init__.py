@@ -1,1 +1,1 @@
-"""Records of tuning: what was found for a problem on a machine, kept in one file."""
+"""Records of tuning: the best configs of problems on machines, kept in one file."""

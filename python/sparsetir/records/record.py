@@ -19,14 +19,14 @@ from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
 
 @dataclass(frozen=True)
 class Key:
-    """The problem of a record; two tasks of one key have the same best config.
+    """The problem of a record; two tasks with equal keys have the same best config.
 
     op, reduce : for a user's function its name, and a hash of its text and of its schedule's
-    heads : None for a single matrix, which is another problem than one of 1
+    heads : None for a single matrix, which is a different problem than one head
     feat : 0 for a user's function, whose sizes are all in the fingerprint
-    threads : threads of the CPU; 0 for a GPU, which they do not concern
+    threads : threads of the CPU; 0 for a GPU, for which they do not matter
     target : the text of the resolved target, with the CPU or architecture it compiles for, and the
-        features in which this machine's CPU differs from its name
+        features in which this machine's CPU differs from the named one
     device : see :func:`sparsetir.records.task.device_name`
     """
 
@@ -52,9 +52,9 @@ class Key:
 
     @staticmethod
     def on(target: TargetLike, threads: int, device: str | None = None, **fields: Any) -> Key:
-        """The key of the other fields on a target.
+        """Make the key of the other fields on a target.
 
-        device : by default this machine's; its name where another machine measures
+        device : name of the device, if another machine measures; by default this machine's
         """
         target = resolve_target(target)
         number = 0 if is_gpu(target) else int(threads)
@@ -62,7 +62,7 @@ class Key:
         return Key(**fields, threads=number, target=str(target), device=device)
 
     def text(self) -> str:
-        """A readable line that is unique to the key, as it ends in the hash of all fields."""
+        """A readable line, unique to the key as it ends with the hash of all fields."""
         heads = "" if self.heads is None else f"-h{self.heads}"
         whole = json.dumps(asdict(self), sort_keys=True)
         digest = hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
@@ -81,14 +81,14 @@ class Record:
     """A config and its measurement.
 
     config : data of :func:`sparsetir.schedules.search.configs.to_data`
-    seconds, default_seconds : time of a call with this config, and the default, taken in turns
+    seconds, default_seconds : times of a call with this config and with the default, in turns
     compile_seconds, convert_seconds, padding, bytes : see :class:`Outcome`
     statistics : statistics of the matrix, see :func:`sparsetir.records.task.statistics`
     trials : number of configs tried to find this one
     versions : versions of this package and of TVM, by package
     date : ISO 8601, UTC
-    graph : a name for people, may be empty
-    id : 32 hex digits of its own, so that no exchange of files doubles it
+    graph : a display name, may be empty
+    id : 32 unique hex digits, so that exchanging files creates no duplicates
     """
 
     key: Key
@@ -108,14 +108,14 @@ class Record:
 
     @property
     def is_current(self) -> bool:
-        """Whether it was made by these versions; plans take no other records, which are kept."""
+        """Whether these versions made it; plans ignore other records, which are kept."""
         return self.versions == VERSIONS
 
     @property
     def order(self) -> tuple[float, float]:
         """A sort key for records of a problem, best first: share of the default's time, seconds.
 
-        Seconds alone would prefer what was measured while the machine was fast.
+        Seconds alone would favour records measured while the machine was fast.
         """
         default = self.default_seconds
         return (1.0 if default is None else self.seconds / default), self.seconds
@@ -131,15 +131,15 @@ def best_of_each(records: Iterable[Record]) -> dict[Key, Record]:
 
 
 def record_to_data(record: Record) -> dict[str, object]:
-    """The record as JSON holds it, the fields of the key among the others."""
+    """Convert a record to data for JSON, with the key's fields among the others."""
     data = asdict(record)
     return {**data.pop("key"), **data}
 
 
 def record_from_data(data: object) -> Record:
-    """The record that :func:`record_to_data` turned into JSON.
+    """Convert a result of :func:`record_to_data` back to the record.
 
-    Raises ValueError that names a field which is unknown, missing or of the wrong type.
+    Raises ValueError that names an unknown or missing field, or one of the wrong type.
     """
     if not isinstance(data, dict):
         raise ValueError(f"expected a dict, got {type(data).__name__}")
@@ -164,13 +164,13 @@ def record_from_data(data: object) -> Record:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value of JSON has the type that a field of a record is annotated with."""
+    """Whether a value of JSON has the type that annotates a field of a record."""
     if get_origin(hint) is UnionType:
         return any(_fits(value, one) for one in get_args(hint))
     if get_origin(hint) is Mapping:
         of = get_args(hint)[1]
         return isinstance(value, dict) and all(_fits(x, of) for x in value.values())
-    if hint is float:  # which JSON writes as 1 as well
+    if hint is float:  # JSON may write 1.0 as 1
         whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
         return whole or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, hint) and not (hint is int and isinstance(value, bool))

@@ -1,12 +1,12 @@
-"""Records of tuning: one file of SQLite that many processes read and write, and what plans are made
-by whose user names no config.
+"""Records of tuning in an SQLite file that many processes read and write, and their look-up for
+plans without a config of the user's.
 
-The file has one table, a row a record: the record as JSON, and by what it is found. Connections
-live as long as one call: they may not be taken through a fork, and opening one takes a fraction of
-a millisecond.
+The file has one table with a row per record: the record as JSON, and the columns that look-ups use.
+Connections last for one call: they must not cross a fork, and opening one takes a fraction of a
+millisecond.
 
-To know a pattern again takes a hash of all its indices, which costs as much as small kernels do. So
-it is computed only where there is a record of the same problem for a pattern of about these sizes.
+Recognising a pattern takes a hash of all its indices, which costs as much as a small kernel. So it
+is computed only if there is a record of the same problem for a pattern of about these sizes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sparsetir.runtime.file_errors import as_path, first_line, user_path, write_
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import from_data
 
-BUSY_SECONDS = 60.0  # that a call waits for other processes
+BUSY_SECONDS = 60.0  # that a call waits for other processes at most
 DAMAGED = (
-    "it is damaged, or no file of records; it is left as it is: move it away, or set "
+    "it is damaged, or not a file of records; it is left unchanged: move it away, or set "
     "SPARSETIR_RECORDS to another file"
 )
-# alike : of a key all but the fingerprint, as text
+# alike : all fields of a key except the fingerprint, as text
 TABLES = (
     "CREATE TABLE IF NOT EXISTS records "
     "(id TEXT PRIMARY KEY, alike TEXT, fingerprint TEXT, data TEXT)",
@@ -45,7 +45,7 @@ FORMAT_VERSION = 1  # of exported files
 
 
 class RecordError(Exception):
-    """Records cannot be read or written; the message names the file and a remedy."""
+    """Raised if records cannot be read or written; the message names the file and a remedy."""
 
 
 def default_path() -> Path | None:
@@ -60,14 +60,14 @@ def default_path() -> Path | None:
 class Records:
     """The records in a file; any number of processes and threads may use it at once.
 
-    path : by default :func:`default_path`. Nothing is created until something is written. Where
-        records are switched off there are none, and what is added is not kept.
+    path : by default :func:`default_path`. Nothing is created before the first write. If records
+        are switched off there are none, and added ones are dropped.
     busy_seconds : time that a call waits for other processes
 
     :meth:`add`, :meth:`load` and :meth:`forget` are transactions: once they return, their changes
-    last, whatever then happens to the process; if they fail, nothing has changed. All methods raise
-    RecordError if the file cannot be read or written: it is damaged, read-only, or the disk is
-    full. The file is never deleted or started anew.
+    are permanent, even if the process is killed; if they fail, nothing has changed. All methods
+    raise RecordError if the file cannot be read or written, as it is damaged, read-only, or the
+    disk is full. The file is never deleted or overwritten.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Records:
         return {other.fingerprint: record for other, record in best.items()}
 
     def add(self, record: Record) -> None:
-        """Add a record to the others; do nothing if its id is there already.
+        """Add a record, unless the file has its id already.
 
         Raises ValueError for a record with a field of the wrong type.
         """
@@ -110,11 +110,11 @@ class Records:
             return connection.execute(command, (_alike(key), key.fingerprint)).rowcount
 
     def neighbours(self, key: Key, statistics: Mapping[str, float], count: int = 3) -> list[Record]:
-        """Records of the most similar problems, the nearest first, the best one of each.
+        """The best record of each of the most similar problems, the nearest first.
 
-        They share the operator, dtype, reduction, target and device, and differ in the pattern, or
-        in the features, heads or threads. The distance is between the logarithms of statistics,
-        features and threads. Records of other versions count, too: searches measure them again.
+        They share the operator, dtype, reduction, target and device, and differ in the pattern,
+        features, heads or threads. The distance is that of the logarithms of statistics, features
+        and threads. Records of other versions count, too: searches measure them again.
         """
 
         def kind(of: Key) -> tuple[object, ...]:
@@ -127,7 +127,7 @@ class Records:
     def export(self, path: Path | str, *, replace: bool = False) -> int:
         """Write all records to a JSON file; return how many there are.
 
-        The file appears when it is complete. Raises RecordError where it exists already, unless
+        The file appears when it is complete. Raises RecordError if it exists already, unless
         `replace`.
         """
         path = as_path("Records.export", "path", path)
@@ -146,7 +146,7 @@ class Records:
     def load(self, path: Path | str) -> int:
         """Add the records of a file that :meth:`export` wrote; return how many are new.
 
-        All of them or none: raises RecordError that names the first which is not right.
+        Adds all or none: raises RecordError that names the first invalid one.
         """
         path = as_path("Records.load", "path", path)
         if self.path is None:
@@ -197,7 +197,7 @@ class Records:
         connection = None
         try:
             connection = sqlite3.connect(self.path, timeout=self._busy)
-            with connection:  # commits, or takes back
+            with connection:  # commits, or rolls back
                 yield connection
         except (sqlite3.Error, UnicodeError) as error:
             raise RecordError(f"{self.path}: {_advice(error)} ({error})") from error
@@ -265,19 +265,19 @@ def _read_export(path: Path) -> list[Record]:
     return records
 
 
-# -- what plans look up ----------------------------------------------------------------------------
+# -- look-up for plans -----------------------------------------------------------------------------
 
 
 T = TypeVar("T")
 Configs = Mapping[str, Mapping[str, object]]  # data of configs, by fingerprint
 
 PLAN_BUSY_SECONDS = 2.0  # that a plan waits for a process that writes
-# A file that was written this short ago may be written again and keep its time stamp.
+# A file written more recently than this may be written again without a new time stamp.
 SETTLED_SECONDS = 2.0
 # With one feature these are the same problem, and have the same configs.
 ALIKE = {"spmm": "spmv", "spmv": "spmm"}
-# The state of the file when it was last read, and for so many keys without their fingerprints, by
-# fingerprint the data of the best config, as text and numbers of the file.
+# The state of the file when it was last read, and the data of the best configs by fingerprint, for
+# this many keys without fingerprints.
 MOST_KEYS = 1024
 _seen: tuple[object, dict[Hashable, Configs]] = (None, {})
 _warned: set[str] = set()
@@ -301,12 +301,12 @@ def there_are_records_of(op: str) -> bool:
 def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None) -> Config | None:
     """The best config recorded for a task on this machine, or None.
 
-    pattern : gives that of the task's matrix, as :func:`fingerprint` takes it; the matrix then may
-        be :class:`Sizes`. Called only where there are records for about such sizes
+    pattern : returns the pattern of the task's matrix, for :func:`fingerprint`; the matrix may then
+        be :class:`Sizes`. Called only if there are records for about these sizes
 
-    None too for a config that this version does not know. Where the file cannot be read, warns
-    once for each file and gives None. With one feature, records of "spmv" serve "spmm" and the
-    other way round, where it has none of its own.
+    Also None for a config that this version does not know. If the file cannot be read, warns once
+    per file and returns None. With one feature, records of "spmv" serve "spmm" and vice versa, if
+    the operator has none of its own.
     """
     configs = recorded_configs(task)
     return _known(configs, lambda: fingerprint(task.matrix if pattern is None else pattern()))
@@ -326,9 +326,9 @@ def by_record(
 ) -> T | None:
     """Call `make` on the config recorded for a task; None if there is none, or it fails.
 
-    A failure is warned of: the template may have changed since.
+    Warns of a failure: the template may have changed since.
 
-    make : gives it, of a config
+    make : returns the result for a config
     pattern : the argument of :func:`recorded_config`
     """
     return _made(recorded_config(task, pattern), make)
@@ -340,7 +340,7 @@ def program_by_record(
     """Do the same as :func:`by_record` for a program with its arguments.
 
     key : returns the key
-    like : equal for keys that differ in the fingerprint alone; quicker to make
+    like : equal for keys that differ in the fingerprint alone; faster to compute
     """
     configs = _configs(("program", like), lambda records: records.best_by_fingerprint(key()))
     return _made(_known(configs, lambda: key().fingerprint), make)
@@ -369,7 +369,7 @@ def warn_of_record(config: Config, error: Exception, stacklevel: int = 3) -> Non
 
 
 def recorded_configs(task: Task) -> Configs:
-    """Data of the best configs by fingerprint, of tasks that differ in the fingerprint alone."""
+    """Data of the best configs by fingerprint, for tasks that differ in the fingerprint alone."""
     if not there_are_records():
         return {}
     options = (task.reduce, task.heads, task.threads, str(task.target))
@@ -378,7 +378,7 @@ def recorded_configs(task: Task) -> Configs:
 
 
 def _configs(like: Hashable, read: Callable[[Records], Mapping[str, Record]]) -> Configs:
-    """Configs of the records that `read` finds in the file; called again once that changes."""
+    """Configs of the records that `read` returns, which is called again once the file changes."""
     global _seen
     path = default_path()
     if path is None:

@@ -1,5 +1,5 @@
-"""Tasks that are tuned, outcomes of configs that were tried, and the parts of a record's key, which
-tell matrices and machines apart or liken them."""
+"""Tuning tasks, outcomes of tried configs, and the parts of a record's key, which identify or
+compare matrices and machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.index_arrays import index_type
 
 OK = "ok"
-PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end
+PRUNED = "pruned"  # correct, but hopelessly slow: not measured to the end
 # The others are failures.
 STATES = (OK, PRUNED, "wrong", "failed", "crashed", "hung", "out of memory")
 Config: TypeAlias = arguments.Config | Choices  # of all templates
@@ -41,7 +41,7 @@ Config: TypeAlias = arguments.Config | Choices  # of all templates
 class Task:
     """An operator on a matrix, by which records are looked up.
 
-    The fields are arguments of :func:`sparsetir.plan`; of the matrix its sizes may be enough.
+    The fields are arguments of :func:`sparsetir.plan`; sizes may stand for the matrix.
     """
 
     op: str
@@ -55,7 +55,7 @@ class Task:
 
 
 def of_threads(task: Any) -> list[str]:
-    """The number of threads for people; empty for a GPU, which it does not concern."""
+    """The number of threads, to display; empty for a GPU, for which it does not matter."""
     if "cuda" in str(task.target):
         return []
     return [f"{task.threads} thread{'s' * (task.threads != 1)}"]
@@ -63,7 +63,7 @@ def of_threads(task: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Reference:
-    """The config that others are measured in turns with, and the time its calls are counted as."""
+    """The config that takes turns with measured ones, and the nominal time of its calls."""
 
     config: Config
     seconds: float
@@ -74,11 +74,11 @@ class Outcome:
     """The result of measuring a config.
 
     state : one of STATES
-    seconds, median : least and median time of a call; None unless "ok" or "pruned". Where there
-        was a reference, by how many times as long as its calls they lasted in the same turns
-    message : one line for a person, where it is a failure
+    seconds, median : least and median time of a call; None unless "ok" or "pruned". With a
+        reference, relative to its calls in the same turns
+    message : a readable line, for a failure
     bytes : size of the arrays of the arranged matrix (indices, values, padding)
-    padding : places without an element, as a fraction of all places
+    padding : slots without an element, as a fraction of all slots
     """
 
     state: str
@@ -97,7 +97,7 @@ class Outcome:
 
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.99)
-# 32 characters for each pattern that is alive; it keeps none alive.
+# Fingerprints of 32 characters, which keep no pattern alive.
 _known: WeakKeyDictionary[Pattern, str] = WeakKeyDictionary()
 
 
@@ -109,7 +109,7 @@ class Sizes(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """Operands of an operator on several, in place of its matrix."""
+    """The operands of an operator on several matrices, in place of its matrix."""
 
     each: tuple[SparseMatrix, ...]
     mask: SparseMatrix | None = None
@@ -131,11 +131,11 @@ class Matrices(NamedTuple):
 
 
 def fingerprint(matrix: SparseMatrix | CsrPattern | RelationPattern | Matrices | Sizes) -> str:
-    """A hash of the shape and the stored places, 32 hex digits; empty for sizes alone.
+    """A hash of the shape and the stored coordinates, 32 hex digits; empty for sizes alone.
 
-    The same for int32 and int64 indices, and on machines of either byte order. Computed once for
-    each pattern of a SparseMatrix, which those with other values share. The columns of a CsrPattern
-    must be in order in each row; one that has an element twice is like no SparseMatrix.
+    It is the same for int32 and int64 indices, and for both byte orders. Computed once per pattern
+    of a SparseMatrix, which matrices with other values share. The columns of a CsrPattern must be
+    sorted in each row; one with duplicate elements equals no SparseMatrix's.
     """
     if isinstance(matrix, Sizes):
         return ""
@@ -159,7 +159,7 @@ def _digest(pattern: Pattern | CsrPattern | RelationPattern) -> str:
         arrays = pattern.indptr, pattern.indices
     else:
         arrays = pattern.indptr, pattern.columns
-    # The type depends on the sizes alone: the one that patterns mostly have, so nothing is copied.
+    # The type depends on the sizes alone; most patterns have it already, so nothing is copied.
     idtype = "<i4" if index_type(max(*pattern.shape, pattern.nnz)) is np.int32 else "<i8"
     out = hashlib.blake2b(np.array([*pattern.shape, pattern.nnz], "<i8").data, digest_size=16)
     for array in arrays:
@@ -170,8 +170,8 @@ def _digest(pattern: Pattern | CsrPattern | RelationPattern) -> str:
 def statistics(matrix: SparseMatrix) -> dict[str, float]:
     """Numbers whose differences tell how similar two matrices are.
 
-    m, n, nnz; of the lengths of rows their mean, standard deviation ("row_std"), largest,
-    quantiles ("row_q50") and the part of them that is empty; of columns the mean and the largest.
+    m, n, nnz; the mean, standard deviation ("row_std"), maximum and quantiles ("row_q50") of the
+    lengths of rows, and the share of empty rows; the mean and maximum of the lengths of columns.
     """
     m, n = matrix.shape
     rows = np.diff(matrix.pattern.indptr)
@@ -189,7 +189,7 @@ def statistics(matrix: SparseMatrix) -> dict[str, float]:
 def shape_class(task: Task) -> str:
     """Sizes to the nearest power of two: "m12-n12-z15-f7" for about 4096 rows and columns.
 
-    z is the number of stored elements, f that of features; r comes first, that of relations.
+    z is the number of stored elements, f that of features; r, before them, that of relations.
     """
     shape: tuple[int, ...] = task.matrix.shape
     sizes = dict(zip("rmn"[-len(shape) :], shape, strict=True))
@@ -200,11 +200,11 @@ def shape_class(task: Task) -> str:
 def device_name(target: tvm.target.Target) -> str:
     """The device that runs the target on this machine: a CPU's model, or a GPU's name.
 
-    target : tvm.target.Target; for a GPU that is not there, its architecture
+    target : tvm.target.Target; the result for a missing GPU is its architecture
 
-    Models of CPUs come with the features that decide which schedules are fast, as in "Intel(R)
-    Xeon(R) Processor @ 2.50GHz (avx2 avx512f avx512vnni)": virtual machines hide features, and give
-    several generations the same name.
+    Models of CPUs include the features that decide which schedules are fast, as in "Intel(R)
+    Xeon(R) Processor @ 2.50GHz (avx2 avx512f avx512vnni)": virtual machines hide features, and name
+    several generations alike.
     """
     if not is_gpu(target):
         features = distinctive_features(name for name, has in host_features().items() if has)
@@ -216,6 +216,6 @@ def device_name(target: tvm.target.Target) -> str:
 
 
 def cpu_model() -> str:
-    """The CPU as the system names it, else as LLVM does."""
+    """The system's name of the CPU, or else LLVM's."""
     machine = this_machine()
     return machine.model or f"{machine.architecture} {cpu_name(host_target())}"

@@ -32,7 +32,7 @@ LEAST_ALIGNED = 1 << 16  # bytes; for smaller arrays aligning takes a good part 
 
 def is_array(value: object) -> bool:
     """Whether a value has a shape and a dtype and exposes its memory."""
-    if is_torch(value) and value.is_nested:  # whose shape raises
+    if is_torch(value) and value.is_nested:  # its shape raises
         return False
     return all(hasattr(value, name) for name in ("shape", "dtype", "__dlpack__"))
 
@@ -145,14 +145,14 @@ def overlap(a: object, b: object, itemsize: int, other: int | None = None) -> bo
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """A new NumPy array that begins at a cache line, like torch's, unless it is small.
 
-    Large arrays of `np.empty` begin 16 bytes behind a line, so that every other vector of 32 bytes,
+    Large arrays of `np.empty` begin 16 bytes into a line, so that every other vector of 32 bytes,
     and each of 64, is loaded from two lines.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST_ALIGNED:
         return np.empty(shape, dtype)
-    # A single allocation: two freed together make the C library return the memory each time.
+    # A single allocation: if two are freed together, the C library returns the memory each time.
     memory = np.empty(size + CACHE_LINE, np.uint8)
     begin = -memory.__array_interface__["data"][0] % CACHE_LINE
     return memory[begin : begin + size].view(dtype).reshape(shape)
@@ -406,7 +406,7 @@ _torch: _Torch | None = None
 
 
 def _loaded_torch() -> _Torch | None:
-    """The attributes of torch; None where torch is not imported, so that no array is torch's."""
+    """The attributes of torch; None if torch is not imported, so that no array is torch's."""
     global _torch
     if _torch is None:
         module = sys.modules.get("torch")
@@ -422,14 +422,14 @@ def check_memory(
     arrays: Sequence[Any],
     without_gradient: Mapping[int, str] = NONE,
 ) -> bool:
-    """Raise TypeError for arrays whose memory does not hold their numbers, by quick checks.
+    """Raise TypeError if an array's memory does not hold its numbers, by quick checks.
 
     Arrays without memory pass here and fail later; :func:`hidden` recognises all kinds.
 
     without_gradient : by position, why an argument may not require a gradient while torch records
         them (ValueError)
 
-    Returns True where all are known to be plain tensors of torch.
+    Returns True if all are known to be plain tensors of torch.
     """
     torch = _torch or _loaded_torch()
     if torch is not None:  # plain tensors in a fraction of a microsecond
@@ -476,9 +476,9 @@ def _has_gradient(torch: _Torch, tensor: Tensor) -> bool:
 
 
 def hidden(array: Any) -> str:
-    """The expectation, for an error, that an array fails whose memory lacks its numbers; else "".
+    """What an error says of an array whose memory lacks its numbers; "" for other arrays.
 
-    Such as "an array without a mask, got a masked one; give `array.filled(...)`".
+    For example "an array without a mask, got a masked one; give `array.filled(...)`".
     """
     if isinstance(array, np.ma.MaskedArray):
         return "an array without a mask, got a masked one; give `array.filled(...)`"

@@ -26,9 +26,9 @@ from sparsetir.sparse_ir.schedule import Schedule
 # Elements that a call reserves at once: memory is not committed before it is written, but systems
 # limit reservations.
 ROOM = 1 << 30
-COPIED = 1 << 20  # bytes of a result that is copied rather than keep its larger buffer
-SMALL = 1 << 12  # bytes of a buffer that is copied faster than shrunk
-MOSTLY = 2 / 3  # share of short rows
+COPIED = 1 << 20  # bytes below which a result is copied rather than keep its larger buffer
+SMALL = 1 << 12  # bytes up to which copying a buffer is faster than shrinking it
+MOSTLY = 2 / 3  # least share of short rows for which bitmaps are left out
 FEW = 4  # groups of a row per element, from which groups get a level of their own
 LONGER = 32  # ratio of two rows' elements, from which the longer one is searched
 WORK_OF_A_PART = 1 << 15  # elements up to which another thread does not pay
@@ -67,7 +67,7 @@ class Bounds(NamedTuple):
     @property
     def levels(self) -> int:
         """Levels of a row's bitmap: with many elements all words are scanned, with few elements
-        empty groups are skipped; 0 where most rows are so short that they need no bitmap."""
+        empty groups are skipped; 0 if most rows are so short that they need no bitmap."""
         words = self.columns * self.rows / WORD
         if len(self.ends) <= self.rows or self.ends[-1] >= words:
             return 1
@@ -83,12 +83,12 @@ class Numeric:
     ----------
     kernel : Kernel
         The kernel that computes them.
-    given : mapping
+    named : mapping
         All of its arguments by name, except the result's values; they are trusted.
     values : str
         The name of its parameter for the values.
     first : int or float, optional
-        The initial value, where the kernel does not write all values.
+        The initial value, if the kernel does not write all values.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Numeric:
 
         Parameters
         ----------
-        given : mapping
+        changed : mapping
             Arguments by name that replace the initial ones.
         out : ndarray, optional
             The array to write to; by default a new one.
@@ -185,7 +185,7 @@ class AssembledKernel:
         if levels not in self._fills:
             programs = self.programs
             kernels = programs.short_fill, programs.narrow_fill, programs.fill, programs.wide_fill
-            first = kernels.index(kernels[levels])  # of those that are the same program
+            first = kernels.index(kernels[levels])  # the first with the same program
             if first < levels:
                 self._fills[levels] = self._fill(first)
             else:
@@ -244,7 +244,7 @@ class AssembledKernel:
         return CsrArrays(*(like(named.values(), x) for x in arrays))
 
     def values_of(self, indptr: object, indices: Any, *args: object, **kwargs: object) -> Any:
-        """Compute the values at a known or wanted pattern: the numeric phase alone.
+        """Compute the values at a given pattern: the numeric phase alone.
 
         Parameters
         ----------
@@ -257,7 +257,7 @@ class AssembledKernel:
         -------
         array
             (nnz,) and the elements' dimensions: the initial value, or 0, at elements that the
-            program does not visit; visits outside the pattern are left out.
+            program does not visit; visits outside the pattern are ignored.
 
         Raises
         ------
@@ -291,7 +291,7 @@ class AssembledKernel:
             most, alone = rows * columns, WORK_OF_A_PART
             if names.members:
                 most = min(most, sum(map(named.__getitem__, names.members)))
-                # There is one part anyway: no bounds of rows are asked for.
+                # There is one part anyway, so bounds per row are not needed.
                 alone = ROOM if pool.count() == 1 and not self.has_levels else alone
             if most < alone:
                 return _of_few(rows, columns, most, names.idtype)
@@ -348,7 +348,7 @@ class AssembledKernel:
         if indptr[-1] > self.most:
             raise OverflowError(
                 f"{self.name}: the result has {indptr[-1]} elements, more than {self._idtype} "
-                "numbers; expected int64 indices"
+                "indices can number; expected int64 indices"
             )
         (indices, values), *others = pieces
         if others:
@@ -428,7 +428,7 @@ class _Fill(NamedTuple):
     """A kernel that visits the elements.
 
     ordered : takes its arguments out of a dictionary
-    shape : computes the shape of values from arguments; None where elements have no dimensions
+    shape : computes the shape of values from arguments; None if elements have no dimensions
     bounded : whether it takes the bounds of rows
     """
 

@@ -47,7 +47,7 @@ class LevelsKernel:
     Notes
     -----
     Runs on one thread. For a matrix of numbers, a call counts the program's writes to each row, and
-    lists them in a second pass; where columns are unsorted or repeat, it combines them. For other
+    lists them in a second pass; if columns are unsorted or repeat, it combines them. For other
     results it lists the coordinates, sorts them, and computes the values at this pattern.
     """
 
@@ -111,7 +111,7 @@ class LevelsKernel:
         if count > self.most:
             raise OverflowError(
                 f"{self.name}: the result has {count} elements, more than "
-                f"{parts.idtypes[-1]} numbers; expected int64 indices"
+                f"{parts.idtypes[-1]} indices can number; expected int64 indices"
             )
         levels = [
             (ptr.astype(idtype), idx.astype(idtype))
@@ -144,8 +144,8 @@ class LevelsKernel:
         return Numeric(self.values, named, parts.result, parts.first)
 
     def _filled(self, arguments: Mapping[str, object]) -> CsrArrays | None:
-        """The result filled by rows; None where it is too large, or where elements are written
-        several times without a reduction."""
+        """The result filled by rows; None if it is too large, or if elements are written several
+        times without a reduction."""
         names, (count, fill, combine) = self.programs.rows, self.rows
         assert names is not None
         rows = count.shape_of(names.ends, arguments)[0]
@@ -196,7 +196,7 @@ class LevelsKernel:
 def build_assembled(
     func: SparseFunc, result: str | None = None, target: TargetLike = "llvm"
 ) -> Any:
-    """Compile a program to a kernel with a sparse result, whose pattern is where it writes.
+    """Compile a program to a kernel with a sparse result, which stores the written elements.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def build_assembled(
 
 
 def _levels(coordinates: Sequence[np.ndarray], roots: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return `indptr` and `indices` of each level below the root, of sorted coordinates."""
+    """Return `indptr` and `indices` of each level below the root, from sorted coordinates."""
     (parents, *rest), count, arrays = coordinates, roots, []
     begins = np.zeros(len(parents), bool)  # whether a new element of the level begins
     begins[:1] = True

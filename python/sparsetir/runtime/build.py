@@ -56,7 +56,7 @@ def build(
         A stage-II function, or a `tvm.s_tir.Schedule` of one, is built unchanged.
     target : str, dict or tvm.target.Target
         "cpu" or "llvm" (this machine's CPU with its vector width), "cuda" (this machine's GPU, or
-        sm_80 where there is none), or anything `tvm.target.Target` takes, such as `{"kind": "cuda",
+        sm_80 if there is none), or anything `tvm.target.Target` takes, such as `{"kind": "cuda",
         "arch": "sm_90"}`.
     schedule, config : optional
         The same as for :func:`sparsetir.lower`; with a single function only.
@@ -71,7 +71,7 @@ def build(
     Raises
     ------
     LoweringError, ScheduleError
-        As :func:`sparsetir.lower`.
+        As for :func:`sparsetir.lower`.
     TypeError
         For another kind of object.
     ValueError
@@ -86,7 +86,7 @@ def build(
             raise ValueError("build: argument 'obj': the module has no functions")
         if schedule is not None and len(functions) > 1:
             raise ValueError(
-                "build: argument 'schedule': expected None beside a module of several functions "
+                "build: argument 'schedule': expected None for a module of several functions "
                 f"({', '.join(functions)})"
             )
     elif isinstance(obj, SparseFunc | Schedule | tirx.PrimFunc):
@@ -106,7 +106,7 @@ def build(
 
 
 def _snapshot(obj: SparseFunc | Schedule) -> SparseFunc | Schedule:
-    """The program as it is now: a schedule in stage I may be changed before it is lowered again."""
+    """Copy the program, as a stage-I schedule may change before it is lowered again."""
     if isinstance(obj, SparseFunc) or obj.stage_two is not None:
         return obj
     now = Schedule(obj.func)
@@ -115,7 +115,7 @@ def _snapshot(obj: SparseFunc | Schedule) -> SparseFunc | Schedule:
 
 
 def _text(obj: SparseFunc | Schedule, schedule: object) -> str:
-    """What the lowering depends on; "" where that is more than a program of stage I."""
+    """The text that the lowering depends on; "" if it depends on more than a stage-I program."""
     if isinstance(obj, SparseFunc):
         return tvm.ir.save_json(obj) if schedule is None else ""
     # Loop orders that a schedule asked for are kept.

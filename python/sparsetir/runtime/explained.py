@@ -66,8 +66,8 @@ class ProgramExplanation:
         dict for each loop: "iteration", "loop", "axis", "kind", "parallel", "why"; "order" says by
         iteration whether its loops may be reordered; "innermost" describes by block how its
         innermost loop was lowered; "scheduled" is the text of the kernel's loops; "roofline" is
-        empty without arguments, and has no times where nothing was run; further "target", "sizes"
-        and "schedule".
+        empty without arguments, and has no times if nothing was run; also "target", "sizes" and
+        "schedule".
     kernel : Kernel
         The kernel, whose `stages` are shown.
     program : SparseFunc
@@ -178,7 +178,7 @@ def _of_kernel(kernel: Kernel, schedule: object, target: object) -> SparseFunc:
     """The stage-I function of a kernel."""
     for argument, value in (("schedule", schedule), ("target", target)):
         if value is not None:
-            expected = "none beside a kernel, which is built"
+            expected = "none for a kernel, which is built"
             raise wrong("explain", argument, expected, f"{value!r}")
     if not isinstance(kernel.stages.get("I"), SparseFunc):
         got = f"the kernel '{kernel.name}', of " + (
@@ -330,7 +330,7 @@ def work_of(
 
     computed : computed parameters by name, which do not count as bytes
 
-    A branch counts as taken. "flops" and "visits" are None where sizes and index arrays do not
+    A branch counts as taken. "flops" and "visits" are None if sizes and index arrays do not
     determine them: for merged axes, and loops of TIR. "bytes" counts each array once: the least
     memory traffic.
     """
@@ -363,7 +363,7 @@ def _operations(stores: list[tirx.Stmt]) -> int:
 def _visits(
     func: SparseFunc, its: list[SparseIteration], arguments: Mapping[str, Any]
 ) -> int | None:
-    """Visits of the innermost of nested iterations; None where unknown."""
+    """Visits of the innermost of nested iterations; None if unknown."""
     nodes = [node for it in its for node in it.axes]
     axes = {a.name: a for a in flat_axes(nodes)}
     attached = {a.axis.name: a.to.name for a in attached_axes(nodes)}

@@ -26,7 +26,7 @@ FEW_BYTES, BYTES_PER_BYTE = 2**28, 256
 ELEMENT_BYTES, ROW_BYTES, TEXT_BYTES = 24, 8, 8
 PIECE = 2**20
 MOST_WORDS = 300  # characters of an error
-SCRATCH = ".sparsetir-"  # begins the names of folders that unfinished files are in
+SCRATCH = ".sparsetir-"  # prefix of the folders that hold unfinished files
 
 
 class GraphError(ValueError):
@@ -52,9 +52,9 @@ def as_path(who: str, argument: str, value: object) -> Path:
 
 
 def user_path(variable: str, name: str) -> Path | None:
-    """A path of the user's: what an environment variable names, None where that is empty.
+    """The path that an environment variable holds; None if it is empty.
 
-    By default it is `sparsetir/<name>` in `XDG_CACHE_HOME` or `~/.cache`.
+    Without the variable it is `sparsetir/<name>` in `XDG_CACHE_HOME` or `~/.cache`.
     """
     get = os.environ.get
     return _user_path(get(variable), name, get("XDG_CACHE_HOME"), get("HOME"))
@@ -62,7 +62,7 @@ def user_path(variable: str, name: str) -> Path | None:
 
 @lru_cache(8)
 def _user_path(named: str | None, name: str, caches: str | None, home: str | None) -> Path | None:
-    """The same by the values of these variables; `home` is what `~` stands for."""
+    """:func:`user_path`, from the values of these variables; home : what `~` stands for."""
     if named is not None:
         return Path(os.path.expanduser(named)) if named else None
     return Path(caches or os.path.expanduser("~/.cache"), "sparsetir", name)
@@ -111,7 +111,7 @@ def printable(text: str) -> str:
 
 
 def need_room(path: Path, size: int, what: str) -> None:
-    """Raise ValueError if so many bytes are out of proportion to the file's size."""
+    """Raise ValueError if `size` bytes are out of proportion to the file's size."""
     if size <= FEW_BYTES:
         return
     of_file = path.stat().st_size

@@ -48,7 +48,7 @@ class Kernel:
     alignment, on the kernel's device; nothing is copied, outputs are written in place. Lazy states
     of torch that are not in memory, such as a negative bit, are refused, and so are outputs that
     require a gradient, except under torch.no_grad(); torch counts outputs as written in place.
-    Scalars are Python integers and may be left out (or None) where the shapes of arrays imply them.
+    Scalars are Python integers and may be left out (or None) if the shapes of arrays imply them.
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ class Kernel:
     signature : Signature
         Names, shapes and types of its parameters.
     stages : mapping of str to function, or callable
-        The function at stage "I", "II" (as lowered), "II scheduled" and "III"; or what lowers it
-        again when the stages are first wanted.
+        The function at stage "I", "II" (as lowered), "II scheduled" and "III"; or a function that
+        lowers it again when the stages are first read.
     target : tvm.target.Target
         The target it was compiled for.
     check : bool
@@ -73,7 +73,7 @@ class Kernel:
         Features of the CPU that its schedule requires by name. Where they are missing, or the
         system does not permit their use, a call raises RuntimeError.
     compiler : callable, optional
-        Compiles the stages again, of a kernel whose `module` comes from a file and has no text.
+        Compiles the stages again, for a kernel whose `module` comes from a file and has no text.
 
     Attributes
     ----------
@@ -82,17 +82,16 @@ class Kernel:
     computed : mapping
         Recipe and keywords of each computed parameter, by name.
     estimates : mapping of str to int
-        For each passed parameter that only speed depends on, a value that is valid for any
-        arguments.
+        For each passed parameter that only affects speed, a value that is valid for any arguments.
     entry : tvm.runtime.PackedFunc
         TVM's function, which takes the arguments `signature.passed` in order; only TVM checks them.
 
     Raises
     ------
     TypeError, ValueError
-        In a call, naming function and argument.
+        In a call, for an invalid argument; the message names it and the function.
     StructureError
-        Or a subclass, in a call, for invalid structure.
+        In a call, for invalid structure; also its subclasses.
 
     Notes
     -----
@@ -248,8 +247,8 @@ class Kernel:
     def assumes(self) -> Mapping[str, int]:
         """The "l2_bytes" of a core and "threads" of the CPU that the schedule was made for.
 
-        On other CPUs results are the same, but the kernel may be slower. Empty for GPUs, and where
-        a file does not record it.
+        On other CPUs results are the same, but the kernel may be slower. Empty for GPUs, and if a
+        file does not record it.
         """
         return assumed_machine(self.target) if self._assumes is None else self._assumes
 
@@ -283,7 +282,7 @@ class Kernel:
         values : sequence
             The parameters, in order.
         """
-        if self.computed:  # which a full call keeps by index arrays
+        if self.computed:  # a full call caches them by index arrays
             self(*values)
             return
         try:
@@ -305,7 +304,7 @@ class Kernel:
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            For an invalid argument, which the message names.
         """
         values = list(values)
         views = self._plain_views(values)
@@ -370,15 +369,15 @@ class Kernel:
     def compute_passed(
         self, arguments: Mapping[str, object], estimate: bool = False
     ) -> dict[str, Any]:
-        """Evaluate the computed parameters in `signature.passed`, and those they are made of.
+        """Evaluate the computed parameters in `signature.passed`, and those they depend on.
 
         Parameters
         ----------
         arguments : mapping
             As for :meth:`compute`.
         estimate : bool
-            Take the kernel's `estimates` in place of what is computed, which takes longer than a
-            small kernel.
+            Use the kernel's `estimates` rather than compute, which takes longer than a small
+            kernel.
 
         Returns
         -------
@@ -498,7 +497,7 @@ class Kernel:
         return views
 
     def _plain_views(self, values: Sequence[object]) -> list[Any] | None:
-        """The arguments with views that TVM accepts; None where none is needed."""
+        """The arguments with views that TVM accepts; None if none is needed."""
         views = self._in_natural_shape(values, self._arrays)
         for i in self._arrays:
             views[i] = plain_view(views[i])
@@ -563,7 +562,7 @@ def description(
     name: str, signature: Signature, target: tvm.target.Target, needs: Sequence[str],
     assumes: Mapping[str, int],
 ) -> dict[str, object]:  # fmt: skip
-    """What the file of a kernel holds beside its library."""
+    """The description in the file of a kernel, beside its library."""
     return {
         "name": name,
         "signature": tvm.ir.save_json(signature.source),

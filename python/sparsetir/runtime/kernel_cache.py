@@ -2,9 +2,8 @@
 
 A file is named by a hash of all that its kernel depends on: the program with the choices of its
 schedule, the target, the machine as schedules see it, the versions of TVM and this package, and the
-package's code. To load one takes a fiftieth of the time that lowering and compiling take. A file
-that is damaged, or cannot be written or linked, is as good as none: the kernel is compiled in
-memory.
+package's code. Loading one takes a fiftieth of the time of lowering and compiling. If a file is
+damaged, or cannot be written or linked, the kernel is compiled in memory.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from sparsetir.schedules.targets import (
 )
 
 VARIABLE = "SPARSETIR_KERNELS"
-MOST_BYTES = 256 << 20  # beyond which the files that were not used for longest are deleted
+MOST_BYTES = 256 << 20  # beyond this the least recently used files are deleted
 PACKAGE = Path(__file__).parents[1]
 OTHERS_MAY_WRITE = 0o022
-LEFT = 3600  # seconds after which nobody writes to a file any more
+LEFT = 3600  # seconds after which an unfinished file counts as abandoned
 
 
 def cache_folder() -> Path | None:
@@ -65,7 +64,7 @@ def kept_kernel(
     Parameters
     ----------
     what : callable
-        Describes what its lowering depends on beside target, machine and package; "" for a kernel
+        Describes what its lowering depends on besides target, machine and package; "" for a kernel
         that is not kept.
     target : tvm.target.Target
         The target; kernels are kept for this machine's CPU alone.
@@ -107,7 +106,7 @@ def is_kept(what: str) -> bool:
 
 
 def _path(what: str, target: tvm.target.Target) -> Path | None:
-    """The file of a kernel, None for one that is not kept."""
+    """The file of a kernel; None for one that is not kept."""
     folder = cache_folder()
     if folder is None or not what:
         return None
@@ -146,7 +145,7 @@ def _write(module: Any, path: Path, meta: dict[str, object]) -> bool:
 def _link(library: str, objects: Sequence[str], *_: object, **__: object) -> None:
     """Link a library; its symbols are those of this process, and are resolved when it is loaded.
 
-    The linker itself: a compiler takes ten times as long to call it.
+    Calls the linker itself, as a compiler takes ten times as long to call it.
     """
     command = ["ld", "-shared", "-z", "now", "-o", library, *objects]
     subprocess.run(command, check=True, capture_output=True)
@@ -154,10 +153,7 @@ def _link(library: str, objects: Sequence[str], *_: object, **__: object) -> Non
 
 @functools.cache
 def _make_room(folder: Path) -> None:
-    """Delete the files of a folder that were not used for longest, once in a process.
-
-    And what processes left that were killed while they wrote.
-    """
+    """Delete a folder's least recently used files, and unfinished ones of killed processes."""
     for scratch in folder.glob(f"{SCRATCH}*"):
         if time.time() - scratch.stat().st_mtime > LEFT:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -173,7 +169,7 @@ def _make_room(folder: Path) -> None:
 
 @functools.lru_cache(8)
 def _is_private(folder: Path) -> bool:
-    """Whether a folder exists, or can be made, that nobody else can write to: it holds code."""
+    """Whether a folder exists, or can be made, and nobody else can write to it: it holds code."""
     if this_machine().system != "linux":
         return False
     try:
@@ -185,7 +181,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _circumstances(target: tvm.target.Target) -> list[str]:
-    """What all kernels of a target depend on here; this CPU's features are those of the target."""
+    """Texts of all else that kernels of a target depend on; the target has this CPU's features."""
     passes, machine = tvm.transform.PassContext.current(), this_machine()
     features = [] if machine.features is None else sorted(machine.features.items())
     return [

@@ -47,7 +47,7 @@ def write_library(
 ) -> None:
     """Write a compiled module and its description; the file appears when it is complete.
 
-    link : makes a shared library of object files; by default a C++ compiler
+    link : makes a shared library from object files; by default a C++ compiler
 
     Raises OSError, such as FileExistsError unless `overwrite`, and then changes nothing.
     """
@@ -111,7 +111,7 @@ def open_library(library: bytes) -> object:
     """Load a shared library from its bytes under a unique name.
 
     The loader identifies libraries by name, and would return one that is open already. The copy is
-    in memory where the system supports it, as some temporary folders are mounted noexec.
+    in memory if the system supports it, as some temporary folders are mounted noexec.
 
     Raises RuntimeError and OSError if it cannot be loaded here.
     """

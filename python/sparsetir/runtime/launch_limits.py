@@ -1,8 +1,8 @@
 """Launches within a GPU's limits: host code skips those of no blocks, and refuses too large ones.
 
-TVM hands extents of grids to the driver as they come. CUDA refuses a grid of no blocks, which a
-matrix with rows and no elements asks for, and reads 32 bits of each extent, so that a larger grid
-would be a smaller one. Before::
+TVM passes extents of grids to the driver unchanged. CUDA refuses a grid of no blocks, which a
+matrix with rows and no elements leads to, and reads 32 bits of each extent, so that a larger grid
+would become a smaller one. Before::
 
     T.call_ffi_kernel("kernel", A, nnz, (nnz + 15) // 16, 128,
                       launch_params=["blockIdx.x", "threadIdx.x"])
@@ -37,7 +37,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 PIPELINE = "sparsetir"
 THREADS = "threads in a block"
 DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
-STATIC_SHARED_BYTES = 48 * 1024  # that CUDA compiles
+STATIC_SHARED_BYTES = 48 * 1024  # the most that CUDA compiles
 # Bytes of shared memory that a block may ask for, by architecture (CUDA's guide, "Compute
 # Capabilities"); later ones have at least what sm_120 has.
 SHARED_BYTES = {
@@ -54,7 +54,7 @@ WHAT = {
 
 
 def limits_of(target: tvm.target.Target) -> dict[str, int]:
-    """The most of each launch parameter that a target takes, where it is known."""
+    """The maximum of each launch parameter of a target, where known."""
     limits = {f"blockIdx.{d}": MOST_BLOCKS for d in "xyz"}
     known = target.attrs
     if "max_num_threads" in known:
@@ -69,7 +69,7 @@ def limits_of(target: tvm.target.Target) -> dict[str, int]:
 
 
 def launched_within_limits(mod: tvm.IRModule) -> tvm.IRModule:
-    """A module whose host and device parts are apart, with its launches within their limits.
+    """Split a module into host and device parts, with its launches kept within limits.
 
     Raises ValueError for constants beyond them: an error of a pass keeps its type only if it is
     Python's own.
@@ -138,9 +138,9 @@ def _checks(
 ) -> list[tirx.Stmt]:
     """Statements that refuse a launch beyond limits.
 
-    narrow : those of the extents that the program has in 32 bits
+    narrow : the extents that the program computes in 32 bits
 
-    Raises ValueError where they always would.
+    Raises ValueError if they always would.
     """
     limits = limits_of(kernel.attrs["target"])
     static = _static_shared(kernel)

@@ -20,8 +20,8 @@ from sparsetir.sparse_ir.recipes.registry import RECIPES
 def load(path: str | Path, *, check: bool = True) -> Kernel:
     """Load a kernel that :meth:`Kernel.export` wrote; needs no compiler.
 
-    This runs code from the file, as importing a module does: load only files that you trust. That a
-    file is intact is checked, its author is not.
+    This runs code from the file, as importing a module does: load only files that you trust. It is
+    checked that the file is intact, not who wrote it.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
     missing = missing_features(target)
     if missing:
         raise RuntimeError(
-            f"{who}: compiled for a CPU with {', '.join(missing)}, which this one has not; export "
+            f"{who}: compiled for a CPU with {', '.join(missing)}, which this one lacks; export "
             "a kernel that was built for this one"
         )
     try:
@@ -102,5 +102,5 @@ def described(meta: dict[str, Any]) -> tuple[str, Signature, tvm.target.Target]:
         raise ValueError("its description has no numbers by name in 'assumes'")
     source = tvm.ir.load_json(meta["signature"])
     if not isinstance(source, SparseFunc | tvm.tirx.PrimFunc):
-        raise ValueError(f"its signature is no function, but {type(source).__name__}")
+        raise ValueError(f"its signature is not a function, but {type(source).__name__}")
     return meta["name"], Signature(source), tvm.target.Target(meta["target"])

@@ -145,7 +145,7 @@ def lower(
     TypeError
         For an object of another kind.
     ValueError
-        For a schedule beside a function that is scheduled, and a config without a schedule.
+        For a schedule with a function that is scheduled, and a config without a schedule.
     """
     target = resolve_target(target)
     _check(func, schedule, config)
@@ -201,7 +201,7 @@ def _of_schedule(sch: Schedule, target: Target) -> Stages:
         lowered = lower_sparse_iter(sch.func) if second is None else sch.lowered
         scheduled = lowered if second is None else _only(second)
         if second is None or is_gpu(target) and _binds_in_stage_one(sch.func):
-            scheduled = default_schedule(scheduled, target)  # of what is not bound yet
+            scheduled = default_schedule(scheduled, target)  # for loops not yet bound
         stages = {"I": sch.func, "II": lowered, "II scheduled": scheduled}
     return _finished(stages, stages["II scheduled"], target)
 
@@ -213,7 +213,7 @@ def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stage
     if threads and not gpu:
         raise ScheduleError(
             f"lower: '{name_of(scheduled)}' is scheduled for the threads of a GPU, which target "
-            f"{target.kind.name} has not; expected a GPU"
+            f"{target.kind.name} lacks; expected a GPU"
         )
     if gpu and not threads:
         raise ScheduleError(
@@ -237,7 +237,7 @@ def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stage
     if lacks:
         raise ScheduleError(
             f"lower: '{name_of(scheduled)}' is scheduled for a CPU with {' and '.join(lacks)}, "
-            f"which target {target} has not; choose another schedule, or a target that has"
+            f"which target {target} lacks; choose another schedule, or a target that has them"
         )
     accessed = accessed_by_host(marked.body) if gpu else ""
     if accessed:
@@ -310,8 +310,8 @@ def _check(func: object, schedule: object, config: object) -> None:
         )
     if not isinstance(func, SparseFunc):
         raise ValueError(
-            "lower: argument 'schedule': expected None beside a function that is scheduled, got "
-            f"one beside a {type(func).__name__}; give the stage-I function"
+            "lower: argument 'schedule': expected None for a function that is scheduled, got "
+            f"one with a {type(func).__name__}; give the stage-I function"
         )
 
 
@@ -344,7 +344,7 @@ def kernels_of(stages: Mapping[str, Stages], target: Target, check: bool) -> dic
 def compile_stages(stages: Mapping[str, Stages], target: Target) -> object:
     """Compile functions to TVM's executable, by the names that they get in it.
 
-    Parameters have the names, order and shapes of the author's program, whatever stage III has.
+    Parameters have the names, order and shapes of the author's program, unlike those of stage III.
     """
     functions = {name: with_natural_shapes(name, s) for name, s in stages.items()}
     whole = any(WHOLE in f.attrs for f in functions.values())

@@ -1,7 +1,7 @@
-; What kernels call to run a parallel loop; pool.py says why, and chooses the pool.
+; The launcher of kernels' parallel loops; pool.py says why it exists, and chooses the pool.
 ;
-; The LLVM in TVM compiles this once for a process. It refers to no symbol outside: addresses are in
-; @pool, which Python replaces with one store, also while loops run.
+; TVM's LLVM compiles this once per process. It refers to no external symbol: addresses are in @pool,
+; which Python replaces by a single store, even while loops run.
 
 ; The fields of pool.py's _Pool.
 %Pool = type { i64, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64, i64, i64, i64, i64, i64 }
@@ -9,7 +9,7 @@
 %Loop = type { ptr, ptr, ptr, ptr, i32, i64 }          ; body, data, pool, error, failed, last start
 
 @pool = internal global ptr null, align 8
-; Loops run on one thread until that time (ns), or until they took so long (ns) on it.
+; Loops run on one thread until this time (ns), or until they have run this long (ns) on it.
 @resume = internal global i64 0, align 8
 @debt = internal global i64 0, align 8
 @trips = internal global i64 0, align 8                ; attempts that started late, in a row
@@ -110,7 +110,7 @@ work:
   ret void
 }
 
-; A task on TVM's pool, which is never told of an error: it loses those of its workers.
+; A task on TVM's pool. It reports no error to the pool, which loses those of its workers.
 define internal i32 @tvm_task(i32 %task, ptr %env, ptr %loop) {
   call void @run(ptr %loop, i32 %task, ptr %env)
   ret i32 0
@@ -179,8 +179,8 @@ team:
   store i64 %begin, ptr %last.at, align 8
   %parallel = call ptr @field(ptr %pool, i32 1)
   call void %parallel(ptr @openmp_task, ptr %loop, i32 %size, i32 0)
-  ; A thread that started so late had no core: one thread would have been faster, and is for so many
-  ; times what was lost. That doubles as long as each attempt finds the same.
+  ; A thread that started this late had no core: one thread would have been faster, and is used for a
+  ; multiple of the lost time, which doubles as long as each attempt is late, too.
   %end = call i64 @now(ptr %pool)
   %before = load atomic i64, ptr @ended monotonic, align 8
   store atomic i64 %end, ptr @ended monotonic, align 8
@@ -201,8 +201,8 @@ forget:
   store atomic i64 0, ptr @debt monotonic, align 8
   br label %done
 tripped:
-  ; After a pause the threads of another program may still spin where ours slept: what the next loop
-  ; finds counts, and if that is late, too, so does this one.
+  ; After a pause the threads of another program may still spin where ours slept, so that a late start
+  ; only counts if that of the next loop is late, too.
   %idle = sub i64 %begin, %before
   %pause = call i64 @number(ptr %pool, i32 13)
   %paused = icmp sgt i64 %idle, %pause
@@ -248,7 +248,7 @@ refused:
   ret i32 -1
 }
 
-; tvm_ffi writes here what modules that it loads are to call.
+; tvm_ffi stores here the function that the modules it loads call.
 @__TVMBackendParallelLaunch = linkonce dllexport global ptr null, align 8
 
 ; Addresses for Python, as integers: TVMFFIAny is { i32 type, i32, i64 }, and an integer's type is 1.

@@ -414,7 +414,7 @@ def _forms(
 
 
 def _without_structure(prim: tirx.PrimFunc) -> SparseFunc:
-    """A function without axes for a PrimFunc that never was of stage I; it records the outputs."""
+    """A function without axes for a PrimFunc that never was in stage I; it records the outputs."""
     name = str(prim.attrs["global_symbol"]) if "global_symbol" in prim.attrs else "main"
     written = set[str]()
     stores = tirx.BufferStore

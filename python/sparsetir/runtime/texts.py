@@ -76,7 +76,7 @@ def fitted(line: str, indent: int) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
-    """Lines of a table, whose last column is wrapped where it is too long.
+    """Lines of a table, whose last column is wrapped if it is too long.
 
     right : align columns between the first and the last to the right
     """
@@ -98,7 +98,7 @@ def aligned(rows: Sequence[Sequence[str]], *, right: bool = False) -> list[str]:
 class Section:
     """A heading with optional paragraphs, table, code and picture.
 
-    rows : those of the table, without `heads`
+    rows : rows of the table, without `heads`
     folded : (title, code) that an HTML page shows on demand, and a terminal only if asked
     picture : an element of HTML
     """
@@ -121,7 +121,7 @@ def readable(func: tirx.PrimFunc | SparseFunc) -> str:
     """The text of a function of any stage.
 
     A PrimFunc is shown without the attributes that only our passes read, with one parameter per
-    line where they do not fit one line, and without the quotes that TVM's printer adds to sizes.
+    line if they do not fit one line, and without the quotes that TVM's printer adds to sizes.
     """
     from tvm import tirx  # after `import sparsetir`, as this module serves without TVM, too
 

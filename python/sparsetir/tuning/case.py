@@ -72,7 +72,7 @@ class Case:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Free the data of single candidates, where any is kept."""
+        """Free the data of single candidates, if any is kept."""
 
 
 class OperatorCase(Case):

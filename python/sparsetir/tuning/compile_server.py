@@ -1,4 +1,4 @@
-"""The process that compiles programs to files; :mod:`sparsetir.graph.ahead` asks it."""
+"""The process that compiles programs to files; :mod:`sparsetir.graph.ahead` is its client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Compiler:
 
 
 def main(answers: int, parent: int, threads: int, work_of_threads: int) -> None:
-    """Serve a client; threads, work_of_threads : of its pool, as of `Machine`."""
+    """Serve a client; threads, work_of_threads : fields of `Machine` for the client's pool."""
     client = this_machine()._replace(threads=threads, work_of_threads=work_of_threads)
     with assume(client):
         serve(answers, parent, Compiler)

@@ -47,7 +47,7 @@ class Process:
     printed : a file for its output, whose last line messages quote; by default output goes to
         stderr
     cores : the processors that it may run on; by default those of this process
-    ahead : whether to raise its priority, where the user may (root)
+    ahead : whether to raise its priority, if the user may (root)
 
     It has its own session: Ctrl-C in the terminal is for the parent. Raises RuntimeError on systems
     without such processes.
@@ -177,7 +177,7 @@ class Process:
 
 
 def go_ahead(pid: int = 0) -> None:
-    """Raise the priority of a process (0: this one), where the user may."""
+    """Raise the priority of a process (0: this one), if the user may."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, PRIORITY)
 
@@ -195,7 +195,7 @@ def _signal_name(number: int) -> str:
 
 
 def _oom_kills() -> int:
-    """The number of processes killed by the OOM killer; 0 where unknown."""
+    """The number of processes killed by the OOM killer; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

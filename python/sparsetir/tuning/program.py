@@ -46,7 +46,7 @@ class ProgramTask(Case):
     schedule : `schedule(sch, config)`; None for the one that is derived from the program
     target, threads : those of :func:`sparsetir.tune`
 
-    Expected outputs come from the interpreter where it is fast enough, or else from the kernel of
+    Expected outputs come from the interpreter if it is fast enough, or else from the kernel of
     the default schedule, which property tests compare with the interpreter. If they do not depend
     on the previous contents of outputs, each check fills these with NaN first.
     """

@@ -11,7 +11,7 @@ from sparsetir.runtime.texts import duration, many, micros
 from sparsetir.tuning.tuned import Trial
 from sparsetir.tuning.tuned import seconds as seconds_of
 
-EVERY = 10.0  # seconds between lines where there is no terminal
+EVERY = 10.0  # seconds between lines if there is no terminal
 SHARE = 0.1  # share of all trials, likewise
 SHAPE = "{desc}|{bar:20}| {n_fmt}/{total_fmt}{postfix}"
 
@@ -48,7 +48,7 @@ class Bar:
         """Report a finished trial.
 
         best : the best trial up to now, or None
-        default : seconds with the default config, where it runs
+        default : seconds with the default config, if it runs
         """
         del trial
         self._done += 1

@@ -49,8 +49,8 @@ Timer = Callable[[int, int], list[float]]
 class Remote(Device):
     """A device of TVM's RPC tracker.
 
-    host, port : of the tracker
-    key : by which the device's server is known to it
+    host, port : address of the tracker
+    key : name under which the tracker knows the device's server
     cc : a cross compiler such as "aarch64-linux-gnu-g++", to link for another kind of CPU
     """
 
@@ -71,7 +71,7 @@ class RemoteError(DeviceError):
 class Library(NamedTuple):
     """A config compiled for a device that may be remote.
 
-    arguments : the kernel's by name: NumPy arrays and numbers, without operands and result
+    arguments : the kernel's by name, NumPy arrays and numbers, except operands and result
     about : fields of its Outcome
     """
 
@@ -166,7 +166,7 @@ class RemoteDevice:
             names = ", ".join(sorted(set(keys))) or "none"
             raise RemoteError(
                 f"{self._who()}: the tracker has no such device; those it has: {names} (a crash "
-                "ends TVM's server of a device, which is to be started again then)"
+                "ends TVM's server of a device, which must then be restarted)"
             )
         return tracker
 

@@ -44,10 +44,10 @@ class ScheduleRef:
         if "<lambda>" in name:
             raise ValueError(f"{who}: {EXPECTED}, got a lambda")
         if "." in name:
-            raise ValueError(f"{who}: {EXPECTED}, got '{name}', which is made inside another")
+            raise ValueError(f"{who}: {EXPECTED}, got '{name}', which is defined inside another")
         file = Path(code.co_filename)
         if not file.is_file():
-            raise ValueError(f"{who}: {EXPECTED}, got '{name}' of {file}, which is no file")
+            raise ValueError(f"{who}: {EXPECTED}, got '{name}' of {file}, which is not a file")
         module = str(schedule.__module__)
         return ScheduleRef(
             module if _is_importable(module, file) else "", str(file.resolve()), name

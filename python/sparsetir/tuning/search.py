@@ -241,7 +241,7 @@ def tune(
     """
     if importing():
         raise RuntimeError(
-            "tune: called while a file is imported for what it defines; put the call under "
+            "tune: called while a file is imported for its definitions; put the call under "
             "if __name__ == '__main__'"
         )
     check_numbers(

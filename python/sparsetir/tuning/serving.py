@@ -17,7 +17,7 @@ from sparsetir.machine import this_machine
 from sparsetir.runtime.file_errors import first_line
 
 KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see that its parent is gone
-EVERY = 1.0  # seconds between checks for the parent, where the system does not end orphans
+EVERY = 1.0  # seconds between checks for the parent, if the system does not end orphans
 
 
 class Missing(Exception):

@@ -81,7 +81,7 @@ def of_program(
     threads = int(threads or default_threads())
     bound = bound_arguments(program, arguments)
     if schedule is not None and choices is None:
-        raise ValueError("tune: argument 'space': expected a dict of choices beside a schedule")
+        raise ValueError("tune: argument 'space': expected a dict of choices with a schedule")
     ref = None if schedule is None else ScheduleRef.of(schedule)
     wanted = {} if choices is None else _checked(choices)
     if schedule is None:
@@ -140,13 +140,13 @@ def _made(
     resolved = resolve_target(target)
     if is_gpu(resolved):
         raise ValueError(
-            "tune: argument 'schedule': expected one for a GPU, for which none is made from a "
+            "tune: argument 'schedule': expected one for a GPU, for which none is derived from a "
             "function; give schedule and space"
         )
     derived = choices_of(program, given, resolved, threads)
     if not derived:
         raise ValueError(
-            f"tune: argument 'schedule': expected one for '{program.name}', of which none is made: "
+            f"tune: argument 'schedule': expected one for '{program.name}', as none is derived: "
             "no innermost loop is over a dense axis whose length is an argument; give schedule and "
             "space"
         )

@@ -1,7 +1,7 @@
-"""The process that runs candidates; :class:`sparsetir.tuning.measure.Measurer` asks it.
+"""The process that runs candidates; :class:`sparsetir.tuning.measure.Measurer` is its client.
 
-Each candidate takes a request to begin, which prepares the reference, and one to measure, which the
-time limit applies to. Output goes to a file of the parent's.
+Each candidate takes a request to begin, which prepares the reference, and one to measure, to which
+the time limit applies. Output goes to a file of the parent's.
 """
 
 from __future__ import annotations
