@@ -8,11 +8,12 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
+import scipy.sparse
 import torch
 
 import sparsetir
 from sparsetir import ops
-from sparsetir.datasets import load_cora
 
 PACKAGE = Path(sparsetir.__file__).parent
 # Folders of the package behind symbolic links, by where they are.
@@ -101,7 +102,11 @@ def proof(program):
 
 def sections():
     """The visited functions of each section, by its heading."""
-    graph, X = load_cora(), torch.rand(2708, 64)
+    # Beyond the caches of any machine, so that rows are asked for ahead, and by several threads.
+    graph = scipy.sparse.random_array(
+        (60_000, 60_000), density=1e-4, format="csr", dtype="float32", rng=np.random.default_rng(0)
+    )
+    X = torch.rand(60_000, 64)
     visited = {"Life of a product": traced(lambda: ops.spmm(graph, X))}
     A = sparsetir.SparseMatrix(graph)
     ops.spmm(A, X)

@@ -59,8 +59,8 @@ OPENMP_FUNCTIONS = (
 )
 # Multiplications from which several threads are faster: TVM's threads sleep between loops.
 WORK_OF_THREADS = {"tvm": 1 << 20, "openmp": 1 << 17, "serial": NEVER}
-# OpenMP libraries besides torch's, which the process may have loaded; the last one, gcc's, is loaded
-# where the system has it.
+# OpenMP libraries besides torch's, which the process may have loaded; the last one, gcc's, is
+# loaded if the system has it.
 LIBRARIES = ("libiomp5.so", "libomp.so", "libgomp.so.1")
 # Suffixes of shared libraries, by system; libomp, which torch brings on macOS, has gcc's functions,
 # too.
