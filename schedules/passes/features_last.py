@@ -57,9 +57,12 @@ def features_last(func: SparseFunc) -> tuple[SparseFunc, list[list[Axis]], list[
         moved = others.pop(place)
         names = [axis.name for axis in (*others, moved)]
         try:
-            sch.precompute(buffer.name, sch.get_sparse_iteration(it.name), names, scope="global")
+            at = sch.get_sparse_iteration(it.name)
+            (copy,) = sch.precompute(buffer.name, at, names, scope="global")
         except ScheduleError:  # read at more than one place
             return None
+        for key, value in it.annotations.items():  # such as for how many threads
+            sch.annotate(copy, str(key), value)
         rows.append(others)
     return (sch.func, rows, axes) if rows else None
 

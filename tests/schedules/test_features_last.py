@@ -79,6 +79,13 @@ def test_copies(name: str) -> None:
         np.testing.assert_array_equal(result["out"], expected["out"])
 
 
+def test_copies_are_made_on_as_many_threads() -> None:
+    sch = sparsetir.Schedule(small("f", PRODUCT, A="I J", X="K N", OUT="I K"))
+    sch.annotate(sch.get_sparse_iteration("f"), "threads", 1)
+    assert "T.parallel" not in sparsetir.lower(sch)["II scheduled"].script()
+    assert "X_ws_copy" in sparsetir.lower(sch)["II scheduled"].script()
+
+
 STAY = {
     "features last": (PRODUCT.replace("X[k, j]", "X[j, k]"), {"X": "N K", "OUT": "I K"}),
     "read at two places": (
