@@ -93,7 +93,7 @@ def takes_all(
     return met == len(limits) and analyzer.can_prove(length <= reach)
 
 
-def tells_apart(
+def is_injective(
     terms: Iterable[tuple[Any, int, int | None]],
     limits: Sequence[tuple[Mapping[Any, Any], int]] = (),
 ) -> bool:

@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.parallel import (
     written_accesses,
 )
 from sparsetir.sparse_ir.races import FREE, Fact, private_buffers, races_of
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import contains, with_conditions, without_tail_shifts
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
@@ -234,7 +234,7 @@ def _operator(store: Any) -> str | None:
     if operator is None:
         return None
 
-    def mine(expr: Any) -> bool:
+    def is_own(expr: Any) -> bool:
         return (
             isinstance(expr, ir.TensorLoad)
             and expr.source.same_as(store.buffer)
@@ -242,7 +242,7 @@ def _operator(store: Any) -> str | None:
         )
 
     for own, term in ((value.a, value.b), (value.b, value.a))[: 1 + either]:
-        if mine(own) and not loads_of(term, store.buffer):
+        if is_own(own) and not loads_of(term, store.buffer):
             return operator
     return None
 
@@ -275,7 +275,7 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
             return False
         first |= {axis.name: v for axis, v, _ in stmt.axis_of()}
         stmt = stmt.body
-    conditions, store = taken_apart(stmt)
+    conditions, store = split_guards(stmt)
     fits = isinstance(store, tirx.BufferStore) and store.buffer.same_as(var)
     if not fits or loads_of(store.value, var) or not all(ignored(c) for c in conditions):
         return False

@@ -156,7 +156,7 @@ class MergeLoop(PositionLoop):
     ratio: int = 0
 
     @property
-    def locals(self) -> list[Any]:
+    def state(self) -> list[Any]:
         """The buffers that hold the loop's state."""
         each = (b for p in self.pointers for b in (p.place, p.at, p.far) if b is not None)
         return [self.var, *each]
@@ -169,7 +169,7 @@ class MergeLoop(PositionLoop):
         nested = axis.kind == "difference" or any(a.is_merged for a in flat_axes(axis.of))
         if len(self.pointers) == 2 and once and not nested:
             return as_one([*begin, *self._points(body, space)])
-        ats = [at for at, _ in self._standing()]
+        ats = [at for at, _ in self._current_coordinates()]
         if self.ratio:
             return as_one([*begin, *self._leaps(ats, body, space)])
         least = store_one(self.var, reduce(tirx.min, ats))
@@ -183,12 +183,12 @@ class MergeLoop(PositionLoop):
             going = axis.stores(lambda n: at[n] < end, *some, lambda _: tirx.const(True, "bool"))
             body = tirx.IfThenElse(here, body, None)
         moves: list[Any] = []
-        for at, p in self._standing():
+        for at, p in self._current_coordinates():
             moves += p.move(space, as_dtype(tirx.EQ(at, coord), p.axis.idtype))
         loop = tirx.While(going, as_one([body, *moves, least]))
         return as_one([*begin, least, loop])
 
-    def _standing(self) -> list[tuple[Any, Pointer]]:
+    def _current_coordinates(self) -> list[tuple[Any, Pointer]]:
         """The coordinate at each pointer."""
         return [(load_one(p.at), p) for p in self.pointers]
 
@@ -233,7 +233,7 @@ class MergeLoop(PositionLoop):
         """The loops of `_points`; `nearer` advances a pointer of an intersection."""
         union = self.node.kind == "union"
         end = as_dtype(self.node.length, self.node.idtype)
-        (one, first), (other, second) = self._standing()
+        (one, first), (other, second) = self._current_coordinates()
 
         def at(*there: Pointer) -> Any:
             """The case in which these axes have an element at the coordinate, and no others do."""
@@ -253,7 +253,7 @@ class MergeLoop(PositionLoop):
     def _known(self, body: Any, there: dict[str, bool]) -> Any:
         """The body, simplified by which axes store the coordinate."""
         coord = load_one(self.var)
-        conditions = [(tirx.EQ(at, coord), there[p.name]) for at, p in self._standing()]
+        conditions = [(tirx.EQ(at, coord), there[p.name]) for at, p in self._current_coordinates()]
 
         def equal(node: Any) -> Any:
             for condition, holds in conditions:
@@ -315,7 +315,7 @@ def merge_loop(
         unit.pointers.append(Pointer(one, place, at, parents, extent, *far))
         here = [*present] if one.name in certain else [*present, tirx.EQ(load_one(at), value)]
         scope.visits[one.name] = Visit(one, load_one(place), value, parents, here)
-    translate.locals.extend(unit.locals)
+    translate.locals.extend(unit.state)
     scope.visits[axis.name] = Visit(axis, value, value, [])
     scope.coords[coord_var] = value
     return unit

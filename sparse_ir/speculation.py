@@ -131,7 +131,7 @@ def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
     unguarded, bounds : see :func:`speculative`
     """
 
-    def waits(condition: Any, *exprs: Any) -> bool:
+    def needs_guard(condition: Any, *exprs: Any) -> bool:
         """Whether an operand may only be evaluated if a condition holds.
 
         TVM simplifies a divisor by the condition of a Select, but evaluates both of its operands.
@@ -154,7 +154,7 @@ def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
         return speculative(expr, lambda _: False, bounds)
 
     def both(node: Any) -> Any:
-        if not waits(node.a, node.b):
+        if not needs_guard(node.a, node.b):
             return type(node)(node.a, ahead(node.b))
         if isinstance(node, tirx.And):
             return tirx.if_then_else(node.a, node.b, tirx.const(False, "bool"))
@@ -162,7 +162,7 @@ def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
 
     def select(node: Any) -> Any:
         values = node.true_value, node.false_value
-        if waits(node.condition, *values):
+        if needs_guard(node.condition, *values):
             return tirx.if_then_else(node.condition, *values)
         return tirx.Select(node.condition, *map(ahead, values))
 

@@ -338,7 +338,7 @@ class Translator:
             if inside:
                 return coord, []
             proven = self._in_range(coord, axis.length, visited, scope)
-            if all(proven) and self._is_made(coord, scope):
+            if all(proven) and self._is_computed(coord, scope):
                 return coord, []
             found = self._exact(coord, scope, fits=all(proven))
             if not found.expr.same_as(coord):
@@ -435,7 +435,7 @@ class Translator:
             return low, high
         return max(low, self._least[leaf]), min(high, SIZES) // self._steps.get(str(leaf.name), 1)
 
-    def _is_made(self, coord: Any, scope: Scope) -> bool:
+    def _is_computed(self, coord: Any, scope: Scope) -> bool:
         """Whether an index is computed from results of recipes."""
         used = free_vars(coord)
         axes = {scope.axis_of_var[v].name for v in used if v in scope.axis_of_var}

@@ -14,7 +14,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
+from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.tir import dtype_of, is_one, uncast, zero
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -80,10 +80,10 @@ def _update(func: SparseFunc, it: SparseIteration) -> Update:
     def unfit(what: str) -> ValueError:
         return refused(func, f"'{it.name}' {what}; {FORMS}")
 
-    conditions, store = taken_apart(_inlined(it.body))
+    conditions, store = split_guards(_inlined(it.body))
     if not isinstance(store, tirx.BufferStore):
         raise unfit(f"has a {type(store).__name__} in its body")
-    reduction = reduction_of(under(conditions, store))
+    reduction = reduction_of(add_guards(conditions, store))
     if reduction is not None and reduction.operator != "sum":
         raise unfit(f"reduces by {reduction.operator}")
     if reduction is not None:

@@ -16,7 +16,7 @@ from sparsetir.schedules.targets import NEEDS
 from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, loads_of, nodes_of, substitute
-from sparsetir.sparse_ir.reduction import taken_apart
+from sparsetir.sparse_ir.reduction import split_guards
 from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.tir import (
     as_dtype,
@@ -172,7 +172,7 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
     old: list[Any] = []
 
     def make(loops: list[Any], realize: Any) -> tirx.Stmt:
-        conditions, written = taken_apart(realize.block.body)
+        conditions, written = split_guards(realize.block.body)
         loads = nodes_of(ir.TensorLoad, written.value)
         if (
             len(loads) != 1

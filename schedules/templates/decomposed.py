@@ -18,7 +18,7 @@ from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes.normal_form import normal_form
 from sparsetir.schedules.template import Asked, Template, Tried, register
-from sparsetir.schedules.templates.sums_apart import adds_once, sums_apart
+from sparsetir.schedules.templates.separate_sums import separate_sums, sums_in_one_iteration
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
@@ -86,8 +86,8 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     unmasked = [rule.name for rule in rules if rule.masked] if config.filled else []
     _, func = extract_preprocess(decompose_format(spmm(problem), rules, unmasked))
     narrow = problem.accumulator != (problem.out or problem.dtype)
-    if narrow and not adds_once(normal_form(func)):
-        func = sums_apart(func, "C", problem.accumulator)
+    if narrow and not sums_in_one_iteration(normal_form(func)):
+        func = separate_sums(func, "C", problem.accumulator)
     sizes = zip("mn", _block_shape(config.format), strict=True) if config.filled else ()
     promises = [{"param": p, "kind": "multiple", "value": v} for p, v in sizes if v > 1]
     return func.with_attr("promises", promises) if promises else func

@@ -60,7 +60,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
-from sparsetir.sparse_ir.schedule.workspaces import init_apart
+from sparsetir.sparse_ir.schedule.workspaces import split_init
 from sparsetir.sparse_ir.tir import dtype_of, free_vars
 from sparsetir.sparse_ir.workers import WARP
 
@@ -73,14 +73,14 @@ def parsed(race: Any) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (str(race), 0)
 
 
-def meeting(
+def with_race_strategy(
     who: str, func: SparseFunc, it: SparseIteration, places: list[int], race: str, lanes: int
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
     """The function with a race strategy for some loops, and the iterations that write."""
-    return _Meeting(who, func, it, places).run(race, lanes)
+    return _RaceStrategy(who, func, it, places).run(race, lanes)
 
 
-class _Meeting:
+class _RaceStrategy:
     def __init__(self, who: str, func: SparseFunc, it: SparseIteration, places: list[int]) -> None:
         self.who, self.func, self.it = who, func, it
         self.loops = [loops_of(it)[p] for p in places]
@@ -129,7 +129,7 @@ class _Meeting:
 
     def _take_init_out(self) -> None:
         """Make the init a separate iteration."""
-        firsts, axes = init_apart(self.func, self.it)
+        firsts, axes = split_init(self.func, self.it)
         self._replace([*firsts, changed(self.it, init=None)], axes=axes)
 
     def _nest(self, loop: Loop) -> None:

@@ -50,7 +50,7 @@ from sparsetir.sparse_ir.nodes import (
     without_iteration,
 )
 from sparsetir.sparse_ir.promises import promises_of
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration
 from sparsetir.sparse_ir.tile_marks import is_tail, without_tail_shifts
 from sparsetir.sparse_ir.tir import dtype_of, free_vars
@@ -69,11 +69,11 @@ def without_init(
     Also return the value that was set, in the coordinates of the update. None if no iteration
     directly before sets the result, or it sets other elements than the update reaches.
     """
-    conditions, store = taken_apart(update)
+    conditions, store = split_guards(update)
     init = _before(func.body, iteration, store.buffer)
     if init is None or init.init is not None:
         return None
-    others, first = taken_apart(init.body)
+    others, first = split_guards(init.body)
     if not isinstance(first, tirx.BufferStore) or _reads_what_changes(func, first):
         return None
     mine = _variables([*store.indices, *conditions], axes)
@@ -105,7 +105,7 @@ def with_init_before(
     None if nothing sets the whole buffer directly before, or the iteration may not reach all of it:
     its spatial loops must be over dense axes, and each index a sum of some of them.
     """
-    conditions, store = taken_apart(it.body)
+    conditions, store = split_guards(it.body)
     if it.init is not None or not isinstance(store, tirx.BufferStore):
         return None
     before = _before(func.body, it.name, store.buffer)
@@ -157,7 +157,7 @@ def set_before(func: SparseFunc, it: SparseIteration, flat: SparseIteration) -> 
     if value is None:
         body = map_expr(func.body, [(SparseIteration, lambda n: flat if n.name == it.name else n)])
         found = with_init_before(func.replace(body=body), flat)
-        value = None if found is None else taken_apart(found[1].init)[1].value
+        value = None if found is None else split_guards(found[1].init)[1].value
     before = _before(func.body, it.name, update.store.buffer)
     if value is None or before is None:
         return None
@@ -184,7 +184,7 @@ def with_plain_init(func: SparseFunc, iteration: str, buffer: SparseBuffer) -> S
     axes = buffer.axes or ()
     if init is None or init.init is not None or init.annotations:
         return func
-    _, first = taken_apart(init.body)
+    _, first = split_guards(init.body)
     spatial = {v: axis for axis, v, _ in init.axis_of()}
     dense = all(a.kind == "dense_fixed" for a in [*axes, *spatial.values()])
     constant = isinstance(first, tirx.BufferStore) and isinstance(
@@ -212,7 +212,7 @@ def _is_whole(func: SparseFunc, var: Any, lengths: list[Any]) -> bool:
 
 def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
     """Whether a store, executed for all coordinates, covers a box of these lengths."""
-    conditions, store = taken_apart(without_tail_shifts(init))
+    conditions, store = split_guards(without_tail_shifts(init))
     limits = [_limit(c.args[0], spatial) for c in conditions]
     with contextlib.ExitStack() as known:
         analyzer = Analyzer()
