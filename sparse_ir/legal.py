@@ -187,7 +187,7 @@ def _dependence(
     reduced = {v for v, kind in shared if kind == "R"}
     if not reduced:
         return None
-    moving = reduced | _bound_under(it, reduced)
+    moving = reduced | _dependents(it, reduced)
     for store, _ in stores:
         if moving & set(variables_of(store.value)):
             at = ", ".join(sorted(f"'{v.name}'" for v in reduced))
@@ -200,7 +200,7 @@ def _dependence(
     return None
 
 
-def _bound_under(it: SparseIteration, coords: set[Any]) -> set[Any]:
+def _dependents(it: SparseIteration, coords: set[Any]) -> set[Any]:
     """Variables and buffers of the body whose values may depend on some coordinates."""
     found: set[Any] = set()
     for part in nodes_of((tirx.For, tirx.Bind, SparseIteration), it.body):
@@ -251,7 +251,7 @@ def idempotent(it: SparseIteration, workspaces: set[Any]) -> bool:
     """Whether repeating a visit of an iteration leaves all workspaces that it writes unchanged."""
     written = {s.buffer for s in stores_of(it.body, it.init)} & workspaces
     return all(
-        _begins_anew(it.body, var) and not (it.init is not None and accesses_of(it.init, var))
+        _is_reset_inside(it.body, var) and not (it.init is not None and accesses_of(it.init, var))
         for var in written
     )
 
@@ -291,7 +291,7 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
     )
 
 
-def _begins_anew(nest: Any, var: Any) -> bool:
+def _is_reset_inside(nest: Any, var: Any) -> bool:
     """Whether a workspace is set, inside the loops around all of its uses, before it is updated.
 
     That is, in a sequence of statements that holds all of its accesses, the first one that accesses

@@ -125,7 +125,7 @@ def _total(node: Any) -> Any:
     return quotient * (one - special - (special & sign))
 
 
-def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
+def lazy_rules(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
     """Rules for operands that are always evaluated: they become branches where necessary.
 
     unguarded, bounds : see :func:`speculative`

@@ -171,7 +171,7 @@ def bound_in(stmt: Any) -> set[Any]:
     return coordinates | {x.loop_var for x in nodes_of(tirx.For, stmt)}
 
 
-def renewed(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
+def with_fresh(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
     """A copy of a statement with fresh loop variables, and with others substituted.
 
     blocks : whether coordinates and buffers of its blocks become fresh, too

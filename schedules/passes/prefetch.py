@@ -251,7 +251,7 @@ def row_ahead(
     distance, span : as for :func:`prefetch_gathered`
     """
     index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
-    ahead = _ahead(func, index, substitute(index.indices[-1], values), distance)
+    ahead = _position_ahead(func, index, substitute(index.indices[-1], values), distance)
     ahead = tirx.BufferLoad(index.source, [*index.indices[:-1], ahead])
     place = [substitute(ahead if i.same_as(index) else i, values) for i in load.indices]
     per_line = CACHE_LINE * 8 // tvm.DataType(str(load.source.ty.dtype)).bits
@@ -269,7 +269,7 @@ def prefetch(load: Any) -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, keep, data))
 
 
-def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any:
+def _position_ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any:
     """The position `distance` further, or the last one that exists."""
     layout = {str(k): v for k, v in func.attrs[LAYOUTS].items()}[index.source.name]
     left = _from_here(func, layout, list(index.indices))  # of 64 bits where they could overflow 32

@@ -99,7 +99,7 @@ class _Rounding:
         """An expression, rounded if it replaces one of bfloat16 and is not rounded yet."""
         return x if self._is_rounded(x) else self._keep(_rounded(x), before=x)
 
-    def _was(self, x: Any) -> Any:
+    def _origin(self, x: Any) -> Any:
         return self.before.get(x.__chandle__(), x)
 
     def _variable(self, x: Any) -> Any:
@@ -154,7 +154,7 @@ class _Rounding:
     def _call(self, x: Any) -> Any:
         name = str(getattr(x.op, "name", "")).rpartition(".")[2]
         if name == "address_of":
-            return ir.Call(x.op, [self._was(a) for a in x.args], x.attrs, x.ty_args, ret_ty=x.ty)
+            return ir.Call(x.op, [self._origin(a) for a in x.args], x.attrs, x.ty_args, ret_ty=x.ty)
         if name == "reinterpret" and x.args[0].__chandle__() in self.rounded_by_handle:
             return (
                 x
@@ -173,7 +173,7 @@ class _Rounding:
         value = x.value
         if value.__chandle__() in self.rounded_by_handle:
             narrow = _is_bfloat(x.buffer)
-            was = self._was(value)
+            was = self._origin(value)
             if narrow or x.buffer in self.sums and not _is_bfloat(was):
                 value = was  # rounded when it is stored, or not at all
             if narrow and not _is_bfloat(value):
@@ -193,7 +193,7 @@ class _Rounding:
 
     def _sum(self, x: Any) -> Any:
         """A sum, not rounded."""
-        was = self._was(x)
+        was = self._origin(x)
         return was if isinstance(was, ir.TensorLoad) and was.source in self.sums else x
 
 

@@ -35,7 +35,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_equal
 
 from sparsetir.schedules.passes.launches import top_level
-from sparsetir.schedules.passes.nests import is_offset_of, is_zero, renewed, wide_indices
+from sparsetir.schedules.passes.nests import is_offset_of, is_zero, wide_indices, with_fresh
 from sparsetir.schedules.passes.prefetch import PREFETCHING, bytes_of, gathering_loads, rows_ahead
 from sparsetir.sparse_ir.exact import is_choice
 from sparsetir.sparse_ir.nodes import (
@@ -125,7 +125,7 @@ def vectorize_innermost(
                 return loop  # TVM does not vectorise local booleans
             if nest.rows is None:
                 return nest.in_registers(lanes, cache, vectors, among)
-            alone = vectorized(renewed(loop, fresh_definitions(loop), blocks=True), rows=False)
+            alone = vectorized(with_fresh(loop, fresh_definitions(loop), blocks=True), rows=False)
             tiles = nest.in_registers(lanes, cache, vectors, among)
             return tirx.IfThenElse(
                 nest.bytes_shared() > as_dtype(FAR * cache, "int64"), alone, tiles
@@ -754,13 +754,13 @@ def _vectors_and_rest(
     part = tirx.IfThenElse(whole * width < loop.extent, last, None)
     shorter = lanes // SHORTER
     if shorter > 1:
-        fewer = _vectors_and_rest(_renewed(loop), shorter, again, lambda _: [])
+        fewer = _vectors_and_rest(_with_fresh(loop), shorter, again, lambda _: [])
     else:
         fewer = loop_over(rest, loop.extent, _copy(loop, rest, "_rest"))
     return tirx.IfThenElse(loop.extent >= width, tirx.SeqStmt([vectors, part]), fewer)
 
 
-def _renewed(loop: Any) -> Any:
+def _with_fresh(loop: Any) -> Any:
     """The same loop with fresh variables."""
     var = tirx.Var(loop.loop_var.name, dtype_of(loop.loop_var))
     return loop_with(loop, loop_var=var, body=_copy(loop, var, ""))

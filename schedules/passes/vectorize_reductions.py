@@ -50,7 +50,7 @@ from tvm import ir, s_tir, tirx
 from tvm_ffi import StructuralKey, structural_equal
 
 from sparsetir.schedules.passes.add_lanes import add_up
-from sparsetir.schedules.passes.nests import is_offset_of, renewed, wide_indices
+from sparsetir.schedules.passes.nests import is_offset_of, wide_indices, with_fresh
 from sparsetir.schedules.passes.prefetch import PREFETCHING, rows_ahead
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -194,7 +194,7 @@ class _BySize:
         """A loop around reductions over a size, with versions by it unless it is constant."""
 
         def version(*tiles: Any) -> Any:
-            again = renewed(loop, fresh_definitions(loop), blocks=True)
+            again = with_fresh(loop, fresh_definitions(loop), blocks=True)
             return self._replaced(self._in_groups(again, Tiles(*tiles), lanes), Tiles(*tiles))
 
         def number(n: int) -> Any:
@@ -482,7 +482,9 @@ def _grouped(
         loop, loop_var=number, extent=groups, body=s_tir.SBlockRealize([], True, block)
     )
     rest = tirx.Var(f"{loop.loop_var.name}_rest", of)
-    again = renewed(loop.body, {loop.loop_var: done + rest, **fresh_definitions(loop.body)}, True)
+    again = with_fresh(
+        loop.body, {loop.loop_var: done + rest, **fresh_definitions(loop.body)}, True
+    )
     again = loop_over(rest, loop.extent - done, again)
     return tirx.SeqStmt([whole, _with_prefetches(again, prefetches(done + rest))])
 

@@ -141,7 +141,7 @@ def space_of(
     return {**tried, "threads": (0, 1)} if tried and threads > 1 else tried
 
 
-def together(**chosen: Any) -> Choices | None:
+def config_of(**chosen: Any) -> Choices | None:
     """The config of some choices; None if they are incompatible."""
     for name in (x.removesuffix("visit") for x in chosen if x.endswith(".visit")):
         visit, size = chosen[f"{name}visit"], chosen[f"{name}size"]

@@ -79,7 +79,7 @@ def check_choices(config: Choices, problem: Any, sizes: Mapping[str, Any]) -> No
             )
 
 
-def tried_around(
+def choices_near_default(
     default: Choices, problem: Any, sizes: Mapping[str, Any], target: Any, threads: int
 ) -> Tried:
     """The choices of the program's space for a CPU, those of the default first."""
@@ -92,7 +92,7 @@ def tried_around(
     def make(scheduled: bool = False, threads: int = number, **chosen: Any) -> Choices | None:
         """A config: the tiles of the space, or the default's choices with other values."""
         if scheduled:
-            return program_space.together(**chosen)
+            return program_space.config_of(**chosen)
         kept = {name: chosen[name] for name in (default if tiled else chosen) if name in chosen}
         return Choices({name: x for name, x in {**kept, "threads": threads}.items() if x})
 
@@ -109,7 +109,7 @@ def choices(search: Asked) -> Tried | None:
     if is_gpu(search.target):
         return None
     problem, stats, target = search.problem, search.given, search.target
-    return tried_around(search.known[0], problem, _sizes(stats), target, stats.threads)
+    return choices_near_default(search.known[0], problem, _sizes(stats), target, stats.threads)
 
 
 def _program(problem: Any) -> SparseFunc:

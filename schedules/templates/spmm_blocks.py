@@ -17,7 +17,7 @@ from typing import Any
 from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.arguments import choice, expect, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
-from sparsetir.schedules.registers import served, tasks
+from sparsetir.schedules.registers import feat_field, tasks
 from sparsetir.schedules.template import Asked, Template, Tried, around, register
 from sparsetir.schedules.templates import decomposed, register_tile
 from sparsetir.schedules.templates.decomposed import Decomposed
@@ -144,7 +144,7 @@ def choices(search: Asked) -> Tried | None:
             return None
         parts = tasks(stats.threads, -(-feat // tile), blocks)
         return replace(
-            default, format=fmt, tile=tile, feat=served(feat, tile, lanes), parallel=blocks > 0,
+            default, format=fmt, tile=tile, feat=feat_field(feat, tile, lanes), parallel=blocks > 0,
             blocks=parts if isinstance(fmt, BSR) else 1, **others,
         )  # fmt: skip
 

@@ -87,14 +87,14 @@ class _RaceStrategy:
 
     def run(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """The rewritten function and the handles."""
-        func, writes = self._settled(race, lanes)
+        func, writes = self._with_race(race, lanes)
         for ref in writes:
             stores = own_stores(find_iteration(func, ref.name))
             buffer = declared(func).buffers[stores[0].buffer.name]
             func = with_plain_init(func, self.it.name, buffer)
         return func, writes
 
-    def _settled(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
+    def _with_race(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
         chunks = [x for x in self.loops if self._is_over_chunks(x)]
         if race == "atomics" and chunks:
             return self._chunks()

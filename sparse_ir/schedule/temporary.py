@@ -101,7 +101,7 @@ class _Temporaries(VisitOrder):
         """The rewritten function and its handles."""
         rest, rows = self._declared()
         keep = self._keep(rest)
-        last = self._carry(rest, rows)
+        last = self._add_kept_sums(rest, rows)
         func, write = self._write()
         condition = self.row != tirx.BufferLoad(rows.var, [self.loop.var])
         branch = tirx.IfThenElse(condition, write, keep)
@@ -212,7 +212,7 @@ class _Temporaries(VisitOrder):
         name = fresh_name(self.func, f"{self.it.name}_keep")
         return over_fresh_vars(changed(self.update, init=init, body=body, name=name))
 
-    def _carry(self, rest: SparseBuffer, rows: SparseBuffer) -> SparseIteration:
+    def _add_kept_sums(self, rest: SparseBuffer, rows: SparseBuffer) -> SparseIteration:
         """The iteration that adds all kept sums to their rows."""
         chunk = tirx.Var(self.loop.var.name, self.idtype)
         row = tirx.BufferLoad(rows.var, [chunk])
@@ -251,14 +251,14 @@ class _Temporaries(VisitOrder):
                 return axis
         if "R" in self.loop.kinds:
             self.refuse(
-                f"race=\"temporary\" of the reduction loop '{self.loop.name}': {self._instead()}"
+                f"race=\"temporary\" of the reduction loop '{self.loop.name}': {self._advice()}"
             )
         self.refuse(
             'race="temporary" expects the loop over the chunks that split or divide made of fused '
             f"rows and elements, got '{self.loop.name}'"
         )
 
-    def _instead(self) -> str:
+    def _advice(self) -> str:
         """Legal alternatives for a reduction loop, for a message."""
         axis = self.chunks
         if isinstance(axis, Axis) and axis.kind == "dense_fixed":

@@ -95,7 +95,7 @@ def test_features_of_any_number_and_threads(monkeypatch):
     """Several vectors, and parts of them; relations of many rows, in pieces."""
     from sparsetir.ops import relations, rgms_kernels
 
-    monkeypatch.setattr(rgms_kernels, "pays", lambda *_: True)
+    monkeypatch.setattr(rgms_kernels, "profitable", lambda *_: True)
     monkeypatch.setattr(rgms_kernels, "default_threads", lambda: 2)
     monkeypatch.setattr(relations, "ROWS_OF_PIECE", 64)
     for sizes in ((32, 48), (19, 36)):

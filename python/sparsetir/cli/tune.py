@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         if runs and not args.json:
             print()
         tuned = tune(*call, **options, progress=Bar(title, args.seconds))
-        facts, code = _tell(args, tuned, options.get("graph", ""), where, report)
+        facts, code = _print_results(args, tuned, options.get("graph", ""), where, report)
         runs.append(facts)
         codes.append(code)
         if tuned.interrupted:
@@ -261,7 +261,7 @@ def report_path(option: Path | None, what: str, feat: int | None = None) -> Path
     return next(path for path in paths if not path.exists())
 
 
-def _tell(
+def _print_results(
     args: argparse.Namespace, tuned: Search, name: str, where: Path | None, path: Path
 ) -> tuple[dict[str, object], int]:
     """Print the results and write the report; return data for JSON and the exit code."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter, UninitializedParameter
 
-from sparsetir.ops.cache import kept, lasting
+from sparsetir.ops.cache import cacheable, kept
 from sparsetir.ops.operands import Operand
 from sparsetir.ops.products import spmm
 from sparsetir.ops.registry import is_plain
@@ -170,13 +170,13 @@ def _may_be_sparse(x: Tensor) -> bool:
     )
 
 
-@lasting
+@cacheable
 def _sums(x: Tensor) -> Tensor:
     """Weighted sums of rows, (n,); few combinations of the weights have equal sums."""
     return x.mv(torch.arange(2, x.shape[1] + 2, dtype=x.dtype).sqrt())
 
 
-@lasting
+@cacheable
 def _matrix(x: Tensor, sums: Tensor) -> Operand | None:
     if not sums.isfinite().all():
         return None

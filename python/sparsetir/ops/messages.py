@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops import messages_library, products
-from sparsetir.ops.cache import kept, lasting, private
+from sparsetir.ops.cache import cacheable, kept, private
 from sparsetir.ops.message_kernels import broadcast
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data, wants_gradient
@@ -251,7 +251,7 @@ def edge_softmax(A: object, e: Tensor, norm_by: str = "dst") -> Tensor:
         raise wrong("edge_softmax", "norm_by", "'dst' or 'src'", f"{norm_by!r}")
     operand = resolve(A, None, None, "edge_softmax")
     if norm_by == "src":
-        operand = _turned(operand)
+        operand = _transposed(operand)
     nnz = _count(operand)
     _check_like("edge_softmax", operand, e=(e, nnz, "elements"))
     heads = e.shape[1:].numel()
@@ -423,7 +423,7 @@ def _own_values(operand: Operand, u: Tensor | None) -> Tensor | None:
     return values.to(u.device, u.dtype)
 
 
-def _turned(operand: Operand) -> Operand:
+def _transposed(operand: Operand) -> Operand:
     """The transposed matrix without values, whose elements are in the same order."""
     rowptr, col, m, n, _ = operand
 
@@ -437,7 +437,7 @@ def _turned(operand: Operand) -> Operand:
         return resolve((make(), (m, n)), None, None, "edge_softmax")
 
     def turned(_: Structure) -> SeenPattern:
-        return lasting(SeenPattern.of_edges)("edge_softmax", private(make(), is_new=True), n, m)
+        return cacheable(SeenPattern.of_edges)("edge_softmax", private(make(), is_new=True), n, m)
 
     by_source = structure_of(rowptr, col, n).derived("turned", turned)
     return Operand(by_source.rowptr, by_source.col, n, m)

@@ -225,7 +225,7 @@ def pattern_and_values(
 ) -> tuple[SeenPattern, Tensor | None]:
     """The pattern of a matrix and its own values: those of :func:`known`, or of :func:`resolve`.
 
-    undisturbed : the result of :func:`sparsetir.ops.registry.is_undisturbed`
+    undisturbed : the result of :func:`sparsetir.ops.registry.is_plain_eager`
     """
     try:
         seen = known(A, -1) if undisturbed else None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops.blocks import Blocks
-from sparsetir.ops.cache import Deriving, hand_out, handed_out, is_private, kept, lasting, private
+from sparsetir.ops.cache import Deriving, attach, attached, cacheable, is_private, kept, private
 from sparsetir.ops.compress import INT32_MAX, Order, compress, transpose
 from sparsetir.ops.tensors import (
     DTYPES,
@@ -91,7 +91,7 @@ class Structure(Deriving):
         self._calls: dict[Hashable, tuple[Plan, bool]] = {}
 
     @cached_property
-    @lasting
+    @cacheable
     def rows(self) -> Tensor:
         """The row of each element, (nnz,)."""
         return torch.repeat_interleave(
@@ -99,7 +99,7 @@ class Structure(Deriving):
         )
 
     @cached_property
-    @lasting
+    @cacheable
     def degrees(self) -> Tensor:
         """The number of elements of each row, (m,)."""
         return self.rowptr[1:] - self.rowptr[:-1]
@@ -117,7 +117,7 @@ class Structure(Deriving):
         """The structure of the transposed matrix, for the same order of the caller's elements."""
         return self.derived("transposed", Structure._transpose)
 
-    @lasting
+    @cacheable
     def _transpose(self) -> Structure:
         arrays = None if self.turned is None else self.turned()
         rowptr, col, order = arrays or transpose(self.rowptr, self.col, self.n, self.order)
@@ -226,7 +226,7 @@ class Structure(Deriving):
         out = call_plan(run, operands, values)
         return side.restored(out) if operator.dims["out"] == "e" else out
 
-    def again(
+    def fast_path(
         self,
         op: str,
         operands: tuple[Tensor, ...],
@@ -383,7 +383,7 @@ def _call_key(op: str, operands: Sequence[Tensor], values: Tensor | None, reduce
     return op, reduce, shape, first.shape, last.shape, first.dtype, torch.get_num_threads()
 
 
-@lasting
+@cacheable
 def _ones(nnz: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones(nnz, dtype=dtype, device=device)
 
@@ -409,7 +409,7 @@ class SeenPattern(NamedTuple):
     def of(structure: Structure, col: Tensor) -> SeenPattern:
         """Wrap a structure of private tensors; col : the caller's columns or edges."""
         rowptr = private(structure.rowptr.to(col.dtype))
-        hand_out(rowptr, (col, structure))
+        attach(rowptr, (col, structure))
         return SeenPattern(rowptr, col, structure)
 
     @staticmethod
@@ -520,7 +520,7 @@ def known_pattern(rowptr: Tensor, col: Tensor, n: int, count: bool = False) -> S
 
     Raises RuntimeError for tensors that have no memory.
     """
-    carried = handed_out(rowptr)
+    carried = attached(rowptr)
     if carried is not None:
         own_col, structure = carried
         if structure.n == n and col.is_set_to(own_col) and is_private(col):

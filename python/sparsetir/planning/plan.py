@@ -267,7 +267,7 @@ def plan_of(wanted: Request, config: Config | None = None) -> Plan:
     if config is not None:
         return plan_with(wanted, config)
     if wanted.is_trusted:
-        return _settled(wanted, wanted.pattern).on(wanted)
+        return _unbound(wanted, wanted.pattern).on(wanted)
     return made_for(wanted, partial(plan_with, wanted))
 
 
@@ -370,7 +370,7 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object)
         like, settled = cached
         return settled.on(replace(like, matrix=pattern))
     wanted = requested(op, pattern, feat, **options)
-    settled, statistics = _settled(wanted, pattern), wanted.statistics
+    settled, statistics = _unbound(wanted, pattern), wanted.statistics
     in_panels = getattr(settled.config, "in_panels", False)
     if not in_panels and not statistics.asks_for_locality and max(sizes) < 1 << 30:
         if len(_likes) >= MOST_LIKES:
@@ -381,10 +381,10 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object)
     return result
 
 
-def _settled(wanted: Request, pattern: CsrPattern) -> Plan:
+def _unbound(wanted: Request, pattern: CsrPattern) -> Plan:
     """The default plan of a CsrPattern, not yet bound to a pattern."""
     default = _by_size(wanted.problem, wanted.statistics.rounded, wanted.target)
-    return Plan.settled(wanted, _of_each_run(default, pattern), "default")
+    return Plan.unbound(wanted, _of_each_run(default, pattern), "default")
 
 
 def _of_each_run(config: Config, pattern: CsrPattern) -> Config:

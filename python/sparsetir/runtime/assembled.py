@@ -117,7 +117,7 @@ class Numeric:
         -------
         ndarray
         """
-        out = rooms.room(self.shape, self.dtype) if out is None else out
+        out = rooms.array(self.shape, self.dtype) if out is None else out
         if self.first is not None:
             out.fill(self.first)
         if out.size:
@@ -408,7 +408,7 @@ class AssembledKernel:
         ends : that of the bounds
         """
         names, room = self.programs, parts.room
-        indices = rooms.room((room,), self._idtype)
+        indices = rooms.array((room,), self._idtype)
         named = {
             **arguments, names.parts: parts.count, names.rows_ptr: parts.rows_ptr, names.room: room,
             names.rooms: parts.begins, names.ends: indptr[1:], names.indices: indices,
@@ -416,7 +416,7 @@ class AssembledKernel:
         if fill.bounded:
             named[names.bounds] = np.diff(ends)
         shape = (room,) if fill.shape is None else fill.shape(named)
-        named[names.values] = values = rooms.room(shape, self._dtype)
+        named[names.values] = values = rooms.array(shape, self._dtype)
         if room:
             fill.kernel.run(fill.ordered(named))
         if not names.parted:  # rows without elements end where their predecessor does

@@ -92,7 +92,7 @@ class Process:
             if cores is not None:
                 os.sched_setaffinity(self.pid, cores)
             if ahead:
-                go_ahead(self.pid)
+                raise_priority(self.pid)
 
     @property
     def pid(self) -> int:
@@ -176,7 +176,7 @@ class Process:
         return f"; its last line: {lines[-1]}" if lines else ""
 
 
-def go_ahead(pid: int = 0) -> None:
+def raise_priority(pid: int = 0) -> None:
     """Raise the priority of a process (0: this one), if the user may."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, PRIORITY)

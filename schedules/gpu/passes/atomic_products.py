@@ -257,7 +257,7 @@ class _Tile:
         matrix = _buffer(p.by_column, dtype_of(p.matrix), name, "shared")
         term = cast(_load(left, p.by_row), self.wide) * cast(_load(matrix, p.by_column), self.wide)
         added = _store(sums, p.places, _load(sums, p.places) + term)
-        copied = _store(matrix, p.by_column, self._or_zero(p.matrix, [steps, *p.by_column]))
+        copied = _store(matrix, p.by_column, self._or_masked(p.matrix, [steps, *p.by_column]))
         visit = [
             self.step("gather", p.by_row, self._gathered(left)),
             self.step("matrix", p.by_column, copied),
@@ -283,7 +283,7 @@ class _Tile:
         alone = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in p.inner if is_one(x.extent)}
         plain = uncast(p.left[0])
         if not several and len(p.left) == 1 and dtype_of(plain) == dtype:
-            return substitute(_store(left, p.by_row, self._or_zero(plain, loops)), alone)
+            return substitute(_store(left, p.by_row, self._or_masked(plain, loops)), alone)
         term = p.left[0]
         for factor in p.left[1:]:
             term = term * factor
@@ -295,7 +295,7 @@ class _Tile:
         begin = _store(left, p.by_row, tirx.const(0, dtype))
         return substitute(tirx.SeqStmt([begin, add]), alone)
 
-    def _or_zero(self, value: Any, loops: list[Any]) -> Any:
+    def _or_masked(self, value: Any, loops: list[Any]) -> Any:
         """A value, or zero where the conditions on these loops do not hold."""
         guards = self.known(loops)
         zero = tirx.const(0, dtype_of(value))
