@@ -60,7 +60,7 @@ def expr_of(factor: Any) -> Any:
     return factor.key if isinstance(factor, StructuralKey) else factor
 
 
-def takes_all(
+def is_surjective(
     weights: Mapping[Any, int], extents: Mapping[Any, Any], length: Any, analyzer: Any,
     limits: Sequence[Any] = (),
 ) -> bool:  # fmt: skip

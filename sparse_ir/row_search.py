@@ -34,7 +34,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows, step_of
-from sparsetir.sparse_ir.search import carry, find_last_start, start_again, whole
+from sparsetir.sparse_ir.search import carry, find_last_start, restart, whole
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.translate import Around, Scope, Translator
 from sparsetir.sparse_ir.workers import divided
@@ -150,7 +150,7 @@ class RowSearch:
         )
         around = scope.around
         before = _before(around, carried)
-        begin = self.translate.made(*start_again(f"start_{held.name}", held, first), {first.source})
+        begin = self.translate.made(*restart(f"start_{held.name}", held, first), {first.source})
         begin.uses |= {x.var for x in before}
         carried[-1].scope.searches.append((("", []), begin))
         reads = [*self.translate.reads_of([position]), whole(array)]

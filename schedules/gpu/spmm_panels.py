@@ -50,7 +50,7 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
-from sparsetir.schedules.template import Asked, Template, Tried, register
+from sparsetir.schedules.template import SearchInput, Template, Tried, register
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import buffers_made_by
@@ -249,7 +249,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged
     return Arranged(Stored(keeps_order=not config.packed), matrix.arguments())
 
 
-def choices(search: Asked) -> Tried | None:
+def choices(search: SearchInput) -> Tried | None:
     """UFi, UFk, WarpTile, the block, atomics and compaction; None for unsupported problems.
 
     Blocks have one warp, as most of the paper's best ones, or four. UFk is up to 8, as in its

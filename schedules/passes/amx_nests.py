@@ -218,7 +218,7 @@ def _written(
         return substitute(substitute(node, values), where)
 
     direct = written.value.same_as(nodes_of(ir.TensorLoad, written.value)[0])
-    direct = direct and _side_by_side(written, values, loops)
+    direct = direct and _is_row_major(written, values, loops)
     through = [
         store(tile, tirx.BufferLoad(memory, [as_dtype(r, types[0]), as_dtype(c, types[1])]), pitch)
         for (r, c), tile in shape.sums.items()
@@ -227,7 +227,7 @@ def _written(
     mine = _reading(realize.block.body, workspace, memory)
     row, column = (tirx.Var(x.loop_var.name, t) for x, t in zip(loops, types, strict=True))
     slow = loop_over(row, shape.rows, loop_over(column, shape.features, visit(mine, row, column)))
-    if not all(_grows(c, realize, values, loops) for c in conditions):
+    if not all(_is_monotone(c, realize, values, loops) for c in conditions):
         return tirx.SeqStmt([*through, slow])
     steps: list[tirx.Stmt]
     if direct:
@@ -250,12 +250,12 @@ def _written(
     return tirx.IfThenElse(tirx.all(*whole), as_one(steps), tirx.SeqStmt([*through, slow]))
 
 
-def _grows(condition: Any, realize: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
+def _is_monotone(condition: Any, realize: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
     """Whether a condition holds for all visits of two loops if it holds for the last one."""
     if is_likely(condition):
         condition = condition.args[0]
     if isinstance(condition, tirx.And):
-        return all(_grows(c, realize, values, loops) for c in (condition.a, condition.b))
+        return all(_is_monotone(c, realize, values, loops) for c in (condition.a, condition.b))
     mine = [x.loop_var for x in loops]
     if not isinstance(condition, tirx.LT):
         return False
@@ -264,7 +264,7 @@ def _grows(condition: Any, realize: Any, values: dict[Any, Any], loops: list[Any
     return not free_vars(limit) & set(mine) and all(n is not None and n >= 0 for n in steps)
 
 
-def _side_by_side(written: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
+def _is_row_major(written: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
     """Whether the first loop is over rows, and the second one over a row's elements in order."""
     mine = [x.loop_var for x in loops]
     sums = [affine(substitute(i, values)) for i in written.indices]

@@ -50,7 +50,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.races import FREE, facts_of
 from sparsetir.sparse_ir.reduction import add_guards, split_guards
-from sparsetir.sparse_ir.speculation import is_harmless
+from sparsetir.sparse_ir.speculation import is_speculatable
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,
@@ -212,7 +212,7 @@ class _Nest:
         self.init: Any = first
         summed = {lp.loop_var for lp in self.others}
         differ = [
-            self._differs(x, summed) if self.updates else not is_among(x, self.of_init)
+            self._varies(x, summed) if self.updates else not is_among(x, self.of_init)
             for x in self.conditions
         ]
         self.of_terms = [*compress(self.conditions, differ)]
@@ -221,7 +221,7 @@ class _Nest:
         self.lanes = 1  # per accumulator vector
         self.dtype = self._widened() or str(self.store.buffer.ty.dtype)
 
-    def _differs(self, condition: Any, summed: set[Any]) -> bool:
+    def _varies(self, condition: Any, summed: set[Any]) -> bool:
         """Whether a condition may vary by term of a sum."""
         return bool(free_vars(condition) & summed or loads_of(condition, self.store.buffer))
 
@@ -281,7 +281,7 @@ class _Nest:
         if self.updates:
             ahead = [*self.conditions, *at]
             still = not any(free_vars(x) & reduced for x in at)
-            return bool(loads) and still and all(is_harmless(x) for x in ahead)
+            return bool(loads) and still and all(is_speculatable(x) for x in ahead)
         if self.rows is not None or len(self.of_init) != len(self.conditions):
             return False  # rows of blocks update their results, in pieces that suit the caches
         first = isinstance(self.init, tirx.BufferStore) and same_indices(self.init.indices, at)
@@ -557,7 +557,7 @@ class _Nest:
             tests = [
                 test
                 for test in _first_choices(total.value)
-                if shared(test) and not _uses(test, along) and (not differ or is_harmless(test))
+                if shared(test) and not _uses(test, along) and (not differ or is_speculatable(test))
             ]
             if not tests:
                 return lanes_of(partial(update, add_guards(differ, total)))

@@ -60,7 +60,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.reduction import Reduction, add_guards, reduction_of
-from sparsetir.sparse_ir.speculation import is_harmless
+from sparsetir.sparse_ir.speculation import is_speculatable
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,
@@ -283,7 +283,7 @@ def _innermost(loop: Any, in_order: bool = True) -> Reduction | None:
     if tvm.DataType(dtype_of(reduction.term)).bits not in (32, 64):
         return None
     # Conditions are hoisted out of the loop, which may have no visits.
-    if not all(map(is_harmless, reduction.conditions)):
+    if not all(map(is_speculatable, reduction.conditions)):
         return None
     moves = any(var in free_vars(i) for i in [*reduction.store.indices, *reduction.conditions])
     return None if moves or not _is_contiguous(reduction.term, var) else reduction

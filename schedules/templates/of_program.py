@@ -21,7 +21,7 @@ from sparsetir.schedules.operators.operands import OPERATORS, OfProgram
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm, Stored
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.targets import is_gpu, vector_bits
-from sparsetir.schedules.template import TEMPLATES, Asked, Choices, Template, Tried, register
+from sparsetir.schedules.template import TEMPLATES, Choices, SearchInput, Template, Tried, register
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 
@@ -104,7 +104,7 @@ def candidates(problem: Any, stats: Any, target: Any) -> list[Choices]:
     return [default_of(problem, _sizes(stats), target, stats.threads, stats.work_of_threads)]
 
 
-def choices(search: Asked) -> Tried | None:
+def choices(search: SearchInput) -> Tried | None:
     """Choices of the program's space; None for a GPU, which has no such space."""
     if is_gpu(search.target):
         return None

@@ -30,7 +30,7 @@ from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.schedules.registers import feat_field, tasks
-from sparsetir.schedules.template import Asked, Template, Tried, register
+from sparsetir.schedules.template import SearchInput, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight
 from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
@@ -285,7 +285,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowTile) -> Arranged:
     return Arranged(stored, matrix.arguments(), numbers)
 
 
-def choices(search: Asked) -> Tried:
+def choices(search: SearchInput) -> Tried:
     """Tiles of whole vectors, and those of the candidates.
 
     order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",

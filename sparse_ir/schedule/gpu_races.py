@@ -108,7 +108,7 @@ class _RaceStrategy:
                 lanes = size
             self._refuse_lanes(loop, size, lanes, race)
             return self._groups(loop, size, lanes, race)
-        names = self._raced()
+        names = self._racing()
         for name in names:
             self._mark(name, {ATOMIC: 1})
         return self.func, [SparseIterationRef(name) for name in names]
@@ -154,7 +154,7 @@ class _RaceStrategy:
         self, loop: Loop, size: int, lanes: int, race: str
     ) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """Let lanes reduce their terms."""
-        names = self._raced()
+        names = self._racing()
         runs = int(race == "segment")
         for name in names:
             update = self._update(find_iteration(self.func, name))
@@ -216,7 +216,7 @@ class _RaceStrategy:
         private = private_buffers(self.func, self.it)
         return any(s.buffer not in private for s in own_stores(it))
 
-    def _raced(self) -> list[str]:
+    def _racing(self) -> list[str]:
         """The iterations that update elements shared by visits of the loops."""
         facts = parallelizable(self.func, self.it)
         names = {x.name for x in self.loops}

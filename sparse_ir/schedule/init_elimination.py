@@ -34,7 +34,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.affine import affine, takes_all
+from sparsetir.sparse_ir.affine import affine, is_surjective
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -74,7 +74,7 @@ def without_init(
     if init is None or init.init is not None:
         return None
     others, first = split_guards(init.body)
-    if not isinstance(first, tirx.BufferStore) or _reads_what_changes(func, first):
+    if not isinstance(first, tirx.BufferStore) or _reads_written(func, first):
         return None
     mine = _variables([*store.indices, *conditions], axes)
     found = {v: axis for axis, v, _ in init.axis_of()}
@@ -117,7 +117,7 @@ def with_init_before(
     dense = all(axis.kind == "dense_fixed" for axis in found.values())
     if not plain or not dense or set(first.indices) != set(found):
         return None
-    if len(found) < len(first.indices) or _reads_what_changes(func, first):
+    if len(found) < len(first.indices) or _reads_written(func, first):
         return None
     spatial = {v: axis for axis, v, kind in it.axis_of() if kind == "S"}
     if any(axis.kind != "dense_fixed" for axis in spatial.values()):
@@ -128,7 +128,7 @@ def with_init_before(
     for condition in reversed([c for c in conditions if is_tail(c) and not free_vars(c) & loops]):
         init = tirx.IfThenElse(condition, init, None)
     lengths = [found[v].length for v in first.indices]
-    if not _is_whole(func, store.buffer, lengths) or not _reaches(func, init, spatial, lengths):
+    if not _is_whole(func, store.buffer, lengths) or not _covers_box(func, init, spatial, lengths):
         return None
     out = func.replace(body=without_iteration(func.body, before.name))
     merged = changed(it, init=init)
@@ -191,7 +191,7 @@ def with_plain_init(func: SparseFunc, iteration: str, buffer: SparseBuffer) -> S
         first.value, tirx.IntImm | tirx.FloatImm
     )
     lengths = [a.length for a in axes]
-    if not dense or not constant or not _reaches(func, init.body, spatial, lengths):
+    if not dense or not constant or not _covers_box(func, init.body, spatial, lengths):
         return func
     loops = [Loop(a, [tirx.Var(a.name.lower(), a.idtype)], "S") for a in axes]
     body = tirx.BufferStore(buffer.var, first.value, [x.var for x in loops])
@@ -210,7 +210,7 @@ def _is_whole(func: SparseFunc, var: Any, lengths: list[Any]) -> bool:
     )
 
 
-def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
+def _covers_box(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
     """Whether a store, executed for all coordinates, covers a box of these lengths."""
     conditions, store = split_guards(without_tail_shifts(init))
     limits = [_limit(c.args[0], spatial) for c in conditions]
@@ -226,7 +226,7 @@ def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: lis
             here = affine(index).weights(spatial)
             extents = {v: spatial[v].length for v in here or {}}
             mine = [x for x in limits if x is not None and set(x[0]) <= set(extents)]
-            if here is None or not takes_all(here, extents, length, analyzer, mine):
+            if here is None or not is_surjective(here, extents, length, analyzer, mine):
                 return False
             used += extents
             limits = [x for x in limits if x not in mine]
@@ -257,7 +257,7 @@ def _before(body: Any, iteration: str, buffer: Any) -> SparseIteration | None:
     return None
 
 
-def _reads_what_changes(func: SparseFunc, store: Any) -> bool:
+def _reads_written(func: SparseFunc, store: Any) -> bool:
     written = [s.buffer for s in stores_of(func.body)]
     return any(loads_of(store.value, b) for b in written)
 

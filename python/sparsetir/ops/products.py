@@ -306,12 +306,12 @@ def operand_like(
     """Resolve A; values from outside torch get the device and dtype of `like`."""
     operand = resolve(A, values, shape, who)
     own_values = operand.values
-    if values is None and own_values is not None and like is not None and _is_of_host(A):
+    if values is None and own_values is not None and like is not None and _is_outside_torch(A):
         operand = operand._replace(values=own_values.to(like.device, like.dtype))
     return operand
 
 
-def _is_of_host(A: object) -> bool:
+def _is_outside_torch(A: object) -> bool:
     """Whether A's values are outside torch, and so have no gradients."""
     return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
 

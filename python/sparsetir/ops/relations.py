@@ -250,7 +250,7 @@ def relations_of(
     return relations_found
 
 
-def seen_edges(edge_index: Tensor, edge_type: Tensor) -> tuple[Tensor, Tensor]:
+def edge_copies(edge_index: Tensor, edge_type: Tensor) -> tuple[Tensor, Tensor]:
     """Private copies of edges and relations, the same ones as long as these are unchanged.
 
     Lookups by the copies need no comparison, and later writes do not change gradients.

@@ -354,7 +354,7 @@ _likes: dict[Hashable, tuple[Request, Plan]] = {}
 NO_PATTERN = CsrPattern(np.zeros(1, np.int32), np.zeros(0, np.int32), (0, 0))
 
 
-def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object) -> Plan:
+def plan_per_run(op: str, pattern: CsrPattern, feat: int, **options: object) -> Plan:
     """:func:`plan` for a trusted pattern and operands that are known to fit.
 
     Fast if a pattern of similar sizes was planned before, and locality does not matter: then only
@@ -384,10 +384,10 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object)
 def _unbound(wanted: Request, pattern: CsrPattern) -> Plan:
     """The default plan of a CsrPattern, not yet bound to a pattern."""
     default = _by_size(wanted.problem, wanted.statistics.rounded, wanted.target)
-    return Plan.unbound(wanted, _of_each_run(default, pattern), "default")
+    return Plan.unbound(wanted, _per_run(default, pattern), "default")
 
 
-def _of_each_run(config: Config, pattern: CsrPattern) -> Config:
+def _per_run(config: Config, pattern: CsrPattern) -> Config:
     """The config adapted to values passed in each run, and to unsorted columns."""
     config = getattr(config, "unpacked", config)
     in_panels = getattr(config, "in_panels", False)

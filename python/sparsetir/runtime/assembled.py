@@ -330,7 +330,7 @@ class AssembledKernel:
         if part is not None:  # the fast path, which takes as long as a hundred elements
             indices, values = self._filled(fill, arguments, part, indptr, ends)
             nnz = indptr.item(-1)
-            indices, values = _shrunk(indices, nnz), _shrunk(values, nnz)
+            indices, values = _truncated(indices, nnz), _truncated(values, nnz)
             return CsrArrays(indptr.astype(self._idtype), indices, values)
         pieces, first = [], 0
         while first < rows or not pieces:
@@ -343,7 +343,7 @@ class AssembledKernel:
             parts = _Parts(rows_ptr // step, begins, len(begins) - 1, int(begins[-1]))
             arrays = self._filled(fill, arguments, parts, indptr, ends)
             sizes = _sizes(indptr, rows_ptr.tolist())
-            pieces.append([_closed(x, begins, sizes) for x in arrays])
+            pieces.append([_compacted(x, begins, sizes) for x in arrays])
             first = last
         if indptr[-1] > self.most:
             raise OverflowError(
@@ -493,16 +493,16 @@ def _sizes(indptr: np.ndarray, rows: list[int]) -> list[int]:
     return sizes
 
 
-def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarray:
+def _compacted(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarray:
     """Compact the slices of an array; free the rest if the array owns its memory."""
     at, step, data = sizes[0], array.strides[0], array.ctypes.data
     for begin, size in zip(begins.tolist()[1:-1], sizes[1:], strict=True):
         ctypes.memmove(data + at * step, data + begin * step, size * step)
         at += size
-    return _shrunk(array, at)
+    return _truncated(array, at)
 
 
-def _shrunk(array: np.ndarray, size: int) -> np.ndarray:
+def _truncated(array: np.ndarray, size: int) -> np.ndarray:
     """The first elements of an array; the rest is freed if the array owns its memory."""
     if array.base is None and array.nbytes > SMALL:
         if size < len(array):

@@ -76,10 +76,10 @@ def reading(what: str, kind: type[Exception]) -> Iterator[None]:
     except kind:
         raise
     except Exception as error:
-        raise kind(f"{what}: {why(error)}") from error
+        raise kind(f"{what}: {reason(error)}") from error
 
 
-def why(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Why a file cannot be read."""
     if isinstance(error, MemoryError):
         return "does not fit into memory"

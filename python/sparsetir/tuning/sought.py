@@ -31,12 +31,12 @@ MOST_CONFIGS = 100_000  # of a space that is enumerated
 
 
 # A search, its space, and configs to start with, the default first.
-Sought: TypeAlias = tuple[Search, Space, list[Config]]
+SearchSetup: TypeAlias = tuple[Search, Space, list[Config]]
 
 
 def of_operator(
     op: str, *matrices: object, target: TargetLike, device: str | None, **options: object
-) -> Sought:
+) -> SearchSetup:
     """The search for an operator on a matrix, over the configs of its templates.
 
     matrices, options : arguments of :func:`sparsetir.planning.plan.requested`
@@ -71,7 +71,7 @@ def of_program(
     *,
     target: TargetLike,
     threads: int | None,
-) -> Sought:
+) -> SearchSetup:
     """The search for a function with arguments, over the choices of a schedule."""
     if not isinstance(program, SparseFunc):
         expected = "the name of an operator or a stage-I function"
