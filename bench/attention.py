@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.harness import through
+from bench.harness import run_cells
 from bench.report import Form, show_others, show_times
 from bench.ways import Comparison, Device, Makers, Way
 from sparsetir import masks, ops
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     options = length, heads, peers, device
     todo = ((", ".join(one), partial(measure, *one, *options)) for one in every)
     tables = partial(show, threads=args.threads)
-    through(args, "attention", todo, tables, ours=OURS, heads=heads, head_size=HEAD_SIZE)
+    run_cells(args, "attention", todo, tables, ours=OURS, heads=heads, head_size=HEAD_SIZE)
 
 
 def measure(

@@ -19,7 +19,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from bench.harness import through
+from bench.harness import run_cells
 from bench.report import Form, show_means, show_others, show_times
 from bench.ways import Comparison, Device, Way
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
     if device is None:
         return
     todo = ((str(case), partial(measure, case, device)) for case in cases(device, args.quick))
-    through(args, "blocks", todo, partial(show, threads=args.threads), ours=OURS)
+    run_cells(args, "blocks", todo, partial(show, threads=args.threads), ours=OURS)
 
 
 def measure(case: Case, device: Device) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.distributed_model import NETWORKS, Local, Network, Share, epoch, expected_share
-from bench.harness import finish, where
+from bench.harness import circumstances_of, finish
 from bench.report import Form, show_times, table, write
 from bench.timing import progress
 from sparsetir.data.graphs import graph_name
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     """Write the file; status 1 if losses differ."""
     cells: list[dict[str, Any]] = []
     results: dict[str, Any] = {"cells": cells, "stated": {k: list(v) for k, v in NETWORKS.items()}}
-    about = where(args)
+    about = circumstances_of(args)
     for graph, model in product(args.graph or ["cora"], args.model):
         cells.append(cell_of(graph, model, args))
         results["large"] = large(cells)

@@ -129,7 +129,7 @@ def give_back() -> None:
     LIBC.malloc_trim(0)
 
 
-def came() -> int:
+def bytes_received() -> int:
     """Bytes received on this process's connections so far, by the kernel's counts."""
     total = 0
     for entry in os.listdir("/proc/self/fd"):
@@ -246,12 +246,12 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     alone = epoch_of(Model(kind, x.shape[1], hidden), x, graph, y, train)
     alone()
     dist.barrier()
-    counted, wire = graph.exchange.bytes_sent, came()
+    counted, wire = graph.exchange.bytes_sent, bytes_received()
     for _ in range(4):
         alone()
     dist.barrier()
     cell["bytes sent"] = (graph.exchange.bytes_sent - counted) / 4
-    cell["bytes that came"] = (came() - wire) / 4
+    cell["bytes that came"] = (bytes_received() - wire) / 4
     cell["bytes needed"] = x.itemsize * graph.halo * exchanged(kind, x.shape[1], hidden)
     return cell
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.harness import through
+from bench.harness import run_cells
 from bench.report import show_others, show_times
 from bench.tasks import EXAMPLES, Example
 from bench.timing import clock_of
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     options = ways, seeds, epochs, 0.1 if args.quick else args.seconds
     cells = ((name, partial(measure, name, *options)) for name in todo)
     clock = clock_of(args.threads).__name__
-    through(args, "examples", cells, show, clock=clock, seeds=seeds)
+    run_cells(args, "examples", cells, show, clock=clock, seeds=seeds)
 
 
 def seed(number: int) -> None:

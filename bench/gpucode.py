@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.harness import each, finish
+from bench.harness import finish, measure_each
 from bench.report import table
 from sparsetir.formats import BSR, DBSR, SRBCRS
 from sparsetir.runtime.pipeline import kernel_of, lower_template
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> None:
         print("nvcc is not on the path: nothing is compiled")
         return
     todo = {n: of for n, of in cases(args.quick).items() if args.kernels in n}
-    results = each(
+    results = measure_each(
         (f"{name} for {args.arch}", partial(measure, name, *of, args.arch, nvcc))
         for name, of in todo.items()
     )

@@ -21,7 +21,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import sparsetir
 from bench import memory
-from bench.harness import in_a_process, through
+from bench.harness import in_a_process, run_cells
 from bench.messages import Distance, Gate, Own, Raw
 from bench.problems import matrix_of
 from bench.report import Form, show_means, show_others, show_times
@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> None:
     ]
     if args.exported:
         show_calls = lambda cells: show_times("calls", cells, "call", ABOUT, EXPORTED)  # noqa: E731
-        return through(args, "graph-exported", todo, show_calls, clock=clock)
-    through(args, "graph", todo, show, clock=clock)
+        return run_cells(args, "graph-exported", todo, show_calls, clock=clock)
+    run_cells(args, "graph", todo, show, clock=clock)
 
 
 def edges_of(name: str) -> tuple[int, torch.Tensor]:

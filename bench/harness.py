@@ -1,7 +1,7 @@
 """Runs, checks, files and exit status of commands, which name cells and ways.
 
-A command measures cells one by one (`each`), shows them, and ends with a JSON file, a picture of
-it, and status 1 if a result was wrong (`finish`). For ways in torch see `ways`.
+A command measures cells one by one (`measure_each`), shows them, and ends with a JSON file, a
+picture of it, and status 1 if a result was wrong (`finish`). For ways in torch see `ways`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.timing import progress
 TOLERANCE = 1e-4  # in units of the terms of each sum
 
 
-def each(
+def measure_each(
     todo: Iterable[tuple[str, Callable[[], dict[str, Any]]]],
     save: Callable[[list[dict[str, Any]]], Any] = lambda cells: None,
 ) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def each(
     return cells
 
 
-def where(args: argparse.Namespace) -> dict[str, Any]:
+def circumstances_of(args: argparse.Namespace) -> dict[str, Any]:
     """The circumstances of a command; on a GPU those of the GPU too."""
     if getattr(args, "target", "cpu") != "cuda":
         return circumstances(args.threads)
@@ -58,7 +58,7 @@ def finish(
 
     about : circumstances besides those of each command
     """
-    path = write(args.out, command, {**where(args), **about}, results)
+    path = write(args.out, command, {**circumstances_of(args), **about}, results)
     if draw is not None and args.plot:
         draw(path)
 
@@ -74,7 +74,7 @@ def refuse_bad(cells: Sequence[dict[str, Any]], ours: str = "") -> None:
         raise SystemExit(f"{len(bad)} of {len(cells)} cells hold wrong results or failures")
 
 
-def through(
+def run_cells(
     args: argparse.Namespace,
     command: str,
     todo: Iterable[tuple[str, Callable[[], dict[str, Any]]]],
@@ -87,8 +87,8 @@ def through(
 
     results : other contents of the file
     """
-    about = where(args)
-    cells = each(
+    about = circumstances_of(args)
+    cells = measure_each(
         todo, lambda so_far: write(args.out, command, about, {"cells": so_far, **results}, True)
     )
     show(cells)

@@ -19,12 +19,12 @@ import numpy as np
 import tvm_ffi
 
 import sparsetir
-from bench.harness import through
+from bench.harness import run_cells
 from bench.report import ROOT, Form, show_means, show_times
 from bench.timing import in_turns, timed
 from sparsetir import Schedule
 from sparsetir.data.graphs import GraphError
-from sparsetir.tuning.process import go_ahead
+from sparsetir.tuning.process import raise_priority
 from sparsetir.tuning.timing import turn
 
 COMPILER = ("g++", "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     sys.path.append(str(ROOT / "examples"))
     thesis, inputs = (import_module(f"thesis_{name}") for name in ("schedules", "inputs"))
     tensors = [(path.stem, *_tensor(path)) for path in args.tensor] or [_random()]
-    go_ahead()
+    raise_priority()
     rounds, kernels = 2 if args.quick else args.rounds, {}
 
     def cell(name: str, shape: tuple[int, ...], coords: Any, dtype: str, mode: int) -> Any:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
             for tensor, dtype in product(tensors, args.dtype)
             for mode in range(len(tensor[1]))
         ]
-        through(args, "mttkrp", todo, _show, rounds=rounds)
+        run_cells(args, "mttkrp", todo, _show, rounds=rounds)
 
 
 def measure(

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from bench.harness import check, through
+from bench.harness import check, run_cells
 from bench.problems import problems
 from bench.report import show_times
 from bench.timing import clock_of, interleaved
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
             todo.append((f"{shape[0]} x {shape[1]}, {zeros:.0%} zeros, {feat}", cell))
     title, clock = f"products, {args.threads} threads: ms", clock_of(args.threads).__name__
     show = lambda cells: show_times(title, cells, "seconds", ("problem", "feat"), OURS)  # noqa: E731
-    through(args, "products", todo, show, clock=clock)
+    run_cells(args, "products", todo, show, clock=clock)
 
 
 def product(name: str, load: Callable[[], Any], seconds: float) -> dict[str, Any]:

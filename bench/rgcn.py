@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.harness import each, finish, refuse_bad
+from bench.harness import finish, measure_each, refuse_bad
 from bench.report import show_others, show_times
 from bench.training import Trained
 from bench.ways import Comparison, Device
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
         graph = generated(edges, relations)
         about = {"graph": f"{edges:.0e}".replace("e+0", "e"), "nodes": graph.nodes, "edges": edges}
         todo = ((f"{edges} edges, {f}", partial(measure, graph, f, ways, device)) for f in FEATURES)
-        cells += [{**about, "relations": relations, **cell} for cell in each(todo)]
+        cells += [{**about, "relations": relations, **cell} for cell in measure_each(todo)]
         cells[-1]["epoch"] = epochs(graph, ways, device)
         ops.clear_cache()
     columns = ("graph", "edges", "relations", "feat")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bench.clouds import Layer, layers, scene
-from bench.harness import each, finish, refuse_bad
+from bench.harness import finish, measure_each, refuse_bad
 from bench.report import show_others, show_times
 from bench.ways import Comparison, Device, Way
 from sparsetir.nn import KernelMap, SparseConv3d
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
         for d in args.dtype
         for layer in islice(layers(places, getattr(torch, d)), 3 if args.quick else None)
     )
-    cells = each(todo)
+    cells = measure_each(todo)
     clouds = [{"cloud": "generated", "points": len(places), "cells": cells}]
     show(clouds[0], args.threads)
     finish(args, "sparse_conv", clouds)

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from bench.harness import through
+from bench.harness import run_cells
 from bench.peers import mkl
 from bench.problems import problems
 from bench.report import show_means, show_times
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
         for op, kind in kinds.items():
             cell = partial(measure, op, name, partial(kind, name, a, library), args.seconds)
             todo.append((f"{name}: {op}", cell))
-    through(args, "sparse_results", todo, show)
+    run_cells(args, "sparse_results", todo, show)
 
 
 def show(cells: list[dict[str, Any]]) -> None:

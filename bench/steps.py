@@ -13,7 +13,7 @@ import numpy as np
 
 import sparsetir
 from bench import plots
-from bench.harness import check, through
+from bench.harness import check, run_cells
 from bench.problems import problems
 from bench.report import show_times
 from bench.timing import interleaved
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         (f"{problem.name}, {feat} features", partial(measured, problem, feat, kernels, args))
         for problem, feat in product(problems(args.graph), args.feat or FEATURES)
     )
-    through(args, "steps", todo, show, draw)
+    run_cells(args, "steps", todo, show, draw)
 
 
 def measured(problem: Any, feat: int, kernels: dict[str, Any], args: Any) -> dict[str, Any]:

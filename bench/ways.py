@@ -17,7 +17,7 @@ import torch
 from bench.harness import cuda
 from bench.peers.gpu_clock import Clock, take_turns
 from bench.timing import interleaved
-from sparsetir.tuning.process import go_ahead
+from sparsetir.tuning.process import raise_priority
 from sparsetir.tuning.serving import one_line
 
 COPIES, ROUNDS, CALLS = 3, 5, 10
@@ -52,7 +52,7 @@ class Device:
             turns = quick if args.quick else (ROUNDS, CALLS, COPIES)
             return None if cuda() is None else cls("cuda", "cuda", Clock(torch), turns)
         torch.set_num_threads(args.threads)
-        go_ahead()
+        raise_priority()
         return cls(seconds=0.05 if args.quick else args.seconds, **more)
 
     @property

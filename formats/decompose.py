@@ -31,7 +31,7 @@ from tvm import ir, tirx
 
 from sparsetir.formats.fission import fission
 from sparsetir.formats.preprocess import COPY, is_copy, statements
-from sparsetir.formats.queries import are, fresh_name, sets_all, stored_by, stores, uses
+from sparsetir.formats.queries import are_exactly, fresh_name, sets_all, stored_by, stores, uses
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_instance import RuleInstance, as_coordinates
 from sparsetir.sparse_ir.annotations import RESTORE
@@ -307,7 +307,7 @@ class _Decomposition:
         coords = dict(zip(old_vars, as_coordinates(old, old_axes), strict=True))
 
         def index(indices: list[Any]) -> list[Any]:
-            if are(indices, old_vars):
+            if are_exactly(indices, old_vars):
                 return list(new_vars)
             return as_coordinates(rule.to_new(indices), axes)
 
@@ -318,7 +318,7 @@ class _Decomposition:
             at = index(list(node.indices))
             element = tirx.BufferLoad(fmt.buffers[name].var, at)
             stored = fmt.is_stored(at)
-            if stored is None or are(node.indices, old_vars):
+            if stored is None or are_exactly(node.indices, old_vars):
                 return element
             return tirx.if_then_else(stored, element, tirx.const(0, str(element.ty.dtype)))
 
@@ -398,7 +398,7 @@ class _Decomposition:
         """Indices of an access to a target other than the iteration's own coordinates, or None."""
         for node in nodes_of((ir.TensorLoad, tirx.BufferStore), it.init, it.body):
             buf = node.source if isinstance(node, ir.TensorLoad) else node.buffer
-            if self._target(buf) is not None and not are(node.indices, coordinates):
+            if self._target(buf) is not None and not are_exactly(node.indices, coordinates):
                 return list(node.indices)
         return None
 

@@ -210,7 +210,7 @@ class _Inference:
         if not 0 <= number <= np.iinfo(axis.idtype).max:
             raise StructureError(f"{self._who(axis)}: {what} = {number} does not fit {axis.idtype}")
 
-    def _refuse_room(self, axis: Axis, bad: np.ndarray, room: str) -> None:
+    def _refuse_overflow(self, axis: Axis, bad: np.ndarray, room: str) -> None:
         raise StructureError(
             f"{self._who(axis)} has {room}, none for coordinate "
             f"{self._coordinate(int(bad.argmax()))}"
@@ -222,7 +222,7 @@ class _Inference:
         if self.count and not (low >= 0 and high < length):
             if coord.min() < 0 or coord.max() >= length:
                 bad = (coord < 0) | (coord >= length)
-                self._refuse_room(axis, bad, f"coordinates in [0, {length})")
+                self._refuse_overflow(axis, bad, f"coordinates in [0, {length})")
         if axis.kind == "dense_fixed":
             self.offset[axis.name], self.total[axis.name] = coord, length
             return
@@ -248,7 +248,7 @@ class _Inference:
         self._check_fits(axis, parents * cols, "parents * nnz_cols")
         slot = np.arange(len(indices)) - start[row]
         if (slot >= cols).any():
-            self._refuse_room(axis, slot[place] >= cols, f"{cols} slots in each row")
+            self._refuse_overflow(axis, slot[place] >= cols, f"{cols} slots in each row")
         slots = np.full(parents * cols, -1, axis.idtype)
         at = row.astype(np.int64) * cols + slot
         slots[at] = indices
@@ -288,9 +288,9 @@ class _Inference:
     def _refuse_shared(self, places: np.ndarray) -> None:
         order = np.argsort(places, kind="stable")
         same = places[order][1:] == places[order][:-1]
-        self._refuse_twice(int(order[1:][same].min()))
+        self._refuse_duplicates(int(order[1:][same].min()))
 
-    def _refuse_twice(self, at: int) -> None:
+    def _refuse_duplicates(self, at: int) -> None:
         raise StructureError(
             f"infer_format: coordinate {self._coordinate(at)} is stored twice, or rule "
             f"'{self.rule.name}' takes two coordinates to one place"

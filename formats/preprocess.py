@@ -53,8 +53,8 @@ def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
                 "that what one function fills is lost to the other; give it a parameter"
             )
     return (
-        _only_what_is_used(func, copies, f"{func.name}_preprocess"),
-        _only_what_is_used(func, rest, func.name),
+        _without_unused(func, copies, f"{func.name}_preprocess"),
+        _without_unused(func, rest, func.name),
     )
 
 
@@ -68,7 +68,7 @@ def is_copy(stmt: Any) -> bool:
     return isinstance(stmt, SparseIteration) and COPY in stmt.annotations
 
 
-def _only_what_is_used(func: SparseFunc, body: list[Any], name: str) -> SparseFunc:
+def _without_unused(func: SparseFunc, body: list[Any], name: str) -> SparseFunc:
     stmt = as_one(body) if body else tirx.Evaluate(0)
     variables: dict[int, Any] = {}
     axes: dict[str, Axis] = {}

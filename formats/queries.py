@@ -9,7 +9,7 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.nodes import SparseBuffer, SparseIteration, nodes_of, stores_of
 
 
-def are(indices: Any, variables: list[Any]) -> bool:
+def are_exactly(indices: Any, variables: list[Any]) -> bool:
     """Whether the indices are exactly these variables, in this order."""
     return all(
         isinstance(i, ir.Var) and i.same_as(v) for i, v in zip(indices, variables, strict=True)

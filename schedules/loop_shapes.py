@@ -11,9 +11,9 @@ from typing import Any
 import tvm
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.nests import is_along, wide_indices
+from sparsetir.schedules.passes.nests import is_offset_of, wide_indices
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
+from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.tir import dtype_of, free_vars, values_of
 
 TILES = re.compile(r"_tile_(\d+(?:_\d+)*)$")
@@ -64,7 +64,7 @@ def _obstacle(loop: Any, realize: Any) -> str:
     """The first obstacle to vectorisation, or ""."""
     var = loop.loop_var
     body = substitute(realize.block.body, values_of(realize))
-    conditions, store = taken_apart(body)
+    conditions, store = split_guards(body)
     if loop.kind != tirx.ForKind.SERIAL:
         return f"threads run the visits of {var.name}"
     if not isinstance(store, tirx.BufferStore):
@@ -72,13 +72,13 @@ def _obstacle(loop: Any, realize: Any) -> str:
     if dtype_of(store.value) == "bool":
         return "there are no vectors of booleans"
     reduces = not any(var in free_vars(i) for i in store.indices)
-    for access in [*([] if reduces else [store]), *nodes_of(ir.TensorLoad, under((), store))]:
+    for access in [*([] if reduces else [store]), *nodes_of(ir.TensorLoad, add_guards((), store))]:
         buffer = access.buffer if access is store else access.source
         *outer, last = wide_indices(buffer, access.indices) or [tirx.IntImm("int32", 0)]
         loaded = any(isinstance(i, ir.TensorLoad) for i in access.indices)
         if var not in free_vars(access) or (reduces and loaded):
             continue
-        if not is_along(last, var) or any(var in free_vars(i) for i in outer):
+        if not is_offset_of(last, var) or any(var in free_vars(i) for i in outer):
             idx = ", ".join(map(str, access.indices))
             does = "stores" if access is store else "reads"
             return (

@@ -197,10 +197,10 @@ def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> ti
         rows = either(few, small, rows, ("small", "more"))
     if reduction.gathered is None or reduction.heads != reduction.block or n is None:
         return rows
-    return _or_panels(func, reduction, sizes, rows, target)
+    return _with_panels(func, reduction, sizes, rows, target)
 
 
-def _or_panels(
+def _with_panels(
     func: SparseFunc, reduction: RowReduction, sizes: Sequence[Any], rows: Any, target: Any
 ) -> tirx.PrimFunc:
     """Versions that gather from panels, wide or narrow, or else use `rows`.

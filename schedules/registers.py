@@ -32,7 +32,7 @@ def most_sum_vectors(registers: int) -> int:
     return registers * 3 // 4
 
 
-def served(feat: int, tile: int, lanes: int) -> int | None:
+def feat_field(feat: int, tile: int, lanes: int) -> int | None:
     """The field `feat` of a config: None if tiles and vectors are whole."""
     return None if feat % tile == 0 and tile % lanes == 0 else feat
 

@@ -55,7 +55,7 @@ class Branch:
             return None
 
 
-class Asked(NamedTuple):
+class SearchInput(NamedTuple):
     """The problem and target for which configs are searched.
 
     pattern : a CsrPattern
@@ -149,7 +149,7 @@ class Template:
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     candidates : (problem, Statistics, target) -> configs worth measuring, the default first; for
         operators none of whose other templates has any
-    choices : Asked -> Tried of a search; returns None for unsupported problems
+    choices : SearchInput -> Tried of a search; returns None for unsupported problems
     configs : (problem, CsrPattern, Statistics, target) -> the configs of a search one by one,
         instead of choices. For relations as for `arrange`, and an object with the numbers of
         features
@@ -166,7 +166,7 @@ class Template:
     arrange: Callable[..., Arranged] = in_csr
     gpu: bool | None = False
     candidates: Callable[..., Sequence[Any]] | None = None
-    choices: Callable[[Asked], Tried | None] | None = None
+    choices: Callable[[SearchInput], Tried | None] | None = None
     configs: Callable[..., Sequence[Any]] | None = None
     engine: Callable[..., Sequence[Any]] | None = None
     turn: int = 9
@@ -175,7 +175,7 @@ class Template:
         """Whether it is for a problem's operator, and for GPUs or CPUs."""
         return self.problem is type(problem) and self.gpu in (None, gpu)
 
-    def branch(self, search: Asked) -> Branch | None:
+    def branch(self, search: SearchInput) -> Branch | None:
         """The branch that a search tries, or None."""
         if self.choices is not None:
             choices = self.choices(search)

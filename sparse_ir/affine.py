@@ -60,7 +60,7 @@ def expr_of(factor: Any) -> Any:
     return factor.key if isinstance(factor, StructuralKey) else factor
 
 
-def takes_all(
+def is_surjective(
     weights: Mapping[Any, int], extents: Mapping[Any, Any], length: Any, analyzer: Any,
     limits: Sequence[Any] = (),
 ) -> bool:  # fmt: skip
@@ -93,7 +93,7 @@ def takes_all(
     return met == len(limits) and analyzer.can_prove(length <= reach)
 
 
-def tells_apart(
+def is_injective(
     terms: Iterable[tuple[Any, int, int | None]],
     limits: Sequence[tuple[Mapping[Any, Any], int]] = (),
 ) -> bool:

@@ -95,7 +95,7 @@ def allocate_outside_of_threads(body: Any, buffers: Any) -> tuple[Any, dict[Any,
         v: n
         for n in inside
         for v in n.alloc_buffers
-        if v in buffers and (threads or not _has_constant_size(v) and _visits_are_apart(n, v))
+        if v in buffers and (threads or not _has_constant_size(v) and _visits_are_disjoint(n, v))
     }
     if not moved:
         return body, {}
@@ -140,7 +140,7 @@ def _visits_share(block: Any, buffer: Any) -> bool:
     return any(not any(free_vars(i) & visit for i in a.indices) for a in accesses)
 
 
-def _visits_are_apart(block: Any, buffer: Any) -> bool:
+def _visits_are_disjoint(block: Any, buffer: Any) -> bool:
     """Whether each visit of a block accesses its own elements of a buffer: every access is
     indexed by all of the block's variables."""
     names: dict[Any, Any] = {v.var: v.var for v in block.iter_vars}

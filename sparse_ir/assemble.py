@@ -72,10 +72,10 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     same_indices,
     sparse_iterations,
-    standing_axes,
     stores_of,
     substitute,
     variables_of,
+    visited_axes,
 )
 from sparsetir.sparse_ir.open_axes import as_dense, open_axes
 from sparsetir.sparse_ir.parallel import constant_length
@@ -225,7 +225,7 @@ class _Visits:
             )
         self.index, self.known = index, {}
 
-    def under(self, rows: list[Loop]) -> bool:
+    def nest_under(self, rows: list[Loop]) -> bool:
         """Nest under `rows` if both iterate over the same rows; return whether they do."""
         inner, others = (flat_axes([x.node for x in loops]) for loops in (self.rows, rows))
         self.known = {x.var: y.var for x, y in zip(self.rows, rows, strict=False)}
@@ -260,7 +260,7 @@ class _Visits:
         return once and ordered and inner >= set(self.index[2:])
 
     @property
-    def reads_apart(self) -> bool:
+    def reads_result_elsewhere(self) -> bool:
         """Whether something other than its update reads the result, such as a condition."""
         out, body = self.out.var, self.it.body
         mine = [s for s in stores_of(body) if s.buffer.same_as(out)]
@@ -322,7 +322,7 @@ class _Assembler:
         self.index = self.visits[0].index
         self.rows = self.visits[0].rows
         for other in self.visits[1:]:
-            if not other.under(self.rows):
+            if not other.nest_under(self.rows):
                 self.refuse(
                     f"expected all iterations to be over the same rows, got those of "
                     f"{[v.it.name for v in self.visits]}"
@@ -436,7 +436,7 @@ class _Assembler:
         fill = self._fill("fill", 2)
         narrow = fill if self.appended else self._fill("narrow_fill", 1)
         wide = fill if self.appended else self._fill("wide_fill", 3)
-        plain = self.appended or self.rest or any(v.reads_apart for v in self.visits)
+        plain = self.appended or self.rest or any(v.reads_result_elsewhere for v in self.visits)
         short = wide if plain else self._fill("short_fill", 3, short=True)
         masked = self._bound("masked_bound"), self._numeric() if self.whole else None
         programs = self._bound("bound"), fill, narrow, wide, short, *masked
@@ -544,7 +544,7 @@ class _Assembler:
                 return [columns.store(column, here), moved, program.step(at)]
 
             visits = [*(program.visit(v, space) for v in self.visits)]
-            visits.append(space.gone_through(emitted))
+            visits.append(space.scan_and_clear(emitted))
             if short:
                 known = program.output("bounds", "int64", [self.row_axis]).load(self.index[:1])
                 row = _ShortRow(program, index, columns, values, at)
@@ -795,7 +795,7 @@ class _Workspace:
         """The statements of a visit of a column."""
         return [body, *self.noted(column)]
 
-    def gone_through(self, emitted: Callable[[Any], list[Any]]) -> Any:
+    def scan_and_clear(self, emitted: Callable[[Any], list[Any]]) -> Any:
         """A scan of all columns set, in increasing order, which clears their bits."""
         last = tirx.Var("w", self.of.idtype)
         above = [*(load_one(level.place) for level in self.levels[1:]), last]
@@ -891,7 +891,7 @@ def _counts_up(index: Any, loops: Sequence[Loop], axis: Axis) -> bool:
 def _counted(nodes: list[Any]) -> Iterable[Sequence[Any]]:
     """Lists of axes; the elements of one of these lists bound the visits of `nodes`."""
     merged = {a.name for n in nodes if isinstance(n, Axis) for a in (n, *n.members) if n.is_merged}
-    above = [a.parent for a in standing_axes(nodes)] + [a.to for a in attached_axes(nodes)]
+    above = [a.parent for a in visited_axes(nodes)] + [a.to for a in attached_axes(nodes)]
     if merged & {a.name for a in above if a is not None}:
         return [nodes]  # a merged axis has others below
     return product(*map(_members, nodes))

@@ -31,7 +31,7 @@ from sparsetir.reductions import COMBINES
 from sparsetir.sparse_ir.annotations import ATOMIC
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import SparseFunc, SparseIteration, iteration_with, sparse_iterations
-from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart, under
+from sparsetir.sparse_ir.reduction import Reduction, add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.traversal import map_expr
 
 ATOMIC_DTYPES = {name: combine.atomic for name, combine in COMBINES.items() if combine.atomic}
@@ -79,7 +79,7 @@ def with_atomic_calls(func: SparseFunc) -> SparseFunc:
         reduction = atomic_reduction(it) if ATOMIC in it.annotations else None
         if reduction is None:
             return it
-        body = under(reduction.conditions, atomic_update(reduction, reduction.term))
+        body = add_guards(reduction.conditions, atomic_update(reduction, reduction.term))
         return iteration_with(it, body=body)
 
     return func.replace(body=map_expr(func.body, [(SparseIteration, visit)])) if atomic else func
@@ -95,7 +95,7 @@ def atomic_update(reduction: Reduction, term: Any) -> Any:
 
 def as_call(stmt: Any) -> Any:
     """The call for an atomic update, with the guards for its element if there are any."""
-    conditions, store = taken_apart(stmt)
+    conditions, store = split_guards(stmt)
     value: Any = getattr(store, "value", None)
     name = _name(value) if isinstance(store, tirx.BufferStore) else ""
     if not name:
@@ -103,7 +103,7 @@ def as_call(stmt: Any) -> Any:
     place = tirx.BufferLoad(store.buffer, store.indices)
     operator = name.removeprefix(PREFIX).removesuffix(NAN)
     call = atomic_call(operator, place, value.args[1], name.endswith(NAN))
-    return under(conditions, tirx.Evaluate(call))
+    return add_guards(conditions, tirx.Evaluate(call))
 
 
 def atomic_call(operator: str, place: Any, term: Any, keeps_nan: bool = True) -> Any:

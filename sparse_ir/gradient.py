@@ -53,14 +53,14 @@ from sparsetir.sparse_ir.nodes import (
     make_func,
     nodes_of,
     sparse_iterations,
-    standing_axes,
     stores_of,
     substitute,
     variables_of,
+    visited_axes,
 )
 from sparsetir.sparse_ir.open_axes import closed
 from sparsetir.sparse_ir.promises import ASSUMED, PROMISES, promises_of
-from sparsetir.sparse_ir.reduction import under
+from sparsetir.sparse_ir.reduction import add_guards
 from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.tir import as_one, cast, dtype_of, zero
 from sparsetir.sparse_ir.updates import Update, refused, updates_of
@@ -276,7 +276,7 @@ def _iteration(part: _Part, out: SparseBuffer, name: str, alone: bool) -> Sparse
         value = cast(held, dtype_of(term)) + term
         init = tirx.BufferStore(out.var, zero(out.dtype), indices)
     store = tirx.BufferStore(out.var, cast(value, out.dtype), indices)
-    body = under([substitute(c, fresh) for c in part.conditions], store)
+    body = add_guards([substitute(c, fresh) for c in part.conditions], store)
     vars_ = [fresh[v] for v in it.vars]
     return SparseIteration(None, nodes, part.kinds, name, vars_, init, body, {})
 
@@ -288,7 +288,7 @@ def needed(
     used = set(variables_of(body))
     buffers = [b for b in buffers if b.var in used]
     nodes = [n for it in nodes_of(SparseIteration, body) for n in it.axes]
-    tops = [*standing_axes(nodes), *(a for b in buffers for a in b.axes or ())]
+    tops = [*visited_axes(nodes), *(a for b in buffers for a in b.axes or ())]
     tops += [n.by for n in nodes if isinstance(n, PartAxis)]
     tops += [n.to for n in attached_axes(nodes)]
     there = {a.name for top in tops for a in top.ancestors()}

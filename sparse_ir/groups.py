@@ -58,7 +58,7 @@ from sparsetir.sparse_ir.nodes import (
     variables_of,
     without_iteration,
 )
-from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
+from sparsetir.sparse_ir.reduction import Reduction, add_guards, reduction_of
 from sparsetir.sparse_ir.tir import as_dtype, barrier, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import WARP, entries_of
@@ -178,7 +178,7 @@ class _Group:
             store = tirx.BufferStore(
                 self.store.buffer, cast(value, dtype_of(self.store.value)), self.store.indices
             )
-        return tirx.SeqStmt([*steps, under([writes, *conditions], store)])
+        return tirx.SeqStmt([*steps, add_guards([writes, *conditions], store)])
 
     def _added(self, held: Any, lanes: int, mask: Any, end: Any = None) -> list[Any]:
         """Shuffles after which the first of `lanes` lanes holds the sum of all."""
@@ -208,7 +208,7 @@ class _Group:
         return [
             tirx.AllocBuffer(warps),
             barrier(),  # the values of an earlier visit have been read
-            under([first], keep),
+            add_guards([first], keep),
             barrier(),
             tirx.BufferStore(held, back, zero),
             *self._added(held, count, mask),

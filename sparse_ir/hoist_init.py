@@ -82,7 +82,7 @@ def _realize(realize: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
     block = realize.block
     if block.init is None:
         _refuse_race(realize, path)
-    if not any(map(_concerned, nodes_of((s_tir.SBlock, tirx.For), realize))):
+    if not any(map(_needs_parent, nodes_of((s_tir.SBlock, tirx.For), realize))):
         return realize, []
     body, inner = _visit(block.body, [])
     assert not inner, "an init found no place"
@@ -99,7 +99,7 @@ def _realize(realize: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
     return (_before([nest], new), []) if target is None else (new, [(target, nest)])
 
 
-def _concerned(node: Any) -> bool:
+def _needs_parent(node: Any) -> bool:
     """Whether a block or loop requires a look into the block around it."""
     if isinstance(node, tirx.For):
         return node.kind == tirx.ForKind.THREAD_BINDING

@@ -221,7 +221,7 @@ class _Interpreter(Evaluator):
                 )
             return self.current[axis.parent.name].position
 
-        def stand(level: int, parent: int, position: int, coordinate: int) -> None:
+        def set_position(level: int, parent: int, position: int, coordinate: int) -> None:
             name, variable = names[level], variables[level]
             variable.value = indices[level](coordinate)
             variable.axis, variable.parent, variable.position = name, parent, position
@@ -279,12 +279,12 @@ class _Interpreter(Evaluator):
                 else:
                     places = self.structure.part(here[0], parent, part.by, parent_position(part.by))
                 for position, coordinate in places:
-                    stand(level, parent, position, coordinate)
+                    set_position(level, parent, position, coordinate)
                     visit(level + 1, stop, action)
             else:
                 for path in self.structure.paths(here, part.by, parent_position(part.by)):
                     for n, place in enumerate(path):
-                        stand(level + n, *place)
+                        set_position(level + n, *place)
                     visit(level + count, stop, action)
             for name in known:
                 self.current.pop(name, None)

@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.parallel import (
     written_accesses,
 )
 from sparsetir.sparse_ir.races import FREE, Fact, private_buffers, races_of
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import contains, with_conditions, without_tail_shifts
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
@@ -187,7 +187,7 @@ def _dependence(
     reduced = {v for v, kind in shared if kind == "R"}
     if not reduced:
         return None
-    moving = reduced | _bound_under(it, reduced)
+    moving = reduced | _dependents(it, reduced)
     for store, _ in stores:
         if moving & set(variables_of(store.value)):
             at = ", ".join(sorted(f"'{v.name}'" for v in reduced))
@@ -200,7 +200,7 @@ def _dependence(
     return None
 
 
-def _bound_under(it: SparseIteration, coords: set[Any]) -> set[Any]:
+def _dependents(it: SparseIteration, coords: set[Any]) -> set[Any]:
     """Variables and buffers of the body whose values may depend on some coordinates."""
     found: set[Any] = set()
     for part in nodes_of((tirx.For, tirx.Bind, SparseIteration), it.body):
@@ -234,7 +234,7 @@ def _operator(store: Any) -> str | None:
     if operator is None:
         return None
 
-    def mine(expr: Any) -> bool:
+    def is_own(expr: Any) -> bool:
         return (
             isinstance(expr, ir.TensorLoad)
             and expr.source.same_as(store.buffer)
@@ -242,7 +242,7 @@ def _operator(store: Any) -> str | None:
         )
 
     for own, term in ((value.a, value.b), (value.b, value.a))[: 1 + either]:
-        if mine(own) and not loads_of(term, store.buffer):
+        if is_own(own) and not loads_of(term, store.buffer):
             return operator
     return None
 
@@ -251,7 +251,7 @@ def idempotent(it: SparseIteration, workspaces: set[Any]) -> bool:
     """Whether repeating a visit of an iteration leaves all workspaces that it writes unchanged."""
     written = {s.buffer for s in stores_of(it.body, it.init)} & workspaces
     return all(
-        _begins_anew(it.body, var) and not (it.init is not None and accesses_of(it.init, var))
+        _is_reset_inside(it.body, var) and not (it.init is not None and accesses_of(it.init, var))
         for var in written
     )
 
@@ -275,7 +275,7 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
             return False
         first |= {axis.name: v for axis, v, _ in stmt.axis_of()}
         stmt = stmt.body
-    conditions, store = taken_apart(stmt)
+    conditions, store = split_guards(stmt)
     fits = isinstance(store, tirx.BufferStore) and store.buffer.same_as(var)
     if not fits or loads_of(store.value, var) or not all(ignored(c) for c in conditions):
         return False
@@ -291,7 +291,7 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
     )
 
 
-def _begins_anew(nest: Any, var: Any) -> bool:
+def _is_reset_inside(nest: Any, var: Any) -> bool:
     """Whether a workspace is set, inside the loops around all of its uses, before it is updated.
 
     That is, in a sequence of statements that holds all of its accesses, the first one that accesses

@@ -38,7 +38,7 @@ def levels_of(units: list[PositionLoop], scope: Scope) -> tuple[list[Level], lis
     at: dict[int, list[Search]] = {}
     for number, unit in enumerate(units):
         defined_by |= dict.fromkeys(
-            unit.locals if isinstance(unit, MergeLoop) else [unit.var], number
+            unit.state if isinstance(unit, MergeLoop) else [unit.var], number
         )
         for search in unit.searches:
             defined_by[search.result] = number

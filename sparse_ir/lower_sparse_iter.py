@@ -70,7 +70,7 @@ from sparsetir.sparse_ir.workers import (
 )
 
 # Attributes that are part of the signature.
-SAID = (COMPUTED, PROMISES, ASSUMED)
+SIGNATURE_ATTRS = (COMPUTED, PROMISES, ASSUMED)
 # Annotations of iterations that are not copied to blocks.
 STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP, RANGES, GALLOP, ORDERED)
 
@@ -147,7 +147,7 @@ class _Lowering:
         body, allocs = as_one([*ahead, body]), [*allocs, *(v for s in searches for v in s.locals)]
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
         attrs = {
-            **{k: v for k, v in self.func.attrs.items() if str(k) not in (*SAID, ROWS)},
+            **{k: v for k, v in self.func.attrs.items() if str(k) not in (*SIGNATURE_ATTRS, ROWS)},
             "tirx.noalias": True,
             "s_tir": True,
             LAYOUTS: self.space.layouts,
@@ -173,7 +173,7 @@ class _Lowering:
             list(self.func.axes),
             list(self.func.buffers),
             tirx.Evaluate(0),
-            {"outputs": written, **{k: attrs[k] for k in SAID if k in attrs}},
+            {"outputs": written, **{k: attrs[k] for k in SIGNATURE_ATTRS if k in attrs}},
         )
 
     # -- statements ---------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class _Lowering:
             if merge is not None:
                 stmt = merge.around(stmt, self.space)
                 stmt = self._block(
-                    f"{it.name}{number}", [], stmt, None, [*merge.locals, *allocs], annotations
+                    f"{it.name}{number}", [], stmt, None, [*merge.state, *allocs], annotations
                 )
                 continue
             annotations[RACES] = {str(u.var.name): str(fact_of[id(u)]) for u in level.units}

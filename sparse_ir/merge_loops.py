@@ -156,7 +156,7 @@ class MergeLoop(PositionLoop):
     ratio: int = 0
 
     @property
-    def locals(self) -> list[Any]:
+    def state(self) -> list[Any]:
         """The buffers that hold the loop's state."""
         each = (b for p in self.pointers for b in (p.place, p.at, p.far) if b is not None)
         return [self.var, *each]
@@ -169,9 +169,9 @@ class MergeLoop(PositionLoop):
         nested = axis.kind == "difference" or any(a.is_merged for a in flat_axes(axis.of))
         if len(self.pointers) == 2 and once and not nested:
             return as_one([*begin, *self._points(body, space)])
-        ats = [at for at, _ in self._standing()]
+        ats = [at for at, _ in self._current_coordinates()]
         if self.ratio:
-            return as_one([*begin, *self._leaps(ats, body, space)])
+            return as_one([*begin, *self._gallop(ats, body, space)])
         least = store_one(self.var, reduce(tirx.min, ats))
         end = as_dtype(axis.length, axis.idtype)
         going = coord < end
@@ -183,45 +183,45 @@ class MergeLoop(PositionLoop):
             going = axis.stores(lambda n: at[n] < end, *some, lambda _: tirx.const(True, "bool"))
             body = tirx.IfThenElse(here, body, None)
         moves: list[Any] = []
-        for at, p in self._standing():
+        for at, p in self._current_coordinates():
             moves += p.move(space, as_dtype(tirx.EQ(at, coord), p.axis.idtype))
         loop = tirx.While(going, as_one([body, *moves, least]))
         return as_one([*begin, least, loop])
 
-    def _standing(self) -> list[tuple[Any, Pointer]]:
+    def _current_coordinates(self) -> list[tuple[Any, Pointer]]:
         """The coordinate at each pointer."""
         return [(load_one(p.at), p) for p in self.pointers]
 
-    def _leaps(self, ats: list[Any], body: Any, space: PositionSpace) -> list[Any]:
+    def _gallop(self, ats: list[Any], body: Any, space: PositionSpace) -> list[Any]:
         """The loop of an intersection of several axes whose pointers gallop to the last of them."""
         end, coord = as_dtype(self.node.length, self.node.idtype), load_one(self.var)
         one, last = as_dtype(1, self.node.idtype), store_one(self.var, reduce(tirx.max, ats))
         moves = [s for p in self.pointers for s in p.move(space, one)]
         each = zip(ats, self.pointers, strict=True)
-        leaps = [tirx.IfThenElse(at < coord, self._nearer(p, coord, space), None) for at, p in each]
+        leaps = [tirx.IfThenElse(at < coord, self._skip(p, coord, space), None) for at, p in each]
         met = conjunction([tirx.EQ(at, coord) for at in ats])
         step = tirx.IfThenElse(met, as_one([body, *moves]), as_one(leaps))
         return [tirx.While(conjunction([at < end for at in ats]), as_one([last, step]))]
 
-    def _is_long(self, pointer: Pointer) -> Any:
+    def _may_gallop(self, pointer: Pointer) -> Any:
         """Whether a pointer gallops, given the lengths."""
         shortest = reduce(tirx.min, [p.extent for p in self.pointers if p is not pointer])
         return tirx.floordiv(pointer.extent, as_dtype(self.ratio, self.node.idtype)) >= shortest
 
-    def _nearer(self, pointer: Pointer, to: Any, space: PositionSpace) -> Any:
+    def _skip(self, pointer: Pointer, to: Any, space: PositionSpace) -> Any:
         """Advance a pointer towards a later coordinate, by one step or all the way."""
         step = as_one(pointer.move(space, as_dtype(1, self.node.idtype)))
         if not self.ratio:
             return step
         leap = as_one(pointer.gallop(space, to))
-        return tirx.IfThenElse(self._is_long(pointer), leap, step)
+        return tirx.IfThenElse(self._may_gallop(pointer), leap, step)
 
     def _points(self, body: Any, space: PositionSpace) -> list[Any]:
         """The loops over two axes: while both have elements; for a union, then over the rest."""
         if not self.ratio or nodes_of(BLOCKS, body):
-            return self._loops(body, space, lambda p, to: self._nearer(p, to, space))
+            return self._loops(body, space, lambda p, to: self._skip(p, to, space))
         # Tested once for both: where neither is long, steps cost the same as without galloping.
-        long = tirx.any(*map(self._is_long, self.pointers))
+        long = tirx.any(*map(self._may_gallop, self.pointers))
         one = as_dtype(1, self.node.idtype)
         leaps = self._loops(body, space, lambda p, to: as_one(p.gallop(space, to)))
         steps = self._loops(body, space, lambda p, _: as_one(p.move(space, one)))
@@ -233,7 +233,7 @@ class MergeLoop(PositionLoop):
         """The loops of `_points`; `nearer` advances a pointer of an intersection."""
         union = self.node.kind == "union"
         end = as_dtype(self.node.length, self.node.idtype)
-        (one, first), (other, second) = self._standing()
+        (one, first), (other, second) = self._current_coordinates()
 
         def at(*there: Pointer) -> Any:
             """The case in which these axes have an element at the coordinate, and no others do."""
@@ -253,7 +253,7 @@ class MergeLoop(PositionLoop):
     def _known(self, body: Any, there: dict[str, bool]) -> Any:
         """The body, simplified by which axes store the coordinate."""
         coord = load_one(self.var)
-        conditions = [(tirx.EQ(at, coord), there[p.name]) for at, p in self._standing()]
+        conditions = [(tirx.EQ(at, coord), there[p.name]) for at, p in self._current_coordinates()]
 
         def equal(node: Any) -> Any:
             for condition, holds in conditions:
@@ -315,7 +315,7 @@ def merge_loop(
         unit.pointers.append(Pointer(one, place, at, parents, extent, *far))
         here = [*present] if one.name in certain else [*present, tirx.EQ(load_one(at), value)]
         scope.visits[one.name] = Visit(one, load_one(place), value, parents, here)
-    translate.locals.extend(unit.locals)
+    translate.locals.extend(unit.state)
     scope.visits[axis.name] = Visit(axis, value, value, [])
     scope.coords[coord_var] = value
     return unit

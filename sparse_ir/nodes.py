@@ -524,7 +524,7 @@ def merged_parent(axes: Sequence[Any], known: Sequence[Axis]) -> Axis | None:
     return next(together, above[0]) if len(parents) > 1 else next(iter(above), None)
 
 
-def standing_axes(axes: Any) -> list[Axis]:
+def visited_axes(axes: Any) -> list[Axis]:
     """The axes whose positions an iteration visits: plain axes, and those in merged ones."""
     return [a for axis in flat_axes(axes) for a in (axis, *flat_axes(axis.merged))]
 

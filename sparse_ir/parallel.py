@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.affine import affine, expr_of, tells_apart
+from sparsetir.sparse_ir.affine import affine, expr_of, is_injective
 from sparsetir.sparse_ir.annotations import RANGES
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -182,7 +182,7 @@ def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[Access]) -> boo
             known = limits_of([access.conditions for access in accesses])
             sums = [(affine(substitute(x, same)).weights(axis_of), n) for x, n in known]
             limits = [(x, n) for x, n in sums if x]
-        if _tells_apart(weights, axis_of, limits):
+        if _is_injective(weights, axis_of, limits):
             return True
     return False
 
@@ -252,12 +252,12 @@ def _coefficients(
     return out
 
 
-def _tells_apart(
+def _is_injective(
     weights: Coefficients, axis_of: dict[Any, Any], limits: list[tuple[dict[Any, Any], int]]
 ) -> bool:
     """Whether a sum of spatial coordinates is injective.
 
-    limits : see :func:`tells_apart`
+    limits : see :func:`is_injective`
     """
     if any(axis_of[v][1] != "S" for v in weights):
         return False
@@ -269,7 +269,7 @@ def _tells_apart(
         (tile,) = symbolic.values()
         return affine(axis_of[small[0]][0].length).terms == dict([tile])
     terms = [(v, c, constant_length(axis_of[v][0])) for v, (_, c) in weights.items()]
-    return tells_apart(terms, limits)
+    return is_injective(terms, limits)
 
 
 def is_one_visit(axis: Axis) -> bool:

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.affine import affine, takes_all
+from sparsetir.sparse_ir.affine import affine, is_surjective
 from sparsetir.sparse_ir.annotations import RESTORE
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
@@ -139,7 +139,7 @@ def private_buffers(func: SparseFunc, it: SparseIteration) -> set[Any]:
     return {
         allocated[of].var
         for of in allocated.keys() & inside.keys()
-        if inside[of] == _uses_in(func)[of] and _Flow(allocated[of]).reads_what_is_written(it.body)
+        if inside[of] == _uses_in(func)[of] and _Flow(allocated[of]).reads_after_writes(it.body)
     }
 
 
@@ -168,10 +168,10 @@ class _Flow:
         self.buf = buf
         self.whole = False  # whether all of it has been written
 
-    def reads_what_is_written(self, stmt: Any) -> bool:
+    def reads_after_writes(self, stmt: Any) -> bool:
         """Whether the statement reads the buffer only after all of it was written."""
         if isinstance(stmt, tirx.SeqStmt):
-            return all(self.reads_what_is_written(s) for s in stmt.seq)
+            return all(self.reads_after_writes(s) for s in stmt.seq)
         if isinstance(stmt, SparseIteration):
             return self._iteration(stmt)
         if isinstance(stmt, tirx.BufferStore):
@@ -190,7 +190,7 @@ class _Flow:
             return False
         for part in parts:
             self.whole = before
-            if part is not None and not self.reads_what_is_written(part):
+            if part is not None and not self.reads_after_writes(part):
                 return False
         self.whole = before
         return True
@@ -203,7 +203,7 @@ class _Flow:
                 return False
             covered = self._covers(it.init, it.axis_of())
         self.whole = before or covered
-        if not self.reads_what_is_written(it.body):
+        if not self.reads_after_writes(it.body):
             return False
         self.whole = before or covered or self._covers(it.body, it.axis_of())
         return True
@@ -221,7 +221,7 @@ class _Flow:
         for axis, index in zip(self.buf.axes or (), stmt.indices, strict=False):
             if axis.kind != "dense_fixed":
                 return False  # its other rows are not stored
-            visited = _takes_each(index, axis, axis_of)
+            visited = _covering(index, axis, axis_of)
             if visited is None or visited & used:
                 return False
             used |= visited
@@ -237,7 +237,7 @@ def _has_visits(it: SparseIteration) -> bool:
     return all(a.kind == "dense_fixed" and constant_length(a) for a in flat_axes(it.axes))
 
 
-def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | None:
+def _covering(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | None:
     """The coordinates by which an index covers each position of an axis; None if it does not.
 
     Either the axis itself, or its tiles: `i0 * 64 + i1 * 16 + i2` with 1, 4 and 16 positions covers
@@ -255,6 +255,6 @@ def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | No
     weights = affine(index).weights(used)
     if weights is None or len(weights) < len(used):
         return None
-    if not takes_all(weights, extents, axis.length, Analyzer()):
+    if not is_surjective(weights, extents, axis.length, Analyzer()):
         return None
     return set(used)

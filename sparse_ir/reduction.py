@@ -49,7 +49,7 @@ def identity(operator: str, dtype: str) -> Any:
     return tirx.min_value(dtype) if combine.identity < 0 else tirx.max_value(dtype)
 
 
-def taken_apart(stmt: Any) -> tuple[list[Any], Any]:
+def split_guards(stmt: Any) -> tuple[list[Any], Any]:
     """The conditions around a statement, and the statement itself."""
     conditions: list[Any] = []
     while isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None:
@@ -58,8 +58,8 @@ def taken_apart(stmt: Any) -> tuple[list[Any], Any]:
     return conditions, stmt
 
 
-def under(conditions: Sequence[Any], stmt: Any) -> Any:
-    """A statement under conditions; the inverse of :func:`taken_apart`."""
+def add_guards(conditions: Sequence[Any], stmt: Any) -> Any:
+    """A statement under conditions; the inverse of :func:`split_guards`."""
     for condition in reversed(conditions):
         stmt = tirx.IfThenElse(condition, stmt, None)
     return stmt
@@ -67,29 +67,29 @@ def under(conditions: Sequence[Any], stmt: Any) -> Any:
 
 def reduction_of(body: Any) -> Reduction | None:
     """The reduction that a body performs; None if it is another statement."""
-    conditions, store = taken_apart(body)
+    conditions, store = split_guards(body)
     if not isinstance(store, tirx.BufferStore):
         return None
     value = store.value
     if isinstance(value, tirx.Cast) and _is_float(value) and _is_float(value.value):
         value = value.value
 
-    def mine(expr: Any) -> bool:
+    def is_own(expr: Any) -> bool:
         if isinstance(expr, tirx.Cast):  # a cast to a narrower type or integer rounds every visit
-            return _is_float(expr) and _bits(expr) > _bits(expr.value) and mine(expr.value)
+            return _is_float(expr) and _bits(expr) > _bits(expr.value) and is_own(expr.value)
         return (
             isinstance(expr, ir.TensorLoad)
             and expr.source.same_as(store.buffer)
             and same_indices(expr.indices, store.indices)
         )
 
-    operation = _operation(value, mine)
+    operation = _operation(value, is_own)
     if operation is None or loads_of(operation[0], store.buffer):
         return None
     return Reduction(conditions, store, *operation)
 
 
-def where(reduction: Reduction, test: Any) -> Any:
+def masked(reduction: Reduction, test: Any) -> Any:
     """The unconditional store of a reduction that takes a term only where `test` holds.
 
     Otherwise it takes the operator's identity.
@@ -100,7 +100,7 @@ def where(reduction: Reduction, test: Any) -> Any:
     return tirx.BufferStore(store.buffer, reduction.added(held, term), store.indices)
 
 
-def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], Any], bool] | None:
+def _operation(value: Any, is_own: Any) -> tuple[Any, str, Callable[[Any, Any], Any], bool] | None:
     """(term, operator, combine, whether NaN is kept) of an update."""
     kinds: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
         tirx.Add: ("sum", lambda a, b: a + b),
@@ -110,14 +110,14 @@ def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], An
     }
     if type(value) in kinds:
         for total, term in ((value.a, value.b), (value.b, value.a)):
-            if mine(total):
+            if is_own(total):
                 return term, *kinds[type(value)], False
-    if isinstance(value, tirx.Select) and mine(value.false_value):
+    if isinstance(value, tirx.Select) and is_own(value.false_value):
         term = value.true_value
         test = value.condition
         better = test.a if isinstance(test, tirx.Or) else test
         for kind, name in ((tirx.GT, "max"), (tirx.LT, "min")):
-            if isinstance(better, kind) and mine(better.b) and structural_equal(better.a, term):
+            if isinstance(better, kind) and is_own(better.b) and structural_equal(better.a, term):
                 keeps_nan = isinstance(test, tirx.Or)
                 if keeps_nan and not structural_equal(test.b, tirx.isnan(term)):
                     return None

@@ -34,7 +34,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows, step_of
-from sparsetir.sparse_ir.search import carry, find_last_start, start_again, whole
+from sparsetir.sparse_ir.search import carry, find_last_start, restart, whole
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.translate import Around, Scope, Translator
 from sparsetir.sparse_ir.workers import divided
@@ -111,8 +111,8 @@ class RowSearch:
         known = scope.known(key)
         if known is not None:
             return known
-        first = self._first(buffer, array, place.first, carried, scope)
-        now = self._now(buffer, array, first, place.now, carried, scope) if carried else first
+        first = self._initial(buffer, array, place.first, carried, scope)
+        now = self._current(buffer, array, first, place.now, carried, scope) if carried else first
         found = Place(now, first)
         # Available everywhere inside the loops that it depends on.
         inner = [x for x in scope.around if x.var in free_vars(place.now)]
@@ -120,7 +120,7 @@ class RowSearch:
         (home[0].scope if home else scope).rows.append((key, found))
         return found
 
-    def _first(
+    def _initial(
         self, buffer: Any, array: Any, position: Any, carried: list[Around], scope: Scope
     ) -> Any:
         """The row at the start of the loops that carry it."""
@@ -139,7 +139,7 @@ class RowSearch:
         self._place(stmt, locals_, position, loops, owner[0].scope if owner else scope)
         return tirx.BufferLoad(result, [0])
 
-    def _now(
+    def _current(
         self, buffer: Any, array: Any, first: Any, position: Any, carried: list[Around],
         scope: Scope,
     ) -> Any:  # fmt: skip
@@ -150,7 +150,7 @@ class RowSearch:
         )
         around = scope.around
         before = _before(around, carried)
-        begin = self.translate.made(*start_again(f"start_{held.name}", held, first), {first.source})
+        begin = self.translate.made(*restart(f"start_{held.name}", held, first), {first.source})
         begin.uses |= {x.var for x in before}
         carried[-1].scope.searches.append((("", []), begin))
         reads = [*self.translate.reads_of([position]), whole(array)]

@@ -141,7 +141,7 @@ def find_last_start(
     return _block(name, reads, [result, lo, hi], body)
 
 
-def start_again(name: str, held: Any, first: Any) -> tuple[tirx.Stmt, list[Any]]:
+def restart(name: str, held: Any, first: Any) -> tuple[tirx.Stmt, list[Any]]:
     """held[0] = first, a load of a one-element buffer."""
     return _block(name, [_point(first.source)], [held], [store_one(held, first)])
 

@@ -71,7 +71,7 @@ def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
         own = axis.unique or has_own_positions(it, axis, initialised, func)
         if not own or not all(_indexes(s, var, axis, func) for s in stores):
             return False
-    if not _each_visit_has_its_own(it):
+    if not _visits_set_own_elements(it):
         return False
     # A dense axis fused with a sparse one is only visited where that one stores an element: the
     # loop above has excluded that, since the sparse one must index every store.
@@ -83,7 +83,7 @@ def _parts_are_reduced(node: PartAxis, kind_of: dict[str, str]) -> bool:
     return any(kind_of.get(a.name) == "R" for a in node.by.ancestors()[:-1])
 
 
-def _each_visit_has_its_own(it: SparseIteration) -> bool:
+def _visits_set_own_elements(it: SparseIteration) -> bool:
     """Whether each element that the init stores is accessed for one spatial coordinate only."""
     initialised = {s.buffer for s in stores_of(it.init)}
     accesses = [found for b, found in written_accesses(it).items() if b in initialised]

@@ -43,7 +43,7 @@ def total_divisions(bounds: Bounds) -> list[Rule]:
     """Rules that make integer divisions total."""
 
     def total(node: Any) -> Any:
-        if not _is_of_integers(node) or _is_total(node.b):
+        if not _is_integral(node) or _is_total(node.b):
             return node
         low, high = bounds(node.b)
         return node if low > 0 or high < -1 else _total(node)
@@ -70,7 +70,7 @@ def speculative(expr: Any, unguarded: Callable[[Any], bool], bounds: Bounds = an
     return map_expr(expr, [*total_divisions(bounds), (ir.TensorLoad, load)])
 
 
-def is_harmless(expr: Any) -> bool:
+def is_speculatable(expr: Any) -> bool:
     """Whether a stage-II expression may be evaluated where no visit needs its value.
 
     Loads at positions may be, but not those at loaded indices, nor calls, nor divisions by values
@@ -82,7 +82,7 @@ def is_harmless(expr: Any) -> bool:
     return not divides and not gathers and not nodes_of(ir.Call, expr)
 
 
-def _is_of_integers(node: Any) -> bool:
+def _is_integral(node: Any) -> bool:
     return dtype_of(node).startswith(("int", "uint"))
 
 
@@ -125,13 +125,13 @@ def _total(node: Any) -> Any:
     return quotient * (one - special - (special & sign))
 
 
-def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
+def lazy_rules(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
     """Rules for operands that are always evaluated: they become branches where necessary.
 
     unguarded, bounds : see :func:`speculative`
     """
 
-    def waits(condition: Any, *exprs: Any) -> bool:
+    def needs_guard(condition: Any, *exprs: Any) -> bool:
         """Whether an operand may only be evaluated if a condition holds.
 
         TVM simplifies a divisor by the condition of a Select, but evaluates both of its operands.
@@ -145,7 +145,7 @@ def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
             if isinstance(node, ir.TensorLoad):
                 unsafe = unguarded(node)
             else:
-                unsafe = _is_of_integers(node) and bool(told & free_vars(node.b))
+                unsafe = _is_integral(node) and bool(told & free_vars(node.b))
             if unsafe and node.__chandle__() not in apart:
                 return True
         return False
@@ -154,7 +154,7 @@ def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
         return speculative(expr, lambda _: False, bounds)
 
     def both(node: Any) -> Any:
-        if not waits(node.a, node.b):
+        if not needs_guard(node.a, node.b):
             return type(node)(node.a, ahead(node.b))
         if isinstance(node, tirx.And):
             return tirx.if_then_else(node.a, node.b, tirx.const(False, "bool"))
@@ -162,7 +162,7 @@ def lazily(unguarded: Callable[[Any], bool], bounds: Bounds) -> list[Rule]:
 
     def select(node: Any) -> Any:
         values = node.true_value, node.false_value
-        if waits(node.condition, *values):
+        if needs_guard(node.condition, *values):
             return tirx.if_then_else(node.condition, *values)
         return tirx.Select(node.condition, *map(ahead, values))
 

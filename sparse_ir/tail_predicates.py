@@ -45,7 +45,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under, where
+from sparsetir.sparse_ir.reduction import add_guards, masked, reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import (
     contains,
     is_tail,
@@ -84,12 +84,12 @@ def resolve_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
             private.discard(var)
     lengths = {b.var: [a.length for a in b.axes or ()] for b in func.buffers}
     in_turn: set[Any] = set()
-    settled = [_settle(n, private, lengths, in_turn) if _shifted(n) else n for n in nests]
+    settled = [_resolve(n, private, lengths, in_turn) if _shifted(n) else n for n in nests]
     body = as_one(settled)
     return func.replace(body=without_marks(body)), in_turn
 
 
-def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn: set[Any]) -> Any:
+def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn: set[Any]) -> Any:
     written_under = _conditions_of_stores(nest, private)
     bound_by = {
         v: (it, kind, axis.name) for it in _iterations(nest) for axis, v, kind in it.axis_of()
@@ -104,11 +104,11 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
 
     def has_own_slots(axis: str, stmt: Any, family: frozenset[str]) -> bool:
         """Whether each tile has workspace slots that only it reads, directly or indirectly."""
-        if stmt.buffer not in private or not _over(stmt.indices, axis, bound_by):
+        if stmt.buffer not in private or not _indexes(stmt.indices, axis, bound_by):
             return False
         return all(
             any(start_of(c) is not None and tiles(c) == family for c in conditions)
-            or all(_over(load.indices, axis, bound_by) for load in loads_of(store, stmt.buffer))
+            or all(_indexes(load.indices, axis, bound_by) for load in loads_of(store, stmt.buffer))
             and has_own_slots(axis, store, family)
             for store, conditions in stores
             if loads_of(store, stmt.buffer) and not store.buffer.same_as(stmt.buffer)
@@ -116,7 +116,7 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
 
     binds = {bind.var: bind.value for bind in nodes_of(tirx.Bind, nest)}
 
-    def follows(condition: Any, exprs: list[Any]) -> bool:
+    def is_same_in_tiles(condition: Any, exprs: list[Any]) -> bool:
         """Whether expressions have the same value in each tile that visits a coordinate.
 
         Workspaces that only this nest uses have separate slots per tile; in others another nest may
@@ -141,12 +141,12 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
                     return False
         return True
 
-    def harmless(condition: Any, conditions: list[Any], stmt: Any) -> bool:
+    def may_repeat(condition: Any, conditions: list[Any], stmt: Any) -> bool:
         """Whether a store may run for coordinates of a tile that an earlier tile also has."""
         return all(
             has_own_slots(bound_by[v][2], stmt, tiles(condition))
             or idempotent(bound_by[v][0], private)
-            and (stmt.buffer in private or follows(condition, [stmt.value, *conditions]))
+            and (stmt.buffer in private or is_same_in_tiles(condition, [stmt.value, *conditions]))
             for v in free_vars(start_of(condition))
             if v in bound_by
         )
@@ -169,22 +169,22 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
     kept: set[frozenset[str]] = set()
     turns: dict[frozenset[str], set[Any]] = {}
 
-    def judge(node: Any) -> Any:
-        conditions, stmt = taken_apart(node)
+    def record_kept(node: Any) -> Any:
+        conditions, stmt = split_guards(node)
         for condition in (c for c in conditions if start_of(c) is not None):
             if repeats(condition) and stmt.buffer not in private:
                 continue
             reads, of = changing(condition)
             turns.setdefault(tiles(condition), set()).update(of)
-            if reads or not harmless(condition, conditions, stmt):
+            if reads or not may_repeat(condition, conditions, stmt):
                 kept.add(tiles(condition))
         return node
 
-    _map_chains(nest, judge)
+    _map_chains(nest, record_kept)
     in_turn.update(v for family, found in turns.items() if family not in kept for v in found)
 
     def branch(node: Any) -> Any:
-        conditions, stmt = taken_apart(node)
+        conditions, stmt = split_guards(node)
         workspace = stmt.buffer in private
         stay = [c for c in conditions if repeats(c) and not workspace]
         moved = _at(stmt, [start_of(c) for c in stay])
@@ -195,18 +195,18 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         tails = [c for c in conditions if start_of(c) is not None and tiles(c) in kept]
         tails = [c for c in tails if workspace or not repeats(c)]
         if not tails:
-            return under(rest, stmt)
+            return add_guards(rest, stmt)
         starts = [start_of(c) for c in tails]
-        if workspace and all(harmless(c, conditions, stmt) for c in tails):
+        if workspace and all(may_repeat(c, conditions, stmt) for c in tails):
             if all(contains(each, starts) for each in written_under):
-                return under(rest, stmt)  # the updated element is not written a second time
+                return add_guards(rest, stmt)  # the updated element is not written a second time
         found = reduction_of(stmt)
         over = [bound_by[v][1] for start in starts for v in free_vars(start) if v in bound_by]
         if found is None or not (workspace or all(kind == "R" for kind in over)):
             # Adding the identity is a write, too: another worker may own the element.
-            return under([*rest, *tails], stmt)
-        store = where(found, tirx.all(*(c.args[0] for c in tails)))
-        return under(rest, store)
+            return add_guards([*rest, *tails], stmt)
+        store = masked(found, tirx.all(*(c.args[0] for c in tails)))
+        return add_guards(rest, store)
 
     return _map_chains(nest, branch)
 
@@ -234,7 +234,7 @@ def _map_chains(stmt: Any, change: Any) -> Any:
     if isinstance(stmt, tirx.For):
         return loop_with(stmt, body=_map_chains(stmt.body, change))
     if isinstance(stmt, tirx.IfThenElse):
-        _, inner = taken_apart(stmt)
+        _, inner = split_guards(stmt)
         if stmt.else_case is None and isinstance(inner, tirx.BufferStore):
             return change(stmt)
         other = None if stmt.else_case is None else _map_chains(stmt.else_case, change)
@@ -243,7 +243,7 @@ def _map_chains(stmt: Any, change: Any) -> Any:
     return stmt
 
 
-def _over(indices: Any, axis: str, bound_by: dict[Any, Any]) -> bool:
+def _indexes(indices: Any, axis: str, bound_by: dict[Any, Any]) -> bool:
     """Whether one of some indices is a coordinate of an axis."""
     found = [bound_by[i] for i in indices if isinstance(i, ir.Var) and i in bound_by]
     return any(name == axis for _, _, name in found)

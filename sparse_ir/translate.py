@@ -44,7 +44,7 @@ from sparsetir.sparse_ir.promises import accessed_inside, promises_of
 from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
 from sparsetir.sparse_ir.rows import found_rows
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
-from sparsetir.sparse_ir.speculation import any_number, lazily, speculative, total_divisions
+from sparsetir.sparse_ir.speculation import any_number, lazy_rules, speculative, total_divisions
 from sparsetir.sparse_ir.tir import as_dtype, conjunction, dtype_of, free_vars, is_one, zero
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import counted_steps, made_by_recipes, value_domains
@@ -245,7 +245,7 @@ class Translator:
         def asked(divisor: Any) -> tuple[int, int]:
             return (1, SIZES) if self._is_size(divisor) else ahead(divisor)
 
-        lazy = lazily(self._unguarded, ahead)
+        lazy = lazy_rules(self._unguarded, ahead)
         return map_expr(expr, [(ir.TensorLoad, load), *total_divisions(asked), *lazy])
 
     def _sizes(self, divisor: Any) -> tuple[int, int]:
@@ -303,7 +303,7 @@ class Translator:
         self, buf: SparseBuffer, index: list[Any], scope: Scope
     ) -> tuple[list[Any], list[Any]]:
         """Positions of an access, and the conditions under which they are stored."""
-        index = [_settled(i) for i in index]
+        index = [_folded(i) for i in index]
         if buf.axes is None:
             return index, []
         positions: list[Any] = []
@@ -338,7 +338,7 @@ class Translator:
             if inside:
                 return coord, []
             proven = self._in_range(coord, axis.length, visited, scope)
-            if all(proven) and self._is_made(coord, scope):
+            if all(proven) and self._is_computed(coord, scope):
                 return coord, []
             found = self._exact(coord, scope, fits=all(proven))
             if not found.expr.same_as(coord):
@@ -435,7 +435,7 @@ class Translator:
             return low, high
         return max(low, self._least[leaf]), min(high, SIZES) // self._steps.get(str(leaf.name), 1)
 
-    def _is_made(self, coord: Any, scope: Scope) -> bool:
+    def _is_computed(self, coord: Any, scope: Scope) -> bool:
         """Whether an index is computed from results of recipes."""
         used = free_vars(coord)
         axes = {scope.axis_of_var[v].name for v in used if v in scope.axis_of_var}
@@ -544,7 +544,7 @@ class Translator:
         )
 
 
-def _settled(index: Any) -> Any:
+def _folded(index: Any) -> Any:
     """An index, folded if it is the same number for all variables: TVM divides by `j - j`."""
     if not isinstance(index, tirx.Add | tirx.Sub | tirx.Mul) or not is_signed(index):
         return index

@@ -14,7 +14,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
+from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.tir import dtype_of, is_one, uncast, zero
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -77,21 +77,21 @@ def updates_of(func: SparseFunc, operand: SparseBuffer) -> list[Update]:
 def _update(func: SparseFunc, it: SparseIteration) -> Update:
     """The update of an iteration."""
 
-    def unfit(what: str) -> ValueError:
+    def unsupported(what: str) -> ValueError:
         return refused(func, f"'{it.name}' {what}; {FORMS}")
 
-    conditions, store = taken_apart(_inlined(it.body))
+    conditions, store = split_guards(_inlined(it.body))
     if not isinstance(store, tirx.BufferStore):
-        raise unfit(f"has a {type(store).__name__} in its body")
-    reduction = reduction_of(under(conditions, store))
+        raise unsupported(f"has a {type(store).__name__} in its body")
+    reduction = reduction_of(add_guards(conditions, store))
     if reduction is not None and reduction.operator != "sum":
-        raise unfit(f"reduces by {reduction.operator}")
+        raise unsupported(f"reduces by {reduction.operator}")
     if reduction is not None:
         return Update(it, conditions, store, reduction.term)
     if _reads_itself(store):
-        raise unfit(f"updates '{store.buffer.name}' by no sum")
+        raise unsupported(f"updates '{store.buffer.name}' by no sum")
     if "R" in it.kinds:
-        raise unfit(f"sets '{store.buffer.name}' in visits of a reduction")
+        raise unsupported(f"sets '{store.buffer.name}' in visits of a reduction")
     return Update(it, conditions, store, uncast(store.value))
 
 

@@ -20,8 +20,8 @@ from sparsetir.sparse_ir.nodes import (
     declared,
     flat_axes,
     names_inside,
-    standing_axes,
     stores_of,
+    visited_axes,
     visited_node,
 )
 from sparsetir.sparse_ir.operations import operation_problems
@@ -79,7 +79,7 @@ def _label(node: SparseIteration) -> str:
 
 
 def _enclosing(site: Site) -> list[Axis]:
-    return [a for it in site.iterations for a in standing_axes(it.axes)]
+    return [a for it in site.iterations for a in visited_axes(it.axes)]
 
 
 def _kinds(site: Site) -> Found:
@@ -133,7 +133,7 @@ def _axes_known(site: Site) -> Found:
 
 def _axis_once(site: Site) -> Found:
     seen = {a.name for a in _enclosing(site)}
-    for axis in standing_axes(site.stmt.axes):
+    for axis in visited_axes(site.stmt.axes):
         if axis.name in seen:
             around = axis.name in {a.name for a in _enclosing(site)}
             where = "here and in an enclosing iteration" if around else "twice"
@@ -145,10 +145,10 @@ def _axis_once(site: Site) -> Found:
 
 def _axis_order(site: Site) -> Found:
     node, before = site.stmt, {a.name for a in _enclosing(site)}
-    every = before | {a.name for a in standing_axes(node.axes)}
+    every = before | {a.name for a in visited_axes(node.axes)}
     for item in map(visited_node, node.axes):
         to = {a.axis.name: a.to for a in attached_axes([item])}
-        for axis in standing_axes([item]):
+        for axis in visited_axes([item]):
             attached = axis.name in to
             needed = to[axis.name] if attached else axis.parent
             if needed is not None and needed.name not in before:

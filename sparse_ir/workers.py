@@ -212,17 +212,17 @@ def _over_blocks(stmt: Any, var: Any, extent: Any, workers: Workers) -> tirx.Stm
     size = as_dtype(workers.per_block, dtype)
     outer, inner = (tirx.Var(f"{var.name}_{n}", dtype) for n in range(2))
     place = outer * size + inner
-    stmt = substitute(_under(stmt, var < as_dtype(extent, dtype)), {var: place})
+    stmt = substitute(_guarded(stmt, var < as_dtype(extent, dtype)), {var: place})
     blocks = tirx.floordiv(extent + as_dtype(workers.per_block - 1, dtype), size)
     block, thread = workers.kinds
     stmt = loop_over(inner, size, stmt, annotations={KIND: thread})
     return loop_over(outer, blocks, stmt, annotations={KIND: block})
 
 
-def _under(stmt: Any, condition: Any) -> Any:
+def _guarded(stmt: Any, condition: Any) -> Any:
     """A nest whose block is guarded by a condition."""
     if isinstance(stmt, tirx.For):
-        return loop_with(stmt, body=_under(stmt.body, condition))
+        return loop_with(stmt, body=_guarded(stmt.body, condition))
     predicate = tirx.all(stmt.predicate, condition)
     return type(stmt)(stmt.iter_values, predicate, stmt.block, stmt.span)
 

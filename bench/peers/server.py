@@ -19,7 +19,7 @@ from bench.peers.libraries import PEERS, Peer
 from bench.timing import timed
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.tuning.serving import Missing, serve
-from sparsetir.tuning.timing import alone, turn, warm_up
+from sparsetir.tuning.timing import turn, warm_up, without_gc
 
 WARM_UP = 0.002  # seconds of calls before those that count, at least one call
 SLOW = 0.03  # a call that takes longer is timed once per turn
@@ -57,7 +57,7 @@ class Server:
         `switches` : the number of involuntary context switches meanwhile
         """
         once = timed(self.calls[variant])
-        with alone():
+        with without_gc():
             slow = once() > SLOW
             if not slow:
                 warm_up(once, WARM_UP)

@@ -217,11 +217,11 @@ def _unweighted(func: SparseFunc) -> SparseFunc:
     gone = [b for b in func.buffers if b.handle is not None and b.handle.name.startswith("a_")]
     variables = {b.var for b in gone}
 
-    def is_gone(expr: Any) -> bool:
+    def is_removed(expr: Any) -> bool:
         plain = expr.value if isinstance(expr, tirx.Cast) else expr
         return isinstance(plain, ir.TensorLoad) and plain.source in variables
 
-    body = map_expr(func.body, [(tirx.Mul, lambda node: node.b if is_gone(node.a) else node)])
+    body = map_expr(func.body, [(tirx.Mul, lambda node: node.b if is_removed(node.a) else node)])
     handles = {b.handle for b in gone}
     return func.replace(
         body=body,

@@ -123,7 +123,7 @@ class RowTables(Config):
     finds_pattern: ClassVar[bool] = True
     rows_program: ClassVar = staticmethod(rows_program)
 
-    def instead_for(self, problem: SparseResult, op: str) -> str:
+    def alternative_for(self, problem: SparseResult, op: str) -> str:
         """The config to expect where this one does not support the problem; else ""."""
         if op != "spgemm":
             return "ElementThreads" + " or TermLanes" * problem.is_product

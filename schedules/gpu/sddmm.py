@@ -28,7 +28,7 @@ from sparsetir.schedules.operators.problems import Sddmm, accumulator
 from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
-from sparsetir.schedules.template import Asked, Template, Tried, around, register
+from sparsetir.schedules.template import SearchInput, Template, Tried, around, register
 from sparsetir.schedules.templates.shapes import element_reduction
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
@@ -128,7 +128,7 @@ def candidates(problem: Sddmm, stats: Any, target: Any) -> list[FusedNonzeros]:
     return [config, *(replace(config, work=work) for work in (1, 8) if work != config.work)]
 
 
-def choices(search: Asked) -> Tried:
+def choices(search: SearchInput) -> Tried:
     """The choices around the candidates, with blocks of 128 threads."""
     configs = search.own(FusedNonzeros)
     tried, _ = around(

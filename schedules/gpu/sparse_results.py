@@ -63,7 +63,7 @@ class TermLanes(Config):
         super().__post_init__()
         expect(self, "block", self.block >= self.lanes, f"at least lanes = {self.lanes}")
 
-    def instead_for(self, problem: SparseResult, op: str) -> str:
+    def alternative_for(self, problem: SparseResult, op: str) -> str:
         """The config to expect where this one does not support the problem; else ""."""
         return "" if problem.is_product else "ElementThreads"
 

@@ -39,7 +39,7 @@ from sparsetir.schedules.gpu.features import (
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.passes.nests import redirected
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
-from sparsetir.schedules.template import Asked, Tried, around
+from sparsetir.schedules.template import SearchInput, Tried, around
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of
 from sparsetir.sparse_ir.schedule import Schedule
@@ -164,7 +164,7 @@ def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
     return func.with_body(map_expr(redirected(func.body, place), [(s_tir.SBlock, block)]))
 
 
-def choices(search: Asked) -> Tried:
+def choices(search: SearchInput) -> Tried:
     """The choices around the candidates."""
     configs = search.own(RowSplit)
     vector = configs[0].vector

@@ -48,7 +48,7 @@ from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.operators.problems import Spmm, accumulator
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import WARP
-from sparsetir.schedules.template import Asked, Template, Tried, register
+from sparsetir.schedules.template import SearchInput, Template, Tried, register
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -304,7 +304,7 @@ def _in_workspace(
     return sch.precompute(rows.result, loop, lanes, dtype=accumulator(rows.dtype))
 
 
-def choices(search: Asked) -> Tried:
+def choices(search: SearchInput) -> Tried:
     """Configs of Sgap's algorithms (whose x and g are `work`, and g of {1/g row} is `lanes`).
 
     Without those for which there are no atomics, and threads of a row that each add separately.

@@ -39,7 +39,7 @@ from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
-from sparsetir.schedules.template import Asked, Template, Tried, around, register
+from sparsetir.schedules.template import SearchInput, Template, Tried, around, register
 from sparsetir.schedules.templates.row_shapes import row_pieces
 from sparsetir.schedules.templates.shapes import DenseLoops
 from sparsetir.sparse_ir.atomics import has_atomics
@@ -253,7 +253,7 @@ def _bind(
     run_in_parallel(loops, threads, "threadIdx.x")
 
 
-def choices(search: Asked) -> Tried | None:
+def choices(search: SearchInput) -> Tried | None:
     """The choices around the candidates; None for heads."""
     configs, shares = search.own(HybRows), shares_rows(search.problem)
     if not configs:

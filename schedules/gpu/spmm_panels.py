@@ -50,7 +50,7 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
-from sparsetir.schedules.template import Asked, Template, Tried, register
+from sparsetir.schedules.template import SearchInput, Template, Tried, register
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import buffers_made_by
@@ -149,13 +149,13 @@ class PanelThreads(GpuTiled):
         )  # fmt: skip
 
     @property
-    def adds(self) -> bool:
+    def accumulates(self) -> bool:
         """Whether several updates go to an element of the result, sequentially or atomically."""
         return self.atomics or self.compact
 
     def serves(self, problem: Spmm) -> bool:
         """Whether the result has a type in which it can be updated."""
-        return not self.adds or has_atomics(
+        return not self.accumulates or has_atomics(
             "max" if problem.reduce == "max" else "sum", problem.out or problem.dtype
         )
 
@@ -181,7 +181,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     """
     shape = row_reduction(sch, "PanelThreads")
     config.check_vector(shape.dtype)
-    if config.adds and not has_atomics("sum", shape.dtype):
+    if config.accumulates and not has_atomics("sum", shape.dtype):
         raise ScheduleError(
             "PanelThreads: argument 'config': expected atomics=False and compact=False for "
             f"{shape.dtype}, which would be rounded with each pattern that is added, got "
@@ -201,7 +201,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     features = feature_loops(sch, shape.features, config, tail="repeat")
     tiles, w, threads, lane = features
     order = [panels, patterns, threads] if config.atomics else [panels, threads, patterns]
-    above = order[1 if not config.adds else 2]
+    above = order[1 if not config.accumulates else 2]
     held = [rows, w, lane]
     sch.sparse_reorder(shape.iteration, [*shape.heads, tiles, *order, entries, *held])
     start, reduce, write = sch.precompute(shape.result, above, held, dtype=accumulator(shape.dtype))
@@ -216,7 +216,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
         sch.parallelize(panels, "thread", race=race, per_block=config.panels)
     sch.parallelize(threads, "thread")
     copies, rest = gathered_vectors(sch, shape, reduce, sch.get_sp_iters(reduce)[-4])
-    if config.adds:
+    if config.accumulates:
         copies.append(set_before(sch, shape, config, features, config.threads * config.panels))
     loops = sch.lower()
     for step in copies:
@@ -227,10 +227,10 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
             loops.unroll(loop)
     if not config.atomics:
         in_vectors(loops, write, len(held))
-    if not config.adds:
+    if not config.accumulates:
         loops.unroll(loops.get_loops(loops.get_sblock(f"{reduce.name}0"))[0])
     block = f"{shape.iteration.name}0"
-    if config.adds:
+    if config.accumulates:
         sch.rewrite(skip_if_empty, block, reduce)
     sch.rewrite(unroll_with_remainder, reduce, config.unroll)
     if config.compact:
@@ -249,7 +249,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged
     return Arranged(Stored(keeps_order=not config.packed), matrix.arguments())
 
 
-def choices(search: Asked) -> Tried | None:
+def choices(search: SearchInput) -> Tried | None:
     """UFi, UFk, WarpTile, the block, atomics and compaction; None for unsupported problems.
 
     Blocks have one warp, as most of the paper's best ones, or four. UFk is up to 8, as in its

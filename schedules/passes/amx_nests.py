@@ -16,7 +16,7 @@ from sparsetir.schedules.targets import NEEDS
 from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, loads_of, nodes_of, substitute
-from sparsetir.sparse_ir.reduction import taken_apart
+from sparsetir.sparse_ir.reduction import split_guards
 from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.tir import (
     as_dtype,
@@ -32,7 +32,7 @@ from sparsetir.sparse_ir.tir import (
 from sparsetir.sparse_ir.traversal import map_expr
 
 
-def operands_alone(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> tirx.PrimFunc:
+def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> tirx.PrimFunc:
     """Restrict a block's read regions to some buffers, at the accessed elements.
 
     Tensor intrinsics only match such blocks. Before::
@@ -61,7 +61,7 @@ def operands_alone(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> t
     return func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
 
 
-def groups_at_once(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
+def write_groups(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
     """Write adjacent elements of a copy together, unconditionally where possible.
 
     func : a stage-II function, which is not modified
@@ -93,7 +93,7 @@ def groups_at_once(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
         guarded = isinstance(value, ir.Call) and value.op.name.endswith("if_then_else")
         if not guarded:
             raise ScheduleError(
-                f"groups_at_once: argument 'block': expected '{block}' to store an element or "
+                f"write_groups: argument 'block': expected '{block}' to store an element or "
                 f"zero, got {value}"
             )
         condition, element, _ = value.args
@@ -110,10 +110,10 @@ def groups_at_once(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
         each = substitute(tirx.SeqStmt(stores), {across.loop_var: var})
         return tirx.IfThenElse(whole, loop_over(var, across.extent, each), loops[0])
 
-    return _with_nest("groups_at_once", func, block, 2, make)
+    return _with_nest("write_groups", func, block, 2, make)
 
 
-def kept_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
+def keep_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
     """Keep an array of 16-bit floats that the function allocates in that type.
 
     TVM widens its own arrays of bfloat16 to float32, except those whose data pointer escapes, which
@@ -130,7 +130,7 @@ def kept_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
     root = func.body.block
     arrays = [v for v in root.alloc_buffers if v.name == buffer]
     if not arrays:
-        raise ScheduleError(f"kept_narrow: argument 'buffer': no array '{buffer}' is made here")
+        raise ScheduleError(f"keep_narrow: argument 'buffer': no array '{buffer}' is made here")
     body = tirx.SeqStmt([tirx.Evaluate(buffer_data(arrays[0])), root.body])
     return func.with_body(s_tir.SBlockRealize([], True, block_with(root, body=body)))
 
@@ -172,7 +172,7 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
     old: list[Any] = []
 
     def make(loops: list[Any], realize: Any) -> tirx.Stmt:
-        conditions, written = taken_apart(realize.block.body)
+        conditions, written = split_guards(realize.block.body)
         loads = nodes_of(ir.TensorLoad, written.value)
         if (
             len(loads) != 1
@@ -212,13 +212,13 @@ def _written(
     values, types = values_of(realize), [dtype_of(x.loop_var) for x in loops]
     workspace = nodes_of(ir.TensorLoad, written.value)[0].source
 
-    def there(node: Any, row: Any, column: Any) -> Any:
+    def visit(node: Any, row: Any, column: Any) -> Any:
         place = zip(loops, (row, column), types, strict=True)
         where = {x.loop_var: as_dtype(n, t) for x, n, t in place}
         return substitute(substitute(node, values), where)
 
     direct = written.value.same_as(nodes_of(ir.TensorLoad, written.value)[0])
-    direct = direct and _side_by_side(written, values, loops)
+    direct = direct and _is_row_major(written, values, loops)
     through = [
         store(tile, tirx.BufferLoad(memory, [as_dtype(r, types[0]), as_dtype(c, types[1])]), pitch)
         for (r, c), tile in shape.sums.items()
@@ -226,14 +226,14 @@ def _written(
     ]
     mine = _reading(realize.block.body, workspace, memory)
     row, column = (tirx.Var(x.loop_var.name, t) for x, t in zip(loops, types, strict=True))
-    slow = loop_over(row, shape.rows, loop_over(column, shape.features, there(mine, row, column)))
-    if not all(_grows(c, realize, values, loops) for c in conditions):
+    slow = loop_over(row, shape.rows, loop_over(column, shape.features, visit(mine, row, column)))
+    if not all(_is_monotone(c, realize, values, loops) for c in conditions):
         return tirx.SeqStmt([*through, slow])
     steps: list[tirx.Stmt]
     if direct:
         stride = as_dtype(written.buffer.ty.shape[-1], "int64") * tirx.IntImm("int64", 4)
         steps = [
-            store(tile, there(tirx.BufferLoad(written.buffer, written.indices), r, c), stride)
+            store(tile, visit(tirx.BufferLoad(written.buffer, written.indices), r, c), stride)
             for (r, c), tile in shape.sums.items()
         ]
     else:
@@ -241,21 +241,21 @@ def _written(
         vectors: list[tirx.Stmt] = []
         for c in shape.column_tiles:
             lane = tirx.Var("lane", types[1])
-            element = there(plain, row, lane + as_dtype(c, types[1]))
+            element = visit(plain, row, lane + as_dtype(c, types[1]))
             vectors.append(loop_over(lane, TILE, element, tirx.ForKind.VECTORIZED))
         steps = [*through, loop_over(row, shape.rows, as_one(vectors))]
     if not conditions:
         return as_one(steps)
-    whole = [there(c, shape.rows - 1, shape.features - 1) for c in conditions]
+    whole = [visit(c, shape.rows - 1, shape.features - 1) for c in conditions]
     return tirx.IfThenElse(tirx.all(*whole), as_one(steps), tirx.SeqStmt([*through, slow]))
 
 
-def _grows(condition: Any, realize: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
+def _is_monotone(condition: Any, realize: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
     """Whether a condition holds for all visits of two loops if it holds for the last one."""
     if is_likely(condition):
         condition = condition.args[0]
     if isinstance(condition, tirx.And):
-        return all(_grows(c, realize, values, loops) for c in (condition.a, condition.b))
+        return all(_is_monotone(c, realize, values, loops) for c in (condition.a, condition.b))
     mine = [x.loop_var for x in loops]
     if not isinstance(condition, tirx.LT):
         return False
@@ -264,7 +264,7 @@ def _grows(condition: Any, realize: Any, values: dict[Any, Any], loops: list[Any
     return not free_vars(limit) & set(mine) and all(n is not None and n >= 0 for n in steps)
 
 
-def _side_by_side(written: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
+def _is_row_major(written: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
     """Whether the first loop is over rows, and the second one over a row's elements in order."""
     mine = [x.loop_var for x in loops]
     sums = [affine(substitute(i, values)) for i in written.indices]

@@ -47,16 +47,16 @@ def ieee_floats(func: tirx.PrimFunc) -> tirx.PrimFunc:
         # The square roots of 0.0 and -0.0 are themselves, and no rule knows that.
         return type(x)(*(tirx.sqrt(y) if _is_zero(y) else y for y in (x.a, x.b)))
 
-    def apart(x: Any) -> bool:
+    def has_disjoint_reads(x: Any) -> bool:
         return _read(x.a, read).isdisjoint(_read(x.b, read))
 
     def difference(x: Any) -> Any:
-        if not _is_float(x) or apart(x):
+        if not _is_float(x) or has_disjoint_reads(x):
             return x
         return x.a + tirx.Mul(x.b, tirx.const(-1.0, dtype_of(x)))
 
     def comparison(x: Any) -> Any:
-        equal = isinstance(x, tirx.EQ | tirx.NE) and not apart(x)
+        equal = isinstance(x, tirx.EQ | tirx.NE) and not has_disjoint_reads(x)
         if not _is_float(x.a) or (alone and not equal and not isinstance(x, tirx.NE)):
             return x
         test = tirx.EQ(x.a, x.b) if isinstance(x, tirx.NE) else x

@@ -141,7 +141,7 @@ def wide_indices(buffer: Any, indices: Any) -> list[Any]:
     return [index for index, size in sizes if not is_one(size)]
 
 
-def is_along(index: Any, var: Any) -> bool:
+def is_offset_of(index: Any, var: Any) -> bool:
     """Whether an index is a variable plus an offset."""
     parts = [index.a, index.b] if isinstance(index, tirx.Add) else [index]
     mine = [p for p in parts if var in free_vars(p)]
@@ -171,7 +171,7 @@ def bound_in(stmt: Any) -> set[Any]:
     return coordinates | {x.loop_var for x in nodes_of(tirx.For, stmt)}
 
 
-def renewed(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
+def with_fresh(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
     """A copy of a statement with fresh loop variables, and with others substituted.
 
     blocks : whether coordinates and buffers of its blocks become fresh, too

@@ -48,7 +48,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.races import FREE, races_of
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration, loops_of, replaced
@@ -103,7 +103,7 @@ def _order(it: SparseIteration, rounds: bool) -> list[Loop]:
 
     rounds : whether the result is narrower than its terms
     """
-    loops, (_, store) = loops_of(it), taken_apart(it.body)
+    loops, (_, store) = loops_of(it), split_guards(it.body)
     begin = next(n for n, loop in enumerate(loops) if "R" in loop.kinds)
     if not rounds and any(constant_length(axis) != 1 for axis in flat_axes(it.axes[:begin])):
         return loops

@@ -51,7 +51,7 @@ def one_launch(func: tirx.PrimFunc, iterations: Sequence[Any], race: str = "none
         )
     chosen = [steps[place] for place in places]
     if race == "none":
-        _refuse_meeting(names, chosen)
+        _refuse_dependences(names, chosen)
     dtype = str(chosen[0].loop_var.ty.dtype)
     extents = [as_dtype(loop.extent, dtype) for loop in chosen]
     most = extents[0]
@@ -73,7 +73,7 @@ def _name(step: Any) -> str:
     return str(nodes_of(s_tir.SBlock, step, nested=False)[0].name_hint).removesuffix("0")
 
 
-def _refuse_meeting(names: Sequence[str], loops: Sequence[Any]) -> None:
+def _refuse_dependences(names: Sequence[str], loops: Sequence[Any]) -> None:
     """Refuse loops if one accesses what another one writes."""
     read: dict[str, str] = {}
     written: dict[str, str] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.sparse_ir.affine import affine, expr_of, tells_apart
+from sparsetir.sparse_ir.affine import affine, expr_of, is_injective
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES, Fact, facts_of
@@ -146,7 +146,7 @@ def is_free(sch: Any, loop: Any, threads: bool = False) -> bool:
 
     Threads do not wait for each other between visits of loops around theirs.
     """
-    return not _race(sch, loop, "parallel") and not (threads and _changes_hands(sch, loop))
+    return not _race(sch, loop, "parallel") and not (threads and _remapped_variable(sch, loop))
 
 
 def materialize_loop_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -178,7 +178,7 @@ def thread_axis(tag: str) -> Any:
 def _race(sch: Any, loop: Any, kind: str) -> str:
     """Why visits of a loop may race, and what would be legal; "" if they do not."""
     node, extents = sch.get(loop), _extents_around(sch, loop)
-    around = _changes_hands(sch, loop) if "Idx" in kind else ""
+    around = _remapped_variable(sch, loop) if "Idx" in kind else ""
     if around:
         return (
             f"the coordinates of its positions differ between visits of {around}, which may race, "
@@ -204,7 +204,7 @@ def _shared_by_lanes(loop: Any) -> str:
     return ""
 
 
-def _changes_hands(sch: Any, loop: Any) -> str:
+def _remapped_variable(sch: Any, loop: Any) -> str:
     """A variable around a racy loop in whose visits a position is another coordinate each time.
 
     For example `j` of `C[i] += A[j, i]` with i stored under j, where threads over the positions of
@@ -243,7 +243,7 @@ def _race_in(realize: Any, loop: Any, kind: str, extents: dict[Any, Any]) -> str
     whole = _is_fused_whole([value for _, value in moved], loop.loop_var)
     for iter_var, value in moved:
         name, fact = str(iter_var.var.name), facts[iter_var.var]
-        if fact == FREE and whole and _tells_visits_apart(value, extents):
+        if fact == FREE and whole and _is_injective(value, extents):
             continue
         summed = iter_var.iter_type == tirx.IterVar.CommReduce and block.init is not None
         if summed and kind.startswith("threadIdx"):
@@ -261,7 +261,7 @@ def _race_in(realize: Any, loop: Any, kind: str, extents: dict[Any, Any]) -> str
     return ""
 
 
-def _tells_visits_apart(value: Any, extents: dict[Any, Any]) -> bool:
+def _is_injective(value: Any, extents: dict[Any, Any]) -> bool:
     """Whether a sum is injective, as the sums that splits create are.
 
     extents : of the enclosing loops, by variable
@@ -274,7 +274,7 @@ def _tells_visits_apart(value: Any, extents: dict[Any, Any]) -> bool:
     if not all(t == () or isinstance(atoms.get(t), kinds) for t in terms):
         return False
     sized = [(t, terms[t], _extent(atom, extents)) for t, atom in atoms.items()]
-    return tells_apart([term for term in sized if term[2] != 1])
+    return is_injective([term for term in sized if term[2] != 1])
 
 
 def _extent(atom: Any, extents: dict[Any, Any]) -> int | None:

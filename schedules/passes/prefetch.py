@@ -26,7 +26,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_equal
 
-from sparsetir.schedules.passes.nests import is_along
+from sparsetir.schedules.passes.nests import is_offset_of
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -95,12 +95,12 @@ def prefetch_gathered(
         )
     inner = {lp.loop_var: as_dtype(0, dtype_of(lp.loop_var)) for lp in loops[depth[-1] + 1 :]}
     values = {var: substitute(value, inner) for var, value in values.items()}
-    asks = row_ahead(func, load, values, distance, span)
+    prefetches = row_ahead(func, load, values, distance, span)
 
     def visit(loop: Any) -> Any:
         if not loop.loop_var.same_as(loops[depth[-1]].loop_var):
             return loop
-        return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body]))
+        return loop_with(loop, body=tirx.SeqStmt([*prefetches, loop.body]))
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
@@ -145,7 +145,7 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
             f"at two loops of its own, got {[str(x) for x in reads]}"
         )
     ahead = {s: s + as_dtype(distance, dtype_of(s)), l: as_dtype(0, dtype_of(l))}
-    asks = [
+    prefetches = [
         prefetch(tirx.BufferLoad(x.source, [substitute(i, ahead) for i in x.indices]))
         for x in streams
     ]
@@ -153,7 +153,7 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
     def visit(loop: Any) -> Any:
         if not loop.loop_var.same_as(s):
             return loop
-        return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body]))
+        return loop_with(loop, body=tirx.SeqStmt([*prefetches, loop.body]))
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
@@ -183,7 +183,7 @@ def rows_ahead(
             continue
         gathers = index.indices[-1].same_as(visited)
         dense = all(axis.kind == "dense_fixed" for axis in source.axes)
-        if not gathers or not dense or not is_along(load.indices[-1], along):
+        if not gathers or not dense or not is_offset_of(load.indices[-1], along):
             continue
         used = reused.get(f"{index.source.name}{REUSE}")
         extents = [as_dtype(extent, "int64") for extent in load.source.ty.shape]
@@ -191,9 +191,9 @@ def rows_ahead(
             row = next(n for n, i in enumerate(load.indices) if i.same_as(index))
             extents[row] = tirx.min(extents[row], used)
         size = bytes_of(load.source, extents)
-        asks = as_one(row_ahead(func, load, values, PREFETCH, span))
+        prefetches = as_one(row_ahead(func, load, values, PREFETCH, span))
         near = cache if used is None else cache // 2  # a reuse distance ignores other operands
-        out.append(tirx.IfThenElse(size > as_dtype(near, "int64"), asks, None))
+        out.append(tirx.IfThenElse(size > as_dtype(near, "int64"), prefetches, None))
     return out
 
 
@@ -251,15 +251,15 @@ def row_ahead(
     distance, span : as for :func:`prefetch_gathered`
     """
     index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
-    ahead = _ahead(func, index, substitute(index.indices[-1], values), distance)
+    ahead = _position_ahead(func, index, substitute(index.indices[-1], values), distance)
     ahead = tirx.BufferLoad(index.source, [*index.indices[:-1], ahead])
     place = [substitute(ahead if i.same_as(index) else i, values) for i in load.indices]
     per_line = CACHE_LINE * 8 // tvm.DataType(str(load.source.ty.dtype)).bits
-    asks: list[Any] = []
+    prefetches: list[Any] = []
     for first in range(0, span, per_line):
         last = place[-1] + as_dtype(first, dtype_of(place[-1]))
-        asks.append(prefetch(tirx.BufferLoad(load.source, [*place[:-1], last])))
-    return asks
+        prefetches.append(prefetch(tirx.BufferLoad(load.source, [*place[:-1], last])))
+    return prefetches
 
 
 def prefetch(load: Any) -> tirx.Stmt:
@@ -269,7 +269,7 @@ def prefetch(load: Any) -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, keep, data))
 
 
-def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any:
+def _position_ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any:
     """The position `distance` further, or the last one that exists."""
     layout = {str(k): v for k, v in func.attrs[LAYOUTS].items()}[index.source.name]
     left = _from_here(func, layout, list(index.indices))  # of 64 bits where they could overflow 32

@@ -64,7 +64,7 @@ class _Rounding:
         }
         updated = {s.buffer for s in stores_of(func.body) if _is_update(s)}
         self.sums = {new for old, new in self.variables.items() if old in updated}
-        self.stands: dict[int, bool] = {}
+        self.rounded_by_handle: dict[int, bool] = {}
         self.before: dict[int, Any] = {}
         self.kept: list[Any] = []  # keeps expressions alive, so that handles stay unique
 
@@ -85,77 +85,77 @@ class _Rounding:
             *binary,
         ])  # fmt: skip
 
-    def _standing(self, new: Any, rounded: bool = True, before: Any = None) -> Any:
+    def _keep(self, new: Any, rounded: bool = True, before: Any = None) -> Any:
         self.kept.append(new)
-        self.stands[new.__chandle__()] = rounded
+        self.rounded_by_handle[new.__chandle__()] = rounded
         if before is not None:
             self.before[new.__chandle__()] = before
         return new
 
     def _is_rounded(self, *parts: Any) -> bool:
-        return all(self.stands.get(x.__chandle__(), True) for x in parts)
+        return all(self.rounded_by_handle.get(x.__chandle__(), True) for x in parts)
 
     def _rounded(self, x: Any) -> Any:
         """An expression, rounded if it replaces one of bfloat16 and is not rounded yet."""
-        return x if self._is_rounded(x) else self._standing(_rounded(x), before=x)
+        return x if self._is_rounded(x) else self._keep(_rounded(x), before=x)
 
-    def _was(self, x: Any) -> Any:
+    def _origin(self, x: Any) -> Any:
         return self.before.get(x.__chandle__(), x)
 
     def _variable(self, x: Any) -> Any:
         if x not in self.variables and not tirx.is_buffer_var(x) and _is_bfloat(x):
             is_param = x in self.func.params
             wide = tirx.Cast("float32", x) if is_param else tirx.Var(x.name, _as(x, "float32"))
-            self.variables[x] = self._standing(wide)
+            self.variables[x] = self._keep(wide)
         return self.variables.get(x, x)
 
     def _constant(self, x: Any) -> Any:
         if not _is_bfloat(x):
             return x
-        return self._standing(tirx.FloatImm("float32", float(np.dtype(BFLOAT).type(x.value))))
+        return self._keep(tirx.FloatImm("float32", float(np.dtype(BFLOAT).type(x.value))))
 
     def _load(self, x: Any) -> Any:
         if not _is_bfloat(x):
             return x
         load = tirx.BufferLoad(x.source, x.indices)
         if _is_bfloat(load):
-            return self._standing(_wide(load), before=load)
-        return self._standing(load, x.source not in self.sums)
+            return self._keep(_wide(load), before=load)
+        return self._keep(load, x.source not in self.sums)
 
     def _cast(self, x: Any) -> Any:
         if not _is_bfloat(x):  # unchanged nodes are kept, as they may have the type of an array
-            rounded = x.value.__chandle__() in self.stands
+            rounded = x.value.__chandle__() in self.rounded_by_handle
             return cast(self._rounded(x.value), dtype_of(x)) if rounded else x
         value = cast(x.value, _as(x, "float32"))
-        if dtype_of(x.value) in SMALL or self.stands.get(value.__chandle__(), False):
-            return self._standing(value)
-        return self._standing(_rounded(value), before=value)
+        if dtype_of(x.value) in SMALL or self.rounded_by_handle.get(value.__chandle__(), False):
+            return self._keep(value)
+        return self._keep(_rounded(value), before=value)
 
     def _binary(self, x: Any) -> Any:
         if isinstance(x, COMPARISONS):
             return type(x)(self._rounded(x.a), self._rounded(x.b))
-        return self._standing(type(x)(x.a, x.b), rounded=False) if _is_bfloat(x) else x
+        return self._keep(type(x)(x.a, x.b), rounded=False) if _is_bfloat(x) else x
 
     def _select(self, x: Any) -> Any:
         if not _is_bfloat(x):
             return x
         new = tirx.Select(x.condition, x.true_value, x.false_value)
-        return self._standing(new, self._is_rounded(x.true_value, x.false_value))
+        return self._keep(new, self._is_rounded(x.true_value, x.false_value))
 
     def _broadcast(self, x: Any) -> Any:
         if not _is_bfloat(x):
             return x
-        return self._standing(tirx.Broadcast(x.value, x.lanes), self._is_rounded(x.value))
+        return self._keep(tirx.Broadcast(x.value, x.lanes), self._is_rounded(x.value))
 
     def _let(self, x: Any) -> Any:
         new = tirx.Let(x.var, self._rounded(x.value), x.body, x.span)
-        return self._standing(new, self._is_rounded(x.body)) if _is_bfloat(x) else new
+        return self._keep(new, self._is_rounded(x.body)) if _is_bfloat(x) else new
 
     def _call(self, x: Any) -> Any:
         name = str(getattr(x.op, "name", "")).rpartition(".")[2]
         if name == "address_of":
-            return ir.Call(x.op, [self._was(a) for a in x.args], x.attrs, x.ty_args, ret_ty=x.ty)
-        if name == "reinterpret" and x.args[0].__chandle__() in self.stands:
+            return ir.Call(x.op, [self._origin(a) for a in x.args], x.attrs, x.ty_args, ret_ty=x.ty)
+        if name == "reinterpret" and x.args[0].__chandle__() in self.rounded_by_handle:
             return (
                 x
                 if _is_bfloat(x)
@@ -164,16 +164,16 @@ class _Rounding:
         if not _is_bfloat(x) or not x.args:
             return x
         if name == "reinterpret":
-            return self._standing(_wide(x.args[0]))
+            return self._keep(_wide(x.args[0]))
         ty = tirx.Var("x", _as(x, "float32")).ty
         new = ir.Call(x.op, x.args, x.attrs, x.ty_args, x.span, ret_ty=ty)
-        return self._standing(new, name == "if_then_else" and self._is_rounded(*x.args[1:]))
+        return self._keep(new, name == "if_then_else" and self._is_rounded(*x.args[1:]))
 
     def _store(self, x: Any) -> Any:
         value = x.value
-        if value.__chandle__() in self.stands:
+        if value.__chandle__() in self.rounded_by_handle:
             narrow = _is_bfloat(x.buffer)
-            was = self._was(value)
+            was = self._origin(value)
             if narrow or x.buffer in self.sums and not _is_bfloat(was):
                 value = was  # rounded when it is stored, or not at all
             if narrow and not _is_bfloat(value):
@@ -193,7 +193,7 @@ class _Rounding:
 
     def _sum(self, x: Any) -> Any:
         """A sum, not rounded."""
-        was = self._was(x)
+        was = self._origin(x)
         return was if isinstance(was, ir.TensorLoad) and was.source in self.sums else x
 
 

@@ -45,7 +45,7 @@ def shared_visits(func: tirx.PrimFunc) -> tirx.PrimFunc:
         last: Any = parts[-1] if parts else None
         if all(isinstance(x, tirx.For) and x.loop_var in free for x in (last, part)):
             again = loop_with(part, body=substitute(part.body, {part.loop_var: last.loop_var}))
-            if _may_share(last, again):
+            if _may_merge(last, again):
                 parts[-1] = loop_with(last, body=as_one([*_parts(last.body), *_parts(again.body)]))
                 continue
         parts.append(part)
@@ -61,7 +61,7 @@ def _parts(stmt: Any) -> list[Any]:
     return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
-def _may_share(first: Any, second: Any) -> bool:
+def _may_merge(first: Any, second: Any) -> bool:
     """Whether two loops may be merged visit by visit, and access a common buffer.
 
     second : with its variable replaced by that of the first

@@ -32,7 +32,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.nests import bound_in, renewed
+from sparsetir.schedules.passes.nests import bound_in, with_fresh
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of, same_indices
 from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars
@@ -69,12 +69,12 @@ def specialize_on_value(
     def with_value(value: int) -> Any:
         constant = as_dtype(value, dtype_of(chosen))
         if isinstance(chosen, ir.Var):
-            return renewed(node.body, {chosen: constant}, blocks=True)
+            return with_fresh(node.body, {chosen: constant}, blocks=True)
 
         def load(other: Any) -> Any:
             return constant if other.source.same_as(chosen.source) else other
 
-        return renewed(map_expr(node.body, [(ir.TensorLoad, load)]), {}, blocks=True)
+        return with_fresh(map_expr(node.body, [(ir.TensorLoad, load)]), {}, blocks=True)
 
     def by_halves(some: Sequence[int]) -> Any:
         if len(some) == 1:

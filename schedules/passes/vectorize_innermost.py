@@ -35,7 +35,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_equal
 
 from sparsetir.schedules.passes.launches import top_level
-from sparsetir.schedules.passes.nests import is_along, is_zero, renewed, wide_indices
+from sparsetir.schedules.passes.nests import is_offset_of, is_zero, wide_indices, with_fresh
 from sparsetir.schedules.passes.prefetch import PREFETCHING, bytes_of, gathering_loads, rows_ahead
 from sparsetir.sparse_ir.exact import is_choice
 from sparsetir.sparse_ir.nodes import (
@@ -49,8 +49,8 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.races import FREE, facts_of
-from sparsetir.sparse_ir.reduction import taken_apart, under
-from sparsetir.sparse_ir.speculation import is_harmless
+from sparsetir.sparse_ir.reduction import add_guards, split_guards
+from sparsetir.sparse_ir.speculation import is_speculatable
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,
@@ -125,7 +125,7 @@ def vectorize_innermost(
                 return loop  # TVM does not vectorise local booleans
             if nest.rows is None:
                 return nest.in_registers(lanes, cache, vectors, among)
-            alone = vectorized(renewed(loop, fresh_definitions(loop), blocks=True), rows=False)
+            alone = vectorized(with_fresh(loop, fresh_definitions(loop), blocks=True), rows=False)
             tiles = nest.in_registers(lanes, cache, vectors, among)
             return tirx.IfThenElse(
                 nest.bytes_shared() > as_dtype(FAR * cache, "int64"), alone, tiles
@@ -204,15 +204,15 @@ class _Nest:
         pairs = list(zip(self.block.iter_vars, realize.iter_values, strict=True))
         self.outer = [(v, x) for v, x in pairs if x not in own]
         mapping = {v.var: x for v, x in pairs if x in own}
-        self.conditions, store = taken_apart(substitute(self.block.body, mapping))
+        self.conditions, store = split_guards(substitute(self.block.body, mapping))
         self.store: Any = store
         init = self.block.init
         self.updates = init is None
-        self.of_init, first = taken_apart(None if init is None else substitute(init, mapping))
+        self.of_init, first = split_guards(None if init is None else substitute(init, mapping))
         self.init: Any = first
         summed = {lp.loop_var for lp in self.others}
         differ = [
-            self._differs(x, summed) if self.updates else not is_among(x, self.of_init)
+            self._varies(x, summed) if self.updates else not is_among(x, self.of_init)
             for x in self.conditions
         ]
         self.of_terms = [*compress(self.conditions, differ)]
@@ -221,7 +221,7 @@ class _Nest:
         self.lanes = 1  # per accumulator vector
         self.dtype = self._widened() or str(self.store.buffer.ty.dtype)
 
-    def _differs(self, condition: Any, summed: set[Any]) -> bool:
+    def _varies(self, condition: Any, summed: set[Any]) -> bool:
         """Whether a condition may vary by term of a sum."""
         return bool(free_vars(condition) & summed or loads_of(condition, self.store.buffer))
 
@@ -236,7 +236,7 @@ class _Nest:
             return None
         if not isinstance(realize, s_tir.SBlockRealize):
             return None
-        store = taken_apart(realize.block.body)[1]
+        store = split_guards(realize.block.body)[1]
         if not isinstance(store, tirx.BufferStore):
             return None
         last = wide_indices(store.buffer, store.indices)[-1:]
@@ -253,10 +253,10 @@ class _Nest:
         """Whether all accesses are along one loop, and each of its visits has its own element."""
         at, along = self.store.indices, self.along.loop_var
         (last,) = wide_indices(self.store.buffer, at)[-1:]
-        body = under([*self.conditions, *self.of_terms], self.store)
+        body = add_guards([*self.conditions, *self.of_terms], self.store)
         one = self.reduces and is_one(self.along.extent) and self._widened()  # kept in a register
         if (
-            not is_along(last, along)
+            not is_offset_of(last, along)
             and not one
             and not self._transposes()
             or any(_uses(x.extent, along) for x in self.others)
@@ -281,7 +281,7 @@ class _Nest:
         if self.updates:
             ahead = [*self.conditions, *at]
             still = not any(free_vars(x) & reduced for x in at)
-            return bool(loads) and still and all(is_harmless(x) for x in ahead)
+            return bool(loads) and still and all(is_speculatable(x) for x in ahead)
         if self.rows is not None or len(self.of_init) != len(self.conditions):
             return False  # rows of blocks update their results, in pieces that suit the caches
         first = isinstance(self.init, tirx.BufferStore) and same_indices(self.init.indices, at)
@@ -297,7 +297,7 @@ class _Nest:
             self.reduces
             and not _uses(last, along)
             and len(within) == 1
-            and is_along(within[0], along)
+            and is_offset_of(within[0], along)
             and any(not x.source.same_as(self.store.buffer) for x in loads)
         )
 
@@ -349,9 +349,11 @@ class _Nest:
         if lanes < 2:
             return self.along
         again = not loads_of(self.block.body, self.store.buffer)
-        body = substitute(under(self.conditions, self.store), {v.var: x for v, x in self.outer})
+        body = substitute(
+            add_guards(self.conditions, self.store), {v.var: x for v, x in self.outer}
+        )
 
-        def asks(start: Any) -> list[tirx.Stmt]:
+        def prefetches(start: Any) -> list[tirx.Stmt]:
             at, around = {self.along.loop_var: start}, [x for _, x in self.outer]
             return [
                 ask
@@ -359,7 +361,7 @@ class _Nest:
                 for ask in rows_ahead(self.func, body, last, self.along.loop_var, at, lanes, cache)
             ]
 
-        return _vectors_and_rest(self.along, lanes, again, asks)
+        return _vectors_and_rest(self.along, lanes, again, prefetches)
 
     def in_registers(self, lanes: int, cache: int, vectors: int, among: SizeRange) -> tirx.Stmt:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
@@ -368,7 +370,7 @@ class _Nest:
         # Spilled values stay in the L1 cache; rows are read in fewer, longer pieces.
         self.held = self._held_rows(vectors)
         of_row = 1 << (vectors // self.held).bit_length() - 1  # tiles halve to one element
-        width = of_row * self.lanes * (2 if self._streams() else 1)
+        width = of_row * self.lanes * (2 if self._has_contiguous_rows() else 1)
         if high is not None and high <= width:
             return self._few(high, cache)
         if self.updates:  # tiles that overlap would add some of their terms twice
@@ -387,7 +389,7 @@ class _Nest:
         through = [x for x in read if isinstance(x, ir.TensorLoad) and x.source.same_as(buffer)]
         return wide if len(through) == len(loads_of(value, buffer)) else None
 
-    def _streams(self) -> bool:
+    def _has_contiguous_rows(self) -> bool:
         """Whether an operand's rows are contiguous in memory, one per term of a sum."""
         visited = self.others[-1].loop_var
         loads = [x.indices for x in nodes_of(ir.TensorLoad, self.store.value)]
@@ -423,11 +425,11 @@ class _Nest:
             starts += [(as_dtype(most - self.lanes, dtype), self.lanes)] if whole < most else []
         else:
             starts = [(as_dtype(0, dtype), half), (extent - as_dtype(half, dtype), half)]
-        asks = cache if most >= PREFETCHING * self.lanes else None
-        tiles = self._tile(one, lambda _: starts, asks)
+        prefetches = cache if most >= PREFETCHING * self.lanes else None
+        tiles = self._tile(one, lambda _: starts, prefetches)
         if exact or most > self.lanes:
             return tiles
-        whole = self._tile(one, lambda _: [(as_dtype(0, dtype), most)], asks)
+        whole = self._tile(one, lambda _: [(as_dtype(0, dtype), most)], prefetches)
         return tirx.IfThenElse(tirx.EQ(extent, as_dtype(most, dtype)), whole, tiles)
 
     def _many(self, width: int, cache: int) -> tirx.Stmt:
@@ -450,16 +452,16 @@ class _Nest:
     def _last(self, width: int, cache: int) -> tirx.Stmt:
         dtype = dtype_of(self.along.loop_var)
         start = self.along.extent - as_dtype(width, dtype)
-        asks = cache if width >= PREFETCHING * self.lanes else None
-        return self._tile(as_dtype(1, dtype), lambda _: [(start, width)], asks)
+        prefetches = cache if width >= PREFETCHING * self.lanes else None
+        return self._tile(as_dtype(1, dtype), lambda _: [(start, width)], prefetches)
 
     def _tiles(self, width: int, left: Any, cache: int) -> tirx.Stmt:
         """Tiles of a width for the remaining visits, then narrower ones for the remainder."""
         extent, dtype = self.along.extent, dtype_of(self.along.loop_var)
         size = as_dtype(width, dtype)
-        asks = cache if width >= PREFETCHING * self.lanes else None
+        prefetches = cache if width >= PREFETCHING * self.lanes else None
         count, start = tirx.floordiv(left, size), extent - left
-        tiles = self._tile(count, lambda tile: [(start + tile * size, width)], asks)
+        tiles = self._tile(count, lambda tile: [(start + tile * size, width)], prefetches)
         rest = Analyzer().simplify(tirx.floormod(extent, size))
         if isinstance(rest, tirx.IntImm) and not int(rest):
             return tiles
@@ -555,10 +557,10 @@ class _Nest:
             tests = [
                 test
                 for test in _first_choices(total.value)
-                if shared(test) and not _uses(test, along) and (not differ or is_harmless(test))
+                if shared(test) and not _uses(test, along) and (not differ or is_speculatable(test))
             ]
             if not tests:
-                return lanes_of(partial(update, under(differ, total)))
+                return lanes_of(partial(update, add_guards(differ, total)))
             test = tests[0]
             cases = [updates(_decided(total, test, case)) for case in (1, 2)]
             return tirx.IfThenElse(substitute(test, fresh), *cases)
@@ -587,9 +589,9 @@ class _Nest:
         )
         held = as_dtype(held, self.dtype)
         first = lanes_of(lambda acc, lane, m: tirx.BufferStore(acc, substitute(held, m), [lane]))
-        inner = under([substitute(x, fresh) for x in terms if shared(x)], updates(self.store))
+        inner = add_guards([substitute(x, fresh) for x in terms if shared(x)], updates(self.store))
         if cache is not None:
-            asks = [
+            prefetches = [
                 ask
                 for start, width in places
                 for ask in rows_ahead(
@@ -602,7 +604,7 @@ class _Nest:
                     cache,
                 )  # fmt: skip
             ]
-            inner = tirx.SeqStmt([*asks, inner]) if asks else inner
+            inner = tirx.SeqStmt([*prefetches, inner]) if prefetches else inner
         *outer, last = self.others
         if rows[0] and _is_multiple(last, STRAIGHT):
             inner = _straight_steps(last, inner, fresh[last.loop_var])
@@ -617,7 +619,7 @@ class _Nest:
         if self.updates:
             some = [lp.extent > as_dtype(0, dtype_of(lp.extent)) for lp in self.others]
             tests = [tirx.all(*[x for x in some if not free_vars(x) & set(fresh)]), *tests]
-        body = substitute(under(tests, body), rows[0])
+        body = substitute(add_guards(tests, body), rows[0])
         body = self._outside(body)
         buffers = {r.source: r.source for r in [*self.block.reads, *self.block.writes]}
         widths = (str(width) for _, width in places)
@@ -687,7 +689,7 @@ def _contiguous_in(var: Any, body: Any, gathers: bool, apart: Any = None) -> boo
     indices = [wide_indices(*x) for x in accesses if apart is None or not x[0].same_as(apart)]
     return not any(_uses(c, var) for c in conditions) and all(
         not any(_uses(i, var) for i in index[:-1])
-        and (not index or is_along(index[-1], var) or not _uses(index[-1], var))
+        and (not index or is_offset_of(index[-1], var) or not _uses(index[-1], var))
         for index in indices
     )
 
@@ -722,7 +724,7 @@ def _gathers(store: Any) -> bool:
 
 
 def _vectors_and_rest(
-    loop: Any, lanes: int, again: bool, asks: Callable[[Any], list[tirx.Stmt]]
+    loop: Any, lanes: int, again: bool, prefetches: Callable[[Any], list[tirx.Stmt]]
 ) -> tirx.Stmt:
     """Vectors of `lanes` lanes, and the remainder.
 
@@ -738,7 +740,7 @@ def _vectors_and_rest(
         k1 = tirx.Var(f"{name}_1", dtype)
         return loop_over(k1, width, _copy(loop, start + k1, suffix), tirx.ForKind.VECTORIZED)
 
-    vectors = loop_over(k0, whole, as_one([*asks(k0 * width), vector(k0 * width)]))
+    vectors = loop_over(k0, whole, as_one([*prefetches(k0 * width), vector(k0 * width)]))
     if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) % lanes == 0:
         return vectors
     if not again:
@@ -752,13 +754,13 @@ def _vectors_and_rest(
     part = tirx.IfThenElse(whole * width < loop.extent, last, None)
     shorter = lanes // SHORTER
     if shorter > 1:
-        fewer = _vectors_and_rest(_renewed(loop), shorter, again, lambda _: [])
+        fewer = _vectors_and_rest(_with_fresh(loop), shorter, again, lambda _: [])
     else:
         fewer = loop_over(rest, loop.extent, _copy(loop, rest, "_rest"))
     return tirx.IfThenElse(loop.extent >= width, tirx.SeqStmt([vectors, part]), fewer)
 
 
-def _renewed(loop: Any) -> Any:
+def _with_fresh(loop: Any) -> Any:
     """The same loop with fresh variables."""
     var = tirx.Var(loop.loop_var.name, dtype_of(loop.loop_var))
     return loop_with(loop, loop_var=var, body=_copy(loop, var, ""))

@@ -50,7 +50,7 @@ from tvm import ir, s_tir, tirx
 from tvm_ffi import StructuralKey, structural_equal
 
 from sparsetir.schedules.passes.add_lanes import add_up
-from sparsetir.schedules.passes.nests import is_along, renewed, wide_indices
+from sparsetir.schedules.passes.nests import is_offset_of, wide_indices, with_fresh
 from sparsetir.schedules.passes.prefetch import PREFETCHING, rows_ahead
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -59,8 +59,8 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     substitute,
 )
-from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
-from sparsetir.sparse_ir.speculation import is_harmless
+from sparsetir.sparse_ir.reduction import Reduction, add_guards, reduction_of
+from sparsetir.sparse_ir.speculation import is_speculatable
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,
@@ -100,13 +100,13 @@ def vectorize_reductions(
     by_size = _BySize(func, bits, cache, any_order)
 
     def visit(loop: Any) -> Any:
-        if by_size.waits(loop):
+        if by_size.contains_only_reductions(loop):
             return loop
-        loop = by_size.done(loop)
+        loop = by_size.with_versions(loop)
         reduction = _innermost(loop)
         return loop if reduction is None else _in_vectors(loop, reduction, bits)
 
-    return with_body(func, by_size.done(map_expr(func.body, [(tirx.For, visit)])))
+    return with_body(func, by_size.with_versions(map_expr(func.body, [(tirx.For, visit)])))
 
 
 class _BySize:
@@ -123,7 +123,7 @@ class _BySize:
         self.bits = bits
         self.waiting: dict[Any, tuple[Any, int]] = {}
 
-    def waits(self, loop: Any) -> bool:
+    def contains_only_reductions(self, loop: Any) -> bool:
         """Whether a loop only contains such reductions, and statements along with them."""
         reduction = self._reduction(loop)
         if reduction is not None:
@@ -138,7 +138,7 @@ class _BySize:
             self.waiting[loop.loop_var] = self.waiting.pop(x.loop_var)
         return True
 
-    def done(self, stmt: Any) -> Any:
+    def with_versions(self, stmt: Any) -> Any:
         """A statement with versions of the waiting loops in it."""
 
         def visit(loop: Any) -> Any:
@@ -177,7 +177,7 @@ class _BySize:
             grouped = FEW <= tiles.lanes <= lanes and not _is_ordered(reduction)
             term = substitute(reduction.term, values_of(inner.body))
 
-            def asks(visited: Any) -> list[Any]:
+            def prefetches(visited: Any) -> list[Any]:
                 at = {loop.loop_var: visited, inner.loop_var: as_dtype(0, dtype_of(inner.loop_var))}
                 count = tiles.count or (TOGETHER if tiles.lanes == lanes else 2)
                 span, (gathers, along) = tiles.lanes * count, at
@@ -185,8 +185,8 @@ class _BySize:
                     return []
                 return rows_ahead(self.func, term, gathers, along, at, span, self.cache)
 
-            done = _grouped(loop, inner, reduction, tiles, asks) if grouped else None
-            return _asking(loop, asks(loop.loop_var)) if done is None else done
+            done = _grouped(loop, inner, reduction, tiles, prefetches) if grouped else None
+            return _with_prefetches(loop, prefetches(loop.loop_var)) if done is None else done
 
         return map_expr(stmt, [(tirx.For, visit)])
 
@@ -194,7 +194,7 @@ class _BySize:
         """A loop around reductions over a size, with versions by it unless it is constant."""
 
         def version(*tiles: Any) -> Any:
-            again = renewed(loop, fresh_definitions(loop), blocks=True)
+            again = with_fresh(loop, fresh_definitions(loop), blocks=True)
             return self._replaced(self._in_groups(again, Tiles(*tiles), lanes), Tiles(*tiles))
 
         def number(n: int) -> Any:
@@ -283,7 +283,7 @@ def _innermost(loop: Any, in_order: bool = True) -> Reduction | None:
     if tvm.DataType(dtype_of(reduction.term)).bits not in (32, 64):
         return None
     # Conditions are hoisted out of the loop, which may have no visits.
-    if not all(map(is_harmless, reduction.conditions)):
+    if not all(map(is_speculatable, reduction.conditions)):
         return None
     moves = any(var in free_vars(i) for i in [*reduction.store.indices, *reduction.conditions])
     return None if moves or not _is_contiguous(reduction.term, var) else reduction
@@ -299,14 +299,14 @@ def _variables(loop: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
 def _is_contiguous(term: Any, var: Any) -> bool:
     """Whether a term is contiguous along a variable, or gathers by indices that are."""
     loads = [x for x in nodes_of(ir.TensorLoad, term) if var in free_vars(x)]
-    return bool(loads) and all(_goes_along(x, var) for x in loads)
+    return bool(loads) and all(_is_contiguous_load(x, var) for x in loads)
 
 
-def _goes_along(load: Any, var: Any) -> bool:
+def _is_contiguous_load(load: Any, var: Any) -> bool:
     if any(isinstance(i, ir.TensorLoad) for i in load.indices):
         return True
     wide = wide_indices(load.source, load.indices)  # () for a single element
-    along = bool(wide) and is_along(wide[-1], var)
+    along = bool(wide) and is_offset_of(wide[-1], var)
     return along and not any(var in free_vars(i) for i in wide[:-1])
 
 
@@ -358,7 +358,7 @@ def _partial_results(
         new = as_dtype(count * tiles.lanes, dtype) - extent
     if not tiles.whole:
         last = step(extent - width, new=new)
-        done.append(last if tiles.whole is False else under([new < width], last))
+        done.append(last if tiles.whole is False else add_guards([new < width], last))
     return done
 
 
@@ -392,12 +392,12 @@ def _is_vector(stmt: Any) -> bool:
     return isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.VECTORIZED
 
 
-def _asking(loop: Any, asks: list[Any]) -> tirx.Stmt:
+def _with_prefetches(loop: Any, prefetches: list[Any]) -> tirx.Stmt:
     """A loop that first prefetches what later visits gather."""
-    return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body])) if asks else loop
+    return loop_with(loop, body=tirx.SeqStmt([*prefetches, loop.body])) if prefetches else loop
 
 
-def _under_one(stmts: Sequence[Any]) -> list[Any]:
+def _merge_guards(stmts: Sequence[Any]) -> list[Any]:
     """Merge statements under equal conditions; those without conditions come first."""
     guards: dict[Any, list[Any]] = {None: []}
     for stmt in stmts:
@@ -409,7 +409,11 @@ def _under_one(stmts: Sequence[Any]) -> list[Any]:
 
 
 def _grouped(
-    loop: Any, inner: Any, reduction: Reduction, tiles: Tiles, asks: Callable[[Any], list[Any]]
+    loop: Any,
+    inner: Any,
+    reduction: Reduction,
+    tiles: Tiles,
+    prefetches: Callable[[Any], list[Any]],
 ) -> tirx.Stmt | None:
     """A loop around a reduction to an element, with several visits at once; None for other forms.
 
@@ -454,7 +458,7 @@ def _grouped(
     terms: dict[int, Any] = {n: lambda x, n=n: visit(n, term, x) for n in range(group)}
     # Many short ones run in sequence; few long ones are interleaved, so that their loads overlap.
     turns = [{n: each} for n, each in terms.items()] if group > GROUP // 2 else [terms]
-    body = _under_one([ask for n in range(group) for ask in asks(visit(n, loop.loop_var))])
+    body = _merge_guards([ask for n in range(group) for ask in prefetches(visit(n, loop.loop_var))])
     steps = [s for each in turns for s in _partial_results(parts, each, inner, tiles, reduction)]
     body += _in_one_loop(steps)
     rows = [tirx.BufferLoad(parts, [tirx.Ramp(n * lanes, 1, lanes)]) for n in range(group)]
@@ -478,9 +482,11 @@ def _grouped(
         loop, loop_var=number, extent=groups, body=s_tir.SBlockRealize([], True, block)
     )
     rest = tirx.Var(f"{loop.loop_var.name}_rest", of)
-    again = renewed(loop.body, {loop.loop_var: done + rest, **fresh_definitions(loop.body)}, True)
+    again = with_fresh(
+        loop.body, {loop.loop_var: done + rest, **fresh_definitions(loop.body)}, True
+    )
     again = loop_over(rest, loop.extent - done, again)
-    return tirx.SeqStmt([whole, _asking(again, asks(done + rest))])
+    return tirx.SeqStmt([whole, _with_prefetches(again, prefetches(done + rest))])
 
 
 def _in_vectors(
@@ -571,7 +577,7 @@ def _placed(loop: Any, reduction: Reduction, body: tirx.Stmt, locals_: list[Any]
     """The block of a loop's reduction, with another body and without the loop."""
     block = loop.body.block
     _, others = _variables(loop)
-    done, init = under(reduction.conditions, body), block.init
+    done, init = add_guards(reduction.conditions, body), block.init
     if init is not None and not any(v.iter_type == tirx.IterVar.CommReduce for v, _ in others):
         done, init = tirx.SeqStmt([init, done]), None
     sources = {r.source: r.source for r in [*block.reads, *block.writes]}

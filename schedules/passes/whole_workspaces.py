@@ -29,16 +29,16 @@ def whole_workspaces(func: tirx.PrimFunc, names: Container[str]) -> tirx.PrimFun
     names : of stage-I buffers; others are caches created by TVM's primitives
     """
     arrays = [v for b in nodes_of(s_tir.SBlock, func.body) for v in b.alloc_buffers]
-    open_ended = [v.name in names for v in arrays if _is_open_ended(v)]
-    stays = all(open_ended) if open_ended else all(map(_is_single, arrays))
+    open_ended = [v.name in names for v in arrays if _has_dynamic_shape(v)]
+    stays = all(open_ended) if open_ended else all(map(_is_scalar, arrays))
     return func.with_attr(WHOLE, True) if stays else func
 
 
-def _is_single(array: Any) -> bool:
+def _is_scalar(array: Any) -> bool:
     return all(is_one(n) for n in array.ty.shape)
 
 
-def _is_open_ended(array: Any) -> bool:
+def _has_dynamic_shape(array: Any) -> bool:
     return not all(isinstance(n, tirx.IntImm) for n in array.ty.shape)
 
 

@@ -63,7 +63,7 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     sparse_iterations,
 )
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -141,7 +141,7 @@ def space_of(
     return {**tried, "threads": (0, 1)} if tried and threads > 1 else tried
 
 
-def together(**chosen: Any) -> Choices | None:
+def config_of(**chosen: Any) -> Choices | None:
     """The config of some choices; None if they are incompatible."""
     for name in (x.removesuffix("visit") for x in chosen if x.endswith(".visit")):
         visit, size = chosen[f"{name}visit"], chosen[f"{name}size"]
@@ -197,7 +197,7 @@ def _sizes(
     lengths = {
         name: _known(loop.node.length, sizes)
         for name, loop in _sized(func)
-        if everywhere or _is_along(find_iteration(func, name), loop)
+        if everywhere or _is_contiguous(find_iteration(func, name), loop)
     }
     return {f"{n}.size": (size, 0)[:size] for n, size in lengths.items() if size}
 
@@ -215,7 +215,7 @@ def _sized(func: SparseFunc) -> Iterator[tuple[str, Loop]]:
             yield it.name, dense[-1]
 
 
-def _is_along(it: SparseIteration, loop: Loop) -> bool:
+def _is_contiguous(it: SparseIteration, loop: Loop) -> bool:
     """Whether a loop visits contiguous elements of an array."""
     accesses = [*nodes_of(ir.TensorLoad, it.body), *nodes_of(tirx.BufferStore, it.body)]
     return any(x.indices and loop.var in free_vars(x.indices[-1]) for x in accesses)
@@ -345,14 +345,14 @@ def _in_tiles(sch: Schedule, nest: _Nest, config: Mapping[str, Any]) -> Half:
         steps[1:2] = [(step, 2) for step in parts]
     innermost = steps[2 if inner else 1][0]
 
-    def go_on(stage_two: Any) -> None:
+    def finish_stage_two(stage_two: Any) -> None:
         finish(stage_two)
         for buffer, _ in gathered if ahead else ():
             copied = tile.pack and buffer == rows.gathered
             read = f"{buffer}_ws" if copied else buffer
             sch.rewrite(prefetch_gathered, innermost, read, ahead, tile.tile)
 
-    return steps, go_on
+    return steps, finish_stage_two
 
 
 def _row_reduction(sch: Schedule, nest: _Nest, gathered: list[tuple[str, str]]) -> RowReduction:
@@ -384,7 +384,7 @@ def _nests(func: SparseFunc) -> Iterator[_Nest]:
 def _nest(it: SparseIteration) -> _Nest | None:
     """The loops of an iteration that can be tiled; None if it has another form."""
     reduction = reduction_of(it.body)
-    if reduction is None or taken_apart(it.body)[0] or not reduction.store.indices:
+    if reduction is None or split_guards(it.body)[0] or not reduction.store.indices:
         return None
     loops, last = loops_of(it), reduction.store.indices[-1]
     along = next((x for x in loops if len(x.vars) == 1 and x.var.same_as(last)), None)

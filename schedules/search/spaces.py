@@ -15,7 +15,7 @@ from typing import Any
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.targets import is_gpu
-from sparsetir.schedules.template import BRANCH, Asked, Branch, Point
+from sparsetir.schedules.template import BRANCH, Branch, Point, SearchInput
 from sparsetir.schedules.templates.registry import templates_for
 
 
@@ -68,6 +68,6 @@ def space(problem: Any, pattern: CsrPattern, stats: Statistics, target: Any) -> 
 
     stats : of the pattern, as for `choose`. Results of `candidates` are always in the space.
     """
-    search = Asked(problem, pattern, stats, target, candidates(problem, stats, target))
+    search = SearchInput(problem, pattern, stats, target, candidates(problem, stats, target))
     branches = (template.branch(search) for template in templates_for(problem, is_gpu(target)))
     return Space(tuple(branch for branch in branches if branch is not None))

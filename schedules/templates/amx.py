@@ -22,10 +22,10 @@ from sparsetir.schedules.arguments import Config, expect, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes.amx_nests import (
-    groups_at_once,
-    kept_narrow,
-    operands_alone,
+    keep_narrow,
+    restrict_reads,
     sums_in_tiles,
+    write_groups,
 )
 from sparsetir.schedules.passes.amx_tiles import (
     PRODUCTS,
@@ -168,14 +168,14 @@ def _in_stage_two(
 ) -> None:
     start, reduce, write = (f"{ref.name}0" for ref in refs)
     sch.lower()
-    loops = sch.rewrite(operands_alone, reduce, operands)
+    loops = sch.rewrite(restrict_reads, reduce, operands)
     zero, product = intrinsics(shape)
     loops.tensorize(loops.get_loops(loops.get_sblock(start))[-2], zero)
     loops.tensorize(loops.get_loops(loops.get_sblock(reduce))[-4], product)
     sch.rewrite(sums_in_tiles, write, shape)
     if copy is not None:
-        sch.rewrite(groups_at_once, f"{copy.name}0")
-        sch.rewrite(kept_narrow, operands[-1])
+        sch.rewrite(write_groups, f"{copy.name}0")
+        sch.rewrite(keep_narrow, operands[-1])
 
 
 def in_tiles(b: np.ndarray, cols: int, features: int = 32) -> np.ndarray:

@@ -17,8 +17,8 @@ from sparsetir.schedules.arguments import Config, expect
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes.normal_form import normal_form
-from sparsetir.schedules.template import Asked, Template, Tried, register
-from sparsetir.schedules.templates.sums_apart import adds_once, sums_apart
+from sparsetir.schedules.template import SearchInput, Template, Tried, register
+from sparsetir.schedules.templates.separate_sums import separate_sums, sums_in_one_iteration
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
@@ -86,8 +86,8 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     unmasked = [rule.name for rule in rules if rule.masked] if config.filled else []
     _, func = extract_preprocess(decompose_format(spmm(problem), rules, unmasked))
     narrow = problem.accumulator != (problem.out or problem.dtype)
-    if narrow and not adds_once(normal_form(func)):
-        func = sums_apart(func, "C", problem.accumulator)
+    if narrow and not sums_in_one_iteration(normal_form(func)):
+        func = separate_sums(func, "C", problem.accumulator)
     sizes = zip("mn", _block_shape(config.format), strict=True) if config.filled else ()
     promises = [{"param": p, "kind": "multiple", "value": v} for p, v in sizes if v > 1]
     return func.with_attr("promises", promises) if promises else func
@@ -98,7 +98,7 @@ def _block_shape(fmt: Format) -> tuple[int, int]:
     return (fmt.rows, fmt.cols) if isinstance(fmt, BSR | DBSR) else (1, 1)
 
 
-def _sticks_out(fmt: Format, shape: tuple[int, ...]) -> bool:
+def _overhangs(fmt: Format, shape: tuple[int, ...]) -> bool:
     """Whether the last blocks of a format exceed a matrix."""
     return any(n % b for n, b in zip(shape, _block_shape(fmt), strict=True))
 
@@ -122,7 +122,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
     Raises ScheduleError for a pattern that takes too much space in the format.
     """
     _refuse("arrange", problem)
-    if config.filled and _sticks_out(config.format, matrix.shape):
+    if config.filled and _overhangs(config.format, matrix.shape):
         raise ScheduleError(
             "decomposed.arrange: argument 'config': expected a shape that blocks of "
             f"{_block_shape(config.format)} divide, for filled=True, got {tuple(matrix.shape)}"
@@ -152,12 +152,12 @@ def is_full(fmt: Format, pattern: Pattern, count: int | None = None) -> bool:
     """
     if not any(rule.masked for rule in fmt.rules(Operand.default(2))):
         return False
-    if _sticks_out(fmt, pattern.shape):
+    if _overhangs(fmt, pattern.shape):
         return False
     return (fmt.places(pattern) if count is None else count) == pattern.nnz
 
 
-def choices(search: Asked) -> Tried | None:
+def choices(search: SearchInput) -> Tried | None:
     """The formats of the library that do not pad the pattern too much, by name."""
     problem, stored = search.problem, search.pattern.coordinates
     if serves(problem) is not None:

@@ -21,7 +21,7 @@ from sparsetir.schedules.operators.operands import OPERATORS, OfProgram
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm, Stored
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.targets import is_gpu, vector_bits
-from sparsetir.schedules.template import TEMPLATES, Asked, Choices, Template, Tried, register
+from sparsetir.schedules.template import TEMPLATES, Choices, SearchInput, Template, Tried, register
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 
@@ -79,7 +79,7 @@ def check_choices(config: Choices, problem: Any, sizes: Mapping[str, Any]) -> No
             )
 
 
-def tried_around(
+def choices_near_default(
     default: Choices, problem: Any, sizes: Mapping[str, Any], target: Any, threads: int
 ) -> Tried:
     """The choices of the program's space for a CPU, those of the default first."""
@@ -92,7 +92,7 @@ def tried_around(
     def make(scheduled: bool = False, threads: int = number, **chosen: Any) -> Choices | None:
         """A config: the tiles of the space, or the default's choices with other values."""
         if scheduled:
-            return program_space.together(**chosen)
+            return program_space.config_of(**chosen)
         kept = {name: chosen[name] for name in (default if tiled else chosen) if name in chosen}
         return Choices({name: x for name, x in {**kept, "threads": threads}.items() if x})
 
@@ -104,12 +104,12 @@ def candidates(problem: Any, stats: Any, target: Any) -> list[Choices]:
     return [default_of(problem, _sizes(stats), target, stats.threads, stats.work_of_threads)]
 
 
-def choices(search: Asked) -> Tried | None:
+def choices(search: SearchInput) -> Tried | None:
     """Choices of the program's space; None for a GPU, which has no such space."""
     if is_gpu(search.target):
         return None
     problem, stats, target = search.problem, search.given, search.target
-    return tried_around(search.known[0], problem, _sizes(stats), target, stats.threads)
+    return choices_near_default(search.known[0], problem, _sizes(stats), target, stats.threads)
 
 
 def _program(problem: Any) -> SparseFunc:

@@ -29,8 +29,8 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
-from sparsetir.schedules.registers import served, tasks
-from sparsetir.schedules.template import Asked, Template, Tried, register
+from sparsetir.schedules.registers import feat_field, tasks
+from sparsetir.schedules.template import SearchInput, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight
 from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
@@ -285,7 +285,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowTile) -> Arranged:
     return Arranged(stored, matrix.arguments(), numbers)
 
 
-def choices(search: Asked) -> Tried:
+def choices(search: SearchInput) -> Tried:
     """Tiles of whole vectors, and those of the candidates.
 
     order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",
@@ -316,7 +316,7 @@ def choices(search: Asked) -> Tried:
         pack = order == "packed"
         in_turn = pack or (order == "tiles" and tiles > 1)
         config = RowTile(
-            tile=tile, lanes=lanes, feat=feat if tile == feat else served(feat, tile, lanes),
+            tile=tile, lanes=lanes, feat=feat if tile == feat else feat_field(feat, tile, lanes),
             pack=pack, tiles_first=in_turn, prefetch=prefetch, parts=parts, parallel=blocks > 0,
             blocks=tasks(stats.threads, tiles if in_turn else 1, blocks),
             ahead=stats.ahead if blocks > 0 and (order == "rows" or tiles == 1) else 0,
@@ -328,7 +328,7 @@ def choices(search: Asked) -> Tried:
         if order == "rows" or int(by) * -(-tile // lanes) > MOST_SUMS:
             return None
         compact, blocks = kind == "compact", tasks(stats.threads, tiles, blocks)
-        feat_of_panels = served(feat, tile, lanes)
+        feat_of_panels = feat_field(feat, tile, lanes)
         return replace(
             config, feat=feat_of_panels, tiles_first=True, blocks=blocks, ahead=0, rows=int(by),
             compact=compact,

@@ -10,7 +10,7 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, FusedAxis, SparseIteration, loads_of, sparse_iterations
 from sparsetir.sparse_ir.races import FREE, races_of
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
 from sparsetir.sparse_ir.tir import dtype_of, free_vars
@@ -230,7 +230,7 @@ class Nest:
     def __init__(self, sch: Schedule, who: str, it: SparseIteration) -> None:
         self.sch, self.who, self.it = sch, who, it
         self.loops = loops_of(it)
-        _, store = taken_apart(it.body)
+        _, store = split_guards(it.body)
         self.store: Any = store if isinstance(store, tirx.BufferStore) else None
         nodes = [m for x in self.loops for m in getattr(x.node, "of", None) or [x.node]]
         self.plain = self.store is not None and all(isinstance(n, Axis) for n in nodes)

@@ -17,8 +17,8 @@ from typing import Any
 from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.arguments import choice, expect, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
-from sparsetir.schedules.registers import served, tasks
-from sparsetir.schedules.template import Asked, Template, Tried, around, register
+from sparsetir.schedules.registers import feat_field, tasks
+from sparsetir.schedules.template import SearchInput, Template, Tried, around, register
 from sparsetir.schedules.templates import decomposed, register_tile
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
@@ -125,7 +125,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: BlockRows) -> Arranged:
     return arranged._replace(overrides={"blocks": max(1, min(config.blocks, most))})
 
 
-def choices(search: Asked) -> Tried | None:
+def choices(search: SearchInput) -> Tried | None:
     """Full blocks of the largest size and of a half of it, around the candidate, if there is one.
 
     blocks : as for row blocks, the rows of DBSR in one piece
@@ -144,7 +144,7 @@ def choices(search: Asked) -> Tried | None:
             return None
         parts = tasks(stats.threads, -(-feat // tile), blocks)
         return replace(
-            default, format=fmt, tile=tile, feat=served(feat, tile, lanes), parallel=blocks > 0,
+            default, format=fmt, tile=tile, feat=feat_field(feat, tile, lanes), parallel=blocks > 0,
             blocks=parts if isinstance(fmt, BSR) else 1, **others,
         )  # fmt: skip
 

@@ -27,7 +27,7 @@ from sparsetir.schedules.operators.spmv import program
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.schedules.passes.prefetch import prefetch_streams
-from sparsetir.schedules.template import Asked, Template, Tried, around, register
+from sparsetir.schedules.template import SearchInput, Template, Tried, around, register
 from sparsetir.schedules.templates.register_tile import straight_code
 from sparsetir.schedules.templates.shapes import row_sum
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -184,7 +184,7 @@ def _filled(config: SlicedRows) -> int:
     return FILLED if config.packed else 101
 
 
-def choices(search: Asked) -> Tried | None:
+def choices(search: SearchInput) -> Tried | None:
     """Choices around the candidate, which only sums of one feature have."""
     configs, threads = search.own(SlicedRows), search.given.threads
     if not configs:

@@ -199,7 +199,7 @@ class _Aggregate(VisitOrder):
         total = dtype or target.dtype
         before: list[Any] = []
         if it.init is not None and not self.own:
-            before = self.init_apart()
+            before = self.split_init()
         (at,) = self.loops(place=(self.dense("places", self.size), "S"))
         place = self._places()
         sums = workspace(func, f"{target.name}_sums", [at, *self.shared], total, "local")
@@ -251,7 +251,7 @@ class _Aggregate(VisitOrder):
         steps = [*sums, self._sum("product", loops, self.result.var, at, term)]
         refs = [SparseIterationRef(x.name) for x in steps]
         if it.init is None or not spatial:
-            before = [] if it.init is None else self.init_apart()
+            before = [] if it.init is None else self.split_init()
             main = changed(it, self.outer, init=None, body=tirx.SeqStmt(steps))
             return self.replaced(*before, main), refs
         last = self.outer[len(spatial) :]

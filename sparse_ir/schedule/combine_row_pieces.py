@@ -51,7 +51,7 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
 )
 from sparsetir.sparse_ir.recipes.general import shared_rows
-from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of, split_guards
 from sparsetir.sparse_ir.schedule.loops import (
     SparseIterationRef,
     changed,
@@ -214,7 +214,7 @@ def _first(func: SparseFunc, target: SparseBuffer) -> SparseIteration | None:
     first = next((s for s in _statements(func) if accesses_of(s, target.var)), None)
     if not isinstance(first, SparseIteration) or first.init is not None:
         return None
-    _, store = taken_apart(first.body)
+    _, store = split_guards(first.body)
     plain = isinstance(store, tirx.BufferStore) and not loads_of(store, target.var)
     return first if plain else None
 
@@ -231,7 +231,7 @@ def _refuse_atomics(
                 'race="ignore"',
             )
     init = _first(func, target)
-    _, store = taken_apart(init.body if init is not None else None)
+    _, store = split_guards(init.body if init is not None else None)
     first = updates[0].identity(target.dtype)
     if not same_indices([store.value], [first]):
         _refuse(

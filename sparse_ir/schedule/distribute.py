@@ -189,15 +189,15 @@ class _Steps:
         self.names.append(step.name)
         moved = [Loop(x.node, [tirx.Var(x.var.name, x.var.ty.dtype)], x.kinds) for x in self.moved]
         fresh = {x.var: o.var for x, o in zip(self.moved, moved, strict=True)}
-        init = None if step.init is None else self._under(conditions, step.init)
+        init = None if step.init is None else self._guarded(conditions, step.init)
         return changed(
             step,
             [*loops_of(step), *moved],
             init=None if init is None else substitute(init, fresh),
-            body=substitute(self._under(conditions, body), fresh),
+            body=substitute(self._guarded(conditions, body), fresh),
         )
 
-    def _under(self, conditions: list[Any], stmt: Any) -> Any:
+    def _guarded(self, conditions: list[Any], stmt: Any) -> Any:
         """A statement under conditions, omitted where it is harmless and needs no bounds."""
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer in self.own:
             if all(load.source in self.own for load in nodes_of(ir.TensorLoad, stmt.value)):

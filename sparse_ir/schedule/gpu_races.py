@@ -60,7 +60,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
-from sparsetir.sparse_ir.schedule.workspaces import init_apart
+from sparsetir.sparse_ir.schedule.workspaces import split_init
 from sparsetir.sparse_ir.tir import dtype_of, free_vars
 from sparsetir.sparse_ir.workers import WARP
 
@@ -73,28 +73,28 @@ def parsed(race: Any) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (str(race), 0)
 
 
-def meeting(
+def with_race_strategy(
     who: str, func: SparseFunc, it: SparseIteration, places: list[int], race: str, lanes: int
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
     """The function with a race strategy for some loops, and the iterations that write."""
-    return _Meeting(who, func, it, places).run(race, lanes)
+    return _RaceStrategy(who, func, it, places).run(race, lanes)
 
 
-class _Meeting:
+class _RaceStrategy:
     def __init__(self, who: str, func: SparseFunc, it: SparseIteration, places: list[int]) -> None:
         self.who, self.func, self.it = who, func, it
         self.loops = [loops_of(it)[p] for p in places]
 
     def run(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """The rewritten function and the handles."""
-        func, writes = self._settled(race, lanes)
+        func, writes = self._with_race(race, lanes)
         for ref in writes:
             stores = own_stores(find_iteration(func, ref.name))
             buffer = declared(func).buffers[stores[0].buffer.name]
             func = with_plain_init(func, self.it.name, buffer)
         return func, writes
 
-    def _settled(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
+    def _with_race(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
         chunks = [x for x in self.loops if self._is_over_chunks(x)]
         if race == "atomics" and chunks:
             return self._chunks()
@@ -108,7 +108,7 @@ class _Meeting:
                 lanes = size
             self._refuse_lanes(loop, size, lanes, race)
             return self._groups(loop, size, lanes, race)
-        names = self._raced()
+        names = self._racing()
         for name in names:
             self._mark(name, {ATOMIC: 1})
         return self.func, [SparseIterationRef(name) for name in names]
@@ -129,7 +129,7 @@ class _Meeting:
 
     def _take_init_out(self) -> None:
         """Make the init a separate iteration."""
-        firsts, axes = init_apart(self.func, self.it)
+        firsts, axes = split_init(self.func, self.it)
         self._replace([*firsts, changed(self.it, init=None)], axes=axes)
 
     def _nest(self, loop: Loop) -> None:
@@ -154,7 +154,7 @@ class _Meeting:
         self, loop: Loop, size: int, lanes: int, race: str
     ) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """Let lanes reduce their terms."""
-        names = self._raced()
+        names = self._racing()
         runs = int(race == "segment")
         for name in names:
             update = self._update(find_iteration(self.func, name))
@@ -216,7 +216,7 @@ class _Meeting:
         private = private_buffers(self.func, self.it)
         return any(s.buffer not in private for s in own_stores(it))
 
-    def _raced(self) -> list[str]:
+    def _racing(self) -> list[str]:
         """The iterations that update elements shared by visits of the loops."""
         facts = parallelizable(self.func, self.it)
         names = {x.name for x in self.loops}

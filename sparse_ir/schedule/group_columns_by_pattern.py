@@ -56,7 +56,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.recipes import patterns as recipes
 from sparsetir.sparse_ir.recipes.general import constant
-from sparsetir.sparse_ir.reduction import under
+from sparsetir.sparse_ir.reduction import add_guards
 from sparsetir.sparse_ir.schedule.loops import SpIter
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import (
@@ -144,9 +144,9 @@ def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, li
         below, mine, member = r, r < each, load(members, q, r)
     position = load(elements, load(values, p, q) + e * each + below)
     here = [p * row.length + member, load(at, p, q, e)]
-    fields: dict[str, Any] = {"body": under([mine], order.it.body)}
+    fields: dict[str, Any] = {"body": add_guards([mine], order.it.body)}
     if by == "count" and order.it.init is not None:  # not every pattern has each row
-        fields |= {"before": order.init_apart(), "init": None}
+        fields |= {"before": order.split_init(), "init": None}
     func, handles = order.by_positions(new, [*new, *order.rest], position, here, **fields)
     return with_fact(func, "inside", buffer=elements.name, axis=order.positions.name), handles
 

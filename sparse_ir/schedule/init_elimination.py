@@ -34,7 +34,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.affine import affine, takes_all
+from sparsetir.sparse_ir.affine import affine, is_surjective
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -50,7 +50,7 @@ from sparsetir.sparse_ir.nodes import (
     without_iteration,
 )
 from sparsetir.sparse_ir.promises import promises_of
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration
 from sparsetir.sparse_ir.tile_marks import is_tail, without_tail_shifts
 from sparsetir.sparse_ir.tir import dtype_of, free_vars
@@ -69,12 +69,12 @@ def without_init(
     Also return the value that was set, in the coordinates of the update. None if no iteration
     directly before sets the result, or it sets other elements than the update reaches.
     """
-    conditions, store = taken_apart(update)
+    conditions, store = split_guards(update)
     init = _before(func.body, iteration, store.buffer)
     if init is None or init.init is not None:
         return None
-    others, first = taken_apart(init.body)
-    if not isinstance(first, tirx.BufferStore) or _reads_what_changes(func, first):
+    others, first = split_guards(init.body)
+    if not isinstance(first, tirx.BufferStore) or _reads_written(func, first):
         return None
     mine = _variables([*store.indices, *conditions], axes)
     found = {v: axis for axis, v, _ in init.axis_of()}
@@ -105,7 +105,7 @@ def with_init_before(
     None if nothing sets the whole buffer directly before, or the iteration may not reach all of it:
     its spatial loops must be over dense axes, and each index a sum of some of them.
     """
-    conditions, store = taken_apart(it.body)
+    conditions, store = split_guards(it.body)
     if it.init is not None or not isinstance(store, tirx.BufferStore):
         return None
     before = _before(func.body, it.name, store.buffer)
@@ -117,7 +117,7 @@ def with_init_before(
     dense = all(axis.kind == "dense_fixed" for axis in found.values())
     if not plain or not dense or set(first.indices) != set(found):
         return None
-    if len(found) < len(first.indices) or _reads_what_changes(func, first):
+    if len(found) < len(first.indices) or _reads_written(func, first):
         return None
     spatial = {v: axis for axis, v, kind in it.axis_of() if kind == "S"}
     if any(axis.kind != "dense_fixed" for axis in spatial.values()):
@@ -128,7 +128,7 @@ def with_init_before(
     for condition in reversed([c for c in conditions if is_tail(c) and not free_vars(c) & loops]):
         init = tirx.IfThenElse(condition, init, None)
     lengths = [found[v].length for v in first.indices]
-    if not _is_whole(func, store.buffer, lengths) or not _reaches(func, init, spatial, lengths):
+    if not _is_whole(func, store.buffer, lengths) or not _covers_box(func, init, spatial, lengths):
         return None
     out = func.replace(body=without_iteration(func.body, before.name))
     merged = changed(it, init=init)
@@ -157,7 +157,7 @@ def set_before(func: SparseFunc, it: SparseIteration, flat: SparseIteration) -> 
     if value is None:
         body = map_expr(func.body, [(SparseIteration, lambda n: flat if n.name == it.name else n)])
         found = with_init_before(func.replace(body=body), flat)
-        value = None if found is None else taken_apart(found[1].init)[1].value
+        value = None if found is None else split_guards(found[1].init)[1].value
     before = _before(func.body, it.name, update.store.buffer)
     if value is None or before is None:
         return None
@@ -184,14 +184,14 @@ def with_plain_init(func: SparseFunc, iteration: str, buffer: SparseBuffer) -> S
     axes = buffer.axes or ()
     if init is None or init.init is not None or init.annotations:
         return func
-    _, first = taken_apart(init.body)
+    _, first = split_guards(init.body)
     spatial = {v: axis for axis, v, _ in init.axis_of()}
     dense = all(a.kind == "dense_fixed" for a in [*axes, *spatial.values()])
     constant = isinstance(first, tirx.BufferStore) and isinstance(
         first.value, tirx.IntImm | tirx.FloatImm
     )
     lengths = [a.length for a in axes]
-    if not dense or not constant or not _reaches(func, init.body, spatial, lengths):
+    if not dense or not constant or not _covers_box(func, init.body, spatial, lengths):
         return func
     loops = [Loop(a, [tirx.Var(a.name.lower(), a.idtype)], "S") for a in axes]
     body = tirx.BufferStore(buffer.var, first.value, [x.var for x in loops])
@@ -210,9 +210,9 @@ def _is_whole(func: SparseFunc, var: Any, lengths: list[Any]) -> bool:
     )
 
 
-def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
+def _covers_box(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
     """Whether a store, executed for all coordinates, covers a box of these lengths."""
-    conditions, store = taken_apart(without_tail_shifts(init))
+    conditions, store = split_guards(without_tail_shifts(init))
     limits = [_limit(c.args[0], spatial) for c in conditions]
     with contextlib.ExitStack() as known:
         analyzer = Analyzer()
@@ -226,7 +226,7 @@ def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: lis
             here = affine(index).weights(spatial)
             extents = {v: spatial[v].length for v in here or {}}
             mine = [x for x in limits if x is not None and set(x[0]) <= set(extents)]
-            if here is None or not takes_all(here, extents, length, analyzer, mine):
+            if here is None or not is_surjective(here, extents, length, analyzer, mine):
                 return False
             used += extents
             limits = [x for x in limits if x not in mine]
@@ -257,7 +257,7 @@ def _before(body: Any, iteration: str, buffer: Any) -> SparseIteration | None:
     return None
 
 
-def _reads_what_changes(func: SparseFunc, store: Any) -> bool:
+def _reads_written(func: SparseFunc, store: Any) -> bool:
     written = [s.buffer for s in stores_of(func.body)]
     return any(loads_of(store.value, b) for b in written)
 

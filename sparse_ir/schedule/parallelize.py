@@ -154,7 +154,7 @@ def parallelize(
         )
     refs = None
     if kind in ("atomics", "temporary", "group", "segment"):
-        func, refs = gpu_races.meeting(WHO, func, it, places, kind, lanes)
+        func, refs = gpu_races.with_race_strategy(WHO, func, it, places, kind, lanes)
         it = find_iteration(func, it.name)
     if unit == "block" or per_block is not None:
         func = with_block_starts(WHO, func, it, chosen, per_block or 1)

@@ -188,7 +188,7 @@ class _Positions(ElementOrder):
         init = None if it.init is None else self.rewritten(it.init, position, unknown)
         # An init that uses the coordinates runs for all of them, not only for stored ones.
         if init is not None and (len(set(old.kinds)) > 1 or free_vars(init) & {*unknown}):
-            fields |= {"before": self.init_apart(), "init": None}
+            fields |= {"before": self.split_init(), "init": None}
         elif init is not None and stored and old.kinds[0] == "S":
             fields["init"] = tirx.IfThenElse(conjunction(stored), it.init, None)
         new = [Loop(self.positions, [self.var], old.kinds[0])]

@@ -150,7 +150,7 @@ class Schedule(Primitives):
         """
         if self._stage_two is None:
             self._lowered = lower_sparse_iter(self._func)
-            self._go_on("lower", s_tir.Schedule(s_tir.renew_defs(self._lowered)))
+            self._continue_with("lower", s_tir.Schedule(s_tir.renew_defs(self._lowered)))
         return self._stage_two
 
     def rewrite(
@@ -175,11 +175,11 @@ class Schedule(Primitives):
         func = next(iter(stage_two.mod.functions.values()))
         # Keep one object: of two schedules, one would be scheduled and not built.
         stage_two.__move_handle_from__(s_tir.Schedule(change(func, *arguments, **options)))
-        return self._go_on("rewrite", stage_two, change, *arguments, **options)
+        return self._continue_with("rewrite", stage_two, change, *arguments, **options)
 
     # -- internals ----------------------------------------------------------------------------
 
-    def _go_on(self, primitive: str, stage_two: Any, *inputs: Any, **options: Any) -> Any:
+    def _continue_with(self, primitive: str, stage_two: Any, *inputs: Any, **options: Any) -> Any:
         """Continue with this stage-II schedule, and record the step in the trace."""
         self._stage_two = stage_two
         step = Instruction(primitive, list(inputs), [], options, stage_two=stage_two.trace)

@@ -48,7 +48,7 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     substitute,
 )
-from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under, widened
+from sparsetir.sparse_ir.reduction import Reduction, add_guards, reduction_of, widened
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
 from sparsetir.sparse_ir.schedule.loops import (
     SparseIterationRef,
@@ -61,7 +61,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars, workspace
+from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, split_init, workspace
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.tir import as_dtype, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.workers import divided
@@ -143,14 +143,18 @@ class _Runs:
         before: list[Any] = []
         axes: list[Axis] = []
         if it.init is not None:
-            before, axes = init_apart(self.func, it)
+            before, axes = split_init(self.func, it)
         whole = tirx.SeqStmt([*before, main]) if before else main
         func = replaced(WHO, self.func, it, whole, axes=axes, buffers=[ws])
         return func, [SparseIterationRef(s.name) for s in steps]
 
     def _step(self, step: str, conditions: list[Any], store: Any) -> SparseIteration:
         changed_step = changed(
-            self.it, self.inner, name=self._name(step), init=None, body=under(conditions, store)
+            self.it,
+            self.inner,
+            name=self._name(step),
+            init=None,
+            body=add_guards(conditions, store),
         )
         return over_fresh_vars(changed_step)
 

@@ -47,7 +47,7 @@ from tvm import tirx
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, SparseIteration
 from sparsetir.sparse_ir.recipes import slices as recipes
-from sparsetir.sparse_ir.reduction import under, where
+from sparsetir.sparse_ir.reduction import add_guards, masked
 from sparsetir.sparse_ir.schedule.loops import Loop, SpIter, handle_of, loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import (
@@ -197,7 +197,7 @@ class _Slices:
         """
         order, body = self.order, self.order.it.body
         if valid is not None:
-            body = under(self.reduction.conditions, where(self.reduction, valid))
+            body = add_guards(self.reduction.conditions, masked(self.reduction, valid))
         return over_fresh_vars(
             order.visit([*loops, *order.rest], position, [row, column], name=name, body=body)
         )

@@ -127,7 +127,7 @@ def split(
     count = _count(factors[0], length, tile, idtype, exact=tail == "exact" or whole)
     if factors[0] is not None:
         visited = int(factors[0]) * tile
-        _refuse_other_than(it, axis, visited, tail)
+        _refuse_uncovered(it, axis, visited, tail)
         whole = whole and isinstance(length, tirx.IntImm) and visited == int(length)
     new = _new_loops(func, old, [count, *(as_dtype(e, idtype) for e in extents)])
     start, first = _start(new[0].var, tile, length, idtype, tail == "shift" and not whole)
@@ -143,7 +143,7 @@ def split(
         last = as_dtype(length, idtype) - as_dtype(1, idtype)
         condition = tail_of(coordinate <= last)
         coordinate = at_most(coordinate, last)
-    elif not whole and tail == "guard" and not _discards(func, it, old.var, axis):
+    elif not whole and tail == "guard" and not _bounds_stores(func, it, old.var, axis):
         condition = tail_of(coordinate < as_dtype(length, idtype))
     body, init = it.body, it.init
     if condition is not None:
@@ -236,7 +236,7 @@ def _refuse_tail(it: SparseIteration, axis: Axis, tile: int, tail: str, whole: b
         )
 
 
-def _refuse_other_than(it: SparseIteration, axis: Axis, visited: int, tail: str) -> None:
+def _refuse_uncovered(it: SparseIteration, axis: Axis, visited: int, tail: str) -> None:
     """Refuse factors whose product misses coordinates, or exceeds them unguarded."""
     length = int(axis.length) if isinstance(axis.length, tirx.IntImm) else 0
     if length == visited or length < visited and tail != "exact":
@@ -277,7 +277,7 @@ def _start(var: Any, tile: int, length: Any, idtype: str, shift: bool) -> tuple[
     return start, at_most(start, as_dtype(length, idtype) - as_dtype(tile, idtype))
 
 
-def _discards(func: SparseFunc, it: SparseIteration, var: Any, axis: Axis) -> bool:
+def _bounds_stores(func: SparseFunc, it: SparseIteration, var: Any, axis: Axis) -> bool:
     """Whether each store has the coordinate as an index of an axis of this length."""
     names = declared(func)
 

@@ -32,7 +32,7 @@ from tvm import tirx
 
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 from sparsetir.sparse_ir.recipes.positions import row_lasts, tile_ptr
-from sparsetir.sparse_ir.reduction import under, where
+from sparsetir.sparse_ir.reduction import add_guards, masked
 from sparsetir.sparse_ir.schedule.loops import SpIter, loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
@@ -84,6 +84,6 @@ def strip_mine_rows(
     last = load(lasts, rows[0].var)
     beyond = load(offsets, rows[0].var) + s * lane.length + v
     position = tirx.min(beyond, last)
-    body = under(reduction.conditions, where(reduction, beyond <= last))
+    body = add_guards(reduction.conditions, masked(reduction, beyond <= last))
     here = [rows[0].var, load(at, position)]
     return order.by_positions(new, order.around(new, loop), position, here, body=body)

@@ -50,7 +50,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.recipes.positions import piece_rest
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
+from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.schedule.init_elimination import without_init
 from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, changed, loops_of
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
@@ -86,7 +86,7 @@ class _Temporaries(VisitOrder):
         self.whole, self.outer = nest, outer
         self.update = self._update(inner)
         self._refuse_stores()
-        conditions, self.store = taken_apart(self.update.body)
+        conditions, self.store = split_guards(self.update.body)
         reduction = reduction_of(self.update.body)
         if reduction is None:
             self.refuse(
@@ -101,7 +101,7 @@ class _Temporaries(VisitOrder):
         """The rewritten function and its handles."""
         rest, rows = self._declared()
         keep = self._keep(rest)
-        last = self._carry(rest, rows)
+        last = self._add_kept_sums(rest, rows)
         func, write = self._write()
         condition = self.row != tirx.BufferLoad(rows.var, [self.loop.var])
         branch = tirx.IfThenElse(condition, write, keep)
@@ -199,7 +199,7 @@ class _Temporaries(VisitOrder):
             term = self.reduction.combine(first, term)
         value = cast(term, self.target.dtype)
         store = tirx.BufferStore(self.target.var, value, self.store.indices)
-        return func, changed(self.update, body=under(self.conditions, store))
+        return func, changed(self.update, body=add_guards(self.conditions, store))
 
     def _keep(self, rest: SparseBuffer) -> SparseIteration:
         """The iteration that keeps the sum for a row that another chunk owns."""
@@ -208,11 +208,11 @@ class _Temporaries(VisitOrder):
         if self.whole is not self.it:  # the sum itself, not a workspace
             init = tirx.BufferStore(rest.var, self.reduction.identity(rest.dtype), place)
             value = self.reduction.combine(tirx.BufferLoad(rest.var, place), value)
-        body = under(self.conditions, tirx.BufferStore(rest.var, value, place))
+        body = add_guards(self.conditions, tirx.BufferStore(rest.var, value, place))
         name = fresh_name(self.func, f"{self.it.name}_keep")
         return over_fresh_vars(changed(self.update, init=init, body=body, name=name))
 
-    def _carry(self, rest: SparseBuffer, rows: SparseBuffer) -> SparseIteration:
+    def _add_kept_sums(self, rest: SparseBuffer, rows: SparseBuffer) -> SparseIteration:
         """The iteration that adds all kept sums to their rows."""
         chunk = tirx.Var(self.loop.var.name, self.idtype)
         row = tirx.BufferLoad(rows.var, [chunk])
@@ -227,7 +227,7 @@ class _Temporaries(VisitOrder):
         coords = {v for x in over for v in x.vars} | {self.row, self.loop.var}
         moving = {v for x in loops_of(self.update) for v in x.vars} - coords
         steady = [c for c in self.conditions if not free_vars(c) & moving]
-        inner: Any = under(steady, tirx.BufferStore(self.target.var, total, indices))
+        inner: Any = add_guards(steady, tirx.BufferStore(self.target.var, total, indices))
         inner = substitute(inner, {self.row: row, self.loop.var: chunk})
         if over:
             name = fresh_name(self.func, f"{self.it.name}_add")
@@ -251,14 +251,14 @@ class _Temporaries(VisitOrder):
                 return axis
         if "R" in self.loop.kinds:
             self.refuse(
-                f"race=\"temporary\" of the reduction loop '{self.loop.name}': {self._instead()}"
+                f"race=\"temporary\" of the reduction loop '{self.loop.name}': {self._advice()}"
             )
         self.refuse(
             'race="temporary" expects the loop over the chunks that split or divide made of fused '
             f"rows and elements, got '{self.loop.name}'"
         )
 
-    def _instead(self) -> str:
+    def _advice(self) -> str:
         """Legal alternatives for a reduction loop, for a message."""
         axis = self.chunks
         if isinstance(axis, Axis) and axis.kind == "dense_fixed":
@@ -285,7 +285,7 @@ class _Temporaries(VisitOrder):
         private = private_buffers(self.func, self.it)
         written = [s.buffer for s in stores_of(self.it.body, self.it.init)]
         names = sorted({b.name for b in written if b not in private})
-        store = taken_apart(self.update.body)[1]
+        store = split_guards(self.update.body)[1]
         if not isinstance(store, tirx.BufferStore) or names != [store.buffer.name]:
             self.refuse(f"expected one buffer to be written outside of workspaces, got {names}")
         loads = loads_of(self.it.body, store.buffer)

@@ -113,7 +113,7 @@ def tiles(
         for name, e in cut.items()
     ):
         refuse(f"argument 'sizes': expected positive extents by axes of {list(axes)}, got {sizes}")
-    analyzer = _knowing_extents(it)
+    analyzer = _extent_analyzer(it)
     parts: dict[str, Any] = {}  # for each axis of the tiles, its axis node and a reader's index
     source: dict[str, list[tuple[str, int]]] = {}  # the tiles' axes that form a coordinate
     for (name, axis), index in zip(axes.items(), loads[0].indices, strict=True):
@@ -170,7 +170,7 @@ def _is_dense(buffer: SparseBuffer) -> bool:
     return bool(buffer.axes) and all(a.kind == "dense_fixed" for a in buffer.axes or [])
 
 
-def _knowing_extents(it: SparseIteration) -> Any:
+def _extent_analyzer(it: SparseIteration) -> Any:
     """An analyzer with the ranges of loops of constant extents, also of nested ones."""
     analyzer = Analyzer()
     for node in nodes_of(SparseIteration, it):

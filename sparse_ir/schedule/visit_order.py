@@ -55,7 +55,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
-from sparsetir.sparse_ir.schedule.workspaces import init_apart
+from sparsetir.sparse_ir.schedule.workspaces import split_init
 from sparsetir.sparse_ir.tir import as_dtype, as_one, size_text, slots_of
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
@@ -240,9 +240,9 @@ class VisitOrder:
         """The function into which the loops are put."""
         return self.func
 
-    def init_apart(self) -> list[SparseIteration]:
+    def split_init(self) -> list[SparseIteration]:
         """The init as separate iterations, to be placed before; also declares their axes."""
-        firsts, axes = init_apart(self.func, self.it)
+        firsts, axes = split_init(self.func, self.it)
         self.axes.extend(axes)
         return firsts
 

@@ -28,7 +28,13 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.recipes.registry import facts_of
-from sparsetir.sparse_ir.reduction import factors_of, reduction_of, taken_apart, under, widened
+from sparsetir.sparse_ir.reduction import (
+    add_guards,
+    factors_of,
+    reduction_of,
+    split_guards,
+    widened,
+)
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
 from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, changed, replaced, show
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
@@ -68,7 +74,7 @@ class _Result:
         self._refuse_accesses()
         self.scope, self.seen = scope, None  # a flag whether there was a term, if that matters
         self.reduction = reduction_of(it.body)
-        conditions, self.store = taken_apart(it.body)
+        conditions, self.store = split_guards(it.body)
         name = fresh_name(func, name or f"{target.name}_ws")
         self.ws = workspace(func, name, held + lanes, dtype, scope)
         self.sums = self.ws
@@ -79,7 +85,7 @@ class _Result:
         # that it updates.
         changing = {v for loop in inner if loop not in held for v in loop.vars}
         still = [c for c in conditions if not free_vars(c) & changing]
-        self.begun = [] if it.init is None else taken_apart(it.init)[0]
+        self.begun = [] if it.init is None else split_guards(it.init)[0]
         self.steady = [c for c in still if is_tail(c) or is_among(c, self.begun)]
         self.still = [c for c in still if is_tail(c) or not loads_of(c, target.var)]
 
@@ -113,7 +119,7 @@ class _Result:
         before: list[Any] = []
         axes: list[Axis] = []
         if it.init is not None and not once:
-            before, axes = init_apart(self.func, it)
+            before, axes = split_init(self.func, it)
         return self._around(steps, before, axes, looks)
 
     def _around(
@@ -138,7 +144,7 @@ class _Result:
         over = self.held + self.lanes
         value = None
         if with_init and not self.lanes:
-            _, first = taken_apart(self.it.init)
+            _, first = split_guards(self.it.init)
             value = self._wide(first.value)
         elif self.reduction is not None:
             value = self.reduction.identity(self.dtype)
@@ -154,25 +160,25 @@ class _Result:
         assert self.seen is not None
         loops = [x for x in self.inner if x not in self.held]
         moving = {v for loop in loops for v in loop.vars}
-        conditions = [c for c in taken_apart(self.it.body)[0] if free_vars(c) & moving]
+        conditions = [c for c in split_guards(self.it.body)[0] if free_vars(c) & moving]
         first, then = (tirx.BufferStore(self.seen.var, tirx.const(x, "bool"), []) for x in (0, 1))
         kinds = "".join(loop.kinds for loop in loops)
         return [
             self._iteration("none", [], "", first),
-            self._iteration("any", loops, kinds, under(conditions, then)),
+            self._iteration("any", loops, kinds, add_guards(conditions, then)),
         ]
 
     def _reduce(self, term: Any, step: str = "reduce") -> Any:
         """The reduction into the workspace."""
         place = self._place()
-        conditions, store = taken_apart(self.it.body)
+        conditions, store = split_guards(self.it.body)
         if term is not None:
             assert self.reduction is not None
             total = tirx.BufferLoad(self.ws.var, place)
             value = self.reduction.combine(total, cast(self._wide(term), self.dtype))
         else:
             value = self._wide(store.value)
-        body = under(conditions, tirx.BufferStore(self.ws.var, value, place))
+        body = add_guards(conditions, tirx.BufferStore(self.ws.var, value, place))
         kinds = ["S" * len(x.kinds) if x in self.lanes else x.kinds for x in self.inner]
         loops = [Loop(x.node, x.vars, k) for x, k in zip(self.inner, kinds, strict=True)]
         return changed(self.it, loops, name=self._name(step), init=None, body=body)
@@ -205,7 +211,7 @@ class _Result:
         target, indices = self.target, self.store.indices
         if once and (self.lanes or factors):
             assert self.reduction is not None
-            _, first = taken_apart(self.it.init)
+            _, first = split_guards(self.it.init)
             if not structural_equal(self._wide(first.value), self.reduction.identity(self.dtype)):
                 value = self.reduction.combine(self._wide(first.value), value)
         if not once:
@@ -213,7 +219,7 @@ class _Result:
             held = tirx.BufferLoad(target.var, indices)
             value = self.reduction.combine(cast(held, self.dtype), value)
         store = tirx.BufferStore(target.var, cast(value, target.dtype), indices)
-        body = under(self.steady if once else self.still, store)
+        body = add_guards(self.steady if once else self.still, store)
         return self._iteration("write", self.held, "S" * len(self.held), body)
 
     def _place(self) -> list[Any]:
@@ -224,7 +230,7 @@ class _Result:
 
     def _is_plain(self) -> bool:
         """Whether each element is stored once, and the result is not read."""
-        conditions, _ = taken_apart(self.it.body)
+        conditions, _ = split_guards(self.it.body)
         spatial = self.it.init is None and all("R" not in x.kinds for x in self.inner)
         return spatial and not self._loads() and len(conditions) == len(self.steady)
 
@@ -236,7 +242,7 @@ class _Result:
         return init_runs_in_place(plain, self.func) and self._all_terms_inside()
 
     def _all_terms_inside(self) -> bool:
-        _, first = taken_apart(self.it.init)
+        _, first = split_guards(self.it.init)
         begun = all(is_tail(c) or is_among(c, self.steady) for c in self.begun)
         return begun and same_indices(first.indices, self.store.indices)
 
@@ -254,7 +260,7 @@ class _Result:
         ]
         rest = [f for f in parts if free_vars(f) & moving]
         held = {v for x in self.held for v in x.vars}
-        conditions = map(free_vars, taken_apart(self.it.body)[0])
+        conditions = map(free_vars, split_guards(self.it.body)[0])
         if any(c & held and c & moving for c in conditions):
             return [], None  # some of these sums are empty, and others not
         if reduction.operator != "sum" or not still or not rest:
@@ -332,12 +338,12 @@ class _Result:
 
     def _refuse_accesses(self) -> None:
         """Refuse accesses for which the workspace would not stand for one element at a time."""
-        _, store = taken_apart(self.it.body)
+        _, store = split_guards(self.it.body)
         if not isinstance(store, tirx.BufferStore):
             self._refuse(
                 f"expected a body of one store to '{self.target.name}', got {type(store).__name__}"
             )
-        _, first = taken_apart(self.it.init) if self.it.init is not None else ([], None)
+        _, first = split_guards(self.it.init) if self.it.init is not None else ([], None)
         for other in [*stores_of(self.it.body, self.it.init), *self._loads()]:
             source = other.buffer if isinstance(other, tirx.BufferStore) else other.source
             if not source.same_as(self.target.var):
@@ -369,7 +375,7 @@ def workspace(
     return SparseBuffer(var=var, axes=axes, handle=None)
 
 
-def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[list[SparseIteration], list[Axis]]:
+def split_init(func: SparseFunc, it: SparseIteration) -> tuple[list[SparseIteration], list[Axis]]:
     """The init of an iteration as separate iterations, and the axes to declare for these."""
     visited = [a.name for other in iterations_around(func, it) for a in flat_axes(other.axes)]
     firsts = separate_init(it, func, visited)

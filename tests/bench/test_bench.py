@@ -90,7 +90,7 @@ def test_harness(tmp_path, capsys):
     drawn, shown = [], []
     todo = [("a", lambda: {"name": "a"}), ("b", lambda: {"name": "b", "wrong": {"it": "no"}})]
     with pytest.raises(SystemExit, match="1 of 2 cells hold wrong results"):
-        harness.through(args, "thing", todo, shown.extend, drawn.append, load=3)
+        harness.run_cells(args, "thing", todo, shown.extend, drawn.append, load=3)
     with pytest.raises(SystemExit, match="1 of 1 cells"):
         harness.refuse_bad([{"missing": {"mine": "no"}}], ours="mine")
     harness.refuse_bad([{"missing": {"other": "no"}, "wrong": {}}], ours="mine")

@@ -273,7 +273,7 @@ def test_gradients_of_halos_go_first(group: Any) -> None:
     """Exchanges overlap with the sums of own rows; and some gradients alone are right."""
     graph, *_ = spread(group, "random", "given")
     order: list[str] = []
-    begin, transposed = Exchange.begin_back, parts.transposed
+    begin, transposed = Exchange.begin_gradients, parts.transposed
 
     def begun(*args: Any) -> Any:
         order.append("sent")
@@ -283,7 +283,7 @@ def test_gradients_of_halos_go_first(group: Any) -> None:
         order.append("local" if A is graph.local else "remote")
         return transposed(A, *args)
 
-    Exchange.begin_back, parts.transposed = begun, computed
+    Exchange.begin_gradients, parts.transposed = begun, computed
     try:
         for call in (
             lambda x, y: distributed.spmm(graph, y) * x,
@@ -301,7 +301,7 @@ def test_gradients_of_halos_go_first(group: Any) -> None:
                     (grad,) = torch.autograd.grad(call(*given_).square().sum(), one)
                     close(grad, wanted[n])
     finally:
-        Exchange.begin_back, parts.transposed = begin, transposed
+        Exchange.begin_gradients, parts.transposed = begin, transposed
 
 
 def test_gradients_that_others_have_stay(group: Any) -> None:
@@ -313,7 +313,7 @@ def test_gradients_that_others_have_stay(group: Any) -> None:
         nodes.append(out.grad_fn)
         for node in nodes:
             nodes += [n for n, _ in node.next_functions if n is not None and n not in nodes]
-        (leave,) = [n for n in nodes if type(n).__name__ == "_LeaveBackward"]
+        (leave,) = [n for n in nodes if type(n).__name__ == "_SendBackward"]
         leave.register_prehook(lambda grads: held.append((grads[0], grads[0].clone())))
         out.square().sum().backward()
         ((kept, before),) = held

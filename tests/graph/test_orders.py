@@ -28,19 +28,19 @@ def test_both_are_in_one_order(dtype, ordered):
     for size in (12, 15, 9):
         starts = np.searchsorted(rows.numpy()[places], np.arange(size + 1))
         np.testing.assert_array_equal(order.starts(size), starts)
-    taken, nodes = order.taken_along(others)
+    taken, nodes = order.in_this_order(others)
     np.testing.assert_array_equal(taken, others.numpy()[places])
     assert torch.equal(taken, arranged(others, rows)) and taken.dtype == torch.int32
     assert nodes == range_of(others) == (others.min(), others.max())
     others[3] = 7  # which ends that it is known
-    assert order.taken_along(others) is None
+    assert order.in_this_order(others) is None
 
 
 def test_what_cannot_be_taken_along_is_not():
     rows = private(torch.tensor([3, 1, 2]))
     for other in (rows.int(), rows[:2], rows - 5, rows + 2**31, rows.clone()):
         order = Order(rows, 4, other)
-        assert order.places.tolist() == [1, 2, 0] and order.taken_along(other) is None
+        assert order.places.tolist() == [1, 2, 0] and order.in_this_order(other) is None
     with pytest.raises(StructureIndexError, match="less than 3, got 3"):
         Order(rows, 3, private(rows))
 

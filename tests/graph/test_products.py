@@ -6,7 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparsetir.graph import products
 from sparsetir.graph.expressions import aten
-from sparsetir.graph.products import Product, Run, pays, take_products
+from sparsetir.graph.products import Product, Run, profitable, take_products
 
 
 def expected(x, y, bias, gradient):
@@ -59,10 +59,11 @@ def compiled_anew(product):
 
 
 def test_which_are_taken():
-    assert pays(10_000, 128, 64) and pays(10_000, 64, 7)
-    assert not pays(10, 128, 64)  # too little work
-    assert not pays(10_000, 100, 41) and not pays(10_000, 64, 2)  # vectors that are not filled
-    assert not pays(10_000, 1000, 1000)  # weights that stay in no cache
+    assert profitable(10_000, 128, 64) and profitable(10_000, 64, 7)
+    assert not profitable(10, 128, 64)  # too little work
+    assert not profitable(10_000, 100, 41)  # vectors that are not filled
+    assert not profitable(10_000, 64, 2)
+    assert not profitable(10_000, 1000, 1000)  # weights that stay in no cache
 
     def model(x, w, v, b):
         h = torch.addmm(b, x, w.t())

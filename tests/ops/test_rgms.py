@@ -95,7 +95,7 @@ def test_features_of_any_number_and_threads(monkeypatch):
     """Several vectors, and parts of them; relations of many rows, in pieces."""
     from sparsetir.ops import relations, rgms_kernels
 
-    monkeypatch.setattr(rgms_kernels, "pays", lambda *_: True)
+    monkeypatch.setattr(rgms_kernels, "profitable", lambda *_: True)
     monkeypatch.setattr(rgms_kernels, "default_threads", lambda: 2)
     monkeypatch.setattr(relations, "ROWS_OF_PIECE", 64)
     for sizes in ((32, 48), (19, 36)):
@@ -207,7 +207,7 @@ def test_products_before_sums(dtype, first, monkeypatch):
 
 def test_products_are_no_more_than_nodes():
     """A relation of two columns and many rows has two products, one of which each row takes."""
-    from sparsetir.ops.relations import relations_of, seen_edges, where_products_first
+    from sparsetir.ops.relations import edge_copies, relations_of, where_products_first
 
     rng = torch.Generator().manual_seed(3)
     target = torch.randperm(20000, generator=rng)
@@ -215,7 +215,7 @@ def test_products_are_no_more_than_nodes():
     kind = torch.zeros(20000, dtype=torch.long)
     kind[:20], edges[0, :20] = 1, torch.arange(20)
     x, weight, _ = operands(torch.float32, 64, 64, relations=2, n=20000)
-    rows = relations_of(*seen_edges(edges, kind), 20000, 20000, 2).by_target
+    rows = relations_of(*edge_copies(edges, kind), 20000, 20000, 2).by_target
     plan = where_products_first(rows, 20000, 20000, 64, 64, 1)
     assert plan is not None and plan.others is not None
     assert (plan.sums.n, plan.sums.nnz, len(plan.others.indices)) == (2, 19980, 20)

@@ -161,7 +161,7 @@ def test_numbers_of_threads_are_followed():
         for threads in (1, 3, 1):
             torch.set_num_threads(threads)
             structure.run("spmm", (torch.ones(1000, 64),))
-            structure.again("spmm", (torch.ones(1000, 64),))
+            structure.fast_path("spmm", (torch.ones(1000, 64),))
             plans.append(structure.planned("spmm", 64, torch.float32, ones=True).plan)
     finally:
         torch.set_num_threads(before)

@@ -40,12 +40,12 @@ def address(array: Any) -> int:
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.slow
 def test_a_room_is_free_when_nobody_has_anything_of_it(holder: str) -> None:
-    array = rooms.room((100, 2), np.dtype("float32")).reshape(-1)
+    array = rooms.array((100, 2), np.dtype("float32")).reshape(-1)
     first = address(array)
     held = HOLDERS[holder](array)
 
     def is_free() -> bool:
-        is_same = address(rooms.room((100,), np.dtype("float64"))) == first
+        is_same = address(rooms.array((100,), np.dtype("float64"))) == first
         rooms.release()  # what it gave
         return is_same
 
@@ -60,23 +60,23 @@ def test_a_room_is_free_when_nobody_has_anything_of_it(holder: str) -> None:
 
 def test_what_is_kept_is_bounded_and_given_back() -> None:
     def at() -> int:
-        return address(rooms.room((1 << 17,), np.dtype("float64")))  # 1 MiB
+        return address(rooms.array((1 << 17,), np.dtype("float64")))  # 1 MiB
 
-    held = [rooms.room((1 << 17,), np.dtype("float64")) for _ in range(5)]
+    held = [rooms.array((1 << 17,), np.dtype("float64")) for _ in range(5)]
     last = address(held[-1])
     while held:
         del held[0]
     assert at() == last  # the others are gone
     pair = [
-        rooms.room((1 << 17,), np.dtype("float64")),
-        rooms.room((1 << 17,), np.dtype("float64")),
+        rooms.array((1 << 17,), np.dtype("float64")),
+        rooms.array((1 << 17,), np.dtype("float64")),
     ]
     assert sum(address(x) == last for x in pair) == 1
     del pair
     rooms.release()
-    assert rooms.room((1 << 18,), np.dtype("float64")).base is None  # too large to be kept
-    rooms.room((4,), np.dtype("float64"))[:] = 3
-    small, large = rooms.room((2,), np.dtype("float64")), rooms.room((1000,), np.dtype("float64"))
+    assert rooms.array((1 << 18,), np.dtype("float64")).base is None  # too large to be kept
+    rooms.array((4,), np.dtype("float64"))[:] = 3
+    small, large = rooms.array((2,), np.dtype("float64")), rooms.array((1000,), np.dtype("float64"))
     assert not np.shares_memory(small, large)
 
 

@@ -319,7 +319,7 @@ def late_starts() -> None:
     for _ in range(2):  # the first one may be after a pause
         kernel(x, y)
     fields.thread_num = was
-    assert launcher.rests() > time.monotonic_ns() + 32e6
+    assert launcher.serial_until() > time.monotonic_ns() + 32e6
     calls = products()
     right(calls)
 

@@ -16,7 +16,7 @@ from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.schedules.registers import feature_tile, served, tasks
+from sparsetir.schedules.registers import feat_field, feature_tile, tasks
 from sparsetir.schedules.search.choose import Statistics, candidates, choose
 from sparsetir.schedules.search.locality import STEPS, Locality
 from sparsetir.schedules.targets import vector_bits
@@ -172,7 +172,7 @@ def test_tiles_of_features_are_about_as_wide_and_serve_their_number(lanes, vecto
         tile = feature_tile(feat, lanes, vectors)
         config = RowTile(*tile)
         assert config.tile <= lanes * vectors and config.tiles(feat) * config.tile >= feat
-        assert tile.feat is None or tile.feat == served(feat, tile.tile, tile.lanes)
+        assert tile.feat is None or tile.feat == feat_field(feat, tile.tile, tile.lanes)
     assert tasks(8, 4) == 2 and tasks(8, 16) == 1 and tasks(8, 3, 4) == 32
 
 

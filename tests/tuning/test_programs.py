@@ -31,7 +31,7 @@ from sparsetir.records.task import Outcome
 from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.search.configs import from_data, to_data
-from sparsetir.schedules.search.program_space import space_of, together
+from sparsetir.schedules.search.program_space import config_of, space_of
 from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import search
@@ -125,14 +125,14 @@ def test_a_made_space_visits_rows_in_other_orders(visit, monkeypatch):
     for order in space["gated.order"]:
         chosen = {name: values[0] for name, values in space.items()}
         chosen |= {"gated.visit": visit, "gated.order": order, "gated.vectors": 2}
-        config = together(**chosen)
+        config = config_of(**chosen)
         kernel = sparsetir.build(func, schedule=program_space.apply, config=config)
         out = np.full((44, 16), np.nan, "float32")
         kernel(**arrays, **sizes, out=out)
         np.testing.assert_allclose(out, (rows @ b) * np.tanh(g), rtol=1e-5, atol=1e-6)
     # Tiles that overlap are not added to twice, and panels ask for no rows ahead.
-    assert together(**chosen | {"gated.size": 0}) is None or not visit.startswith("parts")
-    assert together(**chosen | {"gated.ahead": 4}) is None or not visit.startswith("panels")
+    assert config_of(**chosen | {"gated.size": 0}) is None or not visit.startswith("parts")
+    assert config_of(**chosen | {"gated.ahead": 4}) is None or not visit.startswith("panels")
 
 
 def test_a_made_schedule_without_choices_changes_nothing():

@@ -9,7 +9,7 @@ from fake_measurer import install
 from refusals import refusals
 from rgms_common import exact
 from sparsetir import ops
-from sparsetir.ops.relations import relations_of, seen_edges
+from sparsetir.ops.relations import edge_copies, relations_of
 from sparsetir.planning.plan import requested
 from sparsetir.records.record import Record
 from sparsetir.records.records import Records
@@ -77,7 +77,7 @@ def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
         ops.clear_cache()
         (x, w), *graph = inputs
         ops.rgms(x, w, *graph, torch.from_numpy(VALUES), num_targets=20)
-        caches = relations_of(*seen_edges(*graph), 15, 20, 3).by_target.made.values()
+        caches = relations_of(*edge_copies(*graph), 15, 20, 3).by_target.made.values()
         (kept,) = (x for x in caches if isinstance(x, sparsetir.Plan))
         return kept.chosen_by
 

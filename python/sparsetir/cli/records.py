@@ -125,12 +125,12 @@ def _words(config: Mapping[str, object]) -> str:
 
 def _export(args: argparse.Namespace, records: Records) -> int:
     count = records.export(args.file, replace=args.replace)
-    return _told(args, f"{many(count, 'record')} written to {args.file}", count)
+    return _print_count(args, f"{many(count, 'record')} written to {args.file}", count)
 
 
 def _import(args: argparse.Namespace, records: Records) -> int:
     count = records.load(args.file)
-    return _told(args, f"{many(count, 'new record')}, now in {records.path}", count)
+    return _print_count(args, f"{many(count, 'new record')}, now in {records.path}", count)
 
 
 def _forget(args: argparse.Namespace, records: Records) -> int:
@@ -144,10 +144,10 @@ def _forget(args: argparse.Namespace, records: Records) -> int:
 
         for key in keys:
             forget_trials(records, key)
-    return _told(args, f"{many(count, 'record')} deleted from {records.path}", count)
+    return _print_count(args, f"{many(count, 'record')} deleted from {records.path}", count)
 
 
-def _told(args: argparse.Namespace, text: str, count: int) -> int:
+def _print_count(args: argparse.Namespace, text: str, count: int) -> int:
     if args.json:
         arguments.print_json({"records": count})
     else:

@@ -121,7 +121,7 @@ def add(out: Parser) -> None:
     arguments.add_json(group)
 
 
-class Wanted(NamedTuple):
+class Job(NamedTuple):
     """A search: a title for its progress, arguments of `tune`, and the path of its report."""
 
     title: str
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         if runs and not args.json:
             print()
         tuned = tune(*call, **options, progress=Bar(title, args.seconds))
-        facts, code = _tell(args, tuned, options.get("graph", ""), where, report)
+        facts, code = _print_results(args, tuned, options.get("graph", ""), where, report)
         runs.append(facts)
         codes.append(code)
         if tuned.interrupted:
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
     return max(codes)
 
 
-def _of_program(args: argparse.Namespace) -> Iterator[Wanted]:
+def _of_program(args: argparse.Namespace) -> Iterator[Job]:
     """The search for an expression, or a function of a file."""
     from sparsetir.sparse_ir.nodes import SparseFunc
     from sparsetir.tuning.search import OperatorOptions, ProgramOptions
@@ -179,10 +179,10 @@ def _of_program(args: argparse.Namespace) -> Iterator[Wanted]:
             values = arguments_of(program, values, graph)
     path = report_path(args.report, program.name if name is None else f"{program.name}-{name}")
     options = {**taken, "schedule": schedule} | ({} if name is None else {"graph": name})
-    yield Wanted(program.name, (program, values), options, path)
+    yield Job(program.name, (program, values), options, path)
 
 
-def _of_operator(args: argparse.Namespace) -> Iterator[Wanted]:
+def _of_operator(args: argparse.Namespace) -> Iterator[Job]:
     """The searches for an operator, one for each number of features."""
     from sparsetir.data.sparse_tensor import SparseMatrix
     from sparsetir.tuning.search import OperatorOptions
@@ -204,7 +204,7 @@ def _of_operator(args: argparse.Namespace) -> Iterator[Wanted]:
             second = matrix if matrix.shape[0] == matrix.shape[1] else matrix.T
         several = feat if len(feats) > 1 else None
         path = report_path(args.report, f"{op}-{name}-{feat or 1}", several)
-        yield Wanted(op if feat is None else f"{op} {feat}", (op, matrix, second), options, path)
+        yield Job(op if feat is None else f"{op} {feat}", (op, matrix, second), options, path)
 
 
 def _given(args: argparse.Namespace, options: type) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def report_path(option: Path | None, what: str, feat: int | None = None) -> Path
     return next(path for path in paths if not path.exists())
 
 
-def _tell(
+def _print_results(
     args: argparse.Namespace, tuned: Search, name: str, where: Path | None, path: Path
 ) -> tuple[dict[str, object], int]:
     """Print the results and write the report; return data for JSON and the exit code."""

@@ -154,7 +154,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The nonempty lines, without comments, and their numbers from 1."""
     with _opened(path) as file:
         for number, line in enumerate(file, 1):
-            text = what_is_said(line)
+            text = uncommented(line)
             if text:
                 yield number, text
 
@@ -167,7 +167,7 @@ def _opened(path: Path) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, "utf-16" if wide else ENCODING, errors="replace")
 
 
-def what_is_said(line: str) -> str:
+def uncommented(line: str) -> str:
     """A line without its comment."""
     for mark in COMMENTS:
         if mark in line:

@@ -18,7 +18,7 @@ from sparsetir.data.column_names import weight_of
 from sparsetir.data.graph_edges import from_edges
 from sparsetir.extras import need
 from sparsetir.runtime.arrays import is_torch, to_host
-from sparsetir.runtime.file_errors import ELEMENT_BYTES, GraphError, check_npz, need_room
+from sparsetir.runtime.file_errors import ELEMENT_BYTES, GraphError, check_npz, check_size
 
 ENDINGS = (".pt", ".bin", ".dgl")
 IN_FOLDERS = ("processed/data.pt", "data.pt", "graph.dgl", "graph.bin", "graphs.bin")
@@ -84,7 +84,7 @@ def _read_torch(path: Path) -> sp.coo_array:
     if not torch.is_tensor(edges) or edges.ndim != 2 or len(edges) != 2:
         raise GraphError(f"{path}: holds no graph: {NOTHING}")
     count = edges.shape[1]
-    need_room(path, ELEMENT_BYTES * count, f"edge_index of shape {tuple(edges.shape)}")
+    check_size(path, ELEMENT_BYTES * count, f"edge_index of shape {tuple(edges.shape)}")
     sources, targets = to_host("load_graph", "edge_index", edges)
     weights = data.get("edge_weight")
     if weights is None:
@@ -111,7 +111,7 @@ def _of_sparse(path: Path, matrix: Any) -> sp.coo_array:
     else:
         names = ("ccol_indices", "row_indices") if flipped else ("crow_indices", "col_indices")
         parts = *(getattr(matrix, name)() for name in names), matrix.values()
-    need_room(path, ELEMENT_BYTES * max(x.numel() for x in parts), f"a tensor of shape {shape}")
+    check_size(path, ELEMENT_BYTES * max(x.numel() for x in parts), f"a tensor of shape {shape}")
     *lines, values = parts
     values = values if values.is_complex() or values.element_size() == 8 else values.float()
     rows, columns, data = (to_host("load_graph", "a tensor", x) for x in (*lines, values))

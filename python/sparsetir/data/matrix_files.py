@@ -19,8 +19,8 @@ from numpy.lib import format as npy
 from sparsetir.runtime.file_errors import (
     ELEMENT_BYTES,
     check_npz,
+    check_size,
     check_unpacked,
-    need_room,
     pieces,
 )
 
@@ -55,7 +55,7 @@ def read_market(path: Path) -> sp.coo_array:
         raise ValueError("expected real numbers, got complex ones")
     if symmetry != "general" and m != n:
         raise ValueError(f"expected as many rows as columns for a {symmetry} matrix, got {m} x {n}")
-    need_room(path, ELEMENT_BYTES * count, f"a matrix with {count:,} elements")
+    check_size(path, ELEMENT_BYTES * count, f"a matrix with {count:,} elements")
     words = _count_words(path, field)
     matrix: Any = mmread(text(), spmatrix=False)
     each = 2 if field == "pattern" else 3
@@ -104,7 +104,7 @@ def read_saved(path: Path) -> Any:
         raise ValueError(f"expected real numbers, got {matrix.dtype}")
     # SciPy before 1.17 counts diagonals beyond what is stored of them.
     count = matrix.data.size if matrix.format == "dia" else matrix.nnz
-    need_room(path, ELEMENT_BYTES * count, f"a matrix with {count:,} elements")
+    check_size(path, ELEMENT_BYTES * count, f"a matrix with {count:,} elements")
     return diagonals(matrix) if matrix.format == "dia" else matrix
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from sparsetir.distributed.collectives import together
+from sparsetir.distributed.collectives import check_on_all
 from sparsetir.ops.tensors import check_tensor
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
@@ -41,11 +41,11 @@ def compared(graph: DistGraph, who: str, check: Callable[[], object]) -> None:
     """Check arguments; those of the first calls, and new ones, on all processes together."""
     if graph.compared < COMPARED_CALLS:
         graph.compared += 1
-        graph.seen.add(together(graph.group, who, lambda: (who, check())))
+        graph.seen.add(check_on_all(graph.group, who, lambda: (who, check())))
         return
     facts = who, check()
     if facts not in graph.seen:
-        together(graph.group, who, lambda: facts)
+        check_on_all(graph.group, who, lambda: facts)
         graph.seen.add(facts)
 
 

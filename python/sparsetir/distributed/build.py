@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsetir.distributed.collectives import swap, total
+from sparsetir.distributed.collectives import all_to_all, total
 from sparsetir.distributed.partition import Partition, make_partition
 from sparsetir.ops.tensors import DTYPES, check_kind
 from sparsetir.runtime.arrays import dtype_name
@@ -18,7 +18,7 @@ from sparsetir.runtime.refusals import wrong
 WHO = "DistGraph.from_edges"
 
 
-def sent_home(
+def redistribute(
     group: dist.ProcessGroup, n: int, ends: Tensor, of_edges: list[Tensor], how: Any
 ) -> tuple[Partition, Tensor, list[Tensor]]:
     """The partition, (2, nnz) new numbers of the edges into own nodes, and these edges' data."""
@@ -28,9 +28,9 @@ def sent_home(
     order = torch.argsort(owners, stable=True)
     send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
     del owners
-    pairs, receive = swap(group, WHO, new.t()[order], send)
+    pairs, receive = all_to_all(group, WHO, new.t()[order], send)
     del new, ends
-    sent = [swap(group, WHO, x[order], send, receive)[0] for x in of_edges]
+    sent = [all_to_all(group, WHO, x[order], send, receive)[0] for x in of_edges]
     return partition, pairs.t(), sent
 
 

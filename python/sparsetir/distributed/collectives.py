@@ -41,7 +41,7 @@ def check_device(who: str, name: str, group: dist.ProcessGroup, x: Tensor) -> No
 
 
 @contextmanager
-def in_time(group: dist.ProcessGroup, who: str) -> Iterator[None]:
+def backend_errors(group: dist.ProcessGroup, who: str) -> Iterator[None]:
     """Turn the backend's errors about processes that ended or hang into DistributedError."""
     try:
         yield
@@ -55,7 +55,7 @@ def in_time(group: dist.ProcessGroup, who: str) -> Iterator[None]:
         ) from error
 
 
-def together(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> T:
+def check_on_all(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> T:
     """Run `check` on all processes, or fail on all; collective, as is all below.
 
     check : raises ValueError, TypeError, OSError or ImportError for an error of this process, and
@@ -71,7 +71,7 @@ def together(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> T:
         error = caught
     text = None if error is None else f"{type(error).__name__}: {error}"
     answers: list[Any] = [None] * dist.get_world_size(group)
-    with in_time(group, who):
+    with backend_errors(group, who):
         dist.all_gather_object(answers, (text, value_here), group=group)
     if error is not None:
         raise error
@@ -88,7 +88,7 @@ def together(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> T:
 
 def total(group: dist.ProcessGroup, who: str, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
     """Reduce a small tensor over the processes by `op`, in place."""
-    with in_time(group, who):
+    with backend_errors(group, who):
         dist.all_reduce(x, op, group=group)
     return x
 
@@ -99,12 +99,12 @@ def split_sizes(
     """The number of rows from each process, given the number of rows to each."""
     sent = torch.tensor(send, dtype=torch.int64, device=device)
     received = torch.empty_like(sent)
-    with in_time(group, who):
+    with backend_errors(group, who):
         dist.all_to_all_single(received, sent, group=group)
     return received.tolist()
 
 
-def swap(
+def all_to_all(
     group: dist.ProcessGroup,
     who: str,
     x: Tensor,
@@ -121,7 +121,7 @@ def swap(
     sizes = list(receive) if receive is not None else split_sizes(group, who, send, x.device)
     out = x.new_empty((sum(sizes), *x.shape[1:]))
     if x.shape[1:].numel():
-        with in_time(group, who):
+        with backend_errors(group, who):
             dist.all_to_all_single(as_bytes(out), as_bytes(x), sizes, list(send), group=group)
     return out, sizes
 

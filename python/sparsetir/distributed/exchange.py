@@ -11,7 +11,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
-from sparsetir.distributed.collectives import as_bytes, in_time, split_sizes, swap, total
+from sparsetir.distributed.collectives import (
+    all_to_all,
+    as_bytes,
+    backend_errors,
+    split_sizes,
+    total,
+)
 
 
 class Exchange:
@@ -46,7 +52,7 @@ class Exchange:
         self.group, self.own, self.halo = group, own, len(halo)
         self.receive: list[int] = torch.bincount(owners, minlength=count).tolist()
         self.send: list[int] = split_sizes(group, who, self.receive, halo.device)
-        requested, _ = swap(group, who, halo, self.receive, self.send)
+        requested, _ = all_to_all(group, who, halo, self.receive, self.send)
         self.sent: Tensor = requested - start
         self.bytes_sent = 0
         rows = total(group, who, torch.tensor([self.halo], device=halo.device))
@@ -61,7 +67,7 @@ class Exchange:
             packed = x.detach().index_select(0, self.sent).to(dtype)
             return Transfer(self, who, packed, self.receive, self.send)
 
-    def begin_back(self, who: str, grad: Tensor, dtype: torch.dtype) -> Transfer:
+    def begin_gradients(self, who: str, grad: Tensor, dtype: torch.dtype) -> Transfer:
         """Begin to send gradients of the halo, (halo, ...), back, and receive (len(sent), ...)."""
         with record_function("sparsetir: pack"):
             return Transfer(self, who, grad.to(dtype).contiguous(), self.send, self.receive)
@@ -98,14 +104,14 @@ class Transfer:
         if exchange.any and packed.shape[1:].numel():
             exchange.bytes_sent += packed.nbytes  # no rows are sent to itself
             into, rows = as_bytes(self._into), as_bytes(packed)
-            with in_time(self._group, who):
+            with backend_errors(self._group, who):
                 self._work = dist.all_to_all_single(
                     into, rows, receive, send, group=self._group, async_op=True
                 )
 
     def wait(self) -> Tensor:
         """Wait until all rows have arrived; return them, (sum(receive), ...)."""
-        with record_function("sparsetir: wait"), in_time(self._group, self._who):
+        with record_function("sparsetir: wait"), backend_errors(self._group, self._who):
             if self._work is not None:
                 self._work.wait()
         del self._packed
@@ -115,7 +121,7 @@ class Transfer:
 class Passage:
     """An exchange of rows that overlaps with computation, as does that of their gradients.
 
-    Own rows are processed between :meth:`leave` and :meth:`arrive`. Autograd runs in reverse: the
+    Own rows are processed between :meth:`send` and :meth:`receive`. Autograd runs in reverse: the
     gradient of the halo is sent once it is known, and is in transfer while that of own rows is
     computed.
 
@@ -127,14 +133,14 @@ class Passage:
         self.exchange, self.who, self.dtype = exchange, who, dtype
         self.transfer: Transfer | None = None
 
-    def leave(self, x: Tensor) -> Tensor:
+    def send(self, x: Tensor) -> Tensor:
         """Begin to send x, (own, ...); return it, to compute with until others' rows arrive."""
-        rows, self._sent = _Leave.apply(self, x)
+        rows, self._sent = _Send.apply(self, x)
         return rows
 
-    def arrive(self) -> Tensor:
+    def receive(self) -> Tensor:
         """Rows of the halo, (halo, ...)."""
-        return _Arrive.apply(self, self._sent)
+        return _Receive.apply(self, self._sent)
 
     def wait(self) -> Tensor:
         """The rows in transfer, once they have arrived."""
@@ -143,7 +149,7 @@ class Passage:
         return transfer.wait()
 
 
-class _Leave(torch.autograd.Function):
+class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passage: Passage, x: Tensor) -> tuple[Tensor, Tensor]:
         passage.transfer = passage.exchange.begin(passage.who, x, passage.dtype)
@@ -163,7 +169,7 @@ class _Leave(torch.autograd.Function):
         return None, own_grad.to(grad.dtype)
 
 
-class _Arrive(torch.autograd.Function):
+class _Receive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passage: Passage, sent: Tensor) -> Tensor:
         ctx.passage = passage
@@ -173,5 +179,5 @@ class _Arrive(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         (halo,), passage = grads, ctx.passage
-        passage.transfer = passage.exchange.begin_back(passage.who, halo, passage.dtype)
+        passage.transfer = passage.exchange.begin_gradients(passage.who, halo, passage.dtype)
         return None, halo.new_empty(0)

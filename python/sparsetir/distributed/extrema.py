@@ -40,7 +40,7 @@ def extremum(
     inner, outer = split(graph, None if values is None else values.detach())
     with torch.no_grad(), record_function("sparsetir: local product"):
         out, place = _extremum(graph.local, inner, rows, largest, heads, placed)
-    halo = rows_first(passage.arrive())
+    halo = rows_first(passage.receive())
     with torch.no_grad(), record_function("sparsetir: remote product"):
         before = graph.local.col.shape[0]
         for first, start, A in graph.remote_blocks:

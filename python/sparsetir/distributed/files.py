@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsetir.data.column_names import weight_of
 from sparsetir.data.datasets import SHIPPED
-from sparsetir.data.graph_edges import EDGE_LISTS, edge_table, first_edge, two_lengths, what_is_said
+from sparsetir.data.graph_edges import EDGE_LISTS, edge_table, first_edge, two_lengths, uncommented
 from sparsetir.data.matrix_files import read_header
 from sparsetir.runtime.file_errors import GraphError, as_path, check_matrix, check_npz, reading
 
@@ -238,7 +238,7 @@ def _of_text(path: Path, part: int, parts: int) -> Share:
                 yield place, line.decode("utf-8", "replace").lstrip("\ufeff")
 
     def labelled() -> Iterator[tuple[str, str]]:
-        labels = ((f"at byte {place}", what_is_said(line)) for place, line in lines())
+        labels = ((f"at byte {place}", uncommented(line)) for place, line in lines())
         return ((label, text) for label, text in labels if text)
 
     with warnings.catch_warnings():

@@ -18,15 +18,15 @@ from sparsetir.distributed.build import (
     check_exchange_dtype,
     coalesced,
     least_nodes,
-    sent_home,
+    redistribute,
 )
-from sparsetir.distributed.collectives import check_device, group_of, together, total
+from sparsetir.distributed.collectives import check_device, check_on_all, group_of, total
 from sparsetir.distributed.exchange import Exchange
 from sparsetir.distributed.files import Share, read_share
 from sparsetir.distributed.partition import Partition, check_partition
 from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.distributed.rows import Rows
-from sparsetir.ops.cache import lasting
+from sparsetir.ops.cache import cacheable
 from sparsetir.ops.compress import INT32_MAX, sorted_by
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.tensors import check_size
@@ -175,7 +175,7 @@ class DistGraph(Rows):
             kind = None if values is None else dtype_name(values)
             return num_nodes, kind, data, coalesce, exchange_dtype, edge_index.device.type
 
-        together(group, WHO, check)
+        check_on_all(group, WHO, check)
         ends = edge_index.long()
         n = int(num_nodes) if num_nodes is not None else least_nodes(group, ends)
 
@@ -187,9 +187,9 @@ class DistGraph(Rows):
                 )
             return check_partition(WHO, partition, n, dist.get_world_size(group))
 
-        together(group, WHO, check_more)
+        check_on_all(group, WHO, check_more)
         of_edges = [x.detach() for x in (values, *edge_data.values()) if x is not None]
-        divided, ends, of_edges = sent_home(group, n, ends, of_edges, partition)
+        divided, ends, of_edges = redistribute(group, n, ends, of_edges, partition)
         weights = of_edges.pop(0) if values is not None else None
         sources, targets = ends
         if coalesce:
@@ -246,7 +246,7 @@ class DistGraph(Rows):
             read.append(read_share(path, rank, count))
             return read[0].nodes if read[0].told else None
 
-        together(group, who, check_file)
+        check_on_all(group, who, check_file)
         share = read.pop()
         ones = torch.tensor([int(share.values is not None)], device=device)
         some = int(total(group, who, ones))
@@ -268,7 +268,7 @@ class DistGraph(Rows):
                     f"{who}: argument 'num_nodes': expected {n} or more for {path}, got {num_nodes}"
                 )
 
-        together(group, who, check)
+        check_on_all(group, who, check)
         del share
         return cls.from_edges(
             ends.to(device),
@@ -313,7 +313,7 @@ class DistGraph(Rows):
         """Own edges, (2, nnz); sources count own nodes and then the halo, targets own nodes."""
         return self.kept("edge_index", self._edge_index)
 
-    @lasting
+    @cacheable
     def _edge_index(self) -> Tensor:
         sources = torch.cat([self.local.col, self.remote.col + self.own])
         nodes = torch.arange(self.own, dtype=sources.dtype, device=sources.device)
@@ -328,7 +328,7 @@ class DistGraph(Rows):
     @property
     def remote_blocks(self) -> list[Block]:
         """`remote` in pieces, whose products are added to those of `local`; not collective."""
-        return self.kept("blocks", lambda: lasting(blocks_of)(self.remote))
+        return self.kept("blocks", lambda: cacheable(blocks_of)(self.remote))
 
     @property
     def whole(self) -> Operand:

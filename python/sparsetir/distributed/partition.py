@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsetir.distributed.collectives import swap, together, total
+from sparsetir.distributed.collectives import all_to_all, check_on_all, total
 from sparsetir.extras import need
 from sparsetir.ops.tensors import INDEX_DTYPES
 
@@ -54,8 +54,8 @@ class Blocks:
         """How often each node of the block is in `ids` of all processes, (stop - start,) int64."""
         named, counts = torch.unique(ids, return_counts=True)
         send = self.split(named)
-        requested, receive = swap(self.group, who, named, send)
-        counts, _ = swap(self.group, who, counts, send, receive)
+        requested, receive = all_to_all(self.group, who, named, send)
+        counts, _ = all_to_all(self.group, who, counts, send, receive)
         counted = torch.zeros(self.stop - self.start, dtype=torch.int64, device=ids.device)
         return counted.index_add_(0, requested - self.start, counts)
 
@@ -88,8 +88,10 @@ class Partition:
         blocks = self.blocks
         named, places = torch.unique(ids, return_inverse=True)
         send = blocks.split(named)
-        requested, receive = swap(blocks.group, who, named, send)
-        answers, _ = swap(blocks.group, who, self.new[requested - blocks.start], receive, send)
+        requested, receive = all_to_all(blocks.group, who, named, send)
+        answers, _ = all_to_all(
+            blocks.group, who, self.new[requested - blocks.start], receive, send
+        )
         return answers[places]
 
     def owners(self, new: Tensor) -> Tensor:
@@ -188,7 +190,7 @@ def _by_parts(who: str, blocks: Blocks, parts: Tensor) -> Partition:
     new = torch.empty_like(parts)
     new[order] = (first - before)[of] + torch.arange(len(parts), device=parts.device)
     ids = blocks.nodes(parts.device)[order]
-    nodes, _ = swap(blocks.group, who, ids, counts.tolist())
+    nodes, _ = all_to_all(blocks.group, who, ids, counts.tolist())
     return Partition(blocks, starts, nodes, new)
 
 
@@ -196,8 +198,8 @@ def _of_shares(who: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor
     """The process of each of the block's nodes; each process contributes the nodes it knows of."""
     order = torch.argsort(nodes, stable=True)
     send = blocks.split(nodes)
-    ids, receive = swap(blocks.group, who, nodes[order], send)
-    parts_here, _ = swap(blocks.group, who, parts[order], send, receive)
+    ids, receive = all_to_all(blocks.group, who, nodes[order], send)
+    parts_here, _ = all_to_all(blocks.group, who, parts[order], send, receive)
     check_each_once(who, "partition", blocks.group, ids - blocks.start, blocks.nodes(ids.device))
     return torch.empty_like(parts_here).index_copy_(0, ids - blocks.start, parts_here)
 
@@ -217,20 +219,20 @@ def check_each_once(
                 f"{int(times[place])} times"
             )
 
-    together(group, who, check)
+    check_on_all(group, who, check)
 
 
 def _by_metis(who: str, blocks: Blocks, sources: Tensor, targets: Tensor) -> Tensor:
     """Parts with few edges between them, found by process 0, which needs the whole pattern."""
     edges = torch.stack([sources, targets], 1)
     first = [len(edges)] + [0] * (blocks.count - 1)
-    edges, _ = swap(blocks.group, who, edges, first)
+    edges, _ = all_to_all(blocks.group, who, edges, first)
     parts = torch.empty(0, dtype=torch.int64, device=edges.device)
     if blocks.rank == 0:
         part_of = _metis(blocks.n, blocks.count, edges.cpu().numpy())
         parts = torch.from_numpy(part_of).to(edges.device)
     share = torch.arange(blocks.n if blocks.rank == 0 else 0)
-    parts, _ = swap(blocks.group, who, parts, blocks.split(share))
+    parts, _ = all_to_all(blocks.group, who, parts, blocks.split(share))
     return parts
 
 

@@ -96,12 +96,12 @@ def spmm_by_heads(
     wide = x.dtype if reduce == "sum" else torch.promote_types(x.dtype, torch.float32)
     weights = None if values is None else values.to(wide)
     passage = Passage(graph.exchange, "spmm", graph.exchange_dtype or x.dtype)
-    rows = rows_first(passage.leave(rows_first(x.to(wide))))
+    rows = rows_first(passage.send(rows_first(x.to(wide))))
     if reduce in EXTREMA:
         return extremum(graph, passage, rows, weights, reduce == "max", heads).to(x.dtype)
     inner, outer = split(graph, weights)
     out = local_product(graph, inner, rows, heads)
-    out = add_remote(graph, outer, rows_first(passage.arrive()), heads, out)
+    out = add_remote(graph, outer, rows_first(passage.receive()), heads, out)
     if REDUCERS[reduce].is_scaled:
         out /= graph.degrees[:, None].to(wide)
     return out.to(x.dtype)
@@ -146,10 +146,10 @@ def _sampled(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     compared(graph, "sddmm", check)
     X, Y = cast(X, Y)
     passage = Passage(graph.exchange, "sddmm", graph.exchange_dtype or Y.dtype)
-    rows = rows_first(passage.leave(rows_first(Y)))
+    rows = rows_first(passage.send(rows_first(Y)))
     pairs = Sampled(graph, X)
     inner = pairs.local(rows)
-    return pairs.remote(inner, rows_first(passage.arrive()))
+    return pairs.remote(inner, rows_first(passage.receive()))
 
 
 @untraced
@@ -201,7 +201,7 @@ def attention(
     q, k, v = cast(q, k, v)
     wide = torch.promote_types(q.dtype, torch.float32)
     passage = Passage(graph.exchange, "attention", graph.exchange_dtype or q.dtype)
-    rows = passage.leave(torch.cat([k, v], -1).to(wide))
+    rows = passage.send(torch.cat([k, v], -1).to(wide))
     Q = rows_first(q.to(wide)).contiguous()
     feat, heads = q.shape[-1], len(Q) if q.dim() == 3 else 0
 
@@ -212,7 +212,7 @@ def attention(
     pairs = Sampled(graph, Q)
     K, V = keys_and_values(rows)
     inner = pairs.local(K)
-    K, V_of_halo = keys_and_values(passage.arrive())
+    K, V_of_halo = keys_and_values(passage.receive())
     scores = pairs.remote(inner, K) * scale
     inner, outer = split(graph, softmax_by_heads(graph.whole, scores))
     out = local_product(graph, inner, V, heads)
@@ -271,4 +271,4 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
 
     compared(graph, "with_halo", check)
     passage = Passage(graph.exchange, "with_halo", graph.exchange_dtype or x.dtype)
-    return torch.cat([passage.leave(x), passage.arrive()])
+    return torch.cat([passage.send(x), passage.receive()])

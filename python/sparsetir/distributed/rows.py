@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsetir.distributed.collectives import in_time, swap, together
+from sparsetir.distributed.collectives import all_to_all, backend_errors, check_on_all
 from sparsetir.distributed.partition import Partition, check_each_once
 from sparsetir.ops.tensors import INDEX_DTYPES
 from sparsetir.runtime.arrays import dtype_name
@@ -63,7 +63,7 @@ class Rows:
         (own, ...) Tensor
         """
         who, group = "DistGraph.scatter", self.group
-        here = _is_here(self, who, "source", source)
+        here = _is_this_rank(self, who, "source", source)
 
         def check() -> object:
             if here:
@@ -72,9 +72,9 @@ class Rows:
                 raise wrong(who, "x", f"None but on process {source}", type(x).__name__)
             return source
 
-        together(group, who, check)
+        check_on_all(group, who, check)
         kinds: list[Any] = [None] * dist.get_world_size(group)
-        with in_time(group, who):
+        with backend_errors(group, who):
             kind = None if x is None else (x.dtype, tuple(x.shape[1:]))
             dist.all_gather_object(kinds, kind, group=group)
         dtype, shape = kinds[source]
@@ -83,7 +83,7 @@ class Rows:
         send = counts if here else [0] * len(counts)
         if x is None:
             x = torch.empty((0, *shape), dtype=dtype, device=self.nodes.device)
-        return swap(group, who, x.detach()[nodes] if here else x, send)[0]
+        return all_to_all(group, who, x.detach()[nodes] if here else x, send)[0]
 
     def gather(self, x: Tensor, to: int | None = 0) -> Tensor | None:
         """Rows of all nodes in their order; collective.
@@ -102,13 +102,13 @@ class Rows:
         """
         who, group = "DistGraph.gather", self.group
         place = 0 if to is None else to
-        here = _is_here(self, who, "to", place)
+        here = _is_this_rank(self, who, "to", place)
 
         def check() -> object:
             _check_rows(who, x, self.own, "own node")
             return dtype_name(x), tuple(x.shape[1:]), to
 
-        together(group, who, check)
+        check_on_all(group, who, check)
         nodes, counts = _at(self, who, self.nodes, place)
         rows, _ = _at(self, who, x.detach(), place, counts if here else [0] * len(counts))
         if to is not None and not here:
@@ -117,7 +117,7 @@ class Rows:
         if here:
             every[nodes] = rows
         if to is None and every.numel():
-            with in_time(group, who):
+            with backend_errors(group, who):
                 raw = every.view(-1).view(torch.uint8)
                 dist.broadcast(raw, dist.get_global_rank(group, place), group=group)
         return every
@@ -153,13 +153,13 @@ class Rows:
             _check_rows(who, x, len(nodes), "node of 'nodes'")
             return dtype_name(x), tuple(x.shape[1:])
 
-        together(group, who, check)
+        check_on_all(group, who, check)
         new = partition.renumbered(who, nodes.long())
         owners = partition.owners(new)
         order = torch.argsort(owners, stable=True)
         send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
-        places, receive = swap(group, who, new[order], send)
-        rows, _ = swap(group, who, x.detach()[order], send, receive)
+        places, receive = all_to_all(group, who, new[order], send)
+        rows, _ = all_to_all(group, who, x.detach()[order], send, receive)
         places = places - partition.start
         check_each_once(who, "nodes", group, places, self.nodes)
         return torch.empty_like(rows).index_copy_(0, places, rows)
@@ -189,10 +189,10 @@ class Rows:
             _check_rows(who, x, self.own, "own node")
             return dtype_name(x), tuple(x.shape[1:])
 
-        together(group, who, check)
+        check_on_all(group, who, check)
         send = blocks.split(self.nodes)
-        ids, receive = swap(group, who, self.nodes, send)
-        rows, _ = swap(group, who, x.detach(), send, receive)
+        ids, receive = all_to_all(group, who, self.nodes, send)
+        rows, _ = all_to_all(group, who, x.detach(), send, receive)
         shard = torch.empty_like(rows).index_copy_(0, ids - blocks.start, rows)
         shape = torch.Size((self.num_nodes, *x.shape[1:]))
         stride = torch.empty(shape, device="meta").stride()
@@ -226,7 +226,7 @@ class Rows:
                 raise wrong(who, "x", expected, f"{tuple(x.shape)} placed as {tuple(x.placements)}")
             return tuple(x.shape)
 
-        together(self.group, who, check)
+        check_on_all(self.group, who, check)
         return self._arranged(who, blocks.nodes(self.nodes.device), x.to_local())
 
 
@@ -236,10 +236,10 @@ def _at(
     """All rows in order, and their number by process, on one process; none on the others."""
     send = [0] * dist.get_world_size(graph.group)
     send[process] = len(x)
-    return swap(graph.group, who, x, send, receive)
+    return all_to_all(graph.group, who, x, send, receive)
 
 
-def _is_here(graph: Rows, who: str, name: str, process: object) -> bool:
+def _is_this_rank(graph: Rows, who: str, name: str, process: object) -> bool:
     count = dist.get_world_size(graph.group)
     if isinstance(process, bool) or not isinstance(process, int) or not 0 <= process < count:
         raise wrong(who, name, f"a process from 0 to {count - 1}", f"{process!r}")

@@ -14,7 +14,7 @@ from sparsetir.expressions.compiled import Compiled
 from sparsetir.expressions.declarations import Key
 from sparsetir.expressions.levels import LevelArrays, coordinates, level_arrays
 from sparsetir.expressions.operands import Operand, patterns_of
-from sparsetir.expressions.unit import Unit, settled
+from sparsetir.expressions.unit import Unit, fixed_arguments
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import to_numpy
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
@@ -100,7 +100,7 @@ class Assembling:
         if not self._settled:
             patterns, idtype = patterns_of(operands), self._compiled.idtype
             for unit in self._compiled.assembling:
-                known, kept = settled(unit, self._sizes, patterns, idtype)
+                known, kept = fixed_arguments(unit, self._sizes, patterns, idtype)
                 known = {n: known[n] for n in unit.assembled.params if n in known}
                 self._settled.append((known, kept))
         return self._settled
@@ -129,7 +129,7 @@ def arguments_of(
     operands: Mapping[str, Operand], idtype: str,
 ) -> dict[str, Any]:  # fmt: skip
     """The arguments of a unit that depend on sizes, patterns and values."""
-    known, kept = settled(unit, sizes, patterns_of(operands), idtype)
+    known, kept = fixed_arguments(unit, sizes, patterns_of(operands), idtype)
     return {n: known[n] for n in params if n in known} | values_of(unit, kept, operands)
 
 

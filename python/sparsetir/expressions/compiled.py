@@ -126,13 +126,13 @@ class Compiled:
         if key not in self._units:
             forms, sizes = self.forms, dict(fixed)
             programs = (
-                self._apart(steps, sizes) if apart
+                self._by_step(steps, sizes) if apart
                 else [program(steps, forms, self.acc, self.idtype, fixed=sizes)]
             )  # fmt: skip
             self._units[key] = [Unit.of(p) for p in programs]
         return self._units[key]
 
-    def _apart(self, steps: tuple[Assignment, ...], sizes: Mapping[str, int]) -> list[Program]:
+    def _by_step(self, steps: tuple[Assignment, ...], sizes: Mapping[str, int]) -> list[Program]:
         forms, out = dict(self.forms), []
         for step in steps:
             dtype = self.dtype if step is steps[-1] else self.acc

@@ -160,7 +160,7 @@ class BoundExpression:
             elif not x.flags.c_contiguous:
                 x = np.ascontiguousarray(x)
             values.append(x)
-        direct = out is not None and _is_apart(out, values)
+        direct = out is not None and _is_disjoint(out, values)
         result: Any = out if direct else bound.empty(torch)
         if self.compiled.statement.accumulates:
             result[...] = operands[self.compiled.result_name].values
@@ -210,7 +210,7 @@ class BoundExpression:
         return result
 
 
-def _is_apart(out: Any, values: Iterable[Any]) -> bool:
+def _is_disjoint(out: Any, values: Iterable[Any]) -> bool:
     """Whether a kernel can write to an array: contiguous, and without memory of operands."""
     host = to_numpy(out)
     apart = not any(np.may_share_memory(host, to_numpy(x)) for x in values)

@@ -116,7 +116,7 @@ def _of_torch(who: str, name: str, operand: Any) -> Operand:
         )
         values = coalesced.values()
     else:
-        undisturbed = ops.registry.is_undisturbed()
+        undisturbed = ops.registry.is_plain_eager()
         seen, values = ops.operands.pattern_and_values(who, name, operand, undisturbed)
         tensor: Any = seen.structure.derived("expressions", partial(_matrix, seen.rowptr, seen.col))
         if values is None:

@@ -67,7 +67,7 @@ def program(
     return _Writer(steps, operands, acc, idtype, assembled, fixed or {}).program()
 
 
-def _met(how: str, axes: Sequence[str]) -> str:
+def _merged(how: str, axes: Sequence[str]) -> str:
     """The text of merged axes."""
     return axes[0] if len(axes) == 1 else f"T.{how}({', '.join(axes)})"
 
@@ -177,12 +177,12 @@ class _Writer(Declarations):
             # Rows of an assembled matrix are made one after the other.
             order = None if rows and len(out) > 1 else stored_order(names, forms)
             order = order or visit_order(names, out, forms, flat, rows)
-            gone = taken[-1:] if order is None else self._apart(taken, order)
+            gone = taken[-1:] if order is None else self._unmergeable(taken, order)
             if order is not None and not gone:
                 return bounds, order
             bounds = bounds.without(gone)
 
-    def _apart(self, taken: Sequence[Access], order: Sequence[str]) -> list[Access]:
+    def _unmergeable(self, taken: Sequence[Access], order: Sequence[str]) -> list[Access]:
         """Accesses whose axes cannot merge with earlier ones, as they are below different axes."""
         above: dict[str, str] = {}
         gone: list[Access] = []
@@ -247,8 +247,8 @@ class _Writer(Declarations):
                 texts = {dense: dense, **{a: x for a, x in texts.items() if a in below}}
                 sets = [frozenset([a]) for a in texts]
             inside[index] = set().union(*sets)
-            each = [_met("intersect", [texts[a] for a in texts if a in axes]) for axes in sets]
-            loop = _met("union", each)
+            each = [_merged("intersect", [texts[a] for a in texts if a in axes]) for axes in sets]
+            loop = _merged("union", each)
             if len(inside[index]) == 1:
                 loops[index], (visited[index],) = loop, inside[index]
                 continue

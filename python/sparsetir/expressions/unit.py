@@ -115,7 +115,7 @@ class Unit:
         return Unit(self.program, derived, values, result, levels)
 
 
-def settled(
+def fixed_arguments(
     unit: Unit, sizes: Mapping[object, int], patterns: Mapping[str, Pattern], idtype: str
 ) -> tuple[dict[str, Any], dict[Key, LevelArrays]]:
     """The arguments that depend on sizes and patterns, by name, and the stored patterns."""
@@ -196,7 +196,7 @@ class Bound:
     ) -> None:  # fmt: skip
         self.unit, self.sizes, self.idtype = unit, sizes, idtype
         self._gradients: dict[str, Bound] = {}
-        self._known, self.stored = settled(unit, sizes, patterns, idtype)
+        self._known, self.stored = fixed_arguments(unit, sizes, patterns, idtype)
         # For each input its operand, and the level arrays that permute its values, if any.
         keys = [unit.values[n][1] for n in unit.inputs]
         arrays = [None if key is None else self.stored[key] for key in keys]

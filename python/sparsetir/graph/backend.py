@@ -22,7 +22,7 @@ from sparsetir.graph.checked import Checked
 from sparsetir.graph.copies import remove_copies
 from sparsetir.graph.costs import Measured
 from sparsetir.graph.operator import RUNNERS, called, in_order, sort
-from sparsetir.graph.prelude import Prelude, Test, copy_results, following, is_of_edges, split
+from sparsetir.graph.prelude import Prelude, Test, copy_results, edge_dependents, is_of_edges, split
 from sparsetir.graph.products import take_products
 from sparsetir.graph.regions import Found, rewrite
 from sparsetir.graph.rest import Rest, Run, has_compiler
@@ -110,7 +110,7 @@ def backend(
 capture.install(lambda asked: asked is backend or isinstance(asked, Backend))
 
 
-def at_once(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def strict_backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """:func:`backend` for callers that can fall back: a model that cannot be compiled, or has no
     region, fails in the first call, rather than in a later backward pass."""
     about, lowering = Graph(), {"force_non_lazy_backward_lowering": True}
@@ -152,7 +152,7 @@ def compile_graph(
         nonlocal returned
         returned = results
         of_edges.update(n.name for n in filter(is_of_edges(known), known))
-        regions, left = rewrite(graph, lambda graph: following(graph, is_edges)[0])
+        regions, left = rewrite(graph, lambda graph: edge_dependents(graph, is_edges)[0])
         about.found += regions
         about.left += left
         ahead.begin(region.program.expected() for region in regions)
@@ -176,7 +176,7 @@ def compile_graph(
     def runner(graph: fx.GraphModule, is_edges: Test | None, direction: str) -> Run:
         prelude = None if is_edges is None else split(graph, is_edges, returned)
         run = _runner(graph, about, prelude, direct(direction))
-        return run if checked is None else _boxed(checked.around(direction, run))
+        return run if checked is None else _boxed(checked.compare(direction, run))
 
     def direct(direction: str) -> Callable[[fx.GraphModule], Run]:
         def run(graph: fx.GraphModule) -> Run:

@@ -59,7 +59,7 @@ class Checked:
         """Keep a graph of torch's operators; results : how many are compared, by default all."""
         self._plain[direction] = graph, results
 
-    def around(self, direction: str, run: Run) -> Run:
+    def compare(self, direction: str, run: Run) -> Run:
         """Wrap `run` to compare its first results with those of the kept graph."""
 
         def checked(args: list[Any]) -> Any:

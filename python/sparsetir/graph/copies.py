@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from sparsetir.graph.expressions import alike, aten, first, same, shape_of
+from sparsetir.graph.expressions import aten, first, same, same_shape, shape_of
 from sparsetir.graph.prelude import base_of
 
 # Operators for the gradient of a part along a dimension, and whether the part has that dimension.
@@ -63,7 +63,7 @@ def _concatenate(graph: fx.Graph, root: fx.Node) -> None:
             if node is not root and len(node.users) > 1:
                 return
             left += node.args
-        elif node.target in PARTS and alike(node, root):
+        elif node.target in PARTS and same_shape(node, root):
             parts.append(node)
         else:
             return

@@ -26,7 +26,7 @@ from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir.errors import LoweringError
 
 # Operators that torch decomposes.
-TAKEN_APART = [
+DECOMPOSED = [
     aten._log_softmax, aten._softmax, aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_no_training, aten.native_batch_norm, aten.elu,
     aten.addcmul, aten.silu,
@@ -129,7 +129,7 @@ def _graph_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
                     f"{WHO}: argument 'model': {_line_of(error)} needs a data-dependent number; "
                     "pools of graphs need 'size', the number of graphs"
                 ) from error
-            table = get_decompositions(TAKEN_APART)
+            table = get_decompositions(DECOMPOSED)
             table |= {aten.native_layer_norm.default: _layer_norm, aten.mean.dim: _mean}
             return exported.run_decompositions().run_decompositions(table)
     finally:

@@ -145,7 +145,7 @@ def kept_axes(axes: list[int | None], dims: int, rank: int) -> tuple[list[int | 
     return kept + [None] * (rank - 1 - len(kept)), sum(a is not None for a in lost)
 
 
-def behind(node: fx.Node) -> fx.Node:
+def unviewed(node: fx.Node) -> fx.Node:
     """The node that a node is a view of, through all views."""
     while node.op == "call_function" and node.target in SAME | VIEWS:
         node = first(node)
@@ -191,7 +191,7 @@ def same(a: object, b: object) -> bool:
     return a == b if isinstance(a, int) and isinstance(b, int) else str(a) == str(b)
 
 
-def alike(a: object, b: object) -> bool:
+def same_shape(a: object, b: object) -> bool:
     """Whether values are known to have the same shape."""
     sizes, others = shape_of(a), shape_of(b)
     return len(sizes) == len(others) and all(map(same, sizes, others))
@@ -465,7 +465,7 @@ def _filling(node: fx.Node) -> Any:
 
 def is_zero(node: fx.Node) -> bool:
     """Whether a tensor is filled with zeros."""
-    node = behind(node)
+    node = unviewed(node)
     return node.op == "call_function" and node.target in FILLED and _filling(node) == 0
 
 

@@ -156,7 +156,7 @@ def _prepare(
     arrays: dict[str, Any] = {"indptr": order.starts(m), "m": m, "edges": len(rows)}
     ranges = []
     for n, index in enumerate(others):
-        along = order.taken_along(index) or (arranged(index, rows), range_of(index))
+        along = order.in_this_order(index) or (arranged(index, rows), range_of(index))
         arrays[f"index{n}"] = along[0]
         ranges.append(along[1])
     aligned, moved = [], {}

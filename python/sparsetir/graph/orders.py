@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from sparsetir.ops.cache import is_private, kept, lasting, memory_key
+from sparsetir.ops.cache import cacheable, is_private, kept, memory_key
 from sparsetir.ops.compress import sorted_pairs
 from sparsetir.sparse_ir.errors import StructureIndexError
 
@@ -64,7 +64,7 @@ class Order:
         storage = weakref.ref(taken.untyped_storage()) if is_private(taken) else lambda: None
         self._other = storage, memory_key(taken), (arranged, (least, greatest))
 
-    def taken_along(self, index: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
+    def in_this_order(self, index: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
         """An index in this order, and its range, if it was the one sorted along; else None."""
         storage, key, sorted_other = self._other
         known = storage() is index.untyped_storage() and key == memory_key(index)
@@ -82,7 +82,7 @@ class Order:
             self._prepared = {**alive, full: (here, result)}
         return cast(T, result)
 
-    @lasting
+    @cacheable
     def starts(self, size: int) -> Tensor:
         """The starts of each node's edges, (size + 1,) int32."""
         if len(self._first) == size + 1:
@@ -92,7 +92,7 @@ class Order:
             self._starts[size] = torch.cat([self._first[: self.high + 1], more])
         return self._starts[size]
 
-    @lasting
+    @cacheable
     def without_edges(self, size: int) -> Tensor:
         """The nodes less than `size` that have no edges."""
         if size not in self._alone:
@@ -101,14 +101,14 @@ class Order:
         return self._alone[size]
 
     @cached_property
-    @lasting
+    @cacheable
     def places32(self) -> Tensor:
         """:attr:`places` in int32, for edges that were not sorted."""
         assert self.places is not None
         return self.places.to(torch.int32)
 
     @cached_property
-    @lasting
+    @cacheable
     def inverse(self) -> Tensor:
         """The position of each original edge in this order, (edges,) int32, if they differ."""
         assert self.places is not None

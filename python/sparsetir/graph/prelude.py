@@ -94,7 +94,7 @@ def split(whole: fx.GraphModule, is_edges: Test, results: int) -> Prelude | None
 
     results : number of the caller's results; further ones are saved for the backward pass
     """
-    inside, alone = following(whole.graph, is_edges)
+    inside, alone = edge_dependents(whole.graph, is_edges)
     # Views, which are free, stay with their readers, except views of arguments of regions.
     for node in reversed(whole.graph.nodes):
         readers = node.users.keys()
@@ -157,7 +157,7 @@ def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
     Results that share memory become views of one copy. Results of different operators that were
     merged into one tensor become two again.
     """
-    inside, _ = following(graph, is_edges)
+    inside, _ = edge_dependents(graph, is_edges)
     (output,) = graph.find_nodes(op="output")
     results, views = list(output.args[0]), dict[fx.Node, fx.Node]()
     owners = dict[Any, fx.Node]()
@@ -179,16 +179,16 @@ def copy_results(graph: fx.Graph, count: int, is_edges: Test) -> None:
 
 def base_of(node: fx.Node) -> fx.Node:
     """The node whose memory a node shares; itself if it has memory of its own."""
-    while node.op == "call_function" and (before := _before_view(node)) is not None:
+    while node.op == "call_function" and (before := _viewed_node(node)) is not None:
         node = before
     return node
 
 
-def _before_view(node: fx.Node) -> fx.Node | None:
+def _viewed_node(node: fx.Node) -> fx.Node | None:
     """The node that a node is a view of, or an element of whose views it is; else None."""
     schema: Any = getattr(node.target, "_schema", None)
     if node.target is operator.getitem:
-        return first(node) if _before_view(first(node)) is not None else None
+        return first(node) if _viewed_node(first(node)) is not None else None
     if schema is None or schema.is_mutable:
         return None
     shares = bool(schema.returns and schema.returns[0].alias_info)
@@ -228,7 +228,7 @@ def is_of_edges(places: Sequence[fx.Node]) -> Test:
     return test
 
 
-def following(graph: fx.Graph, is_edges: Test) -> tuple[set[fx.Node], set[fx.Node]]:
+def edge_dependents(graph: fx.Graph, is_edges: Test) -> tuple[set[fx.Node], set[fx.Node]]:
     """The nodes that depend on edges alone, and those that depend on no tensor at all."""
     inside, alone = set[fx.Node](), set[fx.Node]()
     for node in graph.nodes:

@@ -108,7 +108,7 @@ class Product:
         return compiled((NAME, self), target, lambda: self.stages(target))
 
 
-def pays(rows: Any, inner: Any, outer: Any) -> bool:
+def profitable(rows: Any, inner: Any, outer: Any) -> bool:
     """Whether our kernels are as fast as torch's: weights fit a cache and fill vectors."""
     if not isinstance(inner, int) or not isinstance(outer, int):
         return False
@@ -133,7 +133,7 @@ class Run:
         x, y : operands of :class:`Product`; bias : (outer,) or of the result's shape
         """
         (rows, inner), outer = x.shape, y.shape[1]
-        if not pays(rows, inner, outer):
+        if not profitable(rows, inner, outer):
             left = x.t() if self.gradient else x
             if bias is None:
                 return torch.mm(left, y)
@@ -166,10 +166,10 @@ def take_products(graph: fx.Graph) -> None:
         *bias, x, y = node.args
         if node.kwargs or not is_float32(node) or not all(map(is_float32, node.args)):
             continue
-        gradient = before_transpose(x)
+        gradient = untransposed(x)
         rows, inner = shape_of(x if gradient is None else gradient)
         outer = shape_of(y)[1]
-        if not pays(rows, inner, outer):
+        if not profitable(rows, inner, outer):
             continue
         if bias:
             sizes, whole = shape_of(bias[0]), shape_of(node)
@@ -182,7 +182,7 @@ def take_products(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def before_transpose(x: fx.Node) -> fx.Node | None:
+def untransposed(x: fx.Node) -> fx.Node | None:
     """The matrix that x is the transpose of, or None."""
     if x.target not in PERMUTED or len(shape_of(x)) != 2:
         return None

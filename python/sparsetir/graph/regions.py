@@ -25,10 +25,8 @@ from sparsetir.graph.expressions import (
     Expression,
     Size,
     Stored,
-    alike,
     aten,
     axes_of,
-    behind,
     dims_of,
     dtype_of,
     edge_product,
@@ -41,7 +39,9 @@ from sparsetir.graph.expressions import (
     is_zero,
     kept_axes,
     same,
+    same_shape,
     shape_of,
+    unviewed,
     wide,
 )
 from sparsetir.graph.factors import product, scaled, split
@@ -55,7 +55,7 @@ from sparsetir.graph.operator import (
     restored,
 )
 from sparsetir.graph.prelude import acts
-from sparsetir.graph.products import before_transpose
+from sparsetir.graph.products import untransposed
 from sparsetir.graph.programs import Program
 from sparsetir.ops.tensors import DTYPES
 from sparsetir.reductions import EXTREMA, REDUCTION_NAMES
@@ -138,7 +138,7 @@ def rewrite(
 def _drop_whole_slices(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.slice.Tensor):
         value = first(node)
-        if len(node.args) < 5 and alike(value, node):
+        if len(node.args) < 5 and same_shape(value, node):
             node.replace_all_uses_with(value)
             graph.erase_node(node)
 
@@ -492,7 +492,7 @@ class _Finder:
         work: dict[fx.Node, int] = {}
         reduced: dict[fx.Node, int] = {}
         for reduction in self.reductions.values():
-            values = behind(reduction.values)
+            values = unviewed(reduction.values)
             reduced[values] = reduced.get(values, 0) + 1
         for node in filter(self._is_pointwise, nodes):
             costly = node.target in COSTLY
@@ -500,7 +500,7 @@ class _Finder:
             work[node] = (WORTH if costly else 1) + sum(
                 work.get(b, gather_of(b) is not None)
                 for a in node.all_input_nodes
-                if (b := behind(a)) not in self.stored
+                if (b := unviewed(a)) not in self.stored
             )
             readers, width = list(_readers(node)), width_of(node)
             if any(u.target in EQUAL for u in readers):
@@ -526,7 +526,9 @@ class _Finder:
                 continue
             if a.index is not b.index or not a.reduce == b.reduce == "sum":
                 continue
-            if not (alike(a.values, b.values) and alike(x, y) and dtype_of(x) == dtype_of(y)):
+            if not (
+                same_shape(a.values, b.values) and same_shape(x, y) and dtype_of(x) == dtype_of(y)
+            ):
                 continue
             with self.graph.inserting_before(node):
                 args = a.values, b.values
@@ -671,7 +673,7 @@ class _Finder:
         matrix that each edge is multiplied by, or that of the edges' numbers."""
         args: Any = node.args
         x, y = args
-        left = before_transpose(x)
+        left = untransposed(x)
         if left is None:
             self._product_with(node, x, y, over_edges=False)
         elif not self._product_with(node, y, left, over_edges=True):
@@ -687,7 +689,7 @@ class _Finder:
     ) -> bool:
         """Replace a product of edge values and another matrix by a region; return whether it is
         one."""
-        values, columns = behind(matrix), shape_of(other)[-1]
+        values, columns = unviewed(matrix), shape_of(other)[-1]
         if not is_float(node) or not is_float(other) or not self._is_pointwise(values):
             return False
         known = isinstance(columns, int) and columns <= SMALL and columns < width_of(values)

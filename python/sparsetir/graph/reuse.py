@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from sparsetir.graph.expressions import SAME, VIEWS, alike, aten, dtype_of, same, shape_of
+from sparsetir.graph.expressions import SAME, VIEWS, aten, dtype_of, same, same_shape, shape_of
 from sparsetir.graph.operator import RUNNERS, clear, cleared
 
 # In-place operators, by their functional counterparts.
@@ -87,7 +87,7 @@ def _write_to_first(node: fx.Node) -> None:
 
 def _fits(value: Any, node: fx.Node) -> bool:
     """Whether a value has the shape, strides and type of a node's result."""
-    if not (shape_of(node) and alike(value, node) and dtype_of(value) == dtype_of(node)):
+    if not (shape_of(node) and same_shape(value, node) and dtype_of(value) == dtype_of(node)):
         return False
     return all(map(same, value.meta["val"].stride(), node.meta["val"].stride()))
 

@@ -27,7 +27,6 @@ from sparsetir.graph.expressions import (
     VIEWS,
     Size,
     Stored,
-    alike,
     aten,
     axes_of,
     dims_of,
@@ -38,6 +37,7 @@ from sparsetir.graph.expressions import (
     is_one,
     kept_axes,
     passed,
+    same_shape,
     shape_of,
 )
 from sparsetir.graph.operator import PROGRAMS, region, restored
@@ -506,7 +506,7 @@ class Translation:
             return None
         if len(shape_of(node)) != 1 or dtype_of(index[0]) not in (torch.int32, torch.int64):
             return None
-        if len(shape_of(values)) != 1 or not alike(values, index[0]):
+        if len(shape_of(values)) != 1 or not same_shape(values, index[0]):
             return None
         arrays = [self._value(base), self._index(index[0]), self._value(values)]
         return self._call_given(edges.put, arrays, self._type(node))

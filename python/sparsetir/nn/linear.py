@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter, UninitializedParameter
 
-from sparsetir.ops.cache import kept, lasting
+from sparsetir.ops.cache import cacheable, kept
 from sparsetir.ops.operands import Operand
 from sparsetir.ops.products import spmm
 from sparsetir.ops.registry import is_plain
@@ -67,9 +67,9 @@ class Linear(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., in_channels), dense or sparse, to (..., out_channels)."""
         self.materialize(x.shape[-1])
-        return linear(self.seen(x), self.weight, self.bias)
+        return linear(self.converted(x), self.weight, self.bias)
 
-    def seen(self, x: Tensor) -> Tensor | Operand:
+    def converted(self, x: Tensor) -> Tensor | Operand:
         """Convert the input to the form in which it is multiplied."""
         return as_sparse(x) if self.sparse_features else x
 
@@ -121,7 +121,7 @@ def _uniform(x: Tensor, bound: float) -> None:
 DTYPES = (torch.float32, torch.float64)
 
 
-class _Seen(NamedTuple):
+class _Converted(NamedTuple):
     """Features converted to a sparse matrix, with their version.
 
     sums : (n,) a checksum of each row
@@ -132,7 +132,7 @@ class _Seen(NamedTuple):
     sums: Tensor
     matrix: Operand | None
 
-    def is_of(self, x: Tensor) -> bool:
+    def is_unchanged(self, x: Tensor) -> bool:
         """Whether features are unchanged."""
         return self.version == x._version and torch.equal(_sums(x), self.sums)
 
@@ -149,11 +149,11 @@ def as_sparse(x: Tensor) -> Tensor | Operand:
     """
     if not _may_be_sparse(x):
         return x
-    seen: _Seen | None = kept.find("features", x)
+    seen: _Converted | None = kept.find("features", x)
     if seen is None:
         sums = _sums(x)
-        seen = _Seen(x._version, sums, _matrix(x, sums))
-        kept.put("features", seen, (x,), (seen.is_of,))
+        seen = _Converted(x._version, sums, _matrix(x, sums))
+        kept.put("features", seen, (x,), (seen.is_unchanged,))
     return x if seen.matrix is None else seen.matrix
 
 
@@ -170,13 +170,13 @@ def _may_be_sparse(x: Tensor) -> bool:
     )
 
 
-@lasting
+@cacheable
 def _sums(x: Tensor) -> Tensor:
     """Weighted sums of rows, (n,); few combinations of the weights have equal sums."""
     return x.mv(torch.arange(2, x.shape[1] + 2, dtype=x.dtype).sqrt())
 
 
-@lasting
+@cacheable
 def _matrix(x: Tensor, sums: Tensor) -> Operand | None:
     if not sums.isfinite().all():
         return None

@@ -22,7 +22,7 @@ from sparsetir.nn.kernel_map import (
     reached,
     submanifold,
 )
-from sparsetir.ops.cache import hand_out, handed_out, lasting, private
+from sparsetir.ops.cache import attach, attached, cacheable, private
 from sparsetir.ops.compress import INT32_MAX
 from sparsetir.ops.tensors import check_tensor
 from sparsetir.runtime.arrays import dtype_name
@@ -71,7 +71,7 @@ class KernelMap:
         return len(self.row_ptr) - 1
 
     @cached_property
-    @lasting
+    @cacheable
     def indptr(self) -> Tensor:
         """The start of each pair's single input, (pairs + 1,): 0, 1, 2 .."""
         return torch.arange(len(self.rows) + 1, dtype=self.rows.dtype, device=self.rows.device)
@@ -92,7 +92,7 @@ class KernelMap:
         """
         data = self.made.get(key)
         if data is None:
-            data = self.made.setdefault(key, lasting(lambda: make(self))())
+            data = self.made.setdefault(key, cacheable(lambda: make(self))())
         return data
 
 
@@ -118,7 +118,7 @@ class Places:
         self.coords, self.stride, self.before = coords, stride, before
         if sorted_ is not None:
             self.sorted = sorted_
-        hand_out(coords, ref(self))
+        attach(coords, ref(self))
 
     @cached_property
     def sorted(self) -> Sorted:
@@ -179,7 +179,7 @@ class Places:
 
 def places_of(coords: Tensor) -> Places:
     """The places with these coordinates, from an operator's argument; new ones if they are gone."""
-    carried = handed_out(coords)
+    carried = attached(coords)
     places = None if carried is None else carried()
     if places is None:
         return remembered((coords,), "places", lambda: Places(private(coords)))

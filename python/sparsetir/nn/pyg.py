@@ -196,7 +196,7 @@ class _Patches:
         # Copies, as another thread may import meanwhile.
         modules = sys.modules.copy().items()
         for old, run in ((spmm, _spmm), (gcn_norm, _gcn_norm)):
-            new = _instead_of(old, run)
+            new = _with_fallback(old, run)
             for module in [m for n, m in modules if n.startswith("torch_geometric")]:
                 for name in [n for n, value in vars(module).copy().items() if value is old]:
                     self._replace(module, name, new)
@@ -214,7 +214,7 @@ class _Patches:
 
         self._replace(MessagePassing, "_set_jittable_templates", make_and_wrap)
         self._replace(MessagePassing, "__call__", self._call_of(MessagePassing))
-        self._replace(torch.jit, "script", _instead_of(torch.jit.script, self._script))
+        self._replace(torch.jit, "script", _with_fallback(torch.jit.script, self._script))
         if not WITH_SEGMM and backend.use_segment_matmul is None:
             # `RGCNConv` decides in each call by numbers that break graphs.
             self._replace(backend, "use_segment_matmul", False)
@@ -244,7 +244,7 @@ class _Patches:
     def _wrap_propagate(self, layer: type) -> None:
         own = vars(layer).get("propagate")
         if own is not None and not hasattr(own, "is_sparsetir"):
-            new = _instead_of(own, _propagate)
+            new = _with_fallback(own, _propagate)
             new.is_sparsetir = True
             self._replace(layer, "propagate", new)
 
@@ -271,7 +271,7 @@ def _subclasses(layer: type) -> Iterator[type]:
         yield from _subclasses(other)
 
 
-def _instead_of(old: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+def _with_fallback(old: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls `run(old, ...)`, except where PyG's own operators are needed."""
 
     @functools.wraps(old)

@@ -141,7 +141,7 @@ def _compiled(name: str) -> Run:
 
     Torch keeps graphs, their number and changed sizes per code object: each function has its own.
     """
-    from sparsetir.graph.backend import at_once
+    from sparsetir.graph.backend import strict_backend
 
     function = FunctionType(_call.__code__.replace(co_name=name), globals(), name)
-    return torch.compile(function, backend=at_once, fullgraph=True)
+    return torch.compile(function, backend=strict_backend, fullgraph=True)

@@ -22,7 +22,7 @@ from sparsetir.nn.graph import (
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.prepared import PreparedRelations
-from sparsetir.ops.relations import seen_edges
+from sparsetir.ops.relations import edge_copies
 from sparsetir.ops.rgms import rgms
 from sparsetir.ops.tensors import INDEX_DTYPES, check_edges
 from sparsetir.reductions import LINEAR_NAMES
@@ -260,7 +260,7 @@ class RGCNConv(Conv):
             kind = remembered((edge_type,), "long", edge_type.long)
         if torch.compiler.is_compiling():  # the operator checks the numbers
             return edges, kind
-        edges, kind = seen_edges(edges, kind)
+        edges, kind = edge_copies(edges, kind)
         count = self.num_relations
 
         def check() -> None:

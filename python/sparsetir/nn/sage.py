@@ -141,7 +141,7 @@ class SAGEConv(Conv):
     def _weights_first(self, graph: Graph, x: Tensor, own: Tensor | None) -> Tensor:
         """The results if features are multiplied before they are summed; own : those of targets."""
         weight, bias = self.lin_l.weight, self.lin_l.bias
-        known = self.lin_l.seen(x)
+        known = self.lin_l.converted(x)
         root: Tensor | None = bias
         dense = known is x and x.layout is torch.strided
         if own is x and dense and x.shape[-1] >= WIDE * self.out_channels:
@@ -170,7 +170,7 @@ class SAGEConv(Conv):
 
     def _root(self, own: Tensor, bias: Tensor | None = None) -> Tensor:
         """Apply `lin_r` to features of targets."""
-        return linear(self.lin_r.seen(own), self.lin_r.weight, bias)
+        return linear(self.lin_r.converted(own), self.lin_r.weight, bias)
 
     def __repr__(self) -> str:
         return f"SAGEConv({self.in_channels}, {self.out_channels}, aggr={self.aggr})"

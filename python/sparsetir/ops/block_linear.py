@@ -24,7 +24,7 @@ from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import compiled_by
 from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import dtype_name
-from sparsetir.runtime.pool import pays
+from sparsetir.runtime.pool import profitable
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
@@ -78,7 +78,7 @@ def _structure(indptr: Tensor, indices: Tensor, columns: int) -> Structure:
 
 def _tile(problem: BlockLinear, target: Target, nnz: int, tokens: int, threads: int) -> BlockTile:
     """The tile for `nnz` blocks and `tokens` tokens on a CPU."""
-    parallel = pays(threads, nnz * problem.rows * problem.cols * tokens)
+    parallel = profitable(threads, nnz * problem.rows * problem.cols * tokens)
     return BlockTile.for_block(problem, vector_registers(target), tokens, parallel)
 
 

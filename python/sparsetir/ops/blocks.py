@@ -12,7 +12,7 @@ from tvm.target import Target
 
 from sparsetir.formats import BSR, Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.ops.cache import lasting
+from sparsetir.ops.cache import cacheable
 from sparsetir.ops.compress import transpose
 from sparsetir.planning.plan import plan
 from sparsetir.planning.run_plan import Plan
@@ -47,7 +47,7 @@ class Blocks:
         blocks = blocks if self.order is None else blocks.index_select(0, self.order)
         return (blocks.transpose(1, 2) if self.turned else blocks).reshape(-1)
 
-    @lasting
+    @cacheable
     def transposed(self, columns: int) -> Blocks:
         """The transposed matrix on the same values of the caller; columns : block columns."""
         indptr, indices, order = transpose(self.indptr, self.indices, columns, self.order)

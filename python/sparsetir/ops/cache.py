@@ -37,7 +37,7 @@ GROWTH = 16  # assumed bound on an entry's bytes, as a multiple of its owners' b
 SMALL = 1 << 20  # bytes of owners up to which a new entry is not measured
 
 
-def lasting(make: Callable[P, T]) -> Callable[P, T]:
+def cacheable(make: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function so that its results may be cached.
 
     Tensors made in inference mode could not take part in gradients later.
@@ -69,7 +69,7 @@ class _Private:
 _private: WeakKeyDictionary[torch.UntypedStorage, _Private] = WeakKeyDictionary()
 
 
-@lasting
+@cacheable
 def private(x: Tensor, is_new: bool = False) -> Tensor:
     """A contiguous copy that only this package holds, which is recognised without comparison.
 
@@ -90,12 +90,12 @@ def is_private(x: Tensor) -> bool:
     return entry is not None and not x.is_inference() and entry.version == x._version
 
 
-def hand_out(x: Tensor, made: object) -> None:
+def attach(x: Tensor, made: object) -> None:
     """Attach an object to a private tensor, for its lifetime; it must not refer to the tensor."""
     _private[x.untyped_storage()].made = made
 
 
-def handed_out(x: Tensor) -> Any:
+def attached(x: Tensor) -> Any:
     """The object attached to a private tensor, or None."""
     try:
         entry = _private.get(x.untyped_storage())
@@ -155,7 +155,7 @@ class _Entry:
 
     def measured(self) -> int:
         """The cache's current bytes, including copies and objects attached to tensors."""
-        return measured((self.made, self.copies), handed_out)
+        return measured((self.made, self.copies), attached)
 
 
 class Cache:
@@ -203,7 +203,7 @@ class Cache:
     def keep(self, key: Hashable, make: Callable[..., T], *owners: Tensor) -> T:
         """Make an object from private copies of tensors and keep it for these, of any size."""
         copies = [private(x) for x in owners]
-        result = lasting(make)(*copies)
+        result = cacheable(make)(*copies)
         compared = [None if is_private(x) else copy for x, copy in zip(owners, copies, strict=True)]
         self.put(key, result, owners, compared)
         return result
@@ -211,7 +211,7 @@ class Cache:
     def remember(self, key: Hashable, make: Callable[[], T], *owners: Tensor) -> T:
         """Keep an object as :meth:`keep` does, for a `make` that reads the tensors itself."""
         copies = [None if is_private(x) else private(x) for x in owners]
-        result = lasting(make)()
+        result = cacheable(make)()
         self.put(key, result, owners, copies)
         return result
 

@@ -26,7 +26,7 @@ from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.ops.tensors import DTYPES, check_tensor, kernel_by, launch, scale_of, target_of
 from sparsetir.planning.request import default_threads
 from sparsetir.records.task import Config
-from sparsetir.runtime.pool import pays
+from sparsetir.runtime.pool import profitable
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.block_attention import BlockAttention as OfBlocks
 from sparsetir.schedules.operators.block_attention_backward import (
@@ -361,7 +361,7 @@ def _run(
     """
     block, heads = problem.block, len(across)
     work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
-    parallel = pays(default_threads(), work)
+    parallel = profitable(default_threads(), work)
     kernel = kernel_by(_tiles, problem, target_of(across.device), parallel)
     named = {"indptr": rows.indptr, "indices": rows.indices, "kind": rows.kinds, "bits": rows.bits}
     sizes = {"blocks": len(rows.indices), "kinds": len(rows.bits), "heads": heads, "scale": scale}

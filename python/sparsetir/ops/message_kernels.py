@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.ops.cache import lasting
+from sparsetir.ops.cache import cacheable
 from sparsetir.ops.structure import Structure
 from sparsetir.ops.tensors import DTYPES, launch, target_of
 from sparsetir.planning.along_request import AlongEdges
@@ -184,14 +184,14 @@ def _types(structure: Structure, dtype: torch.dtype) -> tuple[str, str]:
     return DTYPES[dtype], _arrays_of(structure)["idtype"]
 
 
-@lasting
+@cacheable
 def _arrays(structure: Structure) -> dict[str, Any]:
     indptr, indices = (torch.from_numpy(x).to(structure.device) for x in structure.pattern[:2])
     sizes = {"m": structure.m, "n": structure.n, "nnz": structure.nnz}
     return {"indptr": indptr, "indices": indices, "idtype": dtype_name(indptr), **sizes}
 
 
-@lasting
+@cacheable
 def _order(structure: Structure) -> Tensor:
     """(nnz,) position of each element in the caller's order."""
     like = _arrays_of(structure)["indices"]
@@ -200,7 +200,7 @@ def _order(structure: Structure) -> Tensor:
     return structure.order.to(like.dtype)
 
 
-@lasting
+@cacheable
 def _ends(structure: Structure) -> dict[str, Tensor]:
     """(nnz,) source "u" and target "v" of each element, in the caller's order."""
     arrays = _arrays_of(structure)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops import messages_library, products
-from sparsetir.ops.cache import kept, lasting, private
+from sparsetir.ops.cache import cacheable, kept, private
 from sparsetir.ops.message_kernels import broadcast
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data, wants_gradient
-from sparsetir.ops.structure import SeenPattern, Structure, structure_of
+from sparsetir.ops.structure import PatternCopy, Structure, structure_of
 from sparsetir.ops.tensors import check_rows, check_tensor, scale_of
 from sparsetir.planning.request import message, reduction
 from sparsetir.reductions import EXTREMA, REDUCERS
@@ -251,7 +251,7 @@ def edge_softmax(A: object, e: Tensor, norm_by: str = "dst") -> Tensor:
         raise wrong("edge_softmax", "norm_by", "'dst' or 'src'", f"{norm_by!r}")
     operand = resolve(A, None, None, "edge_softmax")
     if norm_by == "src":
-        operand = _turned(operand)
+        operand = _transposed(operand)
     nnz = _count(operand)
     _check_like("edge_softmax", operand, e=(e, nnz, "elements"))
     heads = e.shape[1:].numel()
@@ -423,7 +423,7 @@ def _own_values(operand: Operand, u: Tensor | None) -> Tensor | None:
     return values.to(u.device, u.dtype)
 
 
-def _turned(operand: Operand) -> Operand:
+def _transposed(operand: Operand) -> Operand:
     """The transposed matrix without values, whose elements are in the same order."""
     rowptr, col, m, n, _ = operand
 
@@ -436,8 +436,8 @@ def _turned(operand: Operand) -> Operand:
     if torch.compiler.is_compiling() or not holds_data(rowptr, col):
         return resolve((make(), (m, n)), None, None, "edge_softmax")
 
-    def turned(_: Structure) -> SeenPattern:
-        return lasting(SeenPattern.of_edges)("edge_softmax", private(make(), is_new=True), n, m)
+    def turned(_: Structure) -> PatternCopy:
+        return cacheable(PatternCopy.of_edges)("edge_softmax", private(make(), is_new=True), n, m)
 
     by_source = structure_of(rowptr, col, n).derived("turned", turned)
     return Operand(by_source.rowptr, by_source.col, n, m)
@@ -449,9 +449,9 @@ def _segments(rowptr: Tensor, nnz: int) -> Operand:
     if torch.compiler.is_compiling() or not holds_data(rowptr):
         return Operand(rowptr, torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device), m, 1)
 
-    def make(rowptr: Tensor) -> SeenPattern:
+    def make(rowptr: Tensor) -> PatternCopy:
         zeros = torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
-        return SeenPattern.of_csr("segment_reduce", rowptr, private(zeros, is_new=True), 1)
+        return PatternCopy.of_csr("segment_reduce", rowptr, private(zeros, is_new=True), 1)
 
     pattern = kept.get(("segments", nnz), make, rowptr)
     return Operand(pattern.rowptr, pattern.col, m, 1)

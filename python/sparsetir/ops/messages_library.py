@@ -395,7 +395,7 @@ def gradients_of_messages(
         place = place * feat
         return (place + torch.arange(k, device=place.device) if feat != 1 else place).reshape(-1)
 
-    def taken(operand: Tensor, place: Tensor) -> Tensor:
+    def at_extrema(operand: Tensor, place: Tensor) -> Tensor:
         """The operand's values in the greatest or least messages."""
         return grad if nothing else operand.expand(-1, *place.shape[1:]).gather(0, place)
 
@@ -413,7 +413,7 @@ def gradients_of_messages(
 
     def for_u() -> Tensor:
         assert u is not None
-        other = taken(e, edge) if with_both and e is not None else None
+        other = at_extrema(e, edge) if with_both and e is not None else None
         terms = grad if other is None else grad * other if op == "mul" else grad / other
         return scattered(terms, column, u)
 
@@ -421,9 +421,9 @@ def gradients_of_messages(
         assert e is not None
         terms = -grad if op == "sub" else grad
         if with_both and u is not None:
-            terms = grad * taken(u, column)
+            terms = grad * at_extrema(u, column)
             if op == "div":
-                other = taken(e, edge)
+                other = at_extrema(e, edge)
                 terms = -terms / (other * other)
         return scattered(terms, edge, e)
 

@@ -20,7 +20,7 @@ from sparsetir.ops.compress import Order
 from sparsetir.ops.registry import Operation, Operator, holds_data
 from sparsetir.ops.structure import (
     Orders,
-    SeenPattern,
+    PatternCopy,
     Structure,
     known_edges,
     known_pattern,
@@ -76,7 +76,7 @@ class Prepared:
     def __init__(self, operand: Operand, structure: Structure) -> None:
         self.operand, self.structure = operand, structure
         self.rowptr, self.col, self.m, self.n, self.values = operand
-        self.seen: SeenPattern = SeenPattern(self.rowptr, self.col, structure)
+        self.seen: PatternCopy = PatternCopy(self.rowptr, self.col, structure)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -183,7 +183,7 @@ def resolve(
     return _of_foreign(who, name, A, values, shape)
 
 
-def known(A: Any, n: int) -> tuple[SeenPattern, Tensor | None] | None:
+def known(A: Any, n: int) -> tuple[PatternCopy, Tensor | None] | None:
     """The cached pattern of a matrix and its own values; None for a matrix not seen before.
 
     A : as for :func:`resolve`; None is returned for kinds that need conversion
@@ -222,10 +222,10 @@ def known(A: Any, n: int) -> tuple[SeenPattern, Tensor | None] | None:
 
 def pattern_and_values(
     who: str, name: str, A: object, undisturbed: bool
-) -> tuple[SeenPattern, Tensor | None]:
+) -> tuple[PatternCopy, Tensor | None]:
     """The pattern of a matrix and its own values: those of :func:`known`, or of :func:`resolve`.
 
-    undisturbed : the result of :func:`sparsetir.ops.registry.is_undisturbed`
+    undisturbed : the result of :func:`sparsetir.ops.registry.is_plain_eager`
     """
     try:
         seen = known(A, -1) if undisturbed else None
@@ -251,12 +251,12 @@ def _compressed(
     who: str, rowptr: Tensor, col: Tensor, m: int, n: int, values: Tensor | None
 ) -> Operand:
     """The operand of rowptr and col tensors."""
-    if _is_seen(rowptr, col):
+    if _is_readable(rowptr, col):
         rowptr, col, _ = pattern_of(rowptr, col, n, who)
     return Operand(rowptr, col, m, n, values)
 
 
-def _is_seen(*tensors: Tensor) -> bool:
+def _is_readable(*tensors: Tensor) -> bool:
     """Whether data can be read now, rather than later, when traced code runs."""
     return not torch.compiler.is_compiling() and holds_data(*tensors)
 
@@ -331,7 +331,7 @@ def _of_edges(
             f"{who}: argument '{name}': expected (edge_index, size) for edges without data"
         )
     m, n = shape or _least_shape(edges)
-    if not _is_seen(edges):
+    if not _is_readable(edges):
         return Operand(row_pointers(edges, m, n), edges, m, n, values)
     pattern = pattern_of_edges(edges, m, n, who, name, lambda: _orders(original))
     return Operand(pattern.rowptr, pattern.col, m, n, values)
@@ -373,12 +373,12 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
     if A.layout is torch.sparse_coo:
         A = A if A.is_coalesced() else A.coalesce()
         indices, own_values = A.indices(), _own(A) if values is None else values
-        if not _is_seen(indices):
+        if not _is_readable(indices):
             return Operand(_pointers(indices[0], m), indices[1], m, n, own_values)
 
-        def of_indices(indices: Tensor) -> SeenPattern:
+        def of_indices(indices: Tensor) -> PatternCopy:
             rows, cols = indices
-            return SeenPattern.of_csr(who, _pointers(_in_order(who, name, rows), m), cols, n)
+            return PatternCopy.of_csr(who, _pointers(_in_order(who, name, rows), m), cols, n)
 
         pattern = kept.get(("coo", m, n), of_indices, indices)
         return Operand(pattern.rowptr, pattern.col, m, n, own_values)
@@ -393,17 +393,17 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
         )
     block = (1, 1) if blocks.dim() == 1 else (blocks.shape[1], blocks.shape[2])
 
-    def of_blocks(outer: Tensor, inner: Tensor) -> SeenPattern:
+    def of_blocks(outer: Tensor, inner: Tensor) -> PatternCopy:
         height, width = block
         count = n // width if by_rows else m // height
         kinds = ("crow", "col") if by_rows else ("ccol", "row")
         check_csr(who, outer, inner, count, tuple(f"{name}.{kind}_indices()" for kind in kinds))
         by_blocks = Blocks(outer, inner, block) if by_rows else None
         edges = _block_edges(outer, inner, block, by_rows)
-        return SeenPattern.of_edges(who, private(edges, is_new=True), m, n, name, by_blocks)
+        return PatternCopy.of_edges(who, private(edges, is_new=True), m, n, name, by_blocks)
 
     own_values = blocks.reshape(-1) if values is None else values
-    if not _is_seen(outer, inner):
+    if not _is_readable(outer, inner):
         edges = _block_edges(outer, inner, block, by_rows)
         return Operand(row_pointers(edges, m, n), edges, m, n, own_values)
     pattern = kept.get(("blocks", block, by_rows, m, n), of_blocks, outer, inner)
@@ -476,14 +476,14 @@ def _of_ends(
     shape: tuple[int, int] | None,
 ) -> Operand:
     """The operand of the two ends of edges, (E,) each."""
-    if not _is_seen(sources, targets):
+    if not _is_readable(sources, targets):
         edges, _ = plain_edges(who, name, torch.stack([sources, targets]))
         return _of_edges(who, name, edges, values, shape)
 
-    def of_ends(*ends: Tensor) -> SeenPattern:
+    def of_ends(*ends: Tensor) -> PatternCopy:
         edges, _ = plain_edges(who, name, torch.stack(ends))
         m, n = shape or _least_shape(edges)
-        return SeenPattern.of_edges(who, private(edges, is_new=True), m, n, name)
+        return PatternCopy.of_edges(who, private(edges, is_new=True), m, n, name)
 
     pattern = kept.get(("ends", shape), of_ends, sources, targets)
     return Operand(pattern.rowptr, pattern.col, *pattern.structure.shape, values)
@@ -532,10 +532,10 @@ def _arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
 def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
     (m, n), arrays = A.shape, _arrays_of(A)
 
-    def of_arrays(rowptr: Tensor, col: Tensor) -> SeenPattern:
-        return SeenPattern.of_csr("resolve", rowptr, col.to(rowptr.dtype), n)
+    def of_arrays(rowptr: Tensor, col: Tensor) -> PatternCopy:
+        return PatternCopy.of_csr("resolve", rowptr, col.to(rowptr.dtype), n)
 
-    if _is_seen(*arrays):
+    if _is_readable(*arrays):
         rowptr, col, _ = kept.get(("matrix", A.shape), of_arrays, *arrays)
     else:
         rowptr, col = arrays[0], arrays[1].to(arrays[0].dtype)

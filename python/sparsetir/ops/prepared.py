@@ -7,7 +7,7 @@ from typing import Any, NoReturn, overload
 import torch
 from torch import Tensor
 
-from sparsetir.ops.cache import hand_out, lasting, private
+from sparsetir.ops.cache import attach, cacheable, private
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.relations import Relations, check_relations
 from sparsetir.ops.structure import pattern_of
@@ -45,7 +45,7 @@ class PreparedRelations:
         self.structure: Relations = Relations.of(
             self.edge_index, self.edge_type, self.n, self.m, self.count
         )
-        hand_out(self.edge_type, (self.edge_index, self.structure))
+        attach(self.edge_type, (self.edge_index, self.structure))
 
     def edges_for(self, who: str, n: int, m: int, count: int) -> tuple[Tensor, Tensor]:
         """Return edges and their relations if they were prepared for these sizes.
@@ -150,11 +150,11 @@ def prepare(
             )
         A = (A, size)
     rowptr, col, m, n, values = resolve(A, values, None, "prepare")
-    rowptr, col, structure = lasting(pattern_of)(rowptr, col, n, "prepare")
+    rowptr, col, structure = cacheable(pattern_of)(rowptr, col, n, "prepare")
     return Prepared(Operand(rowptr, col, m, n, values), structure)
 
 
-@lasting
+@cacheable
 def _with_relations(
     edges: Any, size: Any, values: Tensor | None, edge_type: Tensor, count: int | None
 ) -> PreparedRelations:

@@ -36,7 +36,7 @@ from sparsetir.ops.registry import (
     Gradients,
     Operation,
     Operator,
-    is_undisturbed,
+    is_plain_eager,
     wants_gradient,
 )
 from sparsetir.ops.structure import Structure, known_edges, structure_of
@@ -66,7 +66,7 @@ def _checked_product(
     who: str, structure: Structure, name: str, b: Tensor, values: Tensor | None, reduce: str = "sum"
 ) -> Tensor:
     """The product with a matrix, checked unless a call like it was made before."""
-    out = structure.again("spmm", (b,), values, reduce)
+    out = structure.fast_path("spmm", (b,), values, reduce)
     if out is not None:
         return out
     check_dense(who, name, b, structure, structure.n)
@@ -149,7 +149,7 @@ class Sddmm(Operation[Tensor]):
 
     def run(self) -> Tensor:
         structure = structure_of(self.rowptr, self.col, self.y.shape[-2], "sddmm")
-        out = structure.again("sddmm", (self.x, self.y))
+        out = structure.fast_path("sddmm", (self.x, self.y))
         if out is not None:
             return out
         check_dense("sddmm", "x", self.x, structure, structure.m)
@@ -211,7 +211,7 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
     (SparseTIR, section 4.2.1.)
     """
     if not isinstance(B, Tensor) or B.dim() == 2:
-        out = again(A, B, reduce, values)
+        out = fast_path(A, B, reduce, values)
         if out is None:
             out = sum_of_new(A, B, reduce, values)
         if out is not None:
@@ -284,7 +284,7 @@ def spmm_by_heads(A: Operand, x: Tensor, reduce: str, values: Tensor | None = No
     values (nnz,) or (heads, nnz), and the result likewise."""
     if x.dim() == 2 and (values is None or values.dim() == 1):
         return spmm(A, x, reduce, values)
-    out = again(A, x, reduce, values)
+    out = fast_path(A, x, reduce, values)
     if out is not None:
         return out
     values = A.values if values is None else values
@@ -306,12 +306,12 @@ def operand_like(
     """Resolve A; values from outside torch get the device and dtype of `like`."""
     operand = resolve(A, values, shape, who)
     own_values = operand.values
-    if values is None and own_values is not None and like is not None and _is_of_host(A):
+    if values is None and own_values is not None and like is not None and _is_outside_torch(A):
         operand = operand._replace(values=own_values.to(like.device, like.dtype))
     return operand
 
 
-def _is_of_host(A: object) -> bool:
+def _is_outside_torch(A: object) -> bool:
     """Whether A's values are outside torch, and so have no gradients."""
     return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
 
@@ -381,7 +381,7 @@ def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
 # -- calls like earlier ones ---------------------------------------------------------------------
 
 
-def again(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
+def fast_path(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
     """The result of :func:`sparsetir.ops.spmm` on a short path, if a call like it was made before.
 
     The checks of a first call depend on sizes, types and the pattern alone: if these are those of
@@ -390,7 +390,7 @@ def again(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
 
     None for other calls, and for any that may be invalid, which the full path reports.
     """
-    if not is_undisturbed() or type(B) not in PLAIN or B.dim() < 2:
+    if not is_plain_eager() or type(B) not in PLAIN or B.dim() < 2:
         return None
     try:
         seen = known(A, B.shape[-2])
@@ -412,7 +412,7 @@ def again(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
         if structure.has_run("spmm", (B,), values, reduce):
             return _Product.apply(structure, rowptr, col, values, B)
         return None
-    return structure.again("spmm", (B,), values, reduce)
+    return structure.fast_path("spmm", (B,), values, reduce)
 
 
 class _Product(torch.autograd.Function):
@@ -430,7 +430,7 @@ class _Product(torch.autograd.Function):
         ctx.others = (structure,)
         # Torch raises if one of them is written before the backward pass.
         ctx.save_for_backward(rowptr, col, values, b)
-        out = structure.again("spmm", (b,), values)
+        out = structure.fast_path("spmm", (b,), values)
         return SPMM.kernel(rowptr, col, values, b, "sum") if out is None else out
 
     @staticmethod
@@ -439,12 +439,12 @@ class _Product(torch.autograd.Function):
         for_values, for_b = ctx.needs_input_grad[3:]
         (grad,), (structure,) = grads, ctx.others
         of_values = of_b = None
-        if not torch.is_grad_enabled() and is_undisturbed():
+        if not torch.is_grad_enabled() and is_plain_eager():
             grad = grad if grad.is_contiguous() else grad.contiguous()
             if for_values:
-                of_values = structure.again("sddmm", (grad, b))
+                of_values = structure.fast_path("sddmm", (grad, b))
             if for_b:
-                of_b = structure.transposed.again("spmm", (grad,), values)
+                of_b = structure.transposed.fast_path("spmm", (grad,), values)
         if for_values and of_values is None:
             of_values = SDDMM(rowptr, col, grad, b)
         if for_b and of_b is None:
@@ -468,10 +468,10 @@ SORTED = 1
 # backward, by feature of an edge while B and C fit the L2 cache; nanoseconds on Zen 3.
 SORT, SORT_EDGE, FEATURE = 500_000, 25, 0.2
 MOST_SUMS = 8  # with the same edges
-MOST_MET = 256
+MOST_COUNTED = 256
 
 
-class _Met:
+class _CallCount:
     """The number of calls with the edges in some memory, and their version."""
 
     __slots__ = ("count", "storage", "version")
@@ -480,7 +480,7 @@ class _Met:
         self.storage, self.version, self.count = storage, version, 0
 
 
-_met: dict[object, _Met] = {}
+_call_counts: dict[object, _CallCount] = {}
 _sorted = 0
 
 
@@ -500,7 +500,7 @@ def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     (ends, nnz), (rows, feat) = edges.shape, B.shape
     if type(m) is not int or type(n) is not int or m < 1 or n != rows or ends != 2:
         return None
-    if not 0 < nnz <= MOST or not feat or not is_undisturbed():
+    if not 0 < nnz <= MOST or not feat or not is_plain_eager():
         return None
     if not _is_plain(B, SUMMED) or not _is_plain(edges, INDEX_DTYPES):
         return None
@@ -534,7 +534,7 @@ def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
     """
     global _sorted
     key = memory_key(edges)
-    met = _met.get(key)
+    met = _call_counts.get(key)
     version = -1 if edges.is_inference() else edges._version
     if met is None or met.storage() is None or met.version != version:
         if known_edges(edges, m, n) is not None:
@@ -542,10 +542,10 @@ def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
         if _sorted < SORTED:
             _sorted += 1
             return False
-        if len(_met) >= MOST_MET:
-            _met.clear()
-        forget = lambda _: _met.pop(key, None)  # noqa: E731
-        met = _met[key] = _Met(weakref.ref(edges.untyped_storage(), forget), version)
+        if len(_call_counts) >= MOST_COUNTED:
+            _call_counts.clear()
+        forget = lambda _: _call_counts.pop(key, None)  # noqa: E731
+        met = _call_counts[key] = _CallCount(weakref.ref(edges.untyped_storage(), forget), version)
     met.count += 1
     nnz, both = edges.shape[1], (m + n) * row
     more = FEATURE / 4 * row * (1 + (both > l2_bytes()) + 2 * (both > l3_bytes()))
@@ -590,7 +590,7 @@ class _Sum(torch.autograd.Function):
         m, (n,) = len(grad), ctx.others
         if count is not None:
             grad = mean_gradient(grad, count[:, None])
-        if torch.is_grad_enabled() or not is_undisturbed():
+        if torch.is_grad_enabled() or not is_plain_eager():
             rowptr = row_pointers(edges, m, n)
             of_b = SPMM_TRANSPOSED(rowptr, edges, values, grad, n)
         else:

@@ -278,7 +278,7 @@ def holds_data(*args: Any) -> bool:
     return args[0].device.type in DEVICES
 
 
-def is_undisturbed() -> bool:
+def is_plain_eager() -> bool:
     """Whether no trace, transform or autocast observes or changes operations on a CPU."""
     return not (
         torch.compiler.is_compiling()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.formats import ConvertedFormat
-from sparsetir.ops.cache import Deriving, handed_out, is_private, kept, lasting
+from sparsetir.ops.cache import Deriving, attached, cacheable, is_private, kept
 from sparsetir.ops.compress import compress
 from sparsetir.ops.registry import holds_data
 from sparsetir.ops.structure import Structure
@@ -43,7 +43,7 @@ class Pieces:
     one_each : whether each relation has one piece
     """
 
-    @lasting
+    @cacheable
     def __init__(self, row_ptr: Tensor) -> None:
         # A relation without rows has one piece without rows, whose result is zeros.
         rows = row_ptr.diff()
@@ -74,7 +74,7 @@ class RelationRows(Deriving):
     order: Tensor | None
     is_whole = True
 
-    @lasting
+    @cacheable
     def __init__(self, pattern: RelationPattern, device: torch.device) -> None:
         super().__init__()
         arrays = (torch.from_numpy(x).to(device) for x in pattern[:4])
@@ -104,7 +104,7 @@ class RelationRows(Deriving):
         """The rows in pieces, on a CPU."""
         return Pieces(self.row_ptr)
 
-    @lasting
+    @cacheable
     def shares(self, dtype: torch.dtype) -> Tensor:
         """For each element, one over the number of elements in its row, (E,)."""
         counts = self.indptr[1:] - self.indptr[:-1]
@@ -113,12 +113,12 @@ class RelationRows(Deriving):
             return torch.repeat_interleave(share, counts.long())
         return torch.from_numpy(np.repeat(share.numpy(), counts.numpy()))  # less memory
 
-    @lasting
+    @cacheable
     def arranged(self, values: Tensor) -> Tensor:
         """Permute values from the order of edges into that of elements."""
         return values if self.order is None else values.index_select(0, self.order)
 
-    @lasting
+    @cacheable
     def restored(self, values: Tensor) -> Tensor:
         """Permute values from the order of elements into that of edges."""
         if self.order is None:
@@ -144,7 +144,7 @@ class _Gathered:
 
     keeps_order = True  # values() itself permutes
 
-    @lasting
+    @cacheable
     def __init__(self, converted: ConvertedFormat, device: torch.device) -> None:
         self.padding = converted.padding
         self._elements = {
@@ -218,7 +218,7 @@ class Relations(Deriving):
 
         return self.derived((dtype, transposed), make)
 
-    def lasts(self, values: Tensor) -> bool:
+    def is_cached(self, values: Tensor) -> bool:
         """Whether values are cached shares, which do not change."""
         return any(values is kept for kept in self.made.values())
 
@@ -236,7 +236,7 @@ def relations_of(
     They are looked up as by :func:`structure_of`. Raises TypeError, ValueError and StructureError
     for invalid edges or relations.
     """
-    carried = handed_out(edge_type)
+    carried = attached(edge_type)
     if carried is not None:
         known, relations = carried
         if relations.sizes == (n, m, count) and edge_index.is_set_to(known) and is_private(known):
@@ -250,7 +250,7 @@ def relations_of(
     return relations_found
 
 
-def seen_edges(edge_index: Tensor, edge_type: Tensor) -> tuple[Tensor, Tensor]:
+def edge_copies(edge_index: Tensor, edge_type: Tensor) -> tuple[Tensor, Tensor]:
     """Private copies of edges and relations, the same ones as long as these are unchanged.
 
     Lookups by the copies need no comparison, and later writes do not change gradients.
@@ -309,7 +309,7 @@ def where_products_first(
     return rows.derived(sizes, make)
 
 
-@lasting
+@cacheable
 def sizes_of(rows: RelationRows, columns: int) -> RelationSizes:
     """Numbers of edges, rows and distinct columns of each relation."""
     starts, indices = _starts(rows), rows.indices.numpy()
@@ -335,7 +335,7 @@ class ProductsFirst:
     others : the rows of the other relations; None without any
     """
 
-    @lasting
+    @cacheable
     def __init__(self, rows: RelationRows, first: np.ndarray, m: int, n: int) -> None:
         """Divide rows by `first`, (relations,) whether products come first; m, n : matrix sizes."""
         starts, dtype = _starts(rows), rows.indices.dtype
@@ -360,15 +360,15 @@ class ProductsFirst:
         self.others = _others(rows, of_rows, of_elements) if len(self._of_others) else None
         self._kept: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
-    def values(self, values: Tensor, lasting: bool) -> tuple[Tensor, Tensor]:
+    def values(self, values: Tensor, cached: bool) -> tuple[Tensor, Tensor]:
         """Divide values of all elements, (E,), into those of `sums` and of `others`.
 
-        lasting : whether the same tensor comes again with the same values, so that parts are cached
+        cached : whether the same tensor comes again with the same values, so that parts are cached
         """
-        if lasting and self._kept is not None and self._kept[0] is values:
+        if cached and self._kept is not None and self._kept[0] is values:
             return self._kept[1]
         parts = values[self._of_sums], values[self._of_others]
-        if lasting:
+        if cached:
             self._kept = values, parts
         return parts
 

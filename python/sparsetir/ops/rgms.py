@@ -16,7 +16,7 @@ from torch import Tensor
 from sparsetir.ops import rgms_kernels
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.registry import Gradients, Operation, Operator
-from sparsetir.ops.relations import Relations, relations_of, seen_edges
+from sparsetir.ops.relations import Relations, edge_copies, relations_of
 from sparsetir.ops.tensors import check_size, check_tensor
 from sparsetir.planning.request import reduction
 from sparsetir.reductions import LINEAR, REDUCERS
@@ -89,7 +89,7 @@ def rgms(
     n = x.shape[0]
     m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)
     assert edge_type is not None
-    edge_index, edge_type = seen_edges(edge_index, edge_type)
+    edge_index, edge_type = edge_copies(edge_index, edge_type)
     mean = REDUCERS[reduce].is_scaled
     return rgms_sum(x, weight, edge_index, edge_type, edge_weight, n, m, mean, False)
 

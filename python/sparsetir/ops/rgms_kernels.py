@@ -27,7 +27,7 @@ from sparsetir.planning.plan import plan_of
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import Plan
 from sparsetir.runtime.arrays import dtype_name
-from sparsetir.runtime.pool import pays
+from sparsetir.runtime.pool import profitable
 from sparsetir.schedules.operators.rgms import Rgms, RgmsGradient
 from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
 from sparsetir.schedules.targets import is_gpu, vector_registers
@@ -67,7 +67,7 @@ def of_nodes(
     weight = _padded(wide_tensor(weight), x.shape[-1])
     of_sums = of_others = None
     if values is not None:
-        of_sums, of_others = first.values(values, relations.lasts(values))
+        of_sums, of_others = first.values(values, relations.is_cached(values))
     products = _sums(first.products, first.sums.n, x, weight, None)
     out = first.sums.run("spmm", (products.flatten(1),), of_sums).view(m, *products.shape[1:])
     del products
@@ -213,7 +213,7 @@ def _run_pieces(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
     (blocks, *_), sizes = arrays["x"].shape[1:], (arrays["x"].shape[2], arrays["grad"].shape[2])
     types, threads = (DTYPES[arrays["x"].dtype], dtype_name(rows.rows)), default_threads()
     problem = RgmsGradient(*types, "a" in arrays, _wider(arrays["x"].dtype), edges, in_blocks=True)
-    parallel = pays(threads, len(rows.rows) * blocks * sizes[0] * sizes[1])
+    parallel = profitable(threads, len(rows.rows) * blocks * sizes[0] * sizes[1])
     parts = threads * BLOCKS_PER_THREAD if parallel else 0
     kernel = kernel_by(_tiles, problem, target_of(relations.device), parts, *sizes)
     index = {"row_ptr": pieces.row_ptr, "rows": rows.rows, "indptr": rows.indptr}

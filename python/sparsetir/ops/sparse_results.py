@@ -15,7 +15,7 @@ from sparsetir.data.scipy_patterns import adopt_matrix
 from sparsetir.data.sources import is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.ops.operands import Prepared, pattern_and_values, resolve, tensor_of
-from sparsetir.ops.registry import Context, is_undisturbed, wants_gradient
+from sparsetir.ops.registry import Context, is_plain_eager, wants_gradient
 from sparsetir.ops.structure import Structure, structure_of
 from sparsetir.ops.tensors import plain_tensor
 from sparsetir.planning.sparse_results import (
@@ -351,7 +351,7 @@ def _run(
     """Compute one of `PRODUCTS` or `COMBINED`, or a Kronecker product, of named matrices."""
     who = NAMES.get(op, op)
     check_semiring(who, semiring)
-    undisturbed = is_undisturbed()
+    undisturbed = is_plain_eager()
     each = [_Matrix(who, name, x, undisturbed) for name, x in named.items()]
     where = None if mask is None else _Matrix(who, "mask", mask, undisturbed)
     other = "matrices" if op in OF_VALUES else "B"

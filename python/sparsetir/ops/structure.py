@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops.blocks import Blocks
-from sparsetir.ops.cache import Deriving, hand_out, handed_out, is_private, kept, lasting, private
+from sparsetir.ops.cache import Deriving, attach, attached, cacheable, is_private, kept, private
 from sparsetir.ops.compress import INT32_MAX, Order, compress, transpose
 from sparsetir.ops.tensors import (
     DTYPES,
@@ -25,7 +25,7 @@ from sparsetir.ops.tensors import (
     recorded,
     target_of,
 )
-from sparsetir.planning.plan import plan_of_each_run
+from sparsetir.planning.plan import plan_per_run
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -91,7 +91,7 @@ class Structure(Deriving):
         self._calls: dict[Hashable, tuple[Plan, bool]] = {}
 
     @cached_property
-    @lasting
+    @cacheable
     def rows(self) -> Tensor:
         """The row of each element, (nnz,)."""
         return torch.repeat_interleave(
@@ -99,7 +99,7 @@ class Structure(Deriving):
         )
 
     @cached_property
-    @lasting
+    @cacheable
     def degrees(self) -> Tensor:
         """The number of elements of each row, (m,)."""
         return self.rowptr[1:] - self.rowptr[:-1]
@@ -117,7 +117,7 @@ class Structure(Deriving):
         """The structure of the transposed matrix, for the same order of the caller's elements."""
         return self.derived("transposed", Structure._transpose)
 
-    @lasting
+    @cacheable
     def _transpose(self) -> Structure:
         arrays = None if self.turned is None else self.turned()
         rowptr, col, order = arrays or transpose(self.rowptr, self.col, self.n, self.order)
@@ -226,7 +226,7 @@ class Structure(Deriving):
         out = call_plan(run, operands, values)
         return side.restored(out) if operator.dims["out"] == "e" else out
 
-    def again(
+    def fast_path(
         self,
         op: str,
         operands: tuple[Tensor, ...],
@@ -299,7 +299,7 @@ class Structure(Deriving):
         """
 
         def make() -> Plan:
-            return plan_of_each_run(op, self.pattern, feat, **self._options(dtype, reduce, heads))
+            return plan_per_run(op, self.pattern, feat, **self._options(dtype, reduce, heads))
 
         return self._kept((op, feat, dtype, reduce, heads, default_threads()), make)
 
@@ -383,7 +383,7 @@ def _call_key(op: str, operands: Sequence[Tensor], values: Tensor | None, reduce
     return op, reduce, shape, first.shape, last.shape, first.dtype, torch.get_num_threads()
 
 
-@lasting
+@cacheable
 def _ones(nnz: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones(nnz, dtype=dtype, device=device)
 
@@ -391,7 +391,7 @@ def _ones(nnz: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 # -- cached structures ---------------------------------------------------------------------------
 
 
-class SeenPattern(NamedTuple):
+class PatternCopy(NamedTuple):
     """A pattern copied when it was first seen.
 
     rowptr : (m + 1,) row pointers, which keep the structure alive
@@ -406,17 +406,17 @@ class SeenPattern(NamedTuple):
     structure: Structure
 
     @staticmethod
-    def of(structure: Structure, col: Tensor) -> SeenPattern:
+    def of(structure: Structure, col: Tensor) -> PatternCopy:
         """Wrap a structure of private tensors; col : the caller's columns or edges."""
         rowptr = private(structure.rowptr.to(col.dtype))
-        hand_out(rowptr, (col, structure))
-        return SeenPattern(rowptr, col, structure)
+        attach(rowptr, (col, structure))
+        return PatternCopy(rowptr, col, structure)
 
     @staticmethod
-    def of_csr(who: str, rowptr: Tensor, col: Tensor, n: int) -> SeenPattern:
+    def of_csr(who: str, rowptr: Tensor, col: Tensor, n: int) -> PatternCopy:
         """Check private compressed rows with n columns (StructureError) and wrap them."""
         check_csr(who, rowptr, col, n)
-        return SeenPattern.of(Structure(rowptr, col, (len(rowptr) - 1, n)), col)
+        return PatternCopy.of(Structure(rowptr, col, (len(rowptr) - 1, n)), col)
 
     @staticmethod
     def of_edges(
@@ -427,7 +427,7 @@ class SeenPattern(NamedTuple):
         name: str = "edges",
         blocks: Blocks | None = None,
         orders: Callable[[], Orders] = lambda: (None, None),
-    ) -> SeenPattern:
+    ) -> PatternCopy:
         """Check private edges of an (m, n) matrix, sort them, and wrap the result.
 
         blocks : the blocks that the edges belong to, in order
@@ -442,7 +442,7 @@ class SeenPattern(NamedTuple):
         structure = Structure(rowptr, col, (m, n), order, blocks)
         if by_columns is not None:
             structure.turned = lambda: compress(edges.flip(0), n, m, by_columns)
-        return SeenPattern.of(structure, edges)
+        return PatternCopy.of(structure, edges)
 
 
 def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of") -> Structure:
@@ -480,7 +480,7 @@ def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of")
     return pattern_of(rowptr, col, n, who).structure
 
 
-def pattern_of(rowptr: Tensor, col: Tensor, n: int, who: str) -> SeenPattern:
+def pattern_of(rowptr: Tensor, col: Tensor, n: int, who: str) -> PatternCopy:
     """The structure of :func:`structure_of` with the private tensors that identify it."""
     seen = known_pattern(rowptr, col, n, count=True)
     if seen is not None:
@@ -490,7 +490,7 @@ def pattern_of(rowptr: Tensor, col: Tensor, n: int, who: str) -> SeenPattern:
     n = check_size(who, "n", n)
     for name, x in (("rowptr", rowptr), ("col", col)):
         check_kind(who, name, x)
-    return kept.keep(("csr", n), partial(SeenPattern.of_csr, who, n=n), rowptr, col)
+    return kept.keep(("csr", n), partial(PatternCopy.of_csr, who, n=n), rowptr, col)
 
 
 def pattern_of_edges(
@@ -500,7 +500,7 @@ def pattern_of_edges(
     who: str = "structure_of",
     name: str = "edges",
     orders: Callable[[], Orders] = lambda: (None, None),
-) -> SeenPattern:
+) -> PatternCopy:
     """The pattern of (2, nnz) edges, columns first, of an (m, n) matrix; see :func:`pattern_of`.
 
     who, name : names of the function and argument, for errors
@@ -511,26 +511,26 @@ def pattern_of_edges(
         return seen
     m, n = check_size(who, "m", m), check_size(who, "n", n)
     check_kind(who, name, edges)
-    make = partial(SeenPattern.of_edges, who, m=m, n=n, name=name, orders=orders)
+    make = partial(PatternCopy.of_edges, who, m=m, n=n, name=name, orders=orders)
     return kept.keep(("edges", m, n), make, edges)
 
 
-def known_pattern(rowptr: Tensor, col: Tensor, n: int, count: bool = False) -> SeenPattern | None:
+def known_pattern(rowptr: Tensor, col: Tensor, n: int, count: bool = False) -> PatternCopy | None:
     """The cached result of :func:`pattern_of`, or None.
 
     Raises RuntimeError for tensors that have no memory.
     """
-    carried = handed_out(rowptr)
+    carried = attached(rowptr)
     if carried is not None:
         own_col, structure = carried
         if structure.n == n and col.is_set_to(own_col) and is_private(col):
-            return SeenPattern(rowptr, own_col, structure)
+            return PatternCopy(rowptr, own_col, structure)
     if col.dim() == 2:
         return known_edges(col, len(rowptr) - 1, n, count)
     return kept.find(("csr", n), rowptr, col, count=count)
 
 
-def known_edges(edges: Tensor, m: int, n: int, count: bool = False) -> SeenPattern | None:
+def known_edges(edges: Tensor, m: int, n: int, count: bool = False) -> PatternCopy | None:
     """The cached result of :func:`pattern_of_edges`, or None; as :func:`known_pattern`."""
     return kept.find(("edges", m, n), edges, count=count)
 

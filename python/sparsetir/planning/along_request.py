@@ -34,7 +34,7 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import RGMS, RGMS_EDGE, RGMS_WEIGHT, Rgms, RgmsGradient
 from sparsetir.schedules.search.choose_rgms import tried, whole_vectors
 from sparsetir.schedules.template import Branch, Choices
-from sparsetir.schedules.templates.of_program import default_of, tried_around
+from sparsetir.schedules.templates.of_program import choices_near_default, default_of
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
@@ -64,7 +64,7 @@ class AlongEdges(Request):
         return default_of(*self._asked, pool.work_of_threads())
 
     def tried(self) -> Branch:
-        return Branch("schedule", *tried_around(self.chosen(), *self._asked))
+        return Branch("schedule", *choices_near_default(self.chosen(), *self._asked))
 
     def on_gpu(self) -> list[Config]:
         return [self.chosen()]

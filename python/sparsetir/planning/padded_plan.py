@@ -37,21 +37,21 @@ class _Copying(Plan):
         if out is not None:
             self._refuse_overlap(out, operands, values)
             padded = empty_like(out, self._shapes["out"], f"{self.op}: argument 'out'")
-        converted = [self._taken(n, x) for n, x in zip(self._operands, operands, strict=True)]
-        values = None if values is None else self._taken("a", values)
-        return self._gave(super().__call__(*converted, out=padded, values=values), out)
+        converted = [self._to_kernel(n, x) for n, x in zip(self._operands, operands, strict=True)]
+        values = None if values is None else self._to_kernel("a", values)
+        return self._from_kernel(super().__call__(*converted, out=padded, values=values), out)
 
     def repeat(self, operands: Sequence[object], values: object = None) -> object:
         """See :class:`Plan`."""
-        converted = [self._taken(n, x) for n, x in zip(self._operands, operands, strict=True)]
-        result = super().repeat(converted, None if values is None else self._taken("a", values))
-        return None if result is None else self._gave(result, None)
+        converted = [self._to_kernel(n, x) for n, x in zip(self._operands, operands, strict=True)]
+        result = super().repeat(converted, None if values is None else self._to_kernel("a", values))
+        return None if result is None else self._from_kernel(result, None)
 
-    def _taken(self, name: str, array: object) -> object:
+    def _to_kernel(self, name: str, array: object) -> object:
         """Convert an array to the kernel's shape."""
         raise NotImplementedError
 
-    def _gave(self, result: object, out: object) -> object:
+    def _from_kernel(self, result: object, out: object) -> object:
         """Convert the kernel's result to the caller's shape, in `out` unless that is None."""
         raise NotImplementedError
 
@@ -63,10 +63,10 @@ class PaddedPlan(_Copying):
         super().__init__(whole, config, chosen_by)
         self.feat, self._given = wanted.feat, wanted.shapes
 
-    def _taken(self, name: str, array: object) -> object:
+    def _to_kernel(self, name: str, array: object) -> object:
         return with_zeros(array, self._shapes[name])
 
-    def _gave(self, result: object, out: object) -> object:
+    def _from_kernel(self, result: object, out: object) -> object:
         part = tuple(slice(size) for size in self._given["out"])
         return changed(result, lambda x: x[part], out)
 
@@ -87,10 +87,10 @@ class HeadsPlan(_Copying):
         plan._given = {name: (s[1], s[0], *s[2:]) for name, s in made._shapes.items()}
         return plan
 
-    def _taken(self, name: str, array: object) -> object:
+    def _to_kernel(self, name: str, array: object) -> object:
         return changed(array, _swapped)
 
-    def _gave(self, result: object, out: object) -> object:
+    def _from_kernel(self, result: object, out: object) -> object:
         return changed(result, _swapped, out)
 
 

@@ -267,7 +267,7 @@ def plan_of(wanted: Request, config: Config | None = None) -> Plan:
     if config is not None:
         return plan_with(wanted, config)
     if wanted.is_trusted:
-        return _settled(wanted, wanted.pattern).on(wanted)
+        return _unbound(wanted, wanted.pattern).on(wanted)
     return made_for(wanted, partial(plan_with, wanted))
 
 
@@ -354,7 +354,7 @@ _likes: dict[Hashable, tuple[Request, Plan]] = {}
 NO_PATTERN = CsrPattern(np.zeros(1, np.int32), np.zeros(0, np.int32), (0, 0))
 
 
-def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object) -> Plan:
+def plan_per_run(op: str, pattern: CsrPattern, feat: int, **options: object) -> Plan:
     """:func:`plan` for a trusted pattern and operands that are known to fit.
 
     Fast if a pattern of similar sizes was planned before, and locality does not matter: then only
@@ -370,7 +370,7 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object)
         like, settled = cached
         return settled.on(replace(like, matrix=pattern))
     wanted = requested(op, pattern, feat, **options)
-    settled, statistics = _settled(wanted, pattern), wanted.statistics
+    settled, statistics = _unbound(wanted, pattern), wanted.statistics
     in_panels = getattr(settled.config, "in_panels", False)
     if not in_panels and not statistics.asks_for_locality and max(sizes) < 1 << 30:
         if len(_likes) >= MOST_LIKES:
@@ -381,13 +381,13 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: object)
     return result
 
 
-def _settled(wanted: Request, pattern: CsrPattern) -> Plan:
+def _unbound(wanted: Request, pattern: CsrPattern) -> Plan:
     """The default plan of a CsrPattern, not yet bound to a pattern."""
     default = _by_size(wanted.problem, wanted.statistics.rounded, wanted.target)
-    return Plan.settled(wanted, _of_each_run(default, pattern), "default")
+    return Plan.unbound(wanted, _per_run(default, pattern), "default")
 
 
-def _of_each_run(config: Config, pattern: CsrPattern) -> Config:
+def _per_run(config: Config, pattern: CsrPattern) -> Config:
     """The config adapted to values passed in each run, and to unsorted columns."""
     config = getattr(config, "unpacked", config)
     in_panels = getattr(config, "in_panels", False)

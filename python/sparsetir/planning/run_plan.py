@@ -92,11 +92,11 @@ class Plan:
     _stored: Any = Stored()  # for plans that take CSR unchanged
 
     def __init__(self, wanted: Request, config: Config, chosen_by: str = "user") -> None:
-        self._settle(wanted, config, chosen_by)
+        self._configure(wanted, config, chosen_by)
         self._bind(wanted)
 
     @classmethod
-    def settled(cls, wanted: Request, config: Config, chosen_by: str) -> Plan:
+    def unbound(cls, wanted: Request, config: Config, chosen_by: str) -> Plan:
         """Make a plan without a pattern; :meth:`on` binds it to patterns.
 
         Parameters
@@ -109,7 +109,7 @@ class Plan:
         Plan
         """
         plan = cls.__new__(cls)
-        plan._settle(wanted, config, chosen_by)
+        plan._configure(wanted, config, chosen_by)
         return plan
 
     def on(self, wanted: Request) -> Plan:
@@ -141,7 +141,7 @@ class Plan:
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
 
-    def _settle(self, wanted: Request, config: Config, chosen_by: str) -> None:
+    def _configure(self, wanted: Request, config: Config, chosen_by: str) -> None:
         """Set up everything that depends on the problem, the config, features and heads."""
         self._name(wanted, config, chosen_by)
         problem, target, gpu = wanted.problem, wanted.target, wanted.gpu

@@ -57,7 +57,7 @@ class SparsePlan(Plan):
     problem: SparseResult
     config: Assembled
 
-    def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
+    def _configure(self, wanted: Request, config: Any, chosen_by: str) -> None:
         wanted.template(config)  # raises for other configs
         self._name(wanted, config, chosen_by)
 
@@ -432,7 +432,7 @@ class RowTablesPlan(Plan):
 
     config: Any
 
-    def _settle(self, wanted: Request, config: Any, chosen_by: str) -> None:
+    def _configure(self, wanted: Request, config: Any, chosen_by: str) -> None:
         wanted.template(config)  # raises for other configs
         self._set_device(wanted)
         self._name(wanted, config, chosen_by)
@@ -450,15 +450,15 @@ class RowTablesPlan(Plan):
         named = arguments("ab", (left, right), sizes, "int32")
         values = [named.pop(x) for x in "ab"]
         self._shapes = {"values[0]": values[0].shape, "values[1]": values[1].shape}
-        self._given = {k: self._there(x) for k, x in named.items()}
+        self._given = {k: self._to_device(x) for k, x in named.items()}
         ends = term_ends(left, right)[left.indptr] if mask is None else mask.indptr
         self._bins = [
-            (size, {"rows": self._there(rows), "count": len(rows), "ranges": r, "width": w})
+            (size, {"rows": self._to_device(rows), "count": len(rows), "ranges": r, "width": w})
             for size, rows, r, w in self.config.binned(np.diff(ends), right.shape[1])
         ]
         self.launches = len(self._bins)
         if mask is None:
-            counts = self._there(np.zeros(m, np.int32))
+            counts = self._to_device(np.zeros(m, np.int32))
             self._launch(None, {"counts": counts}, ())
             indptr = np.concatenate([[0], np.cumsum(to_numpy(counts), dtype=np.int64)])
         else:
@@ -468,11 +468,11 @@ class RowTablesPlan(Plan):
         self._how = wanted.problem.how, mask is not None, nnz > INT32
         inside = np.zeros(nnz, np.int32) if mask is None else mask.indices
         self._found = {
-            "c_indptr": self._on_device(indptr.astype(numbers)), "c_nnz": nnz,
-            "c_indices": self._there(inside),
+            "c_indptr": self._to_device(indptr.astype(numbers)), "c_nnz": nnz,
+            "c_indices": self._to_device(inside),
         }  # fmt: skip
         if wanted_mask is None:
-            a, b, c = (self._there(x.astype(self._dtype)) for x in (*values, np.zeros(nnz)))
+            a, b, c = (self._to_device(x.astype(self._dtype)) for x in (*values, np.zeros(nnz)))
             self._launch(self._dtype, {**self._found, "a": a, "b": b, "c": c}, self._how)
             indices = to_numpy(self._found["c_indices"])
             indices = indices if columns is None else columns[indices]
@@ -492,12 +492,12 @@ class RowTablesPlan(Plan):
                 f"int32 holds, got {most}; ElementThreads takes more"
             )
 
-    def _there(self, array: Any) -> Any:
+    def _to_device(self, array: Any) -> Any:
         """Move an argument to the kernels' device."""
         if not isinstance(array, np.ndarray):
             return array
         whole = array.astype(np.int32, copy=False) if array.dtype.kind == "i" else array
-        return self._on_device(whole)
+        return self._to_device(whole)
 
     def _launch(
         self, dtype: str | None, more: Mapping[str, object], how: tuple[object, ...]

@@ -13,9 +13,9 @@ from sparsetir.planning.sparse_results import (
     PRODUCTS,
     WIDER,
     check_shapes,
+    computation,
     csr,
     elements_pay,
-    how_computed,
 )
 from sparsetir.records.task import Config, Matrices, of_threads, statistics
 from sparsetir.runtime.refusals import wrong
@@ -32,8 +32,8 @@ class OnMatrices(Request):
     """A request whose configs are chosen by the amount of work."""
 
     def check(self, config: Config) -> None:
-        instead_for = getattr(config, "instead_for", lambda *_: "")
-        product, expected = self.problem.is_product, instead_for(self.problem, self.name)
+        alternative_for = getattr(config, "alternative_for", lambda *_: "")
+        product, expected = self.problem.is_product, alternative_for(self.problem, self.name)
         if isinstance(config, Assembled) and (config.listed or config.dotted):
             masked = self.matrix.mask is not None
             name = "listed" if config.listed else "dotted"
@@ -98,7 +98,7 @@ def sparse_request(
     if dtype not in (None, *VALUE_DTYPES):
         raise wrong("plan", "dtype", f"one of {', '.join(VALUE_DTYPES)}", f"{dtype!r}")
     result_dtype = np.result_type(*(x.dtype for x in each)) if dtype is None else np.dtype(dtype)
-    how, computed = how_computed("plan", sums, semiring, result_dtype)
+    how, computed = computation("plan", sums, semiring, result_dtype)
     name = str(computed)
     if is_gpu(target):
         if name not in GPU_DTYPES or result_dtype != computed:

@@ -260,7 +260,7 @@ def of_matrices(
     check_shapes(who, op, [x.shape for x in operands], None if kept is None else kept.shape)
     types = {x.values.dtype for x in operands}
     dtype = np.result_type(*types) if len(types) > 1 else types.pop()
-    how, computed = how_computed(who, op, semiring, dtype)
+    how, computed = computation(who, op, semiring, dtype)
     if types or computed != dtype:
         operands = [x._replace(values=x.values.astype(computed, copy=False)) for x in operands]
     result = result_of(op, how, operands, None if kept is None else csr(kept))
@@ -279,7 +279,7 @@ def result_of(op: str, how: str, operands: Sequence[Csr], mask: Csr | None) -> C
     return PRODUCTS[op](*operands, how, mask) if op in PRODUCTS else combined(how, operands, mask)
 
 
-def how_computed(who: str, op: str, semiring: str, dtype: np.dtype) -> tuple[str, np.dtype]:
+def computation(who: str, op: str, semiring: str, dtype: np.dtype) -> tuple[str, np.dtype]:
     """The semiring or one of `COMBINED`, and the dtype that values are computed in."""
     check_semiring(who, semiring)
     bools = dtype.kind == "b"

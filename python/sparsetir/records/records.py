@@ -82,7 +82,7 @@ class Records:
 
     def best_by_fingerprint(self, key: Key) -> dict[str, Record]:
         """The best record of each pattern, for keys like `key` in all but the fingerprint."""
-        records = self._found("WHERE alike = ?", _alike(key))
+        records = self._found("WHERE alike = ?", _group_key(key))
         best = best_of_each(record for record in records if record.is_current)
         return {other.fingerprint: record for other, record in best.items()}
 
@@ -107,7 +107,7 @@ class Records:
         with self._connection() as connection:
             if not _has_table(connection):
                 return 0
-            return connection.execute(command, (_alike(key), key.fingerprint)).rowcount
+            return connection.execute(command, (_group_key(key), key.fingerprint)).rowcount
 
     def neighbours(self, key: Key, statistics: Mapping[str, float], count: int = 3) -> list[Record]:
         """The best record of each of the most similar problems, the nearest first.
@@ -223,14 +223,14 @@ def _advice(error: Exception) -> str:
     return DAMAGED
 
 
-def _alike(key: Key) -> str:
+def _group_key(key: Key) -> str:
     """The fields of a key except the fingerprint."""
     return json.dumps({**asdict(key), "fingerprint": ""}, sort_keys=True)
 
 
 def _row(record: Record) -> tuple[str, str, str, str]:
     data = json.dumps(record_to_data(record))
-    return record.id, _alike(record.key), record.key.fingerprint, data
+    return record.id, _group_key(record.key), record.key.fingerprint, data
 
 
 def _distance(key: Key, statistics: Mapping[str, float], record: Record) -> float:
@@ -275,7 +275,7 @@ PLAN_BUSY_SECONDS = 2.0  # that a plan waits for a process that writes
 # A file written more recently than this may be written again without a new time stamp.
 SETTLED_SECONDS = 2.0
 # With one feature these are the same problem, and have the same configs.
-ALIKE = {"spmm": "spmv", "spmv": "spmm"}
+COUNTERPARTS = {"spmm": "spmv", "spmv": "spmm"}
 # The state of the file when it was last read, and the data of the best configs by fingerprint, for
 # this many keys without fingerprints.
 MOST_KEYS = 1024
@@ -412,6 +412,6 @@ def _read(records: Records, task: Task) -> Mapping[str, Record]:
     """Read the configs of :func:`recorded_configs` from the file."""
     key = Key.of(replace(task, matrix=Sizes(task.matrix.shape, task.matrix.nnz)))
     best = records.best_by_fingerprint(key)
-    if task.feat == 1 and task.op in ALIKE:
-        best = {**records.best_by_fingerprint(replace(key, op=ALIKE[task.op])), **best}
+    if task.feat == 1 and task.op in COUNTERPARTS:
+        best = {**records.best_by_fingerprint(replace(key, op=COUNTERPARTS[task.op])), **best}
     return best

@@ -412,7 +412,7 @@ def _loaded_torch() -> _Torch | None:
         module = sys.modules.get("torch")
         if hasattr(module, "autograd"):  # not while it is being imported
             _torch = _Torch(module)
-            pool.meet_torch()
+            pool.use_torch_threads()
     return _torch
 
 

@@ -117,7 +117,7 @@ class Numeric:
         -------
         ndarray
         """
-        out = rooms.room(self.shape, self.dtype) if out is None else out
+        out = rooms.array(self.shape, self.dtype) if out is None else out
         if self.first is not None:
             out.fill(self.first)
         if out.size:
@@ -330,7 +330,7 @@ class AssembledKernel:
         if part is not None:  # the fast path, which takes as long as a hundred elements
             indices, values = self._filled(fill, arguments, part, indptr, ends)
             nnz = indptr.item(-1)
-            indices, values = _shrunk(indices, nnz), _shrunk(values, nnz)
+            indices, values = _truncated(indices, nnz), _truncated(values, nnz)
             return CsrArrays(indptr.astype(self._idtype), indices, values)
         pieces, first = [], 0
         while first < rows or not pieces:
@@ -343,7 +343,7 @@ class AssembledKernel:
             parts = _Parts(rows_ptr // step, begins, len(begins) - 1, int(begins[-1]))
             arrays = self._filled(fill, arguments, parts, indptr, ends)
             sizes = _sizes(indptr, rows_ptr.tolist())
-            pieces.append([_closed(x, begins, sizes) for x in arrays])
+            pieces.append([_compacted(x, begins, sizes) for x in arrays])
             first = last
         if indptr[-1] > self.most:
             raise OverflowError(
@@ -408,7 +408,7 @@ class AssembledKernel:
         ends : that of the bounds
         """
         names, room = self.programs, parts.room
-        indices = rooms.room((room,), self._idtype)
+        indices = rooms.array((room,), self._idtype)
         named = {
             **arguments, names.parts: parts.count, names.rows_ptr: parts.rows_ptr, names.room: room,
             names.rooms: parts.begins, names.ends: indptr[1:], names.indices: indices,
@@ -416,7 +416,7 @@ class AssembledKernel:
         if fill.bounded:
             named[names.bounds] = np.diff(ends)
         shape = (room,) if fill.shape is None else fill.shape(named)
-        named[names.values] = values = rooms.room(shape, self._dtype)
+        named[names.values] = values = rooms.array(shape, self._dtype)
         if room:
             fill.kernel.run(fill.ordered(named))
         if not names.parted:  # rows without elements end where their predecessor does
@@ -493,16 +493,16 @@ def _sizes(indptr: np.ndarray, rows: list[int]) -> list[int]:
     return sizes
 
 
-def _closed(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarray:
+def _compacted(array: np.ndarray, begins: np.ndarray, sizes: list[int]) -> np.ndarray:
     """Compact the slices of an array; free the rest if the array owns its memory."""
     at, step, data = sizes[0], array.strides[0], array.ctypes.data
     for begin, size in zip(begins.tolist()[1:-1], sizes[1:], strict=True):
         ctypes.memmove(data + at * step, data + begin * step, size * step)
         at += size
-    return _shrunk(array, at)
+    return _truncated(array, at)
 
 
-def _shrunk(array: np.ndarray, size: int) -> np.ndarray:
+def _truncated(array: np.ndarray, size: int) -> np.ndarray:
     """The first elements of an array; the rest is freed if the array owns its memory."""
     if array.base is None and array.nbytes > SMALL:
         if size < len(array):

@@ -76,10 +76,10 @@ def reading(what: str, kind: type[Exception]) -> Iterator[None]:
     except kind:
         raise
     except Exception as error:
-        raise kind(f"{what}: {why(error)}") from error
+        raise kind(f"{what}: {reason(error)}") from error
 
 
-def why(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Why a file cannot be read."""
     if isinstance(error, MemoryError):
         return "does not fit into memory"
@@ -110,7 +110,7 @@ def printable(text: str) -> str:
     )
 
 
-def need_room(path: Path, size: int, what: str) -> None:
+def check_size(path: Path, size: int, what: str) -> None:
     """Raise ValueError if `size` bytes are out of proportion to the file's size."""
     if size <= FEW_BYTES:
         return
@@ -127,13 +127,13 @@ def check_matrix(path: Path, shape: tuple[int, ...], count: int) -> None:
     """Raise ValueError if rows, columns and elements are out of proportion to the file's size."""
     size = ELEMENT_BYTES * count + ROW_BYTES * max(shape)
     said = f"a matrix of {' x '.join(f'{n:,}' for n in shape)} with {count:,} elements"
-    need_room(path, size, f"{said} (are nodes numbered from 0, without gaps?)")
+    check_size(path, size, f"{said} (are nodes numbered from 0, without gaps?)")
 
 
 def check_npz(path: Path) -> None:
     """Raise if a file is not a zip file, or unpacks to more than its size permits."""
     with zipfile.ZipFile(path) as archive:
-        need_room(path, sum(entry.file_size for entry in archive.infolist()), "its arrays")
+        check_size(path, sum(entry.file_size for entry in archive.infolist()), "its arrays")
 
 
 def pieces(path: Path) -> Iterator[bytes]:
@@ -142,7 +142,7 @@ def pieces(path: Path) -> Iterator[bytes]:
     with gzip.open(path) if packed else path.open("rb") as file:
         while piece := file.read(PIECE):
             size += len(piece)
-            need_room(path, TEXT_BYTES * size if packed else 0, "its text, unpacked")
+            check_size(path, TEXT_BYTES * size if packed else 0, "its text, unpacked")
             yield piece
 
 

@@ -177,7 +177,7 @@ class Kernel:
                     seen = None
                     break
             if seen is None:
-                seen = self._meet(values, key)
+                seen = self._check_new_arrays(values, key)
             values += self._with_values(values, *seen[1:]) if seen[2] else seen[1]
         arrays = [values[i] for i in self._arrays]
         numpy = True
@@ -506,7 +506,7 @@ class Kernel:
 
     # -- index arrays, and parameters computed from them ---------------------------------------
 
-    def _meet(self, values: list[object], key: tuple[object, ...]) -> Seen:
+    def _check_new_arrays(self, values: list[object], key: tuple[object, ...]) -> Seen:
         """Check index arrays that are new with these sizes, and compute parameters from them."""
         self._given.refuse(values)
         names = self.signature.names
@@ -516,7 +516,7 @@ class Kernel:
         if self.check:
             check_structure(self.signature.func, arguments)
         extra = compute(self.signature.func, arguments, names=self._made) if self.computed else {}
-        forget = _forgetting(self, key) if self.computed else None
+        forget = _evict_callback(self, key) if self.computed else None
         references = tuple((i, reference(values[i], forget)) for i in self._index)
         orders: dict[str, np.ndarray] = {}
         if self.signature.of_values:
@@ -572,7 +572,7 @@ def description(
     }
 
 
-def _forgetting(kernel: Kernel, key: tuple[object, ...]) -> Callable[[object], None]:
+def _evict_callback(kernel: Kernel, key: tuple[object, ...]) -> Callable[[object], None]:
     """The callback that drops computed arguments when an array they depend on is freed."""
     referred = weakref.ref(kernel)
 

@@ -38,7 +38,6 @@ from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.held_choices import held_choices
 from sparsetir.schedules.passes.ieee_floats import ieee_floats
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
-from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.loops_from_zero import loops_from_zero
 from sparsetir.schedules.passes.normal_form import normal_form
@@ -47,6 +46,7 @@ from sparsetir.schedules.passes.rounded_bfloat16 import rounded_bfloat16
 from sparsetir.schedules.passes.serial_lanes import serial_lanes
 from sparsetir.schedules.passes.short_loops import short_loops
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
+from sparsetir.schedules.passes.split_local_buffers import split_local_buffers
 from sparsetir.schedules.passes.supported_operations import supported_operations
 from sparsetir.schedules.passes.whole_workspaces import WHOLE, whole_workspaces, without_compaction
 from sparsetir.schedules.targets import (
@@ -83,7 +83,7 @@ LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
     False: (
         lambda func, _: short_loops(func, work_of_threads()) if pool() > 1 else func,
         lambda func, _: equal_work(func, pool()),
-        lambda func, _: locals_apart(func),
+        lambda func, _: split_local_buffers(func),
         lambda func, _: locals_on_stack(func),
         lambda func, _: sound_tail_hints(func),
         lambda func, _: bounded_shifts(serial_lanes(func)),

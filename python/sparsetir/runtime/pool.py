@@ -145,12 +145,12 @@ class _Launcher:
             finally:
                 self._register(SYMBOL, self._tvm)
 
-    def be_alone(self) -> None:
+    def run_serially(self) -> None:
         """Run all loops on one thread, after a fork, even if another thread held the lock."""
         self._lock = threading.RLock()
         self.use(SERIAL)
 
-    def rests(self) -> int:
+    def serial_until(self) -> int:
         """The end of loops on one thread, in ns of the monotonic clock; 0 for never."""
         return self._resume.value
 
@@ -197,12 +197,12 @@ def _launcher() -> tuple[_Launcher | None, str]:
 
 def serving() -> contextlib.AbstractContextManager[None]:
     """Make modules loaded inside run their parallel loops on the pool of the process."""
-    _settle()
+    _choose_pool()
     launcher, _ = _launcher()
     return contextlib.nullcontext() if launcher is None else launcher.serving()
 
 
-def _settle() -> None:
+def _choose_pool() -> None:
     """Choose the pool; choose again if torch has been imported since."""
     with _state.lock:
         if _state.forked or (_state.settled and _state.with_torch == _has_torch()):
@@ -221,13 +221,13 @@ def _settle() -> None:
             else:
                 why = "it is torch's" if _has_torch() else "torch is not loaded"
                 _note(OPENMP, library, f"{CHOICE} says so" if wanted else why)
-        launcher.use(_state.kind, _state.library, _said())
+        launcher.use(_state.kind, _state.library, _limit())
 
 
-def meet_torch() -> None:
+def use_torch_threads() -> None:
     """Move loaded kernels to torch's threads, as a torch array was passed."""
     if _launcher.cache_info().currsize:
-        _settle()
+        _choose_pool()
 
 
 def _note(kind: int, library: ctypes.CDLL | None, why: str) -> None:
@@ -296,7 +296,7 @@ def _file_of(function: object) -> str:
     return (symbol.file or b"").decode()
 
 
-def _said() -> int:
+def _limit() -> int:
     """The most threads that TVM_NUM_THREADS allows; absurdly large numbers are ignored."""
     setting = os.environ.get("TVM_NUM_THREADS", "")
     number = int(setting) if setting.isdecimal() and len(setting) < MOST_DIGITS else 0
@@ -305,12 +305,12 @@ def _said() -> int:
 
 def count() -> int:
     """The number of threads that a parallel loop would run on, including the calling one."""
-    _settle()
+    _choose_pool()
     if _state.kind == OPENMP:
-        return max(1, min(_state.library.omp_get_max_threads(), _said()))
+        return max(1, min(_state.library.omp_get_max_threads(), _limit()))
     if _state.kind == SERIAL:
         return 1
-    return _said() if _said() < MANY else int(tvm.get_global_func("runtime.NumThreads")())
+    return _limit() if _limit() < MANY else int(tvm.get_global_func("runtime.NumThreads")())
 
 
 def threads() -> Threads:
@@ -336,33 +336,33 @@ def threads() -> Threads:
 
 def work_of_threads() -> int:
     """Multiplications from which a parallel loop is faster on all threads of the pool."""
-    _settle()
+    _choose_pool()
     return this_machine().work_of_threads or WORK_OF_THREADS[KINDS[_state.kind]]
 
 
-def pays(threads: int, work: int) -> bool:
+def profitable(threads: int, work: int) -> bool:
     """Whether a loop with `work` multiplications should be parallel."""
     return threads > 1 and work >= work_of_threads()
 
 
-def alike() -> str:
+def setup_code() -> str:
     """The first statements of a process without torch whose kernels use a pool like this one's."""
-    _settle()
+    _choose_pool()
     if _state.kind != OPENMP:
         return WITHOUT_TORCH
     load = f"ctypes.CDLL({_state.path!r}, ctypes.RTLD_GLOBAL)"
     return f"{WITHOUT_TORCH}; import ctypes, os; {load}; os.environ['{CHOICE}'] = 'openmp'"
 
 
-def _run_alone() -> None:
+def _after_fork() -> None:
     """Switch to one thread after a fork, as the pools have lost their workers."""
     tvm.get_global_func("runtime.config_threadpool")(-2, 1)
     _state.lock, _state.forked = threading.RLock(), True
     _note(SERIAL, None, "the process was forked")
     launcher = _launcher()[0] if _launcher.cache_info().currsize else None
     if launcher is not None:
-        launcher.be_alone()
+        launcher.run_serially()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_run_alone)
+    os.register_at_fork(after_in_child=_after_fork)

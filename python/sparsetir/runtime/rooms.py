@@ -39,7 +39,7 @@ class _Lease:
             _free.pop(0)
 
 
-def room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An uninitialised array, whose memory may be reused.
 
     Parameters
@@ -57,11 +57,11 @@ def room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     size = prod(shape) * dtype.itemsize
     if not LEAST <= size <= MOST:
         return np.empty(shape, dtype)
-    lease = _Lease(_taken(size) or _Memory(size))
+    lease = _Lease(_claim(size) or _Memory(size))
     return np.asarray(lease)[:size].view(dtype).reshape(shape)
 
 
-def _taken(size: int) -> _Memory | None:
+def _claim(size: int) -> _Memory | None:
     """Take the smallest free buffer that is large enough; None if there is none."""
     for memory in sorted([*_free], key=lambda x: x.array.nbytes):
         if memory.array.nbytes >= size:

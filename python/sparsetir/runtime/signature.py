@@ -276,7 +276,7 @@ class Signature:
         natural = self._natural.get(key)
         return array if natural is None else reshaped(array, natural)
 
-    def why_so_long(self, array: int, expected: list[Any], values: Sequence[Any]) -> str:
+    def length_sources(self, array: int, expected: list[Any], values: Sequence[Any]) -> str:
         """A text that names the arrays which imply the expected sizes; "" for none."""
         shape, reasons = values[array].shape, []
         for dim, i in enumerate(self._named[array]):
@@ -322,7 +322,7 @@ class Signature:
         shapes = [self.expected_shape(array, values, rank) for rank in self.forms[array]]
         return " or ".join(f"({', '.join(map(str, s))}{',' * (len(s) == 1)})" for s in shapes)
 
-    def why_exactly(self, expected: list[object], got: list[int]) -> str:
+    def unmet_promises(self, expected: list[object], got: list[int]) -> str:
         """A text with the promises that a shape does not meet; "" for none."""
         exact = {p["value"]: p["param"] for p in self.promises if _is_exact(p)}
         other = [e for e, g in zip(expected, got, strict=False) if e != g and e in exact]
@@ -571,8 +571,8 @@ class Arguments:
             shape = [int(s) for s in array.shape]
             expected = self.signature.expected_shape(i, values, len(shape))
             if shape != expected:
-                why = self.signature.why_exactly(expected, shape)
-                by = "" if why else self.signature.why_so_long(i, expected, values)
+                why = self.signature.unmet_promises(expected, shape)
+                by = "" if why else self.signature.length_sources(i, expected, values)
                 legal = self.signature.expected_text(i, values)
                 raise ValueError(f"{who}: expected shape {legal}{why}, got {(*shape,)}{by}")
             if not is_contiguous(array):

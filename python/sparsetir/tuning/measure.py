@@ -151,7 +151,7 @@ class Measurer:
         self._end()
         folder, gpu = self._saved(), is_gpu(resolve_target(self.task.target))
         self._process = Process(
-            f"{WITHOUT_TORCH if gpu else pool.alike()}; {LAUNCH}",
+            f"{WITHOUT_TORCH if gpu else pool.setup_code()}; {LAUNCH}",
             [str(folder / TASK), *self.modules],
             environment=self._environment(folder),
             folder=folder,

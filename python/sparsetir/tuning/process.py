@@ -92,7 +92,7 @@ class Process:
             if cores is not None:
                 os.sched_setaffinity(self.pid, cores)
             if ahead:
-                go_ahead(self.pid)
+                raise_priority(self.pid)
 
     @property
     def pid(self) -> int:
@@ -159,7 +159,7 @@ class Process:
         state = "crashed"
         if status < 0:
             how = f"the process was ended by {_signal_name(-status)}"
-        if is_of_memory(words):
+        if is_out_of_memory(words):
             state = "out of memory"
         elif status == -signal.SIGKILL and _oom_kills() != self._oom_kills:
             state, how = "out of memory", f"{how}, by the system for want of memory"
@@ -176,13 +176,13 @@ class Process:
         return f"; its last line: {lines[-1]}" if lines else ""
 
 
-def go_ahead(pid: int = 0) -> None:
+def raise_priority(pid: int = 0) -> None:
     """Raise the priority of a process (0: this one), if the user may."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, PRIORITY)
 
 
-def is_of_memory(words: str) -> bool:
+def is_out_of_memory(words: str) -> bool:
     """Whether a text of an error or a process indicates a lack of memory."""
     return any(text in words.lower() for text in OUT_OF_MEMORY)
 

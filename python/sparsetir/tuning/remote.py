@@ -34,7 +34,7 @@ from sparsetir.runtime.signature import Signature, signature_of
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.tuning.case import Array, OperatorCase, array, numbers
 from sparsetir.tuning.measure import Device, DeviceError
-from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
+from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, summary, too_slow
 
 KERNEL = "kernel"  # the name of the function in the library
 REACH = 5.0  # seconds for the tracker to answer a connection
@@ -223,7 +223,7 @@ def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> Ou
         return times[0], times[1] if len(times) > 1 else []
 
     first = turn(1, PROBES)
-    if hopeless(first, best, seconds):
+    if too_slow(first, best, seconds):
         return summary(PRUNED, [first], seconds)
     each = min(first[0])
     if each > SLOW:

@@ -114,11 +114,11 @@ class Run:
         measured: dict[int, list[Outcome]] = {trial.number: [] for trial in others}
         for turn in range(ROUNDS):
             for trial in others:
-                if turn and self._late(1.0):
+                if turn and self._is_past(1.0):
                     break
                 measured[trial.number].append(measurer.measure(trial.config, None, reference))
         for trial in others:  # the default keeps its time, as the others are relative to it
-            outcome = _together(measured[trial.number], min if reference is None else median)
+            outcome = _merge(measured[trial.number], min if reference is None else median)
             if outcome is not None:
                 ranked.append(replace(trial, outcome=outcome))
         return sorted(ranked, key=lambda trial: (trial.outcome.seconds, trial.number))
@@ -155,7 +155,7 @@ class Run:
         while not self._stop.is_set():
             self._store.refresh()
             tried = self._store.tried()
-            if tried and self._late(SEARCH_SHARE):
+            if tried and self._is_past(SEARCH_SHARE):
                 return None
             if self._trials is not None and len(tried) >= self._trials:
                 return None
@@ -190,12 +190,12 @@ class Run:
     def _ran(self) -> list[Trial]:
         return [trial for trial in self._store.done() if trial.outcome.state == OK]
 
-    def _late(self, share: float) -> bool:
+    def _is_past(self, share: float) -> bool:
         passed = time.monotonic() - self._start
         return self._seconds is not None and passed >= share * self._seconds
 
 
-def _together(outcomes: list[Outcome], of: Callable[[list[float]], float]) -> Outcome | None:
+def _merge(outcomes: list[Outcome], of: Callable[[list[float]], float]) -> Outcome | None:
     """Merge outcomes of a config, with the seconds reduced by `of`; None if one failed."""
     seconds = [o.seconds for o in outcomes if o.state == OK and o.seconds is not None]
     if not seconds or len(seconds) < len(outcomes):

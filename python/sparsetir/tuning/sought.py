@@ -17,7 +17,7 @@ from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search.choose import candidates
 from sparsetir.schedules.search.configs import is_choice
-from sparsetir.schedules.search.program_space import space_of, together
+from sparsetir.schedules.search.program_space import config_of, space_of
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target, vector_bits
 from sparsetir.schedules.template import Branch, Choices
@@ -31,12 +31,12 @@ MOST_CONFIGS = 100_000  # of a space that is enumerated
 
 
 # A search, its space, and configs to start with, the default first.
-Sought: TypeAlias = tuple[Search, Space, list[Config]]
+SearchSetup: TypeAlias = tuple[Search, Space, list[Config]]
 
 
 def of_operator(
     op: str, *matrices: object, target: TargetLike, device: str | None, **options: object
-) -> Sought:
+) -> SearchSetup:
     """The search for an operator on a matrix, over the configs of its templates.
 
     matrices, options : arguments of :func:`sparsetir.planning.plan.requested`
@@ -71,7 +71,7 @@ def of_program(
     *,
     target: TargetLike,
     threads: int | None,
-) -> Sought:
+) -> SearchSetup:
     """The search for a function with arguments, over the choices of a schedule."""
     if not isinstance(program, SparseFunc):
         expected = "the name of an operator or a stage-I function"
@@ -90,7 +90,7 @@ def of_program(
     if count > MOST_CONFIGS:
         raise wrong("tune", "space", f"at most {MOST_CONFIGS:,} configs", f"{count:,}")
     task = ProgramTask(program, bound, ref, resolve_target(target), threads)
-    make = together if schedule is None else lambda **chosen: Choices(chosen)
+    make = config_of if schedule is None else lambda **chosen: Choices(chosen)
     branch = Branch("schedule", wanted, make)
     default = Choices()
     return TunedProgram(task, task.key(), [], default), Space((branch,)), [default]

@@ -18,7 +18,7 @@ from sparsetir.schedules.operators.operands import TOLERANCES, first_wrong
 from sparsetir.schedules.operators.sparse_results import KRON, first_value
 from sparsetir.tuning.case import SEED, Candidate, Case, costs
 
-HOW = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+COMBINE = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 TIMES = {"*": np.multiply, "+": np.add, "and": np.logical_and}
 BY_ELEMENT = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum,
@@ -115,7 +115,7 @@ def _of_terms(each: list[sp.csr_array], pattern: sp.csr_array, semiring: str) ->
     values = np.full(pattern.nnz, float(first_value(semiring, "float64")))
     full = np.diff(begins) > 0
     if full.any():
-        values[full] = HOW[how].reduceat(terms, begins[:-1][full])
+        values[full] = COMBINE[how].reduceat(terms, begins[:-1][full])
     return values
 
 

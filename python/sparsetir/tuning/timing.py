@@ -14,7 +14,7 @@ from statistics import median
 
 from sparsetir.records.task import OK, PRUNED, Outcome
 
-HOPELESS = 3.0  # ratio to the best from which a config is given up
+TOO_SLOW = 3.0  # ratio to the best from which a config is given up
 PROBES, PROBE = 3, 0.005  # calls and seconds of a probe, which is repeated before giving up
 LONG = 0.3  # seconds after which a probe ends early
 SLOW = 0.02  # seconds of a call from which turns are single calls
@@ -36,7 +36,7 @@ def timed(
 
     finish : synchronises with asynchronous calls, as on a GPU: short calls are then timed in
         groups, like those of a program that reads no result in between
-    best : seconds; calls that take HOPELESS times as long are given up
+    best : seconds; calls that take TOO_SLOW times as long are given up
     yardstick : a reference call of relative times, and its nominal seconds; None for absolute ones
     """
     calls, seconds = [call], None
@@ -62,13 +62,13 @@ def timed(
         warm_up(lambda: group(run, count))
         return turn(lambda: group(run, count), TURN)
 
-    with alone():
+    with without_gc():
         first = _each(calls, probe)
-        if hopeless(first, best, seconds):
+        if too_slow(first, best, seconds):
             time.sleep(PAUSE)  # another process may have had the processor
             again = first if sum(first[0]) >= LONG else _each(calls, probe)
             first = [*first[0], *again[0]], [*first[1], *again[1]]
-            if hopeless(first, best, seconds):
+            if too_slow(first, best, seconds):
                 return summary(PRUNED, [first], seconds)
         if min(first[0]) > SLOW:
             turns = [first]
@@ -99,12 +99,12 @@ def _passed(turns: Sequence[Turn]) -> float:
     return sum(sum(times) for times, _ in turns)
 
 
-def hopeless(turn: Turn, best: float | None, seconds: float | None = None) -> bool:
+def too_slow(turn: Turn, best: float | None, seconds: float | None = None) -> bool:
     """Whether the first calls are so slow that the config can be given up.
 
     seconds : nominal seconds of the yardstick
     """
-    return best is not None and _least([turn], seconds) > HOPELESS * best
+    return best is not None and _least([turn], seconds) > TOO_SLOW * best
 
 
 def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> Outcome:
@@ -132,7 +132,7 @@ def _least(turns: Sequence[Turn], seconds: float | None) -> float:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """Disable Python's garbage collector, which would run in some calls and not in others."""
     gc.collect()
     gc.disable()

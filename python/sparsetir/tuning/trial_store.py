@@ -64,7 +64,7 @@ class TrialStore:
                 time.sleep(1.0)  # another search may just have created the tables of the file
                 self._study = _opened(name, storage)
             except Exception as error:
-                self._lose(error)
+                self._drop_database(error)
         self.refresh()
 
     def done(self) -> list[Trial]:
@@ -147,10 +147,10 @@ class TrialStore:
             with quiet():
                 return None if self._study is None else action(self._study)
         except Exception as error:  # of any database: measurements must not be lost
-            self._lose(error)
+            self._drop_database(error)
             return None
 
-    def _lose(self, error: Exception) -> None:
+    def _drop_database(self, error: Exception) -> None:
         self._study = None
         self.warnings.append(
             f"trials are kept in memory only, their database failed: {first_line(error)}"

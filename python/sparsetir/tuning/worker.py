@@ -26,7 +26,7 @@ from sparsetir.schedules.search import configs
 from sparsetir.schedules.targets import is_gpu, resolve_target
 from sparsetir.tuning.case import Case, OperatorCase
 from sparsetir.tuning.measure import DeviceError
-from sparsetir.tuning.process import is_of_memory
+from sparsetir.tuning.process import is_out_of_memory
 from sparsetir.tuning.schedule_ref import load_module
 from sparsetir.tuning.serving import one_line, serve
 from sparsetir.tuning.sparse_case import SparseCase
@@ -125,7 +125,7 @@ class Tuner:
             outcome = self._device.measure(configs.from_data(config), best)
             return asdict(outcome)
         except Exception as error:  # any error of a candidate is its outcome
-            state = "out of memory" if is_of_memory(repr(error)) else "failed"
+            state = "out of memory" if is_out_of_memory(repr(error)) else "failed"
             return {"state": state, "message": one_line(error)}
         finally:
             self._device.release()

@@ -68,7 +68,7 @@ from tvm import ir, tirx
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, guarded, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, distinct, nodes_of, substitute
-from sparsetir.sparse_ir.reduction import factors_of, taken_apart, under
+from sparsetir.sparse_ir.reduction import add_guards, factors_of, split_guards
 from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.tir import (
     as_dtype,
@@ -106,7 +106,7 @@ class AtomicProduct(NamedTuple):
 
 def atomic_product(body: Any) -> AtomicProduct | None:
     """The atomic product in the body of a block, or None."""
-    conditions, added = taken_apart(body)
+    conditions, added = split_guards(body)
     call: Any = added.value if isinstance(added, tirx.Evaluate) else None
     if getattr(getattr(call, "op", None), "name", "") != "tirx.call_extern" or (
         str(getattr(call.args[0], "value", "")) != ATOMIC_ADD
@@ -154,7 +154,7 @@ def sum_then_matmul(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) 
     p = tile.product
     sums = _buffer(p.places, tile.wide, f"{p.added.place.source.name}_ws", "local")
     left = _buffer(p.by_row, dtype, "gathered_ws", "shared")
-    written = under(tile.known(p.places), p.added.add(_load(sums, p.places)))
+    written = add_guards(tile.known(p.places), p.added.add(_load(sums, p.places)))
     return tile.made(left, [sums], [tile.step("write", p.places, written)])
 
 
@@ -177,7 +177,7 @@ def matmul_then_dot(func: tirx.PrimFunc, block: str, *, outer: int) -> tirx.Prim
     each = [p.rows, *p.elements, p.columns]
     ends = [
         tile.step("write", p.places, _store(held, p.places, _load(sums, p.places))),
-        tile.step("dots", each, under(tile.known(each), p.added.add(term))),
+        tile.step("dots", each, add_guards(tile.known(each), p.added.add(term))),
     ]
     return tile.made(left, [sums, held], ends)
 
@@ -257,7 +257,7 @@ class _Tile:
         matrix = _buffer(p.by_column, dtype_of(p.matrix), name, "shared")
         term = cast(_load(left, p.by_row), self.wide) * cast(_load(matrix, p.by_column), self.wide)
         added = _store(sums, p.places, _load(sums, p.places) + term)
-        copied = _store(matrix, p.by_column, self._or_zero(p.matrix, [steps, *p.by_column]))
+        copied = _store(matrix, p.by_column, self._or_masked(p.matrix, [steps, *p.by_column]))
         visit = [
             self.step("gather", p.by_row, self._gathered(left)),
             self.step("matrix", p.by_column, copied),
@@ -283,19 +283,19 @@ class _Tile:
         alone = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in p.inner if is_one(x.extent)}
         plain = uncast(p.left[0])
         if not several and len(p.left) == 1 and dtype_of(plain) == dtype:
-            return substitute(_store(left, p.by_row, self._or_zero(plain, loops)), alone)
+            return substitute(_store(left, p.by_row, self._or_masked(plain, loops)), alone)
         term = p.left[0]
         for factor in p.left[1:]:
             term = term * factor
         total = cast(_load(left, p.by_row), self.wide) + term
         guards = self.known(loops)
-        add: Any = under(guards, _store(left, p.by_row, cast(total, dtype)))
+        add: Any = add_guards(guards, _store(left, p.by_row, cast(total, dtype)))
         for loop in reversed(several):
             add = loop_over(loop.loop_var, loop.extent, add)
         begin = _store(left, p.by_row, tirx.const(0, dtype))
         return substitute(tirx.SeqStmt([begin, add]), alone)
 
-    def _or_zero(self, value: Any, loops: list[Any]) -> Any:
+    def _or_masked(self, value: Any, loops: list[Any]) -> Any:
         """A value, or zero where the conditions on these loops do not hold."""
         guards = self.known(loops)
         zero = tirx.const(0, dtype_of(value))
@@ -356,7 +356,7 @@ def _sums_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Product:
     loops = _tile_loops(nest, rows, columns, along, inner)
     if loops is None:
         refuse("a matrix over steps, terms and columns alone, in tiles of constant extents")
-    if not _is_apart(added, loop_vars, rows | along | inner, columns | along, rows | columns):
+    if not _separable(added, loop_vars, rows | along | inner, columns | along, rows | columns):
         refuse("conditions of what is gathered, of the matrix or of the result alone")
     row, column, steps, terms, *rest = loops
     return _Product(added, row, column, steps, terms, left, matrix, rest, [], [])
@@ -381,7 +381,7 @@ def _products_first(nest: Nest, added: AtomicProduct, refuse: Refuse) -> _Produc
     loops = _tile_loops(nest, rows, columns, along, elements)
     if loops is None:
         refuse("rows, elements, columns, steps and terms, in tiles of constant extents")
-    if not _is_apart(added, loop_vars, rows | along, columns | along, rows | elements | columns):
+    if not _separable(added, loop_vars, rows | along, columns | along, rows | elements | columns):
         refuse("conditions of one factor, or of an element, alone")
     kept = [f.same_as(left) or f.same_as(matrix) for f, _ in used]
     others = [f for f, taken in zip(added.factors, kept, strict=True) if not taken]
@@ -405,7 +405,7 @@ def _tile_loops(
     return ordered if tile and constant else None
 
 
-def _is_apart(added: AtomicProduct, loops: set[Any], *known_sets: set[Any]) -> bool:
+def _separable(added: AtomicProduct, loops: set[Any], *known_sets: set[Any]) -> bool:
     """Whether each condition only depends on one of some sets of loops."""
     return all(any(free_vars(c) & loops <= k for k in known_sets) for c in added.conditions)
 

@@ -61,7 +61,7 @@ def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int)
     """
     nest = find_nest(WHO, func, copy)
     extents = nest.extents(WHO)
-    condition, source = _taken_apart(nest.body, copy, vector)
+    condition, source = _condition_and_value(nest.body, copy, vector)
     store, size = nest.body, element_bytes(nest.body.buffer)
     if extents[-1] % vector or not _is_neighbour(nest.loops[-1].loop_var, store, source):
         raise ScheduleError(
@@ -116,7 +116,7 @@ def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
     return copy_async(to, source, size, condition)
 
 
-def _taken_apart(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
+def _condition_and_value(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
     """The condition of a copy, or None, and the loaded value; for vectors of one, any value."""
     condition, value = guarded(getattr(body, "value", None))
     shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope == "shared"

@@ -73,7 +73,7 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
-from sparsetir.sparse_ir.reduction import factors_of, taken_apart, under
+from sparsetir.sparse_ir.reduction import add_guards, factors_of, split_guards
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,
@@ -140,7 +140,7 @@ class _Gather:
         self.store, rest = parts
         self.elements = rest if isinstance(rest, tirx.For) else None
         inside = rest if self.elements is None else self.elements.body
-        self.conditions, store = taken_apart(inside)
+        self.conditions, store = split_guards(inside)
         value = uncast(getattr(store, "value", None))
         if not isinstance(value, tirx.Add):
             _refuse_gather(nest)
@@ -340,7 +340,7 @@ class _Dots:
 
             both = tirx.SeqStmt([load, unrolled([self.vector], add)])
             terms_known = [substitute(c, at(0)) for c in self.added.conditions]
-            return under([*guards, *terms_known], both)
+            return add_guards([*guards, *terms_known], both)
 
         parts: list[Any] = [
             tirx.BufferStore(self.total, tirx.const(0, self.dtype), [0]),
@@ -353,7 +353,7 @@ class _Dots:
         write = substitute(self.added.add(total), places)
         conditions = [substitute(c, places) for c in of_element]
         first = [part < as_dtype(1, "int32")]
-        return tirx.SeqStmt([*parts, under([*guards, *first, *conditions], write)])
+        return tirx.SeqStmt([*parts, add_guards([*guards, *first, *conditions], write)])
 
 
 def _refuse_dots(nest: Nest) -> NoReturn:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.nests import bound_in, renewed
+from sparsetir.schedules.passes.nests import bound_in, with_fresh
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of
@@ -181,7 +181,7 @@ def _parts(loop: Any, count: int) -> list[Any]:
     whole = tirx.floordiv(extent, size)
 
     def at(place: Any) -> Any:
-        return renewed(loop.body, {var: place}, blocks=True)
+        return with_fresh(loop.body, {var: place}, blocks=True)
 
     inside = loop_over(visit, size, at(step * size + visit), tirx.ForKind.UNROLLED)
     rest = tirx.floormod(extent, size)

@@ -35,7 +35,7 @@ from tvm import ir, tirx
 from sparsetir.schedules.passes.nests import block_of, find_nest, guarded, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.reduction import taken_apart
+from sparsetir.sparse_ir.reduction import split_guards
 from sparsetir.sparse_ir.tir import dtype_of, free_vars, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -57,7 +57,7 @@ def shared_tiles(
     """
     nest = find_nest(WHO, func, block)
     around, inner = nest.loops[:outer], nest.loops[outer:]
-    conditions, statement = taken_apart(nest.body)
+    conditions, statement = split_guards(nest.body)
     steps: list[Any] = []
     tiles: list[Any] = []
     for number, operand in enumerate(operands):

@@ -43,9 +43,9 @@ from sparsetir.schedules.passes.nests import (
     element_bytes,
     find_nest,
     redirected,
-    renewed,
     replaced,
     with_buffer,
+    with_fresh,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, nodes_of, substitute
@@ -141,7 +141,7 @@ class _Pipeline:
                 return None
             return new, [stage, first, *rest] if rest else [stage * int(buffer.ty.shape[0]) + first]
 
-        return [redirected(renewed(p, places), of_stage) for p in parts]
+        return [redirected(with_fresh(p, places), of_stage) for p in parts]
 
 
 def _name(stmt: Any) -> str:

@@ -169,7 +169,7 @@ def find_parts(
     least : the divisor of the columns per part
     """
     outside = list(elsewhere)
-    cut = [t for t in tiles.values() if t.columns and not _touched(t.buffer, outside)]
+    cut = [t for t in tiles.values() if t.columns and not _is_accessed(t.buffer, outside)]
     widths = {t.columns for t in cut}
     whole = sum(int(t.registers.ty.shape[0]) for t in tiles.values())
     nests: list[Any] = loop.body
@@ -227,5 +227,5 @@ def _adds(nest: Nest, store: Any, var: Any, others: list[Any]) -> bool:
     )
 
 
-def _touched(buffer: Any, nests: list[Nest]) -> bool:
+def _is_accessed(buffer: Any, nests: list[Nest]) -> bool:
     return any(s.buffer.same_as(buffer) or loads_of(s, buffer) for n in nests for _, s in n.stores)

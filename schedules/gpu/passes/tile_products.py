@@ -42,7 +42,7 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
+from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     cast,
@@ -259,7 +259,7 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
             f"{division.who}: argument 'steps': expected loops over rows and columns of the sums "
             f"around block '{nest.name}', got {[v.name for v in loops]} around {indices}"
         )
-    conditions, written = taken_apart(nest.body)
+    conditions, written = split_guards(nest.body)
     store = isinstance(written, tirx.BufferStore) and not written.buffer.same_as(sums)
 
     def code(warp: Any, lane: Any) -> Any:
@@ -273,7 +273,7 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
         def several(*idx: Any) -> Any:
             n = tirx.Var("pair", "int32")
             all_of = loop_over(n, division.own[-1], one(written, *idx, n), tirx.ForKind.VECTORIZED)
-            return under([one(c, *idx, as_dtype(0, "int32")) for c in conditions], all_of)
+            return add_guards([one(c, *idx, as_dtype(0, "int32")) for c in conditions], all_of)
 
         if pairs and store and not division.turned:
             return unrolled(division.own[:-1], several)

@@ -19,7 +19,7 @@ from sparsetir.sparse_ir.reduction import widened
 from sparsetir.sparse_ir.traversal import map_expr
 
 
-def adds_once(func: SparseFunc) -> bool:
+def sums_in_one_iteration(func: SparseFunc) -> bool:
     """Whether a single iteration computes sums, each row in one piece with its features inside.
 
     Then registers of the default schedule hold all terms of an element in a wider type, and nothing
@@ -34,7 +34,7 @@ def adds_once(func: SparseFunc) -> bool:
     return all(axis.unique for axis in rows) and all(kind_of.get(a) != "R" for a in above)
 
 
-def sums_apart(func: SparseFunc, result: str, dtype: str) -> SparseFunc:
+def separate_sums(func: SparseFunc, result: str, dtype: str) -> SparseFunc:
     """Accumulate a result in a separate array of a wider type.
 
     Before::
@@ -44,7 +44,7 @@ def sums_apart(func: SparseFunc, result: str, dtype: str) -> SparseFunc:
         with T.sp_iter([O, IR, JC, K], "SSRS", "spmm_row_ell_4") as [o, ir, jc, k]:
             C[ir, k] = T.Cast("float16", T.Cast("float32", C[ir, k]) + ...)
 
-    After `sums_apart(func, "C", "float32")`::
+    After `separate_sums(func, "C", "float32")`::
 
         C_sum = T.alloc_sparse_buffer((I, K), "float32")
         with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
@@ -72,7 +72,7 @@ def sums_apart(func: SparseFunc, result: str, dtype: str) -> SparseFunc:
     value = tirx.Cast(target.dtype, tirx.BufferLoad(sums, point))
     last = SparseIteration(
         span=None, axes=axes, kinds="S" * len(axes), name=f"{result}_round", vars=point, init=None,
-        body=tirx.BufferStore(target.var, value, point), annotations={},
+        body=tirx.BufferStore(target.var, value, point), annotations={}
     )  # fmt: skip
     body = [map_expr(part, [(tirx.BufferStore, store)]) for part in statements(func)]
     return func.replace(

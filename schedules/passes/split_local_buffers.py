@@ -9,7 +9,7 @@ TVM keeps a buffer of constant size on the stack, where LLVM promotes it to regi
             vr = T.axis.spatial(4, r)
             C_ws[vr, ..] = 0.0
 
-After `locals_apart(func)`::
+After `split_local_buffers(func)`::
 
     C_ws_0 = T.sblock_alloc_buffer((4, 16))
     ...
@@ -36,7 +36,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 LARGE, MOST = 1024, 4096
 
 
-def locals_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def split_local_buffers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The stage-III function without large local buffers, where possible.
 
     It is if the first index of every access is the variable of an unrolled loop.
