@@ -4,8 +4,9 @@
 anything but its argument, the target and TVM. What it made is kept as a shared library under
 `.pytest_cache/kernels`, by a hash of these; `make clean` removes them. Text for GPUs is not kept.
 
-LLVM's optimisations take two thirds of that time, and `Cache.quick` leaves them out of the library;
-what is asked of a kernel's text is compiled with all of them.
+LLVM's optimisations take two thirds of that time, and TVM's hoisting of conditions out of loops a
+sixth of the rest: `Cache.quick` leaves them out of the library; what is asked of a kernel's text is
+compiled with all of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from tvm.ir.instrument import pass_instrument
 from tvm.tirx.build import codegen_build
 
 # Whether tests compile all kernels as users do: with LLVM's optimisations, and all versions.
@@ -51,7 +53,7 @@ class Cache:
 
     folder : made when the first library is written
     real : what compiles, `tvm.compile` or the like
-    quick : whether libraries are made without LLVM's optimisations
+    quick : whether libraries are made without these optimisations
     """
 
     def __init__(self, folder: Path, real: Callable[..., Any]) -> None:
@@ -75,7 +77,8 @@ class Cache:
             if library.exists():
                 os.utime(library)
                 return Kept(library, again)
-            compiled = self._real(mod, target=used)
+            with _unhoisted() if self.quick else contextlib.nullcontext():
+                compiled = self._real(mod, target=used)
             if not self._write(compiled.mod, library):
                 return compiled
             return Kept(library, again if self.quick else lambda: compiled)
@@ -141,6 +144,21 @@ def key(mod: Any, target: Any) -> str:
 
 def _without_optimisations(target: Any) -> Any:
     return tvm.target.Target({**target.export(), "opt-level": 0})
+
+
+def _unhoisted() -> Any:
+    """A context in which TVM leaves conditions in loops."""
+
+    @pass_instrument
+    class Unhoisted:
+        def should_run(self, _: Any, info: Any) -> bool:
+            return not str(info.name).endswith("HoistIfThenElse")
+
+    current = tvm.transform.PassContext.current()
+    return tvm.transform.PassContext(
+        opt_level=current.opt_level, config=dict(current.config.items()),
+        instruments=[*current.instruments, Unhoisted()],
+    )  # fmt: skip
 
 
 def _kept(mod: Any, target: Any, options: Any) -> bool:
