@@ -4,9 +4,9 @@
 anything but its argument, the target and TVM. What it made is kept as a shared library under
 `.pytest_cache/kernels`, by a hash of these; `make clean` removes them. Text for GPUs is not kept.
 
-LLVM's optimisations take two thirds of that time, and TVM's hoisting of conditions out of loops a
-sixth of the rest: `Cache.quick` leaves them out of the library; what is asked of a kernel's text is
-compiled with all of them.
+LLVM's optimisations take two thirds of that time, and what TVM hoists out of loops a sixth of the
+rest: `Cache.quick` leaves them out of the library; what is asked of a kernel's text is compiled
+with all of them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm.ir.instrument import pass_instrument
 from tvm.tirx.build import codegen_build
+
+from sparsetir.schedules.passes.whole_workspaces import without_passes
 
 # Whether tests compile all kernels as users do: with LLVM's optimisations, and all versions.
 AS_USERS = bool(os.environ.get("TESTS_AS_USERS"))
 UNUSED = 14 * 24 * 3600  # seconds after which a library that no test asked for is removed
+HOISTING = ("HoistIfThenElse", "InsertHoistIfThenElse")  # of conditions
 LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
 
 
@@ -77,7 +79,7 @@ class Cache:
             if library.exists():
                 os.utime(library)
                 return Kept(library, again)
-            with _unhoisted() if self.quick else contextlib.nullcontext():
+            with without_passes(HOISTING if self.quick else ()):
                 compiled = self._real(mod, target=used)
             if not self._write(compiled.mod, library):
                 return compiled
@@ -146,21 +148,6 @@ def _without_optimisations(target: Any) -> Any:
     return tvm.target.Target({**target.export(), "opt-level": 0})
 
 
-def _unhoisted() -> Any:
-    """A context in which TVM leaves conditions in loops."""
-
-    @pass_instrument
-    class Unhoisted:
-        def should_run(self, _: Any, info: Any) -> bool:
-            return not str(info.name).endswith("HoistIfThenElse")
-
-    current = tvm.transform.PassContext.current()
-    return tvm.transform.PassContext(
-        opt_level=current.opt_level, config=dict(current.config.items()),
-        instruments=[*current.instruments, Unhoisted()],
-    )  # fmt: skip
-
-
 def _kept(mod: Any, target: Any, options: Any) -> bool:
     """Whether it is a module of TensorIR for a CPU, whose passes have no options but its own.
 
@@ -171,6 +158,6 @@ def _kept(mod: Any, target: Any, options: Any) -> bool:
         and isinstance(target, tvm.target.Target)
         and target.kind.name == "llvm"
         and not options.config
-        and {str(each.name) for each in options.instruments} <= {"Whole"}
+        and {str(each.name) for each in options.instruments} <= {"Without"}
         and options.opt_level == 2
     )

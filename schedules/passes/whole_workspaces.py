@@ -1,11 +1,13 @@
-"""Workspaces of sizes that are no constants stay as large as they are.
+"""CPU functions that are compiled without TVM's passes over buffers, which take half of the time.
 
 TVM compacts the buffers of a block to the region that is accessed. Where that is bounded by the
 types of sizes alone, as of `W[T.max(k - 1, 0), ..]` over parameters `m` and `feat`, it takes 2**62
 elements, whose bytes overflow to none: they go on the stack. A function with such workspaces, and
 without caches of TVM's own that are to be compacted, is compiled without that pass; so is one whose
-buffers all fit on the stack, as the pass takes hours over some bounds of loops (TVM 0.27), and a
-third of the time of all passes over most.
+buffers all fit the stack, as the pass takes hours over some bounds of loops (TVM 0.27).
+
+TVM flattens buffers, and simplifies the offset of each access with all that surrounds it, also
+where the buffers have one dimension.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from math import prod
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir.instrument import pass_instrument
 
-from sparsetir.sparse_ir.nodes import nodes_of
+from sparsetir.sparse_ir.nodes import nodes_of, variables_of
+from sparsetir.sparse_ir.tir import constant
 
 # Attribute of a function of stage III.
 WHOLE = "sparsetir.whole_workspaces"
@@ -45,16 +48,28 @@ def _is_open_ended(array: Any) -> bool:
     return not all(isinstance(n, tirx.IntImm) for n in array.ty.shape)
 
 
-def without_compaction() -> Any:
-    """A context in which TVM compiles functions without compacting their buffers."""
+def is_flat(func: tirx.PrimFunc) -> bool:
+    """Whether each access of a function is one to a flat buffer; TVM stores booleans as bytes."""
+    accesses = nodes_of((ir.TensorLoad, tirx.BufferStore), func.body)
+    buffers = [v for v in variables_of(func.body) if tirx.is_buffer_var(v)]
+    params = {p.__chandle__() for p in func.params}
+    return all(len(access.indices) == 1 for access in accesses) and all(
+        (v.__chandle__() in params or len(v.ty.shape) == 1) and v.ty.dtype != "bool"
+        and not v.ty.strides and constant(v.ty.elem_offset) == 0
+        for v in buffers
+    )  # fmt: skip
+
+
+def without_passes(names: Container[str]) -> tvm.transform.PassContext:
+    """A context in which TVM compiles functions without some of its passes."""
 
     @pass_instrument
-    class Whole:
+    class Without:
         def should_run(self, _: Any, info: Any) -> bool:
-            return not str(info.name).endswith("CompactBufferAllocation")
+            return str(info.name).rpartition(".")[2] not in names
 
     current = tvm.transform.PassContext.current()
     return tvm.transform.PassContext(
         opt_level=current.opt_level, config=dict(current.config.items()),
-        instruments=[*current.instruments, Whole()],
+        instruments=[*current.instruments, Without()],
     )  # fmt: skip
