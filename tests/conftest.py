@@ -105,11 +105,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     import tvm
 
     import machines
-    from compile_cache import Cache
+    from compile_cache import FOLDER, Cache
 
     machines.settle()
 
-    cache = Cache(session.config.rootpath / ".pytest_cache" / "kernels", tvm.compile)
+    cache = Cache(FOLDER, tvm.compile)
     cache.forget_unused()
     tvm.compile = cache.compile
     session.config.stash[CACHE] = cache
