@@ -56,8 +56,8 @@ QUICK = {
     "test_kernel_computed.py", "test_kernel_refusals.py", "test_lower.py",
     "test_needed_parameters.py", "test_new_process.py", "test_operator_records.py",
     "test_plan.py", "test_plan_edges.py", "test_plan_out_dtype.py", "test_plan_sparse.py",
-    "test_programs.py", "test_random_programs.py", "test_readme.py", "test_shapes.py",
-    "test_sparse_results.py", "test_thesis.py",
+    "test_plan_sparse_gpu.py", "test_programs.py", "test_random_programs.py", "test_readme.py",
+    "test_shapes.py", "test_sparse_results.py", "test_thesis.py",
 }  # fmt: skip
 CACHE = pytest.StashKey[Any]()
 # In these, kernels by the default schedule have fewer versions by numbers of features, which are
