@@ -4,8 +4,9 @@
 anything but its argument, the target and TVM. What it made is kept as a shared library under
 `.pytest_cache/kernels`, by a hash of these; `make clean` removes them. Text for GPUs is not kept.
 
-LLVM's optimisations take two thirds of that time, and `Cache.quick` leaves them out of the library;
-what is asked of a kernel's text is compiled with all of them.
+LLVM's optimisations take two thirds of that time, and those of TVM a third of the rest:
+`Cache.quick` leaves them out of the library; what is asked of a kernel's text is compiled with all
+of them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ import tvm
 import tvm_ffi
 from tvm.tirx.build import codegen_build
 
+from sparsetir.schedules.passes.whole_workspaces import without_passes
+
 # Whether tests compile all kernels as users do: with LLVM's optimisations, and all versions.
 AS_USERS = bool(os.environ.get("TESTS_AS_USERS"))
+FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "kernels"
 UNUSED = 14 * 24 * 3600  # seconds after which a library that no test asked for is removed
+OPTIMISATIONS = ("HoistIfThenElse", "InsertHoistIfThenElse", "CommonSubexprElim")  # of TVM
 LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
 
 
@@ -51,13 +56,20 @@ class Cache:
 
     folder : made when the first library is written
     real : what compiles, `tvm.compile` or the like
-    quick : whether libraries are made without LLVM's optimisations
+    quick : whether libraries are made without these optimisations
     """
 
     def __init__(self, folder: Path, real: Callable[..., Any]) -> None:
         self.folder = folder
         self._real = real
         self.quick = False
+
+    @classmethod
+    def shared(cls) -> Cache:
+        """That of all tests, for another process of a test, with quick libraries."""
+        cache = cls(FOLDER, tvm.compile)
+        cache.quick = not AS_USERS
+        return cache
 
     def compile(self, mod: Any, target: Any = None, **options: Any) -> Any:
         """Like `tvm.compile`; for a CPU from the folder, or into it."""
@@ -75,7 +87,8 @@ class Cache:
             if library.exists():
                 os.utime(library)
                 return Kept(library, again)
-            compiled = self._real(mod, target=used)
+            with without_passes(OPTIMISATIONS if self.quick else ()):
+                compiled = self._real(mod, target=used)
             if not self._write(compiled.mod, library):
                 return compiled
             return Kept(library, again if self.quick else lambda: compiled)
@@ -153,6 +166,6 @@ def _kept(mod: Any, target: Any, options: Any) -> bool:
         and isinstance(target, tvm.target.Target)
         and target.kind.name == "llvm"
         and not options.config
-        and {str(each.name) for each in options.instruments} <= {"Whole"}
+        and {str(each.name) for each in options.instruments} <= {"Without"}
         and options.opt_level == 2
     )

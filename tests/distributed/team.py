@@ -23,11 +23,10 @@ import torch.distributed as dist
 import torch.distributed.tensor
 import tvm
 
-from compile_cache import AS_USERS, Cache
+from compile_cache import Cache
 
 TIMEOUT = 150  # seconds for a check, whose kernels are compiled beside other tests
 ALONE = {"OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-KERNELS = Path(__file__).resolve().parents[2] / ".pytest_cache" / "kernels"
 
 
 class Team:
@@ -105,9 +104,7 @@ def _environment() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, rank: int, size: int, store: str, seconds: float) -> None:
-    cache = Cache(KERNELS, tvm.compile)
-    cache.quick = not AS_USERS
-    tvm.compile = cache.compile
+    tvm.compile = Cache.shared().compile
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size,

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from compile_cache import AS_USERS
 from sparsetir.graph import programs
 from sparsetir.graph.rest import has_compiler
 from sparsetir.runtime.pipeline import lower
@@ -34,3 +35,10 @@ def plain(monkeypatch):
         return programs.compiled(("plain", text), target, stages)
 
     monkeypatch.setattr(programs.Program, "kernel", kernel)
+
+
+@pytest.fixture
+def quick_kernels(request):
+    """Kernels without a schedule, unless slow tests run too, or tests compile as users do."""
+    if request.config.option.markexpr == "not slow" and not AS_USERS:
+        request.getfixturevalue("plain")

@@ -84,7 +84,7 @@ def test_layers(name):
 # -- edges ----------------------------------------------------------------------------------------
 
 
-def test_what_follows_from_edges_is_kept_while_they_stay():
+def test_what_follows_from_edges_is_kept_while_they_stay(quick_kernels):
     model, (x, pairs) = made("GCN")
     call, backend = compiled(model)
 
@@ -108,7 +108,7 @@ def test_what_follows_from_edges_is_kept_while_they_stay():
         assert_close([call(x, pairs)], [model(x, pairs)])
 
 
-def test_edges_that_are_new_in_each_step_compile_nothing():
+def test_edges_that_are_new_in_each_step_compile_nothing(quick_kernels):
     model, _ = made("GAT")
     call, backend = compiled(model)
     counts = []
@@ -265,7 +265,7 @@ def test_views_that_divide_edges():
     assert_close([call(x, edge_index)], [forward(x, edge_index)])
 
 
-def test_weights_that_are_learnt():
+def test_weights_that_are_learnt(quick_kernels):
     model, (x, edge_index, w) = made("GCN weights")
     results = []
     call, _ = compiled(model)

@@ -41,7 +41,7 @@ def test_what_is_right_passes_and_stays_as_it_is():
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.default(1)
-def test_backward_is_compared_for_the_run_before_it(order):
+def test_backward_is_compared_for_the_run_before_it(order, quick_kernels):
     """A mistake of an earlier run is not noticed."""
     torch._dynamo.reset()
     call = torch.compile(Gate().eval(), backend="sparsetir", options={"check": True})

@@ -44,7 +44,7 @@ def test_what_takes_how_long():
     assert "T.prim_func" not in str(report)
 
 
-def test_what_is_left_and_why():
+def test_what_is_left_and_why(quick_kernels):
     model, args = made("CG")
     report = sparsetir.explain(model, *args)
     (graph,) = report.graphs

@@ -74,7 +74,7 @@ def test_without_edges():
     assert not torch.compile(model, backend="sparsetir")(x, none, torch.empty(0)).any()
 
 
-def test_a_gradient_that_is_not_selected_is_none_of_the_sum():
+def test_a_gradient_that_is_not_selected_is_none_of_the_sum(quick_kernels):
     """Where relu is 0 for all edges of a node, NaN does not spread to its gradient."""
     model = Messages(lambda i, j, a, w: torch.relu(i * a + j) * w)
     x, edge_index = torch.randn(NODES, FEATURES), edges()

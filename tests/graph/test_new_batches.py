@@ -33,7 +33,7 @@ class Scaled(torch.nn.Module):
         return torch.nn.functional.leaky_relu(sums, self.slope)
 
 
-def test_floats_are_constants_until_they_change():
+def test_floats_are_constants_until_they_change(quick_kernels):
     model, backend = Scaled(), Backend()
     call = torch.compile(model, backend=backend, dynamic=True)
     traced = []
@@ -135,7 +135,7 @@ def test_layers_that_are_alike_take_turns_on_edges(monkeypatch):
     assert all(ref() is None for ref in prepared)
 
 
-def test_degrees_are_counted_once_for_all_layers():
+def test_degrees_are_counted_once_for_all_layers(quick_kernels):
     layers = (pyg.SAGEConv(FEATURES, FEATURES) for _ in range(3))
     model, backend = pyg.Sequential("x, e", [(x, "x, e -> x") for x in layers]), Backend()
     call = torch.compile(model, backend=backend, dynamic=True)

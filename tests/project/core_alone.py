@@ -12,8 +12,10 @@ from importlib.util import find_spec
 import numpy as np
 import scipy.sparse as sp
 import torch
+import tvm
 
 import sparsetir
+from compile_cache import Cache
 from sparsetir import nn, ops
 from sparsetir.cli import main, tune
 
@@ -126,6 +128,7 @@ DOORS = {
 }
 
 if __name__ == "__main__":
+    tvm.compile = Cache.shared().compile
     for name in sys.argv[1:]:
         with contextlib.suppress(ModuleNotFoundError):  # of a folder above
             assert find_spec(name) is None, name

@@ -54,7 +54,8 @@ def test_the_core_does_without(names, tmp_path):
     """It builds, runs and searches; and what asks for an extension is told what is missing."""
     absent = [module for name in names for module in EXTENSIONS[name]]
     leave_out(files_of(absent), tmp_path / "sparsetir")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path), "SPARSETIR_RECORDS": ""}
+    paths = f"{tmp_path}{os.pathsep}{ROOT / 'tests'}"
+    env = {**os.environ, "PYTHONPATH": paths, "SPARSETIR_RECORDS": ""}
     run = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("core_alone.py")), *absent],
         capture_output=True, text=True, env=env, cwd=tmp_path, timeout=600,

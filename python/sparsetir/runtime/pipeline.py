@@ -48,7 +48,12 @@ from sparsetir.schedules.passes.short_loops import short_loops
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.passes.split_local_buffers import split_local_buffers
 from sparsetir.schedules.passes.supported_operations import supported_operations
-from sparsetir.schedules.passes.whole_workspaces import WHOLE, whole_workspaces, without_compaction
+from sparsetir.schedules.passes.whole_workspaces import (
+    WHOLE,
+    is_flat,
+    whole_workspaces,
+    without_passes,
+)
 from sparsetir.schedules.targets import (
     TargetLike,
     features_needed,
@@ -347,8 +352,12 @@ def compile_stages(stages: Mapping[str, Stages], target: Target) -> object:
     Parameters have the names, order and shapes of the author's program, unlike those of stage III.
     """
     functions = {name: with_natural_shapes(name, s) for name, s in stages.items()}
-    whole = any(WHOLE in f.attrs for f in functions.values())
-    with without_compaction() if whole else contextlib.nullcontext():
+    left_out = set[str]()
+    if any(WHOLE in f.attrs for f in functions.values()):
+        left_out.add("CompactBufferAllocation")
+    if not is_gpu(target) and all(map(is_flat, functions.values())):
+        left_out.add("FlattenBuffer")
+    with without_passes(left_out) if left_out else contextlib.nullcontext():
         mod = tvm.IRModule(functions)
         # Named for GPUs alone, whose host part launches: the default needs no name.
         if is_gpu(target):
@@ -367,6 +376,7 @@ def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.P
     shapes = natural_shapes(stages["II scheduled"])
     params: list[tirx.Var] = []
     views: list[tirx.Stmt] = []
+    arrays: dict[str, tirx.Var] = {}
     for flat in func.params:
         if not tirx.is_buffer_var(flat):
             params.append(flat)
@@ -376,9 +386,10 @@ def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.P
         param = buffer_var(shape, ty.dtype, argument, ty.storage_scope, ty.data_alignment)
         views.append(tirx.DeclBuffer(flat, data=buffer_data(param)))
         params.append(param)
+        arrays[argument] = flat
     root = func.body.block
-    checks = _disjoint(name, params, signature_of(stages)) if check else []
-    body = tirx.SeqStmt([*checks, *views, root.body])
+    checks = _disjoint(name, arrays, signature_of(stages)) if check else []
+    body = tirx.SeqStmt([*views, *checks, root.body])
     block = s_tir.SBlock([], [], [], root.name_hint, body, alloc_buffers=root.alloc_buffers)
     return tirx.PrimFunc(params, s_tir.SBlockRealize([], True, block), attrs=func.attrs)
 
@@ -392,7 +403,8 @@ def _of_any_alignment(name: str, func: tirx.PrimFunc, stages: Stages) -> tirx.Pr
     }
     params = [relaxed.get(p, p) for p in func.params]
     body = substitute(func.body, relaxed)
-    checks = _disjoint(name, params, signature_of(stages))
+    arrays = {p.name: p for p in params if tirx.is_buffer_var(p)}
+    checks = _disjoint(name, arrays, signature_of(stages))
     if isinstance(body, s_tir.SBlockRealize):
         inside = tirx.SeqStmt([*checks, body.block.body])
         body = s_tir.SBlockRealize([], True, block_with(body.block, body=inside))
@@ -401,13 +413,14 @@ def _of_any_alignment(name: str, func: tirx.PrimFunc, stages: Stages) -> tirx.Pr
     return tirx.PrimFunc(params, body, ret_type=func.ret_type, attrs=func.attrs)
 
 
-def _disjoint(who: str, params: list[tirx.Var], signature: Signature) -> list[tirx.Stmt]:
+def _disjoint(who: str, arrays: Mapping[str, Any], signature: Signature) -> list[tirx.Stmt]:
     """Assertions that no written array shares memory with another one.
+
+    arrays : by parameter
 
     In the kernel they take a nanosecond each; asking NumPy and torch for the memory of two arrays
     takes half a microsecond.
     """
-    arrays = {p.name: p for p in params if tirx.is_buffer_var(p)}
     written = [signature.names[i] for i in signature.outputs]
     checks: list[tirx.Stmt] = []
     spans = {}
