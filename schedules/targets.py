@@ -35,10 +35,7 @@ L1_BYTES, L2_BYTES, L3_BYTES = 32 << 10, 1 << 20, 32 << 20
 
 
 def host_features() -> Mapping[str, bool]:
-    """Whether this machine's CPU has a feature, by the name that LLVM gives it.
-
-    Empty where LLVM cannot tell.
-    """
+    """Whether this machine's CPU has a feature, by the name that LLVM gives it."""
     assumed = this_machine().features
     return _features_by_llvm() if assumed is None else assumed
 
@@ -46,8 +43,15 @@ def host_features() -> Mapping[str, bool]:
 @cache
 def _features_by_llvm() -> Mapping[str, bool]:
     find = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
-    features = None if find is None else find()
-    return {str(name): bool(has) for name, has in (features or {}).items()}
+    told = {} if find is None else {str(name): bool(has) for name, has in (find() or {}).items()}
+    if all(told.values()):  # LLVM 22 lists few features of ARM; the name of the CPU implies others
+        named = tvm.target.Target({"kind": "llvm", "mcpu": _host_name()})
+        told = dict.fromkeys(cpu_features(named), True) | told
+    return told
+
+
+def _host_name() -> str:
+    return str(tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
 
 
 @lru_cache(maxsize=16)
@@ -67,8 +71,7 @@ def host_target() -> tvm.target.Target:
     Virtual machines hide features, and LLVM takes some for an older CPU than they are, so code for
     the name alone may be slower than need be, or end with an illegal instruction.
     """
-    name = str(tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
-    return _named_and_different(name, _features_by_llvm())
+    return _named_and_different(_host_name(), _features_by_llvm())
 
 
 def _named_and_different(name: str, has: Mapping[str, bool]) -> tvm.target.Target:

@@ -77,7 +77,7 @@ class Cache:
                 return Kept(library, again)
             compiled = self._real(mod, target=used)
             if not self._write(compiled.mod, library):
-                return compiled
+                return again() if self.quick else compiled
             return Kept(library, again if self.quick else lambda: compiled)
 
     @contextlib.contextmanager

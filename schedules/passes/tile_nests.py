@@ -1,6 +1,6 @@
 """Nests of stage II around products of tiles: operands, configuration, and where sums go to.
 
-See :mod:`sparsetir.schedules.passes.amx_tiles` for the tiles.
+See :mod:`sparsetir.schedules.passes.tile_isas` for the tiles.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
-from sparsetir.schedules.passes.amx_tiles import TILE, TileShape, load_config, release, store
+from sparsetir.schedules.passes.tile_isas import TileShape, begin, end, store, with_tiles
 from sparsetir.schedules.targets import NEEDS
 from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -30,6 +30,8 @@ from sparsetir.sparse_ir.tir import (
     values_of,
 )
 from sparsetir.sparse_ir.traversal import map_expr
+
+LANES = 16  # of vectors that round sums
 
 
 def operands_alone(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> tirx.PrimFunc:
@@ -167,7 +169,7 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
     Raises ScheduleError where a block looks different.
     """
     who = "sums_in_tiles"
-    memory = buffer_var([shape.rows, shape.features], shape.product.sums, "tile_sums")
+    memory = buffer_var([shape.rows, shape.features], shape.isa.types[1], "tile_sums")
     old: list[Any] = []
 
     def make(loops: list[Any], realize: Any) -> tirx.Stmt:
@@ -199,7 +201,7 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
         )
 
     func = func.with_body(map_expr(func.body, [(s_tir.SBlock, without)]))
-    func = func.with_attr(NEEDS, [*shape.product.features])
+    func = func.with_attr(NEEDS, [*shape.isa.features])
     return _configured(func, shape, memory)
 
 
@@ -219,7 +221,12 @@ def _written(
     direct = written.value.same_as(nodes_of(ir.TensorLoad, written.value)[0])
     direct = direct and _side_by_side(written, values, loops)
     through = [
-        store(tile, tirx.BufferLoad(memory, [as_dtype(r, types[0]), as_dtype(c, types[1])]), pitch)
+        store(
+            shape,
+            tile,
+            tirx.BufferLoad(memory, [as_dtype(r, types[0]), as_dtype(c, types[1])]),
+            pitch,
+        )
         for (r, c), tile in shape.sums.items()
         for pitch in [tirx.IntImm("int64", shape.features * 4)]
     ]
@@ -232,16 +239,19 @@ def _written(
     if direct:
         stride = as_dtype(written.buffer.ty.shape[-1], "int64") * tirx.IntImm("int64", 4)
         steps = [
-            store(tile, there(tirx.BufferLoad(written.buffer, written.indices), r, c), stride)
+            store(
+                shape, tile, there(tirx.BufferLoad(written.buffer, written.indices), r, c), stride
+            )
             for (r, c), tile in shape.sums.items()
         ]
     else:
         row, plain = tirx.Var(row.name, types[0]), _reading(written, workspace, memory)
         vectors: list[tirx.Stmt] = []
-        for c in shape.column_tiles:
+        for c in range(0, shape.features, LANES):
             lane = tirx.Var("lane", types[1])
             element = there(plain, row, lane + as_dtype(c, types[1]))
-            vectors.append(loop_over(lane, TILE, element, tirx.ForKind.VECTORIZED))
+            lanes = min(LANES, shape.features)
+            vectors.append(loop_over(lane, lanes, element, tirx.ForKind.VECTORIZED))
         steps = [*through, loop_over(row, shape.rows, as_one(vectors))]
     if not conditions:
         return as_one(steps)
@@ -281,28 +291,28 @@ def _reading(stmt: Any, workspace: Any, memory: Any) -> Any:
 
 def _configured(func: tirx.PrimFunc, shape: TileShape, memory: Any) -> tirx.PrimFunc:
     """The function with tiles configured where a worker begins that stores them."""
-    config = buffer_var([8], "uint64", "tile_config")
+    tiles = buffer_var([shape.memory], "uint64", "tile_memory")
+    workers = [x for x in nodes_of(tirx.For, func.body) if x.kind == tirx.ForKind.PARALLEL]
+    workers = [x for x in workers if loads_of(x, memory)]
 
     def around(stmt: Any) -> tirx.Stmt:
-        body = tirx.SeqStmt([*load_config(shape, config), stmt, release()])
-        block = s_tir.SBlock([], [], [], "tiles", body, alloc_buffers=[config, memory])
+        stmt = map_expr(stmt, [(ir.Call, lambda call: with_tiles(shape, tiles, call))])
+        body = as_one([*begin(shape, tiles), stmt, *end(shape)])
+        block = s_tir.SBlock([], [], [], "tiles", body, alloc_buffers=[tiles, memory])
         return s_tir.SBlockRealize([], True, block)
 
     def visit(loop: Any) -> Any:
-        if loop.kind != tirx.ForKind.PARALLEL or not loads_of(loop, memory):
-            return loop
-        return loop_with(loop, body=around(loop.body))
+        known = any(loop.loop_var.same_as(x.loop_var) for x in workers)
+        return loop_with(loop, body=around(loop.body)) if known else loop
 
-    body = map_expr(func.body, [(tirx.For, visit)])
-    if not nodes_of(tirx.BufferStore, body) or not _stores_to(body, config):
-        # There is no loop of a worker: everything runs on one thread.
-        root = func.body.block
-        body = s_tir.SBlockRealize([], True, block_with(root, body=around(root.body)))
-    return func.with_body(body)
-
-
-def _stores_to(body: Any, buffer: Any) -> bool:
-    return any(s.buffer.same_as(buffer) for s in nodes_of(tirx.BufferStore, body))
+    root = func.body.block
+    if workers:
+        body = map_expr(root.body, [(tirx.For, visit)])
+    else:  # everything runs on one thread
+        body = around(root.body)
+    if shape.isa.code:
+        body = tirx.AttrStmt(0, "pragma_import_llvm", ir.StringImm(shape.isa.code), body)
+    return func.with_body(s_tir.SBlockRealize([], True, block_with(root, body=body)))
 
 
 def _with_nest(
