@@ -186,9 +186,12 @@ class TileShape:
         return range(first, first + up), range(first + up, first + up + across)
 
     @property
-    def memory(self) -> int:
-        """Words of 8 bytes of a thread's configuration, or of its tiles."""
-        return 2 * self.factors[1].stop if self.isa.code else 8
+    def memory(self) -> tuple[int, str]:
+        """Number and type of elements of a thread's configuration, or of its tiles, one for each.
+
+        TVM allocates what indices say, so that an element may not be half of a tile.
+        """
+        return (self.factors[1].stop, "uint64x2") if self.isa.code else (8, "uint64")
 
     @property
     def config(self) -> bytes:
@@ -208,7 +211,7 @@ class TileShape:
 def begin(shape: TileShape, memory: Any) -> list[tirx.Stmt]:
     """Configure the tiles of the thread that runs this, and make them zero.
 
-    memory : a buffer of `shape.memory` uint64
+    memory : a buffer as `shape.memory` says
     """
     if not shape.isa.begin:
         return []
@@ -242,12 +245,12 @@ def with_tiles(shape: TileShape, memory: Any, call: ir.Call) -> ir.Call:
         return call
     name, *operands = call.args
     tiles = [x for x in operands if isinstance(x, tirx.IntImm) and str(x.ty.dtype) == "int8"]
-    places = [_place(memory, 2 * int(x)) for x in tiles]
+    places = [_place(memory, int(x)) for x in tiles]
     return tirx.call_extern("void", name.value, *places, *operands[len(tiles) :])
 
 
-def _place(memory: Any, word: int) -> Any:
-    return tirx.address_of(tirx.BufferLoad(memory, [tirx.IntImm("int32", word)]))
+def _place(memory: Any, element: int) -> Any:
+    return tirx.address_of(tirx.BufferLoad(memory, [tirx.IntImm("int32", element)]))
 
 
 def _instruction(name: str, *operands: Any) -> tirx.Stmt:

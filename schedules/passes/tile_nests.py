@@ -291,7 +291,8 @@ def _reading(stmt: Any, workspace: Any, memory: Any) -> Any:
 
 def _configured(func: tirx.PrimFunc, shape: TileShape, memory: Any) -> tirx.PrimFunc:
     """The function with tiles configured where a worker begins that stores them."""
-    tiles = buffer_var([shape.memory], "uint64", "tile_memory")
+    count, dtype = shape.memory
+    tiles = buffer_var([count], dtype, "tile_memory")
     workers = [x for x in nodes_of(tirx.For, func.body) if x.kind == tirx.ForKind.PARALLEL]
     workers = [x for x in workers if loads_of(x, memory)]
 
