@@ -44,10 +44,9 @@ def host_features() -> Mapping[str, bool]:
 def _features_by_llvm() -> Mapping[str, bool]:
     find = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
     told = {} if find is None else {str(name): bool(has) for name, has in (find() or {}).items()}
-    if all(told.values()):  # LLVM 22 lists few features of ARM; the name of the CPU implies others
-        named = tvm.target.Target({"kind": "llvm", "mcpu": _host_name()})
-        told = dict.fromkeys(cpu_features(named), True) | told
-    return told
+    named = cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": _host_name()}))
+    # LLVM 22 tells few features of ARM; the name of the CPU implies others.
+    return dict.fromkeys(named, True) | told if "neon" in named else told
 
 
 def _host_name() -> str:
