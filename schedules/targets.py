@@ -46,8 +46,14 @@ def host_features() -> Mapping[str, bool]:
 @cache
 def _features_by_llvm() -> Mapping[str, bool]:
     find = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
-    features = None if find is None else find()
-    return {str(name): bool(has) for name, has in (features or {}).items()}
+    told = {} if find is None else {str(name): bool(has) for name, has in (find() or {}).items()}
+    named = cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": _host_name()}))
+    # LLVM 22 tells few features of ARM; the name of the CPU implies others.
+    return dict.fromkeys(named, True) | told if "neon" in named else told
+
+
+def _host_name() -> str:
+    return str(tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
 
 
 @lru_cache(maxsize=16)
@@ -67,8 +73,7 @@ def host_target() -> tvm.target.Target:
     Virtual machines hide features, and LLVM takes some for an older CPU than they are, so code for
     the name alone may be slower than necessary, or end with an illegal instruction.
     """
-    name = str(tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
-    return _named_and_different(name, _features_by_llvm())
+    return _named_and_different(_host_name(), _features_by_llvm())
 
 
 def _named_and_different(name: str, has: Mapping[str, bool]) -> tvm.target.Target:

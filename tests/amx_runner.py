@@ -1,7 +1,7 @@
 """Run kernels for the CPU's matrix engine on any CPU: tiles are emulated, by `amx/tiles.cpp`.
 
-A pass over stage III calls the emulator's functions in place of the instructions; all else is
-compiled for this machine's CPU.
+A pass over stage III calls the emulator's functions in place of the instructions, or of those in
+LLVM's text; all else is compiled for this machine's CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvm import ir, tirx
 
 from cuda_runner import _build
 from sparsetir.runtime.pipeline import Stages, kernel_of
-from sparsetir.schedules.passes.amx_nests import NEEDS
+from sparsetir.schedules.passes.tile_nests import NEEDS
 from sparsetir.schedules.targets import host_target
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -50,8 +50,16 @@ def emulated(stages: Stages) -> Stages:
             return node
         return tirx.call_extern("int32", f"tiles_{name.split('.')[-1]}", *node.args[1:])
 
+    def imported(node: Any) -> Any:
+        if node.attr_key != "pragma_import_llvm":
+            return node
+        text = node.value.value.replace("bfloat", "i16")
+        text = text.replace("llvm.aarch64.neon.", "tiles_").replace("smmla.v4i32.v16i8", "smmla")
+        return tirx.AttrStmt(node.node, node.attr_key, ir.StringImm(text), node.body)
+
     func = stages["III"]
-    func = func.with_body(map_expr(func.body, [(ir.Call, call)]))
+    rules = [(ir.Call, call), (tirx.AttrStmt, imported)]
+    func = func.with_body(map_expr(func.body, rules))
     scheduled = stages["II scheduled"].without_attr(NEEDS)
     return {**stages, "II scheduled": scheduled, "III": func}
 

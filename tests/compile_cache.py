@@ -90,7 +90,7 @@ class Cache:
             with without_passes(OPTIMISATIONS if self.quick else ()):
                 compiled = self._real(mod, target=used)
             if not self._write(compiled.mod, library):
-                return compiled
+                return again() if self.quick else compiled
             return Kept(library, again if self.quick else lambda: compiled)
 
     @contextlib.contextmanager

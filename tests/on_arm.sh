@@ -40,7 +40,7 @@ cat >"$bin/python3" <<END
 exec qemu-aarch64-static -L '$root' '$root/usr/bin/$python' "\$@"
 END
 chmod +x "$bin/python3"
-ln -sf "$(command -v aarch64-linux-gnu-g++)" "$bin/g++"
+for tool in g++ ld; do ln -sf "$(command -v "aarch64-linux-gnu-$tool")" "$bin/$tool"; done
 mkdir -p "$site"
 echo "import sys; sys.executable = '$bin/python3'" >"$site/sitecustomize.py"
 export QEMU_CPU=${ARM_CPU:-neoverse-n1} PATH=$bin:$PATH PYTHONNOUSERSITE=1

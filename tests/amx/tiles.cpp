@@ -1,4 +1,5 @@
-// Tiles of x86's matrix engine (AMX), as far as kernels use them: eight for each thread.
+// Tiles of x86's matrix engine (AMX), as far as kernels use them: eight for each thread; and ARM's
+// products of vectors as tiles of 2 x 2, in the order of rows.
 //
 // What a CPU refuses, or what would give other sums than the reader expects, is remembered as an
 // error: configurations that are not valid, tiles that are not configured, products of tiles that do
@@ -148,6 +149,23 @@ int tiles_tdpbssd(int8_t sums, int8_t left, int8_t right) {
       std::memcpy(unit.data[sums][m] + 4 * n, &out, 4);
     }
   return 0;
+}
+
+typedef float floats __attribute__((vector_size(16)));
+typedef int32_t ints __attribute__((vector_size(16)));
+typedef uint16_t halves __attribute__((vector_size(16)));
+typedef int8_t bytes __attribute__((vector_size(16)));
+
+floats tiles_bfmmla(floats sums, halves a, halves b) {
+  count(2);
+  for (int i = 0; i < 16; i++) sums[2 * (i / 8) + i / 4 % 2] += widened(a[4 * (i / 8) + i % 4]) * widened(b[i % 8]);
+  return sums;
+}
+
+ints tiles_smmla(ints sums, bytes a, bytes b) {
+  count(2);
+  for (int i = 0; i < 32; i++) sums[2 * (i / 16) + i / 8 % 2] += a[8 * (i / 16) + i % 8] * b[i % 16];
+  return sums;
 }
 
 }  // extern "C"

@@ -180,7 +180,7 @@ tune spgemm --graph cora --feat 8  # --feat: expected none for spgemm
 tune attention --graph cora --feat 8 --edge-feat 8  # --edge-feat: expected none
 tune u_add_e_max --graph cora --feat-in 8  # --feat-in: expected none for u_add_e_max
 tune u_add_e_max --graph cora --reduce min  # 'reduce': expected none with 'u_add_e_max'
-lower spmm --template Frog  # unknown template 'Frog'; expected one of AmxBlocks
+lower spmm --template Frog  # unknown template 'Frog'; expected one of Assembled
 lower spmm --template Frog --config {"template":"Groups"}  # --template: expected the one of
 lower one.py --template  # --template: expected none for a function in a file
 formats cora --format bsr(8  # with parameters, as BSR(8, 8); got bsr(8

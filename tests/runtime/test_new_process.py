@@ -18,7 +18,7 @@ from kernel_common import linker
 from pairs import by_default
 from runtime.exported_kernels import CASES
 from schedule_common import opened
-from sparsetir.schedules.templates.amx import AmxBlocks
+from sparsetir.schedules.templates.matrix_tiles import MatrixTiles
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.recipes.registry import RECIPES
@@ -128,7 +128,7 @@ def test_every_template_for_cpus_is_here() -> None:
         kind for (kind, _), t in TEMPLATES.items()
         if not t.gpu and kind.__module__.startswith("sparsetir.")
     }  # fmt: skip
-    assert for_cpus - here == {AmxBlocks, Assembled}
+    assert for_cpus - here == {MatrixTiles, Assembled}
 
 
 OWN = """

@@ -99,7 +99,9 @@ def test_a_kernel_of_another_cpu_is_refused(tmp_path, monkeypatch):
 def test_devices_are_told_apart_by_features():
     here = device_name(host_target())
     features = targets.distinctive_features(f for f, has in host_features().items() if has)
-    assert here == f"{cpu_model()} ({' '.join(features)})" and features
+    if not features:
+        pytest.skip("LLVM knows no such feature of this CPU")
+    assert here == f"{cpu_model()} ({' '.join(features)})"
 
 
 RNG = np.random.default_rng(0)

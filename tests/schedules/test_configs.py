@@ -50,7 +50,7 @@ HybRows(c=2, k=3, work=4)
 TensorCores(SRBCRS(8, 32), tile=64, warps=(1, 2), vector=4)
 Groups("non-zeros", group=8, feat=64)
 FusedNonzeros(feat=32)
-AmxBlocks(BSR(32, 16), 16, finite=True, blocks=4, parallel=False)
+MatrixTiles(BSR(32, 16), 16, finite=True, blocks=4, parallel=False)
 Decomposed(BSR(8, 8), filled=True)
 TiledRelations(48, 32, rows=6, depth=16, ranges=3)
 RelationalRows(3, 16, 32, shape=(1, 4), feat=64)
@@ -171,9 +171,9 @@ SlicedRows(window=0)  # 'window': expected 1 or more, got 0
 SlicedRows(blocks=0)  # 'blocks': expected 1 or more, got 0
 SlicedRows(ahead=-1)  # 'ahead': expected 0 or more, got -1
 SlicedRows(prefetch=-1)  # 'prefetch': expected 0 or more, got -1
-AmxBlocks(CSR())  # 'format': expected BSR
-AmxBlocks(BSR(32, 32), features=8)  # 'features': expected 16
-AmxBlocks(BSR(32, 32), blocks=0)  # 'blocks': expected 1 or more
+MatrixTiles(CSR())  # 'format': expected BSR
+MatrixTiles(BSR(32, 32), features=8)  # 'features': expected 16
+MatrixTiles(BSR(32, 32), blocks=0)  # 'blocks': expected 1 or more
 TiledRelations(32, 32, tile=24)  # 'tile': expected a divisor of
 TiledRelations(24, 32, depth=24)  # 'lanes_in': expected a power of two that
 TiledRelations(32, 32, ranges=0)  # 'ranges': expected None, or 1 or more

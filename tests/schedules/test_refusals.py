@@ -19,7 +19,8 @@ from sparsetir.schedules.templates.registry import TEMPLATES
 from spmm_gpu_common import GPU
 
 MODULES = """
-amx=templates.amx block_attention=operators.block_attention decomposed=templates.decomposed
+matrix_tiles=templates.matrix_tiles decomposed=templates.decomposed
+block_attention=operators.block_attention
 block_attention_cpu=templates.block_attention edge_attention=operators.edge_attention
 rgms=operators.rgms rgms_backward=templates.rgms_backward rgms_cpu=templates.rgms rgms_gpu=gpu.rgms
 rgms_gradients_gpu=gpu.rgms_gradients
@@ -100,7 +101,7 @@ planned(FULL, Choices({"sddmm.parts": 1, "sddmm.size": 32}), 48, op="sddmm")
 FusedNonzeros(8, 16, 2, 4, 1).tiles(40)  # ScheduleError: serves multiples of 32 features, got 40
 TiledRelations.for_sizes(32, 32).tiles(64)
     # ScheduleError: the config serves 32 features, got 64
-replace(AmxBlocks(BSR(32, 32)), given=True).tiles(32)
+replace(MatrixTiles(BSR(32, 32)), given=True).tiles(32)
     # ScheduleError: 'given': plans take B as it is, got a config for B
 RowSplit().tiles(96)  # ScheduleError: serves multiples of 128 features, got 96
 RowSplit(feat=64).tiles(128)  # ScheduleError: serves 64 features, got 128
@@ -128,14 +129,15 @@ planned(FULL, BlockRows(BSR(8, 8)), reduce="mean")
     # ScheduleError: serves sums of one matrix, got reduce='mean'
 planned(FULL, RowTile(64, rows=4, compact=True), dtype="float16")
     # ScheduleError: expected compact=False for float16, which would be
-amx.program(Spmm("float32"), AmxBlocks(BSR(32, 32)))
-    # ScheduleError: amx.program: argument 'config': AmxBlocks serves sums of one matrix in
-    bfloat16 or float16, got dtype 'float32'
-amx.program(Spmm("bfloat16", batched=True), AmxBlocks(BSR(32, 32)))  # ScheduleError: got heads
-amx.program(Spmm("bfloat16", reduce="mean"), AmxBlocks(BSR(32, 32)))
+matrix_tiles.program(Spmm("float32"), MatrixTiles(BSR(32, 32)))
+    # ScheduleError: matrix_tiles.program: argument 'config': MatrixTiles serves sums of one matrix
+    in bfloat16 or float16, got dtype 'float32'
+matrix_tiles.program(Spmm("bfloat16", batched=True), MatrixTiles(BSR(32, 32)))
+    # ScheduleError: got heads
+matrix_tiles.program(Spmm("bfloat16", reduce="mean"), MatrixTiles(BSR(32, 32)))
     # ScheduleError: got reduce='mean'
-amx.arrange(NOTHING, Spmm("float32"), AmxBlocks(BSR(32, 32)))
-    # ScheduleError: amx.arrange: argument 'config': .. got dtype 'float32'
+matrix_tiles.arrange(NOTHING, Spmm("float32"), MatrixTiles(BSR(32, 32)))
+    # ScheduleError: matrix_tiles.arrange: argument 'config': .. got dtype 'float32'
 given(Spmm(), RowSplit(vector=8))  # ScheduleError: vectors of at most 4 float32, got 8
 given(Spmm(), HybRows(vector=8))  # ScheduleError: vectors of at most 4 float32, got 8
 given(Spmm(), Groups(vector=8))  # ScheduleError: vectors of at most 4 float32, got 8
@@ -187,13 +189,13 @@ on(changed("SRSRS", "SSSSS"), spmm_blocks, BlockRows(BSR(4, 4), 4, 16, 8))
 on(decomposed.program(Spmm(), Decomposed(CSC())), spmm_blocks, BlockRows(BSR(4, 4), 4, 16, 8))
     # ScheduleError: BlockRows: .. rows of 'spmm_csc' to come before
 given(Spmm(), BlockRows(BSR(4, 4), 4, 16, 8))  # ScheduleError: scheduled for no threads
-given(Spmm("bfloat16"), AmxBlocks(BSR(32, 32)), {**TARGET, "mcpu": "x86-64-v4"})
+given(Spmm("bfloat16"), MatrixTiles(BSR(32, 32)), {**TARGET, "mcpu": "x86-64-v4"})
     # ScheduleError: lower: 'spmm' is scheduled for a CPU with amx-tile and amx-bf16, which target
     .. x86-64 .. lacks; choose another schedule, or a target that has them
-given(Spmm("float16"), AmxBlocks(BSR(32, 32)), TARGET)
+given(Spmm("float16"), MatrixTiles(BSR(32, 32)), TARGET)
     # ScheduleError: for a CPU with amx-fp16, which target .. sapphirerapids
-lower(spmm.program(Spmm("bfloat16")), amx.apply, AmxBlocks(BSR(32, 32)), TARGET)
-    # ScheduleError: AmxBlocks: expected one iteration that sums up block
+lower(spmm.program(Spmm("bfloat16")), matrix_tiles.apply, MatrixTiles(BSR(32, 32)), TARGET)
+    # ScheduleError: MatrixTiles: expected one iteration that sums up block
 on(spmm.program(Spmm()), rgms_cpu, TiledRelations.for_sizes(32, 32))
     # ShapeError: TiledRelations: argument 'sch'
 lower(spmm.program(Spmm(), None), rgms_backward.apply, ChunkTiles(4, 4))

@@ -1,11 +1,12 @@
 """Blocks in tiles of the CPU's matrix engine: run on an emulated one, and as assembly.
 
-Kernels are lowered for a CPU with AMX; `amx_runner` runs them with its tiles emulated, on any CPU.
-What a CPU with AMX does is tested where there is one.
+Kernels are lowered for a CPU with AMX, or of ARM with `bfmmla`; `amx_runner` runs them with these
+instructions emulated, on any CPU. What such a CPU does is tested where there is one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import re
 from dataclasses import replace
@@ -23,26 +24,35 @@ from cuda_runner import requires_cuda_text
 from pairs import by_default
 from small import small
 from sparsetir.formats import BSR, CSR
+from sparsetir.machine import assume, this_machine
 from sparsetir.planning.plan import requested
 from sparsetir.runtime.kernel_file import read_library
 from sparsetir.runtime.pipeline import kernel_of, lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.passes.amx_tiles import PRODUCTS
+from sparsetir.schedules.passes.tile_isas import TILE_ISAS
 from sparsetir.schedules.targets import allowed, host_target
-from sparsetir.schedules.templates import amx
-from sparsetir.schedules.templates.amx import AmxBlocks
+from sparsetir.schedules.templates import matrix_tiles
+from sparsetir.schedules.templates.matrix_tiles import MatrixTiles
 from sparsetir.sparse_ir.errors import ScheduleError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SPR = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}
+ARM = {"kind": "llvm", "mtriple": "aarch64-unknown-linux-gnu", "mcpu": "neoverse-v1"}
+TARGETS = {"amx": SPR, "neon": ARM}
 PROBLEM = Spmm("bfloat16")
 ROUNDED = 2.0**-8  # of bfloat16
 
 pytestmark = requires_cuda_text  # which says whether there is a g++
-NEEDED = [*PRODUCTS["bfloat16"].features]
+NEEDED = [*TILE_ISAS["amx"]["bfloat16"].features]
 WHY_NOT = allowed(NEEDED)
 HERE = not WHY_NOT
 has_amx = pytest.mark.skipif(not HERE, reason=f"no tiles here: {WHY_NOT}")
+
+
+def has_bfmmla():
+    """Whether Linux on ARM says so, which an emulated process knows by this call alone."""
+    asked = this_machine().system, this_machine().architecture
+    return asked == ("linux", "aarch64") and bool(ctypes.CDLL(None).getauxval(26) & 1 << 14)
 
 
 def rounded(array):
@@ -78,14 +88,14 @@ def product(a, b):
 def arguments(matrix, config, feat, seed=1, fill=None):
     """Arguments of a kernel by name, and what its result is to be."""
     pattern, values = pattern_of(matrix)
-    arranged = amx.arrange(pattern, PROBLEM, config)
+    arranged = matrix_tiles.arrange(pattern, PROBLEM, config)
     b = rounded(np.random.default_rng(seed).uniform(-1, 1, (matrix.shape[1], feat)))
     if fill is not None:
         b[fill[0]] = fill[1]
     args = {**arranged.arguments, **arranged.stored.values(A=values.astype(BF16)), "feat": feat}
     args["b"] = b.astype(BF16)
     if config.given:
-        args["b"] = amx.in_tiles(args["b"].view("uint16"), config.format.cols, config.features)
+        args["b"] = matrix_tiles.in_tiles(args["b"].view("uint16"), config)
         args["b"] = args["b"].view(BF16)
     return args, product(matrix, b)
 
@@ -110,10 +120,12 @@ def check(kernel, matrix, config, feat, **options):
 _made: dict[Any, EmulatedKernel] = {}
 
 
-def kernel_for(config, target=SPR, problem=PROBLEM):
+def kernel_for(config, problem=PROBLEM):
     key = (problem, config.compiled)
     if key not in _made:
-        _made[key] = EmulatedKernel(lower_template(amx, problem, config, target))
+        _made[key] = EmulatedKernel(
+            lower_template(matrix_tiles, problem, config, TARGETS[config.isa])
+        )
     return _made[key]
 
 
@@ -137,14 +149,27 @@ def sizes(rows, cols):
 @pytest.mark.default("(5, 6, 32)", "(64, 64, 16)")
 def test_shapes(shape):
     rows, cols, features = shape
-    config = AmxBlocks(BSR(rows, cols), features, blocks=3)
+    config = MatrixTiles(BSR(rows, cols), features, blocks=3)
     kernel = kernel_for(config)
     for shape, feat in sizes(rows, cols):
         check(kernel, blocked(shape, rows, cols), config, feat)
         assert kernel.counts["configurations"] == kernel.counts["releases"] == 1
 
 
-CONFIG = AmxBlocks(BSR(32, 32), blocks=3)
+@pytest.mark.parametrize("rows, cols", [(32, 32), (12, 24), (2, 8)])
+def test_shapes_of_neon(rows, cols):
+    config = MatrixTiles(BSR(rows, cols), 8, "neon", blocks=3)
+    kernel = kernel_for(config)
+    for shape, feat in sizes(rows, cols):
+        matrix = blocked(shape, rows, cols)
+        check(kernel, matrix, config, feat)
+        assert (
+            kernel.counts["configurations"] == 0 and bool(kernel.counts["products"]) == matrix.any()
+        )
+
+
+CONFIG = MatrixTiles(BSR(32, 32), blocks=3)
+NEON = MatrixTiles(BSR(32, 32), 8, "neon", blocks=3)
 
 
 def test_no_blocks_at_all():
@@ -167,7 +192,7 @@ def test_places_of_a_block_without_an_element():
     matrix[3] = 0
     pattern, _ = pattern_of(matrix)
     with pytest.raises(ScheduleError, match=r"expected a pattern that fills blocks of 32 x 32, or"):
-        amx.arrange(pattern, PROBLEM, CONFIG)
+        matrix_tiles.arrange(pattern, PROBLEM, CONFIG)
     config = replace(CONFIG, finite=True)
     check(kernel_for(config), matrix, config, 32)
     args, wanted = arguments(matrix, config, 32, fill=((5, 0), np.inf))
@@ -201,8 +226,10 @@ def test_one_thread():
 
 
 def test_b_that_the_caller_brings_in_tiles():
-    for fmt, features in ((BSR(32, 32), 32), (BSR(16, 64), 16)):
-        config = AmxBlocks(fmt, features, given=True)
+    for fmt, features, isa in (
+        (BSR(32, 32), 32, "amx"), (BSR(16, 64), 16, "amx"), (BSR(8, 24), 8, "neon"),
+    ):  # fmt: skip
+        config = MatrixTiles(fmt, features, isa, given=True)
         check(kernel_for(config), blocked((70, 100), fmt.rows, fmt.cols), config, 40)
 
 
@@ -230,14 +257,17 @@ M = T.dense_fixed(mb * {size * apart})
 
 
 @pytest.mark.parametrize(
-    "dtype, sums, apart", [("bfloat16", "float32", 1), ("int8", "int32", 1), ("int8", "int32", 2)]
-)
-def test_results_of_the_type_of_the_sums(dtype, sums, apart):
+    "dtype, sums, apart, config",
+    [("bfloat16", "float32", 1, CONFIG), ("int8", "int32", 1, CONFIG), ("int8", "int32", 2, CONFIG),
+     ("bfloat16", "float32", 1, NEON), ("int8", "int32", 2, NEON)],
+    ids=str,
+)  # fmt: skip
+def test_results_of_the_type_of_the_sums(dtype, sums, apart, config):
     """Results are stored from tiles, unless a block of features sticks out, or rows are apart."""
     rng = np.random.default_rng(0)
     kind = BF16 if dtype == "bfloat16" else np.dtype(dtype)
-    func, config = blocks_of(dtype, sums, apart), AmxBlocks(BSR(32, 32))
-    stages = sparsetir.lower(func, amx.apply, config, SPR)
+    func = blocks_of(dtype, sums, apart)
+    stages = sparsetir.lower(func, matrix_tiles.apply, config, TARGETS[config.isa])
     kernel = EmulatedKernel(stages)
     indptr, indices = np.array([0, 2, 2, 3], "int32"), np.array([0, 2, 1], "int32")
     blocks = rng.integers(-100, 100, (3, 32, 32)).astype(kind)
@@ -258,9 +288,9 @@ def test_results_of_the_type_of_the_sums(dtype, sums, apart):
 
 
 @functools.cache
-def assembly(problem=PROBLEM, mcpu="sapphirerapids"):
-    target = tvm.target.Target({**SPR, "mcpu": mcpu})
-    return kernel_of(lower_template(amx, problem, CONFIG, target), target).source("asm")
+def assembly(problem=PROBLEM, mcpu="sapphirerapids", config=CONFIG):
+    target = tvm.target.Target({**TARGETS[config.isa], "mcpu": mcpu})
+    return kernel_of(lower_template(matrix_tiles, problem, config, target), target).source("asm")
 
 
 def count(lines, name):
@@ -284,6 +314,16 @@ def test_sums_stay_in_tiles_over_a_row_of_blocks():
     assert count(lines[end:], "tilerelease") >= 1
 
 
+def test_sums_stay_in_vectors_over_a_row_of_blocks():
+    """16 columns of a block in one step, or 32, by 24 vectors, none of which goes to memory."""
+    lines = [line.strip() for line in assembly(mcpu="neoverse-v1", config=NEON).splitlines()]
+    products = [n for n, line in enumerate(lines) if line.startswith("bfmmla")]
+    first = max(n for n in range(products[0]) if re.match(r"\.LBB.*:", lines[n]))
+    loop = lines[first + 1 : products[-1] + 1]
+    assert len(products) in (4 * 16, 8 * 16) and len({lines[n].split()[1] for n in products}) == 16
+    assert not any(re.match(r"\.LBB|bl\b|st|.*\[sp", line) for line in loop)
+
+
 def test_float16_has_a_product_of_its_own():
     text = assembly(Spmm("float16"), "graniterapids")
     assert "tdpfp16ps" in text and "tdpbf16ps" not in text
@@ -299,12 +339,12 @@ def test_other_configs_are_refused():
             match="expected blocks whose rows a number from 2 to 32 divides, and whose columns a "
             f"multiple of 2 from 4 to 32, in bfloat16, got {rows} x {cols}",
         ):
-            lower_template(amx, PROBLEM, AmxBlocks(BSR(rows, cols)), SPR)
+            lower_template(matrix_tiles, PROBLEM, MatrixTiles(BSR(rows, cols)), SPR)
 
 
 def test_other_programs_are_refused():
     with pytest.raises(ScheduleError, match="sums of products of two arrays of bfloat16 or float"):
-        sparsetir.lower(blocks_of("float32", "float32"), amx.apply, CONFIG, SPR)
+        sparsetir.lower(blocks_of("float32", "float32"), matrix_tiles.apply, CONFIG, SPR)
 
 
 # -- whose turn it is -------------------------------------------------------------------------
@@ -320,8 +360,8 @@ def candidates(matrix, target=SPR, **options):
 
 
 def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch):
-    assert not any(isinstance(c, AmxBlocks) for c in candidates(whole_blocks(32)) if not HERE)
-    monkeypatch.setattr(amx, "allowed", lambda needed: "")
+    assert not any(isinstance(c, MatrixTiles) for c in candidates(whole_blocks(32)) if not HERE)
+    monkeypatch.setattr(matrix_tiles, "allowed", lambda needed: "")
     first, second, *others = candidates(whole_blocks(32))
     assert (first.format, second.format) == (BSR(32, 32), BSR(16, 16))
     assert candidates(whole_blocks(16))[0].format == BSR(16, 16)
@@ -333,7 +373,7 @@ def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch
         candidates(whole_blocks(32), {**SPR, "mcpu": "icelake-server"}),
         candidates(pattern_of(np.ones((32, 32)))[0]),
     ):  # fmt: skip
-        assert not any(isinstance(c, AmxBlocks) for c in configs)
+        assert not any(isinstance(c, MatrixTiles) for c in configs)
     wanted = requested("spmm", whole_blocks(32), 64, dtype="bfloat16", target=SPR)
     for fmt, served in (
         (BSR(8, 16), True),
@@ -343,13 +383,13 @@ def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch
     ):
         assert [c.format for c in wanted.engine(fmt)] == [fmt] * served
     plan = sparsetir.plan("spmm", whole_blocks(32), 64, dtype="bfloat16", target=SPR)
-    assert isinstance(plan.config, AmxBlocks) and plan.kernel.needs == ["amx-tile", "amx-bf16"]
+    assert isinstance(plan.config, MatrixTiles) and plan.kernel.needs == ["amx-tile", "amx-bf16"]
 
 
 @pytest.mark.skipif(HERE, reason="this CPU has AMX")
 def test_a_kernel_that_cannot_run_here_says_so(tmp_path):
     target = tvm.target.Target(SPR)
-    kernel = kernel_of(lower_template(amx, PROBLEM, CONFIG, target), target)
+    kernel = kernel_of(lower_template(matrix_tiles, PROBLEM, CONFIG, target), target)
     args, wanted = arguments(blocked((64, 64), 32, 32), CONFIG, 32)
     with pytest.raises(
         RuntimeError, match=r"spmm: it needs a CPU with amx-tile and amx-bf16, which this one has n"
@@ -357,9 +397,12 @@ def test_a_kernel_that_cannot_run_here_says_so(tmp_path):
         run(kernel, args, np.zeros(wanted.shape).astype(BF16))
 
 
+@pytest.mark.skipif(this_machine().architecture != "x86_64", reason="links a kernel of x86")
 def test_files_say_what_kernels_need(tmp_path):
     target = tvm.target.Target(SPR)
-    kernel_of(lower_template(amx, PROBLEM, CONFIG, target), target).export(tmp_path / "spmm.so")
+    kernel_of(lower_template(matrix_tiles, PROBLEM, CONFIG, target), target).export(
+        tmp_path / "spmm.so"
+    )
     assert read_library(tmp_path / "spmm.so")[1]["needs"] == NEEDED
     if not HERE:
         with pytest.raises(RuntimeError, match="compiled for a CPU with amx-bf16, amx-int8, amx-t"):
@@ -370,10 +413,23 @@ def test_files_say_what_kernels_need(tmp_path):
 
 
 @has_amx
-@pytest.mark.parametrize("config", [CONFIG, AmxBlocks(BSR(24, 48), 16, blocks=2)], ids=str)
+@pytest.mark.parametrize("config", [CONFIG, MatrixTiles(BSR(24, 48), 16, blocks=2)], ids=str)
 def test_on_the_cpu(config):
     target = host_target()
-    kernel = kernel_of(lower_template(amx, PROBLEM, config, target), target)
+    kernel = kernel_of(lower_template(matrix_tiles, PROBLEM, config, target), target)
+    rows, cols = config.format.rows, config.format.cols
+    for shape, feat in sizes(rows, cols):
+        check(kernel, blocked(shape, rows, cols), config, feat)
+
+
+@pytest.mark.skipif(
+    not has_bfmmla(), reason="no `bfmmla` here: `ARM_CPU=max tests/on_arm.sh` emulates it"
+)
+@pytest.mark.parametrize("config", [NEON, MatrixTiles(BSR(12, 8), 8, "neon")], ids=str)
+def test_bfmmla_on_the_cpu(config):
+    target = tvm.target.Target(ARM)
+    with assume(this_machine()._replace(features={"bf16": True})):
+        kernel = kernel_of(lower_template(matrix_tiles, PROBLEM, config, target), target)
     rows, cols = config.format.rows, config.format.cols
     for shape, feat in sizes(rows, cols):
         check(kernel, blocked(shape, rows, cols), config, feat)

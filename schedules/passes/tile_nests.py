@@ -1,6 +1,6 @@
-"""Stage-II nests around products of tiles: operands, configuration, and stores of sums.
+"""Nests of stage II around products of tiles: operands, configuration, and where sums go to.
 
-See :mod:`sparsetir.schedules.passes.amx_tiles` for the tiles.
+See :mod:`sparsetir.schedules.passes.tile_isas` for the tiles.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
-from sparsetir.schedules.passes.amx_tiles import TILE, TileShape, load_config, release, store
+from sparsetir.schedules.passes.tile_isas import TileShape, begin, end, store, with_tiles
 from sparsetir.schedules.targets import NEEDS
 from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -31,11 +31,13 @@ from sparsetir.sparse_ir.tir import (
 )
 from sparsetir.sparse_ir.traversal import map_expr
 
+LANES = 16  # of vectors that round sums
+
 
 def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> tirx.PrimFunc:
-    """Restrict a block's read regions to some buffers, at the accessed elements.
+    """Let a block say that it reads nothing but some buffers, each where it does.
 
-    Tensor intrinsics only match such blocks. Before::
+    Tensor intrinsics match such blocks alone. Before::
 
         T.reads(JO_indptr[..], JO_indices[..], C_ws[vi, vk], B_tiles[vk0, 0:n, ..])
 
@@ -43,7 +45,7 @@ def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> t
 
         T.reads(C_ws[vi, vk], B_tiles[vk0, JO_indices[..], ..])
 
-    The omitted arrays are only read in the function.
+    What is left out are arrays that the function only reads.
     """
 
     def visit(node: Any) -> Any:
@@ -62,10 +64,10 @@ def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> t
 
 
 def write_groups(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
-    """Write adjacent elements of a copy together, unconditionally where possible.
+    """Write elements of a copy that lie side by side together, and where it can be unconditionally.
 
-    func : a stage-II function, which is not modified
-    block : stores zero for elements beyond its operand; its innermost loop is over a few elements
+    func : a stage-II function; the one given is left as it is
+    block : stores what is beyond its operand as zero; its innermost loop is over a few elements
         that come from different rows
 
     Before::
@@ -114,7 +116,7 @@ def write_groups(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
 
 
 def keep_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
-    """Keep an array of 16-bit floats that the function allocates in that type.
+    """Let an array of 16-bit floats that the function makes stay one of 16-bit floats.
 
     TVM widens its own arrays of bfloat16 to float32, except those whose data pointer escapes, which
     it decides by whether `.data` occurs in an expression; addresses of elements do not count.
@@ -136,9 +138,9 @@ def keep_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
 
 
 def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.PrimFunc:
-    """Write the sums of products from tiles, and configure the tiles where a worker begins.
+    """Write what products have left in tiles, and configure the tiles where a worker begins.
 
-    func : a stage-II function, not modified, whose products are already tensor intrinsics
+    func : a stage-II function, whose products are tensor intrinsics already; left as it is
     block : writes the sums from their workspace, element by element, in two loops of its own
 
     Before::
@@ -151,8 +153,7 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
                             if vio * 32 + vi < m and vk0 * 32 + vk < feat:
                                 C[vio * 32 + vi, vk0 * 32 + vk] = C_ws[vi, vk]
 
-    After; sums of a block that exceeds the result, or that need rounding, are stored to memory
-    first::
+    After, where sums of a block that sticks out, or that are to be rounded, are stored to memory::
 
         for io_parts in T.parallel(blocks):
             config[0:8] = ...
@@ -165,10 +166,10 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
                         for i, k in T.grid(32, 32): ...  # as before, from sums
             tilerelease()
 
-    Raises ScheduleError for a block of another form.
+    Raises ScheduleError where a block looks different.
     """
     who = "sums_in_tiles"
-    memory = buffer_var([shape.rows, shape.features], shape.product.sums, "tile_sums")
+    memory = buffer_var([shape.rows, shape.features], shape.isa.types[1], "tile_sums")
     old: list[Any] = []
 
     def make(loops: list[Any], realize: Any) -> tirx.Stmt:
@@ -200,7 +201,7 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
         )
 
     func = func.with_body(map_expr(func.body, [(s_tir.SBlock, without)]))
-    func = func.with_attr(NEEDS, [*shape.product.features])
+    func = func.with_attr(NEEDS, [*shape.isa.features])
     return _configured(func, shape, memory)
 
 
@@ -220,7 +221,12 @@ def _written(
     direct = written.value.same_as(nodes_of(ir.TensorLoad, written.value)[0])
     direct = direct and _is_row_major(written, values, loops)
     through = [
-        store(tile, tirx.BufferLoad(memory, [as_dtype(r, types[0]), as_dtype(c, types[1])]), pitch)
+        store(
+            shape,
+            tile,
+            tirx.BufferLoad(memory, [as_dtype(r, types[0]), as_dtype(c, types[1])]),
+            pitch,
+        )
         for (r, c), tile in shape.sums.items()
         for pitch in [tirx.IntImm("int64", shape.features * 4)]
     ]
@@ -233,16 +239,19 @@ def _written(
     if direct:
         stride = as_dtype(written.buffer.ty.shape[-1], "int64") * tirx.IntImm("int64", 4)
         steps = [
-            store(tile, visit(tirx.BufferLoad(written.buffer, written.indices), r, c), stride)
+            store(
+                shape, tile, visit(tirx.BufferLoad(written.buffer, written.indices), r, c), stride
+            )
             for (r, c), tile in shape.sums.items()
         ]
     else:
         row, plain = tirx.Var(row.name, types[0]), _reading(written, workspace, memory)
         vectors: list[tirx.Stmt] = []
-        for c in shape.column_tiles:
+        for c in range(0, shape.features, LANES):
             lane = tirx.Var("lane", types[1])
             element = visit(plain, row, lane + as_dtype(c, types[1]))
-            vectors.append(loop_over(lane, TILE, element, tirx.ForKind.VECTORIZED))
+            lanes = min(LANES, shape.features)
+            vectors.append(loop_over(lane, lanes, element, tirx.ForKind.VECTORIZED))
         steps = [*through, loop_over(row, shape.rows, as_one(vectors))]
     if not conditions:
         return as_one(steps)
@@ -251,7 +260,7 @@ def _written(
 
 
 def _is_monotone(condition: Any, realize: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
-    """Whether a condition holds for all visits of two loops if it holds for the last one."""
+    """Whether a condition holds for all visits of two loops if it does for the last one."""
     if is_likely(condition):
         condition = condition.args[0]
     if isinstance(condition, tirx.And):
@@ -265,7 +274,7 @@ def _is_monotone(condition: Any, realize: Any, values: dict[Any, Any], loops: li
 
 
 def _is_row_major(written: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
-    """Whether the first loop is over rows, and the second one over a row's elements in order."""
+    """Whether the first loop visits rows, and the second one the elements of a row in order."""
     mine = [x.loop_var for x in loops]
     sums = [affine(substitute(i, values)) for i in written.indices]
     return [[each.step(v) for v in mine] for each in sums] == [[1, 0], [0, 1]]
@@ -281,38 +290,39 @@ def _reading(stmt: Any, workspace: Any, memory: Any) -> Any:
 
 
 def _configured(func: tirx.PrimFunc, shape: TileShape, memory: Any) -> tirx.PrimFunc:
-    """The function with tiles configured at the start of each worker that stores them."""
-    config = buffer_var([8], "uint64", "tile_config")
+    """The function with tiles configured where a worker begins that stores them."""
+    count, dtype = shape.memory
+    tiles = buffer_var([count], dtype, "tile_memory")
+    workers = [x for x in nodes_of(tirx.For, func.body) if x.kind == tirx.ForKind.PARALLEL]
+    workers = [x for x in workers if loads_of(x, memory)]
 
     def around(stmt: Any) -> tirx.Stmt:
-        body = tirx.SeqStmt([*load_config(shape, config), stmt, release()])
-        block = s_tir.SBlock([], [], [], "tiles", body, alloc_buffers=[config, memory])
+        stmt = map_expr(stmt, [(ir.Call, lambda call: with_tiles(shape, tiles, call))])
+        body = as_one([*begin(shape, tiles), stmt, *end(shape)])
+        block = s_tir.SBlock([], [], [], "tiles", body, alloc_buffers=[tiles, memory])
         return s_tir.SBlockRealize([], True, block)
 
     def visit(loop: Any) -> Any:
-        if loop.kind != tirx.ForKind.PARALLEL or not loads_of(loop, memory):
-            return loop
-        return loop_with(loop, body=around(loop.body))
+        known = any(loop.loop_var.same_as(x.loop_var) for x in workers)
+        return loop_with(loop, body=around(loop.body)) if known else loop
 
-    body = map_expr(func.body, [(tirx.For, visit)])
-    if not nodes_of(tirx.BufferStore, body) or not _stores_to(body, config):
-        # There is no worker loop: everything runs on one thread.
-        root = func.body.block
-        body = s_tir.SBlockRealize([], True, block_with(root, body=around(root.body)))
-    return func.with_body(body)
-
-
-def _stores_to(body: Any, buffer: Any) -> bool:
-    return any(s.buffer.same_as(buffer) for s in nodes_of(tirx.BufferStore, body))
+    root = func.body.block
+    if workers:
+        body = map_expr(root.body, [(tirx.For, visit)])
+    else:  # everything runs on one thread
+        body = around(root.body)
+    if shape.isa.code:
+        body = tirx.AttrStmt(0, "pragma_import_llvm", ir.StringImm(shape.isa.code), body)
+    return func.with_body(s_tir.SBlockRealize([], True, block_with(root, body=body)))
 
 
 def _with_nest(
     who: str, func: tirx.PrimFunc, block: str, depth: int,
     make: Callable[[list[Any], Any], tirx.Stmt],
 ) -> tirx.PrimFunc:  # fmt: skip
-    """The function with the innermost loops around a block replaced.
+    """The function with something else for the innermost loops around a block.
 
-    make : returns the replacement, given the loops, outermost first, and the block
+    make : of the loops, outermost first, and the block
     """
     for node in nodes_of(tirx.For, func.body):
         loops, inner = nest_of(node)

@@ -1,13 +1,13 @@
-"""SpMM over blocks of 16-bit floats in tiles of the CPU's matrix engine (Intel AMX).
+"""SpMM over blocks of 16-bit floats in tiles of the CPU (Intel's AMX, ARM's `bfmmla`).
 
-The sums of a row of blocks, for 32 features at a time, stay in four tiles; a step loads two tiles
-of the block and two of B, and multiplies each by each (SparseTIR, section 4.3.1, for a CPU). The
-dense operand is stored in tiles first, once per call, or by the caller.
+The sums of a row of blocks, with AMX for 32 features at a time, stay in four tiles; a step loads
+two tiles of the block and two of B, and multiplies each with each (SparseTIR, section 4.3.1, for a
+CPU). The dense operand is brought into tiles first, once in each call, or by the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,21 +18,15 @@ from sparsetir.formats import BSR, Pattern
 from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.schedules.arguments import Config, expect, number
+from sparsetir.schedules.arguments import Config, expect, expect_one_of, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
-from sparsetir.schedules.passes.amx_nests import (
+from sparsetir.schedules.passes.tile_isas import TILE_ISAS, TileISA, TileShape, intrinsics, isa_of
+from sparsetir.schedules.passes.tile_nests import (
     keep_narrow,
     restrict_reads,
     sums_in_tiles,
     write_groups,
-)
-from sparsetir.schedules.passes.amx_tiles import (
-    PRODUCTS,
-    ROW_BYTES,
-    TileShape,
-    has_product,
-    intrinsics,
 )
 from sparsetir.schedules.targets import allowed
 from sparsetir.schedules.template import Template, register
@@ -43,28 +37,30 @@ from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.loops import find_iteration
 from sparsetir.sparse_ir.tir import free_vars
 
-WHO = "AmxBlocks"
-MAX_ROWS = 32
-BLOCKS = (BSR(32, 32), BSR(16, 16))  # block sizes that fill tiles
-BLOCKS_OF_A_THREAD = 2  # so that the last one ends soon after the others
+WHO = "MatrixTiles"
+BLOCKS = (BSR(32, 32), BSR(16, 16))  # that fill tiles
+BLOCKS_OF_A_THREAD = 2  # so that the last one to end ends soon
 
 
 @dataclass(frozen=True)
-class AmxBlocks(Config):
-    """A product with blocks in tiles of the matrix engine.
+class MatrixTiles(Config):
+    """A product with blocks in tiles of a matrix unit.
 
-    format : BSR, of blocks that tiles divide: of 2 to 32 rows, and of 4, 6, .. 32 columns of 16-bit
-        floats (8, 12, .. 64 of int8). Blocks of 16 and 32 fill them
-    features : per step, 16 or 32; any feature size is supported
-    finite : whether the dense operand holds no infinity and no NaN, so that blocks may have places
-        without an element, whose products are zero; else patterns must fill all of their blocks
-    given : whether the caller passes B in tiles (see :func:`in_tiles`), instead of a copy per call
+    format : BSR, of blocks that tiles divide: with AMX of 2 to 32 rows, and of 4, 6, .. 32 columns
+        of 16-bit floats (8, 12, .. 64 of int8), with NEON of 2, 4, 6 or 8 rows, and of 8 or 16
+        columns (16 or 32). Blocks of 16 and 32 fill them
+    features : of a step, 16 or 32 with AMX, 8 with NEON; any feature size is served
+    isa : of the tiles, "amx" or "neon"
+    finite : the dense operand holds no infinity and no NaN, so that blocks may have places without
+        an element, whose products are zero; else patterns must fill all of their blocks
+    given : the caller brings B in tiles (see :func:`in_tiles`), in place of a copy in each call
     blocks : of rows of blocks, which threads share; not compiled in
-    parallel : whether to use all threads; waking them takes as long as a small product
+    parallel : use all threads; to wake them takes as long as a small product
     """
 
     format: BSR
     features: int = number(32, least=None)
+    isa: str = "amx"
     finite: bool = False
     given: bool = False
     blocks: int = number(1, compiled=1)
@@ -73,27 +69,29 @@ class AmxBlocks(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self, "format", isinstance(self.format, BSR), "BSR")
-        expect(self, "features", self.features in (16, 32), "16 or 32")
+        expect_one_of(self, isa=tuple(TILE_ISAS))
+        widths = TILE_ISAS[self.isa]["bfloat16"].widths
+        expect(self, "features", self.features in widths, " or ".join(map(str, widths)))
 
     @property
-    def compiled(self) -> AmxBlocks:
+    def compiled(self) -> MatrixTiles:
         """The config that a kernel depends on: the same whatever the dense operand holds."""
         return replace(super().compiled, finite=False)
 
     def tiles(self, feat: int) -> int:
-        """The number of steps that cover `feat` features.
+        """Number of steps that cover `feat` features.
 
-        Raises ScheduleError if the caller is to pass B in tiles: plans take it unchanged.
+        Raises ScheduleError where the caller is to bring B in tiles: plans take it as it is.
         """
         if self.given:
             raise ScheduleError(
-                "AmxBlocks.tiles: argument 'given': plans take B as it is, got a config for B in "
-                "tiles; build a kernel of amx.program and amx.apply"
+                "MatrixTiles.tiles: argument 'given': plans take B as it is, got a config for B in "
+                "tiles; build a kernel of matrix_tiles.program and matrix_tiles.apply"
             )
         return -(-feat // self.features)
 
 
-def program(problem: Spmm, config: AmxBlocks) -> SparseFunc:
+def program(problem: Spmm, config: MatrixTiles) -> SparseFunc:
     """The stage-I function: SpMM over CSR, decomposed to blocks.
 
     b : (n, feat); out : (m, feat), written
@@ -102,16 +100,16 @@ def program(problem: Spmm, config: AmxBlocks) -> SparseFunc:
 
     Raises ScheduleError for batches, means and maxima, and types without such products.
     """
-    _refuse("program", problem)
+    _refuse("program", problem, config)
     rules = config.format.rules(problem.operand)
     _, func = extract_preprocess(decompose_format(spmm(problem), rules, [r.name for r in rules]))
     return func
 
 
-def apply(sch: Schedule, config: AmxBlocks) -> None:
-    """Schedule a program that sums products of blocks with rows of a dense operand.
+def apply(sch: Schedule, config: MatrixTiles) -> None:
+    """Schedule a program that sums up blocks times rows of a dense operand.
 
-    Before (stage I), and after; the loops of the first two steps then become tensor intrinsics::
+    Before (stage I), and after; the loops of the first two steps are tensor intrinsics then::
 
         with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
             C[io * 32 + ii, k] += A[io, jo, ii, ji] * B[jo * 32 + ji, k]
@@ -125,18 +123,19 @@ def apply(sch: Schedule, config: AmxBlocks) -> None:
             with T.sp_iter([II, K1], "SS", "spmm_write") as [ii, k1]:
                 C[io * 32 + ii, k0 * 32 + k1] = C_ws[ii, k1]
 
-    Raises ScheduleError for a program of another form, or of types without such products.
+    Raises ScheduleError for a program of another shape, or of types without such products.
     """
     total = _found(sch)
     it = find_iteration(sch.func, total.iteration.name)
     axes = {axis.name: (axis, var) for axis, var, _ in it.axis_of()}
-    left, right = _operands(it, axes[total.features.name][1])
+    isas = TILE_ISAS[config.isa]
+    left, right = _operands(it, axes[total.features.name][1], isas)
     dtype = str(right.source.ty.dtype)
     right_name, left_name = str(right.source.name), str(left.source.name)
     (rows,), (blocks, inner), (within,) = total.rows, total.columns, total.block
     width = int(axes[inner.name][0].length)
-    shape = _shape(total.block_rows, width, config.features, dtype)
-    group = shape.product.group
+    shape = _shape(total.block_rows, width, config.features, isas[dtype])
+    group = shape.isa.group
     tiles, columns = sch.split(total.features, [None, config.features])
     steps, pairs, lanes = sch.split(inner, [None, shape.depth // group, group])
     outer, held = [rows, tiles], [within, columns]
@@ -144,8 +143,9 @@ def apply(sch: Schedule, config: AmxBlocks) -> None:
         pieces, within = sch.split(within, [None, shape.rows])
         outer, held = [*outer, pieces], [within, columns]
     sch.sparse_reorder(total.iteration, [*outer, blocks, steps, *held, pairs, lanes])
-    sums = shape.product.sums
-    refs = sch.precompute(total.result, outer[-1], held, dtype=sums, name=f"{total.result}_ws")
+    refs = sch.precompute(
+        total.result, outer[-1], held, dtype=shape.isa.types[1], name=f"{total.result}_ws"
+    )
     if len(refs) != 3 or len(nodes_of(type(it), sch.func.body)) != 4:
         raise ScheduleError(f"{WHO}: expected sums that one iteration sets and adds up")
     whole = sch.get_sparse_iteration(total.iteration.name)
@@ -178,31 +178,33 @@ def _in_stage_two(
         sch.rewrite(keep_narrow, operands[-1])
 
 
-def in_tiles(b: np.ndarray, cols: int, features: int = 32) -> np.ndarray:
-    """A dense operand in the form that kernels of configs with `given` take.
+def in_tiles(b: np.ndarray, config: MatrixTiles) -> np.ndarray:
+    """A dense operand as kernels of configs with `given` take it.
 
     b : (n, feat) of elements of 2 bytes, of any type, such as the bits of bfloat16
-    cols : of a block; features : of the config
 
-    Shape (features' tiles, blocks, steps per block, pairs, features, 2); padded with zeros.
+    Shape (features' tiles, blocks, steps of a block, groups, features, elements of a group); what
+    is beyond is zero.
     """
-    n, feat = b.shape
-    depth = _shape(MAX_ROWS, cols, features, "bfloat16").depth
+    (n, feat), features, cols = b.shape, config.features, config.format.cols
+    shape = _shape(config.format.rows, cols, features, TILE_ISAS[config.isa]["bfloat16"])
+    depth, group = shape.depth, shape.isa.group
     padded = np.zeros((-(-n // cols) * cols, -(-feat // features) * features), b.dtype)
     padded[:n, :feat] = b
-    parts = padded.reshape(-1, cols // depth, depth // 2, 2, padded.shape[1] // features, features)
+    steps = (cols // depth, depth // group, group)
+    parts = padded.reshape(-1, *steps, padded.shape[1] // features, features)
     return np.ascontiguousarray(parts.transpose(4, 0, 1, 2, 5, 3))
 
 
-def arrange(matrix: CsrPattern, problem: Spmm, config: AmxBlocks) -> Arranged:
-    """The arguments of :func:`program` that only depend on the pattern.
+def arrange(matrix: CsrPattern, problem: Spmm, config: MatrixTiles) -> Arranged:
+    """The arguments of :func:`program` that depend on the pattern alone.
 
     Raises ScheduleError for a pattern that does not fill its blocks, unless `finite`.
     """
-    _refuse("arrange", problem)
+    _refuse("arrange", problem, config)
     if not config.finite and not fills_blocks(matrix.coordinates, config.format):
         raise ScheduleError(
-            f"amx.arrange: argument 'config': expected a pattern that fills blocks of "
+            f"matrix_tiles.arrange: argument 'config': expected a pattern that fills blocks of "
             f"{config.format.rows} x {config.format.cols}, or finite=True, where B holds no "
             "infinity and no NaN"
         )
@@ -215,40 +217,44 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: AmxBlocks) -> Arranged:
 
 def configs(
     problem: Any, matrix: CsrPattern, stats: Any, target: Any, formats: Sequence[Any] = BLOCKS
-) -> list[AmxBlocks]:
-    """Configs worth measuring, the best guess first; none for an unsuitable CPU or pattern.
+) -> list[MatrixTiles]:
+    """Configs worth measuring, the best guess first; none where the CPU or the pattern is another.
 
     stats : :class:`sparsetir.schedules.search.choose.Statistics`
-    formats : candidates, tried in order; those of blocks that tiles do not divide, or that the
-        pattern does not fill, are skipped. With blocks of 32 rows each loaded tile is used twice,
-        so by default they come before those of 16
+    formats : that store the matrix, tried in their order; those of blocks that tiles do not divide,
+        or that the pattern does not fill, are passed over. Of blocks of 32 rows each tile that is
+        loaded is used twice, so by default they come before those of 16
     """
-    if not has_product(target, problem.dtype) or problem.batched or problem.reduce != "sum":
+    name = isa_of(target, problem.dtype)
+    if name is None or problem.batched or problem.reduce != "sum":
         return []
-    fitting = []
+    isa, fitting = TILE_ISAS[name][problem.dtype], []
     for fmt in formats:
-        if not isinstance(fmt, BSR) or not all(_sizes(fmt.rows, fmt.cols, problem.dtype)):
+        if not isinstance(fmt, BSR) or not all(_sizes(fmt.rows, fmt.cols, isa)):
             continue
-        # Except for blocks that exceed the matrix, elements come in whole blocks.
+        # What sticks out aside, elements come by whole blocks.
         sticks_out = matrix.shape[0] % fmt.rows or matrix.shape[1] % fmt.cols
         whole = sticks_out or matrix.nnz % (fmt.rows * fmt.cols) == 0
         if matrix.nnz and whole and fills_blocks(matrix.coordinates, fmt):
             parallel = stats.parallel
-            features = 32 if stats.feat > 16 else 16
+            features = isa.widths[-1 if stats.feat > isa.widths[0] else 0]
             blocks = BLOCKS_OF_A_THREAD * stats.threads if parallel else 1
-            fitting.append(AmxBlocks(fmt, features, blocks=blocks, parallel=parallel))
+            fitting.append(MatrixTiles(fmt, features, name, blocks=blocks, parallel=parallel))
     return fitting
 
 
-def engine(problem: Any, matrix: CsrPattern, stats: Any, target: Any, fmt: Any) -> list[AmxBlocks]:
-    """The result of :func:`configs` for one format, or all, if this machine supports them."""
-    if not has_product(target, problem.dtype) or allowed(PRODUCTS[problem.dtype].features):
+def engine(
+    problem: Any, matrix: CsrPattern, stats: Any, target: Any, fmt: Any
+) -> list[MatrixTiles]:
+    """The result of :func:`configs` for one format, or all, where this machine runs them."""
+    isa = isa_of(target, problem.dtype)
+    if isa is None or allowed(TILE_ISAS[isa][problem.dtype].features):
         return []
     return configs(problem, matrix, stats, target, BLOCKS if fmt is None else (fmt,))
 
 
 def fills_blocks(pattern: Pattern, fmt: BSR) -> bool:
-    """Whether each block has an element in all places inside the matrix."""
+    """Whether each block has an element in all places that lie inside of the matrix."""
     m, n = pattern.shape
     blocks = find_blocks(pattern, fmt.rows, fmt.cols)
     first = np.repeat(np.arange(blocks.grid[0]), np.diff(blocks.indptr)) * fmt.rows
@@ -257,49 +263,44 @@ def fills_blocks(pattern: Pattern, fmt: BSR) -> bool:
     return int((rows * columns).sum()) == pattern.nnz
 
 
-def _refuse(where: str, problem: Any) -> None:
-    missing = None
+def _refuse(where: str, problem: Any, config: MatrixTiles) -> None:
+    missing, types = None, TILE_ISAS[config.isa].keys() - {"int8"}
     if problem.batched:
         missing = "heads"
     elif problem.reduce != "sum":
         missing = f"reduce='{problem.reduce}'"
-    elif problem.dtype not in PRODUCTS:
+    elif problem.dtype not in types:
         missing = f"dtype '{problem.dtype}'"
     if missing is not None:
         raise ScheduleError(
-            f"amx.{where}: argument 'config': {WHO} serves sums of one matrix in "
-            f"{' or '.join(x for x in PRODUCTS if x != 'int8')}, got {missing}"
+            f"matrix_tiles.{where}: argument 'config': {WHO} serves sums of one matrix in "
+            f"{' or '.join(sorted(types))}, got {missing}"
         )
 
 
-def _sizes(rows: int, columns: int, dtype: str) -> tuple[list[int], list[int]]:
-    """Rows and columns of tiles that divide blocks.
-
-    Tiles of one row, or of one group of columns, would be slower than vectors.
-    """
-    group = PRODUCTS[dtype].group
-    depths = range(2 * group, ROW_BYTES * group // 4 + 1, group)
-    return (
-        [r for r in range(2, MAX_ROWS + 1) if rows % r == 0],
-        [d for d in depths if columns % d == 0],
-    )
+def _sizes(rows: int, columns: int, isa: TileISA) -> tuple[list[int], list[int]]:
+    """Rows and columns of tiles that blocks are cut into without a rest."""
+    return [r for r in isa.rows if rows % r == 0], [d for d in isa.depths if columns % d == 0]
 
 
-def _shape(rows: int, columns: int, features: int, dtype: str) -> TileShape:
-    """The largest tiles for blocks; raises ScheduleError if there are none."""
-    heights, depths = _sizes(rows, columns, dtype)
+def _shape(rows: int, columns: int, features: int, isa: TileISA) -> TileShape:
+    """The largest tiles for blocks; raises ScheduleError for none."""
+    heights, depths = _sizes(rows, columns, isa)
     if not depths or not heights:
-        group = PRODUCTS[dtype].group
         raise ScheduleError(
-            f"{WHO}: expected blocks whose rows a number from 2 to {MAX_ROWS} divides, and whose "
-            f"columns a multiple of {group} from {2 * group} to {ROW_BYTES * group // 4}, in "
-            f"{dtype}, got {rows} x {columns}"
+            f"{WHO}: expected blocks whose rows {_one_of(isa.rows)} divides, and whose columns "
+            f"{_one_of(isa.depths)}, in {isa.types[0]}, got {rows} x {columns}"
         )
-    return TileShape(max(heights), features, max(depths), dtype)
+    return TileShape(isa, max(heights), features, max(depths))
+
+
+def _one_of(sizes: range) -> str:
+    kind = "a number" if sizes.step == 1 else f"a multiple of {sizes.step}"
+    return f"{kind} from {sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
 
 
 def _found(sch: Schedule) -> Any:
-    """The sums over blocks; raises ScheduleError if the program has other iterations, too."""
+    """The sums over blocks; raises ScheduleError where the program has others, too."""
     sums = [x for x in row_sums(sch, WHO) if x.columns]
     one = len(sums) == 1 and len(sums[0].rows) == 1 and len(sums[0].block) == 1
     if not one or len(sums[0].columns) != 2:
@@ -307,21 +308,21 @@ def _found(sch: Schedule) -> Any:
     return sums[0]
 
 
-def _operands(it: Any, features: Any) -> tuple[Any, Any]:
-    """The loads that a term multiplies: of the blocks, and of the operand with features."""
+def _operands(it: Any, features: Any, served: Collection[str]) -> tuple[Any, Any]:
+    """The loads that a term multiplies: of the blocks, and of what has features."""
     store = stores_of(it.body)[0]
     loads = [x for x in nodes_of(ir.TensorLoad, store.value) if not x.source.same_as(store.buffer)]
     right = [x for x in loads if features in free_vars(x)]
     left = [x for x in loads if x not in right]
     types = {str(x.source.ty.dtype) for x in loads}
-    if len(right) != 1 or len(left) != 1 or len(types) != 1 or not types <= PRODUCTS.keys():
+    if len(right) != 1 or len(left) != 1 or len(types) != 1 or not types <= {*served}:
         raise ScheduleError(
-            f"{WHO}: expected sums of products of two arrays of {' or '.join(PRODUCTS)}, got "
+            f"{WHO}: expected sums of products of two arrays of {' or '.join(served)}, got "
             f"{store.value}"
         )
     return left[0], right[0]
 
 
 TEMPLATE = register(
-    Template(AmxBlocks, Spmm, program, apply, arrange, configs=configs, engine=engine)
+    Template(MatrixTiles, Spmm, program, apply, arrange, configs=configs, engine=engine)
 )
