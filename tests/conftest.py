@@ -71,7 +71,7 @@ FEW = {
 ALL_VERSIONS = {"test_block_rows.py", "test_multiversion.py"}
 # Panels are for more nonzeros than most patterns here have: they are compiled where every program
 # is, and where they run.
-PANELS = "sparsetir.schedules.multiversion", "_or_panels"
+PANELS = "sparsetir.schedules.multiversion", "_with_panels"
 WITH_PANELS = {
     *ALL_VERSIONS, "test_programs.py", "test_random_programs.py", "test_readme.py",
     "test_schedule_random.py",
