@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import s_tir
+from tvm.ir.instrument import pass_instrument
 from tvm.script import tirx as T
 
 import sparsetir
@@ -131,6 +132,32 @@ def test_plain_prim_func_takes_arrays_of_any_alignment():
 
 
 # -- source -----------------------------------------------------------------------------------
+
+
+@T.prim_func(s_tir=True)
+def rows(x: T.Buffer((8, 4), "float32"), y: T.Buffer((8,), "float32")):
+    for i in range(8):
+        with T.sblock("rows"):
+            w = T.sblock_alloc_buffer((8, 64), "float32")
+            w[i, 0] = x[i, 3]
+            y[i] = w[i, 0]
+
+
+def test_passes_over_buffers_run_where_there_is_something_to_do():
+    """Kernels of programs access flat buffers, and what they allocate fits the stack."""
+
+    @pass_instrument
+    class Noted:
+        def run_before_pass(self, _, info):
+            names.append(str(info.name).rpartition(".")[2])
+
+    flat = (PROGRAMS[name].make("float32", "int32") for name in ("spmv", "sddmm"))
+    for func, runs in [*((func, False) for func in flat), (rows, True)]:
+        names: list[str] = []
+        with tvm.transform.PassContext(instruments=[Noted()]):
+            sparsetir.build(func)
+        assert "StorageRewrite" in names
+        assert {"CompactBufferAllocation" in names, "FlattenBuffer" in names} == {runs}
 
 
 def test_source_kinds():
