@@ -13,7 +13,15 @@ import tvm
 
 import sparsetir
 from machines import MACHINES
-from sparsetir.machine import assume, linux, macos, real_machine, test_status, this_machine, useful
+from sparsetir.machine import (
+    assume,
+    linux,
+    macos,
+    real_machine,
+    testing_status,
+    this_machine,
+    useful,
+)
 from sparsetir.runtime import pool
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.registers import most_sum_vectors, sum_vectors
@@ -159,11 +167,11 @@ def test_macos():
 
 
 def test_only_what_has_run_is_called_tested():
-    assert test_status(linux_or("linux", "x86_64")) == "Linux on x86_64: tested"
+    assert testing_status(linux_or("linux", "x86_64")) == "Linux on x86_64: tested"
     emulated = "Linux on aarch64: kernels ran under emulation; speed not measured"
-    assert test_status(linux_or("linux", "aarch64")) == emulated
-    assert test_status(linux_or("darwin", "arm64")) == "macOS on arm64: not tested"
-    assert test_status(linux_or("win32", "AMD64")) == "Windows on AMD64: not tested"
+    assert testing_status(linux_or("linux", "aarch64")) == emulated
+    assert testing_status(linux_or("darwin", "arm64")) == "macOS on arm64: not tested"
+    assert testing_status(linux_or("win32", "AMD64")) == "Windows on AMD64: not tested"
 
 
 def linux_or(system: str, architecture: str) -> Any:

@@ -468,7 +468,7 @@ class RowTablesPlan(Plan):
         self._how = wanted.problem.how, mask is not None, nnz > INT32
         inside = np.zeros(nnz, np.int32) if mask is None else mask.indices
         self._found = {
-            "c_indptr": self._to_device(indptr.astype(numbers)), "c_nnz": nnz,
+            "c_indptr": self._on_device(indptr.astype(numbers)), "c_nnz": nnz,
             "c_indices": self._to_device(inside),
         }  # fmt: skip
         if wanted_mask is None:
@@ -493,11 +493,11 @@ class RowTablesPlan(Plan):
             )
 
     def _to_device(self, array: Any) -> Any:
-        """Move an argument to the kernels' device."""
+        """Move an argument to the kernels' device, integers as int32."""
         if not isinstance(array, np.ndarray):
             return array
         whole = array.astype(np.int32, copy=False) if array.dtype.kind == "i" else array
-        return self._to_device(whole)
+        return self._on_device(whole)
 
     def _launch(
         self, dtype: str | None, more: Mapping[str, object], how: tuple[object, ...]
