@@ -106,7 +106,7 @@ def useful(capacities: Sequence[int]) -> int:
     return max(range(len(falling), 0, -1), key=lambda n: n * falling[n - 1])
 
 
-def testing_status(machine: Machine) -> str:
+def support_status(machine: Machine) -> str:
     """A line about how far this package is tested on a machine's system and architecture."""
     system = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(
         machine.system, machine.system

@@ -18,7 +18,7 @@ from sparsetir.machine import (
     linux,
     macos,
     real_machine,
-    testing_status,
+    support_status,
     this_machine,
     useful,
 )
@@ -167,11 +167,11 @@ def test_macos():
 
 
 def test_only_what_has_run_is_called_tested():
-    assert testing_status(linux_or("linux", "x86_64")) == "Linux on x86_64: tested"
+    assert support_status(linux_or("linux", "x86_64")) == "Linux on x86_64: tested"
     emulated = "Linux on aarch64: kernels ran under emulation; speed not measured"
-    assert testing_status(linux_or("linux", "aarch64")) == emulated
-    assert testing_status(linux_or("darwin", "arm64")) == "macOS on arm64: not tested"
-    assert testing_status(linux_or("win32", "AMD64")) == "Windows on AMD64: not tested"
+    assert support_status(linux_or("linux", "aarch64")) == emulated
+    assert support_status(linux_or("darwin", "arm64")) == "macOS on arm64: not tested"
+    assert support_status(linux_or("win32", "AMD64")) == "Windows on AMD64: not tested"
 
 
 def linux_or(system: str, architecture: str) -> Any:

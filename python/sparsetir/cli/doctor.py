@@ -17,7 +17,7 @@ import numpy as np
 from sparsetir._versions import VERSION, installed
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Facts, Parser
-from sparsetir.machine import testing_status, this_machine
+from sparsetir.machine import support_status, this_machine
 from sparsetir.runtime.texts import many, memory
 
 EPILOG = """\
@@ -50,7 +50,7 @@ def add(out: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; return 1 if something that is needed is broken."""
     facts = {
-        "system": testing_status(this_machine()),
+        "system": support_status(this_machine()),
         "versions": versions(),
         "targets": targets(),
         "cpu": cpu(),
