@@ -19,7 +19,7 @@ from bench.peers.libraries import PEERS, Peer
 from bench.timing import timed
 from sparsetir.runtime.file_errors import first_line
 from sparsetir.tuning.serving import Missing, serve
-from sparsetir.tuning.timing import turn, warm_up, without_gc
+from sparsetir.tuning.timing import turn, warm_up
 
 WARM_UP = 0.002  # seconds of calls before those that count, at least one call
 SLOW = 0.03  # a call that takes longer is timed once per turn
@@ -57,13 +57,14 @@ class Server:
         `switches` : the number of involuntary context switches meanwhile
         """
         once = timed(self.calls[variant])
-        with without_gc():
-            slow = once() > SLOW
-            if not slow:
-                warm_up(once, WARM_UP)
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-            times = [once()] if slow else turn(once, seconds, least)
-            switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - before
+        gc.collect()
+        gc.disable()  # it would run in some calls and not in others; `release` collects
+        slow = once() > SLOW
+        if not slow:
+            warm_up(once, WARM_UP)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        times = [once()] if slow else turn(once, seconds, least)
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - before
         return {"times": [round(1e9 * t) for t in times], "switches": switches}
 
     def release(self) -> dict[str, Any]:
