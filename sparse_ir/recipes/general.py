@@ -10,6 +10,8 @@ from sparsetir.sparse_ir.recipes.registry import FoundIn, NonzerosOf, RowsOf, Sa
 
 # The least number of multiplications of a row in a column part for which parts pay off.
 WORK_IN_PART = 1000
+# The least nonzeros of a row in a column part: each part loads the row's own operand again.
+NONZEROS_IN_PART = 4
 
 
 @recipe(open=True)
@@ -34,13 +36,13 @@ def cache_parts(
     feat, itemsize : elements of a gathered row, and bytes per element
     cache, shared : bytes of a core's own cache, and of one shared by all cores; 0 for none
 
-    The first cache for which rows have enough work in each part is chosen (see
-    `WORK_IN_PART`): with fewer elements, starting a row again costs what cached operands save. One
-    part if neither cache qualifies.
+    The first cache for which rows have enough work in each part is chosen (see `WORK_IN_PART`,
+    `NONZEROS_IN_PART`): with fewer elements, starting a row again costs what cached operands save.
+    One part if neither cache qualifies.
     """
     for size in filter(None, (cache, shared)):
         parts = max(1, -(-n * feat * itemsize // size))
-        if nnz * feat >= parts * m * WORK_IN_PART:
+        if nnz >= parts * m * max(WORK_IN_PART / max(1, feat), NONZEROS_IN_PART):
             return parts
     return 1
 

@@ -72,6 +72,7 @@ def test_row_of_position(lengths, idtype):
     [
         (80_000, 512, 16),  # a core's cache: 8 elements a row in each part
         (20_000, 512, 2),  # one element there; the shared cache, with 10
+        (7_000, 512, 1),  # three and a half there
         (2_000, 512, 1),  # none of both
         (80_000, 8, 1),  # a part that all fits in
         (20_000, 64, 1),  # two parts, where a row has too little to do
