@@ -114,21 +114,21 @@ def _shape(ask: Callable[[Schedule, str], T], sch: Schedule) -> T | None:
 
 
 def _by_copies(func: SparseFunc, target: Any) -> dict[str, Any] | None:
-    """Copies of operands whose features are not side by side, where more is visited than copied.
+    """A version that first copies operands with strided features, for more visits than copies.
 
-    None for a program without such operands.
+    None for a program without such operands, or with visits that no parameter counts.
     """
     copied = features_last(func)
     if copied is None:
         return None
     by_copies, rows, visited = copied
-    lowered = lower_sparse_iter(func)
-    in_place = default_schedule(lowered, target)
     above = {x.name for axis in visited for x in axis.ancestors()[:-1]}
     counts = _counts([axis for axis in visited if axis.name not in above])
-    sizes = [[axis.length for axis in axes] for axes in rows]
     if not counts:
         return None
+    sizes = [[axis.length for axis in axes] for axes in rows]
+    lowered = lower_sparse_iter(func)
+    in_place = default_schedule(lowered, target)
     visits = prod(_of_lowered(counts, in_place))
     copies = sum(prod(_of_lowered(of_one, in_place)) for of_one in sizes)
     scheduled = default_schedule(lower_sparse_iter(by_copies), target)

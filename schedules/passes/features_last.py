@@ -1,6 +1,6 @@
-"""Operands whose features are not side by side are copied so that they are, before all else.
+"""Copy operands with strided features before an iteration, so that features are contiguous.
 
-Before, where each term reads memory from as many places as there are features::
+Before, with as many cache lines per term as there are features::
 
     with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
         C[i, k] = C[i, k] + A[i, j] * X[k, j]
@@ -34,10 +34,10 @@ from sparsetir.sparse_ir.tir import free_vars
 
 
 def features_last(func: SparseFunc) -> tuple[SparseFunc, list[list[Axis]], list[Axis]] | None:
-    """The function with copies, the axes of the rows of each, and those visited around features.
+    """The function with copies, the other axes of each operand, and the axes around the features.
 
-    None for a program that has no such operand, is more than one iteration, or does not reduce over
-    what a sparse axis stores, in which case nothing is read more than once.
+    None for a program without such operands, with several iterations, or without a reduction over a
+    sparse axis, where no element is read twice.
     """
     it = func.body
     if not isinstance(it, SparseIteration) or "R" not in it.kinds:
@@ -61,14 +61,14 @@ def features_last(func: SparseFunc) -> tuple[SparseFunc, list[list[Axis]], list[
             (copy,) = sch.precompute(buffer.name, at, names, scope="global")
         except ScheduleError:  # read at more than one place
             return None
-        for key, value in it.annotations.items():  # such as for how many threads
+        for key, value in it.annotations.items():  # such as the number of threads
             sch.annotate(copy, str(key), value)
         rows.append(others)
     return (sch.func, rows, axes) if rows else None
 
 
 def _place(it: SparseIteration, buffer: SparseBuffer, features: Any) -> int | None:
-    """The dimension of a dense operand that features index, where it is not the last one."""
+    """The dimension of a dense operand that the features index, or None if it is the last one."""
     loads = loads_of(it.body, buffer.var)
     if not loads or any(axis.kind != "dense_fixed" for axis in buffer.axes or ()):
         return None

@@ -23,23 +23,24 @@ from tvm.script import from_source
 
 
 class TileISA(NamedTuple):
-    """Instructions that multiply tiles of one type, and keep the sums in registers.
+    """Instructions that multiply tiles of one type and keep the sums in registers.
 
-    Each is an LLVM function of the numbers of tiles, and for loads and stores of the address of the
-    first element and the bytes from row to row.
+    Each is an LLVM function. Its arguments are tile numbers, and for loads and stores the address
+    of the first element and the bytes between rows.
 
-    features : of the CPU, as LLVM names them
-    types : of the factors, and of the sums, which have 4 bytes
-    shape : of a tile of sums
-    group : elements of a column of the right factor that lie side by side
-    rows, widths, depths : of the two factors: rows, features, and what is summed up, with
-        `code` by a product for each group, else by one for all
+    features : CPU features, by LLVM's names
+    types : types of the factors, and of the sums, which have 4 bytes
+    shape : rows and features of a tile of sums
+    group : adjacent elements of a column of the right factor
+    rows, widths, depths : rows, features and terms that a product supports; with `code` there is a
+        product per group of terms, else one for all
     zero, load, product, store : `zero(tile)`, `load(tile, address, stride)`, `product(sums, left,
         right)`, `store(tile, address, stride)`
     right : stride of the right factor, "sb" from group to group or "tb" from feature to feature
-    begin, end : instructions of a thread, the first of the address of a configuration; or ""
-    code : LLVM text of functions that are no intrinsics and take addresses of tiles, in memory of
-        which LLVM makes registers; or ""
+    begin, end : instructions at the start and the end of a thread; the first takes the address of a
+        configuration. "" for none
+    code : LLVM text of functions that take addresses of tiles instead of numbers, in memory that
+        LLVM promotes to registers; "" for intrinsics
     """
 
     features: tuple[str, ...]
@@ -65,7 +66,7 @@ ROW_BYTES = 64  # of AMX, in up to 16 rows
 def _amx(feature: str, product: str, types: tuple[str, str], group: int) -> TileISA:
     """Eight tiles of up to 16 rows of 64 bytes, in the shapes that a thread configures.
 
-    Tiles of one row, or of one group of columns, would be slower than vectors are.
+    Tiles of one row, or of one group of columns, would be slower than vectors.
     """
     depths = range(2 * group, ROW_BYTES * group // 4 + 1, group)
     names = [f"llvm.x86.{name}" for name in ("tilezero", "tileloadd64", product, "tilestored64")]
@@ -187,9 +188,9 @@ class TileShape:
 
     @property
     def memory(self) -> tuple[int, str]:
-        """Number and type of elements of a thread's configuration, or of its tiles, one for each.
+        """Number and type of the elements of a thread's configuration, or of its tiles.
 
-        TVM allocates what indices say, so that an element may not be half of a tile.
+        An element is a whole tile, as TVM only allocates as many elements as are indexed.
         """
         return (self.factors[1].stop, "uint64x2") if self.isa.code else (8, "uint64")
 
@@ -211,7 +212,7 @@ class TileShape:
 def begin(shape: TileShape, memory: Any) -> list[tirx.Stmt]:
     """Configure the tiles of the thread that runs this, and make them zero.
 
-    memory : a buffer as `shape.memory` says
+    memory : a buffer of the elements of `shape.memory`
     """
     if not shape.isa.begin:
         return []
@@ -224,7 +225,7 @@ def begin(shape: TileShape, memory: Any) -> list[tirx.Stmt]:
 
 
 def end(shape: TileShape) -> list[tirx.Stmt]:
-    """Give the tiles back, so that the system need not save them."""
+    """Release the tiles, so that the system need not save them."""
     return [_instruction(shape.isa.end)] if shape.isa.end else []
 
 
@@ -232,7 +233,7 @@ def store(shape: TileShape, tile: int, element: Any, stride: Any) -> tirx.Stmt:
     """Store a tile of sums.
 
     element : a load of its first element
-    stride : bytes from row to row
+    stride : bytes between rows
     """
     register = tirx.IntImm("int8", tile)
     stride = tirx.Cast("int64", stride)
@@ -240,7 +241,7 @@ def store(shape: TileShape, tile: int, element: Any, stride: Any) -> tirx.Stmt:
 
 
 def with_tiles(shape: TileShape, memory: Any, call: ir.Call) -> ir.Call:
-    """A call of a function of `code`, of the addresses of tiles in place of their numbers."""
+    """A call of a function of `code`, with addresses of tiles instead of their numbers."""
     if call.op.name != "tirx.call_extern" or call.args[0].value not in shape.isa:
         return call
     name, *operands = call.args
@@ -300,8 +301,8 @@ PRODUCT_LOOPS = """for i, j, p, q in T.grid({rows}, {features}, {groups}, {group
 def intrinsics(shape: TileShape) -> tuple[str, str]:
     """The names of two tensor intrinsics: sums that begin with zero, and sums of a product.
 
-    Described as loops over a workspace of scope "local"; made of instructions that leave the
-    workspace as it is, and keep the sums in tiles.
+    They match loops over a workspace of scope "local". Their instructions leave the workspace
+    unchanged and keep the sums in tiles.
     """
     isa, (dtype, sums), (left, right) = shape.isa, shape.isa.types, shape.factors
     names: dict[str, Any] = {

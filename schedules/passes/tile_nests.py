@@ -1,4 +1,4 @@
-"""Nests of stage II around products of tiles: operands, configuration, and where sums go to.
+"""Stage-II nests around products of tiles: operands, configuration, and stores of sums.
 
 See :mod:`sparsetir.schedules.passes.tile_isas` for the tiles.
 """
@@ -35,9 +35,9 @@ LANES = 16  # of vectors that round sums
 
 
 def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> tirx.PrimFunc:
-    """Let a block say that it reads nothing but some buffers, each where it does.
+    """Restrict a block's read regions to some buffers, at the accessed elements.
 
-    Tensor intrinsics match such blocks alone. Before::
+    Tensor intrinsics only match such blocks. Before::
 
         T.reads(JO_indptr[..], JO_indices[..], C_ws[vi, vk], B_tiles[vk0, 0:n, ..])
 
@@ -45,7 +45,7 @@ def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> t
 
         T.reads(C_ws[vi, vk], B_tiles[vk0, JO_indices[..], ..])
 
-    What is left out are arrays that the function only reads.
+    The omitted arrays are only read in the function.
     """
 
     def visit(node: Any) -> Any:
@@ -64,10 +64,10 @@ def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> t
 
 
 def write_groups(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
-    """Write elements of a copy that lie side by side together, and where it can be unconditionally.
+    """Write adjacent elements of a copy together, unconditionally where possible.
 
-    func : a stage-II function; the one given is left as it is
-    block : stores what is beyond its operand as zero; its innermost loop is over a few elements
+    func : a stage-II function, which is not modified
+    block : stores zero for elements beyond its operand; its innermost loop is over a few elements
         that come from different rows
 
     Before::
@@ -116,7 +116,7 @@ def write_groups(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
 
 
 def keep_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
-    """Let an array of 16-bit floats that the function makes stay one of 16-bit floats.
+    """Keep an array of 16-bit floats that the function allocates in that type.
 
     TVM widens its own arrays of bfloat16 to float32, except those whose data pointer escapes, which
     it decides by whether `.data` occurs in an expression; addresses of elements do not count.
@@ -138,9 +138,9 @@ def keep_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
 
 
 def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.PrimFunc:
-    """Write what products have left in tiles, and configure the tiles where a worker begins.
+    """Write the sums of products from tiles, and configure the tiles where a worker begins.
 
-    func : a stage-II function, whose products are tensor intrinsics already; left as it is
+    func : a stage-II function, not modified, whose products are already tensor intrinsics
     block : writes the sums from their workspace, element by element, in two loops of its own
 
     Before::
@@ -153,7 +153,8 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
                             if vio * 32 + vi < m and vk0 * 32 + vk < feat:
                                 C[vio * 32 + vi, vk0 * 32 + vk] = C_ws[vi, vk]
 
-    After, where sums of a block that sticks out, or that are to be rounded, are stored to memory::
+    After; sums of a block that exceeds the result, or that need rounding, are stored to memory
+    first::
 
         for io_parts in T.parallel(blocks):
             config[0:8] = ...
@@ -166,7 +167,7 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
                         for i, k in T.grid(32, 32): ...  # as before, from sums
             tilerelease()
 
-    Raises ScheduleError where a block looks different.
+    Raises ScheduleError for a block of another form.
     """
     who = "sums_in_tiles"
     memory = buffer_var([shape.rows, shape.features], shape.isa.types[1], "tile_sums")
@@ -260,7 +261,7 @@ def _written(
 
 
 def _is_monotone(condition: Any, realize: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
-    """Whether a condition holds for all visits of two loops if it does for the last one."""
+    """Whether a condition holds for all visits of two loops if it holds for the last one."""
     if is_likely(condition):
         condition = condition.args[0]
     if isinstance(condition, tirx.And):
@@ -274,7 +275,7 @@ def _is_monotone(condition: Any, realize: Any, values: dict[Any, Any], loops: li
 
 
 def _is_row_major(written: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
-    """Whether the first loop visits rows, and the second one the elements of a row in order."""
+    """Whether the first loop is over rows, and the second one over a row's elements in order."""
     mine = [x.loop_var for x in loops]
     sums = [affine(substitute(i, values)) for i in written.indices]
     return [[each.step(v) for v in mine] for each in sums] == [[1, 0], [0, 1]]
@@ -290,7 +291,7 @@ def _reading(stmt: Any, workspace: Any, memory: Any) -> Any:
 
 
 def _configured(func: tirx.PrimFunc, shape: TileShape, memory: Any) -> tirx.PrimFunc:
-    """The function with tiles configured where a worker begins that stores them."""
+    """The function with tiles configured at the start of each worker that stores them."""
     count, dtype = shape.memory
     tiles = buffer_var([count], dtype, "tile_memory")
     workers = [x for x in nodes_of(tirx.For, func.body) if x.kind == tirx.ForKind.PARALLEL]
@@ -320,9 +321,9 @@ def _with_nest(
     who: str, func: tirx.PrimFunc, block: str, depth: int,
     make: Callable[[list[Any], Any], tirx.Stmt],
 ) -> tirx.PrimFunc:  # fmt: skip
-    """The function with something else for the innermost loops around a block.
+    """The function with the innermost loops around a block replaced.
 
-    make : of the loops, outermost first, and the block
+    make : returns the replacement, given the loops, outermost first, and the block
     """
     for node in nodes_of(tirx.For, func.body):
         loops, inner = nest_of(node)

@@ -255,16 +255,17 @@ class _Nest:
         (last,) = wide_indices(self.store.buffer, at)[-1:]
         body = add_guards([*self.conditions, *self.of_terms], self.store)
         one = self.reduces and is_one(self.along.extent) and self._widened()  # kept in a register
+        across = self._transposes()
         if (
             not is_offset_of(last, along)
             and not one
-            and not self._transposes()
+            and not across
             or any(_uses(x.extent, along) for x in self.others)
             or any(_uses(self.along.extent, x.loop_var) for x in self.loops)
         ):
             return False  # tiles are around all other loops, or no loop is contiguous
-        result = self.store.buffer if self._transposes() else None
-        if not _contiguous_in(along, body, gathers=len(self.loops) == 1, apart=result):
+        strided = self.store.buffer if across else None
+        if not _contiguous_in(along, body, gathers=len(self.loops) == 1, strided=strided):
             return False
         if not self.reduces:
             if self.outer and not (_gathers(self.store) and self._is_free(along, realize)):
@@ -674,11 +675,11 @@ def _same(a: Any, b: Any) -> bool:
     return isinstance(a, ir.Var) and isinstance(b, ir.Var) and a.same_as(b)
 
 
-def _contiguous_in(var: Any, body: Any, gathers: bool, apart: Any = None) -> bool:
+def _contiguous_in(var: Any, body: Any, gathers: bool, strided: Any = None) -> bool:
     """Whether every access that depends on `var` is contiguous along it by its last index only.
 
     gathers : whether loads may be indexed by loads that are contiguous
-    apart : a buffer whose accesses may be of any kind
+    strided : a buffer whose accesses may have any stride; None for none
     """
     conditions = [branch.condition for branch in nodes_of(tirx.IfThenElse, body)]
     accesses = [(x.buffer, x.indices) for x in stores_of(body)] + [
@@ -686,7 +687,7 @@ def _contiguous_in(var: Any, body: Any, gathers: bool, apart: Any = None) -> boo
         for x in nodes_of(ir.TensorLoad, body)
         if not (gathers and any(isinstance(i, ir.TensorLoad) for i in x.indices))
     ]
-    indices = [wide_indices(*x) for x in accesses if apart is None or not x[0].same_as(apart)]
+    indices = [wide_indices(*x) for x in accesses if strided is None or not x[0].same_as(strided)]
     return not any(_uses(c, var) for c in conditions) and all(
         not any(_uses(i, var) for i in index[:-1])
         and (not index or is_offset_of(index[-1], var) or not _uses(index[-1], var))

@@ -1,8 +1,8 @@
 """SpMM over blocks of 16-bit floats in tiles of the CPU (Intel's AMX, ARM's `bfmmla`).
 
 The sums of a row of blocks, with AMX for 32 features at a time, stay in four tiles; a step loads
-two tiles of the block and two of B, and multiplies each with each (SparseTIR, section 4.3.1, for a
-CPU). The dense operand is brought into tiles first, once in each call, or by the caller.
+two tiles of the block and two of B, and multiplies each by each (SparseTIR, section 4.3.1, for a
+CPU). The dense operand is stored in tiles first, once per call, or by the caller.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from sparsetir.sparse_ir.schedule.loops import find_iteration
 from sparsetir.sparse_ir.tir import free_vars
 
 WHO = "MatrixTiles"
-BLOCKS = (BSR(32, 32), BSR(16, 16))  # that fill tiles
-BLOCKS_OF_A_THREAD = 2  # so that the last one to end ends soon
+BLOCKS = (BSR(32, 32), BSR(16, 16))  # block sizes that fill tiles
+BLOCKS_OF_A_THREAD = 2  # so that the last one ends soon after the others
 
 
 @dataclass(frozen=True)
 class MatrixTiles(Config):
-    """A product with blocks in tiles of a matrix unit.
+    """A product with blocks in tiles of a matrix engine.
 
     format : BSR, of blocks that tiles divide: with AMX of 2 to 32 rows, and of 4, 6, .. 32 columns
         of 16-bit floats (8, 12, .. 64 of int8), with NEON of 2, 4, 6 or 8 rows, and of 8 or 16
         columns (16 or 32). Blocks of 16 and 32 fill them
-    features : of a step, 16 or 32 with AMX, 8 with NEON; any feature size is served
-    isa : of the tiles, "amx" or "neon"
-    finite : the dense operand holds no infinity and no NaN, so that blocks may have places without
-        an element, whose products are zero; else patterns must fill all of their blocks
-    given : the caller brings B in tiles (see :func:`in_tiles`), in place of a copy in each call
+    features : per step, 16 or 32 with AMX, 8 with NEON; any feature size is supported
+    isa : the instruction set of the tiles, "amx" or "neon"
+    finite : whether the dense operand holds no infinity and no NaN, so that blocks may have places
+        without an element, whose products are zero; else patterns must fill all of their blocks
+    given : whether the caller passes B in tiles (see :func:`in_tiles`), instead of a copy per call
     blocks : of rows of blocks, which threads share; not compiled in
-    parallel : use all threads; to wake them takes as long as a small product
+    parallel : whether to use all threads; waking them takes as long as a small product
     """
 
     format: BSR
@@ -79,9 +79,9 @@ class MatrixTiles(Config):
         return replace(super().compiled, finite=False)
 
     def tiles(self, feat: int) -> int:
-        """Number of steps that cover `feat` features.
+        """The number of steps that cover `feat` features.
 
-        Raises ScheduleError where the caller is to bring B in tiles: plans take it as it is.
+        Raises ScheduleError if the caller is to pass B in tiles: plans take it unchanged.
         """
         if self.given:
             raise ScheduleError(
@@ -107,9 +107,9 @@ def program(problem: Spmm, config: MatrixTiles) -> SparseFunc:
 
 
 def apply(sch: Schedule, config: MatrixTiles) -> None:
-    """Schedule a program that sums up blocks times rows of a dense operand.
+    """Schedule a program that sums products of blocks with rows of a dense operand.
 
-    Before (stage I), and after; the loops of the first two steps are tensor intrinsics then::
+    Before (stage I), and after; the loops of the first two steps then become tensor intrinsics::
 
         with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
             C[io * 32 + ii, k] += A[io, jo, ii, ji] * B[jo * 32 + ji, k]
@@ -123,7 +123,7 @@ def apply(sch: Schedule, config: MatrixTiles) -> None:
             with T.sp_iter([II, K1], "SS", "spmm_write") as [ii, k1]:
                 C[io * 32 + ii, k0 * 32 + k1] = C_ws[ii, k1]
 
-    Raises ScheduleError for a program of another shape, or of types without such products.
+    Raises ScheduleError for a program of another form, or of types without such products.
     """
     total = _found(sch)
     it = find_iteration(sch.func, total.iteration.name)
@@ -179,7 +179,7 @@ def _in_stage_two(
 
 
 def in_tiles(b: np.ndarray, config: MatrixTiles) -> np.ndarray:
-    """A dense operand as kernels of configs with `given` take it.
+    """A dense operand in the form that kernels of configs with `given` take.
 
     b : (n, feat) of elements of 2 bytes, of any type, such as the bits of bfloat16
 
@@ -197,7 +197,7 @@ def in_tiles(b: np.ndarray, config: MatrixTiles) -> np.ndarray:
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: MatrixTiles) -> Arranged:
-    """The arguments of :func:`program` that depend on the pattern alone.
+    """The arguments of :func:`program` that only depend on the pattern.
 
     Raises ScheduleError for a pattern that does not fill its blocks, unless `finite`.
     """
@@ -218,12 +218,12 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: MatrixTiles) -> Arranged:
 def configs(
     problem: Any, matrix: CsrPattern, stats: Any, target: Any, formats: Sequence[Any] = BLOCKS
 ) -> list[MatrixTiles]:
-    """Configs worth measuring, the best guess first; none where the CPU or the pattern is another.
+    """Configs worth measuring, the best guess first; none for an unsuitable CPU or pattern.
 
     stats : :class:`sparsetir.schedules.search.choose.Statistics`
-    formats : that store the matrix, tried in their order; those of blocks that tiles do not divide,
-        or that the pattern does not fill, are passed over. Of blocks of 32 rows each tile that is
-        loaded is used twice, so by default they come before those of 16
+    formats : candidates, tried in order; those of blocks that tiles do not divide, or that the
+        pattern does not fill, are skipped. With blocks of 32 rows each loaded tile is used twice,
+        so by default they come before those of 16
     """
     name = isa_of(target, problem.dtype)
     if name is None or problem.batched or problem.reduce != "sum":
@@ -232,7 +232,7 @@ def configs(
     for fmt in formats:
         if not isinstance(fmt, BSR) or not all(_sizes(fmt.rows, fmt.cols, isa)):
             continue
-        # What sticks out aside, elements come by whole blocks.
+        # Except for blocks that exceed the matrix, elements come in whole blocks.
         sticks_out = matrix.shape[0] % fmt.rows or matrix.shape[1] % fmt.cols
         whole = sticks_out or matrix.nnz % (fmt.rows * fmt.cols) == 0
         if matrix.nnz and whole and fills_blocks(matrix.coordinates, fmt):
@@ -246,7 +246,7 @@ def configs(
 def engine(
     problem: Any, matrix: CsrPattern, stats: Any, target: Any, fmt: Any
 ) -> list[MatrixTiles]:
-    """The result of :func:`configs` for one format, or all, where this machine runs them."""
+    """The result of :func:`configs` for one format, or all, if this machine supports them."""
     isa = isa_of(target, problem.dtype)
     if isa is None or allowed(TILE_ISAS[isa][problem.dtype].features):
         return []
@@ -254,7 +254,7 @@ def engine(
 
 
 def fills_blocks(pattern: Pattern, fmt: BSR) -> bool:
-    """Whether each block has an element in all places that lie inside of the matrix."""
+    """Whether each block has an element in all places inside the matrix."""
     m, n = pattern.shape
     blocks = find_blocks(pattern, fmt.rows, fmt.cols)
     first = np.repeat(np.arange(blocks.grid[0]), np.diff(blocks.indptr)) * fmt.rows
@@ -279,12 +279,12 @@ def _refuse(where: str, problem: Any, config: MatrixTiles) -> None:
 
 
 def _sizes(rows: int, columns: int, isa: TileISA) -> tuple[list[int], list[int]]:
-    """Rows and columns of tiles that blocks are cut into without a rest."""
+    """Rows and columns of tiles that divide blocks."""
     return [r for r in isa.rows if rows % r == 0], [d for d in isa.depths if columns % d == 0]
 
 
 def _shape(rows: int, columns: int, features: int, isa: TileISA) -> TileShape:
-    """The largest tiles for blocks; raises ScheduleError for none."""
+    """The largest tiles for blocks; raises ScheduleError if there are none."""
     heights, depths = _sizes(rows, columns, isa)
     if not depths or not heights:
         raise ScheduleError(
@@ -300,7 +300,7 @@ def _one_of(sizes: range) -> str:
 
 
 def _found(sch: Schedule) -> Any:
-    """The sums over blocks; raises ScheduleError where the program has others, too."""
+    """The sums over blocks; raises ScheduleError if the program has other iterations, too."""
     sums = [x for x in row_sums(sch, WHO) if x.columns]
     one = len(sums) == 1 and len(sums[0].rows) == 1 and len(sums[0].block) == 1
     if not one or len(sums[0].columns) != 2:
@@ -309,7 +309,7 @@ def _found(sch: Schedule) -> Any:
 
 
 def _operands(it: Any, features: Any, served: Collection[str]) -> tuple[Any, Any]:
-    """The loads that a term multiplies: of the blocks, and of what has features."""
+    """The loads that a term multiplies: of the blocks, and of the operand with features."""
     store = stores_of(it.body)[0]
     loads = [x for x in nodes_of(ir.TensorLoad, store.value) if not x.source.same_as(store.buffer)]
     right = [x for x in loads if features in free_vars(x)]

@@ -39,7 +39,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 TOLERANCE = 1e-4
-POOLS = {"openmp": "torch's pool", "tvm": "TVM's pool", "serial": "no pool"}
+POOLS = {"openmp": "OpenMP's pool", "tvm": "TVM's pool", "serial": "no pool"}
 
 
 def add(out: Parser) -> None:

@@ -215,7 +215,7 @@ def _choose_pool() -> None:
         if wanted == "serial" or wanted == "tvm":
             _note(TVM if wanted == "tvm" else SERIAL, None, f"{CHOICE} says so")
         else:
-            library = _openmp()
+            library = _openmp(others=bool(wanted) or not _has_torch())
             if library is None:
                 _note(TVM, None, _why_none())
             else:
@@ -254,9 +254,11 @@ def _why_none() -> str:
     return f"{'torch' if _has_torch() else 'the system'} has no OpenMP here"
 
 
-def _openmp() -> ctypes.CDLL | None:
-    """The library that serves torch's OpenMP calls; without torch another one, which the process
-    has or the system. None without any."""
+def _openmp(others: bool = True) -> ctypes.CDLL | None:
+    """The library that serves torch's OpenMP calls if torch is loaded, or None.
+
+    others : whether another one is acceptable, which the process has loaded or the system has
+    """
     suffix = SHARED.get(this_machine().system)
     if suffix is None:
         return None
@@ -266,7 +268,7 @@ def _openmp() -> ctypes.CDLL | None:
         folder = Path(str(sys.modules["torch"].__file__)).parent / "lib"
         # In the linker's order for torch: preloaded libraries come first.
         places += [(None, os.RTLD_LAZY), (str(folder / f"libtorch_cpu{suffix}"), mode)]
-    else:
+    if others:
         places += [(None, os.RTLD_LAZY), *((name, mode) for name in LIBRARIES)]
         places.append((LIBRARIES[-1], os.RTLD_LAZY))
     for name, how in places:
