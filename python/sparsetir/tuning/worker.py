@@ -24,12 +24,11 @@ from sparsetir.records.task import Config, Outcome, Reference
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.search import configs
 from sparsetir.schedules.targets import is_gpu, resolve_target
-from sparsetir.tuning.case import Case, OperatorCase
+from sparsetir.tuning.case import Case, OperatorCase, SparseCase
 from sparsetir.tuning.measure import DeviceError
 from sparsetir.tuning.process import is_out_of_memory
 from sparsetir.tuning.schedule_ref import load_module
 from sparsetir.tuning.serving import one_line, serve
-from sparsetir.tuning.sparse_case import SparseCase
 from sparsetir.tuning.timing import timed
 
 
