@@ -263,10 +263,8 @@ class DistGraph(Rows):
         n = int(total(group, who, nodes, dist.ReduceOp.MAX))
 
         def check() -> None:
-            if num_nodes is not None and check_size(who, "num_nodes", num_nodes) < n:
-                raise ValueError(
-                    f"{who}: argument 'num_nodes': expected {n} or more for {path}, got {num_nodes}"
-                )
+            if num_nodes is not None:
+                check_size(who, "num_nodes", num_nodes, n)
 
         check_on_all(group, who, check)
         del share

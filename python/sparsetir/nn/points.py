@@ -24,7 +24,7 @@ from sparsetir.nn.kernel_map import (
 )
 from sparsetir.ops.cache import attach, attached, cacheable, private
 from sparsetir.ops.compress import INT32_MAX
-from sparsetir.ops.tensors import check_tensor
+from sparsetir.ops.tensors import check_size, check_tensor
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -432,12 +432,7 @@ def triple(who: str, name: str, value: Any, least: int) -> Triple:
     numbers = value if isinstance(value, tuple | list) else (value,) * 3
     if len(numbers) != 3:
         raise ValueError(f"{who}: argument '{name}': expected one number or three, got {value!r}")
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int | np.integer):
-            raise TypeError(f"{who}: argument '{name}': expected integers, got {value!r}")
-        if number < least:
-            raise ValueError(f"{who}: argument '{name}': expected at least {least}, got {value!r}")
-    x, y, z = (int(number) for number in numbers)
+    x, y, z = (check_size(who, name, number, least) for number in numbers)
     return x, y, z
 
 
@@ -446,11 +441,7 @@ def check_batches(who: str, batch_size: object, places: Places) -> int:
     least = places.batch_size
     if batch_size is None:
         return least
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
-        raise TypeError(f"{who}: argument 'batch_size': expected an integer, got {batch_size!r}")
-    if batch_size < least:
-        raise wrong(who, "batch_size", f"at least {least} as the points have", batch_size)
-    return int(batch_size)
+    return check_size(who, "batch_size", batch_size, least)
 
 
 def _places(who: str, coords: Tensor) -> Places:
