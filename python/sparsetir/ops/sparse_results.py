@@ -31,6 +31,7 @@ from sparsetir.planning.sparse_results import (
 )
 from sparsetir.reductions import check_semiring
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.sparse_results import KRON
 
 
@@ -222,23 +223,17 @@ class _Matrix:
                 raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {device}")
             self.structure, order, twice, indptr, indices = structure.derived("in order", _in_order)
             if twice is not None:
-                raise ValueError(
-                    f"{who}: argument '{name}': expected each element once, got {twice} more than "
-                    "once; coalesce it"
-                )
+                raise wrong(who, name, "each element once", f"{twice} more than once; coalesce it")
             values = torch.ones(structure.nnz) if values is None else values
             if values.dim() != 1:
-                raise ValueError(
-                    f"{who}: argument '{name}': expected one value of each element, got values of "
-                    f"shape {tuple(values.shape)}"
+                raise wrong(
+                    who, name, "one value of each element", f"values of shape {tuple(values.shape)}"
                 )
             values = values if order is None else values.index_select(0, order)
             self.csr, self.dtype = Csr(indptr, indices, values, structure.shape), values.dtype
         if self.dtype not in DTYPES:
-            raise TypeError(
-                f"{who}: argument '{name}': expected values of {', '.join(map(str, DTYPES))}, got "
-                f"{self.dtype}"
-            )
+            expected = f"values of {', '.join(map(str, DTYPES))}"
+            raise wrong(who, name, expected, self.dtype, TypeError)
 
     @cached_property
     def structure(self) -> Structure:
