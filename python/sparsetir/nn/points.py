@@ -17,6 +17,7 @@ from sparsetir.nn.kernel_map import (
     Convolution,
     Pairs,
     Sorted,
+    Triple,
     between,
     in_row_order,
     reached,
@@ -29,7 +30,6 @@ from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-Triple = tuple[int, int, int]
 T = TypeVar("T")
 
 
@@ -161,10 +161,6 @@ class Places:
             return self._map(between(self.sorted, conv, coarse.sorted), coarse)
 
         return self._remembered((conv, "onto"), make, coarse.coords)
-
-    def back_from(self, coarse: Places, conv: Convolution) -> KernelMap:
-        """The map of the transposed convolution from `coarse` to here."""
-        return transposed(self.onto(coarse, conv), self)
 
     def _map(self, pairs: Pairs, outputs: Places) -> KernelMap:
         dtype = torch.int64 if len(pairs.rows) > INT32_MAX else torch.int32

@@ -20,7 +20,12 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan, finder
-from sparsetir.records.records import by_record, recorded_configs, there_are_records
+from sparsetir.records.records import (
+    by_record,
+    recorded_config,
+    recorded_configs,
+    there_are_records,
+)
 from sparsetir.records.task import Config, Sizes, Task
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
@@ -156,7 +161,7 @@ def recorded(
         arranged = plan.needs_values and plan.arranges_values
         return None if arranged else Planned(plan, resorted)
 
-    return by_record(task, planned, pattern=lambda: pattern.in_order)
+    return by_record(recorded_config(task, lambda: pattern.in_order), planned)
 
 
 def may_be_recorded(
