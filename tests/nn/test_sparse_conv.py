@@ -279,15 +279,15 @@ of_ones([0, 2**31 - 1, 2**31 - 1, 0], [0, -(2**31), -(2**31), 9])  # ValueError:
 SparsePoints(X.coords, X.features[1:])  # ValueError: 'features': expected shape ( .. , channels) as
 X.with_features(X.features.int())  # TypeError: 'features': expected float32, float16 .. got int32
 X.with_features(X.features.to("meta"))  # ValueError: 'features': expected to be on cpu .. got meta
-SparsePoints(X.coords + 4, X.features, 0)  # ValueError: 'batch_size': expected at least 5 .. got 0
+SparsePoints(X.coords + 4, X.features, 0)  # ValueError: 'batch_size': expected 5 or more .. got 0
 SparsePoints(X.coords, X.features, 1.5)  # TypeError: 'batch_size': expected an integer, got 1.5
 X.dense((0, 0, 0), (2, 2, 2))  # ValueError: 'size': expected a box with all .. got (2, 2, 2) from
 SparseConv3d(0, 2, 3)  # ValueError: SparseConv3d: argument 'in_channels': expected 1 or more, got 0
 SparseConv3d(2, 2, (3, 3))  # ValueError: 'kernel_size': expected one number or three, got (3, 3)
-SparseConv3d(2, 2, 0)  # ValueError: 'kernel_size': expected at least 1, got 0
-SparseConv3d(2, 2, 3, stride=1.0)  # TypeError: 'stride': expected integers, got 1.0
+SparseConv3d(2, 2, 0)  # ValueError: 'kernel_size': expected 1 or more, got 0
+SparseConv3d(2, 2, 3, stride=1.0)  # TypeError: 'stride': expected an integer, got 1.0
 SparseConv3d(2, 2, 3, padding=1)  # ValueError: 'padding': expected None, as outputs are at .. got 1
-SparseConvTranspose3d(2, 2, 3, padding=-1)  # ValueError: 'padding': expected at least 0, got -1
+SparseConvTranspose3d(2, 2, 3, padding=-1)  # ValueError: 'padding': expected 0 or more, got -1
 SparseConv3d(2, 2, 3)(X.features)  # TypeError: 'x': expected SparsePoints, got Tensor
 SparseConv3d(3, 2, 3)(X)  # ValueError: SparseConv3d: argument 'x': expected 3 channels, got 2
 SparseConv3d(2, 2, 3).half()(X)  # TypeError: 'x': expected features of float16 as .. got float32

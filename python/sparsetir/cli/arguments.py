@@ -27,6 +27,8 @@ T = TypeVar("T")
 Facts: TypeAlias = dict[str, Any]  # for JSON
 MOST = 2**31 - 1
 OPTIONS = {"weighted": "unweighted"}  # options named differently than a function's argument
+# Lexers of pygments, by the kind of a stage's text.
+LEXERS = {"source": "LlvmLexer", "cuda": "CudaLexer", "asm": "GasLexer"}
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -273,3 +275,19 @@ def print_json(data: object) -> None:
     """Print the document of `--json`."""
     json.dump(data, sys.stdout, indent=1, allow_nan=False)
     print()
+
+
+def coloured(text: str, kind: str = "") -> str:
+    """Colour a text if it is printed on a terminal that supports it.
+
+    kind : "source", "cuda" or "asm"; Python otherwise
+    """
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    try:
+        pygments = import_module("pygments")
+        lexer = getattr(import_module("pygments.lexers"), LEXERS.get(kind, "PythonLexer"))()
+        formatter = import_module("pygments.formatters").TerminalFormatter()
+    except (ImportError, AttributeError):  # pygments is optional
+        return text
+    return pygments.highlight(text, lexer, formatter).rstrip("\n")

@@ -12,25 +12,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsetir.distributed import products
-from sparsetir.distributed.build import (
-    WHO,
-    check_edges,
-    check_exchange_dtype,
-    coalesced,
-    least_nodes,
-    redistribute,
+from sparsetir.distributed.collectives import (
+    all_to_all,
+    check_device,
+    check_on_all,
+    group_of,
+    total,
 )
-from sparsetir.distributed.collectives import check_device, check_on_all, group_of, total
 from sparsetir.distributed.exchange import Exchange
 from sparsetir.distributed.files import Share, read_share
-from sparsetir.distributed.partition import Partition, check_partition
+from sparsetir.distributed.partition import Partition, check_partition, make_partition
 from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.distributed.rows import Rows
 from sparsetir.ops.cache import cacheable
 from sparsetir.ops.compress import INT32_MAX, sorted_by
 from sparsetir.ops.operands import Operand, resolve
-from sparsetir.ops.tensors import check_size
+from sparsetir.ops.tensors import DTYPES, check_kind, check_size
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
+
+WHO = "DistGraph.from_edges"
 
 
 class DistGraph(Rows):
@@ -162,38 +163,34 @@ class DistGraph(Rows):
         edge_data = dict(edge_data or {})
 
         def check() -> object:
-            check_edges(edge_index, values, edge_data)
+            _check_edges(edge_index, values, edge_data)
             check_device(WHO, "edge_index", group, edge_index)
             if num_nodes is not None:
                 check_size(WHO, "num_nodes", num_nodes)
-            check_exchange_dtype(exchange_dtype)
+            _check_exchange_dtype(exchange_dtype)
             if coalesce and edge_data:
-                raise ValueError(
-                    f"{WHO}: argument 'coalesce': expected False with 'edge_data', got True"
-                )
+                raise wrong(WHO, "coalesce", "False with 'edge_data'", "True")
             data = {name: (dtype_name(x), tuple(x.shape[1:])) for name, x in edge_data.items()}
             kind = None if values is None else dtype_name(values)
             return num_nodes, kind, data, coalesce, exchange_dtype, edge_index.device.type
 
         check_on_all(group, WHO, check)
         ends = edge_index.long()
-        n = int(num_nodes) if num_nodes is not None else least_nodes(group, ends)
+        n = int(num_nodes) if num_nodes is not None else _least_nodes(group, ends)
 
         def check_more() -> object:
             if ends.numel() and not (0 <= int(ends.min()) and int(ends.max()) < n):
-                wrong = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
-                raise ValueError(
-                    f"{WHO}: argument 'edge_index': expected nodes from 0 to {n - 1}, got {wrong}"
-                )
+                got = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
+                raise wrong(WHO, "edge_index", f"nodes from 0 to {n - 1}", got)
             return check_partition(WHO, partition, n, dist.get_world_size(group))
 
         check_on_all(group, WHO, check_more)
         of_edges = [x.detach() for x in (values, *edge_data.values()) if x is not None]
-        divided, ends, of_edges = redistribute(group, n, ends, of_edges, partition)
+        divided, ends, of_edges = _redistribute(group, n, ends, of_edges, partition)
         weights = of_edges.pop(0) if values is not None else None
         sources, targets = ends
         if coalesce:
-            sources, targets, weights = coalesced(group, sources, targets, weights)
+            sources, targets, weights = _coalesced(group, sources, targets, weights)
         count = torch.tensor([len(targets)], device=targets.device)
         edges = int(total(group, WHO, count))
         data = dict(zip(edge_data, of_edges, strict=True))
@@ -263,10 +260,8 @@ class DistGraph(Rows):
         n = int(total(group, who, nodes, dist.ReduceOp.MAX))
 
         def check() -> None:
-            if num_nodes is not None and check_size(who, "num_nodes", num_nodes) < n:
-                raise ValueError(
-                    f"{who}: argument 'num_nodes': expected {n} or more for {path}, got {num_nodes}"
-                )
+            if num_nodes is not None:
+                check_size(who, "num_nodes", num_nodes, n)
 
         check_on_all(group, who, check)
         del share
@@ -348,7 +343,7 @@ class DistGraph(Rows):
         -------
         DistGraph
         """
-        check_exchange_dtype(dtype)
+        _check_exchange_dtype(dtype)
         graph = copy.copy(self)
         graph.exchange_dtype = dtype
         return graph
@@ -382,3 +377,69 @@ class DistGraph(Rows):
             f"<sparsetir.distributed.DistGraph of {self.num_nodes} nodes and {self.num_edges} "
             f"edges, here {self.own} nodes, {self.nnz} edges, {self.halo} nodes of others>"
         )
+
+
+def _redistribute(
+    group: dist.ProcessGroup, n: int, ends: Tensor, of_edges: list[Tensor], how: Any
+) -> tuple[Partition, Tensor, list[Tensor]]:
+    """The partition, (2, nnz) new numbers of the edges into own nodes, and these edges' data."""
+    partition = make_partition(WHO, group, n, ends[0], ends[1], how)
+    new = partition.renumbered(WHO, ends.reshape(-1)).view(2, -1)
+    owners = partition.owners(new[1])
+    order = torch.argsort(owners, stable=True)
+    send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
+    del owners
+    pairs, receive = all_to_all(group, WHO, new.t()[order], send)
+    del new, ends
+    sent = [all_to_all(group, WHO, x[order], send, receive)[0] for x in of_edges]
+    return partition, pairs.t(), sent
+
+
+def _coalesced(
+    group: dist.ProcessGroup, sources: Tensor, targets: Tensor, values: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Distinct edges by targets and sources, with sums of values; None if all are one."""
+    order = torch.argsort(sources, stable=True)
+    order = order[torch.argsort(targets[order], stable=True)]
+    sources, targets = sources[order], targets[order]
+    first = torch.ones(len(targets), dtype=torch.bool, device=targets.device)
+    first[1:] = (sources[1:] != sources[:-1]) | (targets[1:] != targets[:-1])
+    repeated = torch.tensor([int(not first.all())], device=targets.device)
+    if values is None and not int(total(group, WHO, repeated)):
+        return sources, targets, None
+    if values is None:
+        values = torch.ones(len(targets), device=targets.device)
+    place = first.cumsum(0) - 1
+    summed = values.new_zeros(int(first.sum())).index_add_(0, place, values[order])
+    return sources[first], targets[first], summed
+
+
+def _least_nodes(group: dist.ProcessGroup, ends: Tensor) -> int:
+    """The least number of nodes that includes the ends of all edges; collective."""
+    most = ends.max() if ends.numel() else torch.tensor(-1, device=ends.device)
+    return int(total(group, WHO, most.view(1).clone(), dist.ReduceOp.MAX)) + 1
+
+
+def _check_edges(edge_index: Any, values: Any, edge_data: Mapping[str, Any]) -> None:
+    """Raise unless the arguments are the edges of a process, and data for each of them."""
+    check_kind(WHO, "edge_index", edge_index)
+    if edge_index.dim() != 2 or len(edge_index) != 2:
+        raise wrong(WHO, "edge_index", "shape (2, E)", tuple(edge_index.shape))
+    edges = edge_index.shape[1]
+    for name, x in (*([("values", values)] * (values is not None)), *edge_data.items()):
+        if not isinstance(x, Tensor) or x.layout is not torch.strided:
+            raise wrong(WHO, name, "a dense tensor", type(x).__name__, TypeError)
+        if x.dim() < 1 or len(x) != edges or (x is values and x.dim() != 1):
+            more = "" if x is values else " ..."
+            raise wrong(WHO, name, f"shape ({edges},{more})", tuple(x.shape))
+        if x.device != edge_index.device:
+            raise wrong(WHO, name, f"to be on {edge_index.device} as the edges", x.device)
+    if values is not None and values.dtype not in DTYPES:
+        raise wrong(WHO, "values", ", ".join(DTYPES.values()), dtype_name(values), TypeError)
+
+
+def _check_exchange_dtype(dtype: object) -> None:
+    """Raise unless rows can be rounded to the dtype while they are sent."""
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        expected = "torch.float16, torch.bfloat16 or None"
+        raise wrong("DistGraph", "exchange_dtype", expected, f"{dtype!r}")

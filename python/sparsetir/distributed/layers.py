@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsetir.distributed import products
 from sparsetir.nn.graph import FLOWS, Graph
 from sparsetir.ops.operands import Operand, resolve
+from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -55,10 +56,8 @@ class SpreadGraph(Graph):
             )
         for ends, count in (("sources", sources), ("targets", targets)):
             if count != graph.own:
-                raise ValueError(
-                    f"{who}: argument 'edge_index': expected a DistGraph of {count} own nodes as "
-                    f"the features of {ends} have rows, got {graph.own}"
-                )
+                expected = f"a DistGraph of {count} own nodes as the features of {ends} have rows"
+                raise wrong(who, "edge_index", expected, graph.own)
         return cls(graph, graph.values)
 
     def of_sources(self, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from sparsetir.distributed.collectives import all_to_all, check_on_all, total
 from sparsetir.extras import need
 from sparsetir.ops.tensors import INDEX_DTYPES
+from sparsetir.runtime.refusals import wrong
 
 NAMED = ("rows", "metis")
 
@@ -104,10 +105,7 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> object:
     """Raise unless `partition` divides n nodes; return a value to be equal on all processes."""
     if isinstance(how, str):
         if how not in NAMED:
-            raise ValueError(
-                f"{who}: argument 'partition': expected 'rows', 'metis', a tensor or a pair of "
-                f"them, got {how!r}"
-            )
+            raise wrong(who, "partition", "'rows', 'metis', a tensor or a pair of them", f"{how!r}")
         if how == "metis":
             need(who, "pymetis", "metis")
         return how
@@ -116,19 +114,12 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> object:
     for x in how if shares else (how,):
         if not isinstance(x, Tensor) or x.dtype not in INDEX_DTYPES or x.dim() != 1:
             kind = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(
-                f"{who}: argument 'partition': expected int32 or int64 of one dimension, got {kind}"
-            )
+            raise wrong(who, "partition", "int32 or int64 of one dimension", kind, TypeError)
     if shares and (len(how) != 2 or len(how[0]) != len(how[1])):
-        raise ValueError(
-            f"{who}: argument 'partition': expected a pair of nodes and their processes, of one "
-            f"length, got {[len(x) for x in how]}"
-        )
+        expected = "a pair of nodes and their processes, of one length"
+        raise wrong(who, "partition", expected, [len(x) for x in how])
     if not shares and len(parts) != n:
-        raise ValueError(
-            f"{who}: argument 'partition': expected shape ({n},), a process for each node, got "
-            f"{tuple(parts.shape)}"
-        )
+        raise wrong(who, "partition", f"shape ({n},), a process for each node", tuple(parts.shape))
     ranges = [("processes", parts, processes)]
     if shares:
         ranges.append(("nodes", how[0], n))

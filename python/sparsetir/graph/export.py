@@ -22,6 +22,7 @@ from tvm.support.cc import get_cc
 from sparsetir.graph.expressions import aten
 from sparsetir.graph.to_relax import WHO, Translation
 from sparsetir.runtime.kernel_file import write_module
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir.errors import LoweringError
 
@@ -93,20 +94,14 @@ def export(
 
 def _check(model: Any, inputs: Any, path: Path, overwrite: bool) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"{WHO}: argument 'model': expected a torch.nn.Module, got {type(model).__name__}"
-        )
+        raise wrong(WHO, "model", "a torch.nn.Module", type(model).__name__, TypeError)
     for n, x in enumerate(inputs):
         if not isinstance(x, torch.Tensor):
-            raise TypeError(
-                f"{WHO}: argument 'inputs': expected tensors, got {type(x).__name__} at {n}"
-            )
+            raise wrong(WHO, "inputs", "tensors", f"{type(x).__name__} at {n}", TypeError)
     if get_cc() is None:
         raise RuntimeError(f"{WHO}: expected a C compiler, which links the library, got none")
     if path.suffix != ".so":
-        raise ValueError(
-            f"{WHO}: argument 'path': expected a name that ends with .so, got {path.name!r}"
-        )
+        raise wrong(WHO, "path", "a name that ends with .so", f"{path.name!r}")
     if path.exists() and not overwrite:
         raise FileExistsError(f"{WHO}: argument 'path': {path} exists; overwrite=True replaces it")
 

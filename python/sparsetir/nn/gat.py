@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, pair, sizes
-from sparsetir.nn.graph import FLOWS, Graph, check_count, check_of_edges, has_edges
+from sparsetir.nn.graph import FLOWS, Graph, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, glorot, zeros
+from sparsetir.ops.tensors import check_size
 from sparsetir.runtime.refusals import wrong
 
 FILLS = ("add", "sum", "mean", "max", "min", "mul")
@@ -95,7 +96,7 @@ class GATConv(Conv):
         if isinstance(fill_value, str) and fill_value not in FILLS:
             expected = f"a number, a tensor, or one of {', '.join(FILLS)}"
             raise wrong("GATConv", "fill_value", expected, f"{fill_value!r}")
-        check_count("GATConv", "heads", heads)
+        check_size("GATConv", "heads", heads, 1)
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.edge_dim = add_self_loops, edge_dim

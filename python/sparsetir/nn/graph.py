@@ -13,7 +13,6 @@ from sparsetir.ops.messages import softmax_by_heads
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.products import spmm_by_heads
 from sparsetir.ops.registry import is_transformed
-from sparsetir.ops.tensors import check_size
 from sparsetir.reductions import REDUCTION_NAMES
 from sparsetir.runtime.refusals import wrong
 
@@ -160,12 +159,6 @@ def reversed_edges(edge_index: Tensor) -> Tensor:
 def check_aggr(who: str, aggr: object) -> str:
     """Check the name of an aggregation and return it; ValueError if there is no kernel for it."""
     return one_of(who, "aggr", aggr, tuple(REDUCTION_NAMES))
-
-
-def check_count(who: str, name: str, value: object) -> None:
-    """Raise unless the value is 1 or more."""
-    if check_size(who, name, value) < 1:
-        raise ValueError(f"{who}: argument '{name}': expected 1 or more, got {value}")
 
 
 def check_of_edges(

@@ -17,6 +17,7 @@ from sparsetir.nn.kernel_map import (
     Convolution,
     Pairs,
     Sorted,
+    Triple,
     between,
     in_row_order,
     reached,
@@ -24,12 +25,11 @@ from sparsetir.nn.kernel_map import (
 )
 from sparsetir.ops.cache import attach, attached, cacheable, private
 from sparsetir.ops.compress import INT32_MAX
-from sparsetir.ops.tensors import check_tensor
+from sparsetir.ops.tensors import check_size, check_tensor
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-Triple = tuple[int, int, int]
 T = TypeVar("T")
 
 
@@ -161,10 +161,6 @@ class Places:
             return self._map(between(self.sorted, conv, coarse.sorted), coarse)
 
         return self._remembered((conv, "onto"), make, coarse.coords)
-
-    def back_from(self, coarse: Places, conv: Convolution) -> KernelMap:
-        """The map of the transposed convolution from `coarse` to here."""
-        return transposed(self.onto(coarse, conv), self)
 
     def _map(self, pairs: Pairs, outputs: Places) -> KernelMap:
         dtype = torch.int64 if len(pairs.rows) > INT32_MAX else torch.int32
@@ -432,12 +428,7 @@ def triple(who: str, name: str, value: Any, least: int) -> Triple:
     numbers = value if isinstance(value, tuple | list) else (value,) * 3
     if len(numbers) != 3:
         raise ValueError(f"{who}: argument '{name}': expected one number or three, got {value!r}")
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int | np.integer):
-            raise TypeError(f"{who}: argument '{name}': expected integers, got {value!r}")
-        if number < least:
-            raise ValueError(f"{who}: argument '{name}': expected at least {least}, got {value!r}")
-    x, y, z = (int(number) for number in numbers)
+    x, y, z = (check_size(who, name, number, least) for number in numbers)
     return x, y, z
 
 
@@ -446,11 +437,7 @@ def check_batches(who: str, batch_size: object, places: Places) -> int:
     least = places.batch_size
     if batch_size is None:
         return least
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
-        raise TypeError(f"{who}: argument 'batch_size': expected an integer, got {batch_size!r}")
-    if batch_size < least:
-        raise wrong(who, "batch_size", f"at least {least} as the points have", batch_size)
-    return int(batch_size)
+    return check_size(who, "batch_size", batch_size, least)
 
 
 def _places(who: str, coords: Tensor) -> Places:

@@ -10,21 +10,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, pair
-from sparsetir.nn.graph import (
-    Graph,
-    check_count,
-    is_edges,
-    is_spread,
-    remembered,
-    reversed_edges,
-    with_others,
-)
+from sparsetir.nn.graph import Graph, is_edges, is_spread, remembered, reversed_edges, with_others
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.relations import edge_copies
 from sparsetir.ops.rgms import rgms
-from sparsetir.ops.tensors import INDEX_DTYPES, check_edges
+from sparsetir.ops.tensors import INDEX_DTYPES, check_edges, check_size
 from sparsetir.reductions import LINEAR_NAMES
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
@@ -138,7 +130,7 @@ class RGCNConv(Conv):
         super().__init__(**{"aggr": aggr, **kwargs})
         if num_bases is not None and num_blocks is not None:
             raise wrong("RGCNConv", "num_blocks", "None with 'num_bases'", num_blocks)
-        check_count("RGCNConv", "num_relations", num_relations)
+        check_size("RGCNConv", "num_relations", num_relations, 1)
         left, right = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
         if num_blocks is not None and (left % num_blocks or out_channels % num_blocks):
             raise wrong(

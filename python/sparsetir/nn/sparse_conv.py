@@ -24,7 +24,6 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 
-from sparsetir.nn.graph import check_count
 from sparsetir.nn.kernel_map import Convolution
 from sparsetir.nn.points import (
     KernelMap,
@@ -38,6 +37,7 @@ from sparsetir.nn.points import (
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import RelationRows, Relations
 from sparsetir.ops.rgms_kernels import of_nodes, of_weights
+from sparsetir.ops.tensors import check_size
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -65,7 +65,7 @@ class _Convolution(torch.nn.Module):
         super().__init__()
         who = type(self).__name__
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
-            check_count(who, name, value)
+            check_size(who, name, value, 1)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.conv, self.submanifold = convolution(
             who, kernel_size, stride, padding, dilation, submanifold

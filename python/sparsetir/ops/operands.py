@@ -178,7 +178,7 @@ def resolve(
         return A.operand if values is None else A.operand._replace(values=values)
     if isinstance(A, tuple) and len(A) == 2 and isinstance(A[0], Tensor) and A[0].dim() != 1:
         edges, size = plain_edges(who, name, A[0])
-        size = _size(who, name, A[1]) or size or shape
+        size = size or shape if A[1] is None else size_of(who, name, A[1])
         return _of_edges(who, name, edges, values, size, A[0])
     return _of_foreign(who, name, A, values, shape)
 
@@ -306,10 +306,8 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
     return A, size
 
 
-def _size(who: str, name: str, size: object) -> tuple[int, int] | None:
+def size_of(who: str, name: str, size: object) -> tuple[int, int]:
     """(m, n) from the size of edges, (sources, targets) or one number."""
-    if size is None:
-        return None
     ends = size if isinstance(size, tuple | list) else (size, size)
     if len(ends) != 2:
         expected = "(edge_index, size) with size = (sources, targets) or one number"
@@ -454,7 +452,8 @@ def _of_foreign(
         own = source.values if values is None else values
         return _compressed(who, source.rowptr, source.col, *source.shape, own)
     if isinstance(source, Edges):
-        index, size = source.index, _size(who, name, source.size) or shape
+        index, size = source.index, source.size
+        size = shape if size is None else size_of(who, name, size)
         if values is None and source.values is not None:
             values = as_tensor(who, name, source.values)
         if isinstance(index, tuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 from typing import Any
 
@@ -31,6 +31,7 @@ from sparsetir.planning.sparse_results import (
 )
 from sparsetir.reductions import check_semiring
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.sparse_results import KRON
 
 
@@ -138,28 +139,6 @@ def kron(A: object, B: object) -> Tensor:
     return _computed(KRON, {"A": A, "B": B})
 
 
-def add(*matrices: object) -> Tensor:
-    """The sum of two to eight sparse matrices, in one pass.
-
-    Parameters
-    ----------
-    *matrices : sparse (m, n) matrices
-        Matrices as in :func:`spgemm`.
-
-    Returns
-    -------
-    (m, n) Tensor
-        In CSR; stores the elements that any of them stores. Differentiable with respect to all
-        values.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, which the message names.
-    """
-    return _elementwise("add", *matrices)
-
-
 def sub(A: object, B: object) -> Tensor:
     """The difference of sparse matrices; like :func:`add`.
 
@@ -175,8 +154,14 @@ def sub(A: object, B: object) -> Tensor:
     return _elementwise("subtract", A, B)
 
 
-def mul(*matrices: object) -> Tensor:
-    """The elementwise product, stored where all matrices are; like :func:`add`.
+def _by_element(name: str, op: str, what: str, stored: str) -> Callable[..., Tensor]:
+    """Make a function that combines sparse matrices element by element."""
+
+    def function(*matrices: object) -> Tensor:
+        return _elementwise(op, *matrices)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""The {what} of two to eight sparse matrices, in one pass.
 
     Parameters
     ----------
@@ -186,38 +171,22 @@ def mul(*matrices: object) -> Tensor:
     Returns
     -------
     (m, n) Tensor
+        In CSR; stores the elements that {stored} store. Differentiable with respect to all values.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an invalid argument, which the message names.
     """
-    return _elementwise("multiply", *matrices)
+    return function
 
 
-def maximum(*matrices: object) -> Tensor:
-    """The elementwise maximum, with 0 for missing elements; like :func:`add`.
-
-    Parameters
-    ----------
-    *matrices : sparse (m, n) matrices
-        Matrices as in :func:`spgemm`.
-
-    Returns
-    -------
-    (m, n) Tensor
-    """
-    return _elementwise("maximum", *matrices)
-
-
-def minimum(*matrices: object) -> Tensor:
-    """The elementwise minimum, with 0 for missing elements; like :func:`add`.
-
-    Parameters
-    ----------
-    *matrices : sparse (m, n) matrices
-        Matrices as in :func:`spgemm`.
-
-    Returns
-    -------
-    (m, n) Tensor
-    """
-    return _elementwise("minimum", *matrices)
+add = _by_element("add", "add", "sum", "any of them")
+mul = _by_element("mul", "multiply", "elementwise product", "all of them")
+maximum, minimum = (
+    _by_element(name, name, f"elementwise {name}, with 0 for missing elements,", "any of them")
+    for name in ("maximum", "minimum")
+)
 
 
 DTYPES = (
@@ -254,23 +223,17 @@ class _Matrix:
                 raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {device}")
             self.structure, order, twice, indptr, indices = structure.derived("in order", _in_order)
             if twice is not None:
-                raise ValueError(
-                    f"{who}: argument '{name}': expected each element once, got {twice} more than "
-                    "once; coalesce it"
-                )
+                raise wrong(who, name, "each element once", f"{twice} more than once; coalesce it")
             values = torch.ones(structure.nnz) if values is None else values
             if values.dim() != 1:
-                raise ValueError(
-                    f"{who}: argument '{name}': expected one value of each element, got values of "
-                    f"shape {tuple(values.shape)}"
+                raise wrong(
+                    who, name, "one value of each element", f"values of shape {tuple(values.shape)}"
                 )
             values = values if order is None else values.index_select(0, order)
             self.csr, self.dtype = Csr(indptr, indices, values, structure.shape), values.dtype
         if self.dtype not in DTYPES:
-            raise TypeError(
-                f"{who}: argument '{name}': expected values of {', '.join(map(str, DTYPES))}, got "
-                f"{self.dtype}"
-            )
+            expected = f"values of {', '.join(map(str, DTYPES))}"
+            raise wrong(who, name, expected, self.dtype, TypeError)
 
     @cached_property
     def structure(self) -> Structure:

@@ -546,8 +546,8 @@ def limit_cache(entries: int | None = None, bytes: int | None = None) -> None:
         Maximum bytes of their arrays, as measured; the last entry always stays.
     """
     for name, value in (("entries", entries), ("bytes", bytes)):
-        if value is not None and check_size("limit_cache", name, value) < 1:
-            raise ValueError(f"limit_cache: argument '{name}': expected 1 or more, got {value}")
+        if value is not None:
+            check_size("limit_cache", name, value, 1)
     kept.limit(entries, bytes)
 
 

@@ -20,7 +20,12 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan, finder
-from sparsetir.records.records import by_record, recorded_configs, there_are_records
+from sparsetir.records.records import (
+    by_record,
+    recorded_config,
+    recorded_configs,
+    there_are_records,
+)
 from sparsetir.records.task import Config, Sizes, Task
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
@@ -156,7 +161,7 @@ def recorded(
         arranged = plan.needs_values and plan.arranges_values
         return None if arranged else Planned(plan, resorted)
 
-    return by_record(task, planned, pattern=lambda: pattern.in_order)
+    return by_record(recorded_config(task, lambda: pattern.in_order), planned)
 
 
 def may_be_recorded(
@@ -260,15 +265,15 @@ def scale_of(who: str, scale: object, feat: int) -> float:
     return float(scale)
 
 
-def check_size(who: str, name: str, size: object) -> int:
-    """Check a number of rows or columns (TypeError, ValueError) and return it."""
-    if type(size) is int and 0 <= size < 2**63:  # the fast path
+def check_size(who: str, name: str, size: object, least: int = 0) -> int:
+    """Check a number, as of rows or columns (TypeError, ValueError), and return it."""
+    if type(size) is int and least <= size < 2**63:  # the fast path
         return size
     if isinstance(size, bool) or not isinstance(size, SIZES):
-        raise TypeError(f"{who}: argument '{name}': expected integers as sizes, got {size!r}")
+        raise TypeError(f"{who}: argument '{name}': expected an integer, got {size!r}")
     # Compiled code may not know the size.
-    if not torch.compiler.is_compiling() and not 0 <= size < 2**63:
-        expected = "sizes of 0 or more, less than 2**63"
+    if not torch.compiler.is_compiling() and not least <= size < 2**63:
+        expected = f"{least} or more" if size < least else "less than 2**63"
         raise ValueError(f"{who}: argument '{name}': expected {expected}, got {size}")
     return int(size) if isinstance(size, np.integer) else cast(int, size)
 

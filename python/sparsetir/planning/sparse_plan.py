@@ -33,6 +33,7 @@ from sparsetir.runtime.arrays import dtype_name, empty_like, to_numpy
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.sparse_results import KRON, SparseResult
 from sparsetir.schedules.targets import host_target
@@ -541,10 +542,8 @@ class RowTablesPlan(Plan):
         for (name, shape), x in zip(shapes.items(), (*values, result), strict=True):
             got = tuple(getattr(x, "shape", ())), dtype_name(x)
             if got != (shape, self._dtype):
-                raise ValueError(
-                    f"{self.op}: argument '{name}': expected {self._dtype} of shape {shape}, got "
-                    f"{got[1]} of {got[0]}"
-                )
+                expected = f"{self._dtype} of shape {shape}"
+                raise wrong(self.op, name, expected, f"{got[1]} of {got[0]}")
         a, b = values
         self._launch(self._dtype, {**self._found, "a": a, "b": b, "c": result}, self._how)
         return result

@@ -302,10 +302,8 @@ def check_shapes(
     if op == "matmul":
         (other,) = others
         if other[0] != first[1]:
-            raise ValueError(
-                f"{who}: argument '{name}': expected {first[1]} rows, as the first matrix of shape "
-                f"{first} has columns, got shape {other}"
-            )
+            expected = f"{first[1]} rows, as the first matrix of shape {first} has columns"
+            raise wrong(who, name, expected, f"shape {other}")
         first = first[0], other[1]
     elif op == "inner":
         (other,) = others

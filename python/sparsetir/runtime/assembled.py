@@ -17,6 +17,7 @@ from sparsetir.runtime import pool, rooms
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import bound_by_name
 from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir.assemble import SHORT, WORD, Assembly, assemble
@@ -471,9 +472,7 @@ def cpu_of(target: TargetLike) -> Target:
     """The resolved target; raises ValueError if it is not a CPU."""
     machine = resolve_target(target)
     if "cpu" not in machine.keys:
-        raise ValueError(
-            f"build_assembled: argument 'target': expected a CPU, got {machine.kind.name!r}"
-        )
+        raise wrong("build_assembled", "target", "a CPU", f"{machine.kind.name!r}")
     return machine
 
 

@@ -23,6 +23,7 @@ from sparsetir.runtime.arrays import (
 )
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import PENDING, Arguments, Signature
 from sparsetir.schedules.targets import allowed, assumed_machine, features_needed, is_gpu, refusing
 from sparsetir.sparse_ir.computed import compute, compute_of_values, reads, valid_for_any
@@ -438,9 +439,7 @@ class Kernel:
             return "\n".join(m.inspect_source() for m in device)
         if kind not in (None, "ll", "asm"):
             names = ["ll", "asm", *([self.target.kind.name] if device else [])]
-            raise ValueError(
-                f"{self.name}: source: argument 'kind': expected one of {names}, got {kind!r}"
-            )
+            raise wrong(f"{self.name}: source", "kind", f"one of {names}", f"{kind!r}")
         return module.inspect_source(kind or "ll")
 
     def export(self, path: str | Path, *, overwrite: bool = False) -> None:
