@@ -170,6 +170,7 @@ def comparisons() -> list[Comparison]:
             (f"sum {n}", f"sum of two sparse matrices, {words}", best, total),
         ]
     nests, gather = "the best of 3 loop nests in C++", "torch: gather, mm, scatter"
+    libraries = "the best of scipy, NumPy, sparse, GraphBLAS, tensora"
     forced = f"MKL's {mkl_code(FORCED)}, forced"
     described += [
         ("forced", "SpMM, 1 thread", forced, _runs(FORCED, "spmm", threads=1)),
@@ -177,6 +178,7 @@ def comparisons() -> list[Comparison]:
         ("attention", "attention with a mask, 2 threads", "FlexAttention", _attention()),
         ("points", "convolutions of points, 1 thread", gather, _convolutions()),
         ("mttkrp", "MTTKRP, tuned, 1 thread", nests, _mttkrp()),
+        ("expressions", "lines of index notation, 1 thread", libraries, _expressions()),
     ]
     filled = [Comparison(key, what, beside, list(of)) for key, what, beside, of in described]
     return [c for c in filled if c.cells]
@@ -263,6 +265,12 @@ def _mttkrp() -> Iterator[Cell]:
         nests = [t for n, t in took.items() if n.startswith("c++")]
         if nests:
             yield Cell(f"{graph(cell['tensor'])}, mode {cell['mode']}", min(nests) / took["tuned"])
+
+
+def _expressions() -> Iterator[Cell]:
+    for cell in cells("expressions"):
+        ours, fastest = (t["min"] for t in cell["beside the fastest"].values())
+        yield Cell(f"`{cell['expression']}`, {graph(cell['graph'])}", fastest / ours)
 
 
 def _or_none(name: str) -> Any:
