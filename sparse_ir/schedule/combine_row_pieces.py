@@ -89,7 +89,7 @@ def atomic(func: SparseFunc, iteration: SparseIterationRef) -> tuple[SparseFunc,
     return replaced("atomic", func, it, marked), None
 
 
-@primitive(was="meet")
+@primitive
 def combine_row_pieces(
     func: SparseFunc, iterations: Sequence[SparseIterationRef], *, race: str
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:

@@ -72,7 +72,7 @@ WHO = "group_columns_by_pattern"
 LARGEST = 8  # rows per panel: 255 patterns
 
 
-@primitive(reorders=True, was="patterns")
+@primitive(reorders=True)
 def group_columns_by_pattern(
     func: SparseFunc, rows: SpIter, columns: SpIter, size: int, *, by: str = "pattern"
 ) -> tuple[SparseFunc, list[SpIter]]:

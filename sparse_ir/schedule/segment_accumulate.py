@@ -69,7 +69,7 @@ from sparsetir.sparse_ir.workers import divided
 WHO = "segment_accumulate"
 
 
-@primitive(was="runs")
+@primitive
 def segment_accumulate(
     func: SparseFunc, loop: SpIter, *, dtype: str | None = None, name: str | None = None
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:

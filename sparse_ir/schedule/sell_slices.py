@@ -62,7 +62,7 @@ from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 WHO = "sell_slices"
 
 
-@primitive(reorders=True, was="slices")
+@primitive(reorders=True)
 def sell_slices(
     func: SparseFunc, rows: SpIter, columns: SpIter, lanes: int, *,
     longest: int | str = 256, window: int | str = 4096, filled: int | str = 90,

@@ -41,7 +41,7 @@ from sparsetir.sparse_ir.schedule.visit_order import (
 WHO = "sort_rows_by_length"
 
 
-@primitive(reorders=True, was="by_length")
+@primitive(reorders=True)
 def sort_rows_by_length(
     func: SparseFunc, rows: SpIter, columns: SpIter, window: int = 4096
 ) -> tuple[SparseFunc, list[SpIter]]:

@@ -40,7 +40,7 @@ from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, c
 WHO = "strip_mine_rows"
 
 
-@primitive(reorders=True, was="steps")
+@primitive(reorders=True)
 def strip_mine_rows(
     func: SparseFunc, columns: SpIter, lanes: int
 ) -> tuple[SparseFunc, list[SpIter]]:
