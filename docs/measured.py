@@ -53,8 +53,8 @@ def step(name: str) -> Any:
 def cells(name: str) -> list[dict[str, Any]]:
     """The cells of a step; none where it was not measured.
 
-    On two threads another library has the better of its times on one thread and on two, as who uses
-    it would choose.
+    On two threads another library has the better of its times on one thread and on two, as a
+    user would choose.
     """
     try:
         measured = step(name)["cells"]

@@ -41,7 +41,7 @@ from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 from sparsetir.sparse_ir.tir import as_dtype
 
-WHO = "split"
+NAME = "split"
 OF_POSITIONS = "legal after positions of it, which makes one loop over all elements"
 
 
@@ -59,7 +59,7 @@ def split_positions(
     extents : those of all new loops but the outermost, which has as many as needed: `first` is None
     tail : "guard", since a row's last tile may be shorter
     """
-    cut = _Tiles(WHO, func, it, loop)
+    cut = _Tiles(NAME, func, it, loop)
     if first is not None:
         cut.refuse(
             "argument 'factors': expected None as the first, as rows store more or less than "

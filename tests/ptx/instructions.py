@@ -627,7 +627,7 @@ def _warp_barrier(op: Made) -> Step:
 
     def run_it(run: Run, lanes: Lanes) -> None:
         run.check_mask(lanes, masks(run, lanes), op.statement.opcode)
-        run.who.warp_time[lanes.ids] += 1
+        run.epochs.warp_time[lanes.ids] += 1
 
     return run_it
 

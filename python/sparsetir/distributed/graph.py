@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsetir.distributed import products
 from sparsetir.distributed.build import (
-    WHO,
+    NAME,
     check_edges,
     check_exchange_dtype,
     coalesced,
@@ -31,6 +31,7 @@ from sparsetir.ops.compress import INT32_MAX, sorted_by
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.tensors import check_size
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 
 
 class DistGraph(Rows):
@@ -158,36 +159,32 @@ class DistGraph(Rows):
         No process needs more than its share: nodes are looked up by sending their numbers to
         processes that know them.
         """
-        group = group_of(WHO, group)
+        group = group_of(NAME, group)
         edge_data = dict(edge_data or {})
 
         def check() -> object:
             check_edges(edge_index, values, edge_data)
-            check_device(WHO, "edge_index", group, edge_index)
+            check_device(NAME, "edge_index", group, edge_index)
             if num_nodes is not None:
-                check_size(WHO, "num_nodes", num_nodes)
+                check_size(NAME, "num_nodes", num_nodes)
             check_exchange_dtype(exchange_dtype)
             if coalesce and edge_data:
-                raise ValueError(
-                    f"{WHO}: argument 'coalesce': expected False with 'edge_data', got True"
-                )
+                raise wrong(NAME, "coalesce", "False with 'edge_data'", "True")
             data = {name: (dtype_name(x), tuple(x.shape[1:])) for name, x in edge_data.items()}
             kind = None if values is None else dtype_name(values)
             return num_nodes, kind, data, coalesce, exchange_dtype, edge_index.device.type
 
-        check_on_all(group, WHO, check)
+        check_on_all(group, NAME, check)
         ends = edge_index.long()
         n = int(num_nodes) if num_nodes is not None else least_nodes(group, ends)
 
         def check_more() -> object:
             if ends.numel() and not (0 <= int(ends.min()) and int(ends.max()) < n):
-                wrong = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
-                raise ValueError(
-                    f"{WHO}: argument 'edge_index': expected nodes from 0 to {n - 1}, got {wrong}"
-                )
-            return check_partition(WHO, partition, n, dist.get_world_size(group))
+                node = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
+                raise wrong(NAME, "edge_index", f"nodes from 0 to {n - 1}", node)
+            return check_partition(NAME, partition, n, dist.get_world_size(group))
 
-        check_on_all(group, WHO, check_more)
+        check_on_all(group, NAME, check_more)
         of_edges = [x.detach() for x in (values, *edge_data.values()) if x is not None]
         divided, ends, of_edges = redistribute(group, n, ends, of_edges, partition)
         weights = of_edges.pop(0) if values is not None else None
@@ -195,7 +192,7 @@ class DistGraph(Rows):
         if coalesce:
             sources, targets, weights = coalesced(group, sources, targets, weights)
         count = torch.tensor([len(targets)], device=targets.device)
-        edges = int(total(group, WHO, count))
+        edges = int(total(group, NAME, count))
         data = dict(zip(edge_data, of_edges, strict=True))
         graph = cls(group, divided, sources, targets - divided.start, weights, data, edges)
         graph.exchange_dtype = exchange_dtype
@@ -237,8 +234,8 @@ class DistGraph(Rows):
         GraphError
             A ValueError, for an invalid file; also the errors of :meth:`from_edges`.
         """
-        who = "DistGraph.from_file"
-        group = group_of(who, group)
+        caller = "DistGraph.from_file"
+        group = group_of(caller, group)
         rank, count = dist.get_rank(group), dist.get_world_size(group)
         read: list[Share] = []
 
@@ -246,10 +243,10 @@ class DistGraph(Rows):
             read.append(read_share(path, rank, count))
             return read[0].nodes if read[0].told else None
 
-        check_on_all(group, who, check_file)
+        check_on_all(group, caller, check_file)
         share = read.pop()
         ones = torch.tensor([int(share.values is not None)], device=device)
-        some = int(total(group, who, ones))
+        some = int(total(group, caller, ones))
         ends = torch.stack([torch.from_numpy(x) for x in (share.sources, share.targets)])
         values = None
         if some and share.values is not None:
@@ -258,17 +255,15 @@ class DistGraph(Rows):
             values = torch.ones(ends.shape[1], device=device)
         if values is not None:
             wide = torch.tensor([int(values.dtype == torch.float64)], device=device)
-            values = values.to(torch.float64 if int(total(group, who, wide)) else torch.float32)
+            values = values.to(torch.float64 if int(total(group, caller, wide)) else torch.float32)
         nodes = torch.tensor([max(share.nodes, num_nodes or 0)], device=device)
-        n = int(total(group, who, nodes, dist.ReduceOp.MAX))
+        n = int(total(group, caller, nodes, dist.ReduceOp.MAX))
 
         def check() -> None:
-            if num_nodes is not None and check_size(who, "num_nodes", num_nodes) < n:
-                raise ValueError(
-                    f"{who}: argument 'num_nodes': expected {n} or more for {path}, got {num_nodes}"
-                )
+            if num_nodes is not None and check_size(caller, "num_nodes", num_nodes) < n:
+                raise wrong(caller, "num_nodes", f"{n} or more for {path}", num_nodes)
 
-        check_on_all(group, who, check)
+        check_on_all(group, caller, check)
         del share
         return cls.from_edges(
             ends.to(device),
@@ -288,7 +283,7 @@ class DistGraph(Rows):
         far = sources[places[1]]
         halo, columns = torch.unique(far, return_inverse=True)
         owners = self.partition.owners(halo)
-        self.exchange: Exchange = Exchange(self.group, WHO, self.own, start, halo, owners)
+        self.exchange: Exchange = Exchange(self.group, NAME, self.own, start, halo, owners)
         self.halo: int = len(halo)
         small = max(self.own + self.halo, self.nnz) < INT32_MAX
         dtype = torch.int32 if small else torch.int64
@@ -298,7 +293,7 @@ class DistGraph(Rows):
         ):
             rowptr, order = sorted_by(targets[here].to(dtype), self.own)
             part = Operand(rowptr.to(dtype), cols.to(dtype)[order], self.own, n)
-            parts.append(resolve(part, who=WHO))
+            parts.append(resolve(part, caller=NAME))
             orders.append(here[order])
         self.local, self.remote = parts
         self._order = torch.cat(orders)
@@ -357,12 +352,12 @@ class DistGraph(Rows):
         """:func:`sparsetir.distributed.spmm`."""
         return products.spmm(self, x)
 
-    def graph_of_layer(self, who: str, sources: int, targets: int, flow: str) -> Any:
+    def graph_of_layer(self, caller: str, sources: int, targets: int, flow: str) -> Any:
         """The graph as layers of :mod:`sparsetir.nn` use it; not collective.
 
         Parameters
         ----------
-        who : str
+        caller : str
             The caller's name, for errors.
         sources, targets : int
             Numbers of rows of the layer's features.
@@ -375,7 +370,7 @@ class DistGraph(Rows):
         """
         from sparsetir.distributed.layers import SpreadGraph
 
-        return SpreadGraph.of_layer(self, who, sources, targets, flow)
+        return SpreadGraph.of_layer(self, caller, sources, targets, flow)
 
     def __repr__(self) -> str:
         return (

@@ -45,19 +45,19 @@ class SpreadGraph(Graph):
 
     @classmethod
     def of_layer(
-        cls, graph: DistGraph, who: str, sources: int, targets: int, flow: str
+        cls, graph: DistGraph, caller: str, sources: int, targets: int, flow: str
     ) -> SpreadGraph:
         """See :meth:`DistGraph.graph_of_layer`."""
         if flow != FLOWS[0]:
             raise ValueError(
-                f"{who}: argument 'edge_index': expected edges (2, E) with flow={flow!r}, got a "
+                f"{caller}: argument 'edge_index': expected edges (2, E) with flow={flow!r}, got a "
                 "DistGraph, whose edges are where their targets are"
             )
         for ends, count in (("sources", sources), ("targets", targets)):
             if count != graph.own:
                 raise ValueError(
-                    f"{who}: argument 'edge_index': expected a DistGraph of {count} own nodes as "
-                    f"the features of {ends} have rows, got {graph.own}"
+                    f"{caller}: argument 'edge_index': expected a DistGraph of {count} own nodes "
+                    f"as the features of {ends} have rows, got {graph.own}"
                 )
         return cls(graph, graph.values)
 

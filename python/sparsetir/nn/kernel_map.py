@@ -70,7 +70,7 @@ class Sorted:
     def of(coords: np.ndarray) -> Sorted:
         """Sort points (n, 4).
 
-        Raises ValueError, to be prefixed by "who: argument 'coords': ", for duplicate points or
+        Raises ValueError, to be prefixed by "caller: argument 'coords': ", for duplicate points or
         points that are too far apart.
         """
         columns = np.ascontiguousarray(coords.T, np.int64)

@@ -63,12 +63,12 @@ class _Convolution(torch.nn.Module):
         padding: object, dilation: object, submanifold: bool, bias: bool,
     ) -> None:  # fmt: skip
         super().__init__()
-        who = type(self).__name__
+        caller = type(self).__name__
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
-            check_count(who, name, value)
+            check_count(caller, name, value)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.conv, self.submanifold = convolution(
-            who, kernel_size, stride, padding, dilation, submanifold
+            caller, kernel_size, stride, padding, dilation, submanifold
         )
         kernel = self.conv.kernel_size
         self.weight = Parameter(torch.empty(*kernel, in_channels, out_channels))
@@ -83,15 +83,15 @@ class _Convolution(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def _check(self, x: object) -> None:
-        who = type(self).__name__
+        caller = type(self).__name__
         if not isinstance(x, SparsePoints):
-            raise TypeError(f"{who}: argument 'x': expected SparsePoints, got {type(x).__name__}")
+            raise wrong(caller, "x", "SparsePoints", type(x).__name__, TypeError)
         features = x.features
         if features.shape[1] != self.in_channels:
-            raise wrong(who, "x", f"{self.in_channels} channels", features.shape[1])
+            raise wrong(caller, "x", f"{self.in_channels} channels", features.shape[1])
         if features.dtype != self.weight.dtype:
             expected = f"features of {dtype_name(self.weight)} as the weights"
-            raise wrong(who, "x", expected, dtype_name(features), TypeError)
+            raise wrong(caller, "x", expected, dtype_name(features), TypeError)
 
     def _sum(self, x: SparsePoints, places: Places, *between: Any) -> SparsePoints:
         """Make points at `places`; between : the inputs and outputs of :func:`products`."""
@@ -237,17 +237,17 @@ class SparseConvTranspose3d(_Convolution):
         ValueError
             If x came from no strided convolution, and `onto` is missing.
         """
-        who = type(self).__name__
+        caller = type(self).__name__
         self._check(x)
         if onto is not None and not isinstance(onto, SparsePoints):
-            raise wrong(who, "onto", "SparsePoints", type(onto).__name__, TypeError)
+            raise wrong(caller, "onto", "SparsePoints", type(onto).__name__, TypeError)
         if onto is not None:
             places = onto.places
         elif x.places.before is not None:
             places = x.places.before[0]
         else:
             raise ValueError(
-                f"{who}: argument 'onto': expected points, as x came from no strided convolution"
+                f"{caller}: argument 'onto': expected points, as x came from no strided convolution"
             )
         return self._sum(x, places, places, x.places, True)
 

@@ -113,7 +113,7 @@ def resolve(
     A: object,
     values: Tensor | None = None,
     shape: tuple[int, int] | None = None,
-    who: str = "resolve",
+    caller: str = "resolve",
     name: str = "A",
 ) -> Operand:
     """Convert a sparse matrix of any kind to an :class:`Operand`; conversions are cached.
@@ -144,7 +144,7 @@ def resolve(
         the rows for a SparseTensor and of A.val for DGL. They keep their gradients.
     shape : (int, int), optional
         (m, n) for edges without a size; by default the sizes are read from the edges.
-    who, name : str
+    caller, name : str
         Names of the function and argument, for errors.
 
     Returns
@@ -165,22 +165,22 @@ def resolve(
     """
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
-            edges, size = plain_edges(who, name, A)
-            return _of_edges(who, name, edges, values, size or shape, A)
-        return _of_sparse(who, name, A, values)
+            edges, size = plain_edges(caller, name, A)
+            return _of_edges(caller, name, edges, values, size or shape, A)
+        return _of_sparse(caller, name, A, values)
     if isinstance(A, Operand):
-        _check_operand(who, name, A)
+        _check_operand(caller, name, A)
         own_values = A.values if values is None else values
-        return _compressed(who, A.rowptr, A.col, A.m, A.n, own_values)
+        return _compressed(caller, A.rowptr, A.col, A.m, A.n, own_values)
     if isinstance(A, SparseMatrix):
         return _of_matrix(A, values)
     if isinstance(A, Prepared):
         return A.operand if values is None else A.operand._replace(values=values)
     if isinstance(A, tuple) and len(A) == 2 and isinstance(A[0], Tensor) and A[0].dim() != 1:
-        edges, size = plain_edges(who, name, A[0])
-        size = _size(who, name, A[1]) or size or shape
-        return _of_edges(who, name, edges, values, size, A[0])
-    return _of_foreign(who, name, A, values, shape)
+        edges, size = plain_edges(caller, name, A[0])
+        size = _size(caller, name, A[1]) or size or shape
+        return _of_edges(caller, name, edges, values, size, A[0])
+    return _of_foreign(caller, name, A, values, shape)
 
 
 def known(A: Any, n: int) -> tuple[PatternCopy, Tensor | None] | None:
@@ -221,7 +221,7 @@ def known(A: Any, n: int) -> tuple[PatternCopy, Tensor | None] | None:
 
 
 def pattern_and_values(
-    who: str, name: str, A: object, undisturbed: bool
+    caller: str, name: str, A: object, undisturbed: bool
 ) -> tuple[PatternCopy, Tensor | None]:
     """The pattern of a matrix and its own values: those of :func:`known`, or of :func:`resolve`.
 
@@ -233,26 +233,26 @@ def pattern_and_values(
         seen = None
     if seen is not None:
         return seen
-    rowptr, col, _, n, values = resolve(A, None, None, who, name)
-    return pattern_of(rowptr, col, n, who), values
+    rowptr, col, _, n, values = resolve(A, None, None, caller, name)
+    return pattern_of(rowptr, col, n, caller), values
 
 
-def _check_operand(who: str, name: str, A: Operand) -> None:
+def _check_operand(caller: str, name: str, A: Operand) -> None:
     for part, x in (("rowptr", A.rowptr), ("col", A.col)):
         if not isinstance(x, Tensor):
-            raise wrong(who, f"{name}.{part}", "a tensor", type(x).__name__, TypeError)
+            raise wrong(caller, f"{name}.{part}", "a tensor", type(x).__name__, TypeError)
     if A.rowptr.shape != (A.m + 1,):
         raise wrong(
-            who, f"{name}.rowptr", f"shape ({A.m + 1},) for {A.m} rows", tuple(A.rowptr.shape)
+            caller, f"{name}.rowptr", f"shape ({A.m + 1},) for {A.m} rows", tuple(A.rowptr.shape)
         )
 
 
 def _compressed(
-    who: str, rowptr: Tensor, col: Tensor, m: int, n: int, values: Tensor | None
+    caller: str, rowptr: Tensor, col: Tensor, m: int, n: int, values: Tensor | None
 ) -> Operand:
     """The operand of rowptr and col tensors."""
     if _is_readable(rowptr, col):
-        rowptr, col, _ = pattern_of(rowptr, col, n, who)
+        rowptr, col, _ = pattern_of(rowptr, col, n, caller)
     return Operand(rowptr, col, m, n, values)
 
 
@@ -283,7 +283,7 @@ class RowPointers(Operation[Tensor]):
 row_pointers = Operator("row_pointers", RowPointers)
 
 
-def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
+def plain_edges(caller: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
     """A as a plain tensor of edges, and (m, n) if A has a size."""
     size = None
     if hasattr(A, "sparse_size"):  # torch_geometric.EdgeIndex
@@ -293,32 +293,34 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
         A = A.as_tensor()  # type: ignore[attr-defined]
     if A.is_nested or A.layout is not torch.strided:
         expected = "a sparse matrix or an edge_index of shape (2, E)"
-        raise wrong(who, name, expected, "a nested tensor" if A.is_nested else A.layout, TypeError)
+        raise wrong(
+            caller, name, expected, "a nested tensor" if A.is_nested else A.layout, TypeError
+        )
     if A.dim() != 2 or A.shape[0] != 2:
         expected = "a sparse matrix or an edge_index of shape (2, E)"
-        raise wrong(who, name, expected, f"a dense tensor of shape {tuple(A.shape)}")
+        raise wrong(caller, name, expected, f"a dense tensor of shape {tuple(A.shape)}")
     if A.dtype not in INDEX_DTYPES:
         raise TypeError(
-            f"{who}: argument '{name}': expected an edge_index of int32 or int64, got "
+            f"{caller}: argument '{name}': expected an edge_index of int32 or int64, got "
             f"{str(A.dtype).removeprefix('torch.')}"
             + (" that requires a gradient: a pattern has none" if A.requires_grad else "")
         )
     return A, size
 
 
-def _size(who: str, name: str, size: object) -> tuple[int, int] | None:
+def _size(caller: str, name: str, size: object) -> tuple[int, int] | None:
     """(m, n) from the size of edges, (sources, targets) or one number."""
     if size is None:
         return None
     ends = size if isinstance(size, tuple | list) else (size, size)
     if len(ends) != 2:
         expected = "(edge_index, size) with size = (sources, targets) or one number"
-        raise wrong(who, name, expected, f"{size!r}")
-    return check_size(who, name, ends[1]), check_size(who, name, ends[0])
+        raise wrong(caller, name, expected, f"{size!r}")
+    return check_size(caller, name, ends[1]), check_size(caller, name, ends[0])
 
 
 def _of_edges(
-    who: str,
+    caller: str,
     name: str,
     edges: Tensor,
     values: Tensor | None,
@@ -328,12 +330,12 @@ def _of_edges(
     """The operand of plain edges; original : the caller's object, which may know their order."""
     if shape is None and edges.is_meta:
         raise ValueError(
-            f"{who}: argument '{name}': expected (edge_index, size) for edges without data"
+            f"{caller}: argument '{name}': expected (edge_index, size) for edges without data"
         )
     m, n = shape or _least_shape(edges)
     if not _is_readable(edges):
         return Operand(row_pointers(edges, m, n), edges, m, n, values)
-    pattern = pattern_of_edges(edges, m, n, who, name, lambda: _orders(original))
+    pattern = pattern_of_edges(edges, m, n, caller, name, lambda: _orders(original))
     return Operand(pattern.rowptr, pattern.col, m, n, values)
 
 
@@ -357,19 +359,19 @@ def _least_shape(edges: Tensor) -> tuple[int, int]:
 # -- torch.sparse ---------------------------------------------------------------------------------
 
 
-def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand:
+def _of_sparse(caller: str, name: str, A: Tensor, values: Tensor | None) -> Operand:
     try:
         flat = A.dim() == 2 and A.sparse_dim() == 2
     except RuntimeError:  # torch.func.grad looks for strides, torch.sparse.mm fails there, too
         expected = "a result of ops.prepare for a compressed tensor, under torch.func.grad and vjp"
-        raise wrong(who, name, expected, A.layout, TypeError) from None
+        raise wrong(caller, name, expected, A.layout, TypeError) from None
     if not flat:
         expected = "a sparse matrix without batch and dense dimensions"
-        raise wrong(who, name, expected, f"shape {tuple(A.shape)}")
+        raise wrong(caller, name, expected, f"shape {tuple(A.shape)}")
     m, n = A.shape
     if A.layout is torch.sparse_csr:
         own_values = _own(A) if values is None else values
-        return _compressed(who, A.crow_indices(), A.col_indices(), m, n, own_values)
+        return _compressed(caller, A.crow_indices(), A.col_indices(), m, n, own_values)
     if A.layout is torch.sparse_coo:
         A = A if A.is_coalesced() else A.coalesce()
         indices, own_values = A.indices(), _own(A) if values is None else values
@@ -378,7 +380,7 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
 
         def of_indices(indices: Tensor) -> PatternCopy:
             rows, cols = indices
-            return PatternCopy.of_csr(who, _pointers(_in_order(who, name, rows), m), cols, n)
+            return PatternCopy.of_csr(caller, _pointers(_in_order(caller, name, rows), m), cols, n)
 
         pattern = kept.get(("coo", m, n), of_indices, indices)
         return Operand(pattern.rowptr, pattern.col, m, n, own_values)
@@ -389,7 +391,10 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
     blocks = _own(A)
     if blocks.dim() not in (1, 3):
         raise wrong(
-            who, name, "values without dense dimensions", f"values of shape {tuple(blocks.shape)}"
+            caller,
+            name,
+            "values without dense dimensions",
+            f"values of shape {tuple(blocks.shape)}",
         )
     block = (1, 1) if blocks.dim() == 1 else (blocks.shape[1], blocks.shape[2])
 
@@ -397,10 +402,10 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
         height, width = block
         count = n // width if by_rows else m // height
         kinds = ("crow", "col") if by_rows else ("ccol", "row")
-        check_csr(who, outer, inner, count, tuple(f"{name}.{kind}_indices()" for kind in kinds))
+        check_csr(caller, outer, inner, count, tuple(f"{name}.{kind}_indices()" for kind in kinds))
         by_blocks = Blocks(outer, inner, block) if by_rows else None
         edges = _block_edges(outer, inner, block, by_rows)
-        return PatternCopy.of_edges(who, private(edges, is_new=True), m, n, name, by_blocks)
+        return PatternCopy.of_edges(caller, private(edges, is_new=True), m, n, name, by_blocks)
 
     own_values = blocks.reshape(-1) if values is None else values
     if not _is_readable(outer, inner):
@@ -410,12 +415,12 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
     return Operand(pattern.rowptr, pattern.col, m, n, own_values)
 
 
-def _in_order(who: str, name: str, rows: Tensor) -> Tensor:
+def _in_order(caller: str, name: str, rows: Tensor) -> Tensor:
     """The rows of a tensor marked as coalesced, checked, as torch trusts its creator."""
     if bool((rows[1:] < rows[:-1]).any()):
         raise ValueError(
-            f"{who}: argument '{name}': expected elements in order of rows, as its is_coalesced() "
-            "says; make it without is_coalesced=True"
+            f"{caller}: argument '{name}': expected elements in order of rows, as its "
+            "is_coalesced() says; make it without is_coalesced=True"
         )
     return rows
 
@@ -447,28 +452,28 @@ def _block_edges(outer: Tensor, inner: Tensor, block: tuple[int, int], by_rows: 
 
 
 def _of_foreign(
-    who: str, name: str, A: object, values: Tensor | None, shape: tuple[int, int] | None
+    caller: str, name: str, A: object, values: Tensor | None, shape: tuple[int, int] | None
 ) -> Operand:
-    source = adopted(who, name, A)
+    source = adopted(caller, name, A)
     if isinstance(source, Compressed):
         own = source.values if values is None else values
-        return _compressed(who, source.rowptr, source.col, *source.shape, own)
+        return _compressed(caller, source.rowptr, source.col, *source.shape, own)
     if isinstance(source, Edges):
-        index, size = source.index, _size(who, name, source.size) or shape
+        index, size = source.index, _size(caller, name, source.size) or shape
         if values is None and source.values is not None:
-            values = as_tensor(who, name, source.values)
+            values = as_tensor(caller, name, source.values)
         if isinstance(index, tuple):
-            sources, targets = (as_tensor(who, name, x) for x in index)
-            return _of_ends(who, name, sources, targets, values, size)
-        edges, own = plain_edges(who, name, as_tensor(who, name, index))
-        return _of_edges(who, name, edges, values, size or own)
+            sources, targets = (as_tensor(caller, name, x) for x in index)
+            return _of_ends(caller, name, sources, targets, values, size)
+        edges, own = plain_edges(caller, name, as_tensor(caller, name, index))
+        return _of_edges(caller, name, edges, values, size or own)
     if isinstance(source, Tensor):
-        return _of_sparse(who, name, source, values)
-    return _of_matrix(adopt_matrix(who, name, source), values)
+        return _of_sparse(caller, name, source, values)
+    return _of_matrix(adopt_matrix(caller, name, source), values)
 
 
 def _of_ends(
-    who: str,
+    caller: str,
     name: str,
     sources: Tensor,
     targets: Tensor,
@@ -477,28 +482,28 @@ def _of_ends(
 ) -> Operand:
     """The operand of the two ends of edges, (E,) each."""
     if not _is_readable(sources, targets):
-        edges, _ = plain_edges(who, name, torch.stack([sources, targets]))
-        return _of_edges(who, name, edges, values, shape)
+        edges, _ = plain_edges(caller, name, torch.stack([sources, targets]))
+        return _of_edges(caller, name, edges, values, shape)
 
     def of_ends(*ends: Tensor) -> PatternCopy:
-        edges, _ = plain_edges(who, name, torch.stack(ends))
+        edges, _ = plain_edges(caller, name, torch.stack(ends))
         m, n = shape or _least_shape(edges)
-        return PatternCopy.of_edges(who, private(edges, is_new=True), m, n, name)
+        return PatternCopy.of_edges(caller, private(edges, is_new=True), m, n, name)
 
     pattern = kept.get(("ends", shape), of_ends, sources, targets)
     return Operand(pattern.rowptr, pattern.col, *pattern.structure.shape, values)
 
 
-def as_tensor(who: str, name: str, array: object) -> Tensor:
+def as_tensor(caller: str, name: str, array: object) -> Tensor:
     """Convert an array of any library to a tensor, sharing writable memory; integers become int64.
 
-    who, name : names of the function and argument, for errors
+    caller, name : names of the function and argument, for errors
     """
     if isinstance(array, Tensor):
         return array
     if is_array(array) and device_name(array) != "cpu":
         return torch.from_dlpack(array)
-    host = to_host(who, name, array)
+    host = to_host(caller, name, array)
     if host.dtype.kind in "iu" and host.dtype.name not in ("int32", "int64"):
         host = host.astype(np.int64)
     if not host.dtype.isnative:
@@ -508,7 +513,7 @@ def as_tensor(who: str, name: str, array: object) -> Tensor:
         return torch.from_numpy(host.copy() if backwards or not host.flags.writeable else host)
     except TypeError:
         raise wrong(
-            who, name, "an array of numbers that torch knows", f"one of {host.dtype}", TypeError
+            caller, name, "an array of numbers that torch knows", f"one of {host.dtype}", TypeError
         ) from None
 
 

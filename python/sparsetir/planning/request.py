@@ -347,22 +347,22 @@ def idtype_for(*sizes: int) -> str:
     return "int32" if max(sizes) < 2**31 - 1 else "int64"
 
 
-def reduction(who: str, name: object, among: Iterable[str] = REDUCTIONS) -> str:
+def reduction(caller: str, name: object, among: Iterable[str] = REDUCTIONS) -> str:
     """The reduction that a name stands for.
 
-    who : name of the function, for errors
+    caller : name of the function, for errors
     among : the reductions that it accepts
 
     Raises ValueError for other names.
     """
     reduce = REDUCTION_NAMES.get(name) if isinstance(name, str) else None
     if reduce is None or reduce not in among:
-        raise wrong(who, "reduce", ", ".join(names_of(among)), f"{name!r}")
+        raise wrong(caller, "reduce", ", ".join(names_of(among)), f"{name!r}")
     return reduce
 
 
 def message(
-    who: str, op: object, reduce: object = None, among: Iterable[str] = REDUCTIONS
+    caller: str, op: object, reduce: object = None, among: Iterable[str] = REDUCTIONS
 ) -> tuple[str, str]:
     """One of the values of `MESSAGES`, and one of `REDUCTIONS`.
 
@@ -372,12 +372,12 @@ def message(
     kind, named = message_parts(op)
     if kind is None:
         expected = f"one of {', '.join(MESSAGES)}, or one with a reduction, as 'u_mul_e_sum'"
-        raise wrong(who, "op", expected, f"{op!r}")
+        raise wrong(caller, "op", expected, f"{op!r}")
     if named is None:
-        return kind, reduction(who, "sum" if reduce is None else reduce, among)
-    if reduce is not None and reduction(who, reduce, among) != named:
-        raise ValueError(f"{who}: argument 'reduce': expected none with {op!r}, got {reduce!r}")
-    return kind, reduction(who, named, among)
+        return kind, reduction(caller, "sum" if reduce is None else reduce, among)
+    if reduce is not None and reduction(caller, reduce, among) != named:
+        raise wrong(caller, "reduce", f"none with {op!r}", repr(reduce))
+    return kind, reduction(caller, named, among)
 
 
 # -- operators on a matrix ------------------------------------------------------------------------

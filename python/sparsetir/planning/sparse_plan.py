@@ -279,20 +279,20 @@ class SparsePlan(Plan):
             if array is None:
                 continue
             name = self._names[i]
-            who = f"{self.op}: argument 'values[{i}]'"
-            _check_array(who, array, self._given[name].shape, self._result)
+            caller = f"{self.op}: argument 'values[{i}]'"
+            _check_array(caller, array, self._given[name].shape, self._result)
             array = array if i == 0 or self._places is None else array[self._places]
             checked[name] = np.ascontiguousarray(array).astype(self._dtype, copy=False)
         return checked
 
     def _check_out(self, out: Any, nnz: int, values: Sequence[Any]) -> None:
-        who = f"{self.op}: argument 'out'"
-        _check_array(who, out, (nnz,), self._result)
+        caller = f"{self.op}: argument 'out'"
+        _check_array(caller, out, (nnz,), self._result)
         if not out.flags.c_contiguous or not out.flags.writeable:
-            raise ValueError(f"{who}: expected a contiguous array that can be written to")
+            raise ValueError(f"{caller}: expected a contiguous array that can be written to")
         for i, array in enumerate(values):
             if array is not None and np.may_share_memory(out, array):
-                raise ValueError(f"{who} shares memory with 'values[{i}]'")
+                raise ValueError(f"{caller} shares memory with 'values[{i}]'")
 
     def __repr__(self) -> str:
         return f"<sparsetir.SparsePlan {self.op} {self._shape} {self.config}>"
@@ -406,13 +406,13 @@ def _copy(matrix: Csr, idtype: str, dtype: Any = None) -> Csr:
     return matrix._replace(indptr=indptr, indices=indices, values=values)
 
 
-def _check_array(who: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+def _check_array(caller: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"{who}: expected an array of NumPy, got {type(array).__name__}")
+        raise TypeError(f"{caller}: expected an array of NumPy, got {type(array).__name__}")
     if array.dtype != dtype:
-        raise TypeError(f"{who}: expected dtype {dtype}, got {array.dtype}")
+        raise TypeError(f"{caller}: expected dtype {dtype}, got {array.dtype}")
     if array.shape != shape:
-        raise ValueError(f"{who}: expected shape {shape}, got {array.shape}")
+        raise ValueError(f"{caller}: expected shape {shape}, got {array.shape}")
 
 
 # -- products by hash tables on a GPU -------------------------------------------------------------

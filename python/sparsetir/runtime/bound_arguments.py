@@ -20,14 +20,14 @@ FILLED = ("float16", "bfloat16", "float32", "float64")
 def bound_arguments(
     program: SparseFunc,
     arguments: object,
-    who: str = "tune: argument 'arguments'",
+    caller: str = "tune: argument 'arguments'",
     rng: np.random.Generator | None = None,
 ) -> dict[str, Any]:
     """Complete the arguments of a function, in the order of its parameters.
 
     Sizes that the shapes of arrays imply may be missing; missing outputs become zeros.
 
-    who : beginning of errors
+    caller : beginning of errors
     rng : fills missing arrays of floating-point numbers; None refuses them
 
     Raises TypeError or ValueError naming the argument.
@@ -36,12 +36,14 @@ def bound_arguments(
     names = signature.names
     if not isinstance(arguments, Mapping):
         raise TypeError(
-            f"{who}: expected a dict of arrays and numbers by parameter, got "
+            f"{caller}: expected a dict of arrays and numbers by parameter, got "
             f"{type(arguments).__name__}"
         )
     for name in arguments:
         if name not in names:
-            raise ValueError(f"{who}: '{program.name}' has no '{name}'; it has {', '.join(names)}")
+            raise ValueError(
+                f"{caller}: '{program.name}' has no '{name}'; it has {', '.join(names)}"
+            )
     values: list[Any] = [arguments.get(name) for name in names]
     missing = [
         i
@@ -51,14 +53,16 @@ def bound_arguments(
     ]
     present = [i for i in signature.arrays if i not in missing]
     for i in present:
-        values[i] = _array(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
+        values[i] = _array(f"{caller}: '{names[i]}'", values[i], signature.dtypes[i])
     signature.infer(values)
     for i in signature.scalars:
-        values[i] = _number(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
+        values[i] = _number(f"{caller}: '{names[i]}'", values[i], signature.dtypes[i])
     for i in signature.arrays:
         expected = signature.expected_shape(i, values)
         if min(expected, default=0) < 0:
-            raise ValueError(f"{who}: '{names[i]}': expected lengths of 0 or more, got {expected}")
+            raise ValueError(
+                f"{caller}: '{names[i]}': expected lengths of 0 or more, got {expected}"
+            )
         if i in missing:
             filled = np.zeros(expected)
             if rng is not None and i not in signature.outputs:  # far enough from zero to divide by
@@ -68,25 +72,27 @@ def bound_arguments(
         values[i] = signature.view(i, values)
         if list(values[i].shape) != expected:
             legal = signature.expected_text(i, values)
-            raise ValueError(f"{who}: '{names[i]}': expected shape {legal}, got {values[i].shape}")
+            raise ValueError(
+                f"{caller}: '{names[i]}': expected shape {legal}, got {values[i].shape}"
+            )
     return dict(zip(names, values, strict=True))
 
 
-def _array(who: str, value: object, dtype: str) -> np.ndarray:
+def _array(caller: str, value: object, dtype: str) -> np.ndarray:
     if not is_array(value):
         got = "nothing" if value is None else type(value).__name__
-        raise TypeError(f"{who}: expected an array, got {got}")
+        raise TypeError(f"{caller}: expected an array, got {got}")
     array = np.asarray(to_numpy(value))
     if str(array.dtype) != dtype:
-        raise TypeError(f"{who}: expected dtype {dtype}, got {array.dtype}")
+        raise TypeError(f"{caller}: expected dtype {dtype}, got {array.dtype}")
     return array
 
 
-def _number(who: str, value: object, dtype: str) -> Any:
+def _number(caller: str, value: object, dtype: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     what = "a number" if dtype.startswith(("float", "bfloat")) else "an integer"
     if not isinstance(value, bool | int | float if what == "a number" else int):
         got = "nothing" if value is None else repr(value)
-        raise TypeError(f"{who}: expected {what}, got {got}")
+        raise TypeError(f"{caller}: expected {what}, got {got}")
     return value

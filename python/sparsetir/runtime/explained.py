@@ -192,8 +192,8 @@ def _arguments(program: SparseFunc, arguments: object) -> Facts:
     """All arguments by name; {} if none are passed."""
     if arguments is None or (isinstance(arguments, Mapping) and not arguments):
         return {}
-    who = "explain: argument 'arguments'"
-    return bound_arguments(program, arguments, who, np.random.default_rng(0))
+    caller = "explain: argument 'arguments'"
+    return bound_arguments(program, arguments, caller, np.random.default_rng(0))
 
 
 def _schedule_section(facts: Facts) -> Section:

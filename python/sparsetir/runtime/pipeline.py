@@ -413,7 +413,7 @@ def _of_any_alignment(name: str, func: tirx.PrimFunc, stages: Stages) -> tirx.Pr
     return tirx.PrimFunc(params, body, ret_type=func.ret_type, attrs=func.attrs)
 
 
-def _disjoint(who: str, arrays: Mapping[str, Any], signature: Signature) -> list[tirx.Stmt]:
+def _disjoint(caller: str, arrays: Mapping[str, Any], signature: Signature) -> list[tirx.Stmt]:
     """Assertions that no written array shares memory with another one.
 
     arrays : by parameter
@@ -438,7 +438,7 @@ def _disjoint(who: str, arrays: Mapping[str, Any], signature: Signature) -> list
             start, length = spans[other]
             ends = begin + size <= start, start + length <= begin
             apart = tirx.any(size == 0, length == 0, *ends)
-            text = f"{who}: argument '{name}' is written and shares memory with '{other}'"
+            text = f"{caller}: argument '{name}' is written and shares memory with '{other}'"
             checks.append(tirx.AssertStmt(apart, ir.StringImm("ValueError"), [ir.StringImm(text)]))
     return checks
 

@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.tir import as_one, cast, dtype_of, loop_over
 
-WHO = "thread_tiled_matmul"
+NAME = "thread_tiled_matmul"
 
 
 def thread_tiled_matmul(
@@ -62,13 +62,13 @@ def thread_tiled_matmul(
         del dtypes, sums
         return _Threads(rows, columns, warps, shape)
 
-    return divided_product(WHO, func, reduce, steps, made)
+    return divided_product(NAME, func, reduce, steps, made)
 
 
 class _Threads(Division):
     """Sums divided among threads, each with a tile of neighbours."""
 
-    who = WHO
+    caller = NAME
 
     def __init__(self, rows: int, columns: int, warps: int, shape: tuple[int, int]) -> None:
         self.sizes, self.warps, self.own = (rows, columns), warps, list(shape)
@@ -77,7 +77,7 @@ class _Threads(Division):
         exact = rows % shape[0] == 0 == columns % shape[1]
         if not exact or rows // shape[0] * self.across != warps * WARP:
             raise ScheduleError(
-                f"{WHO}: argument 'shape': expected {warps * WARP} tiles that make {rows} by "
+                f"{NAME}: argument 'shape': expected {warps * WARP} tiles that make {rows} by "
                 f"{columns} sums, got {shape}"
             )
 
@@ -134,4 +134,4 @@ class _Threads(Division):
             allocs = [tirx.AllocBuffer(b) for b in registers]
             return tirx.SeqStmt([*allocs, loop_over(k, terms // step, as_one(parts))])
 
-        return for_threads(WHO, self.warps, code)
+        return for_threads(NAME, self.warps, code)
