@@ -64,7 +64,7 @@ def cells(name: str) -> list[dict[str, Any]]:
     one = {_place(c): c for c in alone if c.get("threads", 1) == 1}
     two = name.endswith(" 2t")
     return [
-        _of_better(c, one.get(_place(c), c)) if two or c.get("threads") == 2 else c
+        _with_better_times(c, one.get(_place(c), c)) if two or c.get("threads") == 2 else c
         for c in measured
     ]
 
@@ -75,7 +75,7 @@ def _place(cell: dict[str, Any]) -> frozenset[tuple[str, str | int]]:
     return frozenset(told.items())
 
 
-def _of_better(cell: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+def _with_better_times(cell: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
     """A cell on two threads, with the times of other libraries on one where these are better."""
 
     def better(way: str, took: Any, of: Any) -> Any:

@@ -79,7 +79,7 @@ def valid_for_any(how: Mapping[str, Any]) -> int | None:
     return facts_of(how["recipe"]).unknown
 
 
-def of_values(func: SparseFunc) -> list[str]:
+def value_parameters(func: SparseFunc) -> list[str]:
     """The computed parameters that depend on values, not only on the structure."""
     computed = computed_parameters(func).items()
     return [name for name, how in computed if facts_of(how["recipe"]).of_values]
@@ -139,7 +139,7 @@ def compute(
 def compute_of_values(
     func: SparseFunc, names: Iterable[str], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Some of the computed parameters that depend on values (:func:`of_values`), by name.
+    """Some of the computed parameters that depend on values (:func:`value_parameters`), by name.
 
     values : by name, at least what their recipes read: arguments, and results of :func:`compute`
 

@@ -50,7 +50,7 @@ def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
         raise ValueError(
             f"run_in_parallel: argument 'race': expected 'none' or 'ignore', got {race!r}"
         )
-    sch = of_stage_two("run_in_parallel", sch)
+    sch = stage_two_of("run_in_parallel", sch)
     if race == "none":
         _refuse_race("run_in_parallel", sch, loop, kind)
     sch.annotate(loop, KIND, kind)
@@ -68,7 +68,7 @@ def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     not proven, and if there are no such loops.
     """
     caller = "in_vectors"
-    sch = of_stage_two(caller, sch)
+    sch = stage_two_of(caller, sch)
     if not isinstance(block, s_tir.schedule.SBlockRV):
         block = innermost_block(sch, block, caller)
     name = sch.get(block).name_hint
@@ -94,7 +94,7 @@ def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     sch.annotate(lanes, KIND, "vectorized")
 
 
-def of_stage_two(caller: str, sch: Any) -> Any:
+def stage_two_of(caller: str, sch: Any) -> Any:
     """The stage-II schedule behind a schedule that was lowered to it."""
     if not isinstance(sch, Schedule):
         return sch

@@ -89,7 +89,7 @@ def _in_tiles(sch: Schedule, it: SparseIteration, lanes: str, config: BlockTiles
     """Cut a step into vectors, a sum into register tiles: iterations, and unrolled loops."""
     nest = Nest(sch, NAME, it)
     ref, handles = nest.handles()
-    summed = [handles.pop(x.axes) for x in nest.of_kind("R")]
+    summed = [handles.pop(x.axes) for x in nest.loops_of_kind("R")]
     rows = handles.pop((lanes,), None)
     if rows is None or len(summed) > 1 or len(handles) > 1:
         nest.refuse(f"to visit '{lanes}', at most one other axis, and to reduce over at most one")

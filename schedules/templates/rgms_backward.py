@@ -101,7 +101,7 @@ def _in_tiles(sch: Schedule, it: SparseIteration, config: ChunkTiles, sums: list
     """
     nest = Nest(sch, NAME, it)
     ref, handles = nest.handles()
-    summed = [handles.pop(x.axes) for x in nest.of_kind("R")]
+    summed = [handles.pop(x.axes) for x in nest.loops_of_kind("R")]
     dense = [x for x in nest.loops if getattr(x.node, "kind", "") == "dense_fixed"]
     lengths = {x.axes: int(x.node.length) for x in dense}
     features = [h for axes, h in handles.items() if axes in lengths]

@@ -78,7 +78,7 @@ def _accesses(it: SparseIteration, buffers: set[Any]) -> bool:
 
 def _row_sum(sch: Schedule, caller: str, it: SparseIteration) -> RowSums:
     nest = Nest(sch, caller, it)
-    features, columns = nest.along() if nest.plain else [], nest.of_kind("R")
+    features, columns = nest.along() if nest.plain else [], nest.loops_of_kind("R")
     if len(features) != 1 or features[0] in columns:
         nest.refuse("to store features side by side")
     if columns and nest.reduction is None:
@@ -228,7 +228,7 @@ def row_pieces(sch: Schedule, caller: str) -> RowPieces:
         if nest.reduction is None or not adds or nest.result != first.result:
             nest.refuse(f"to add to '{first.result}'")
         operators.add(nest.reduction.operator)
-        columns = nest.of_kind("R")
+        columns = nest.loops_of_kind("R")
         under = columns[0].node.parent if nest.plain and len(columns) == 1 else None
         parts.append(
             over_rows(nest, [x for x in nest.loops if under is not None and x.name == under.name])

@@ -80,7 +80,7 @@ def element_reduction(sch: Schedule, caller: str) -> ElementReduction:
     reduction = nest.reduction
     axes = {axis.name: var for axis, var, kind in nest.it.axis_of() if kind == "S"}
     columns = [a for a, _, kind in nest.it.axis_of() if kind == "S" and a.kind == "sparse_variable"]
-    features = nest.of_kind("R")
+    features = nest.loops_of_kind("R")
     fits = nest.it.init is not None and len(columns) == len(features) == 1
     fits = fits and getattr(features[0].node, "kind", "") == "dense_fixed"
     fits = fits and all(isinstance(x.node, Axis | FusedAxis) for x in nest.loops)
@@ -151,13 +151,13 @@ def row_reduction(sch: Schedule, caller: str) -> RowReduction:
     if nest.reduction is None or nest.it.init is None or not nest.plain:
         nest.refuse("to be a reduction with an init over plain axes")
     parents = {x.node.parent.name for x in nest.loops if x.node.parent is not None}
-    roots = [x for x in nest.of_kind("S") if x.node.parent is None]
+    roots = [x for x in nest.loops_of_kind("S") if x.node.parent is None]
     return over_rows(nest, [x for x in roots if x.name in parents])
 
 
 def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
     """The reduction of a nest over `rows`, which must be one loop: its columns and features."""
-    spatial, columns = nest.of_kind("S"), nest.of_kind("R")
+    spatial, columns = nest.loops_of_kind("S"), nest.loops_of_kind("R")
     features = [x for x in nest.along() if x in spatial]
     heads = [x for x in spatial if x not in (*features, *rows)]
     dense = all(x.node.kind == "dense_fixed" for x in heads)
@@ -237,7 +237,7 @@ class Nest:
         self.dense = self.plain and all(x.node.kind == "dense_fixed" for x in self.loops)
         self.reduction = reduction_of(it.body)
 
-    def of_kind(self, kind: str) -> list[Loop]:
+    def loops_of_kind(self, kind: str) -> list[Loop]:
         """The loops that are spatial, "S", or reductions, "R"."""
         return [x for x in self.loops if x.kinds == kind]
 

@@ -117,7 +117,7 @@ def divide(
     elif has_rows_to_carry(chosen):
         loops = chunk_loops(division, division.count, cost if by == "work" else 0)
     elif by == "positions" and division.is_under_a_root():
-        loops = division.of_each_parent(equal_parts_of_rows, indptr=division.last.indptr)
+        loops = division.parts_of_parents(equal_parts_of_rows, indptr=division.last.indptr)
     else:
         loops = division.by_positions(by, cost, ahead)
     return division.instead(loops, annotations=without_choice(it, chosen))
@@ -164,11 +164,11 @@ class _Division(VisitOrder):
             self.refuse(
                 f"expected the parent of '{axis.name}' to be a root, got '{axis.parent.name}'"
             )
-        return self.of_each_parent(
+        return self.parts_of_parents(
             column_parts, indptr=axis.indptr, indices=axis.indices, n=axis.length
         )
 
-    def of_each_parent(self, recipe: Callable[..., Any], **how: Any) -> list[Loop]:
+    def parts_of_parents(self, recipe: Callable[..., Any], **how: Any) -> list[Loop]:
         """Parts of the elements under each coordinate of a root, equally many for each.
 
         recipe, how : the recipe of the parts' offsets, without the number of parts

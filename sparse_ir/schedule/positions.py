@@ -181,7 +181,9 @@ class _Positions(ElementOrder):
             order = self._order(parts, default)
             position = load(order, self.var)
         fields: dict[str, Any] = {}
-        coordinates, stored = self._of_slots() if _is_slots(self.column) else self._of_rows(order)
+        coordinates, stored = (
+            self._slot_coordinates() if _is_slots(self.column) else self._row_coordinates(order)
+        )
         if stored:
             fields["body"] = tirx.IfThenElse(conjunction(stored), it.body, None)
         if rows != "table":
@@ -207,7 +209,7 @@ class _Positions(ElementOrder):
             )
         return loop
 
-    def _of_slots(self) -> tuple[list[Any], list[Any]]:
+    def _slot_coordinates(self) -> tuple[list[Any], list[Any]]:
         """The coordinates of the slot at a position, and the guards against padding."""
         coordinates: list[Any] = []
         stored: list[Any] = []
@@ -229,7 +231,7 @@ class _Positions(ElementOrder):
                 position = tirx.floordiv(position, as_dtype(axis.nnz_cols, self.idtype))
         return coordinates, stored
 
-    def _of_rows(self, order: SparseBuffer | None) -> tuple[list[Any], list[Any]]:
+    def _row_coordinates(self, order: SparseBuffer | None) -> tuple[list[Any], list[Any]]:
         """The coordinates of the element at a position, without conditions."""
         return [load(b, *self.here) for b in self._levels(order)], []
 

@@ -41,7 +41,7 @@ def in_box(x: SparsePoints, stride: Any = (1, 1, 1)) -> Tensor:
     return x.dense(low, tuple(PERIOD // s for s in stride))
 
 
-def of_points(dense: Tensor, coords: Tensor, stride: Any = (1, 1, 1)) -> Tensor:
+def values_at(dense: Tensor, coords: Tensor, stride: Any = (1, 1, 1)) -> Tensor:
     """(n, channels) of the numbers of a dense result that such a box gave."""
     b, *cell = coords.long().unbind(1)
     cell = [x - LOW // s for x, s in zip(cell, stride, strict=True)]
@@ -69,7 +69,7 @@ def test_outputs_at_inputs(
     weight = layer.weight.permute(4, 3, 0, 1, 2)
     dense = conv3d(in_box(x), weight, layer.bias, padding="same", dilation=dilation)
     assert y.places is x.places and y.batch_size == batches
-    torch.testing.assert_close(y.features, of_points(dense, x.coords))
+    torch.testing.assert_close(y.features, values_at(dense, x.coords))
 
 
 @few
@@ -85,7 +85,7 @@ def test_all_outputs_that_are_reached(
     layer = SparseConv3d(2, 3, kernel, submanifold=False, **how).double()
     y = layer(x)
     dense = conv3d(in_box(x), layer.weight.permute(4, 3, 0, 1, 2), layer.bias, **how)
-    torch.testing.assert_close(y.features, of_points(dense, y.coords, stride))
+    torch.testing.assert_close(y.features, values_at(dense, y.coords, stride))
     # Outputs are where anything is reached, in order, and the rest of the result is bias.
     ones = in_box(x.with_features(torch.ones(len(x), 1).double()))
     counts = conv3d(ones, torch.ones(1, 1, *kernel).double(), **how)
@@ -108,7 +108,7 @@ def test_back_onto_points(kernel: Any, stride: Any, padding: Any, seed: int, n: 
         y = layer(given_, onto)
         dense = conv_transpose3d(in_box(given_, stride), weight, layer.bias, **how)
         assert y.places is x.places
-        torch.testing.assert_close(y.features, of_points(dense, x.coords))
+        torch.testing.assert_close(y.features, values_at(dense, x.coords))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -259,7 +259,7 @@ def test_points_far_apart() -> None:
     assert kmap.rows.tolist() == [0, 1, 2] and kmap.offsets == 27
 
 
-def of_ones(*rows: Any, **how: Any) -> Any:
+def points_of_ones(*rows: Any, **how: Any) -> Any:
     coords = torch.tensor(rows, **how)
     return SparsePoints(coords, torch.ones(len(rows), 2))
 

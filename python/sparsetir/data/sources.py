@@ -60,7 +60,7 @@ def _is_pydata(data: object) -> bool:
 def read(caller: str, argument: str, data: object, values: object, shape: object) -> Stored:
     """Read a sparse object of scipy or torch, or coordinates, values and shape of any order."""
     if is_sparse(data):
-        return _of_sparse(caller, argument, data, values, shape)
+        return _from_sparse(caller, argument, data, values, shape)
     if is_array(data):
         data = to_host(caller, argument, data)
         if data.ndim != 2:
@@ -247,7 +247,7 @@ def _integers(caller: str, argument: str, array: object, where: str = "") -> np.
 # -- sparse objects of scipy and torch ------------------------------------------------------------
 
 
-def _of_sparse(caller: str, argument: str, data: Any, values: object, shape: Any) -> Stored:
+def _from_sparse(caller: str, argument: str, data: Any, values: object, shape: Any) -> Stored:
     _none_beside(caller, values, f"{type_name(data)}, which has its own")
     have = tuple(int(n) for n in data.shape)
     if shape is not None and check_shape(caller, shape, len(have)) != have:
@@ -341,7 +341,7 @@ def read_matrix(
     """
     source = adopted(caller, name, data)
     if isinstance(source, Edges):
-        return _of_edges(caller, name, source, values, shape)
+        return _from_edges(caller, name, source, values, shape)
     if isinstance(source, Compressed):
         _none_beside(caller, values, f"{type_name(data)}, which has its own")
         return from_compressed(
@@ -351,7 +351,7 @@ def read_matrix(
             source.values,
             source.shape if shape is None else shape,
         )
-    return _of_sparse(caller, name, source, values, shape)
+    return _from_sparse(caller, name, source, values, shape)
 
 
 def read_edges(
@@ -377,7 +377,7 @@ def read_edges(
     return from_coords(caller, name, list(coords), values, shape)
 
 
-def _of_edges(caller: str, name: str, edges: Edges, values: object, shape: object) -> Stored:
+def _from_edges(caller: str, name: str, edges: Edges, values: object, shape: object) -> Stored:
     if edges.values is not None:
         _none_beside(caller, values, "a graph with weights")
         values = edges.values
@@ -455,7 +455,7 @@ def adopted(caller: str, name: str, data: Any) -> object:
             f"{type(data).__name__}"
         )
     if hasattr(data, "edge_index"):  # torch_geometric.data.Data, or one of its EdgeStorages
-        return _of_pyg(caller, name, data)
+        return _from_pyg(caller, name, data)
     if hasattr(data, "edge_types") and hasattr(data, "edge_items"):
         kinds = ", ".join(map(str, data.edge_types))
         raise ValueError(f"{caller}: argument '{name}': expected one relation, as data[{kinds}]")
@@ -468,7 +468,7 @@ def adopted(caller: str, name: str, data: Any) -> object:
         m, n = data.shape
         return Edges((columns, rows), (int(n), int(m)), data.val)
     if hasattr(data, "canonical_etypes") and callable(getattr(data, "edges", None)):  # DGL's graphs
-        return _of_dgl(caller, name, data)
+        return _from_dgl(caller, name, data)
     raise TypeError(f"{caller}: argument '{name}': expected {EXPECTED}; got {type(data).__name__}")
 
 
@@ -495,7 +495,7 @@ def _pair(caller: str, name: str, first: Any, second: object) -> Edges:
     return Edges((second, first), square=False)
 
 
-def _of_pyg(caller: str, name: str, data: Any) -> Edges:
+def _from_pyg(caller: str, name: str, data: Any) -> Edges:
     if data.edge_index is None:
         got = f"a {type(data).__name__} without an edge_index"
         raise TypeError(f"{caller}: argument '{name}': expected {EXPECTED}; got {got}")
@@ -505,7 +505,7 @@ def _of_pyg(caller: str, name: str, data: Any) -> Edges:
     return Edges(data.edge_index, size, getattr(data, "edge_weight", None))
 
 
-def _of_dgl(caller: str, name: str, graph: Any) -> Edges:
+def _from_dgl(caller: str, name: str, graph: Any) -> Edges:
     kinds = list(graph.canonical_etypes)
     if len(kinds) != 1:
         one = kinds[0] if kinds else "relation"

@@ -771,7 +771,7 @@ class SparseMatrix(SparseTensor):
         return self._combined(op, *known, **options)
 
     def _combined(self, op: str, *others: object, **options: object) -> Any:
-        result = hooks.of_matrices(op, self, *others, **options)
+        result = hooks.sparse_operation(op, self, *others, **options)
         return result if result is NotImplemented else self.of_stored(result)
 
     def diagonal(self, k: int = 0) -> np.ndarray:

@@ -370,7 +370,7 @@ class DistGraph(Rows):
         """
         from sparsetir.distributed.layers import SpreadGraph
 
-        return SpreadGraph.of_layer(self, caller, sources, targets, flow)
+        return SpreadGraph.for_layer(self, caller, sources, targets, flow)
 
     def __repr__(self) -> str:
         return (

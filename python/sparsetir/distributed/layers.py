@@ -44,7 +44,7 @@ class SpreadGraph(Graph):
         return self.graph.edge_index if self._others is None else self._others.col
 
     @classmethod
-    def of_layer(
+    def for_layer(
         cls, graph: DistGraph, caller: str, sources: int, targets: int, flow: str
     ) -> SpreadGraph:
         """See :meth:`DistGraph.graph_of_layer`."""
@@ -61,7 +61,7 @@ class SpreadGraph(Graph):
                 )
         return cls(graph, graph.values)
 
-    def of_sources(self, x: Tensor) -> Tensor:
+    def source_features(self, x: Tensor) -> Tensor:
         """Features (own + halo, ...) from x (own, ...); collective."""
         if not x.is_floating_point():  # such as numbers of nodes, below 2^53
             return products.with_halo(self.graph, x.double()).to(x.dtype)
@@ -70,7 +70,7 @@ class SpreadGraph(Graph):
     def aggregate(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
         """Reductions (own, feat) of x (own, feat), or (heads, own, feat); collective."""
         if self._others is not None:
-            rows = self.of_sources(x.transpose(0, -2)).transpose(0, -2)
+            rows = self.source_features(x.transpose(0, -2)).transpose(0, -2)
             return self.reduce(rows, aggr, weight)
         weight = None if weight is None else weight.to(x.dtype)
         if weight is None and self.weight is not None:

@@ -156,7 +156,7 @@ def make_partition(
     elif isinstance(how, Tensor):
         parts = how[blocks.start : blocks.stop].long().to(targets.device)
     else:
-        parts = _of_shares(caller, blocks, *(x.long().to(targets.device) for x in how))
+        parts = _collect_parts(caller, blocks, *(x.long().to(targets.device) for x in how))
     return _by_parts(caller, blocks, parts)
 
 
@@ -193,7 +193,7 @@ def _by_parts(caller: str, blocks: Blocks, parts: Tensor) -> Partition:
     return Partition(blocks, starts, nodes, new)
 
 
-def _of_shares(caller: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor:
+def _collect_parts(caller: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor:
     """The process of each of the block's nodes; each process contributes the nodes it knows of."""
     order = torch.argsort(nodes, stable=True)
     send = blocks.split(nodes)

@@ -84,13 +84,13 @@ class Graph:
         """
         return self.reduce(x, aggr, weight)
 
-    def of_sources(self, x: Tensor) -> Tensor:
+    def source_features(self, x: Tensor) -> Tensor:
         """Features in the numbering of :attr:`sources`, from x (n, ...): if nodes are spread over
         processes, including those of others."""
         return x
 
     def reduce(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
-        """Reduce like :meth:`aggregate`, for features from :meth:`of_sources`."""
+        """Reduce like :meth:`aggregate`, for features from :meth:`source_features`."""
         weight = None if weight is None else weight.to(x.dtype)
         return spmm_by_heads(self.operand, x, REDUCTION_NAMES[aggr], weight)
 
@@ -138,7 +138,7 @@ def with_others(
     if not is_spread(edge_index):
         return x, edge_index
     graph = Graph.of(caller, edge_index, len(x), targets, flow)
-    return graph.of_sources(x), graph.edges()
+    return graph.source_features(x), graph.edges()
 
 
 def is_spread(edge_index: object) -> bool:

@@ -40,7 +40,7 @@ class Convolution:
         return (*self.kernel_size, *self.stride, *self.padding, *self.dilation)
 
     @staticmethod
-    def of_numbers(numbers: Sequence[int]) -> Convolution:
+    def from_numbers(numbers: Sequence[int]) -> Convolution:
         """The convolution of :attr:`numbers`."""
         x, y, z = numbers[::3], numbers[1::3], numbers[2::3]
         return Convolution(*zip(x, y, z, strict=True))

@@ -37,7 +37,7 @@ from sparsetir.nn.points import (
 )
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import RelationRows, Relations
-from sparsetir.ops.rgms_kernels import of_nodes, of_weights
+from sparsetir.ops.rgms_kernels import node_sums, weight_gradients
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -282,7 +282,7 @@ class PointsSum(Operation[Tensor]):
 
     def run(self) -> Tensor:
         relations = _relations(self.fine, self.coarse, self.conv)
-        return of_nodes(relations, self.x, self.weight, None, self.back)
+        return node_sums(relations, self.x, self.weight, None, self.back)
 
     def fake(self) -> Tensor:
         outputs = self.fine if self.coarse is None or self.back else self.coarse
@@ -316,7 +316,9 @@ class PointsWeight(Operation[Tensor]):
     conv: list[int]
 
     def run(self) -> Tensor:
-        return of_weights(_relations(self.fine, self.coarse, self.conv), self.x, self.grad, None)
+        return weight_gradients(
+            _relations(self.fine, self.coarse, self.conv), self.x, self.grad, None
+        )
 
     def fake(self) -> Tensor:
         return self.x.new_empty((prod(self.conv[:3]), self.x.shape[1], self.grad.shape[1]))
@@ -336,15 +338,15 @@ points_weight = Operator("points_weight", PointsWeight)
 
 
 def _relations(fine: Tensor, coarse: Tensor | None, numbers: list[int]) -> Relations:
-    inputs, conv = places_of(fine), Convolution.of_numbers(numbers)
+    inputs, conv = places_of(fine), Convolution.from_numbers(numbers)
     if coarse is None:
         pairs = inputs.submanifold(conv)
     else:
         pairs = inputs.onto(places_of(coarse), conv)
-    return pairs.remembered("relations", lambda pairs: _of_map(pairs, inputs))
+    return pairs.remembered("relations", lambda pairs: _map_relations(pairs, inputs))
 
 
-def _of_map(pairs: KernelMap, inputs: Places) -> Relations:
+def _map_relations(pairs: KernelMap, inputs: Places) -> Relations:
     """The pairs of a map as edges, one in each row; inputs : the places of its inputs."""
 
     def rows(x: KernelMap) -> RelationRows:

@@ -437,7 +437,7 @@ def _transposed(operand: Operand) -> Operand:
         return resolve((make(), (m, n)), None, None, "edge_softmax")
 
     def turned(_: Structure) -> PatternCopy:
-        return cacheable(PatternCopy.of_edges)("edge_softmax", private(make(), is_new=True), n, m)
+        return cacheable(PatternCopy.from_edges)("edge_softmax", private(make(), is_new=True), n, m)
 
     by_source = structure_of(rowptr, col, n).derived("turned", turned)
     return Operand(by_source.rowptr, by_source.col, n, m)
@@ -451,7 +451,7 @@ def _segments(rowptr: Tensor, nnz: int) -> Operand:
 
     def make(rowptr: Tensor) -> PatternCopy:
         zeros = torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
-        return PatternCopy.of_csr("segment_reduce", rowptr, private(zeros, is_new=True), 1)
+        return PatternCopy.from_csr("segment_reduce", rowptr, private(zeros, is_new=True), 1)
 
     pattern = kept.get(("segments", nnz), make, rowptr)
     return Operand(pattern.rowptr, pattern.col, m, 1)

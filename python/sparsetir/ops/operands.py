@@ -166,21 +166,21 @@ def resolve(
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
             edges, size = plain_edges(caller, name, A)
-            return _of_edges(caller, name, edges, values, size or shape, A)
-        return _of_sparse(caller, name, A, values)
+            return _from_edges(caller, name, edges, values, size or shape, A)
+        return _from_sparse(caller, name, A, values)
     if isinstance(A, Operand):
         _check_operand(caller, name, A)
         own_values = A.values if values is None else values
         return _compressed(caller, A.rowptr, A.col, A.m, A.n, own_values)
     if isinstance(A, SparseMatrix):
-        return _of_matrix(A, values)
+        return _from_matrix(A, values)
     if isinstance(A, Prepared):
         return A.operand if values is None else A.operand._replace(values=values)
     if isinstance(A, tuple) and len(A) == 2 and isinstance(A[0], Tensor) and A[0].dim() != 1:
         edges, size = plain_edges(caller, name, A[0])
         size = _size(caller, name, A[1]) or size or shape
-        return _of_edges(caller, name, edges, values, size, A[0])
-    return _of_foreign(caller, name, A, values, shape)
+        return _from_edges(caller, name, edges, values, size, A[0])
+    return _from_foreign(caller, name, A, values, shape)
 
 
 def known(A: Any, n: int) -> tuple[PatternCopy, Tensor | None] | None:
@@ -319,7 +319,7 @@ def _size(caller: str, name: str, size: object) -> tuple[int, int] | None:
     return check_size(caller, name, ends[1]), check_size(caller, name, ends[0])
 
 
-def _of_edges(
+def _from_edges(
     caller: str,
     name: str,
     edges: Tensor,
@@ -359,7 +359,7 @@ def _least_shape(edges: Tensor) -> tuple[int, int]:
 # -- torch.sparse ---------------------------------------------------------------------------------
 
 
-def _of_sparse(caller: str, name: str, A: Tensor, values: Tensor | None) -> Operand:
+def _from_sparse(caller: str, name: str, A: Tensor, values: Tensor | None) -> Operand:
     try:
         flat = A.dim() == 2 and A.sparse_dim() == 2
     except RuntimeError:  # torch.func.grad looks for strides, torch.sparse.mm fails there, too
@@ -378,11 +378,13 @@ def _of_sparse(caller: str, name: str, A: Tensor, values: Tensor | None) -> Oper
         if not _is_readable(indices):
             return Operand(_pointers(indices[0], m), indices[1], m, n, own_values)
 
-        def of_indices(indices: Tensor) -> PatternCopy:
+        def from_indices(indices: Tensor) -> PatternCopy:
             rows, cols = indices
-            return PatternCopy.of_csr(caller, _pointers(_in_order(caller, name, rows), m), cols, n)
+            return PatternCopy.from_csr(
+                caller, _pointers(_in_order(caller, name, rows), m), cols, n
+            )
 
-        pattern = kept.get(("coo", m, n), of_indices, indices)
+        pattern = kept.get(("coo", m, n), from_indices, indices)
         return Operand(pattern.rowptr, pattern.col, m, n, own_values)
     by_rows = A.layout is torch.sparse_bsr
     outer, inner = (
@@ -398,20 +400,20 @@ def _of_sparse(caller: str, name: str, A: Tensor, values: Tensor | None) -> Oper
         )
     block = (1, 1) if blocks.dim() == 1 else (blocks.shape[1], blocks.shape[2])
 
-    def of_blocks(outer: Tensor, inner: Tensor) -> PatternCopy:
+    def from_blocks(outer: Tensor, inner: Tensor) -> PatternCopy:
         height, width = block
         count = n // width if by_rows else m // height
         kinds = ("crow", "col") if by_rows else ("ccol", "row")
         check_csr(caller, outer, inner, count, tuple(f"{name}.{kind}_indices()" for kind in kinds))
         by_blocks = Blocks(outer, inner, block) if by_rows else None
         edges = _block_edges(outer, inner, block, by_rows)
-        return PatternCopy.of_edges(caller, private(edges, is_new=True), m, n, name, by_blocks)
+        return PatternCopy.from_edges(caller, private(edges, is_new=True), m, n, name, by_blocks)
 
     own_values = blocks.reshape(-1) if values is None else values
     if not _is_readable(outer, inner):
         edges = _block_edges(outer, inner, block, by_rows)
         return Operand(row_pointers(edges, m, n), edges, m, n, own_values)
-    pattern = kept.get(("blocks", block, by_rows, m, n), of_blocks, outer, inner)
+    pattern = kept.get(("blocks", block, by_rows, m, n), from_blocks, outer, inner)
     return Operand(pattern.rowptr, pattern.col, m, n, own_values)
 
 
@@ -451,7 +453,7 @@ def _block_edges(outer: Tensor, inner: Tensor, block: tuple[int, int], by_rows: 
 # -- matrices of other libraries ------------------------------------------------------------------
 
 
-def _of_foreign(
+def _from_foreign(
     caller: str, name: str, A: object, values: Tensor | None, shape: tuple[int, int] | None
 ) -> Operand:
     source = adopted(caller, name, A)
@@ -464,15 +466,15 @@ def _of_foreign(
             values = as_tensor(caller, name, source.values)
         if isinstance(index, tuple):
             sources, targets = (as_tensor(caller, name, x) for x in index)
-            return _of_ends(caller, name, sources, targets, values, size)
+            return _from_ends(caller, name, sources, targets, values, size)
         edges, own = plain_edges(caller, name, as_tensor(caller, name, index))
-        return _of_edges(caller, name, edges, values, size or own)
+        return _from_edges(caller, name, edges, values, size or own)
     if isinstance(source, Tensor):
-        return _of_sparse(caller, name, source, values)
-    return _of_matrix(adopt_matrix(caller, name, source), values)
+        return _from_sparse(caller, name, source, values)
+    return _from_matrix(adopt_matrix(caller, name, source), values)
 
 
-def _of_ends(
+def _from_ends(
     caller: str,
     name: str,
     sources: Tensor,
@@ -483,14 +485,14 @@ def _of_ends(
     """The operand of the two ends of edges, (E,) each."""
     if not _is_readable(sources, targets):
         edges, _ = plain_edges(caller, name, torch.stack([sources, targets]))
-        return _of_edges(caller, name, edges, values, shape)
+        return _from_edges(caller, name, edges, values, shape)
 
-    def of_ends(*ends: Tensor) -> PatternCopy:
+    def from_ends(*ends: Tensor) -> PatternCopy:
         edges, _ = plain_edges(caller, name, torch.stack(ends))
         m, n = shape or _least_shape(edges)
-        return PatternCopy.of_edges(caller, private(edges, is_new=True), m, n, name)
+        return PatternCopy.from_edges(caller, private(edges, is_new=True), m, n, name)
 
-    pattern = kept.get(("ends", shape), of_ends, sources, targets)
+    pattern = kept.get(("ends", shape), from_ends, sources, targets)
     return Operand(pattern.rowptr, pattern.col, *pattern.structure.shape, values)
 
 
@@ -534,14 +536,14 @@ def _arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
     return arrays
 
 
-def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
+def _from_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
     (m, n), arrays = A.shape, _arrays_of(A)
 
-    def of_arrays(rowptr: Tensor, col: Tensor) -> PatternCopy:
-        return PatternCopy.of_csr("resolve", rowptr, col.to(rowptr.dtype), n)
+    def from_arrays(rowptr: Tensor, col: Tensor) -> PatternCopy:
+        return PatternCopy.from_csr("resolve", rowptr, col.to(rowptr.dtype), n)
 
     if _is_readable(*arrays):
-        rowptr, col, _ = kept.get(("matrix", A.shape), of_arrays, *arrays)
+        rowptr, col, _ = kept.get(("matrix", A.shape), from_arrays, *arrays)
     else:
         rowptr, col = arrays[0], arrays[1].to(arrays[0].dtype)
     return Operand(rowptr, col, m, n, tensor_of(A.values) if values is None else values)

@@ -171,7 +171,7 @@ class Rgms(Operation[Tensor]):
         graph = self.edge_index, self.edge_type, self.n, self.m, self.weight.shape[0]
         relations = relations_of(*graph, NAME)
         values = _values(relations, self.edge_weight, self.mean, self.x.dtype, self.transposed)
-        return rgms_kernels.of_nodes(relations, self.x, self.weight, values, self.transposed)
+        return rgms_kernels.node_sums(relations, self.x, self.weight, values, self.transposed)
 
     def fake(self) -> Tensor:
         feat = prod(self.weight.shape[1:-2]) * self.weight.shape[-1]
@@ -199,7 +199,7 @@ rgms_sum = Operator("rgms", Rgms)
 
 @dataclass
 class RgmsWeight(Operation[Tensor]):
-    """Gradients for the weights of relations: see :func:`sparsetir.ops.rgms_kernels.of_weights`."""
+    """Gradients for the weights of relations, by :func:`.rgms_kernels.weight_gradients`."""
 
     x: Tensor
     grad: Tensor
@@ -215,7 +215,7 @@ class RgmsWeight(Operation[Tensor]):
         sizes = x.shape[0], grad.shape[0], self.count
         relations = relations_of(self.edge_index, self.edge_type, *sizes, NAME)
         values = _values(relations, self.edge_weight, self.mean, x.dtype, False)
-        return rgms_kernels.of_weights(relations, x, grad, values, self.blocks)
+        return rgms_kernels.weight_gradients(relations, x, grad, values, self.blocks)
 
     def fake(self) -> Tensor:
         count, blocks, sizes = self.count, self.blocks, (self.x.shape[1], self.grad.shape[1])
@@ -238,7 +238,7 @@ rgms_weight = Operator("rgms_weight", RgmsWeight)
 
 @dataclass
 class RgmsEdge(Operation[Tensor]):
-    """Gradients for the weights of edges: see :func:`sparsetir.ops.rgms_kernels.of_edges`."""
+    """Gradients for the weights of edges: see :func:`sparsetir.ops.rgms_kernels.edge_products`."""
 
     x: Tensor
     grad: Tensor
@@ -251,7 +251,7 @@ class RgmsEdge(Operation[Tensor]):
         x, grad, weight = self.x, self.grad, self.weight
         sizes = x.shape[0], grad.shape[0], weight.shape[0]
         relations = relations_of(self.edge_index, self.edge_type, *sizes, NAME)
-        out = rgms_kernels.of_edges(relations, x, weight, grad)
+        out = rgms_kernels.edge_products(relations, x, weight, grad)
         if self.mean:
             out = out * relations.shares(out.dtype, False)
         return relations.by_target.restored(out).to(x.dtype)

@@ -413,13 +413,13 @@ class PatternCopy(NamedTuple):
         return PatternCopy(rowptr, col, structure)
 
     @staticmethod
-    def of_csr(caller: str, rowptr: Tensor, col: Tensor, n: int) -> PatternCopy:
+    def from_csr(caller: str, rowptr: Tensor, col: Tensor, n: int) -> PatternCopy:
         """Check private compressed rows with n columns (StructureError) and wrap them."""
         check_csr(caller, rowptr, col, n)
         return PatternCopy.of(Structure(rowptr, col, (len(rowptr) - 1, n)), col)
 
     @staticmethod
-    def of_edges(
+    def from_edges(
         caller: str,
         edges: Tensor,
         m: int,
@@ -490,7 +490,7 @@ def pattern_of(rowptr: Tensor, col: Tensor, n: int, caller: str) -> PatternCopy:
     n = check_size(caller, "n", n)
     for name, x in (("rowptr", rowptr), ("col", col)):
         check_kind(caller, name, x)
-    return kept.keep(("csr", n), partial(PatternCopy.of_csr, caller, n=n), rowptr, col)
+    return kept.keep(("csr", n), partial(PatternCopy.from_csr, caller, n=n), rowptr, col)
 
 
 def pattern_of_edges(
@@ -511,7 +511,7 @@ def pattern_of_edges(
         return seen
     m, n = check_size(caller, "m", m), check_size(caller, "n", n)
     check_kind(caller, name, edges)
-    make = partial(PatternCopy.of_edges, caller, m=m, n=n, name=name, orders=orders)
+    make = partial(PatternCopy.from_edges, caller, m=m, n=n, name=name, orders=orders)
     return kept.keep(("edges", m, n), make, edges)
 
 

@@ -17,7 +17,7 @@ from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.records.record import Key
-from sparsetir.records.task import Config, Task, of_threads, statistics
+from sparsetir.records.task import Config, Task, statistics, thread_text
 from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS, names_of
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
@@ -135,7 +135,7 @@ class Request:
         words = [] if self.operator.vectors else [f"{self.feat} features"]
         words += [reduce] if reduce != "sum" else []
         words += [f"{heads} heads"] if heads is not None else []
-        words += [self.problem.dtype, *of_threads(self)]
+        words += [self.problem.dtype, *thread_text(self)]
         return f"{op}{on} ({m:,} x {n:,}, {self.matrix.nnz:,} elements), {', '.join(words)}"
 
     @property
@@ -190,7 +190,7 @@ class Request:
         branch = self.tried()
         return branch.make(**{name: values[0] for name, values in branch.choices.items()})
 
-    def of_format(self, format: Format) -> Config:
+    def config_for_format(self, format: Format) -> Config:
         """The config for a format; raises ValueError if the operator has no choice of formats."""
         raise wrong("plan", "format", f"None for '{self.name}'", f"{format!r}")
 
@@ -407,12 +407,12 @@ class OnMatrix(Request):
             return []
         return on_engine(self.problem, self.pattern, self.statistics, self.target, format)
 
-    def of_format(self, format: Format) -> Config:
+    def config_for_format(self, format: Format) -> Config:
         if not isinstance(format, Format) or format.order not in (None, 2):
             expected = "a format of matrices, such as sparsetir.formats.BSR(32, 32)"
             raise wrong("plan", "format", expected, f"{format!r}", TypeError)
         if not isinstance(self.problem, Spmm):
-            return super().of_format(format)
+            return super().config_for_format(format)
         first, rest = self.engine(format), (self.statistics, self.target)
         if first:
             return first[0]

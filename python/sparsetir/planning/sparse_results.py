@@ -121,7 +121,9 @@ def _by_elements(A: Csr, B: Csr, semiring: str, mask: Csr) -> Csr:
     dtype = dtype_name(A.values)
     problem = SparseResult(semiring, dtype, WIDER.get(dtype, dtype), dtype, idtype_of(A, B, mask))
     kernel = _elements_kernel(problem, ratio_of(A, B, mask))
-    return mask._replace(values=Numeric(kernel, of_elements(A, B, mask, problem.idtype), "out")())
+    return mask._replace(
+        values=Numeric(kernel, element_arguments(A, B, mask, problem.idtype), "out")()
+    )
 
 
 @cache
@@ -131,7 +133,7 @@ def _elements_kernel(problem: SparseResult, ratio: int) -> Kernel:
     return build(sch)
 
 
-def of_elements(A: Csr, B: Csr, mask: Csr, idtype: str) -> dict[str, Any]:
+def element_arguments(A: Csr, B: Csr, mask: Csr, idtype: str) -> dict[str, Any]:
     """The arguments of kernels of `elements_program`, except `out`; B is stored by columns."""
     sizes = dict(zip("mln", (*A.shape, B.shape[0]), strict=True))
     named = arguments(("x0", "x1"), (A, B), sizes, idtype)
@@ -241,7 +243,7 @@ def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
     return columns * rows <= GROUP * WORTH * sum(len(x.indices) for x in matrices)
 
 
-def of_matrices(
+def sparse_operation(
     op: str, *matrices: object, semiring: str = "plus_times", mask: object = None
 ) -> Any:
     """Compute one of `PRODUCTS` or `COMBINED` of a :class:`SparseMatrix` and others.

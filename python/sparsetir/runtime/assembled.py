@@ -294,7 +294,7 @@ class AssembledKernel:
                 # There is one part anyway, so bounds per row are not needed.
                 alone = ROOM if pool.count() == 1 and not self.has_levels else alone
             if most < alone:
-                return _of_few(rows, columns, most, names.idtype)
+                return _joint_bounds(rows, columns, most, names.idtype)
         signature, width = kernel.signature, np.zeros(2, np.int64)
         args, at = [named.get(name) for name in signature.names], signature.position[names.bounds]
         (rows,) = signature.expected_shape(at, args)
@@ -459,7 +459,7 @@ class _Parts(NamedTuple):
 
 
 @lru_cache(512)
-def _of_few(rows: int, columns: int, most: int, idtype: str) -> Bounds:
+def _joint_bounds(rows: int, columns: int, most: int, idtype: str) -> Bounds:
     """Bounds of all rows together; cached, as converting arrays for TVM takes long."""
     rows_ptr, ends = np.array([0, rows], idtype), np.array([0, most])
     part = _Parts(tvm_ffi.from_dlpack(rows_ptr), tvm_ffi.from_dlpack(ends), 1, most)

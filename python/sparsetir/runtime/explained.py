@@ -136,7 +136,7 @@ def explain_program(
     schedule_name : for title and facts; by default the name of `schedule`
     """
     if isinstance(what, Kernel):
-        program, by = _of_kernel(what, schedule, target), "as it was built"
+        program, by = _kernel_function(what, schedule, target), "as it was built"
     elif isinstance(what, Schedule):
         program, by = what.func, "by its schedule"
     else:
@@ -174,7 +174,7 @@ def explain_program(
     return ProgramExplanation(title, facts, kernel, program)
 
 
-def _of_kernel(kernel: Kernel, schedule: object, target: object) -> SparseFunc:
+def _kernel_function(kernel: Kernel, schedule: object, target: object) -> SparseFunc:
     """The stage-I function of a kernel."""
     for argument, value in (("schedule", schedule), ("target", target)):
         if value is not None:

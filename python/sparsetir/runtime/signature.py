@@ -30,7 +30,7 @@ from sparsetir.runtime.arrays import (
     strides,
 )
 from sparsetir.sparse_ir.affine import affine
-from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
+from sparsetir.sparse_ir.computed import computed_parameters, reads, value_parameters
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, make_func, same_indices, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
 from sparsetir.sparse_ir.promises import check_promises, promises_of
@@ -94,7 +94,7 @@ class Signature:
         self.names: list[str] = [n for n in self.position if n not in self.computed]
         absent = {str(n) for n in func.attrs.get(NOT_PASSED, [])}
         self.passed: list[str] = [n for n in self.position if n not in absent]
-        follow_values = of_values(func)
+        follow_values = value_parameters(func)
         self.of_values: list[str] = [n for n in follow_values if n not in absent]
         space = None if plain else PositionSpace(func)
         arrays = self.params if space is None else space.params

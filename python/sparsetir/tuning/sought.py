@@ -34,7 +34,7 @@ MOST_CONFIGS = 100_000  # of a space that is enumerated
 SearchSetup: TypeAlias = tuple[Search, Space, list[Config]]
 
 
-def of_operator(
+def operator_search(
     op: str, *matrices: object, target: TargetLike, device: str | None, **options: object
 ) -> SearchSetup:
     """The search for an operator on a matrix, over the configs of its templates.
@@ -63,7 +63,7 @@ def of_operator(
     return TunedPlan(task, key, [], default, request=request), space, [default]
 
 
-def of_program(
+def program_search(
     program: object,
     arguments: object,
     schedule: Callable[..., object] | None,

@@ -101,12 +101,12 @@ def exact_result(wanted: Request) -> tuple[SparseMatrix, float]:
     elif how == "plus_times":
         values, scale = (_at(f(each[0]) @ f(each[1]), pattern) for f in (lambda x: x, abs))
     else:
-        values = _of_terms(each, pattern, how)
+        values = _sum_terms(each, pattern, how)
         scale = np.abs(values[np.isfinite(values)])
     return SparseMatrix(_with(pattern, values)), float(scale.max(initial=1.0))
 
 
-def _of_terms(each: list[sp.csr_array], pattern: sp.csr_array, semiring: str) -> np.ndarray:
+def _sum_terms(each: list[sp.csr_array], pattern: sp.csr_array, semiring: str) -> np.ndarray:
     """The values of a product at a pattern, from all of its terms."""
     how, times = SEMIRINGS[semiring]
     a, b, mask = (csr(SparseMatrix(x)) for x in (*each, pattern))

@@ -64,7 +64,7 @@ def shared_tiles(
         value, load = _read(statement, operand, block)
         guards = [] if value is load else [value.args[0]]
         guards += conditions if number == len(operands) - 1 else []
-        loops = _of_tile([load, *guards], inner, operand, block)
+        loops = _tile_loops([load, *guards], inner, operand, block)
         tile = buffer_var([int(x.extent) for x in loops], dtype_of(load), f"{operand}_ws", "shared")
         tiles.append(tile)
         steps.append(_copy(f"{operand}_copy0", tile, loops, load, guards))
@@ -92,7 +92,7 @@ def _read(statement: Any, operand: str, block: str) -> tuple[Any, Any]:
     return loads[0], loads[0]
 
 
-def _of_tile(used: list[Any], inner: list[Any], operand: str, block: str) -> list[Any]:
+def _tile_loops(used: list[Any], inner: list[Any], operand: str, block: str) -> list[Any]:
     """The loops of a tile, with that along memory last."""
     variables = set[Any]().union(*(free_vars(x) for x in used))
     load = used[0]

@@ -135,13 +135,13 @@ class _Pipeline:
         places = places_of(step, self.loops, [x.extent for x in self.loops])
         stage = as_dtype(tirx.floormod(step, as_dtype(self.stages, self.dtype)), "int32")
 
-        def of_stage(buffer: Any, indices: list[Any]) -> Any:
+        def staged(buffer: Any, indices: list[Any]) -> Any:
             new, (first, *rest) = self.buffers.get(buffer), indices
             if new is None:
                 return None
             return new, [stage, first, *rest] if rest else [stage * int(buffer.ty.shape[0]) + first]
 
-        return [redirected(with_fresh(p, places), of_stage) for p in parts]
+        return [redirected(with_fresh(p, places), staged) for p in parts]
 
 
 def _name(stmt: Any) -> str:

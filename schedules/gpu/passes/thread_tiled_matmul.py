@@ -119,17 +119,17 @@ class _Threads(Division):
                 value = tirx.BufferLoad(sums, place) + cast(a, wide) * cast(b, wide)
                 return tirx.BufferStore(sums, value, place)
 
-            def of_term(k: Any, n: Any) -> Any:
+            def add_term(k: Any, n: Any) -> Any:
                 loads = [loaded(x, k, n, 0) for x in sides if not x[0].along_sum]
                 return as_one([*loads, unrolled(self.own, lambda i, j: add(i, j, n))])
 
-            def of_places(k: Any, side: Any) -> Any:
+            def load_places(k: Any, side: Any) -> Any:
                 return unrolled([side[3]], lambda i: loaded(side, k, 0, i))
 
             k = tirx.Var("k", "int32")
             parts = [
-                *(of_places(k, x) for x in sides if x[0].along_sum),
-                unrolled([step], lambda n: of_term(k, n)),
+                *(load_places(k, x) for x in sides if x[0].along_sum),
+                unrolled([step], lambda n: add_term(k, n)),
             ]
             allocs = [tirx.AllocBuffer(b) for b in registers]
             return tirx.SeqStmt([*allocs, loop_over(k, terms // step, as_one(parts))])
