@@ -259,7 +259,7 @@ def test_points_far_apart() -> None:
     assert kmap.rows.tolist() == [0, 1, 2] and kmap.offsets == 27
 
 
-def points_of_ones(*rows: Any, **how: Any) -> Any:
+def ones_at(*rows: Any, **how: Any) -> Any:
     coords = torch.tensor(rows, **how)
     return SparsePoints(coords, torch.ones(len(rows), 2))
 
@@ -270,12 +270,12 @@ X = cloud(0, 9, 2, dtype=torch.float32)
 test_refusals = refusals(
     r"""
 SparsePoints([[0, 1, 2, 3]], X.features)  # TypeError: 'coords': expected a tensor, got list
-of_ones([0.0, 1, 2, 3])  # TypeError: 'coords': expected integers, got float32
-of_ones([0, 1, 2])  # ValueError: 'coords': expected shape (n, 4) of batch, x, y and z, got
-of_ones([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3])  # ValueError: 'coords': .. got [0, 1, 2, 3] again
-of_ones([-1, 1, 2, 3])  # ValueError: 'coords': expected batches from 0 on, got -1
-of_ones([0, 1, 2**31, 3])  # ValueError: 'coords': expected coordinates within 2^31, got 2147483648
-of_ones([0, 2**31 - 1, 2**31 - 1, 0], [0, -(2**31), -(2**31), 9])  # ValueError: 'coords': expected
+ones_at([0.0, 1, 2, 3])  # TypeError: 'coords': expected integers, got float32
+ones_at([0, 1, 2])  # ValueError: 'coords': expected shape (n, 4) of batch, x, y and z, got
+ones_at([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3])  # ValueError: 'coords': .. got [0, 1, 2, 3] again
+ones_at([-1, 1, 2, 3])  # ValueError: 'coords': expected batches from 0 on, got -1
+ones_at([0, 1, 2**31, 3])  # ValueError: 'coords': expected coordinates within 2^31, got 2147483648
+ones_at([0, 2**31 - 1, 2**31 - 1, 0], [0, -(2**31), -(2**31), 9])  # ValueError: 'coords': expected
 SparsePoints(X.coords, X.features[1:])  # ValueError: 'features': expected shape ( .. , channels) as
 X.with_features(X.features.int())  # TypeError: 'features': expected float32, float16 .. got int32
 X.with_features(X.features.to("meta"))  # ValueError: 'features': expected to be on cpu .. got meta

@@ -13,7 +13,7 @@ import numpy as np
 import tvm_ffi
 from tvm.target import Target
 
-from sparsetir.runtime import pool, rooms
+from sparsetir.runtime import buffer_pool, pool
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
@@ -117,7 +117,7 @@ class Numeric:
         -------
         ndarray
         """
-        out = rooms.array(self.shape, self.dtype) if out is None else out
+        out = buffer_pool.array(self.shape, self.dtype) if out is None else out
         if self.first is not None:
             out.fill(self.first)
         if out.size:
@@ -408,15 +408,15 @@ class AssembledKernel:
         ends : that of the bounds
         """
         names, room = self.programs, parts.room
-        indices = rooms.array((room,), self._idtype)
+        indices = buffer_pool.array((room,), self._idtype)
         named = {
             **arguments, names.parts: parts.count, names.rows_ptr: parts.rows_ptr, names.room: room,
-            names.rooms: parts.begins, names.ends: indptr[1:], names.indices: indices,
+            names.starts: parts.begins, names.ends: indptr[1:], names.indices: indices,
         }  # fmt: skip
         if fill.bounded:
             named[names.bounds] = np.diff(ends)
         shape = (room,) if fill.shape is None else fill.shape(named)
-        named[names.values] = values = rooms.array(shape, self._dtype)
+        named[names.values] = values = buffer_pool.array(shape, self._dtype)
         if room:
             fill.kernel.run(fill.ordered(named))
         if not names.parted:  # rows without elements end where their predecessor does
