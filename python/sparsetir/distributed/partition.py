@@ -105,10 +105,8 @@ def check_partition(caller: str, how: Any, n: int, processes: int) -> object:
     """Raise unless `partition` divides n nodes; return a value to be equal on all processes."""
     if isinstance(how, str):
         if how not in NAMED:
-            raise ValueError(
-                f"{caller}: argument 'partition': expected 'rows', 'metis', a tensor or a pair of "
-                f"them, got {how!r}"
-            )
+            expected = "'rows', 'metis', a tensor or a pair of them"
+            raise wrong(caller, "partition", expected, repr(how))
         if how == "metis":
             need(caller, "pymetis", "metis")
         return how
@@ -119,24 +117,18 @@ def check_partition(caller: str, how: Any, n: int, processes: int) -> object:
             kind = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise wrong(caller, "partition", "int32 or int64 of one dimension", kind, TypeError)
     if shares and (len(how) != 2 or len(how[0]) != len(how[1])):
-        raise ValueError(
-            f"{caller}: argument 'partition': expected a pair of nodes and their processes, of one "
-            f"length, got {[len(x) for x in how]}"
-        )
+        expected = "a pair of nodes and their processes, of one length"
+        raise wrong(caller, "partition", expected, [len(x) for x in how])
     if not shares and len(parts) != n:
-        raise ValueError(
-            f"{caller}: argument 'partition': expected shape ({n},), a process for each node, got "
-            f"{tuple(parts.shape)}"
-        )
+        expected = f"shape ({n},), a process for each node"
+        raise wrong(caller, "partition", expected, tuple(parts.shape))
     ranges = [("processes", parts, processes)]
     if shares:
         ranges.append(("nodes", how[0], n))
     for argument, x, end in ranges:
         if len(x) and not (0 <= int(x.min()) and int(x.max()) < end):
-            raise ValueError(
-                f"{caller}: argument 'partition': expected {argument} from 0 to {end - 1}, got "
-                f"{int(x.min())} to {int(x.max())}"
-            )
+            expected = f"{argument} from 0 to {end - 1}"
+            raise wrong(caller, "partition", expected, f"{int(x.min())} to {int(x.max())}")
     if shares:
         return "shares"
     # Sums that differ, in practice, if processes got different tensors.

@@ -386,8 +386,6 @@ def check_block(caller: str, weight: Tensor, block: tuple[int, int]) -> tuple[in
     whole = isinstance(block, tuple | list) and len(block) == 2
     whole = whole and all(isinstance(b, int) and not isinstance(b, bool) and b > 0 for b in block)
     if not whole or weight.shape[0] % block[0] or weight.shape[1] % block[1]:
-        raise ValueError(
-            f"{caller}: argument 'block': expected rows and columns that divide a weight of shape "
-            f"{tuple(weight.shape)}, got {block!r}"
-        )
+        expected = f"rows and columns that divide a weight of shape {tuple(weight.shape)}"
+        raise wrong(caller, "block", expected, repr(block))
     return block[0], block[1]

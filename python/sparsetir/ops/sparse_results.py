@@ -255,23 +255,17 @@ class _Matrix:
                 raise wrong(caller, name, "a CPU tensor", device)
             self.structure, order, twice, indptr, indices = structure.derived("in order", _in_order)
             if twice is not None:
-                raise ValueError(
-                    f"{caller}: argument '{name}': expected each element once, got {twice} more "
-                    "than once; coalesce it"
-                )
+                expected = "each element once"
+                raise wrong(caller, name, expected, f"{twice} more than once; coalesce it")
             values = torch.ones(structure.nnz) if values is None else values
             if values.dim() != 1:
-                raise ValueError(
-                    f"{caller}: argument '{name}': expected one value of each element, got values "
-                    f"of shape {tuple(values.shape)}"
-                )
+                expected = "one value of each element"
+                raise wrong(caller, name, expected, f"values of shape {tuple(values.shape)}")
             values = values if order is None else values.index_select(0, order)
             self.csr, self.dtype = Csr(indptr, indices, values, structure.shape), values.dtype
         if self.dtype not in DTYPES:
-            raise TypeError(
-                f"{caller}: argument '{name}': expected values of {', '.join(map(str, DTYPES))}, "
-                f"got {self.dtype}"
-            )
+            expected = f"values of {', '.join(map(str, DTYPES))}"
+            raise wrong(caller, name, expected, self.dtype, TypeError)
 
     @cached_property
     def structure(self) -> Structure:

@@ -304,18 +304,14 @@ def check_shapes(
     if op == "matmul":
         (other,) = others
         if other[0] != first[1]:
-            raise ValueError(
-                f"{caller}: argument '{name}': expected {first[1]} rows, as the first matrix of "
-                f"shape {first} has columns, got shape {other}"
-            )
+            expected = f"{first[1]} rows, as the first matrix of shape {first} has columns"
+            raise wrong(caller, name, expected, f"shape {other}")
         first = first[0], other[1]
     elif op == "inner":
         (other,) = others
         if other[1] != first[1]:
-            raise ValueError(
-                f"{caller}: argument '{name}': expected {first[1]} columns, as the first matrix of "
-                f"shape {first} has, got shape {other}"
-            )
+            expected = f"{first[1]} columns, as the first matrix of shape {first} has"
+            raise wrong(caller, name, expected, f"shape {other}")
         first = first[0], other[0]
     elif len(shapes) > MOST:
         raise ValueError(f"{caller}: expected at most {MOST} matrices, got {len(shapes)}")
