@@ -129,8 +129,8 @@ def _by_copies(func: SparseFunc, target: Any) -> dict[str, Any] | None:
     sizes = [[axis.length for axis in axes] for axes in rows]
     lowered = lower_sparse_iter(func)
     in_place = default_schedule(lowered, target)
-    visits = prod(_of_lowered(counts, in_place))
-    copies = sum(prod(_of_lowered(of_one, in_place)) for of_one in sizes)
+    visits = prod(_lowered_sizes(counts, in_place))
+    copies = sum(prod(_lowered_sizes(of_one, in_place)) for of_one in sizes)
     scheduled = default_schedule(lower_sparse_iter(by_copies), target)
     done = either(visits >= copies, scheduled, in_place, ("copied", "strided"))
     return {"I": func, "II": lowered, "II scheduled": done}
@@ -251,7 +251,7 @@ def _by_steps(func: SparseFunc, rest: tirx.PrimFunc, target: Any) -> tirx.PrimFu
     if steps is None or steps.features not in steps.others:
         return rest
     axis = func.axis(steps.features.name)
-    (size,) = _of_lowered([axis.length], rest)
+    (size,) = _lowered_sizes([axis.length], rest)
     known = int(size) if isinstance(size, tirx.IntImm) else None
     bits = max((tvm.DataType(dtype).bits for dtype in steps.dtypes), default=64)
     for tile in (1 << n for n in range(1, (vector_bits(target) // bits).bit_length())):
@@ -338,7 +338,7 @@ def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) ->
     gathered = [axis.length for axis in _rows_of(func, reduction)]
     reuse = (p for p in func.params if p.name == f"{reduction.columns[0].name}_indices{REUSE}")
     sizes = [axes[reduction.features.name].length, next(reuse, None), *counts, *gathered]
-    feat, distance, *numbers = _of_lowered(sizes, lowered)
+    feat, distance, *numbers = _lowered_sizes(sizes, lowered)
     if not gathered or not counts:
         return [None, None, feat, distance]
     nnz, n = numbers[: len(counts)], numbers[len(counts) :]
@@ -364,14 +364,14 @@ def _counts(axes: Sequence[Axis]) -> list[Any]:
     return [next(size for size in of_axis if size is not None) for of_axis in sizes]
 
 
-def _of_lowered(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:
+def _lowered_sizes(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:
     """Sizes of a stage-I function as parameters of its stage II, in int64; None stays None."""
     named = {p.name: p for p in lowered.params}
 
-    def of_lowered(size: Any) -> Any:
+    def lowered_size(size: Any) -> Any:
         return as_dtype(substitute(size, {v: named[v.name] for v in free_vars(size)}), "int64")
 
-    return [None if size is None else of_lowered(size) for size in sizes]
+    return [None if size is None else lowered_size(size) for size in sizes]
 
 
 def _int64(value: int) -> Any:

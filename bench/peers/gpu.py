@@ -102,7 +102,7 @@ class Gpu:
             out.add(peer, {variant: t for (name, variant), t in times.items() if name == peer})
         if self.library:
             self.library.release()
-        return [{"threads": TARGET, **out.of_timed()}]
+        return [{"threads": TARGET, **out.with_times()}]
 
     def _tensors(self, case: Case) -> Tensors:
         torch, a = self.torch, case.matrix

@@ -21,7 +21,7 @@ from sparsetir.schedules.templates.shapes import refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration
 from sparsetir.sparse_ir.schedule import Schedule
 
-WHO = "block_attention_gpu"
+NAME = "block_attention_gpu"
 
 
 def apply(sch: Schedule, config: WarpTiles) -> None:
@@ -42,7 +42,7 @@ def apply(sch: Schedule, config: WarpTiles) -> None:
     main = sch.func.body
     local = [b.axes for b in sch.func.buffers if b.handle is None and b.axes]
     if not isinstance(main, SparseIteration) or len({axes[-1].name for axes in local}) != 1:
-        refuse_shape(WHO, sch.func, "one iteration, and local buffers that end with the same axis")
+        refuse_shape(NAME, sch.func, "one iteration, and local buffers that end with the same axis")
     sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration(main.name)), "block")
     sch.lower()
     owner = local[0][-1].name

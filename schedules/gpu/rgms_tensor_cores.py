@@ -33,7 +33,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
-WHO = "RelationalTensorCores"
+NAME = "RelationalTensorCores"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
     missing = serves(problem)
     if missing is not None:
         raise ScheduleError(
-            f"rgms_tensor_cores.program: argument 'problem': {WHO} serves operands of float16 or "
+            f"rgms_tensor_cores.program: argument 'problem': {NAME} serves operands of float16 or "
             f"bfloat16 with out='float32', got {missing}"
         )
     return rgms_tiles.program(problem, config)
@@ -107,7 +107,7 @@ def apply(sch: Schedule, config: RelationalTensorCores) -> None:
     dtypes = {b.dtype for b in sch.func.buffers} & set(PRODUCTS)
     if len(dtypes) != 1:
         raise ScheduleError(
-            f"{WHO}: argument 'sch': expected operands of one of {', '.join(PRODUCTS)} in "
+            f"{NAME}: argument 'sch': expected operands of one of {', '.join(PRODUCTS)} in "
             f"'{sch.func.name}', got {sorted(dtypes)}"
         )
 

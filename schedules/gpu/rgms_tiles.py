@@ -377,11 +377,15 @@ class _Part:
     dtype: str
 
 
-def _found(sch: Schedule, who: str, kinds: Sequence[str], expected: str) -> tuple[str, list[_Part]]:
+def _found(
+    sch: Schedule, caller: str, kinds: Sequence[str], expected: str
+) -> tuple[str, list[_Part]]:
     """The iteration that sets the result, and the parts that update it."""
-    first, *rest = (Nest(sch, who, it) for it in sparse_iterations(sch.func))
+    first, *rest = (Nest(sch, caller, it) for it in sparse_iterations(sch.func))
     if not first.dense or first.it.init is not None or not rest:
-        refuse_shape(who, sch.func, "an iteration that sets the result, and others that add to it")
+        refuse_shape(
+            caller, sch.func, "an iteration that sets the result, and others that add to it"
+        )
     parts = []
     for nest in rest:
         part = _part(nest)

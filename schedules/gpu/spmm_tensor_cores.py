@@ -54,7 +54,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.tir import is_one
 
-WHO = "TensorCores"
+NAME = "TensorCores"
 MAX_WARPS = 16
 PADDING = 16  # the most elements of padding per row of a shared array
 # Sizes that a search tries.
@@ -138,7 +138,7 @@ class TensorCores(Tiled):
         """Tiles of a feature size; raises ScheduleError if `vector` does not divide it."""
         if feat % self.vector:
             raise ScheduleError(
-                f"{WHO}.tiles: argument 'feat': the config serves multiples of {self.vector} "
+                f"{NAME}.tiles: argument 'feat': the config serves multiples of {self.vector} "
                 f"features, got {feat}"
             )
         return -(-feat // self.tile)
@@ -220,7 +220,7 @@ def _refuse(where: str, problem: Any) -> None:
     missing = serves(problem)
     if missing is not None:
         raise ScheduleError(
-            f"spmm_tensor_cores.{where}: argument 'config': {WHO} serves sums of one matrix in "
+            f"spmm_tensor_cores.{where}: argument 'config': {NAME} serves sums of one matrix in "
             f"{' or '.join(PRODUCTS)}, got {missing}"
         )
 
@@ -291,10 +291,10 @@ def apply(sch: Schedule, config: TensorCores) -> None:
 
 def _parts(sch: Schedule) -> tuple[list[RowSums], RowSums]:
     """The iterations of the initial values, and the iteration of the sums."""
-    all_sums = row_sums(sch, WHO)
+    all_sums = row_sums(sch, NAME)
     firsts, sums = ([x for x in all_sums if bool(x.columns) == s] for s in (False, True))
     if len(sums) != 1 or len(sums[0].block) != 1:
-        refuse_shape(WHO, sch.func, "one sum over blocks of rows")
+        refuse_shape(NAME, sch.func, "one sum over blocks of rows")
     return firsts, sums[0]
 
 
@@ -309,10 +309,10 @@ def _operands(sch: Schedule, sums: RowSums) -> tuple[str, str, str]:
     gathered = [b for b, x in read if x[0].indices[-1].same_as(feature)]
     values = [b for b, _ in read if b not in gathered]
     if len(gathered) != 1 or len(values) != 1:
-        refuse_shape(WHO, sch.func, "products of values and of an operand with features")
+        refuse_shape(NAME, sch.func, "products of values and of an operand with features")
     dtypes = {gathered[0].dtype, values[0].dtype}
     if len(dtypes) != 1 or not dtypes <= set(PRODUCTS):
-        refuse_shape(WHO, sch.func, f"both factors to be {' or '.join(PRODUCTS)}")
+        refuse_shape(NAME, sch.func, f"both factors to be {' or '.join(PRODUCTS)}")
     return values[0].name, gathered[0].name, dtypes.pop()
 
 

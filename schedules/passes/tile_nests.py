@@ -169,7 +169,7 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
 
     Raises ScheduleError for a block of another form.
     """
-    who = "sums_in_tiles"
+    caller = "sums_in_tiles"
     memory = buffer_var([shape.rows, shape.features], shape.isa.types[1], "tile_sums")
     old: list[Any] = []
 
@@ -183,11 +183,11 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
                 int(x.extent) != n for x, n in zip(loops, (shape.rows, shape.features), strict=True)
             )
         ):
-            raise ScheduleError(f"{who}: argument 'block': expected '{block}' to write {shape}")
+            raise ScheduleError(f"{caller}: argument 'block': expected '{block}' to write {shape}")
         old.append(loads[0].source)
         return _written(shape, memory, loops, realize, conditions, written)
 
-    func = _with_nest(who, func, block, 2, make)
+    func = _with_nest(caller, func, block, 2, make)
     workspace = old[0]
 
     def without(node: Any) -> Any:
@@ -318,7 +318,7 @@ def _configured(func: tirx.PrimFunc, shape: TileShape, memory: Any) -> tirx.Prim
 
 
 def _with_nest(
-    who: str, func: tirx.PrimFunc, block: str, depth: int,
+    caller: str, func: tirx.PrimFunc, block: str, depth: int,
     make: Callable[[list[Any], Any], tirx.Stmt],
 ) -> tirx.PrimFunc:  # fmt: skip
     """The function with the innermost loops around a block replaced.
@@ -337,4 +337,4 @@ def _with_nest(
             return stmt if loop.loop_var.same_as(first) else loop
 
         return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
-    raise ScheduleError(f"{who}: argument 'block': no {depth} loops around a block '{block}'")
+    raise ScheduleError(f"{caller}: argument 'block': no {depth} loops around a block '{block}'")

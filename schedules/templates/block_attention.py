@@ -24,7 +24,7 @@ from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
-WHO = "block_attention"
+NAME = "block_attention"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def apply(sch: Schedule, config: BlockTiles) -> None:
     main = sch.func.body
     local = [b.axes for b in sch.func.buffers if b.handle is None and b.axes]
     if not isinstance(main, SparseIteration) or len({axes[-1].name for axes in local}) != 1:
-        refuse_shape(WHO, sch.func, "one iteration, and local buffers that end with the same axis")
+        refuse_shape(NAME, sch.func, "one iteration, and local buffers that end with the same axis")
     lanes = local[0][-1].name
     straight: Straight = []
     for it in sparse_iterations(sch.func):
@@ -87,9 +87,9 @@ def apply(sch: Schedule, config: BlockTiles) -> None:
 
 def _in_tiles(sch: Schedule, it: SparseIteration, lanes: str, config: BlockTiles) -> Straight:
     """Cut a step into vectors, a sum into register tiles: iterations, and unrolled loops."""
-    nest = Nest(sch, WHO, it)
+    nest = Nest(sch, NAME, it)
     ref, handles = nest.handles()
-    summed = [handles.pop(x.axes) for x in nest.of_kind("R")]
+    summed = [handles.pop(x.axes) for x in nest.loops_of_kind("R")]
     rows = handles.pop((lanes,), None)
     if rows is None or len(summed) > 1 or len(handles) > 1:
         nest.refuse(f"to visit '{lanes}', at most one other axis, and to reduce over at most one")

@@ -37,7 +37,7 @@ from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.loops import find_iteration
 from sparsetir.sparse_ir.tir import free_vars
 
-WHO = "MatrixTiles"
+NAME = "MatrixTiles"
 BLOCKS = (BSR(32, 32), BSR(16, 16))  # block sizes that fill tiles
 BLOCKS_OF_A_THREAD = 2  # so that the last one ends soon after the others
 
@@ -147,7 +147,7 @@ def apply(sch: Schedule, config: MatrixTiles) -> None:
         total.result, outer[-1], held, dtype=shape.isa.types[1], name=f"{total.result}_ws"
     )
     if len(refs) != 3 or len(nodes_of(type(it), sch.func.body)) != 4:
-        raise ScheduleError(f"{WHO}: expected sums that one iteration sets and adds up")
+        raise ScheduleError(f"{NAME}: expected sums that one iteration sets and adds up")
     whole = sch.get_sparse_iteration(total.iteration.name)
     buffer = sch.func.buffer(right_name)
     down, across = (axis.name for axis in buffer.axes or [])
@@ -273,7 +273,7 @@ def _refuse(where: str, problem: Any, config: MatrixTiles) -> None:
         missing = f"dtype '{problem.dtype}'"
     if missing is not None:
         raise ScheduleError(
-            f"matrix_tiles.{where}: argument 'config': {WHO} serves sums of one matrix in "
+            f"matrix_tiles.{where}: argument 'config': {NAME} serves sums of one matrix in "
             f"{' or '.join(sorted(types))}, got {missing}"
         )
 
@@ -288,7 +288,7 @@ def _shape(rows: int, columns: int, features: int, isa: TileISA) -> TileShape:
     heights, depths = _sizes(rows, columns, isa)
     if not depths or not heights:
         raise ScheduleError(
-            f"{WHO}: expected blocks whose rows {_one_of(isa.rows)} divides, and whose columns "
+            f"{NAME}: expected blocks whose rows {_one_of(isa.rows)} divides, and whose columns "
             f"{_one_of(isa.depths)}, in {isa.types[0]}, got {rows} x {columns}"
         )
     return TileShape(isa, max(heights), features, max(depths))
@@ -301,10 +301,10 @@ def _one_of(sizes: range) -> str:
 
 def _found(sch: Schedule) -> Any:
     """The sums over blocks; raises ScheduleError if the program has other iterations, too."""
-    sums = [x for x in row_sums(sch, WHO) if x.columns]
+    sums = [x for x in row_sums(sch, NAME) if x.columns]
     one = len(sums) == 1 and len(sums[0].rows) == 1 and len(sums[0].block) == 1
     if not one or len(sums[0].columns) != 2:
-        raise ScheduleError(f"{WHO}: expected one iteration that sums up blocks, such as of BSR")
+        raise ScheduleError(f"{NAME}: expected one iteration that sums up blocks, such as of BSR")
     return sums[0]
 
 
@@ -317,7 +317,7 @@ def _operands(it: Any, features: Any, served: Collection[str]) -> tuple[Any, Any
     types = {str(x.source.ty.dtype) for x in loads}
     if len(right) != 1 or len(left) != 1 or len(types) != 1 or not types <= {*served}:
         raise ScheduleError(
-            f"{WHO}: expected sums of products of two arrays of {' or '.join(served)}, got "
+            f"{NAME}: expected sums of products of two arrays of {' or '.join(served)}, got "
             f"{store.value}"
         )
     return left[0], right[0]

@@ -58,27 +58,27 @@ class RowSums:
     stored: str | None
 
 
-def row_sums(sch: Schedule, who: str) -> list[RowSums]:
+def row_sums(sch: Schedule, caller: str) -> list[RowSums]:
     """The loops of the iterations of a program that computes sums, such as a decomposed one.
 
-    who : the template, for messages
+    caller : the template, for messages
     Raises ShapeError if one of them has another form, with the difference.
     """
     stages = [sch.func.body, *getattr(sch.func.body, "seq", [])]
     iterations = [it for it in stages if isinstance(it, SparseIteration)]
     results = {s.buffer for it in iterations if "R" in it.kinds for s in stores_of(it.body)}
     if not results:
-        refuse_shape(who, sch.func, "sums over what rows store")
-    return [_row_sum(sch, who, it) for it in iterations if _accesses(it, results)]
+        refuse_shape(caller, sch.func, "sums over what rows store")
+    return [_row_sum(sch, caller, it) for it in iterations if _accesses(it, results)]
 
 
 def _accesses(it: SparseIteration, buffers: set[Any]) -> bool:
     return any(accesses_of(it.body, buffer) for buffer in buffers)
 
 
-def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
-    nest = Nest(sch, who, it)
-    features, columns = nest.along() if nest.plain else [], nest.of_kind("R")
+def _row_sum(sch: Schedule, caller: str, it: SparseIteration) -> RowSums:
+    nest = Nest(sch, caller, it)
+    features, columns = nest.along() if nest.plain else [], nest.loops_of_kind("R")
     if len(features) != 1 or features[0] in columns:
         nest.refuse("to store features side by side")
     if columns and nest.reduction is None:
@@ -91,7 +91,7 @@ def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
         if loop in columns or loop in features:
             continue
         if summed & {a.name for a in loop.node.ancestors()}:
-            refuse_shape(who, sch.func, f"the rows of '{it.name}' to come before their columns")
+            refuse_shape(caller, sch.func, f"the rows of '{it.name}' to come before their columns")
         inner = loop.name not in parents and (
             _is_part(loop, nest.store, rows)
             or bool(columns and rows and _is_axis_of_blocks(loop, nest.store, it, features[0]))
@@ -168,27 +168,27 @@ class RowSteps:
     dtypes: list[str]
 
 
-def row_steps(sch: Schedule, who: str) -> RowSteps:
+def row_steps(sch: Schedule, caller: str) -> RowSteps:
     """The loops of a program of steps for each row.
 
-    who : the template, for messages
+    caller : the template, for messages
     Raises ShapeError if the program has another form, with the difference.
     """
     func = sch.func
     it = func.body
     nested = inside(it) if isinstance(it, SparseIteration) else []
     if not nested or it.init is not None or set(it.kinds) != {"S"}:
-        refuse_shape(who, func, "one iteration with steps for each of its visits")
+        refuse_shape(caller, func, "one iteration with steps for each of its visits")
     loops = loops_of(it)
     parents = {a.parent.name for s in nested for a, _, _ in s.axis_of() if a.parent is not None}
     rows = [x for x in loops if x.name in parents]
     dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
     if len(rows) != 1 or not dense:
-        refuse_shape(who, func, f"'{it.name}' to visit rows, the steps in it what they store")
+        refuse_shape(caller, func, f"'{it.name}' to visit rows, the steps in it what they store")
     results = {b.var for b in func.buffers if b.handle is not None}
     last = [store.indices[-1] for store in stores_of(it.body) if store.buffer in results]
     along = [x for x in loops if all(isinstance(i, ir.Var) and i.same_as(x.var) for i in last)]
-    ref, handles = Nest(sch, who, it).handles()
+    ref, handles = Nest(sch, caller, it).handles()
     inner = [handles[x.axes] for x in loops if x not in rows]
     first = handles[along[0].axes] if along else None
     dtypes = [str(s.buffer.ty.dtype) for step in nested for s in stores_of(step.body)]
@@ -209,16 +209,18 @@ class RowPieces:
     operator: str
 
 
-def row_pieces(sch: Schedule, who: str) -> RowPieces:
+def row_pieces(sch: Schedule, caller: str) -> RowPieces:
     """The loops of a program that sets a result, then adds parts of its rows to it.
 
-    who : the template, for messages
+    caller : the template, for messages
     Raises ShapeError if the program has another form, with the difference.
     """
-    first, *rest = (Nest(sch, who, it) for it in sparse_iterations(sch.func))
+    first, *rest = (Nest(sch, caller, it) for it in sparse_iterations(sch.func))
     sets = first.dense and first.it.init is None
     if not sets or not rest or first.along() != first.loops[-1:]:
-        refuse_shape(who, sch.func, "an iteration that sets the result, and others that add to it")
+        refuse_shape(
+            caller, sch.func, "an iteration that sets the result, and others that add to it"
+        )
     parts: list[RowReduction] = []
     operators: set[str] = set()
     for nest in rest:
@@ -226,13 +228,13 @@ def row_pieces(sch: Schedule, who: str) -> RowPieces:
         if nest.reduction is None or not adds or nest.result != first.result:
             nest.refuse(f"to add to '{first.result}'")
         operators.add(nest.reduction.operator)
-        columns = nest.of_kind("R")
+        columns = nest.loops_of_kind("R")
         under = columns[0].node.parent if nest.plain and len(columns) == 1 else None
         parts.append(
             over_rows(nest, [x for x in nest.loops if under is not None and x.name == under.name])
         )
     if len(operators) > 1:
-        refuse_shape(who, sch.func, f"one operator, got {sorted(operators)}")
+        refuse_shape(caller, sch.func, f"one operator, got {sorted(operators)}")
     ref, handles = first.handles()
     *outer, features = handles.values()
     set_first = DenseLoops(ref, outer, features, first.result, first.dtype)

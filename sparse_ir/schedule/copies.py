@@ -31,7 +31,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.tir import free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "precompute"
+NAME = "precompute"
 
 
 def precompute_operand(
@@ -41,7 +41,7 @@ def precompute_operand(
     """The function with a copy of an operand's tile for each visit of the outer loops."""
 
     def refuse(message: str) -> NoReturn:
-        raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
+        raise ScheduleError(f"{NAME}: {message}\n{show(it)}")
 
     loads = loads_of(it.body, operand.var)
     if not loads or operand.axes is None:
@@ -114,7 +114,7 @@ def precompute_operand(
                        body=body)  # fmt: skip
     both = tirx.SeqStmt([copy, rest])
     out = replaced(
-        WHO, func, it, changed(it, outer, body=both) if outer else both,
+        NAME, func, it, changed(it, outer, body=both) if outer else both,
         buffers=[SparseBuffer(var=ws, axes=axes, handle=None)],
     )  # fmt: skip
     return out, [SparseIterationRef(copy.name)]

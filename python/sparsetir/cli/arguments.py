@@ -231,7 +231,7 @@ def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, obj
     return out
 
 
-def value_of(who: str, name: str, text: str) -> object:
+def value_of(caller: str, name: str, text: str) -> object:
     """Read a number or an array, see :func:`named_values`."""
     import numpy as np
 
@@ -245,8 +245,8 @@ def value_of(who: str, name: str, text: str) -> object:
     file, _, key = text.partition(".npz:")
     path = Path(f"{file}.npz" if key else text)
     if path.suffix not in (".npy", ".npz"):
-        raise UsageError(f"{who}: expected a number, file.npy or file.npz:key, got {text!r}")
-    with reading(f"{who}: {path}", UsageError):
+        raise UsageError(f"{caller}: expected a number, file.npy or file.npz:key, got {text!r}")
+    with reading(f"{caller}: {path}", UsageError):
         if path.suffix == ".npz":
             check_npz(path)
         loaded = np.load(path, allow_pickle=False)
@@ -255,7 +255,7 @@ def value_of(who: str, name: str, text: str) -> object:
         with loaded:
             if (key or name) not in loaded.files:
                 there = ", ".join(loaded.files)
-                raise UsageError(f"{who}: {path} has no '{key or name}', but {there}")
+                raise UsageError(f"{caller}: {path} has no '{key or name}', but {there}")
             return loaded[key or name]
 
 

@@ -49,7 +49,7 @@ def blocks_of(A: Operand) -> list[Block]:
         start, stop = int(rowptr[0]), int(rowptr[-1])
         if stop > start:
             part = Operand(rowptr - start, A.col[start:stop], len(rowptr) - 1, A.n)
-            blocks.append(Block(first, start, resolve(part, who="blocks_of")))
+            blocks.append(Block(first, start, resolve(part, caller="blocks_of")))
     return blocks
 
 

@@ -193,7 +193,7 @@ class RGCNConv(Conv):
         sources, edge_index = with_others("RGCNConv", sources, edge_index, len(targets), self.flow)
         graph = self._graph(edge_index, edge_type, len(sources), len(targets))
         if not sources.is_floating_point():
-            out = self._of_rows(graph, sources, len(targets))
+            out = self._from_rows(graph, sources, len(targets))
         elif self._sums:
             out = rgms(sources, self._full_weight(), *graph, None, self._reduce, len(targets))
         else:
@@ -274,7 +274,7 @@ class RGCNConv(Conv):
             graph, ("relations", n, m, count), lambda: Relations.of(*graph, n, m, count)
         )
 
-    def _of_rows(self, graph: tuple[Tensor, Tensor], index: Tensor, m: int) -> Tensor:
+    def _from_rows(self, graph: tuple[Tensor, Tensor], index: Tensor, m: int) -> Tensor:
         """The result where messages are rows of the weights."""
         if self.num_blocks is not None:
             raise wrong("RGCNConv", "x", "features with 'num_blocks'", "integers")
@@ -285,7 +285,7 @@ class RGCNConv(Conv):
         count = self.num_relations
         if self.comp is not None:
             if self._sums and ROWS_FOR_AN_EDGE * graph[1].numel() <= count * rows:
-                return self._of_bases(graph, self.comp, weight, m)
+                return self._from_bases(graph, self.comp, weight, m)
             weight = (self.comp @ weight.flatten(1)).unflatten(1, weight.shape[1:])
         table = weight.reshape(count * rows, self.out_channels)
         if self._sums:
@@ -299,7 +299,7 @@ class RGCNConv(Conv):
         )
         return Graph.of("RGCNConv", relations.joined, targets, m).aggregate(at_targets, "sum")
 
-    def _of_bases(
+    def _from_bases(
         self, graph: tuple[Tensor, Tensor], comp: Tensor, weight: Tensor, m: int
     ) -> Tensor:
         """The result where messages are rows of weights that combine bases, (bases, rows, out).

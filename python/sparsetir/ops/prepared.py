@@ -47,12 +47,12 @@ class PreparedRelations:
         )
         attach(self.edge_type, (self.edge_index, self.structure))
 
-    def edges_for(self, who: str, n: int, m: int, count: int) -> tuple[Tensor, Tensor]:
+    def edges_for(self, caller: str, n: int, m: int, count: int) -> tuple[Tensor, Tensor]:
         """Return edges and their relations if they were prepared for these sizes.
 
         Parameters
         ----------
-        who : str
+        caller : str
             The caller's name, for errors.
         n : int
             Number of sources.
@@ -73,7 +73,7 @@ class PreparedRelations:
         """
         if (n, m, count) != (self.n, self.m, self.count):
             expected = f"one prepared for {n} sources, {m} targets and {count} relations"
-            raise wrong(who, "edge_index", expected, f"{self.n}, {self.m} and {self.count}")
+            raise wrong(caller, "edge_index", expected, f"{self.n}, {self.m} and {self.count}")
         return self.edge_index, self.edge_type
 
     def __reduce__(self) -> NoReturn:

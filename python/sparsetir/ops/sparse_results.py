@@ -211,29 +211,34 @@ class _Matrix:
 
     csr: Csr
 
-    def __init__(self, who: str, name: str, A: object, undisturbed: bool) -> None:
+    def __init__(self, caller: str, name: str, A: object, undisturbed: bool) -> None:
         if isinstance(A, SparseMatrix) or (not isinstance(A, Tensor | Prepared) and is_sparse(A)):
-            self.csr, self._made_from = csr(adopt_matrix(who, name, A)), A
+            self.csr, self._made_from = csr(adopt_matrix(caller, name, A)), A
             self.dtype: torch.dtype = getattr(torch, dtype_name(self.csr.values))
         else:
-            seen, values = pattern_and_values(who, name, A, undisturbed)
+            seen, values = pattern_and_values(caller, name, A, undisturbed)
             structure = seen.structure
             if not structure.col.is_cpu:
                 device = structure.device
-                raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {device}")
+                raise wrong(caller, name, "a CPU tensor", device)
             self.structure, order, twice, indptr, indices = structure.derived("in order", _in_order)
             if twice is not None:
-                raise wrong(who, name, "each element once", f"{twice} more than once; coalesce it")
+                raise wrong(
+                    caller, name, "each element once", f"{twice} more than once; coalesce it"
+                )
             values = torch.ones(structure.nnz) if values is None else values
             if values.dim() != 1:
                 raise wrong(
-                    who, name, "one value of each element", f"values of shape {tuple(values.shape)}"
+                    caller,
+                    name,
+                    "one value of each element",
+                    f"values of shape {tuple(values.shape)}",
                 )
             values = values if order is None else values.index_select(0, order)
             self.csr, self.dtype = Csr(indptr, indices, values, structure.shape), values.dtype
         if self.dtype not in DTYPES:
             expected = f"values of {', '.join(map(str, DTYPES))}"
-            raise wrong(who, name, expected, self.dtype, TypeError)
+            raise wrong(caller, name, expected, self.dtype, TypeError)
 
     @cached_property
     def structure(self) -> Structure:
@@ -297,8 +302,8 @@ def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _elementwise(op: str, *matrices: object) -> Tensor:
     if len(matrices) < 2:
-        who = NAMES.get(op, op)
-        raise TypeError(f"{who}: expected two sparse matrices or more, got {len(matrices)}")
+        caller = NAMES.get(op, op)
+        raise TypeError(f"{caller}: expected two sparse matrices or more, got {len(matrices)}")
     return _computed(op, {f"matrices[{q}]": x for q, x in enumerate(matrices)})
 
 
@@ -312,13 +317,13 @@ def _run(
     op: str, named: dict[str, object], semiring: str = "plus_times", mask: object = None
 ) -> Tensor:
     """Compute one of `PRODUCTS` or `COMBINED`, or a Kronecker product, of named matrices."""
-    who = NAMES.get(op, op)
-    check_semiring(who, semiring)
+    caller = NAMES.get(op, op)
+    check_semiring(caller, semiring)
     undisturbed = is_plain_eager()
-    each = [_Matrix(who, name, x, undisturbed) for name, x in named.items()]
-    where = None if mask is None else _Matrix(who, "mask", mask, undisturbed)
+    each = [_Matrix(caller, name, x, undisturbed) for name, x in named.items()]
+    where = None if mask is None else _Matrix(caller, "mask", mask, undisturbed)
     other = "matrices" if op in OF_VALUES else "B"
-    check_shapes(who, op, [x.csr.shape for x in each], where and where.csr.shape, other)
+    check_shapes(caller, op, [x.csr.shape for x in each], where and where.csr.shape, other)
     dtype = reduce(torch.promote_types, {x.dtype for x in each})
     how, bools = (semiring if op in PRODUCTS else op), dtype is torch.bool
     computed = torch.int8 if bools else dtype
@@ -332,7 +337,7 @@ def _run(
             values = plain_tensor(values)
         operands.append(Csr(indptr, indices, values, shape))
     if wanted and semiring != "plus_times":
-        raise NotImplementedError(f"{who}: gradients of semiring '{semiring}' are not supported")
+        raise NotImplementedError(f"{caller}: gradients of semiring '{semiring}' are not supported")
     how = OF_BOOLS.get(how, how) if bools else how
     result = result_of(op, how, operands, None if where is None else where.csr)
     if where is None:

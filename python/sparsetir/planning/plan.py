@@ -249,7 +249,7 @@ def plan(
     if format is not None:
         if config is not None:
             raise wrong("plan", "format", "None with a config", f"{format!r}")
-        config = wanted.of_format(format)
+        config = wanted.config_for_format(format)
     return plan_for_callers(wanted, config)
 
 

@@ -17,7 +17,7 @@ from sparsetir.planning.sparse_results import (
     csr,
     elements_pay,
 )
-from sparsetir.records.task import Config, Matrices, of_threads, statistics
+from sparsetir.records.task import Config, Matrices, statistics, thread_text
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, KRON, SparseResult
@@ -56,7 +56,7 @@ class OnMatrices(Request):
         shapes = [(*x.shape, x.nnz) for x in self.matrix.each]
         sizes = [f"{m:,} x {n:,}, {nnz:,} elements" for m, n, nnz in shapes]
         words = [self.problem.how, *["masked"] * (self.matrix.mask is not None)]
-        words += [self.problem.result, *of_threads(self)]
+        words += [self.problem.result, *thread_text(self)]
         return f"{self.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
 
     def tried(self) -> Branch:

@@ -281,9 +281,9 @@ def _set_size(figure: Figure, axes: list[Axes], by_places: bool = True, lines: i
     figure.set_size_inches(max(width, least), height + 1 + 0.21 * lines)
 
 
-def _check_order(who: str, argument: str, pattern: Pattern | sp.sparray) -> None:
+def _check_order(caller: str, argument: str, pattern: Pattern | sp.sparray) -> None:
     if len(pattern.shape) != 2:
-        raise wrong(who, argument, "2 axes", f"shape {tuple(pattern.shape)}")
+        raise wrong(caller, argument, "2 axes", f"shape {tuple(pattern.shape)}")
 
 
 # -- large matrices: the whole in pixels, a part of it in squares, the storage in bars ------------

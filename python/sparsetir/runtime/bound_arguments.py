@@ -21,14 +21,14 @@ FILLED = ("float16", "bfloat16", "float32", "float64")
 def bound_arguments(
     program: SparseFunc,
     arguments: object,
-    who: str = "tune: argument 'arguments'",
+    caller: str = "tune: argument 'arguments'",
     rng: np.random.Generator | None = None,
 ) -> dict[str, Any]:
     """Complete the arguments of a function, in the order of its parameters.
 
     Sizes that the shapes of arrays imply may be missing; missing outputs become zeros.
 
-    who : beginning of errors
+    caller : beginning of errors
     rng : fills missing arrays of floating-point numbers; None refuses them
 
     Raises TypeError or ValueError naming the argument.
@@ -37,13 +37,15 @@ def bound_arguments(
     names = signature.names
     if not isinstance(arguments, Mapping):
         raise TypeError(
-            f"{who}: expected a dict of arrays and numbers by parameter, got "
+            f"{caller}: expected a dict of arrays and numbers by parameter, got "
             f"{type(arguments).__name__}"
         )
     for name in arguments:
         if name not in names:
-            raise ValueError(f"{who}: '{program.name}' has no '{name}'; it has {', '.join(names)}")
-    given, values = _Given(who, signature, Target("llvm")), [arguments.get(n) for n in names]
+            raise ValueError(
+                f"{caller}: '{program.name}' has no '{name}'; it has {', '.join(names)}"
+            )
+    given, values = _Given(caller, signature, Target("llvm")), [arguments.get(n) for n in names]
     missing = [
         i
         for i in signature.arrays

@@ -140,7 +140,7 @@ def explain_program(
     schedule_name : for title and facts; by default the name of `schedule`
     """
     if isinstance(what, Kernel):
-        program, by = _of_kernel(what, schedule, target), "as it was built"
+        program, by = _kernel_function(what, schedule, target), "as it was built"
     elif isinstance(what, Schedule):
         program, by = what.func, "by its schedule"
     else:
@@ -178,7 +178,7 @@ def explain_program(
     return ProgramExplanation(title, facts, kernel, program)
 
 
-def _of_kernel(kernel: Kernel, schedule: object, target: object) -> SparseFunc:
+def _kernel_function(kernel: Kernel, schedule: object, target: object) -> SparseFunc:
     """The stage-I function of a kernel."""
     for argument, value in (("schedule", schedule), ("target", target)):
         if value is not None:
@@ -196,8 +196,8 @@ def _arguments(program: SparseFunc, arguments: object) -> Facts:
     """All arguments by name; {} if none are passed."""
     if arguments is None or (isinstance(arguments, Mapping) and not arguments):
         return {}
-    who = "explain: argument 'arguments'"
-    return bound_arguments(program, arguments, who, np.random.default_rng(0))
+    caller = "explain: argument 'arguments'"
+    return bound_arguments(program, arguments, caller, np.random.default_rng(0))
 
 
 def _schedule_section(facts: Facts) -> Section:

@@ -463,23 +463,23 @@ class Kernel:
         OSError
             If it cannot be written; then no partial file is left.
         """
-        who = f"{self.name}: export: argument 'path'"
+        caller = f"{self.name}: export: argument 'path'"
         path = as_path(f"{self.name}: export", "path", path)
         if self._loaded:
             raise ValueError(
                 f"{self.name}: a loaded kernel cannot be exported again; copy its file"
             )
         if path.suffix != ".so":
-            raise ValueError(f"{who}: expected a name that ends in '.so', got '{path}'")
+            raise ValueError(f"{caller}: expected a name that ends in '.so', got '{path}'")
         if not path.parent.is_dir():
-            raise FileNotFoundError(f"{who}: there is no folder '{path.parent}'")
+            raise FileNotFoundError(f"{caller}: there is no folder '{path.parent}'")
         if path.exists() and not overwrite:
-            raise FileExistsError(f"{who}: '{path}' exists; pass overwrite=True to replace it")
+            raise FileExistsError(f"{caller}: '{path}' exists; pass overwrite=True to replace it")
         meta = description(self.name, self.signature, self.target, self.needs, self.assumes)
         try:
             write_library(self._text, path, meta, overwrite)
         except OSError as error:
-            text = f"{who}: '{path}' cannot be written: {error.strerror}"
+            text = f"{caller}: '{path}' cannot be written: {error.strerror}"
             raise OSError(error.errno, text) from error
 
     def __reduce__(self) -> object:
