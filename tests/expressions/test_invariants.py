@@ -26,7 +26,7 @@ CASES = {
         np.where(D == 0, -np.inf, D * (2 + np.exp(x))).max(1), "T0[j] = ",
     ),
     # As often as the elements, or for them alone: no step.
-    "y[i] = exp(A[i,j]) * x[j]": (np.where(D == 0, 0, np.exp(D)) @ x, None),
+    "y[i] = exp(A[i,j]) * x[j]": (np.exp(D) @ x, None),
     "y[i] = A[i,j] * x[j] * exp(r[i] + x[j])": (
         (D * np.exp(rows[:, None] + x)) @ x, None,
     ),

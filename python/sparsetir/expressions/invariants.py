@@ -14,7 +14,16 @@ from functools import reduce
 from sparsetir.expressions.assignments import Assignment, Term
 from sparsetir.expressions.contraction import Work, fresh_names
 from sparsetir.expressions.notation import FUNCTIONS
-from sparsetir.expressions.trees import Access, Affine, Call, Tree, accesses, indices_of, walk
+from sparsetir.expressions.trees import (
+    Access,
+    Affine,
+    Call,
+    Number,
+    Tree,
+    accesses,
+    indices_of,
+    walk,
+)
 from sparsetir.expressions.trees import replaced as replaced_in
 
 COSTLY = {"/", "**", *FUNCTIONS} - {"floor", "ceil"}
@@ -84,10 +93,6 @@ class _Term:
 
     def _with_near_divisors(self, tree: Tree) -> Tree:
         """Divide, instead of a product, the factor with which a divisor is computed least often."""
-        if not isinstance(tree, Call) or tree.as_product:
-            return tree
-        if tree.op == "neg":
-            return Call("neg", (self._with_near_divisors(tree.args[0]),))
         factors, divisors = _quotient(tree)
         if not divisors or len(factors) < 2:
             return tree
@@ -113,4 +118,7 @@ def _quotient(tree: Tree) -> tuple[list[Tree], list[Tree]]:
             return first, [*under_first, tree.args[1]]
         second, under_second = _quotient(tree.args[1])
         return first + second, under_first + under_second
+    if isinstance(tree, Call) and tree.op == "neg":
+        factors, divisors = _quotient(tree.args[0])
+        return [Number(-1), *factors], divisors
     return [tree], []
