@@ -16,7 +16,8 @@ long as all rows::
 
 Sums over features for each nonzero are computed by position, equally many per thread, in column
 parts whose rows stay in cache; with one part, in the order of storage. Steps of rows for
-neighbouring features, such as a softmax of heads, vectorise over these.
+neighbouring features, such as a softmax of heads, vectorise over these. Sums over all rows are
+computed in parts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from sparsetir.schedules.default import default_schedule, versions_by_size
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
 from sparsetir.schedules.passes.features_last import features_last
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
+from sparsetir.schedules.passes.lookups import Lookups, lookups
+from sparsetir.schedules.passes.partial_sums import partial_sums
 from sparsetir.schedules.passes.prefetch import REUSE, with_reuse_distances
 from sparsetir.schedules.passes.versions import Versions, either, joined
 from sparsetir.schedules.registers import sum_vectors
@@ -87,6 +90,12 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
         stages = _by_copies(func, target) or _by_elements(func, target)
         if stages is not None:
             return _inlined(stages)
+        found = lookups(func, pool())
+        if found is not None:
+            return _inlined(_by_lookups(found, target, work))
+        parts = partial_sums(func) if pool() > 1 else None
+        if parts is not None:
+            return _inlined(_by_parts(*parts, target, work))
     func = with_reuse_distances(func)
     lowered = lower_sparse_iter(func)
     versions = versions_by_size(s_tir.renew_defs(lowered), target)
@@ -134,6 +143,42 @@ def _by_copies(func: SparseFunc, target: Any) -> dict[str, Any] | None:
     scheduled = default_schedule(lower_sparse_iter(by_copies), target)
     done = either(visits >= copies, scheduled, in_place, ("copied", "strided"))
     return {"I": func, "II": lowered, "II scheduled": done}
+
+
+def _by_parts(func: SparseFunc, visited: list[Axis], target: Any, work: int) -> dict[str, Any]:
+    """Sums of parts of the rows, on threads for enough visits.
+
+    visited : the axes of the loops
+    """
+    func = with_reuse_distances(func)
+    lowered = lower_sparse_iter(func)
+    scheduled = default_schedule(lowered, target)
+    counts = _counts(visited) or [visited[0].length]
+    visits = prod(_lowered_sizes(counts, scheduled))
+    return {"I": func, "II": lowered, "II scheduled": _on_threads(visits, scheduled, work)}
+
+
+def _by_lookups(found: Lookups, target: Any, work: int) -> dict[str, Any]:
+    """An intersection by a table, unless clearing it would take longer than visits save."""
+    lowered = lower_sparse_iter(found.merged)
+    located = default_schedule(lower_sparse_iter(found.located), target)
+    probe, outside = found.probe, _counts(found.outside) or [found.outside[0].length]
+    stored, rows = (probe.nnz_cols, 1) if probe.nnz is None else (probe.nnz, probe.parent.length)
+    stored, rows, *visits = _lowered_sizes([stored, as_dtype(rows, "int64"), *outside], located)
+    each = tirx.floordiv(stored, tirx.max(rows, _int64(1)))
+    located = _on_threads(prod(visits) * each, located, work)
+    size, *visits = _lowered_sizes([probe.length, *outside], located)
+    merged = default_schedule(lowered, target)
+    done = either(prod(visits) >= size, located, merged, ("located", "merged"))
+    return {"I": found.merged, "II": lowered, "II scheduled": done}
+
+
+def _on_threads(visits: Any, scheduled: tirx.PrimFunc, work: int) -> tirx.PrimFunc:
+    """A function that runs on one thread for few visits, an expression of its parameters."""
+    if pool() < 2:
+        return scheduled
+    many = visits >= _int64(work)
+    return either(many, scheduled, _on_one_thread(scheduled), ("more", "small"))
 
 
 def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import Axis, FusedAxis, SparseIteration, loads_of, sparse_iterations
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    FusedAxis,
+    SparseIteration,
+    flat_axes,
+    loads_of,
+    sparse_iterations,
+)  # fmt: skip
 from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
@@ -191,12 +199,14 @@ class RowSum:
 
 
 def row_sum(sch: Schedule, caller: str) -> RowSum:
-    """The loops of a program that only reduces over the elements of rows.
+    """The loops of a program that reduces over the elements of rows, and besides visits dense axes.
 
     caller : the template, for messages
     Raises ShapeError if the program has another form, with the difference.
     """
-    nest = only_nest(sch, caller)
+    visited = {it.name: flat_axes(it.axes) for it in sparse_iterations(sch.func)}
+    over_elements = [name for name, axes in visited.items() if any(a.is_sparse for a in axes)]
+    nest = only_nest(sch, caller, over_elements)
     names = [x.name for x in nest.loops]
     parents = [getattr(getattr(x.node, "parent", None), "name", None) for x in nest.loops]
     if nest.it.kinds != "SR" or nest.reduction is None or parents[1:] != names[:1]:
@@ -282,9 +292,9 @@ class Nest:
         refuse_shape(self.caller, self.sch.func, f"'{self.it.name}' {expected}")
 
 
-def only_nest(sch: Schedule, caller: str) -> Nest:
-    """The only iteration of a program; raises ShapeError if there are others."""
-    iterations = list(sparse_iterations(sch.func))
+def only_nest(sch: Schedule, caller: str, among: Collection[str] | None = None) -> Nest:
+    """The only iteration of a program, or of some by name; raises ShapeError for several."""
+    iterations = [it for it in sparse_iterations(sch.func) if among is None or it.name in among]
     if len(iterations) != 1:
         refuse_shape(caller, sch.func, f"one iteration, got {[it.name for it in iterations]}")
     return Nest(sch, caller, iterations[0])

@@ -107,7 +107,7 @@ def precompute_operand(
         span=it.span, axes=axes, kinds="S" * len(axes), name=fresh_name(func, f"{ws.name}_copy"),
         vars=copies, init=None, body=tirx.BufferStore(ws, value, copies), annotations={},
     )  # fmt: skip
-    body = _reading(it.body, operand, ws, places)
+    body = reading(it.body, operand, ws, places)
     rest: Any = body
     if inner:
         rest = changed(it, inner, name=fresh_name(func, f"{it.name}_rest") if outer else it.name,
@@ -133,7 +133,7 @@ def _loops_around_reads(
     return [x for node in reading for x in loops_of(node) if x.name not in names]
 
 
-def _reading(stmt: Any, operand: SparseBuffer, ws: Any, places: list[Any]) -> Any:
+def reading(stmt: Any, operand: SparseBuffer, ws: Any, places: list[Any]) -> Any:
     """A statement that reads the copy instead of the operand."""
     dtype = str(ws.ty.dtype)
 

@@ -20,7 +20,7 @@ from sparsetir.records.record import Key
 from sparsetir.records.task import Config, Task, statistics, thread_text
 from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS, names_of
 from sparsetir.runtime import pool
-from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
+from sparsetir.runtime.arrays import dtype_name, gathers_often, is_array, itemsize
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.names import DTYPES, MESSAGES, NAMED, message_parts
@@ -38,8 +38,6 @@ from sparsetir.schedules.templates.registry import template_of, templates_for
 
 # Defaults of options, if not None.
 DEFAULTS = {"reduce": "sum", "weighted": True, "semiring": "plus_times"}
-# Nonzeros per column from which copying B to the start of a cache line pays.
-ALIGNED_DEGREE = 24
 # Fields of problems for which tuning makes no records unless they have their defaults.
 UNUSUAL = ("out", "values", "added", "in_blocks")
 
@@ -146,15 +144,13 @@ class Request:
     def gathers_often(self, config: Config) -> bool:
         """Whether rows of B are gathered unpacked, so often that aligning them first pays.
 
-        Rows of whole cache lines that begin within one take 1.1 to 1.7 times as long to gather (Zen
-        3, one thread, 13 to 85 nonzeros a column); copying a row takes as long as 1 to 4 gathers.
+        See :func:`sparsetir.runtime.arrays.gathers_often`.
         """
         stats = self.statistics
         if not isinstance(self.problem, Spmm):
             return False
-        row = stats.feat * stats.bytes
-        often = stats.nnz >= ALIGNED_DEGREE * stats.n and stats.n * row >= LEAST_ALIGNED
-        return often and not getattr(config, "pack", False) and row % CACHE_LINE == 0
+        often = gathers_often(stats.nnz, stats.n, stats.feat * stats.bytes)
+        return often and not getattr(config, "pack", False)
 
     @property
     def gpu(self) -> bool:

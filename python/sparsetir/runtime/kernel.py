@@ -12,6 +12,7 @@ import tvm
 
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import (
+    aligned_rows,
     check_memory,
     count_writes,
     is_array,
@@ -84,6 +85,9 @@ class Kernel:
         Recipe and keywords of each computed parameter, by name.
     estimates : mapping of str to int
         For each passed parameter that only affects speed, a value that is valid for any arguments.
+    gathered : list of (int, int)
+        Positions of arrays whose rows are gathered, and of the indices that select these. NumPy's
+        arrays begin anywhere; where it pays, a call copies them to the start of a cache line.
     entry : tvm.runtime.PackedFunc
         TVM's function, which takes the arguments `signature.passed` in order; only TVM checks them.
 
@@ -135,6 +139,7 @@ class Kernel:
         self._given = binder = Arguments(name, signature, target)
         self._count, self._limits = binder.count, binder.limits
         self._arrays, self._scalars, self._outputs = binder.arrays, binder.scalars, binder.outputs
+        self.gathered = [] if is_gpu(target) else signature.gathered
         self._other_shapes: tuple[int, ...] = ()  # positions where arrays of other shapes were seen
         self._array_names = [signature.names[i] for i in self._arrays]
         self._without_gradient = {self._arrays.index(i): WRITTEN for i in self._outputs}
@@ -180,6 +185,8 @@ class Kernel:
             if seen is None:
                 seen = self._check_new_arrays(values, key)
             values += self._with_values(values, *seen[1:]) if seen[2] else seen[1]
+        for i, by in self.gathered:
+            values[i] = aligned_rows(values[i], values[by])
         arrays = [values[i] for i in self._arrays]
         numpy = True
         for array in arrays:

@@ -10,7 +10,7 @@ accepted in other shapes, under any schedule: flat, with one dimension for these
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 from tvm.target import Target
+from tvm_ffi import structural_equal
 
 from sparsetir.runtime.arrays import (
     device_name,
@@ -34,12 +35,14 @@ from sparsetir.sparse_ir.computed import computed_parameters, reads, value_param
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, make_func, same_indices, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
 from sparsetir.sparse_ir.promises import check_promises, promises_of
+from sparsetir.sparse_ir.recipes.locality import reuse_distance
 from sparsetir.sparse_ir.storage import Storage, elements_of, product
 from sparsetir.sparse_ir.tir import BINARY, dtype_of, is_one, size_text
 
 # Attribute of a signature's function: computed parameters that the compiled function lacks.
 NOT_PASSED = "not_passed"
 REMEMBERED = 64  # cached conversions of shapes
+REUSE_DISTANCE = reuse_distance.__name__
 PENDING = object()  # a placeholder for an array that does not exist yet
 
 
@@ -78,6 +81,7 @@ class Signature:
     index_arrays : positions of the caller's indptr and indices, and of other arrays that recipes
         read
     index_sizes : positions of the caller's scalars that bound index arrays, or that recipes read
+    gathered : positions of arrays whose rows are gathered, and of the indices that select these
     inferences : rules for the caller's scalars from shapes
     constants : by position, scalars that no shape implies, and whose only value is promised
     """
@@ -116,6 +120,7 @@ class Signature:
         self._find_structure(set(follow_values))
         self._name_sizes()
         self._infer()
+        self.gathered = [*self._find_gathered()]
 
     def _name_sizes(self) -> None:
         """Record which sizes are a caller's scalar (its position) or a number (~number), as most
@@ -128,6 +133,20 @@ class Signature:
             return place.get(size) if isinstance(size, ir.Var) else None
 
         self._named = [[named(size) for size in shape or []] for shape in self.shapes]
+
+    def _find_gathered(self) -> Iterator[tuple[int, int]]:
+        """Dense arrays with a dimension that an axis selects from for which rows are counted."""
+        counted = (how for how in self.computed.values() if how["recipe"] == REUSE_DISTANCE)
+        handles = {str(how["indices"])[1:] for how in counted} & {*self.names}
+        for axis in self.func.axes:
+            if axis.indices is None or axis.indices.name not in handles:
+                continue
+            for b in self.func.buffers:
+                place = -1 if b.handle is None else self.position.get(str(b.handle.name), -1)
+                outer = [a.length for a in (b.axes or ())[:-1] if a.kind == "dense_fixed"]
+                is_input = 0 <= place < len(self.names) and place not in self.outputs
+                if is_input and any(structural_equal(axis.length, n) for n in outer):
+                    yield place, self.position[str(axis.indices.name)]
 
     def _find_structure(self, follow_values: set[str]) -> None:
         """Find the caller's parameters that define the structure."""
