@@ -69,9 +69,16 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
 from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.reduction import factors_of, reduction_of, widened
-from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, SpIter, changed, loops_of
+from sparsetir.sparse_ir.schedule.loops import (
+    Change,
+    Loop,
+    SparseIterationRef,
+    SpIter,
+    change_of,
+    changed,
+)
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops, load
+from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, load
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, workspace
 from sparsetir.sparse_ir.tir import dtype_of, free_vars
 
@@ -104,25 +111,17 @@ def aggregate(
     list of SparseIterationRef
         Start, sums, product, write; if factors vary over rows instead init, start, sums, product.
     """
-    it, (last, mine, *summed) = chosen_loops(WHO, func, at, rows, *columns)
-    loops = loops_of(it)
-    outer = [loop.axes for loop in loops].index(last.axes) + 1
-    made = _Aggregate(func, it, buffer, loops[:outer], loops[outer:], mine, summed)
-    return made.run(dtype)
+    return _Aggregate(change_of(WHO, func, at, rows, *columns), buffer).run(dtype)
 
 
 class _Aggregate(VisitOrder):
-    def __init__(
-        self, func: SparseFunc, it: SparseIteration, result: str, outer: list[Loop],
-        inner: list[Loop], rows: Loop, columns: list[Loop],
-    ) -> None:  # fmt: skip
-        super().__init__(WHO, func, it, rows)
-        self.outer, self.rows, self.columns = outer, rows, columns
-        names = [x.name for x in inner]
-        for loop in [rows, *columns]:
-            if loop.name not in names:
-                self.refuse(f"expected loops inside of the place of the sums, {names}, got "
-                            f"'{loop.name}'; sparse_reorder can bring it there")  # fmt: skip
+    def __init__(self, change: Change, result: str) -> None:
+        it, (_, rows, *columns) = change.it, change.chosen
+        super().__init__(Change(change.who, change.func, it, [rows]))
+        place = change.places[0] + 1
+        self.outer, inner = self.loops[:place], self.loops[place:]
+        self.rows, self.columns = rows, columns
+        change.check_inside([rows, *columns], inner, "sums")
         if not columns or any(x.kinds != "R" for x in columns):
             self.refuse(
                 "argument 'columns': expected one or more reduction loops, got "
@@ -135,7 +134,7 @@ class _Aggregate(VisitOrder):
             self.refuse("expected a body of the form X[..] = X[..] + term, without conditions")
         assert reduction is not None
         self.store, self.term = reduction.store, reduction.term
-        target = declared(func).buffer_of(self.store.buffer)
+        target = declared(self.func).buffer_of(self.store.buffer)
         if target is None or target.name != result:
             self.refuse(
                 f"argument 'buffer': expected '{self.store.buffer.name}', which the iteration "
@@ -200,7 +199,7 @@ class _Aggregate(VisitOrder):
         before: list[Any] = []
         if it.init is not None and not self.own:
             before = self.split_init()
-        (at,) = self.loops(place=(self.dense("places", self.size), "S"))
+        (at,) = self.loops_over(place=(self.dense("places", self.size), "S"))
         place = self._places()
         sums = workspace(func, f"{target.name}_sums", [at, *self.shared], total, "local")
         path = [load(place, *self._path())]

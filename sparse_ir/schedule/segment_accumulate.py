@@ -32,12 +32,11 @@ adds once per run.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.annotations import ATOMIC, ORDERED
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -51,14 +50,12 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.reduction import Reduction, add_guards, reduction_of, widened
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
 from sparsetir.sparse_ir.schedule.loops import (
+    Change,
+    Loop,
     SparseIterationRef,
     SpIter,
+    change_of,
     changed,
-    iteration_of,
-    loops_of,
-    place_of,
-    replaced,
-    show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, split_init, workspace
@@ -90,20 +87,19 @@ def segment_accumulate(
     list of SparseIterationRef
         Start, reduce, write, and again, which resets the sums.
     """
-    it = iteration_of(WHO, func, loop)
-    place = place_of(WHO, func, it, loop)
-    return _Runs(func, it, place).run(dtype, name)
+    change = change_of(WHO, func, loop)
+    return _Runs(WHO, func, change.it, change.chosen).run(dtype, name)
 
 
-class _Runs:
-    def __init__(self, func: SparseFunc, it: SparseIteration, place: int) -> None:
-        self.func, self.it = func, it
-        loops = loops_of(it)
-        self.outer, self.loop, self.inner = loops[:place], loops[place], loops[place + 1 :]
+class _Runs(Change):
+    def __init__(self, who: str, func: SparseFunc, it: SparseIteration, chosen: list[Loop]) -> None:
+        super().__init__(who, func, it, chosen)
+        (self.loop,), (place,) = self.chosen, self.places
+        self.outer, self.inner = self.loops[:place], self.loops[place + 1 :]
         self._refuse_loops()
         reduction = reduction_of(it.body)
         if reduction is None or reduction.operator != "sum":
-            self._refuse("expected a body of the form X[..] = X[..] + term, got another")
+            self.refuse("expected a body of the form X[..] = X[..] + term, got another")
         self.reduction: Reduction = reduction
         self.position, self.table = self._row()
         # Without tails a visit does not exist; other conditions skip its term, not the run's end.
@@ -133,7 +129,7 @@ class _Runs:
         each = changed(
             it,
             [self.loop],
-            name=self._name("each"),
+            name=self.name("each"),
             init=None,
             body=tirx.SeqStmt(steps[1:]),
             annotations={**dict(it.annotations.items()), ORDERED: 1},
@@ -145,21 +141,13 @@ class _Runs:
         if it.init is not None:
             before, axes = split_init(self.func, it)
         whole = tirx.SeqStmt([*before, main]) if before else main
-        func = replaced(WHO, self.func, it, whole, axes=axes, buffers=[ws])
+        func = self.put(whole, axes=axes, buffers=[ws])
         return func, [SparseIterationRef(s.name) for s in steps]
 
     def _step(self, step: str, conditions: list[Any], store: Any) -> SparseIteration:
-        changed_step = changed(
-            self.it,
-            self.inner,
-            name=self._name(step),
-            init=None,
-            body=add_guards(conditions, store),
-        )
-        return over_fresh_vars(changed_step)
-
-    def _name(self, step: str) -> str:
-        return fresh_name(self.func, f"{self.it.name}_{step}")
+        body = add_guards(conditions, store)
+        name = self.name(step)
+        return over_fresh_vars(changed(self.it, self.inner, name=name, init=None, body=body))
 
     # -- end of a run -------------------------------------------------------------------------
 
@@ -170,7 +158,7 @@ class _Runs:
         moving = [i for i in self.reduction.store.indices if set(self.loop.vars) & free_vars(i)]
         loads = [i for i in moving if isinstance(i, ir.TensorLoad) and i.source in tables]
         if len(loads) != 1 or len(moving) != 1:
-            self._refuse(
+            self.refuse(
                 f"expected visits of '{self.loop.name}' to add to the rows that a table gives, got "
                 f"{list(self.reduction.store.indices)}; `positions` makes one, and where all "
                 "visits add to one element, precompute keeps their sum"
@@ -214,22 +202,16 @@ class _Runs:
     # -- refusals -----------------------------------------------------------------------------
 
     def _refuse_loops(self) -> None:
-        node = self.loop.node
-        if not isinstance(node, Axis) or node.kind != "dense_fixed":
-            self._refuse(f"expected a loop over a dense axis, got '{self.loop.name}'")
+        if not self.loop.is_dense:
+            self.refuse(f"expected a loop over a dense axis, got '{self.loop.name}'")
         if nodes_of(SparseIteration, self.it.body) or ATOMIC in self.it.annotations:
-            self._refuse("expected an iteration without nested ones, before parallelize")
+            self.refuse("expected an iteration without nested ones, before parallelize")
         for loop in self.inner:
-            axis = loop.node
-            dense = isinstance(axis, Axis) and axis.kind == "dense_fixed"
-            if not dense or loop.kinds != "S" or not isinstance(axis.length, tirx.IntImm):
-                self._refuse(
+            if not loop.is_constant or loop.kinds != "S":
+                self.refuse(
                     f"expected spatial loops of constant extent inside of '{self.loop.name}', got "
                     f"'{loop.name}'; split and sparse_reorder can put it outside"
                 )
         for group in divided(self.it):
             if {x.name for x in [self.loop, *self.inner]} & set(group):
-                self._refuse(f"{group} is divided among workers; expected {WHO} before parallelize")
-
-    def _refuse(self, message: str) -> NoReturn:
-        raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
+                self.refuse(f"{group} is divided among workers; expected {WHO} before parallelize")

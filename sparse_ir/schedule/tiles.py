@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -39,15 +38,8 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
 )
-from sparsetir.sparse_ir.schedule.loops import (
-    SparseIterationRef,
-    find_iteration,
-    name_of,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import MOST, SparseIterationRef, change_in
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tir import as_dtype
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -86,11 +78,8 @@ def tiles(
     SparseIterationRef or None
         The iteration that copies the operand; None if tiles are given.
     """
-    it = find_iteration(func, name_of(WHO, iteration), WHO)
-
-    def refuse(message: str) -> NoReturn:
-        raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
-
+    change = change_in(WHO, func, iteration)
+    it, refuse = change.it, change.refuse
     dense = [b for b in func.buffers if b.handle is not None and _is_dense(b)]
     named = [b for b in dense if b.name == buffer]
     if not named:
@@ -151,8 +140,8 @@ def tiles(
         others = [b for b in func.buffers if b.name != buffer]
         if len(loads_of(func.body, operand.var)) > len(loads):
             refuse(f"'{buffer}' is read elsewhere, too, which needs it as it is")
-        func = func.replace(buffers=others)
-        return replaced(WHO, func, it, body, axes=list(axis_of.values()), buffers=[held]), None
+        change.func = func.replace(buffers=others)
+        return change.put(body, axes=list(axis_of.values()), buffers=[held]), None
     at = {label: tirx.Var(label.lower(), axis_of[label].idtype) for label in order}
     where = [_sum(source[name], at) for name in axes]
     copy = SparseIteration(
@@ -162,7 +151,7 @@ def tiles(
         annotations={},
     )  # fmt: skip
     both = tirx.SeqStmt([copy, body])
-    out = replaced(WHO, func, it, both, axes=list(axis_of.values()), buffers=[held])
+    out = change.put(both, axes=list(axis_of.values()), buffers=[held])
     return out, SparseIterationRef(copy.name)
 
 

@@ -9,7 +9,6 @@ from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import for_dependences
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -36,7 +35,7 @@ from sparsetir.sparse_ir.reduction import (
     widened,
 )
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
-from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, changed, replaced, show
+from sparsetir.sparse_ir.schedule.loops import Change, Loop, SparseIterationRef, changed
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.speculation import speculative
 from sparsetir.sparse_ir.tile_marks import is_tail
@@ -62,13 +61,14 @@ def precompute_result(
     return _Result(func, it, target, *loops, scope, dtype, name).run(hoist)
 
 
-class _Result:
+class _Result(Change):
     def __init__(
         self, func: SparseFunc, it: SparseIteration, target: SparseBuffer, outer: list[Loop],
         inner: list[Loop], held: list[Loop], lanes: list[Loop], scope: str, dtype: str,
         name: str | None,
     ) -> None:  # fmt: skip
-        self.func, self.it, self.target, self.dtype = func, it, target, dtype
+        super().__init__(WHO, func, it)
+        self.target, self.dtype = target, dtype
         self.outer, self.inner, self.held, self.lanes = outer, inner, held, lanes
         self._refuse_loops(scope)
         self._refuse_accesses()
@@ -101,9 +101,9 @@ class _Result:
             what = (
                 f"with {needs}" if needs else "where a visit does not see all terms of an element"
             )
-            raise ScheduleError(
-                f"{WHO}: {what} expects a body of the form X[..] = X[..] + term (or *, max, min), "
-                f"got another\n{show(it)}"
+            self.refuse(
+                f"{what} expects a body of the form X[..] = X[..] + term (or *, max, min), got "
+                "another"
             )
         factors, term = [], None
         if self.reduction is not None:
@@ -134,7 +134,7 @@ class _Result:
         main = changed(it, self.outer, init=None, body=body) if self.outer else body
         whole = tirx.SeqStmt([*before, main]) if before else main
         buffers = [self.ws, *([self.sums] if self.lanes else []), *([self.seen] if looks else [])]
-        func = replaced(WHO, self.func, it, whole, axes=axes, buffers=buffers)
+        func = self.put(whole, axes=axes, buffers=buffers)
         return func, [SparseIterationRef(s.name) for s in steps]
 
     # -- the steps ----------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class _Result:
         body = add_guards(conditions, tirx.BufferStore(self.ws.var, value, place))
         kinds = ["S" * len(x.kinds) if x in self.lanes else x.kinds for x in self.inner]
         loops = [Loop(x.node, x.vars, k) for x, k in zip(self.inner, kinds, strict=True)]
-        return changed(self.it, loops, name=self._name(step), init=None, body=body)
+        return changed(self.it, loops, name=self.name(step), init=None, body=body)
 
     def _add_lanes(self) -> Any:
         """The reduction over the lanes' accumulators."""
@@ -300,38 +300,35 @@ class _Result:
     ) -> SparseIteration:
         of_kinds = [Loop(x.node, x.vars, k) for x, k in zip(loops, kinds, strict=True)]
         return over_fresh_vars(
-            changed(self.it, of_kinds, name=self._name(step), init=init, body=body)
+            changed(self.it, of_kinds, name=self.name(step), init=init, body=body)
         )
-
-    def _name(self, step: str) -> str:
-        return fresh_name(self.func, f"{self.it.name}_{step}")
 
     # -- refusals -----------------------------------------------------------------------------
 
     def _refuse_loops(self, scope: str) -> None:
         names = [loop.name for loop in self.held]
         for loop in [*self.held, *self.lanes]:
-            if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
-                self._refuse(f"expected loops over dense axes for the workspace, got '{loop.name}'")
-            if scope == "local" and not isinstance(loop.node.length, tirx.IntImm):
-                self._refuse(
+            if not loop.is_dense:
+                self.refuse(f"expected loops over dense axes for the workspace, got '{loop.name}'")
+            if scope == "local" and not loop.is_constant:
+                self.refuse(
                     f'expected loops of constant extent for a workspace in scope "local", got '
                     f"'{loop.name}' of {size_text(loop.node.length)}; split it first"
                 )
         for group in divided(self.it):
             if not {x.name for x in self.inner}.isdisjoint(group):
-                self._refuse(
+                self.refuse(
                     f"{group} inside is divided among workers; expected {WHO} before parallelize"
                 )
         for loop in self.lanes:
             if loop.kinds != "R":
-                self._refuse(f"argument 'lanes': expected reduction loops, got '{loop.name}'")
+                self.refuse(f"argument 'lanes': expected reduction loops, got '{loop.name}'")
         for loop in self.held:
             if loop.kinds != "S":
-                self._refuse(f"argument 'axes': expected spatial loops, got '{loop.name}'")
+                self.refuse(f"argument 'axes': expected spatial loops, got '{loop.name}'")
         for loop in self.inner:
             if "S" in loop.kinds and loop.name not in names:
-                self._refuse(
+                self.refuse(
                     f"the spatial loop '{loop.name}' inside would change what the workspace stands "
                     f"for; expected it among the axes {names}, or outside"
                 )
@@ -340,30 +337,27 @@ class _Result:
         """Refuse accesses for which the workspace would not stand for one element at a time."""
         _, store = split_guards(self.it.body)
         if not isinstance(store, tirx.BufferStore):
-            self._refuse(
+            self.refuse(
                 f"expected a body of one store to '{self.target.name}', got {type(store).__name__}"
             )
         _, first = split_guards(self.it.init) if self.it.init is not None else ([], None)
         for other in [*stores_of(self.it.body, self.it.init), *self._loads()]:
             source = other.buffer if isinstance(other, tirx.BufferStore) else other.source
             if not source.same_as(self.target.var):
-                self._refuse(
+                self.refuse(
                     f"expected '{self.target.name}' alone to be written, got '{source.name}'"
                 )
             if not same_indices(other.indices, store.indices):
-                self._refuse(
+                self.refuse(
                     f"'{self.target.name}' is accessed at more than one place, "
                     f"{list(store.indices)} and {list(other.indices)}: the value that the "
                     "workspace holds would change in between"
                 )
         if self.it.init is not None and not isinstance(first, tirx.BufferStore):
-            self._refuse(f"expected an init of one store, got {type(first).__name__}")
+            self.refuse(f"expected an init of one store, got {type(first).__name__}")
 
     def _loads(self) -> list[Any]:
         return loads_of(self.it.body, self.target.var)
-
-    def _refuse(self, message: str) -> None:
-        raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
 
 
 def workspace(
