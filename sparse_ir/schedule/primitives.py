@@ -41,34 +41,6 @@ WORDS = {
 }
 
 
-STUB = """# Of the primitives; tests/sparse_ir/test_schedule_methods.py says how it is made.
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
-
-from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter
-
-F = TypeVar("F", bound=Callable[..., Any])
-PRIMITIVES: dict[str, Callable[..., Any]]
-
-@overload
-def primitive(function: F, *, reorders: bool = ..., was: str = ...) -> F: ...
-@overload
-def primitive(
-    function: None = ..., *, reorders: bool = ..., was: str = ...
-) -> Callable[[F], F]: ...
-def stub() -> str: ...
-def arguments_of(
-    function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]]: ...
-def wrong_argument(
-    function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
-) -> str: ...
-
-class Primitives:
-    _apply: Callable[..., Any]
-"""
-
-
 class Primitives:
     """The methods that primitives become; `Schedule` runs them."""
 
@@ -165,26 +137,6 @@ def _output_of(annotation: Any) -> Any:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     begin = "tuple[SparseFunc, "
     return text[len(begin) : -1] if text.startswith(begin) else inspect.Signature.empty
-
-
-def stub() -> str:
-    """The text of `primitives.pyi`, which describes the methods to type checkers and editors."""
-
-    def text(parameter: inspect.Parameter) -> str:
-        kind = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
-        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-        return f"{parameter.name}{kind}{default}"
-
-    lines: list[str] = [*STUB.splitlines()]
-    ours = (n for n, f in PRIMITIVES.items() if f.__module__.startswith("sparsetir."))
-    for name in sorted(ours):
-        signature = inspect.signature(getattr(Primitives, name))
-        parameters = list(signature.parameters.values())
-        words = [text(p) for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        options = [text(p) for p in parameters if p.kind is p.KEYWORD_ONLY]
-        words += ["*", *options] if options else []
-        lines.append(f"    def {name}({', '.join(words)}) -> {signature.return_annotation}: ...")
-    return "\n".join(lines) + "\n"
 
 
 # -- arguments ------------------------------------------------------------------------------------
