@@ -56,7 +56,7 @@ from sparsetir.sparse_ir.tile_marks import (
     without_marks,
 )
 from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, loop_with
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 from sparsetir.sparse_ir.workers import divided
 
 
@@ -263,14 +263,11 @@ def _discarded(condition: Any, store: Any, lengths: dict[Any, list[Any]]) -> boo
 def _at(store: Any, coordinates: list[Any]) -> Any:
     """A store with the bounds of these coordinates removed, since conditions imply them."""
 
-    def load(node: Any) -> Any:
-        if not node.source.same_as(store.buffer):
-            return node
-        return tirx.BufferLoad(node.source, [with_starts(i, coordinates) for i in node.indices])
+    def place(buffer: Any, indices: list[Any]) -> Any:
+        mine = buffer.same_as(store.buffer)
+        return (buffer, [with_starts(i, coordinates) for i in indices]) if mine else None
 
-    value = map_expr(store.value, [(ir.TensorLoad, load)])
-    where = [with_starts(i, coordinates) for i in store.indices]
-    return tirx.BufferStore(store.buffer, value, where, store.span)
+    return map_expr(store, access_rules(place))
 
 
 def _shifted(stmt: Any) -> bool:

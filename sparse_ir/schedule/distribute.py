@@ -59,7 +59,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.tir import size_text
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
 WHO = "distribute"
 
@@ -200,14 +200,7 @@ class _Steps(Change):
 def _at_places(stmt: Any, buffers: dict[Any, Any], more: list[Any]) -> Any:
     """A statement with buffers replaced, and further indices appended to theirs."""
 
-    def load(node: Any) -> Any:
-        buffer = buffers.get(node.source)
-        return node if buffer is None else tirx.BufferLoad(buffer, [*node.indices, *more])
+    def place(buffer: Any, indices: list[Any]) -> Any:
+        return (buffers[buffer], [*indices, *more]) if buffer in buffers else None
 
-    def store(node: Any) -> Any:
-        buffer = buffers.get(node.buffer)
-        if buffer is None:
-            return node
-        return tirx.BufferStore(buffer, node.value, [*node.indices, *more], node.span)
-
-    return map_expr(stmt, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+    return map_expr(stmt, access_rules(place))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.computed import COMPUTED
@@ -38,7 +38,7 @@ from sparsetir.sparse_ir.promises import accessed_inside, with_fact
 from sparsetir.sparse_ir.recipes.general import packed
 from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, change_in, changed
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 from sparsetir.sparse_ir.value_domains import value_domains
 
 WHO = "pack"
@@ -102,10 +102,8 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
     }  # fmt: skip
     computed = {**dict(func.attrs.get(COMPUTED, {}).items()), str(handle.name): how}
 
-    def load(node: Any) -> Any:
-        return tirx.BufferLoad(var, at.indices) if node.source.same_as(values.var) else node
-
-    body = map_expr(it.body, [(ir.TensorLoad, load)])
+    new = var, list(at.indices)
+    body = map_expr(it.body, access_rules(lambda b, _: new if b.same_as(values.var) else None))
     change.func = func.with_attr(COMPUTED, computed)
     packed_values = SparseBuffer(var=var, axes=table.axes, handle=handle)
     out = change.put(changed(it, body=body), params=[handle], buffers=[packed_values])

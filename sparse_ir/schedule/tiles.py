@@ -41,7 +41,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.schedule.loops import MOST, SparseIterationRef, change_in
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.tir import as_dtype
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
 WHO = "tiles"
 
@@ -132,7 +132,8 @@ def tiles(
         axis_of[label] = Axis(name=name, kind="dense_fixed", length=parts[label][0], idtype=idtype)
     lengths = [axis_of[label].length for label in order]
     var = buffer_var(lengths, operand.dtype, fresh_name(func, f"{buffer}_tiles"))
-    body = _reading(it, operand, var, [parts[label][1] for label in order])
+    tile = var, [parts[label][1] for label in order]
+    body = map_expr(it, access_rules(lambda b, _: tile if b.same_as(operand.var) else None))
     held = SparseBuffer(
         var=var, axes=list(axis_of.values()), handle=operand.handle if given else None
     )
@@ -167,15 +168,6 @@ def _extent_analyzer(it: SparseIteration) -> Any:
             if axis.kind == "dense_fixed" and isinstance(axis.length, tirx.IntImm):
                 analyzer.bind(var, ir.Range(0, axis.length))
     return analyzer
-
-
-def _reading(it: SparseIteration, operand: SparseBuffer, var: Any, places: list[Any]) -> Any:
-    """The iteration with reads of tiles."""
-
-    def load(node: Any) -> Any:
-        return tirx.BufferLoad(var, places) if node.source.same_as(operand.var) else node
-
-    return map_expr(it, [(ir.TensorLoad, load)])
 
 
 def _sum(terms: list[tuple[str, int]], at: dict[str, Any]) -> Any:

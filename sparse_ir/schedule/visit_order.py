@@ -44,7 +44,7 @@ from sparsetir.sparse_ir.recipes.positions import last_of
 from sparsetir.sparse_ir.schedule.loops import Change, Loop, SpIter, changed, replaced
 from sparsetir.sparse_ir.schedule.workspaces import split_init
 from sparsetir.sparse_ir.tir import as_dtype, as_one, size_text, slots_of
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 from sparsetir.sparse_ir.workers import divided
 
 
@@ -373,22 +373,15 @@ class ElementOrder(VisitOrder):
     def rewritten(self, tree: Any, position: Any, coordinates: list[Any]) -> Any:
         """A statement at another position, and at the coordinates of its element."""
 
-        def at(buffer: Any, indices: Any) -> list[Any]:
+        def place(buffer: Any, indices: list[Any]) -> Any:
+            if buffer not in self.moved:
+                return None
             old = declared(self.func).buffers[buffer.name]
             first = [a.name for a in old.axes or ()].index(self.row.name)
-            return [*indices[:first], position, *indices[first + len(self.path) :]]
+            here = [*indices[:first], position, *indices[first + len(self.path) :]]
+            return self.moved[buffer].var, here
 
-        def loaded(node: Any) -> Any:
-            new = self.moved.get(node.source)
-            return node if new is None else load(new, *at(node.source, node.indices))
-
-        def stored(node: Any) -> Any:
-            new = self.moved.get(node.buffer)
-            if new is None:
-                return node
-            return tirx.BufferStore(new.var, node.value, at(node.buffer, node.indices), node.span)
-
-        tree = map_expr(tree, [(ir.TensorLoad, loaded), (tirx.BufferStore, stored)])
+        tree = map_expr(tree, access_rules(place))
         return substitute(tree, dict(zip(self.over, coordinates, strict=True)))
 
 
