@@ -187,7 +187,7 @@ def _dependence(
     reduced = {v for v, kind in shared if kind == "R"}
     if not reduced:
         return None
-    moving = reduced | _dependents(it, reduced)
+    moving = reduced | _dependents(it)
     for store, _ in stores:
         if moving & set(variables_of(store.value)):
             at = ", ".join(sorted(f"'{v.name}'" for v in reduced))
@@ -200,8 +200,8 @@ def _dependence(
     return None
 
 
-def _dependents(it: SparseIteration, coords: set[Any]) -> set[Any]:
-    """Variables and buffers of the body whose values may depend on some coordinates."""
+def _dependents(it: SparseIteration) -> set[Any]:
+    """Variables and buffers of the body whose values may depend on coordinates."""
     found: set[Any] = set()
     for part in nodes_of((tirx.For, tirx.Bind, SparseIteration), it.body):
         if isinstance(part, SparseIteration):

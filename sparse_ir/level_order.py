@@ -38,6 +38,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     attached_axes,
+    axis_with,
     buffer_var,
     declared,
     flat_axes,
@@ -165,8 +166,7 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
     chain: list[Axis] = []
     for at, name in zip(levels, order, strict=True):
         parent = chain[-1] if chain else None
-        fields = (at.kind, axes[name].length, parent, at.nnz, None, at.indptr, at.indices)
-        chain.append(Axis(name, *fields, at.idtype, at.unique))
+        chain.append(axis_with(at, name=name, length=axes[name].length, parent=parent))
     root = levels[0]
     rows = Axis(numbered(f"{root.name}_", axes), "dense_fixed", root.length, idtype=root.idtype)
     dense = None if order[0] == root.name else _dense_twin(func, chain[0])

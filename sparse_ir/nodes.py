@@ -384,16 +384,8 @@ class SparseFunc(BaseFunc):
         -------
         SparseFunc
         """
-        fields = {
-            "span": self.span,
-            "ty": self.ty,
-            "attrs": self.attrs,
-            "params": self.params,
-            "axes": self.axes,
-            "buffers": self.buffers,
-            "body": self.body,
-        }
-        return SparseFunc(**{**fields, **changes})
+        names = ("span", "ty", "attrs", "params", "axes", "buffers", "body")
+        return SparseFunc(**{n: changes.get(n, getattr(self, n)) for n in names})
 
     def script(self, **_: Any) -> str:
         """The function as text that :func:`sparsetir.from_source` parses back."""
@@ -659,10 +651,28 @@ def _named(items: dict[str, Any], name: str, what: str) -> Any:
     return items[name]
 
 
+def axis_with(axis: Axis, **fields: Any) -> Axis:
+    """An axis with some fields changed."""
+    names = ("name", "kind", "length", "parent", "nnz", "nnz_cols", "indptr", "indices", "idtype",
+             "unique", "of")  # fmt: skip
+    return Axis(**{n: fields.get(n, getattr(axis, n)) for n in names})
+
+
 def iteration_with(it: SparseIteration, **fields: Any) -> Any:
     """An iteration with some fields changed."""
     names = ("span", "axes", "kinds", "name", "vars", "init", "body", "annotations")
     return SparseIteration(**{n: fields.get(n, getattr(it, n)) for n in names})
+
+
+def entry_with(entry: Any, axes: dict[str, Axis]) -> Any:
+    """An entry of an iteration's list, or of a merged axis, with other axes, by name."""
+    if isinstance(entry, Axis):
+        return axes[entry.name]
+    if isinstance(entry, FusedAxis):
+        return FusedAxis(axes=[axes[a.name] for a in entry.axes])
+    if isinstance(entry, PartAxis):
+        return PartAxis(axis=entry_with(entry.axis, axes), by=axes[entry.by.name])
+    return AttachedAxis(axis=axes[entry.axis.name], to=axes[entry.to.name])
 
 
 def without_iteration(body: Any, name: str) -> Any:

@@ -247,8 +247,8 @@ def _inside(axis: Axis) -> list[Any]:
     return [x for a in of for x in (a, *(_inside(a) if isinstance(a, Axis) else ()))]
 
 
-def _axis_open(new: Declarations) -> Found:
-    return open_axis_problems(new.func, new.axes)
+def _axis_open(axis: Axis, label: str, new: Declarations) -> Texts:
+    return open_axis_problems(axis, label, new.func)
 
 
 def _axis_sizes(axis: Axis, label: str, _: Declarations) -> Texts:
@@ -460,7 +460,7 @@ DECLARATIONS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("axis", _axis_sizes),
     ("axis", _axis_parameters),
     ("axis", _axis_handles),
-    ("all", _axis_open),
+    ("axis", _axis_open),
     ("all", _shared_indptr),
     ("buffer", _buffer_handle),
     ("all", _handle_once),

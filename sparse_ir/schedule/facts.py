@@ -41,15 +41,14 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.annotations import reserved_problem
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
 from sparsetir.sparse_ir.nodes import (
-    AttachedAxis,
     Axis,
-    FusedAxis,
-    PartAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    axis_with,
     buffer_var,
     declared,
+    entry_with,
     substitute,
 )
 from sparsetir.sparse_ir.promises import FACTS, PROMISES, promises_of, with_fact
@@ -119,15 +118,10 @@ def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
 
     axes: dict[str, Axis] = {}
     for a in func.axes:
-        axes[a.name] = Axis(
-            name=a.name, kind=a.kind, length=put(a.length), nnz=put(a.nnz),
-            parent=None if a.parent is None else axes[a.parent.name], nnz_cols=put(a.nnz_cols),
-            indptr=a.indptr, indices=a.indices, idtype=a.idtype, unique=a.unique,
-            of=None if a.of is None else [
-                AttachedAxis(axis=axes[x.name], to=axes[x.to.name])
-                if isinstance(x, AttachedAxis) else axes[x.name] for x in a.of
-            ],
-        )  # fmt: skip
+        sizes = {n: put(getattr(a, n)) for n in ("length", "nnz", "nnz_cols")}
+        parent = None if a.parent is None else axes[a.parent.name]
+        of = None if a.of is None else [entry_with(x, axes) for x in a.of]
+        axes[a.name] = axis_with(a, **sizes, parent=parent, of=of)
     buffers: list[SparseBuffer] = []
     renamed: dict[Any, Any] = {}
     for b in func.buffers:
@@ -137,18 +131,8 @@ def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
         over = None if b.axes is None else [axes[a.name] for a in b.axes]
         buffers.append(SparseBuffer(var=var, axes=over, handle=b.handle))
 
-    def node(entry: Any) -> Any:
-        if isinstance(entry, Axis):
-            return axes[entry.name]
-        if isinstance(entry, FusedAxis):
-            return FusedAxis(axes=[axes[a.name] for a in entry.axes])
-        if isinstance(entry, PartAxis):
-            return PartAxis(axis=node(entry.axis), by=axes[entry.by.name])
-        assert isinstance(entry, AttachedAxis)
-        return AttachedAxis(axis=axes[entry.axis.name], to=axes[entry.to.name])
-
     def iteration(it: Any) -> Any:
-        return changed(it, axes=[node(a) for a in it.axes])
+        return changed(it, axes=[entry_with(a, axes) for a in it.axes])
 
     body = map_expr(func.body, [(SparseIteration, iteration)])
     body = substitute(body, {param: number, **renamed})
