@@ -78,8 +78,9 @@ from sparsetir.sparse_ir.schedule.loops import (
     changed,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, load
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, workspace
+from sparsetir.sparse_ir.schedule.workspaces import workspace
 from sparsetir.sparse_ir.tir import dtype_of, free_vars
 
 WHO = "aggregate"
@@ -196,9 +197,7 @@ class _Aggregate(VisitOrder):
         """The rewritten function and its handles."""
         it, func, target = self.it, self.func, self.result
         total = dtype or target.dtype
-        before: list[Any] = []
-        if it.init is not None and not self.own:
-            before = self.split_init()
+        before = self.split_init() if it.init is not None and not self.own else []
         (at,) = self.loops_over(place=(self.dense("places", self.size), "S"))
         place = self._places()
         sums = workspace(func, f"{target.name}_sums", [at, *self.shared], total, "local")
@@ -207,7 +206,8 @@ class _Aggregate(VisitOrder):
         own_alone = [x for x in self.alone if x not in self.shared]
         zero = tirx.const(0, total)
         steps = [
-            self._step("start", [at, *self.shared], "S", sums, [at.var, *shared], zero),
+            self._step("start", [x.of_kind("S") for x in (at, *self.shared)],
+                       tirx.BufferStore(sums.var, zero, [at.var, *shared])),
             self._sum("sums", [self.rows, *self.columns, *self.shared], sums.var,
                       [*path, *shared], widened(self.first, total, _nothing)),
         ]  # fmt: skip
@@ -231,8 +231,9 @@ class _Aggregate(VisitOrder):
             self.buffers.append(wide)
             before, after = self._rounded(before, wide)
         # The outer loops become spatial: their visits scatter, to rows that depend on them.
-        around = [Loop(x.node, x.vars, "S" * len(x.kinds)) for x in self.outer]
-        main = changed(it, around, init=None, body=tirx.SeqStmt(steps))
+        main = changed(
+            it, [x.of_kind("S") for x in self.outer], init=None, body=tirx.SeqStmt(steps)
+        )
         out = self.replaced(*before, main, *after)
         return out, [SparseIterationRef(x.name) for x in steps]
 
@@ -256,38 +257,25 @@ class _Aggregate(VisitOrder):
         last = self.outer[len(spatial) :]
         over = [x for x in [*last, *loops] if x.kinds == "S"]
         if last:
-            around = changed(it, last, name=fresh_name(self.func, f"{it.name}_tiles"), init=None,
-                             body=tirx.SeqStmt(steps), annotations={})  # fmt: skip
-            steps = [over_fresh_vars(around)]
-        begin = self._iteration("init", over, it.init, None)
+            steps = [self._step("tiles", last, tirx.SeqStmt(steps))]
+        begin = self._step("init", over, it.init)
         main = changed(it, spatial, init=None, body=tirx.SeqStmt([begin, *steps]))
         return self.replaced(main), [SparseIterationRef(begin.name), *refs]
 
     # -- the steps ----------------------------------------------------------------------------
-
-    def _step(
-        self, what: str, loops: list[Loop], kinds: str, buffer: SparseBuffer, at: list[Any],
-        value: Any,
-    ) -> SparseIteration:  # fmt: skip
-        over = [Loop(x.node, x.vars, kinds) for x in loops]
-        body = tirx.BufferStore(buffer.var, value, at)
-        return self._iteration(what, over, body, None)
 
     def _sum(
         self, what: str, loops: list[Loop], to: Any, at: list[Any], term: Any, init: Any = None
     ) -> SparseIteration:
         """An iteration that adds terms to elements of a buffer."""
         indexed = {v for i in at for v in free_vars(i)}
-        over = [Loop(x.node, x.vars, "S" if x.var in indexed else "R") for x in loops]
+        over = [x.of_kind("S" if x.var in indexed else "R") for x in loops]
         body = tirx.BufferStore(to, tirx.BufferLoad(to, at) + term, at)
-        return self._iteration(
-            what, over, body, None if init is None else tirx.BufferStore(to, init, at)
-        )
+        first = None if init is None else tirx.BufferStore(to, init, at)
+        return self._step(what, over, body, first)
 
-    def _iteration(self, what: str, loops: list[Loop], body: Any, init: Any) -> SparseIteration:
-        name = fresh_name(self.func, f"{self.it.name}_{what}")
-        step = changed(self.it, loops, name=name, init=init, body=body, annotations={})
-        return over_fresh_vars(step)
+    def _step(self, what: str, loops: list[Loop], body: Any, init: Any = None) -> SparseIteration:
+        return self.step(what, loops, body, init, annotations={})
 
     def _wide(self, dtype: str) -> Any:
         name = fresh_name(self.func, f"{self.result.name}_total")
@@ -304,7 +292,7 @@ class _Aggregate(VisitOrder):
         start = tirx.BufferStore(wide.var, widened(store.value, total, _nothing), at)
         value = tirx.Cast(self.result.dtype, tirx.BufferLoad(wide.var, at))
         last = over_fresh_vars(
-            changed(first, name=fresh_name(self.func, f"{self.it.name}_round"),
+            changed(first, name=self.name("round"),
                     body=tirx.BufferStore(self.result.var, value, at))
         )  # fmt: skip
         return [changed(first, body=start)], [last]

@@ -34,6 +34,7 @@ For groups in stage II, see :mod:`sparsetir.sparse_ir.groups`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from sparsetir.sparse_ir.annotations import ATOMIC, GROUP
@@ -56,7 +57,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
 )
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
-from sparsetir.sparse_ir.schedule.workspaces import split_init
+from sparsetir.sparse_ir.schedule.steps import Steps
 from sparsetir.sparse_ir.tir import as_one, dtype_of, free_vars
 from sparsetir.sparse_ir.workers import WARP
 
@@ -73,10 +74,11 @@ def with_race_strategy(
     who: str, func: SparseFunc, it: SparseIteration, places: list[int], race: str, lanes: int
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
     """The function with a race strategy for some loops, and the iterations that write."""
-    return _RaceStrategy(who, func, it, [loops_of(it)[p] for p in places]).run(race, lanes)
+    change = Change(who, func, it, [loops_of(it)[p] for p in places])
+    return _RaceStrategy(change).run(race, lanes)
 
 
-class _RaceStrategy(Change):
+class _RaceStrategy(Steps):
     def run(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """The rewritten function and the handles."""
         func, writes = self._with_race(race, lanes)
@@ -90,7 +92,8 @@ class _RaceStrategy(Change):
         if race == "atomics" and any(pieces_under(self.func, self.it, x.node) for x in self.chosen):
             return self._chunks()
         if self.it.init is not None:
-            self._take_init_out()
+            firsts = self.split_init()
+            self._replace([*firsts, changed(self.it, init=None)], axes=self.axes)
         if race != "atomics":
             (loop,) = self.chosen
             self._nest(loop)
@@ -117,11 +120,6 @@ class _RaceStrategy(Change):
         refs = [SparseIterationRef(n.name) for n in writes]
         func, added = combine_row_pieces(self.func, refs, race="atomics")
         return func, [*refs, *added]
-
-    def _take_init_out(self) -> None:
-        """Make the init a separate iteration."""
-        firsts, axes = split_init(self.func, self.it)
-        self._replace([*firsts, changed(self.it, init=None)], axes=axes)
 
     def _nest(self, loop: Loop) -> None:
         """Move the loops inside the one over lanes to a nested iteration."""
@@ -191,7 +189,7 @@ class _RaceStrategy(Change):
         self.func = replaced(self.who, self.func, it, marked)
         self.it = find_iteration(self.func, self.it.name)
 
-    def _replace(self, parts: list[Any], axes: list[Axis] | tuple[()] = ()) -> None:
+    def _replace(self, parts: list[Any], axes: Sequence[Axis] = ()) -> None:
         self.func = self.put(as_one(parts), axes=axes)
         self.it = find_iteration(self.func, self.it.name)
 

@@ -82,6 +82,10 @@ class Loop:
         """The coordinate of a loop over one axis."""
         return self.vars[0]
 
+    def of_kind(self, kind: str) -> Loop:
+        """The loop as one over axes of a kind."""
+        return Loop(self.node, self.vars, kind * len(self.kinds))
+
     @property
     def is_dense(self) -> bool:
         """Whether it is over one dense_fixed axis."""

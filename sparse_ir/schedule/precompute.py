@@ -118,7 +118,7 @@ def precompute(
     if any(s.buffer.same_as(target.var) for s in stores_of(it.body, it.init)):
         held, kept = ([change.loop_of(handle) for handle in of] for of in (axes, lanes))
         change.check_inside([*held, *kept], inner, "workspace")
-        return precompute_result(func, it, target, outer, inner, held, kept, *options, hoist)
+        return precompute_result(change, target, outer, inner, held, kept, *options, hoist)
     if lanes or hoist:
         what = "lanes" if lanes else "hoist"
         change.refuse(f"argument '{what}': expected none, as '{buffer}' is only read here")

@@ -39,7 +39,6 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.annotations import ATOMIC, ORDERED
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
-    Axis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
@@ -49,16 +48,10 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import Reduction, add_guards, reduction_of, widened
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
-from sparsetir.sparse_ir.schedule.loops import (
-    Change,
-    Loop,
-    SparseIterationRef,
-    SpIter,
-    change_of,
-    changed,
-)
+from sparsetir.sparse_ir.schedule.loops import Change, SparseIterationRef, SpIter, change_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, split_init, workspace
+from sparsetir.sparse_ir.schedule.steps import Steps
+from sparsetir.sparse_ir.schedule.workspaces import workspace
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.tir import as_dtype, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.workers import divided
@@ -87,17 +80,16 @@ def segment_accumulate(
     list of SparseIterationRef
         Start, reduce, write, and again, which resets the sums.
     """
-    change = change_of(WHO, func, loop)
-    return _Runs(WHO, func, change.it, change.chosen).run(dtype, name)
+    return _Runs(change_of(WHO, func, loop)).run(dtype, name)
 
 
-class _Runs(Change):
-    def __init__(self, who: str, func: SparseFunc, it: SparseIteration, chosen: list[Loop]) -> None:
-        super().__init__(who, func, it, chosen)
+class _Runs(Steps):
+    def __init__(self, change: Change) -> None:
+        super().__init__(change)
         (self.loop,), (place,) = self.chosen, self.places
         self.outer, self.inner = self.loops[:place], self.loops[place + 1 :]
         self._refuse_loops()
-        reduction = reduction_of(it.body)
+        reduction = reduction_of(self.it.body)
         if reduction is None or reduction.operator != "sum":
             self.refuse("expected a body of the form X[..] = X[..] + term, got another")
         self.reduction: Reduction = reduction
@@ -118,36 +110,19 @@ class _Runs(Change):
         total = cast(tirx.BufferLoad(store.buffer, store.indices), dtype) + held
         added = tirx.BufferStore(store.buffer, cast(total, target.dtype), store.indices)
         last = [*self.tails, self._last()]
+        reset, more = (tirx.BufferStore(ws.var, value, at) for value in (zero, held + term))
         steps = [
-            self._step("start", [], tirx.BufferStore(ws.var, zero, at)),
-            self._step(
-                "reduce", self.reduction.conditions, tirx.BufferStore(ws.var, held + term, at)
-            ),
-            self._step("write", last, added),
-            self._step("again", last, tirx.BufferStore(ws.var, zero, at)),
+            self.step("start", self.inner, reset),
+            self.step("reduce", self.inner, add_guards(self.reduction.conditions, more)),
+            self.step("write", self.inner, add_guards(last, added)),
+            self.step("again", self.inner, add_guards(last, reset)),
         ]
-        each = changed(
-            it,
-            [self.loop],
-            name=self.name("each"),
-            init=None,
-            body=tirx.SeqStmt(steps[1:]),
-            annotations={**dict(it.annotations.items()), ORDERED: 1},
-        )
-        body = tirx.SeqStmt([steps[0], over_fresh_vars(each)])
-        main = changed(it, self.outer, init=None, body=body) if self.outer else body
-        before: list[Any] = []
-        axes: list[Axis] = []
-        if it.init is not None:
-            before, axes = split_init(self.func, it)
-        whole = tirx.SeqStmt([*before, main]) if before else main
-        func = self.put(whole, axes=axes, buffers=[ws])
+        notes = {**dict(it.annotations.items()), ORDERED: 1}
+        each = self.step("each", [self.loop], tirx.SeqStmt(steps[1:]), annotations=notes)
+        self.buffers.append(ws)
+        before = [] if it.init is None else self.split_init()
+        func = self.put_steps(self.outer, [steps[0], each], before)
         return func, [SparseIterationRef(s.name) for s in steps]
-
-    def _step(self, step: str, conditions: list[Any], store: Any) -> SparseIteration:
-        body = add_guards(conditions, store)
-        name = self.name(step)
-        return over_fresh_vars(changed(self.it, self.inner, name=name, init=None, body=body))
 
     # -- end of a run -------------------------------------------------------------------------
 

@@ -50,8 +50,8 @@ from sparsetir.sparse_ir.recipes import slices as recipes
 from sparsetir.sparse_ir.reduction import add_guards, masked
 from sparsetir.sparse_ir.schedule.loops import Loop, SpIter, change_of, handle_of, loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, elements_of_rows, load
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 
 WHO = "sell_slices"
 

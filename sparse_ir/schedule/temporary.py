@@ -36,7 +36,6 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.legal import for_dependences, parallelizable
-from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -54,8 +53,8 @@ from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.schedule.init_elimination import without_init
 from sparsetir.sparse_ir.schedule.loops import Change, Loop, SparseIterationRef, changed, loops_of
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
+from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 from sparsetir.sparse_ir.tir import cast, free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -133,7 +132,6 @@ class _Temporaries(VisitOrder):
     def _update(self, inner: list[Loop]) -> SparseIteration:
         """The iteration that updates the rows: a nested one, or the body of the pieces' loop."""
         if inner:
-            name = fresh_name(self.func, f"{self.it.name}_write")
             spatial = [x for x in [*self.outer, *inner] if "S" in x.kinds]
             for x in spatial:
                 plain = isinstance(x.node, Axis) and x.node.kind == "dense_fixed"
@@ -142,7 +140,7 @@ class _Temporaries(VisitOrder):
                         f"the spatial loop '{x.name}' is over a sparse axis, so that an owner "
                         "would not write all of its row; expected dense ones beside the pieces"
                     )
-            return changed(self.it, inner, name=name, annotations={})
+            return changed(self.it, inner, name=self.name("write"), annotations={})
         if any("R" in x.kinds for x in self.outer):
             names = [x.name for x in self.outer if "R" in x.kinds]
             self.refuse(
@@ -210,8 +208,7 @@ class _Temporaries(VisitOrder):
             init = tirx.BufferStore(rest.var, self.reduction.identity(rest.dtype), place)
             value = self.reduction.combine(tirx.BufferLoad(rest.var, place), value)
         body = add_guards(self.conditions, tirx.BufferStore(rest.var, value, place))
-        name = fresh_name(self.func, f"{self.it.name}_keep")
-        return over_fresh_vars(changed(self.update, init=init, body=body, name=name))
+        return over_fresh_vars(changed(self.update, init=init, body=body, name=self.name("keep")))
 
     def _add_kept_sums(self, rest: SparseBuffer, rows: SparseBuffer) -> SparseIteration:
         """The iteration that adds all kept sums to their rows."""
@@ -231,12 +228,9 @@ class _Temporaries(VisitOrder):
         inner: Any = add_guards(steady, tirx.BufferStore(self.target.var, total, indices))
         inner = substitute(inner, {self.row: row, self.old.var: chunk})
         if over:
-            name = fresh_name(self.func, f"{self.it.name}_add")
-            inner = changed(self.it, over, name=name, init=None, body=inner, annotations={})
-            inner = over_fresh_vars(changed(inner, annotations={}))  # on one worker
+            inner = self.step("add", over, inner, annotations={})  # on one worker
         body = tirx.IfThenElse(row >= 0, inner, None)
-        name = fresh_name(self.func, f"{self.it.name}_carry")
-        loop = Loop(self.chunks, [chunk], "S")
+        loop, name = Loop(self.chunks, [chunk], "S"), self.name("carry")
         return changed(self.it, [loop], name=name, init=None, body=body, annotations={})
 
     def _beside(self, indices: Any) -> list[Any]:

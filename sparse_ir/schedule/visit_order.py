@@ -42,13 +42,13 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.recipes.general import in_order, part_numbers
 from sparsetir.sparse_ir.recipes.positions import last_of
 from sparsetir.sparse_ir.schedule.loops import Change, Loop, SpIter, changed, replaced
-from sparsetir.sparse_ir.schedule.workspaces import split_init
+from sparsetir.sparse_ir.schedule.steps import Steps
 from sparsetir.sparse_ir.tir import as_dtype, as_one, size_text, slots_of
 from sparsetir.sparse_ir.traversal import access_rules, map_expr
 from sparsetir.sparse_ir.workers import divided
 
 
-class VisitOrder(Change):
+class VisitOrder(Steps):
     """Loops that replace a loop, and the declarations that they need.
 
     old : the loop to replace, after which declarations are named
@@ -56,12 +56,10 @@ class VisitOrder(Change):
     """
 
     def __init__(self, change: Change) -> None:
-        super().__init__(change.who, change.func, change.it, change.chosen)
+        super().__init__(change)
         self.old = self.chosen[0]
         self.computed: dict[str, Any] = dict(self.func.attrs.get(COMPUTED, {}).items())
         self.params: list[Any] = []
-        self.axes: list[Axis] = []
-        self.buffers: list[SparseBuffer] = []
         self.visited = flat_axes([self.old.node])
         self.last, self.idtype = self.visited[-1], self.visited[-1].idtype
 
@@ -212,12 +210,6 @@ class VisitOrder(Change):
     def function(self) -> SparseFunc:
         """The function into which the loops are put."""
         return self.func
-
-    def split_init(self) -> list[SparseIteration]:
-        """The init as separate iterations, to be placed before; also declares their axes."""
-        firsts, axes = split_init(self.func, self.it)
-        self.axes.extend(axes)
-        return firsts
 
 
 class ElementOrder(VisitOrder):
