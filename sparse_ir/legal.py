@@ -146,12 +146,6 @@ def reorderable(func: SparseFunc, it: SparseIteration) -> Dependence | None:
     return None
 
 
-def order_problem(func: SparseFunc, it: SparseIteration) -> str:
-    """Why the result of an iteration depends on the order of its visits; "" if it does not."""
-    found = None if ORDERED in it.annotations else reorderable(func, it)
-    return "" if found is None else str(found)
-
-
 def _dependence(
     func: SparseFunc, it: SparseIteration, buffer: Any, accesses: list[Access]
 ) -> Dependence | None:

@@ -35,7 +35,7 @@ from sparsetir.sparse_ir.promises import promised_steps
 from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
 from sparsetir.sparse_ir.storage import Storage
-from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars, is_one
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars, is_one, pass_on
 from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
 
@@ -73,15 +73,7 @@ def lower_sparse_buffer(func_or_mod: Any) -> Any:
 def LowerSparseBuffer() -> Any:
     """The pass: :func:`lower_sparse_buffer` on every stage-II function of a module."""
 
-    @tvm.transform.module_pass(opt_level=0, name="sparsetir.LowerSparseBuffer")
-    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        functions = {
-            gv: lower_sparse_buffer(f) if isinstance(f, tirx.PrimFunc) else f
-            for gv, f in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
-
-    return run
+    return pass_on("sparsetir.LowerSparseBuffer", tirx.PrimFunc, lower_sparse_buffer)
 
 
 class _Flattening:

@@ -658,6 +658,17 @@ def axis_with(axis: Axis, **fields: Any) -> Axis:
     return Axis(**{n: fields.get(n, getattr(axis, n)) for n in names})
 
 
+def entry_text(entry: Any, text: Callable[[Axis], str] = lambda axis: axis.name) -> str:
+    """An entry of an iteration's list as in a script, given the text of an axis."""
+    if isinstance(entry, FusedAxis):
+        return f"T.fuse({', '.join(map(text, entry.axes))})"
+    if isinstance(entry, PartAxis):
+        return f"T.part({entry_text(entry.axis, text)}, {text(entry.by)})"
+    if isinstance(entry, AttachedAxis):
+        return f"T.attach({text(entry.axis)}, {text(entry.to)})"
+    return text(entry)
+
+
 def iteration_with(it: SparseIteration, **fields: Any) -> Any:
     """An iteration with some fields changed."""
     names = ("span", "axes", "kinds", "name", "vars", "init", "body", "annotations")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from math import prod
 from typing import Any
 
+import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.nodes import nodes_of, variables_of
@@ -137,6 +138,17 @@ def loop_with(loop: Any, **changes: Any) -> tirx.For:
 def with_body(func: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
     """A function with another body; itself if it is unchanged, as TVM analyses a new one."""
     return func if body.same_as(func.body) else func.with_body(body)
+
+
+def pass_on(name: str, kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A pass of a module that changes its functions of a class."""
+
+    @tvm.transform.module_pass(opt_level=0, name=name)
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        of = {gv: change(f) if isinstance(f, kind) else f for gv, f in mod.functions.items()}
+        return tvm.IRModule(of, attrs=mod.attrs)
+
+    return run
 
 
 def block_with(block: Any, **changes: Any) -> Any:

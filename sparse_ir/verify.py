@@ -15,10 +15,10 @@ import tvm_ffi
 from tvm import ir
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.annotations import is_scheduled, written_by_hand_problems
+from sparsetir.sparse_ir.annotations import ORDERED, is_scheduled, written_by_hand_problems
 from sparsetir.sparse_ir.computed import computed_problems
 from sparsetir.sparse_ir.errors import IllFormedError
-from sparsetir.sparse_ir.legal import order_problem
+from sparsetir.sparse_ir.legal import reorderable
 from sparsetir.sparse_ir.nodes import (
     AXIS_KINDS,
     Axis,
@@ -153,8 +153,8 @@ def _order(func: SparseFunc) -> Found:
     if is_scheduled(func):
         return
     for it in sparse_iterations(func):
-        problem = order_problem(func, it)
-        if problem:
+        problem = None if ORDERED in it.annotations else reorderable(func, it)
+        if problem is not None:
             yield Broken(it.span, f"sp_iter '{it.name}': its visits have no order, but {problem}")
 
 

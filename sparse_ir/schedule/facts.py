@@ -51,7 +51,7 @@ from sparsetir.sparse_ir.nodes import (
     entry_with,
     substitute,
 )
-from sparsetir.sparse_ir.promises import FACTS, PROMISES, promises_of, with_fact
+from sparsetir.sparse_ir.promises import FACTS, PROMISES, keeps, promises_of, with_fact
 from sparsetir.sparse_ir.schedule.loops import (
     Change,
     SparseIterationRef,
@@ -92,21 +92,14 @@ def bound(func: SparseFunc, loop: SpIter, n: int, kind: str) -> tuple[SparseFunc
         change.refuse(f"argument 'n': expected a positive integer, got {n!r}")
     change.check_word("kind", kind, KINDS)
     if isinstance(node.length, tirx.IntImm):
-        _check_number(change, node, n, kind)
+        length = int(node.length)
+        if not keeps({"kind": kind, "value": n}, length):
+            change.refuse(
+                f"axis '{node.name}' has {length} coordinates, which is not {LEGAL[kind]} {n}"
+            )
         return func, None
     out = promised(change, func, node.length, kind, n)
     return (_with_constant(out, node.length, n) if kind == "exact" else out), None
-
-
-def _check_number(change: Change, axis: Axis, n: int, kind: str) -> None:
-    length = int(axis.length)
-    holds = {
-        "exact": length == n, "max": length <= n, "min": length >= n, "multiple": length % n == 0,
-    }  # fmt: skip
-    if not holds[kind]:
-        change.refuse(
-            f"axis '{axis.name}' has {length} coordinates, which is not {LEGAL[kind]} {n}"
-        )
 
 
 def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:

@@ -12,13 +12,11 @@ from sparsetir.sparse_ir.annotations import WORKERS
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
-    AttachedAxis,
     Axis,
-    FusedAxis,
-    PartAxis,
     SparseFunc,
     SparseIteration,
     declare_more,
+    entry_text,
     flat_axes,
     iteration_with,
     names_inside,
@@ -374,15 +372,5 @@ def _run_of(names: list[str], all_names: list[str]) -> bool:
 
 def show(it: SparseIteration) -> str:
     """The head of an iteration, for messages."""
-    entries = [_text(node) for node in it.axes]
+    entries = map(entry_text, it.axes)
     return f'  in T.sp_iter([{", ".join(entries)}], "{it.kinds}", "{it.name}")'
-
-
-def _text(node: Any) -> str:
-    if isinstance(node, FusedAxis):
-        return f"T.fuse({', '.join(a.name for a in node.axes)})"
-    if isinstance(node, PartAxis):
-        return f"T.part({_text(node.axis)}, {node.by.name})"
-    if isinstance(node, AttachedAxis):
-        return f"T.attach({node.name}, {node.to.name})"
-    return node.name
