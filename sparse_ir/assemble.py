@@ -82,7 +82,15 @@ from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
 from sparsetir.sparse_ir.search import load_one, store_one
-from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, size_text, zero
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    as_one,
+    dtype_of,
+    free_vars,
+    size_text,
+    statements_of,
+    zero,
+)
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
@@ -297,7 +305,7 @@ class _Assembler:
             self.refuse(f"expected one axis to assemble, got {[a.name for a in self.open]}")
         func = self.func
         iterations = list(sparse_iterations(func))
-        steps = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
+        steps = statements_of(func.body)
         if len(steps) != len(iterations) or not all(
             a.same_as(b) for a, b in zip(steps, iterations, strict=True)
         ):

@@ -45,6 +45,7 @@ from sparsetir.sparse_ir.parallel import (
 from sparsetir.sparse_ir.races import FREE, Fact, private_buffers, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import contains, with_conditions, without_tail_shifts
+from sparsetir.sparse_ir.tir import statements_of
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 
@@ -260,8 +261,7 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
     """
     if it.init is not None and accesses_of(it.init, var):
         return False
-    parts = list(it.body.seq) if isinstance(it.body, tirx.SeqStmt) else [it.body]
-    stmt = next(s for s in parts if accesses_of(s, var))
+    stmt = next(s for s in statements_of(it.body) if accesses_of(s, var))
     first: dict[str, Any] = {}  # the coordinate over each axis that the first store visits
     while isinstance(stmt, SparseIteration):
         plain = all(isinstance(node, Axis) for node in stmt.axes)

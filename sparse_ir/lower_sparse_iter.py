@@ -387,8 +387,8 @@ class _Lowering:
         """
         fact_of = {unit.name: fact for unit, fact in zip(units, facts, strict=True)}
         for entry in entries_of(it):
-            for name in map(str, entry["loops"]) if str(entry["race"]) == "none" else ():
-                if races(it, fact_of.get(name, FREE), str(entry["unit"])):
+            for name in entry.loops if entry.race == "none" else ():
+                if races(it, fact_of.get(name, FREE), entry.unit):
                     raise LoweringError(
                         f"sp_iter '{it.name}': annotation '{WORKERS}': expected loops that are "
                         f"proven free of races, got '{name}' ({fact_of[name]})"

@@ -123,6 +123,12 @@ def as_one(statements: list[Any]) -> Any:
     return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
 
+def statements_of(stmt: Any) -> list[Any]:
+    """The statements of a sequence, or the only one."""
+    parts = stmt.seq if isinstance(stmt, tirx.SeqStmt) else ()
+    return [s for part in parts for s in statements_of(part)] if len(parts) else [stmt]
+
+
 def barrier() -> Any:
     """A barrier of all threads of a block."""
     return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))

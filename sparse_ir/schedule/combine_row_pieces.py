@@ -61,7 +61,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
-from sparsetir.sparse_ir.tir import cast, dtype_of, size_text
+from sparsetir.sparse_ir.tir import cast, dtype_of, size_text, statements_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "combine_row_pieces"
@@ -203,7 +203,7 @@ def _refuse_others(func: SparseFunc, writes: list[SparseIteration], target: Spar
 
 def _first(func: SparseFunc, target: SparseBuffer) -> SparseIteration | None:
     """The first iteration that accesses a buffer, if it sets elements and reads none."""
-    first = next((s for s in _statements(func) if accesses_of(s, target.var)), None)
+    first = next((s for s in statements_of(func.body) if accesses_of(s, target.var)), None)
     if not isinstance(first, SparseIteration) or first.init is not None:
         return None
     _, store = split_guards(first.body)
@@ -270,8 +270,3 @@ def _with_flags(
     flags = SparseBuffer(var=buffer_var([length], "int8", name), axes=[axis], handle=handle)
     out = func.replace(params=[*func.params, handle], buffers=[*func.buffers, flags])
     return out.with_attr("computed", computed), flags
-
-
-def _statements(func: SparseFunc) -> list[Any]:
-    body = func.body
-    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]

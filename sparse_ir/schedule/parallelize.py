@@ -54,7 +54,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.temporary import with_temporaries
-from sparsetir.sparse_ir.workers import MAX_THREADS, divided, units_of
+from sparsetir.sparse_ir.workers import MAX_THREADS, entries_of, units_of
 
 WHO = "parallelize"
 UNITS = ("cpu", *GPU_UNITS, "vector")
@@ -212,9 +212,8 @@ def _refuse_nested(change: Change, unit: str) -> None:
         where = "" if other is it else f" of '{other.name}'"
         before = [x.name for x in change.loops[: change.places[0]]] if other is it else []
         outside = other is not it and it.name in {n.name for n in inside(other)}
-        entries = other.annotations.get(WORKERS, [])
-        for names, entry in zip(divided(other), entries, strict=True):
-            what, own = str(entry["unit"]), other is it and chosen & set(names)
+        for names, what, *_ in entries_of(other):
+            own = other is it and chosen & set(names)
             if own or "cpu" in (unit, what) and "vector" not in (unit, what):
                 change.refuse(
                     f"{names}{where} is divided among threads already, which do not nest; legal "

@@ -55,7 +55,7 @@ from sparsetir.sparse_ir.schedule.loops import Change, Loop, SparseIterationRef,
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
-from sparsetir.sparse_ir.tir import cast, free_vars
+from sparsetir.sparse_ir.tir import cast, free_vars, statements_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -147,7 +147,7 @@ class _Temporaries(VisitOrder):
                 f"a row's piece is written in each visit of {names}; expected its sum to be "
                 "precomputed outside of them"
             )
-        nested = [s for s in _parts(self.it.body) if isinstance(s, SparseIteration)]
+        nested = [s for s in statements_of(self.it.body) if isinstance(s, SparseIteration)]
         private = private_buffers(self.func, self.it)
         writing = [
             n for n in nested if any(s.buffer not in private for s in stores_of(n.body, n.init))
@@ -293,7 +293,7 @@ class _Temporaries(VisitOrder):
         private = private_buffers(self.func, self.it)
         nests = [
             plain,
-            *(n for n in _parts(plain.body) if getattr(n, "name", "") == self.update.name),
+            *(n for n in statements_of(plain.body) if getattr(n, "name", "") == self.update.name),
         ]
         for nest in nests:
             for loop, fact in zip(loops_of(nest), races_of(nest, private), strict=True):
@@ -312,8 +312,3 @@ class _Temporaries(VisitOrder):
                 f"otherwise over dense axes, got {indices}"
             )
         self.dimension = places[0]
-
-
-def _parts(stmt: Any) -> list[Any]:
-    """The statements of a sequence."""
-    return [p for s in stmt.seq for p in _parts(s)] if isinstance(stmt, tirx.SeqStmt) else [stmt]
