@@ -20,7 +20,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tvm import ir, tirx
+from tvm import tirx
 
 from sparsetir.sparse_ir.annotations import ATOMIC, GPU_UNITS, ORDERED
 from sparsetir.sparse_ir.nodes import (
@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.parallel import (
     written_accesses,
 )
 from sparsetir.sparse_ir.races import FREE, Fact, private_buffers, races_of
-from sparsetir.sparse_ir.reduction import reduction_of, split_guards
+from sparsetir.sparse_ir.reduction import loads_own, reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import contains, with_conditions, without_tail_shifts
 from sparsetir.sparse_ir.tir import statements_of
 from sparsetir.sparse_ir.traversal import map_expr
@@ -229,15 +229,8 @@ def _operator(store: Any) -> str | None:
     if operator is None:
         return None
 
-    def is_own(expr: Any) -> bool:
-        return (
-            isinstance(expr, ir.TensorLoad)
-            and expr.source.same_as(store.buffer)
-            and same_indices(expr.indices, store.indices)
-        )
-
     for own, term in ((value.a, value.b), (value.b, value.a))[: 1 + either]:
-        if is_own(own) and not loads_of(term, store.buffer):
+        if loads_own(store, own) and not loads_of(term, store.buffer):
             return operator
     return None
 

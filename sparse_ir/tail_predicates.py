@@ -55,7 +55,7 @@ from sparsetir.sparse_ir.tile_marks import (
     with_starts,
     without_marks,
 )
-from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, loop_with, statements_of
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, map_parts, statements_of
 from sparsetir.sparse_ir.traversal import access_rules, map_expr
 from sparsetir.sparse_ir.workers import divided
 
@@ -217,18 +217,11 @@ def _map_chains(stmt: Any, change: Any) -> Any:
     if isinstance(stmt, SparseIteration):
         init = None if stmt.init is None else _map_chains(stmt.init, change)
         return iteration_with(stmt, init=init, body=_map_chains(stmt.body, change))
-    if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt([_map_chains(s, change) for s in stmt.seq])
-    if isinstance(stmt, tirx.For):
-        return loop_with(stmt, body=_map_chains(stmt.body, change))
-    if isinstance(stmt, tirx.IfThenElse):
-        _, inner = split_guards(stmt)
-        if stmt.else_case is None and isinstance(inner, tirx.BufferStore):
+    if isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None:
+        if isinstance(split_guards(stmt)[1], tirx.BufferStore):
             return change(stmt)
-        other = None if stmt.else_case is None else _map_chains(stmt.else_case, change)
-        then = _map_chains(stmt.then_case, change)
-        return tirx.IfThenElse(stmt.condition, then, other, stmt.span)
-    return stmt
+    whiles = isinstance(stmt, tirx.While)  # no primitive makes any
+    return stmt if whiles else map_parts(stmt, lambda part: _map_chains(part, change))
 
 
 def _indexes(indices: Any, axis: str, bound_by: dict[Any, Any]) -> bool:

@@ -129,6 +129,23 @@ def statements_of(stmt: Any) -> list[Any]:
     return [s for part in parts for s in statements_of(part)] if len(parts) else [stmt]
 
 
+def map_parts(stmt: Any, change: Callable[[Any], Any]) -> Any:
+    """A statement with the statements directly inside of it changed, other than a block's."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return tirx.SeqStmt([change(s) for s in stmt.seq])
+    if isinstance(stmt, tirx.For):
+        return loop_with(stmt, body=change(stmt.body))
+    if isinstance(stmt, tirx.While):
+        return tirx.While(stmt.condition, change(stmt.body), stmt.span)
+    if isinstance(stmt, tirx.IfThenElse):
+        then, other = change(stmt.then_case), stmt.else_case
+        other = None if other is None else change(other)
+        return tirx.IfThenElse(stmt.condition, then, other, stmt.span)
+    if isinstance(stmt, tirx.AttrStmt):
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, change(stmt.body), stmt.span)
+    return stmt
+
+
 def barrier() -> Any:
     """A barrier of all threads of a block."""
     return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))

@@ -46,6 +46,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers
+from sparsetir.sparse_ir.reduction import add_guards
 from sparsetir.sparse_ir.schedule.cut_space import without_choice
 from sparsetir.sparse_ir.schedule.loops import (
     Change,
@@ -192,9 +193,7 @@ class _Steps(Change):
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer in self.own:
             if all(load.source in self.own for load in nodes_of(ir.TensorLoad, stmt.value)):
                 return stmt
-        for condition in reversed(conditions):
-            stmt = tirx.IfThenElse(condition, stmt, None)
-        return stmt
+        return add_guards(conditions, stmt)
 
 
 def _at_places(stmt: Any, buffers: dict[Any, Any], more: list[Any]) -> Any:

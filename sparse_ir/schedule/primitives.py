@@ -168,17 +168,13 @@ def arguments_of(
     positional, named = [], {}
     for name, parameter in list(signature.parameters.items())[1:]:
         value = bound.arguments[name]
-        if any(_is_sequence(choice) for choice in _choices(hints.get(name, Any))):
+        if any(get_origin(x) in (list, Sequence) for x in _choices(hints.get(name, Any))):
             value = _listed(value)
         if parameter.kind is not parameter.KEYWORD_ONLY:
             positional.append(value)
         elif value != ([] if parameter.default == () else parameter.default):
             named[name] = value
     return positional, named
-
-
-def _is_sequence(hint: Any) -> bool:
-    return get_origin(hint) in (list, Sequence)
 
 
 def _listed(value: Any) -> Any:
@@ -202,13 +198,10 @@ def wrong_argument(
     hints = _hints(function)
     names = list(inspect.signature(function).parameters)[1:]
     for name, value in [*zip(names, inputs, strict=False), *options.items()]:
-        if not _fits(hints.get(name, Any), value):
-            return (
-                f"{function.__name__}: argument '{name}': expected {_words(hints[name])}, "
-                f"got {value!r}"
-            )
         check, words = MEANT.get(name, (None, ""))
-        if check is not None and isinstance(value, str) and not check(value):
+        fits = _fits(hints.get(name, Any), value)
+        if not fits or check is not None and isinstance(value, str) and not check(value):
+            words = words if fits else _words(hints[name])
             return f"{function.__name__}: argument '{name}': expected {words}, got {value!r}"
     return ""
 

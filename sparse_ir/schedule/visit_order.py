@@ -287,15 +287,12 @@ class ElementOrder(VisitOrder):
 
     def _all_elements(self) -> list[Axis]:
         """The axis of all elements, or of each parent's, after those of the levels above."""
-        names = [a.name for a in self.path]
-        if self.column.kind == "sparse_fixed":
-            name = fresh_name(self.func, "_".join([*names, *["slots"] * self.row.is_sparse]))
-            length, idtype = slots_of(self.path, self.idtype), self.idtype
+        names, slots = [a.name for a in self.path], self.column.kind == "sparse_fixed"
+        if slots or self.row.parent is None:
+            wish = "_".join([*names, *["slots"] * (slots and self.row.is_sparse)])
+            length = slots_of(self.path, self.idtype) if slots else self.column.nnz
+            name, idtype = fresh_name(self.func, wish), self.idtype
             return [Axis(name=name, kind="dense_fixed", length=length, idtype=idtype)]
-        if self.row.parent is None:
-            name = fresh_name(self.func, "_".join(names))
-            nnz, idtype = self.column.nnz, self.idtype
-            return [Axis(name=name, kind="dense_fixed", length=nnz, idtype=idtype)]
         out: list[Axis] = []
         ptr = self.row.indptr
         for count, axis in enumerate(self.path[1:], 2):
