@@ -179,7 +179,7 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
         buffers.append(SparseBuffer(var, None if old.axes is None else over, old.handle))
         places[old.var] = var, order_of
 
-    def access(buffer: Any, indices: list[Any]) -> tuple[Any, list[Any]]:
+    def access(buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
         var, order_of = places[buffer]
         return var, [indices[n] for n in order_of]
 

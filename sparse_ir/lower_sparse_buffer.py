@@ -208,8 +208,8 @@ class _Flattening:
         ty = param.ty
         return buffer_var(ty.shape, ty.dtype, param.name, ty.storage_scope, _element_bytes(param))
 
-    def _access(self, var: Any, indices: list[Any]) -> tuple[Any, list[Any]] | None:
-        return (self.flat[var], [self._offset(var, indices)]) if var in self.storage else None
+    def _access(self, var: Any, indices: Any) -> tuple[Any, list[Any]] | None:
+        return (self.flat[var], [self._offset(var, [*indices])]) if var in self.storage else None
 
     def _offset(self, var: Any, indices: list[Any]) -> Any:
         """The offset of an element of a buffer."""
@@ -288,7 +288,7 @@ class _Flattening:
             if isinstance(have, ir.Var):
                 mapping[have] = as_dtype(want, dtype_of(have))
 
-        def place(buffer: Any, index: list[Any]) -> Any:
+        def place(buffer: Any, index: Any) -> Any:
             if not buffer.same_as(target):
                 return None
             at = offset

@@ -11,7 +11,6 @@ Axes are identified by name within a function: names are unique there, and survi
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -301,9 +300,11 @@ class SparseIteration(Stmt):
 
     def entries(self) -> list[tuple[Any, int, int]]:
         """(entry of `axes`, first, end) of the coordinates of each loop."""
-        counts = [len(flat_axes([node])) for node in self.axes]
-        ends = list(itertools.accumulate(counts))
-        return [(node, e - n, e) for node, n, e in zip(self.axes, counts, ends, strict=True)]
+        out, end = list[tuple[Any, int, int]](), 0
+        for node in self.axes:
+            at, end = end, end + (1 if isinstance(node, Axis) else len(flat_axes([node])))
+            out.append((node, at, end))
+        return out
 
 
 @py_class("sparsetir.SparseFunc", frozen=True, structural_eq="tree")

@@ -244,7 +244,7 @@ def _discarded(condition: Any, store: Any, lengths: dict[Any, list[Any]]) -> boo
 def _at(store: Any, coordinates: list[Any]) -> Any:
     """A store with the bounds of these coordinates removed, since conditions imply them."""
 
-    def place(buffer: Any, indices: list[Any]) -> Any:
+    def place(buffer: Any, indices: Any) -> Any:
         mine = buffer.same_as(store.buffer)
         return (buffer, [with_starts(i, coordinates) for i in indices]) if mine else None
 

@@ -9,7 +9,6 @@ write is discarded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,8 +125,8 @@ class Scope:
 
     def nested(self) -> Scope:
         """A scope inside this one, with its own list of searches."""
-        names = ("visits", "coords", "axis_of_var", "bound_in_body", "around")
-        return Scope(**{name: copy(getattr(self, name)) for name in names})
+        known = dict(self.visits), dict(self.coords), dict(self.axis_of_var)
+        return Scope(*known, bound_in_body=set(self.bound_in_body), around=list(self.around))
 
 
 class Translator:

@@ -66,18 +66,18 @@ def map_expr(tree: Any, rules: Sequence[Rule]) -> Any:
     return new
 
 
-def access_rules(place: Callable[[Any, list[Any]], tuple[Any, list[Any]] | None]) -> list[Rule]:
+def access_rules(place: Callable[[Any, Any], tuple[Any, list[Any]] | None]) -> list[Rule]:
     """Rules that move loads and stores.
 
     place : returns the new buffer and indices of an access, or None to keep it
     """
 
     def load(node: Any) -> Any:
-        new = place(node.source, list(node.indices))
+        new = place(node.source, node.indices)
         return node if new is None else tirx.BufferLoad(*new)
 
     def store(node: Any) -> Any:
-        new = place(node.buffer, list(node.indices))
+        new = place(node.buffer, node.indices)
         return node if new is None else tirx.BufferStore(new[0], node.value, new[1], node.span)
 
     return [(ir.TensorLoad, load), (tirx.BufferStore, store)]

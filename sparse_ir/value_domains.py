@@ -93,7 +93,7 @@ def without_permutations(tree: Any, orders: set[Any]) -> Any:
         for dim, index in zip(dims, node.indices, strict=True):
             dim.add(_order_of(index, orders))
 
-    def straight(buffer: Any, indices: list[Any]) -> tuple[Any, list[Any]]:
+    def straight(buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
         return buffer, [
             index.indices[0] if len(dim) == 1 and None not in dim else index
             for dim, index in zip(through.get(buffer, [set()] * len(indices)), indices, strict=True)

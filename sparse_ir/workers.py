@@ -56,9 +56,11 @@ class Entry(NamedTuple):
 
 def entries_of(it: SparseIteration) -> list[Entry]:
     """The entries of an iteration's annotation."""
+    # As dicts: look-ups in TVM's maps are slow.
+    said = (dict(entry.items()) for entry in it.annotations.get(WORKERS, []))
     return [
         Entry([*map(str, e["loops"])], str(e["unit"]), str(e["race"]), int(e.get("per_block") or 0))
-        for e in it.annotations.get(WORKERS, [])
+        for e in said
     ]
 
 

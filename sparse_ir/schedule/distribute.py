@@ -199,7 +199,7 @@ class _Steps(Change):
 def _at_places(stmt: Any, buffers: dict[Any, Any], more: list[Any]) -> Any:
     """A statement with buffers replaced, and further indices appended to theirs."""
 
-    def place(buffer: Any, indices: list[Any]) -> Any:
+    def place(buffer: Any, indices: Any) -> Any:
         return (buffers[buffer], [*indices, *more]) if buffer in buffers else None
 
     return map_expr(stmt, access_rules(place))

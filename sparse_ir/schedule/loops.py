@@ -196,8 +196,9 @@ class Change:
         self, who: str, func: SparseFunc, it: SparseIteration, chosen: Sequence[Loop] = ()
     ) -> None:
         self.who, self.func, self.it, self.loops = who, func, it, loops_of(it)
-        self.chosen, names = list(chosen), [loop.axes for loop in self.loops]
-        self.places = [names.index(loop.axes) for loop in chosen]
+        self.chosen = list(chosen)
+        places = {loop.axes: n for n, loop in enumerate(self.loops)} if chosen else {}
+        self.places = [places[loop.axes] for loop in chosen]
 
     def refuse(self, message: str) -> NoReturn:
         """Raise ScheduleError with the iteration."""

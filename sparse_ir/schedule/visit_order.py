@@ -362,7 +362,7 @@ class ElementOrder(VisitOrder):
     def rewritten(self, tree: Any, position: Any, coordinates: list[Any]) -> Any:
         """A statement at another position, and at the coordinates of its element."""
 
-        def place(buffer: Any, indices: list[Any]) -> Any:
+        def place(buffer: Any, indices: Any) -> Any:
             if buffer not in self.moved:
                 return None
             old = declared(self.func).buffers[buffer.name]
