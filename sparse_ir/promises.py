@@ -110,25 +110,17 @@ def promise_problems(func: SparseFunc) -> Found:
             )
             continue
         name, kind, value = promise["param"], promise["kind"], promise["value"]
+        least, where, text = int(kind == "multiple"), func.span, ""
         if name not in params:
-            yield Broken(
-                func.span, f"promise about '{name}': no such parameter; there are {[*params]}"
-            )
+            text = f"no such parameter; there are {[*params]}"
         elif not _is_integer(params[name]):
-            yield Broken(
-                params[name].span,
-                f"promise about '{name}': expected a parameter of an integer type",
-            )
-        if kind not in KINDS:
-            yield Broken(
-                func.span, f"promise about '{name}': expected a kind among {[*KINDS]}, got {kind!r}"
-            )
-        least = 1 if kind == "multiple" else 0
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            yield Broken(
-                func.span,
-                f"promise about '{name}': expected an integer of {least} or more, got {value!r}",
-            )
+            where, text = params[name].span, "expected a parameter of an integer type"
+        elif kind not in KINDS:
+            text = f"expected a kind among {[*KINDS]}, got {kind!r}"
+        elif isinstance(value, bool) or not isinstance(value, int) or value < least:
+            text = f"expected an integer of {least} or more, got {value!r}"
+        if text:
+            yield Broken(where, f"promise about '{name}': {text}")
 
 
 def _is_integer(param: Any) -> bool:
