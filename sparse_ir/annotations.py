@@ -16,7 +16,7 @@ from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, flat_axes, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.recipes.ranges import range_tile_ptr, range_tile_starts
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
-from sparsetir.sparse_ir.verify_sites import Broken, Found, Site
+from sparsetir.sparse_ir.verify_sites import Broken, Found, Site, Texts
 
 # [{"loops": [names], "unit": "cpu", "race": ...}, ...], and "per_block", the number of visits that
 # a thread block makes of a loop over blocks and threads
@@ -64,7 +64,7 @@ def reserved_problem(key: str) -> str:
     return ""
 
 
-def range_problems(site: Site) -> Found:
+def range_problems(site: Site) -> Texts:
     """The verifier's rule: ranges come from recipes whose result is equal for all parents.
 
     Where tiles of rows begin within a parent's ranges, both are made from the same cut.
@@ -75,10 +75,9 @@ def range_problems(site: Site) -> Found:
         parts = [p for axis, how in tiles for p, of in _made(func, axis, range_tile_starts)
                  if of == how]  # fmt: skip
         if not parts:
-            yield Broken(
-                it.span,
-                f"sp_iter '{it.name}': annotation '{RANGES}': expected an axis whose tiles "
-                f"recipes range_tile_ptr and range_tile_starts make, got '{name}'",
+            yield (
+                f"annotation '{RANGES}': expected an axis whose tiles recipes range_tile_ptr and "
+                f"range_tile_starts make, got '{name}'"
             )
 
 
@@ -90,17 +89,15 @@ def intersected(it: Any) -> dict[str, list[str]]:
     return {n: [x.name for x in of if x.kind == "sparse_fixed"] for n, of in plain.items()}
 
 
-def gallop_problems(site: Site) -> Found:
+def gallop_problems(site: Site) -> Texts:
     """The verifier's rule: only intersections of axes without padding gallop."""
     it = site.stmt
     loops = intersected(it)
     for name, ratio in it.annotations.get(GALLOP, {}).items():
         if name not in loops or loops[name] or int(ratio) < 0:
-            yield Broken(
-                it.span,
-                f"sp_iter '{it.name}': annotation '{GALLOP}': expected an intersection whose "
-                f"list of axes with padding is empty in {loops}, and a ratio of 0 or more, "
-                f"got '{name}' and {ratio}",
+            yield (
+                f"annotation '{GALLOP}': expected an intersection whose list of axes with padding "
+                f"is empty in {loops}, and a ratio of 0 or more, got '{name}' and {ratio}"
             )
 
 

@@ -82,7 +82,15 @@ from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
 from sparsetir.sparse_ir.search import load_one, store_one
-from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, size_text, zero
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    as_one,
+    dtype_of,
+    free_vars,
+    size_text,
+    statements_of,
+    zero,
+)
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
@@ -175,31 +183,36 @@ def assemble(func: SparseFunc, result: str | None = None) -> Assembly:
 
 
 class _Visits:
-    """One iteration of the program: its loops over rows, over columns, and those below."""
+    """One iteration of the program.
+
+    rows, to_columns, inside : its loops down to that over rows, from there down to that over
+        columns, and those below
+    """
 
     def __init__(self, of: _Assembler, it: SparseIteration) -> None:
         self.it, self.out, self.out_columns = it, of.out, of.axes[1]
         out, index = of.out, of.index_of(it)
-        self.loops = loops_of(it)
+        loops = loops_of(it)
         accessed = f"{out.name}[{', '.join(map(str, index))}]"
-        if any(len(loop.vars) > 1 or isinstance(loop.node, PartAxis) for loop in self.loops):
+        if any(len(loop.vars) > 1 or isinstance(loop.node, PartAxis) for loop in loops):
             of.refuse("expected plain, attached and merged axes, none fused or in parts")
-        at = {loop.var: n for n, loop in enumerate(self.loops)}
+        at = {loop.var: n for n, loop in enumerate(loops)}
         row, column = ([at[v] for v in variables_of(i) if v in at] for i in index[:2])
-        self.row, self.column = max(row, default=-1), max(column, default=-1)
+        last, end = max(row, default=-1) + 1, max(column, default=-1) + 1
+        self.rows, self.to_columns, self.inside = loops[:last], loops[last:end], loops[end:]
         others = [_length(x) for n, x in enumerate(self.rows) if n not in row]
         spatial = {x.kinds for n, x in enumerate(self.rows) if n in row} == {"S"}
-        if self.row > self.column or any(n != 1 for n in others) or not spatial:
+        if last > end or any(n != 1 for n in others) or not spatial:
             of.refuse(
                 f"result '{out.name}': expected a spatial loop over its rows around all others, "
-                f'got {[x.name for x in self.loops]} as "{it.kinds}" for {accessed}'
+                f'got {[x.name for x in loops]} as "{it.kinds}" for {accessed}'
             )
         for axis, i in zip(of.axes[:2], index, strict=False):
             if not isinstance(i, ir.Var):
                 if dtype_of(i) != axis.idtype:
                     of.refuse(f"result '{out.name}': expected {i} of {axis.idtype}, got {i.ty}")
                 continue
-            (gone,) = flat_axes([self.loops[at[i]].node])
+            (gone,) = flat_axes([loops[at[i]].node])
             same = tvm_ffi.structural_equal(gone.length, axis.length)
             if not same or gone.idtype != axis.idtype:
                 of.refuse(
@@ -232,21 +245,6 @@ class _Visits:
         self.index = [substitute(i, self.known) for i in self.index]
         pairs = zip(inner, others, strict=False)
         return len(inner) == len(others) and all(a.same_as(b) for a, b in pairs)
-
-    @property
-    def rows(self) -> list[Loop]:
-        """The loops down to that over rows."""
-        return self.loops[: self.row + 1]
-
-    @property
-    def to_columns(self) -> list[Loop]:
-        """The loops below them, down to that over columns."""
-        return self.loops[self.row + 1 : self.column + 1]
-
-    @property
-    def inside(self) -> list[Loop]:
-        """The loops below that over columns."""
-        return self.loops[self.column + 1 :]
 
     @property
     def in_order(self) -> bool:
@@ -307,7 +305,7 @@ class _Assembler:
             self.refuse(f"expected one axis to assemble, got {[a.name for a in self.open]}")
         func = self.func
         iterations = list(sparse_iterations(func))
-        steps = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
+        steps = statements_of(func.body)
         if len(steps) != len(iterations) or not all(
             a.same_as(b) for a, b in zip(steps, iterations, strict=True)
         ):
@@ -415,18 +413,8 @@ class _Assembler:
 
     def run(self) -> Assembly:
         func, name = self.func, str(self.out.handle.name)
-        wishes = (
-            "bounds",
-            "width",
-            "rows_ptr",
-            "starts",
-            "ends",
-            "indptr",
-            "indices",
-            "parts",
-            "room",
-        )
-        self.names = names = {w: fresh_name(func, f"{name}_{w}") for w in (*wishes, "nnz")}
+        wishes = "bounds width rows_ptr starts ends indptr indices parts room nnz".split()
+        self.names = names = {w: fresh_name(func, f"{name}_{w}") for w in wishes}
         for axis in self.open:
             names |= {w: str(getattr(axis, w).name) for w in ("indptr", "indices")}
         self.whole = isinstance(self.index[0], ir.Var)

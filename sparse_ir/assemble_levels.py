@@ -45,7 +45,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.open_axes import closed, is_open, open_axes, open_result
 from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.script.parser import from_source
-from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, statements_of
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 
@@ -161,8 +161,7 @@ class _Levels:
         begun = [it for it in writers if self._stores(it.init)]
         if not begun:
             return 0
-        (it, *more), body = begun, self.func.body
-        whole = body.seq if isinstance(body, tirx.SeqStmt) else [body]
+        (it, *more), whole = begun, statements_of(self.func.body)
         init: Any = it.init
         if more or it is not writers[0] or not any(it.same_as(s) for s in whole):
             self.refuse(

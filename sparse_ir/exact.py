@@ -12,6 +12,7 @@ coordinate. Expressions whose bounds fit their type stay as they are.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -223,14 +224,6 @@ def _product(node: Any, a: Integer, b: Integer) -> Integer:
     return Integer(expr, saturated(low), saturated(high))
 
 
-def _sum_bounds(a: Integer, b: Integer) -> tuple[int, int]:
-    return a.low + b.low, a.high + b.high
-
-
-def _difference_bounds(a: Integer, b: Integer) -> tuple[int, int]:
-    return a.low - b.high, a.high - b.low
-
-
 def _corners(rule: Callable[[int, int], int]) -> Callable[[Integer, Integer], tuple[int, int]]:
     def bounds(a: Integer, b: Integer) -> tuple[int, int]:
         values = [rule(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
@@ -239,27 +232,26 @@ def _corners(rule: Callable[[int, int], int]) -> Callable[[Integer, Integer], tu
     return bounds
 
 
-_product_bounds = _corners(lambda x, y: x * y)
+_product_bounds = _corners(operator.mul)
 
 
 def _quotient_bounds(a: Integer, b: Integer) -> tuple[int, int]:
-    if b.low > 0:
-        return _corners(lambda x, y: x // y)(a, b)
-    most = max(abs(a.low), abs(a.high))
-    return -most, most
+    return _corners(operator.floordiv)(a, b) if b.low > 0 else _any_sign(a)
 
 
 def _truncated_bounds(a: Integer, b: Integer) -> tuple[int, int]:
-    if b.low > 0:
-        return min(a.low, 0), max(a.high, 0)
-    most = max(abs(a.low), abs(a.high))
-    return -most, most
+    return (min(a.low, 0), max(a.high, 0)) if b.low > 0 else _any_sign(a)
 
 
 def _remainder_bounds(a: Integer, b: Integer) -> tuple[int, int]:
     if b.low > 0:
         return (a.low, a.high) if 0 <= a.low and a.high < b.low else (0, b.high - 1)
-    most = max(abs(b.low), abs(b.high))
+    return _any_sign(b)
+
+
+def _any_sign(x: Integer) -> tuple[int, int]:
+    """Bounds of the numbers of no larger size."""
+    most = max(abs(x.low), abs(x.high))
     return -most, most
 
 
@@ -280,8 +272,8 @@ def _shifted_bounds(a: Integer, b: Integer) -> tuple[int, int]:
 
 
 _BOUNDS: dict[Any, Callable[[Integer, Integer], tuple[int, int]]] = {
-    tirx.Add: _sum_bounds,
-    tirx.Sub: _difference_bounds,
+    tirx.Add: _corners(operator.add),
+    tirx.Sub: _corners(operator.sub),
     tirx.Mul: _product_bounds,
     tirx.FloorDiv: _quotient_bounds,
     tirx.FloorMod: _remainder_bounds,
@@ -314,14 +306,14 @@ _ARITHMETIC: dict[Any, Callable[[int, int], int]] = {
     tirx.Add: lambda x, y: saturated(x) + saturated(y),
     tirx.Sub: lambda x, y: saturated(x) - saturated(y),
     tirx.Mul: lambda x, y: saturated(saturated(x) * saturated(y)),
-    tirx.FloorDiv: lambda x, y: x // y,
-    tirx.FloorMod: lambda x, y: x % y,
+    tirx.FloorDiv: operator.floordiv,
+    tirx.FloorMod: operator.mod,
     tirx.Div: _divided,
     tirx.Mod: lambda x, y: x - y * _divided(x, y),
     tirx.Min: min,
     tirx.Max: max,
-    tirx.BitwiseAnd: lambda x, y: x & y,
-    tirx.BitwiseOr: lambda x, y: x | y,
-    tirx.BitwiseXor: lambda x, y: x ^ y,
-    tirx.RShift: lambda x, y: x >> y,
+    tirx.BitwiseAnd: operator.and_,
+    tirx.BitwiseOr: operator.or_,
+    tirx.BitwiseXor: operator.xor,
+    tirx.RShift: operator.rshift,
 }

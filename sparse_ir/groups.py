@@ -294,15 +294,14 @@ class _Group:
             axes = {axis.name: (axis, var) for axis, var, _ in it.axis_of()}
             for name in [n for n in axes if n != lanes]:
                 for entry in entries_of(it):
-                    if name not in map(str, entry["loops"]) or entry["unit"] not in THREAD_UNITS:
+                    if name not in entry.loops or entry.unit not in THREAD_UNITS:
                         continue
-                    axis, var = axes[name]
-                    size = int(entry.get("per_block", 0) or 0)
+                    (axis, var), size = axes[name], entry.per_block
                     if size:
                         var = tirx.floormod(var, as_dtype(size, dtype_of(var)))
                     elif isinstance(axis.length, tirx.IntImm):
                         size = int(axis.length)
-                    if not size or len(entry["loops"]) > 1 or axis.kind != "dense_fixed":
+                    if not size or len(entry.loops) > 1 or axis.kind != "dense_fixed":
                         raise LoweringError(
                             f"sp_iter '{self.it.name}': annotation '{GROUP}': expected other loops "
                             f"over threads to be over one dense axis each, got '{name}'"

@@ -31,7 +31,16 @@ from tvm import s_tir, tirx
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.tile_marks import is_likely
-from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars, loop_with, with_body
+from sparsetir.sparse_ir.tir import (
+    as_dtype,
+    as_one,
+    block_with,
+    dtype_of,
+    free_vars,
+    loop_with,
+    map_parts,
+    with_body,
+)
 
 # Inits still to be placed: the loop to place each in front of (None: the block itself), its nest.
 _Pending = list[tuple[Any, tirx.Stmt]]
@@ -42,61 +51,43 @@ def hoist_init(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Raises LoweringError for a reduction over threads whose init has already been separated.
     """
-    body, pending = _visit(func.body, [])
+    pending: _Pending = []
+    body = _visit(func.body, [], pending)
     assert not pending, "an init found no place"
     return with_body(func, body)
 
 
-def _visit(stmt: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
-    """Rewrite a statement below the loops `path` of its block; also return inits to place above."""
-    if isinstance(stmt, tirx.For):
-        body, pending = _visit(stmt.body, [*path, stmt])
-        loop = loop_with(stmt, body=body)
-        here = [init for target, init in pending if target is stmt]
-        return _before(here, loop), [(t, i) for t, i in pending if t is not stmt]
-    if isinstance(stmt, tirx.SeqStmt):
-        parts = [_visit(s, path) for s in stmt.seq]
-        return tirx.SeqStmt([s for s, _ in parts]), [p for _, ps in parts for p in ps]
-    if isinstance(stmt, tirx.IfThenElse):
-        then, pending = _visit(stmt.then_case, path)
-        if stmt.else_case is None:
-            return tirx.IfThenElse(stmt.condition, then, None, stmt.span), pending
-        other, more = _visit(stmt.else_case, path)
-        return tirx.IfThenElse(stmt.condition, then, other, stmt.span), [*pending, *more]
-    if isinstance(stmt, tirx.AttrStmt):
-        body, pending = _visit(stmt.body, path)
-        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body, stmt.span), pending
-    if isinstance(stmt, tirx.While):
-        body, pending = _visit(stmt.body, path)
-        return tirx.While(stmt.condition, body, stmt.span), pending
+def _visit(stmt: Any, path: list[Any], pending: _Pending) -> Any:
+    """Rewrite a statement below the loops `path` of its block.
+
+    pending : inits to place above are added, and those placed here removed
+    """
     if isinstance(stmt, s_tir.SBlockRealize):
-        return _realize(stmt, path)
-    return stmt, []
+        return _realize(stmt, path, pending)
+    inside = [*path, stmt] if isinstance(stmt, tirx.For) else path
+    new = map_parts(stmt, lambda part: _visit(part, inside, pending))
+    here = [init for target, init in pending if target is stmt]
+    pending[:] = [(target, init) for target, init in pending if target is not stmt]
+    return as_one([*here, new])
 
 
-def _before(inits: list[tirx.Stmt], stmt: tirx.Stmt) -> tirx.Stmt:
-    return tirx.SeqStmt([*inits, stmt]) if inits else stmt
-
-
-def _realize(realize: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
+def _realize(realize: Any, path: list[Any], pending: _Pending) -> Any:
     block = realize.block
     if block.init is None:
         _refuse_race(realize, path)
     if not any(map(_needs_parent, nodes_of((s_tir.SBlock, tirx.For), realize))):
-        return realize, []
-    body, inner = _visit(block.body, [])
+        return realize
+    inner: _Pending = []
+    body = _visit(block.body, [], inner)
     assert not inner, "an init found no place"
     hoisted = None if block.init is None else _init_nest(realize, path)
-    reads = list(block.reads)
-    if hoisted is not None:
-        reads = [*(w for w in block.writes), *reads]
-    init = None if hoisted is not None else block.init
-    new_block = block_with(block, reads=reads, body=body, init=init)
+    changes = {} if hoisted is None else {"reads": [*block.writes, *block.reads], "init": None}
+    new_block = block_with(block, body=body, **changes)
     new = s_tir.SBlockRealize(realize.iter_values, realize.predicate, new_block, realize.span)
-    if hoisted is None:
-        return new, []
-    target, nest = hoisted
-    return (_before([nest], new), []) if target is None else (new, [(target, nest)])
+    target, nest = hoisted or (None, None)
+    if target is not None:
+        pending.append((target, nest))
+    return new if nest is None or target is not None else tirx.SeqStmt([nest, new])
 
 
 def _needs_parent(node: Any) -> bool:

@@ -20,7 +20,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tvm import ir, tirx
+from tvm import tirx
 
 from sparsetir.sparse_ir.annotations import ATOMIC, GPU_UNITS, ORDERED
 from sparsetir.sparse_ir.nodes import (
@@ -43,8 +43,9 @@ from sparsetir.sparse_ir.parallel import (
     written_accesses,
 )
 from sparsetir.sparse_ir.races import FREE, Fact, private_buffers, races_of
-from sparsetir.sparse_ir.reduction import reduction_of, split_guards
+from sparsetir.sparse_ir.reduction import loads_own, reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import contains, with_conditions, without_tail_shifts
+from sparsetir.sparse_ir.tir import statements_of
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 
@@ -146,12 +147,6 @@ def reorderable(func: SparseFunc, it: SparseIteration) -> Dependence | None:
     return None
 
 
-def order_problem(func: SparseFunc, it: SparseIteration) -> str:
-    """Why the result of an iteration depends on the order of its visits; "" if it does not."""
-    found = None if ORDERED in it.annotations else reorderable(func, it)
-    return "" if found is None else str(found)
-
-
 def _dependence(
     func: SparseFunc, it: SparseIteration, buffer: Any, accesses: list[Access]
 ) -> Dependence | None:
@@ -187,7 +182,7 @@ def _dependence(
     reduced = {v for v, kind in shared if kind == "R"}
     if not reduced:
         return None
-    moving = reduced | _dependents(it, reduced)
+    moving = reduced | _dependents(it)
     for store, _ in stores:
         if moving & set(variables_of(store.value)):
             at = ", ".join(sorted(f"'{v.name}'" for v in reduced))
@@ -200,8 +195,8 @@ def _dependence(
     return None
 
 
-def _dependents(it: SparseIteration, coords: set[Any]) -> set[Any]:
-    """Variables and buffers of the body whose values may depend on some coordinates."""
+def _dependents(it: SparseIteration) -> set[Any]:
+    """Variables and buffers of the body whose values may depend on coordinates."""
     found: set[Any] = set()
     for part in nodes_of((tirx.For, tirx.Bind, SparseIteration), it.body):
         if isinstance(part, SparseIteration):
@@ -234,15 +229,8 @@ def _operator(store: Any) -> str | None:
     if operator is None:
         return None
 
-    def is_own(expr: Any) -> bool:
-        return (
-            isinstance(expr, ir.TensorLoad)
-            and expr.source.same_as(store.buffer)
-            and same_indices(expr.indices, store.indices)
-        )
-
     for own, term in ((value.a, value.b), (value.b, value.a))[: 1 + either]:
-        if is_own(own) and not loads_of(term, store.buffer):
+        if loads_own(store, own) and not loads_of(term, store.buffer):
             return operator
     return None
 
@@ -266,8 +254,7 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
     """
     if it.init is not None and accesses_of(it.init, var):
         return False
-    parts = list(it.body.seq) if isinstance(it.body, tirx.SeqStmt) else [it.body]
-    stmt = next(s for s in parts if accesses_of(s, var))
+    stmt = next(s for s in statements_of(it.body) if accesses_of(s, var))
     first: dict[str, Any] = {}  # the coordinate over each axis that the first store visits
     while isinstance(stmt, SparseIteration):
         plain = all(isinstance(node, Axis) for node in stmt.axes)

@@ -28,7 +28,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
 
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
@@ -39,6 +38,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     attached_axes,
+    axis_with,
     buffer_var,
     declared,
     flat_axes,
@@ -47,7 +47,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.promises import ASSUMED
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 from sparsetir.sparse_ir.updates import refused
 
 
@@ -166,8 +166,7 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
     chain: list[Axis] = []
     for at, name in zip(levels, order, strict=True):
         parent = chain[-1] if chain else None
-        fields = (at.kind, axes[name].length, parent, at.nnz, None, at.indptr, at.indices)
-        chain.append(Axis(name, *fields, at.idtype, at.unique))
+        chain.append(axis_with(at, name=name, length=axes[name].length, parent=parent))
     root = levels[0]
     rows = Axis(numbered(f"{root.name}_", axes), "dense_fixed", root.length, idtype=root.idtype)
     dense = None if order[0] == root.name else _dense_twin(func, chain[0])
@@ -180,13 +179,9 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
         buffers.append(SparseBuffer(var, None if old.axes is None else over, old.handle))
         places[old.var] = var, order_of
 
-    def access(node: Any) -> Any:
-        loads = isinstance(node, ir.TensorLoad)
-        var, order_of = places[node.source if loads else node.buffer]
-        indices = [node.indices[n] for n in order_of]
-        if loads:
-            return tirx.BufferLoad(var, indices)
-        return tirx.BufferStore(var, node.value, indices, node.span)
+    def access(buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
+        var, order_of = places[buffer]
+        return var, [indices[n] for n in order_of]
 
     moved = dict(zip([a.name for a in levels], chain, strict=True))
 
@@ -198,9 +193,7 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
             it, axes=nodes, vars=[v for v, _ in pairs], kinds="".join(k for _, k in pairs)
         )
 
-    body = map_expr(
-        func.body, [(ir.TensorLoad, access), (tirx.BufferStore, access), (SparseIteration, visit)]
-    )
+    body = map_expr(func.body, [*access_rules(access), (SparseIteration, visit)])
     used = {a.name for b in buffers for a in b.axes or ()}
     kept: list[Axis] = []
     for axis in func.axes:

@@ -35,8 +35,8 @@ from sparsetir.sparse_ir.promises import promised_steps
 from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
 from sparsetir.sparse_ir.storage import Storage
-from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars, is_one
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars, is_one, pass_on
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
 
 def lower_sparse_buffer(func_or_mod: Any) -> Any:
@@ -73,15 +73,7 @@ def lower_sparse_buffer(func_or_mod: Any) -> Any:
 def LowerSparseBuffer() -> Any:
     """The pass: :func:`lower_sparse_buffer` on every stage-II function of a module."""
 
-    @tvm.transform.module_pass(opt_level=0, name="sparsetir.LowerSparseBuffer")
-    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        functions = {
-            gv: lower_sparse_buffer(f) if isinstance(f, tirx.PrimFunc) else f
-            for gv, f in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
-
-    return run
+    return pass_on("sparsetir.LowerSparseBuffer", tirx.PrimFunc, lower_sparse_buffer)
 
 
 class _Flattening:
@@ -122,8 +114,7 @@ class _Flattening:
         body = map_expr(
             body,
             [
-                (ir.TensorLoad, self._load),
-                (tirx.BufferStore, self._store),
+                *access_rules(self._access),
                 (ir.TensorRegion, self._region),
                 (s_tir.SBlock, self._allocs),
             ],
@@ -217,19 +208,8 @@ class _Flattening:
         ty = param.ty
         return buffer_var(ty.shape, ty.dtype, param.name, ty.storage_scope, _element_bytes(param))
 
-    def _load(self, node: Any) -> Any:
-        storage = self.storage.get(node.source)
-        if storage is None:
-            return node
-        offset = self._offset(node.source, list(node.indices))
-        return tirx.BufferLoad(self.flat[node.source], [offset])
-
-    def _store(self, node: Any) -> Any:
-        storage = self.storage.get(node.buffer)
-        if storage is None:
-            return node
-        offset = self._offset(node.buffer, list(node.indices))
-        return tirx.BufferStore(self.flat[node.buffer], node.value, [offset], span=node.span)
+    def _access(self, var: Any, indices: Any) -> tuple[Any, list[Any]] | None:
+        return (self.flat[var], [self._offset(var, [*indices])]) if var in self.storage else None
 
     def _offset(self, var: Any, indices: list[Any]) -> Any:
         """The offset of an element of a buffer."""
@@ -308,22 +288,13 @@ class _Flattening:
             if isinstance(have, ir.Var):
                 mapping[have] = as_dtype(want, dtype_of(have))
 
-        def place(index: list[Any]) -> Any:
+        def place(buffer: Any, index: Any) -> Any:
+            if not buffer.same_as(target):
+                return None
             at = offset
             for i, stride in zip(index, strides, strict=True):
                 at = at + as_dtype(i, dtype_of(offset)) * as_dtype(stride, dtype_of(offset))
-            return at
-
-        def load(node: Any) -> Any:
-            if not node.source.same_as(target):
-                return node
-            return tirx.BufferLoad(self.flat[source], [place(list(node.indices))])
-
-        def store(node: Any) -> Any:
-            if not node.buffer.same_as(target):
-                return node
-            where = [place(list(node.indices))]
-            return tirx.BufferStore(self.flat[source], node.value, where, node.span)
+            return self.flat[source], [at]
 
         def region(node: Any) -> Any:
             if not node.source.same_as(target):
@@ -339,13 +310,7 @@ class _Flattening:
             args = [offset if a.same_as(ty.elem_offset) else a for a in node.args]
             return ir.Call(node.op, args, node.attrs, node.ty_args, node.span, ret_ty=node.ty)
 
-        rules = [
-            (ir.TensorLoad, load),
-            (tirx.BufferStore, store),
-            (ir.TensorRegion, region),
-            (ir.Call, pointer),
-        ]
-        return mapping, rules
+        return mapping, [*access_rules(place), (ir.TensorRegion, region), (ir.Call, pointer)]
 
 
 def _element_bytes(var: Any) -> int:

@@ -58,7 +58,7 @@ from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.search import load_one, store_one
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tail_predicates import resolve_tails
-from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, loop_with
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, loop_with, pass_on
 from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 from sparsetir.sparse_ir.workers import (
@@ -109,15 +109,7 @@ def lower_sparse_iter(func_or_mod: Any) -> Any:
 def LowerSparseIter() -> Any:
     """The pass: :func:`lower_sparse_iter` on every stage-I function of a module."""
 
-    @tvm.transform.module_pass(opt_level=0, name="sparsetir.LowerSparseIter")
-    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        functions = {
-            gv: lower_sparse_iter(f) if isinstance(f, SparseFunc) else f
-            for gv, f in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
-
-    return run
+    return pass_on("sparsetir.LowerSparseIter", SparseFunc, lower_sparse_iter)
 
 
 class _Lowering:
@@ -395,8 +387,8 @@ class _Lowering:
         """
         fact_of = {unit.name: fact for unit, fact in zip(units, facts, strict=True)}
         for entry in entries_of(it):
-            for name in map(str, entry["loops"]) if str(entry["race"]) == "none" else ():
-                if races(it, fact_of.get(name, FREE), str(entry["unit"])):
+            for name in entry.loops if entry.race == "none" else ():
+                if races(it, fact_of.get(name, FREE), entry.unit):
                     raise LoweringError(
                         f"sp_iter '{it.name}': annotation '{WORKERS}': expected loops that are "
                         f"proven free of races, got '{name}' ({fact_of[name]})"

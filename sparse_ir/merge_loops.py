@@ -92,6 +92,11 @@ class Pointer:
         """The name of its axis."""
         return self.axis.name
 
+    @property
+    def coord(self) -> Any:
+        """The coordinate at the pointer."""
+        return load_one(self.at)
+
     def stored(self, space: PositionSpace) -> Any:
         """The coordinate at the pointer; past the last element the axis's length."""
         place = load_one(self.place)
@@ -169,36 +174,34 @@ class MergeLoop(PositionLoop):
         nested = axis.kind == "difference" or any(a.is_merged for a in flat_axes(axis.of))
         if len(self.pointers) == 2 and once and not nested:
             return as_one([*begin, *self._points(body, space)])
-        ats = [at for at, _ in self._current_coordinates()]
+        ats = [p.coord for p in self.pointers]
         if self.ratio:
             return as_one([*begin, *self._gallop(ats, body, space)])
         least = store_one(self.var, reduce(tirx.min, ats))
         end = as_dtype(axis.length, axis.idtype)
         going = coord < end
         if axis.kind != "union" or nested:
-            at = {p.name: load_one(p.at) for p in self.pointers}
+            at = {p.name: p.coord for p in self.pointers}
             some = tirx.any, lambda *of: conjunction([*of])
             here = axis.stores(lambda n: tirx.EQ(at[n], coord), *some, tirx.Not)
             # An excluding axis that has ended does not end the loop.
             going = axis.stores(lambda n: at[n] < end, *some, lambda _: tirx.const(True, "bool"))
             body = tirx.IfThenElse(here, body, None)
         moves: list[Any] = []
-        for at, p in self._current_coordinates():
-            moves += p.move(space, as_dtype(tirx.EQ(at, coord), p.axis.idtype))
+        for p in self.pointers:
+            moves += p.move(space, as_dtype(tirx.EQ(p.coord, coord), p.axis.idtype))
         loop = tirx.While(going, as_one([body, *moves, least]))
         return as_one([*begin, least, loop])
-
-    def _current_coordinates(self) -> list[tuple[Any, Pointer]]:
-        """The coordinate at each pointer."""
-        return [(load_one(p.at), p) for p in self.pointers]
 
     def _gallop(self, ats: list[Any], body: Any, space: PositionSpace) -> list[Any]:
         """The loop of an intersection of several axes whose pointers gallop to the last of them."""
         end, coord = as_dtype(self.node.length, self.node.idtype), load_one(self.var)
         one, last = as_dtype(1, self.node.idtype), store_one(self.var, reduce(tirx.max, ats))
         moves = [s for p in self.pointers for s in p.move(space, one)]
-        each = zip(ats, self.pointers, strict=True)
-        leaps = [tirx.IfThenElse(at < coord, self._skip(p, coord, space), None) for at, p in each]
+        leaps = [
+            tirx.IfThenElse(p.coord < coord, self._skip(p, coord, space), None)
+            for p in self.pointers
+        ]
         met = conjunction([tirx.EQ(at, coord) for at in ats])
         step = tirx.IfThenElse(met, as_one([body, *moves]), as_one(leaps))
         return [tirx.While(conjunction([at < end for at in ats]), as_one([last, step]))]
@@ -233,7 +236,8 @@ class MergeLoop(PositionLoop):
         """The loops of `_points`; `nearer` advances a pointer of an intersection."""
         union = self.node.kind == "union"
         end = as_dtype(self.node.length, self.node.idtype)
-        (one, first), (other, second) = self._current_coordinates()
+        first, second = self.pointers
+        one, other = first.coord, second.coord
 
         def at(*there: Pointer) -> Any:
             """The case in which these axes have an element at the coordinate, and no others do."""
@@ -242,7 +246,7 @@ class MergeLoop(PositionLoop):
             moves = [s for p in there for s in p.move(space, as_dtype(1, self.node.idtype))]
             known = {p.name: p in there for p in self.pointers}
             inner = self._known(body, known) if union else body
-            return as_one([store_one(self.var, load_one(there[0].at)), inner, *moves])
+            return as_one([store_one(self.var, there[0].coord), inner, *moves])
 
         alone = tirx.IfThenElse(one < other, at(first), at(second))
         both = tirx.IfThenElse(tirx.EQ(one, other), at(first, second), alone)
@@ -253,7 +257,7 @@ class MergeLoop(PositionLoop):
     def _known(self, body: Any, there: dict[str, bool]) -> Any:
         """The body, simplified by which axes store the coordinate."""
         coord = load_one(self.var)
-        conditions = [(tirx.EQ(at, coord), there[p.name]) for at, p in self._current_coordinates()]
+        conditions = [(tirx.EQ(p.coord, coord), there[p.name]) for p in self.pointers]
 
         def equal(node: Any) -> Any:
             for condition, holds in conditions:

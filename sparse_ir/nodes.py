@@ -11,7 +11,6 @@ Axes are identified by name within a function: names are unique there, and survi
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -301,9 +300,11 @@ class SparseIteration(Stmt):
 
     def entries(self) -> list[tuple[Any, int, int]]:
         """(entry of `axes`, first, end) of the coordinates of each loop."""
-        counts = [len(flat_axes([node])) for node in self.axes]
-        ends = list(itertools.accumulate(counts))
-        return [(node, e - n, e) for node, n, e in zip(self.axes, counts, ends, strict=True)]
+        out, end = list[tuple[Any, int, int]](), 0
+        for node in self.axes:
+            at, end = end, end + (1 if isinstance(node, Axis) else len(flat_axes([node])))
+            out.append((node, at, end))
+        return out
 
 
 @py_class("sparsetir.SparseFunc", frozen=True, structural_eq="tree")
@@ -384,16 +385,8 @@ class SparseFunc(BaseFunc):
         -------
         SparseFunc
         """
-        fields = {
-            "span": self.span,
-            "ty": self.ty,
-            "attrs": self.attrs,
-            "params": self.params,
-            "axes": self.axes,
-            "buffers": self.buffers,
-            "body": self.body,
-        }
-        return SparseFunc(**{**fields, **changes})
+        names = ("span", "ty", "attrs", "params", "axes", "buffers", "body")
+        return SparseFunc(**{n: changes.get(n, getattr(self, n)) for n in names})
 
     def script(self, **_: Any) -> str:
         """The function as text that :func:`sparsetir.from_source` parses back."""
@@ -659,10 +652,39 @@ def _named(items: dict[str, Any], name: str, what: str) -> Any:
     return items[name]
 
 
+def axis_with(axis: Axis, **fields: Any) -> Axis:
+    """An axis with some fields changed."""
+    names = ("name", "kind", "length", "parent", "nnz", "nnz_cols", "indptr", "indices", "idtype",
+             "unique", "of")  # fmt: skip
+    return Axis(**{n: fields.get(n, getattr(axis, n)) for n in names})
+
+
+def entry_text(entry: Any, text: Callable[[Axis], str] = lambda axis: axis.name) -> str:
+    """An entry of an iteration's list as in a script, given the text of an axis."""
+    if isinstance(entry, FusedAxis):
+        return f"T.fuse({', '.join(map(text, entry.axes))})"
+    if isinstance(entry, PartAxis):
+        return f"T.part({entry_text(entry.axis, text)}, {text(entry.by)})"
+    if isinstance(entry, AttachedAxis):
+        return f"T.attach({text(entry.axis)}, {text(entry.to)})"
+    return text(entry)
+
+
 def iteration_with(it: SparseIteration, **fields: Any) -> Any:
     """An iteration with some fields changed."""
     names = ("span", "axes", "kinds", "name", "vars", "init", "body", "annotations")
     return SparseIteration(**{n: fields.get(n, getattr(it, n)) for n in names})
+
+
+def entry_with(entry: Any, axes: dict[str, Axis]) -> Any:
+    """An entry of an iteration's list, or of a merged axis, with other axes, by name."""
+    if isinstance(entry, Axis):
+        return axes[entry.name]
+    if isinstance(entry, FusedAxis):
+        return FusedAxis(axes=[axes[a.name] for a in entry.axes])
+    if isinstance(entry, PartAxis):
+        return PartAxis(axis=entry_with(entry.axis, axes), by=axes[entry.by.name])
+    return AttachedAxis(axis=axes[entry.axis.name], to=axes[entry.to.name])
 
 
 def without_iteration(body: Any, name: str) -> Any:

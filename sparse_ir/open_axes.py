@@ -27,12 +27,12 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     attached_axes,
+    axis_with,
     flat_axes,
-    make_func,
     sparse_iterations,
     stores_of,
 )
-from sparsetir.sparse_ir.verify_sites import Broken, Found
+from sparsetir.sparse_ir.verify_sites import Texts
 
 
 def open_axes(func: SparseFunc) -> list[Axis]:
@@ -79,8 +79,7 @@ def closed(func: SparseFunc) -> SparseFunc:
         nnz[axis.name] = tirx.Var(fresh_name(func, f"{result.handle.name}_nnz", taken), axis.idtype)
 
     def given(axis: Axis, parent: Axis | None) -> Axis:
-        fields = (axis.kind, axis.length, parent, nnz[axis.name], None, axis.indptr, axis.indices)
-        return Axis(axis.name, *fields, idtype=axis.idtype)
+        return axis_with(axis, parent=parent, nnz=nnz[axis.name])
 
     return _with(func, given)
 
@@ -108,48 +107,43 @@ def _with(func: SparseFunc, replacement: Callable[[Axis, Axis | None], Axis]) ->
         SparseBuffer(b.var, put(b.axes), b.handle) if others.keys() & _names(b) else b
         for b in func.buffers
     ]
-    attrs = {k: v for k, v in func.attrs.items() if k != "global_symbol"}
-    name = func.name if "global_symbol" in func.attrs else None
     kept = [q for p in func.params for q in changed.get(p, [p])]
-    return make_func(name, kept, put(func.axes), buffers, func.body, attrs, func.span)
+    return func.replace(params=kept, axes=put(func.axes), buffers=buffers)
 
 
 def _names(buffer: SparseBuffer) -> list[str]:
     return [a.name for a in buffer.axes or ()]
 
 
-def open_axis_problems(func: SparseFunc, new: list[Axis]) -> Found:
-    """Return, for the verifier, why these axes cannot be assembled."""
+def open_axis_problems(axis: Axis, label: str, func: SparseFunc) -> Texts:
+    """Return, for the verifier, why an axis cannot be assembled."""
+    if not is_open(axis):
+        return
     chain = [a.name for a in open_axes(func)]
-    for axis in filter(is_open, new):
-        label = f"axis '{axis.name}': nnz None says that the program assembles it; expected"
-        others = [a for a in func.axes if a.name != axis.name]
-        visited = [
-            a.name
-            for it in sparse_iterations(func)
-            for a in (*flat_axes(it.axes), *(x.to for x in attached_axes(it.axes)))
-        ]
-        over = [b for b in func.buffers if axis.name in _names(b)]
-        written = {s.buffer for s in stores_of(func.body)}
-        arrays = [x for a in others for x in (a.indptr, a.indices) if x is not None]
-        arrays += [b.handle for b in func.buffers if b.handle is not None]
-        shared = [h for h in (axis.indptr, axis.indices) if h in arrays]
-        above = chain[: chain.index(axis.name)]
-        parent = axis.parent.name if axis.parent.kind != "dense_fixed" else None
-        if [parent] != (above[-1:] or [None]) or not axis.unique:
-            yield Broken(
-                axis,
-                f"{label} it under a dense_fixed axis, or the one such axis before it, with "
-                "unique=True",
-            )
-        elif axis.name in visited or any(
-            a.parent is not None and a.parent.name == axis.name and not is_open(a) or axis.name in
-            [m.name for m in a.members] for a in others
-        ):  # fmt: skip
-            yield Broken(axis, f"{label} no iteration over it, and no other axis under it or of it")
-        elif shared:
-            yield Broken(axis, f"{label} '{shared[0].name}' to be of nothing else")
-        elif len(over) != 1 or over[0].handle is None or over[0].var not in written:
-            yield Broken(
-                axis, f"{label} one buffer over it, a result, got {[b.name for b in over]}"
-            )
+    label += ": nnz None says that the program assembles it; expected"
+    others = [a for a in func.axes if a.name != axis.name]
+    visited = [
+        a.name
+        for it in sparse_iterations(func)
+        for a in (*flat_axes(it.axes), *(x.to for x in attached_axes(it.axes)))
+    ]
+    over = [b for b in func.buffers if axis.name in _names(b)]
+    written = {s.buffer for s in stores_of(func.body)}
+    arrays = [x for a in others for x in (a.indptr, a.indices) if x is not None]
+    arrays += [b.handle for b in func.buffers if b.handle is not None]
+    shared = [h for h in (axis.indptr, axis.indices) if h in arrays]
+    above = chain[: chain.index(axis.name)]
+    parent = axis.parent.name if axis.parent.kind != "dense_fixed" else None
+    if [parent] != (above[-1:] or [None]) or not axis.unique:
+        yield (
+            f"{label} it under a dense_fixed axis, or the one such axis before it, with unique=True"
+        )
+    elif axis.name in visited or any(
+        a.parent is not None and a.parent.name == axis.name and not is_open(a) or axis.name in
+        [m.name for m in a.members] for a in others
+    ):  # fmt: skip
+        yield f"{label} no iteration over it, and no other axis under it or of it"
+    elif shared:
+        yield f"{label} '{shared[0].name}' to be of nothing else"
+    elif len(over) != 1 or over[0].handle is None or over[0].var not in written:
+        yield f"{label} one buffer over it, a result, got {[b.name for b in over]}"

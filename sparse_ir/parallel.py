@@ -63,11 +63,9 @@ def parallel_units(
     out: list[int] = []
     free: dict[str, bool] = {}
     alike = [str(name) for name in it.annotations.get(RANGES, [])]
-    at = 0
-    for number, node in enumerate(map(visited_node, it.axes)):
+    for number, (entry, at, end) in enumerate(it.entries()):
+        node, coords, kinds = visited_node(entry), it.vars[at:end], it.kinds[at:end]
         axes = list(node.axes) if isinstance(node, FusedAxis) else [node]
-        coords, kinds = it.vars[at : at + len(axes)], it.kinds[at : at + len(axes)]
-        at += len(axes)
         plain = [a.axis if isinstance(a, AttachedAxis) else a for a in axes]
         is_free = set(kinds) == {"S"} and (
             all(map(is_one_visit, plain))
@@ -157,10 +155,9 @@ def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
     inside = [it, *_nested(it)]
     axis = next(a for x in inside for a, v, _ in x.axis_of() if v.same_as(coord))
     found: list[list[Any]] = []
-    for visit, at, node in ((x, n, node) for x in inside for node, n, _ in x.entries()):
-        axes = flat_axes([node])
-        coords = list(visit.vars[at : at + len(axes)])
-        kinds = visit.kinds[at : at + len(axes)]
+    for visit, (node, at, end) in ((x, entry) for x in inside for entry in x.entries()):
+        axes, coords = flat_axes([node]), list(visit.vars[at:end])
+        kinds = visit.kinds[at:end]
         if isinstance(node, PartAxis) and set(kinds) == {"S"} and all(a.unique for a in axes):
             under = {a.name for a in node.by.ancestors()[:-1]}
             if axis.name in under - {a.name for a in axes[0].ancestors()}:

@@ -40,12 +40,10 @@ class PositionLoops:
     def of(self, it: SparseIteration, scope: Scope) -> list[PositionLoop]:
         """The loops of an iteration; registers the position of each axis in `scope`."""
         units: list[PositionLoop] = []
-        at, self._taken = 0, set()
-        for entry in it.axes:
+        self._taken = set()
+        for entry, at, end in it.entries():
             node, by = visited_node(entry), entry.by if isinstance(entry, PartAxis) else None
-            count = len(node.axes) if isinstance(node, FusedAxis) else 1
-            coords, kinds = it.vars[at : at + count], it.kinds[at : at + count]
-            at += count
+            coords, kinds = it.vars[at:end], it.kinds[at:end]
             if isinstance(node, Axis) and node.is_merged:
                 wish = self._variables(coords[0].name, node.idtype)[0].name
                 ratio = int(it.annotations.get(GALLOP, {}).get(node.name, 0))

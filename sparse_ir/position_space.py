@@ -137,29 +137,18 @@ class PositionSpace:
         return axis.kind == "sparse_fixed" and axis.name not in self._filled
 
     def _materialise(self, axis: Axis, by_handle: dict[Any, Any]) -> None:
-        ancestors = axis.ancestors()
-        if axis.indptr is not None and axis.indptr not in self._as_values:
-            dims = [positional_size(a) for a in ancestors[:-1]]
-            dims[-1] = dims[-1] + 1
-            self._declare_aux(axis, "indptr", axis.indptr, dims, ancestors[:-1], by_handle)
-        if axis.indices is not None and axis.indices not in self._as_values:
-            dims = [positional_size(a) for a in ancestors]
-            self._declare_aux(axis, "indices", axis.indices, dims, ancestors, by_handle)
-
-    def _declare_aux(
-        self,
-        axis: Axis,
-        what: str,
-        handle: Any,
-        dims: list[Any],
-        layout_axes: list[Axis],
-        by_handle: dict[Any, Any],
-    ) -> None:
-        if handle not in by_handle:
-            name = self._fresh(f"{axis.name}_{what}")
-            by_handle[handle] = buffer_var(dims, axis.idtype, name)
-            self._add_layout(name, layout_axes, ends=int(what == "indptr"))
-        self._aux[axis.name, what] = by_handle[handle]
+        levels = axis.ancestors()
+        for what, over in (("indptr", levels[:-1]), ("indices", levels)):
+            handle = getattr(axis, what)
+            if handle is None or handle in self._as_values:
+                continue
+            if handle not in by_handle:
+                dims, ends = [positional_size(a) for a in over], int(what == "indptr")
+                dims[-1] = dims[-1] + 1 if ends else dims[-1]
+                name = self._fresh(f"{axis.name}_{what}")
+                by_handle[handle] = buffer_var(dims, axis.idtype, name)
+                self._add_layout(name, over, ends)
+            self._aux[axis.name, what] = by_handle[handle]
 
     def _declare_values(self, buf: SparseBuffer) -> Any:
         scope = buf.var.ty.storage_scope

@@ -18,14 +18,12 @@ from tvm.tirx.script import builder as tir_builder
 
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.nodes import (
-    AttachedAxis,
     Axis,
-    FusedAxis,
-    PartAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
     buffer_var,
+    entry_text,
 )
 from sparsetir.sparse_ir.open_axes import is_open
 from sparsetir.sparse_ir.printer_expr import ExprPrinter, Names, dtype_of, is_int32, quote, unknown
@@ -151,16 +149,13 @@ class _FunctionPrinter:
             yield
         self.depth -= 1
 
-    def _axis(self, axis: Any) -> str:
-        if isinstance(axis, FusedAxis):
-            return f"T.fuse({', '.join(self._axis(a) for a in axis.axes)})"
-        if isinstance(axis, PartAxis):
-            return f"T.part({self._axis(axis.axis)}, {self._axis(axis.by)})"
-        if isinstance(axis, AttachedAxis):
-            return f"T.attach({self._axis(axis.axis)}, {self._axis(axis.to)})"
-        if axis.name not in self.axes:
-            raise IllFormedError(f"axis '{axis.name}' is not an axis of '{self.func.name}'")
-        return self.axes[axis.name]
+    def _axis(self, entry: Any) -> str:
+        def text(axis: Axis) -> str:
+            if axis.name not in self.axes:
+                raise IllFormedError(f"axis '{axis.name}' is not an axis of '{self.func.name}'")
+            return self.axes[axis.name]
+
+        return entry_text(entry, text)
 
     def _axis_declaration(self, axis: Axis) -> str:
         def size(value: Any) -> str:

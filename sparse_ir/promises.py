@@ -69,6 +69,12 @@ def promised_steps(func: SparseFunc) -> dict[str, int]:
     return steps
 
 
+def keeps(promise: Mapping[str, Any], value: Any) -> bool:
+    """Whether a number keeps a promise."""
+    lowest, largest, step = promised_range(promise)
+    return bool(lowest <= value <= largest and value % step == 0)
+
+
 def check_promises(
     func_name: str, promises: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
 ) -> None:
@@ -80,8 +86,7 @@ def check_promises(
         value = values.get(promise["param"])
         if not isinstance(value, int | np.integer):
             continue
-        lowest, largest, step = promised_range(promise)
-        if not lowest <= value <= largest or value % step:
+        if not keeps(promise, value):
             expected = KINDS[promise["kind"]].format(promise["value"])
             raise ValueError(
                 f"{func_name}: argument '{promise['param']}': expected {expected}, as its schedule "
@@ -105,25 +110,17 @@ def promise_problems(func: SparseFunc) -> Found:
             )
             continue
         name, kind, value = promise["param"], promise["kind"], promise["value"]
+        least, where, text = int(kind == "multiple"), func.span, ""
         if name not in params:
-            yield Broken(
-                func.span, f"promise about '{name}': no such parameter; there are {[*params]}"
-            )
+            text = f"no such parameter; there are {[*params]}"
         elif not _is_integer(params[name]):
-            yield Broken(
-                params[name].span,
-                f"promise about '{name}': expected a parameter of an integer type",
-            )
-        if kind not in KINDS:
-            yield Broken(
-                func.span, f"promise about '{name}': expected a kind among {[*KINDS]}, got {kind!r}"
-            )
-        least = 1 if kind == "multiple" else 0
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            yield Broken(
-                func.span,
-                f"promise about '{name}': expected an integer of {least} or more, got {value!r}",
-            )
+            where, text = params[name].span, "expected a parameter of an integer type"
+        elif kind not in KINDS:
+            text = f"expected a kind among {[*KINDS]}, got {kind!r}"
+        elif isinstance(value, bool) or not isinstance(value, int) or value < least:
+            text = f"expected an integer of {least} or more, got {value!r}"
+        if text:
+            yield Broken(where, f"promise about '{name}': {text}")
 
 
 def _is_integer(param: Any) -> bool:
@@ -174,40 +171,34 @@ def assumption_problems(func: SparseFunc) -> Found:
         return
     _, axes, buffers, _ = declared(func)
     for fact in facts:
-        kind = fact.get("fact") if isinstance(fact, Mapping) else None
-        if kind not in FACTS or set(fact) != {"fact", *FACTS[kind]}:
-            yield Broken(
-                func.span, f"assumption {fact}: expected a fact among {[*FACTS]} and what it is of"
-            )
-            continue
-        axis = axes.get(str(fact["axis"]))
-        if axis is None:
-            yield Broken(
-                func.span, f"assumption about '{fact['axis']}': no such axis; there are {[*axes]}"
-            )
-            continue
-        if kind == "filled" and axis.kind != "sparse_fixed":
-            yield Broken(
-                axis, f"assumption: axis '{axis.name}': expected a sparse_fixed axis, whose slots "
-                f"may be padding, got a {axis.kind} one",
-            )  # fmt: skip
-        if kind == "filled":
-            continue
-        buffer = buffers.get(str(fact["buffer"]))
-        if buffer is None:
-            yield Broken(
-                func.span,
-                f"assumption about '{fact['buffer']}': no such buffer; there are {[*buffers]}",
-            )
-        elif kind == "coordinates" and not buffer.dtype.startswith("int"):
-            yield Broken(
-                buffer.var.span,
-                f"assumption about '{buffer.name}': expected a buffer of integers, got "
-                f"{buffer.dtype}",
-            )
-        elif kind == "inside" and axis.name not in [a.name for a in buffer.axes or ()]:
-            yield Broken(
-                buffer.var.span,
-                f"assumption about '{buffer.name}': expected one of its axes, "
-                f"{[a.name for a in buffer.axes or ()]}, got '{axis.name}'",
-            )
+        where, text = _assumption_problem(fact, axes, buffers)
+        if text:
+            yield Broken(where, text)
+
+
+def _assumption_problem(
+    fact: Any, axes: Mapping[str, Any], buffers: Mapping[str, Any]
+) -> tuple[Any, str]:
+    """Return the place and text of what is wrong with an assumption, or ""."""
+    kind = fact.get("fact") if isinstance(fact, Mapping) else None
+    if kind not in FACTS or set(fact) != {"fact", *FACTS[kind]}:
+        return None, f"assumption {fact}: expected a fact among {[*FACTS]} and what it is of"
+    axis, buffer = axes.get(str(fact["axis"])), buffers.get(str(fact.get("buffer")))
+    if axis is None:
+        return None, f"assumption about '{fact['axis']}': no such axis; there are {[*axes]}"
+    if kind == "filled":
+        text = (
+            f"assumption: axis '{axis.name}': expected a sparse_fixed axis, whose slots may be "
+            f"padding, got a {axis.kind} one"
+        )
+        return axis, "" if axis.kind == "sparse_fixed" else text
+    label = f"assumption about '{fact['buffer']}'"
+    if buffer is None:
+        return None, f"{label}: no such buffer; there are {[*buffers]}"
+    over = [a.name for a in buffer.axes or ()]
+    text = ""
+    if kind == "coordinates" and not buffer.dtype.startswith("int"):
+        text = f"{label}: expected a buffer of integers, got {buffer.dtype}"
+    elif kind == "inside" and axis.name not in over:
+        text = f"{label}: expected one of its axes, {over}, got '{axis.name}'"
+    return buffer.var.span, text

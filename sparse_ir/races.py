@@ -89,11 +89,8 @@ def races_of(
     free = set(parallel_units(it, private, func))
     accesses = {b: found for b, found in written_accesses(it).items() if b not in private}
     out: list[Fact] = []
-    at = 0
-    for number, node in enumerate(it.axes):
-        count = len(flat_axes([node]))
-        coords, kinds = it.vars[at : at + count], it.kinds[at : at + count]
-        at += count
+    for number, (_, at, end) in enumerate(it.entries()):
+        coords, kinds = it.vars[at:end], it.kinds[at:end]
         apart = RESTORE in it.annotations and set(kinds) == {"S"}
         if (number in free or apart) and not any(v in in_turn for v in coords):
             out.append(FREE)

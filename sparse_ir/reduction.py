@@ -77,16 +77,18 @@ def reduction_of(body: Any) -> Reduction | None:
     def is_own(expr: Any) -> bool:
         if isinstance(expr, tirx.Cast):  # a cast to a narrower type or integer rounds every visit
             return _is_float(expr) and _bits(expr) > _bits(expr.value) and is_own(expr.value)
-        return (
-            isinstance(expr, ir.TensorLoad)
-            and expr.source.same_as(store.buffer)
-            and same_indices(expr.indices, store.indices)
-        )
+        return loads_own(store, expr)
 
     operation = _operation(value, is_own)
     if operation is None or loads_of(operation[0], store.buffer):
         return None
     return Reduction(conditions, store, *operation)
+
+
+def loads_own(store: Any, expr: Any) -> bool:
+    """Whether an expression is the element that a store sets."""
+    load = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
+    return load and same_indices(expr.indices, store.indices)
 
 
 def masked(reduction: Reduction, test: Any) -> Any:

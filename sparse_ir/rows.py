@@ -86,29 +86,21 @@ def row_problems(func: SparseFunc) -> Found:
         return
     buffers = declared(func).buffers
     for name, how in said.items():
-        place = f"rows of '{name}'"
-        buffer = buffers.get(str(name))
+        buffer, text = buffers.get(str(name)), ""
         if buffer is None:
-            yield Broken(func.span, f"{place}: no such buffer; there are {[*buffers]}")
+            text = f"no such buffer; there are {[*buffers]}"
         elif recipe_of_rows(func, buffer) is None:
-            some = [name for name in RECIPES if facts_of(name).found_in is not None]
-            yield Broken(
-                buffer.var.span,
-                f"{place}: expected a buffer that recipe {' or '.join(some)} makes of arrays that "
-                "are bound to buffers",
-            )
+            some = " or ".join(name for name in RECIPES if facts_of(name).found_in is not None)
+            text = f"expected a buffer that recipe {some} makes of arrays that are bound to buffers"
         elif set(how) != {"from"} and (set(how) != STARTS or str(how["starts"]) not in buffers):
-            yield Broken(
-                buffer.var.span,
-                f"{place}: expected 'from', or {sorted(STARTS)} with a buffer of starts, got "
-                f"{sorted(map(str, how))}",
-            )
+            got = sorted(map(str, how))
+            text = f"expected 'from', or {sorted(STARTS)} with a buffer of starts, got {got}"
         elif str(how["from"]) not in ROWS_FROM[1:]:
-            yield Broken(
-                buffer.var.span,
-                f"{place}: expected 'from' to be among {[*ROWS_FROM[1:]]}, got "
-                f"{str(how['from'])!r}",
-            )
+            got = repr(str(how["from"]))
+            text = f"expected 'from' to be among {[*ROWS_FROM[1:]]}, got {got}"
+        if text:
+            where = None if buffer is None else buffer.var.span
+            yield Broken(where, f"rows of '{name}': {text}")
 
 
 def unbounded(position: Any, var: Any) -> Any:

@@ -71,50 +71,32 @@ def lower_bound(lo: Any, hi: Any, extent: Any, before: Callable[[Any], Any]) -> 
     ]
 
 
-def find_sorted(
-    name: str,
-    result: Any,
-    indices: Any,
-    parents: list[Any],
-    extent: Any,
-    target: Any,
-    reads: list[Any],
-) -> tuple[tirx.Stmt, list[Any]]:
-    """result[0] = the position of `target` in the sorted indices[parents, 0:extent], or -1."""
-    dtype = dtype_of(extent)
-    lo, hi = (scalar_buffer(f"{result.name}_{end}", dtype) for end in ("lo", "hi"))
-    hit = tirx.if_then_else(
-        load_one(lo) < extent,
-        tirx.BufferLoad(indices, [*parents, load_one(lo)]) == target,
-        tirx.const(False, "bool"),
-    )
-    body = [
-        *lower_bound(
-            lo, hi, extent, lambda mid: tirx.BufferLoad(indices, [*parents, mid]) < target
-        ),
-        store_one(result, tirx.Select(hit, load_one(lo), as_dtype(-1, dtype))),
-    ]
-    return _block(name, [*reads, _row_region(indices, parents, extent)], [result, lo, hi], body)
+def find(
+    name: str, result: Any, indices: Any, parents: list[Any], extent: Any, target: Any,
+    reads: list[Any], in_order: bool,
+) -> tuple[tirx.Stmt, list[Any]]:  # fmt: skip
+    """result[0] = the first position of `target` in indices[parents, 0:extent], or -1.
 
-
-def find_unsorted(
-    name: str,
-    result: Any,
-    indices: Any,
-    parents: list[Any],
-    extent: Any,
-    target: Any,
-    reads: list[Any],
-) -> tuple[tirx.Stmt, list[Any]]:
-    """result[0] = the first position of `target` in indices[parents, 0:extent], or -1."""
+    in_order : whether these indices increase
+    """
     dtype = dtype_of(extent)
-    at = tirx.Var("at", dtype)
-    hit = tirx.all(
-        load_one(result) < 0, tirx.BufferLoad(indices, [*parents, at]) == target, target >= 0
-    )
-    scan = loop_over(at, extent, tirx.IfThenElse(hit, store_one(result, at), None))
-    body = [store_one(result, as_dtype(-1, dtype)), scan]
-    return _block(name, [*reads, _row_region(indices, parents, extent)], [result], body)
+
+    def there(at: Any) -> Any:
+        return tirx.BufferLoad(indices, [*parents, at])
+
+    if in_order:
+        lo, hi = (scalar_buffer(f"{result.name}_{end}", dtype) for end in ("lo", "hi"))
+        here, no = load_one(lo), tirx.const(False, "bool")
+        hit = tirx.if_then_else(here < extent, there(here) == target, no)
+        body = lower_bound(lo, hi, extent, lambda mid: there(mid) < target)
+        body.append(store_one(result, tirx.Select(hit, here, as_dtype(-1, dtype))))
+        written = [result, lo, hi]
+    else:
+        at = tirx.Var("at", dtype)
+        hit = tirx.all(load_one(result) < 0, there(at) == target, target >= 0)
+        scan = loop_over(at, extent, tirx.IfThenElse(hit, store_one(result, at), None))
+        body, written = [store_one(result, as_dtype(-1, dtype)), scan], [result]
+    return _block(name, [*reads, _row_region(indices, parents, extent)], written, body)
 
 
 def find_last_start(

@@ -33,6 +33,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     declared,
     flat_axes,
+    iteration_with,
     stores_of,
     variables_of,
     visited_node,
@@ -126,16 +127,8 @@ def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> list[S
 def _init_over(
     it: SparseIteration, name: str, axes: list[Any], kinds: str, variables: list[Any]
 ) -> SparseIteration:
-    return SparseIteration(
-        span=it.span,
-        axes=axes,
-        kinds=kinds,
-        name=name,
-        vars=variables,
-        init=None,
-        body=it.init,
-        annotations={},
-    )
+    fields = {"axes": axes, "kinds": kinds, "name": name, "vars": variables}
+    return iteration_with(it, **fields, init=None, body=it.init, annotations={})
 
 
 def _all_of(axis: Axis, func: SparseFunc, visited: Any) -> Axis:

@@ -55,8 +55,8 @@ from sparsetir.sparse_ir.tile_marks import (
     with_starts,
     without_marks,
 )
-from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, loop_with
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, map_parts, statements_of
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 from sparsetir.sparse_ir.workers import divided
 
 
@@ -66,41 +66,33 @@ def resolve_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
     Also return the coordinates of tiles that must now run sequentially: one of them sets and then
     updates elements that another one may set again.
     """
-    nests: list[Any] = []
-
-    def collect(stmt: Any) -> None:
-        if isinstance(stmt, tirx.SeqStmt):
-            for part in stmt.seq:
-                collect(part)
-        else:
-            nests.append(stmt)
-
-    collect(func.body)
+    nests = statements_of(func.body)
     if not any(_shifted(n) for n in nests):
         return func.replace(body=without_marks(func.body)), set()
-    private = {b.var for b in func.buffers if b.handle is None}
-    for var in list(private):
-        if sum(bool(accesses_of(n, var)) for n in nests) > 1:
-            private.discard(var)
+    local = [b.var for b in func.buffers if b.handle is None]
+    private = {v for v in local if sum(bool(accesses_of(n, v)) for n in nests) <= 1}
     lengths = {b.var: [a.length for a in b.axes or ()] for b in func.buffers}
     in_turn: set[Any] = set()
     settled = [_resolve(n, private, lengths, in_turn) if _shifted(n) else n for n in nests]
-    body = as_one(settled)
-    return func.replace(body=without_marks(body)), in_turn
+    return func.replace(body=without_marks(as_one(settled))), in_turn
 
 
 def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn: set[Any]) -> Any:
-    written_under = _conditions_of_stores(nest, private)
-    bound_by = {
-        v: (it, kind, axis.name) for it in _iterations(nest) for axis, v, kind in it.axis_of()
-    }
+    every = nodes_of(SparseIteration, nest)
+    bound_by = {v: (it, kind, axis.name) for it in every for axis, v, kind in it.axis_of()}
 
     def tiles(condition: Any) -> frozenset[str]:
         """The loops over tiles on which a predicate depends, equal in all iterations."""
         variables = free_vars(start_of(condition))
         return frozenset(bound_by[v][2] for v in variables if v in bound_by)
 
-    stores = _stores_with_conditions(nest)
+    stores = [(s, under) for s, under in with_conditions(nest) if isinstance(s, tirx.BufferStore)]
+    # The starts of tiles on which each store outside of workspaces is conditional.
+    written_under = [
+        [start_of(c) for c in conditions if start_of(c) is not None]
+        for store, conditions in stores
+        if store.buffer not in private
+    ]
 
     def has_own_slots(axis: str, stmt: Any, family: frozenset[str]) -> bool:
         """Whether each tile has workspace slots that only it reads, directly or indirectly."""
@@ -220,27 +212,16 @@ def _is_divided(it: SparseIteration, coordinate: Any) -> bool:
     )
 
 
-def _iterations(nest: Any) -> list[SparseIteration]:
-    return nodes_of(SparseIteration, nest)
-
-
 def _map_chains(stmt: Any, change: Any) -> Any:
     """Apply `change` to the outermost condition of each chain of conditions."""
     if isinstance(stmt, SparseIteration):
         init = None if stmt.init is None else _map_chains(stmt.init, change)
         return iteration_with(stmt, init=init, body=_map_chains(stmt.body, change))
-    if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt([_map_chains(s, change) for s in stmt.seq])
-    if isinstance(stmt, tirx.For):
-        return loop_with(stmt, body=_map_chains(stmt.body, change))
-    if isinstance(stmt, tirx.IfThenElse):
-        _, inner = split_guards(stmt)
-        if stmt.else_case is None and isinstance(inner, tirx.BufferStore):
+    if isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None:
+        if isinstance(split_guards(stmt)[1], tirx.BufferStore):
             return change(stmt)
-        other = None if stmt.else_case is None else _map_chains(stmt.else_case, change)
-        then = _map_chains(stmt.then_case, change)
-        return tirx.IfThenElse(stmt.condition, then, other, stmt.span)
-    return stmt
+    whiles = isinstance(stmt, tirx.While)  # no primitive makes any
+    return stmt if whiles else map_parts(stmt, lambda part: _map_chains(part, change))
 
 
 def _indexes(indices: Any, axis: str, bound_by: dict[Any, Any]) -> bool:
@@ -263,29 +244,12 @@ def _discarded(condition: Any, store: Any, lengths: dict[Any, list[Any]]) -> boo
 def _at(store: Any, coordinates: list[Any]) -> Any:
     """A store with the bounds of these coordinates removed, since conditions imply them."""
 
-    def load(node: Any) -> Any:
-        if not node.source.same_as(store.buffer):
-            return node
-        return tirx.BufferLoad(node.source, [with_starts(i, coordinates) for i in node.indices])
+    def place(buffer: Any, indices: Any) -> Any:
+        mine = buffer.same_as(store.buffer)
+        return (buffer, [with_starts(i, coordinates) for i in indices]) if mine else None
 
-    value = map_expr(store.value, [(ir.TensorLoad, load)])
-    where = [with_starts(i, coordinates) for i in store.indices]
-    return tirx.BufferStore(store.buffer, value, where, store.span)
+    return map_expr(store, access_rules(place))
 
 
 def _shifted(stmt: Any) -> bool:
     return any(start_of(node.condition) is not None for node in nodes_of(tirx.IfThenElse, stmt))
-
-
-def _conditions_of_stores(nest: Any, private: set[Any]) -> list[list[Any]]:
-    """The starts of shifted tiles on which each store outside of workspaces is conditional."""
-    return [
-        [start_of(c) for c in conditions if start_of(c) is not None]
-        for store, conditions in _stores_with_conditions(nest)
-        if store.buffer not in private
-    ]
-
-
-def _stores_with_conditions(nest: Any) -> list[tuple[Any, list[Any]]]:
-    """Each store of a nest, and the conditions around it."""
-    return [(s, under) for s, under in with_conditions(nest) if isinstance(s, tirx.BufferStore)]

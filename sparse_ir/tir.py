@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from math import prod
 from typing import Any
 
+import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.nodes import nodes_of, variables_of
@@ -122,6 +123,29 @@ def as_one(statements: list[Any]) -> Any:
     return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
 
+def statements_of(stmt: Any) -> list[Any]:
+    """The statements of a sequence, or the only one."""
+    parts = stmt.seq if isinstance(stmt, tirx.SeqStmt) else ()
+    return [s for part in parts for s in statements_of(part)] if len(parts) else [stmt]
+
+
+def map_parts(stmt: Any, change: Callable[[Any], Any]) -> Any:
+    """A statement with the statements directly inside of it changed, other than a block's."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return tirx.SeqStmt([change(s) for s in stmt.seq])
+    if isinstance(stmt, tirx.For):
+        return loop_with(stmt, body=change(stmt.body))
+    if isinstance(stmt, tirx.While):
+        return tirx.While(stmt.condition, change(stmt.body), stmt.span)
+    if isinstance(stmt, tirx.IfThenElse):
+        then, other = change(stmt.then_case), stmt.else_case
+        other = None if other is None else change(other)
+        return tirx.IfThenElse(stmt.condition, then, other, stmt.span)
+    if isinstance(stmt, tirx.AttrStmt):
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, change(stmt.body), stmt.span)
+    return stmt
+
+
 def barrier() -> Any:
     """A barrier of all threads of a block."""
     return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
@@ -137,6 +161,17 @@ def loop_with(loop: Any, **changes: Any) -> tirx.For:
 def with_body(func: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
     """A function with another body; itself if it is unchanged, as TVM analyses a new one."""
     return func if body.same_as(func.body) else func.with_body(body)
+
+
+def pass_on(name: str, kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A pass of a module that changes its functions of a class."""
+
+    @tvm.transform.module_pass(opt_level=0, name=name)
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        of = {gv: change(f) if isinstance(f, kind) else f for gv, f in mod.functions.items()}
+        return tvm.IRModule(of, attrs=mod.attrs)
+
+    return run
 
 
 def block_with(block: Any, **changes: Any) -> Any:

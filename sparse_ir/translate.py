@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.position_space import PositionSpace
 from sparsetir.sparse_ir.promises import accessed_inside, promises_of
 from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
 from sparsetir.sparse_ir.rows import found_rows
-from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
+from sparsetir.sparse_ir.search import find, scalar_buffer
 from sparsetir.sparse_ir.speculation import any_number, lazy_rules, speculative, total_divisions
 from sparsetir.sparse_ir.tir import as_dtype, conjunction, dtype_of, free_vars, is_one, zero
 from sparsetir.sparse_ir.traversal import map_expr
@@ -125,15 +125,8 @@ class Scope:
 
     def nested(self) -> Scope:
         """A scope inside this one, with its own list of searches."""
-        return Scope(
-            dict(self.visits),
-            dict(self.coords),
-            dict(self.axis_of_var),
-            [],
-            None,
-            set(self.bound_in_body),
-            list(self.around),
-        )
+        known = dict(self.visits), dict(self.coords), dict(self.axis_of_var)
+        return Scope(*known, bound_in_body=set(self.bound_in_body), around=list(self.around))
 
 
 class Translator:
@@ -513,13 +506,10 @@ class Translator:
         extent = self.space.extent(axis, parents)
         if guards:
             extent = tirx.if_then_else(conjunction(guards), extent, as_dtype(0, dtype_of(extent)))
-        find: Callable[..., tuple[tirx.Stmt, list[Any]]] = (
-            find_sorted if axis.is_variable and axis.unique else find_unsorted
-        )
-        reads = self.reads_of([extent, target, *parents])
         found = find(
-            f"find_{result.name}", result, self.space.indices(axis), parents, extent, target, reads
-        )
+            f"find_{result.name}", result, self.space.indices(axis), parents, extent, target,
+            self.reads_of([extent, target, *parents]), axis.is_variable and axis.unique,
+        )  # fmt: skip
         uses = set().union(*(free_vars(e) for e in [target, extent, *parents, *guards]))
         search = self.made(*found, uses)
         if scope.local is not None and (uses & (scope.bound_in_body | self.written_now())):

@@ -14,7 +14,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir
+from tvm import ir, tirx
 from tvm_ffi.core import TypeSchema
 from tvm_ffi.structural import WalkOrder, WalkResult
 
@@ -64,6 +64,23 @@ def map_expr(tree: Any, rules: Sequence[Rule]) -> Any:
     if errors:
         raise errors.pop()
     return new
+
+
+def access_rules(place: Callable[[Any, Any], tuple[Any, list[Any]] | None]) -> list[Rule]:
+    """Rules that move loads and stores.
+
+    place : returns the new buffer and indices of an access, or None to keep it
+    """
+
+    def load(node: Any) -> Any:
+        new = place(node.source, node.indices)
+        return node if new is None else tirx.BufferLoad(*new)
+
+    def store(node: Any) -> Any:
+        new = place(node.buffer, node.indices)
+        return node if new is None else tirx.BufferStore(new[0], node.value, new[1], node.span)
+
+    return [(ir.TensorLoad, load), (tirx.BufferStore, store)]
 
 
 # Rules and the list or dict that they fill; a call removes the entry while it uses it.

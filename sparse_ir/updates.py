@@ -15,7 +15,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
-from sparsetir.sparse_ir.tir import dtype_of, is_one, uncast, zero
+from sparsetir.sparse_ir.tir import dtype_of, is_one, statements_of, uncast, zero
 from sparsetir.sparse_ir.traversal import map_expr
 
 FORMS = (
@@ -43,9 +43,8 @@ def updates_of(func: SparseFunc, operand: SparseBuffer) -> list[Update]:
 
     Raises ValueError if one has a form without a derived gradient for the operand.
     """
-    whole = func.body.seq if isinstance(func.body, tirx.SeqStmt) else [func.body]
     updates: list[Update] = []
-    for it in whole:
+    for it in statements_of(func.body):
         if not isinstance(it, SparseIteration):
             what = type(it).__name__
             raise refused(func, f"expected iterations one after the other, got a {what}")

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.computed import computed_parameters, keyword
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, variables_of, walk
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, nodes_of, variables_of
 from sparsetir.sparse_ir.promises import assumed_coordinates
 from sparsetir.sparse_ir.recipes.registry import (
     Below,
@@ -24,7 +24,7 @@ from sparsetir.sparse_ir.recipes.registry import (
     facts_of,
 )
 from sparsetir.sparse_ir.tir import as_dtype
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
 
 def value_domains(func: SparseFunc) -> dict[Any, Any]:
@@ -87,33 +87,19 @@ def without_permutations(tree: Any, orders: set[Any]) -> Any:
         return tree
     through: dict[Any, list[set[Any]]] = {}
 
-    def note(buffer: Any, indices: Any) -> None:
-        found = through.setdefault(buffer, [set() for _ in indices])
-        for dim, index in zip(found, indices, strict=True):
+    for node in nodes_of((tirx.BufferStore, ir.TensorLoad), tree):
+        buffer = node.source if isinstance(node, ir.TensorLoad) else node.buffer
+        dims = through.setdefault(buffer, [set() for _ in node.indices])
+        for dim, index in zip(dims, node.indices, strict=True):
             dim.add(_order_of(index, orders))
 
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.BufferStore):
-            note(node.buffer, node.indices)
-        elif isinstance(node, ir.TensorLoad):
-            note(node.source, node.indices)
-
-    walk(tree, visit, tirx.BufferStore, ir.TensorLoad)
-
-    def straight(buffer: Any, indices: Any) -> list[Any]:
-        return [
+    def straight(buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
+        return buffer, [
             index.indices[0] if len(dim) == 1 and None not in dim else index
             for dim, index in zip(through.get(buffer, [set()] * len(indices)), indices, strict=True)
         ]
 
-    def load(node: Any) -> Any:
-        return tirx.BufferLoad(node.source, straight(node.source, node.indices))
-
-    def store(node: Any) -> Any:
-        where = straight(node.buffer, node.indices)
-        return tirx.BufferStore(node.buffer, node.value, where, node.span)
-
-    return map_expr(tree, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+    return map_expr(tree, access_rules(straight))
 
 
 def _order_of(index: Any, orders: set[Any]) -> Any:

@@ -15,10 +15,10 @@ import tvm_ffi
 from tvm import ir
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.annotations import is_scheduled, written_by_hand_problems
+from sparsetir.sparse_ir.annotations import ORDERED, is_scheduled, written_by_hand_problems
 from sparsetir.sparse_ir.computed import computed_problems
 from sparsetir.sparse_ir.errors import IllFormedError
-from sparsetir.sparse_ir.legal import order_problem
+from sparsetir.sparse_ir.legal import reorderable
 from sparsetir.sparse_ir.nodes import (
     AXIS_KINDS,
     Axis,
@@ -37,7 +37,7 @@ from sparsetir.sparse_ir.promises import assumption_problems, promise_problems
 from sparsetir.sparse_ir.rows import row_problems
 from sparsetir.sparse_ir.tir import size_text, slots_of
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
-from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables
+from sparsetir.sparse_ir.verify_sites import Broken, Found, Texts, used_variables
 
 # kind -> the fields that an axis of this kind has; the others are None. A merged axis may also have
 # a parent.
@@ -127,17 +127,25 @@ def find_problem(
     """
     axes, buffers = (len(before.axes), len(before.buffers)) if before is not None else (0, 0)
     new = Declarations(func, func.axes[axes:], func.buffers[buffers:], declared(func))
-    problems = (rule(new) for rule in DECLARATIONS)
     rest: list[Found] = [rule(func) for rule in ATTRIBUTES]
     if by_hand:
         rest.append(written_by_hand_problems(func))
     rest.append(body_problems(func, known))
     if before is None:
         rest.append(_order(func))
-    for where, message in chain(*problems, *rest):
+    for where, message in chain(_declaration_problems(new), *rest):
         span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
         return Problem(span or func.span, f"in function '{func.name}': {message}")
     return None
+
+
+def _declaration_problems(new: Declarations) -> Found:
+    for what, rule in DECLARATIONS:
+        if what == "all":
+            yield from rule(new)
+        for item in {"axis": new.axes, "buffer": new.buffers}.get(what, ()):
+            for text in rule(item, f"{what} '{item.name}'", new):
+                yield Broken(item if what == "axis" else item.var.span, text)
 
 
 def _order(func: SparseFunc) -> Found:
@@ -145,8 +153,8 @@ def _order(func: SparseFunc) -> Found:
     if is_scheduled(func):
         return
     for it in sparse_iterations(func):
-        problem = order_problem(func, it)
-        if problem:
+        problem = None if ORDERED in it.annotations else reorderable(func, it)
+        if problem is not None:
             yield Broken(it.span, f"sp_iter '{it.name}': its visits have no order, but {problem}")
 
 
@@ -170,28 +178,21 @@ def _names_differ(new: Declarations) -> Found:
         yield Broken(buffer.var.span, f"two buffers are named '{buffer.name}'")
 
 
-def _axis_kind(new: Declarations) -> Found:
-    for axis in new.axes:
-        if axis.kind not in AXIS_KINDS:
-            kinds = ", ".join(AXIS_KINDS)
-            yield Broken(
-                axis, f"axis '{axis.name}': expected a kind among {kinds}, got '{axis.kind}'"
-            )
-        if axis.idtype not in ("int32", "int64"):
-            yield Broken(
-                axis, f"axis '{axis.name}': expected idtype 'int32' or 'int64', got '{axis.idtype}'"
-            )
+def _axis_kind(axis: Axis, label: str, _: Declarations) -> Texts:
+    if axis.kind not in AXIS_KINDS:
+        yield f"{label}: expected a kind among {', '.join(AXIS_KINDS)}, got '{axis.kind}'"
+    if axis.idtype not in ("int32", "int64"):
+        yield f"{label}: expected idtype 'int32' or 'int64', got '{axis.idtype}'"
 
 
-def _axis_fields(new: Declarations) -> Found:
-    for axis in new.axes:
-        for field in OPTIONAL:
-            there = getattr(axis, field) is not None
-            if (field == "parent" and axis.is_merged) or (field == "nnz" and is_open(axis)):
-                continue
-            if there != (field in FIELDS[axis.kind]):
-                has = "has no" if there else "needs a value for"
-                yield Broken(axis, f"axis '{axis.name}': a {axis.kind} axis {has} '{field}'")
+def _axis_fields(axis: Axis, label: str, _: Declarations) -> Texts:
+    for field in OPTIONAL:
+        there = getattr(axis, field) is not None
+        if (field == "parent" and axis.is_merged) or (field == "nnz" and is_open(axis)):
+            continue
+        if there != (field in FIELDS[axis.kind]):
+            has = "has no" if there else "needs a value for"
+            yield f"{label}: a {axis.kind} axis {has} '{field}'"
 
 
 def _axis_parent(new: Declarations) -> Found:
@@ -212,35 +213,32 @@ def _axis_parent(new: Declarations) -> Found:
         seen[axis.name] = axis
 
 
-def _axis_merged(new: Declarations) -> Found:
-    for axis in (a for a in new.axes if a.is_merged):
-        label = f"axis '{axis.name}' = {axis.kind}({', '.join(a.name for a in axis.of)})"
-        for one in axis.members:
-            known = new.names.axes.get(one.name)
-            if known is None or not same_axis(one, known):
-                yield Broken(axis, f"{label}: '{one.name}' is not an axis of '{new.func.name}'")
-            elif not one.unique:
-                yield Broken(
-                    axis,
-                    f"{label}: expected axes whose coordinates increase under each parent, but "
-                    f"'{one.name}' may store one twice (unique=False)",
-                )
-            elif one.idtype != axis.idtype or not tvm_ffi.structural_equal(one.length, axis.length):
-                yield Broken(
-                    axis,
-                    f"{label}: expected axes of one length and idtype, {size_text(axis.length)} "
-                    f"and {axis.idtype}, got '{one.name}' of {size_text(one.length)} and "
-                    f"{one.idtype}",
-                )
-        if len({a.name for a in axis.of}) < max(2, len(axis.of)):
-            yield Broken(axis, f"{label}: expected two or more axes, each once")
-        for one, other in product(axis.merged, _inside(axis)):
-            if one.name == other.name and not tvm_ffi.structural_equal(one, other):
-                yield Broken(axis, f"{label}: expected '{one.name}' attached in each place or none")
-        merged = [a for a in new.func.axes if a.is_merged]
-        parent = merged_parent(axis.of, merged)
-        if (None if parent is None else parent.name) != getattr(axis.parent, "name", None):
-            yield Broken(axis, f"{label}: its parent is not that of its axes")
+def _axis_merged(axis: Axis, label: str, new: Declarations) -> Texts:
+    if not axis.is_merged:
+        return
+    label += f" = {axis.kind}({', '.join(a.name for a in axis.of)})"
+    for one in axis.members:
+        known = new.names.axes.get(one.name)
+        if known is None or not same_axis(one, known):
+            yield f"{label}: '{one.name}' is not an axis of '{new.func.name}'"
+        elif not one.unique:
+            yield (
+                f"{label}: expected axes whose coordinates increase under each parent, but "
+                f"'{one.name}' may store one twice (unique=False)"
+            )
+        elif one.idtype != axis.idtype or not tvm_ffi.structural_equal(one.length, axis.length):
+            yield (
+                f"{label}: expected axes of one length and idtype, {size_text(axis.length)} and "
+                f"{axis.idtype}, got '{one.name}' of {size_text(one.length)} and {one.idtype}"
+            )
+    if len({a.name for a in axis.of}) < max(2, len(axis.of)):
+        yield f"{label}: expected two or more axes, each once"
+    for one, other in product(axis.merged, _inside(axis)):
+        if one.name == other.name and not tvm_ffi.structural_equal(one, other):
+            yield f"{label}: expected '{one.name}' attached in each place or none"
+    parent = merged_parent(axis.of, [a for a in new.func.axes if a.is_merged])
+    if (None if parent is None else parent.name) != getattr(axis.parent, "name", None):
+        yield f"{label}: its parent is not that of its axes"
 
 
 def _inside(axis: Axis) -> list[Any]:
@@ -249,45 +247,34 @@ def _inside(axis: Axis) -> list[Any]:
     return [x for a in of for x in (a, *(_inside(a) if isinstance(a, Axis) else ()))]
 
 
-def _axis_open(new: Declarations) -> Found:
-    return open_axis_problems(new.func, new.axes)
+def _axis_open(axis: Axis, label: str, new: Declarations) -> Texts:
+    return open_axis_problems(axis, label, new.func)
 
 
-def _axis_sizes(new: Declarations) -> Found:
-    for axis in new.axes:
-        for field in ("length", "nnz", "nnz_cols"):
-            size = getattr(axis, field)
-            if size is not None and not index_dtype(size):
-                yield Broken(
-                    axis,
-                    f"axis '{axis.name}': expected '{field}' of type int32 or int64, "
-                    f"got {describe_type(size)}",
+def _axis_sizes(axis: Axis, label: str, _: Declarations) -> Texts:
+    for field in ("length", "nnz", "nnz_cols"):
+        size = getattr(axis, field)
+        if size is not None and not index_dtype(size):
+            yield f"{label}: expected '{field}' of type int32 or int64, got {describe_type(size)}"
+
+
+def _axis_parameters(axis: Axis, label: str, new: Declarations) -> Texts:
+    for field in ("length", "nnz", "nnz_cols", "indptr", "indices"):
+        value = getattr(axis, field)
+        for var in used_variables(value) if value is not None else ():
+            if not new.names.has_param(var):
+                yield (
+                    f"{label} belongs to another function or its '{field}' is not a parameter of "
+                    f"'{new.func.name}': '{var.name}' is none"
                 )
 
 
-def _axis_parameters(new: Declarations) -> Found:
-    for axis in new.axes:
-        for field in ("length", "nnz", "nnz_cols", "indptr", "indices"):
-            value = getattr(axis, field)
-            for var in used_variables(value) if value is not None else ():
-                if not new.names.has_param(var):
-                    yield Broken(
-                        axis,
-                        f"axis '{axis.name}' belongs to another function or its '{field}' is not "
-                        f"a parameter of '{new.func.name}': '{var.name}' is none",
-                    )
-
-
-def _axis_handles(new: Declarations) -> Found:
-    for axis in new.axes:
-        for field in ("indptr", "indices"):
-            value = getattr(axis, field)
-            if value is not None and not is_handle(value):
-                yield Broken(
-                    axis,
-                    f"axis '{axis.name}': expected a T.handle parameter for '{field}', "
-                    f"got {describe_type(value)}",
-                )
+def _axis_handles(axis: Axis, label: str, _: Declarations) -> Texts:
+    for field in ("indptr", "indices"):
+        value = getattr(axis, field)
+        if value is not None and not is_handle(value):
+            got = describe_type(value)
+            yield f"{label}: expected a T.handle parameter for '{field}', got {got}"
 
 
 def _shared_indptr(new: Declarations) -> Found:
@@ -378,110 +365,71 @@ def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
     )
 
 
-def _buffer_handle(new: Declarations) -> Found:
-    for buffer in new.buffers:
-        where, handle = buffer.var.span, buffer.handle
-        if handle is None and buffer.axes is None:
-            yield Broken(where, f"buffer '{buffer.name}' has neither axes nor a handle")
-        if handle is not None and not new.names.has_param(handle):
-            yield Broken(
-                where,
-                f"buffer '{buffer.name}': its handle '{handle.name}' is not a parameter of "
-                f"'{new.func.name}'",
-            )
-        if handle is not None and not is_handle(handle):
-            yield Broken(
-                where,
-                f"buffer '{buffer.name}': expected a T.handle parameter, got '{handle.name}' "
-                f"of type {describe_type(handle)}",
-            )
+def _buffer_handle(buffer: SparseBuffer, label: str, new: Declarations) -> Texts:
+    handle = buffer.handle
+    if handle is None and buffer.axes is None:
+        yield f"{label} has neither axes nor a handle"
+    if handle is not None and not new.names.has_param(handle):
+        yield f"{label}: its handle '{handle.name}' is not a parameter of '{new.func.name}'"
+    if handle is not None and not is_handle(handle):
+        yield (
+            f"{label}: expected a T.handle parameter, got '{handle.name}' of type "
+            f"{describe_type(handle)}"
+        )
 
 
-def _buffer_axes_known(new: Declarations) -> Found:
+def _buffer_axes_known(buffer: SparseBuffer, label: str, new: Declarations) -> Texts:
     known = new.names.axes
-    for buffer in new.buffers:
-        for axis in buffer.axes or ():
-            if axis.name not in known:
-                yield Broken(
-                    buffer.var.span,
-                    f"buffer '{buffer.name}': '{axis.name}' is not an axis of '{new.func.name}'",
-                )
-            elif axis.is_merged:
-                yield Broken(
-                    buffer.var.span,
-                    f"buffer '{buffer.name}': the {axis.kind} '{axis.name}' stores nothing; "
-                    f"expected one of its axes {names(axis.members)}, or a dense axis",
-                )
-            elif not same_axis(axis, known[axis.name]):
-                yield Broken(
-                    buffer.var.span,
-                    f"buffer '{buffer.name}': its axis '{axis.name}' differs from the axis of "
-                    f"that name in '{new.func.name}'",
-                )
-
-
-def _buffer_axes_order(new: Declarations) -> Found:
-    for buffer in new.buffers:
-        before: set[str] = set()
-        for axis in buffer.axes or ():
-            where, label = buffer.var.span, f"buffer '{buffer.name}'"
-            if axis.name in before:
-                yield Broken(
-                    where, f"{label}: axis '{axis.name}' occurs twice in {names(buffer.axes)}"
-                )
-            if axis.parent is not None and axis.parent.name not in before:
-                yield Broken(
-                    where,
-                    f"{label}: expected axis '{axis.parent.name}', the parent of '{axis.name}', "
-                    f"before it, got {names(buffer.axes)}",
-                )
-            before.add(axis.name)
-
-
-def _buffer_siblings(new: Declarations) -> Found:
-    for buffer in new.buffers:
-        child: dict[str, str] = {}
-        for axis in buffer.axes or ():
-            if axis.parent is None:
-                continue
-            first = child.setdefault(axis.parent.name, axis.name)
-            if first != axis.name:
-                yield Broken(
-                    buffer.var.span,
-                    f"buffer '{buffer.name}': axes '{first}' and '{axis.name}' are both children "
-                    f"of '{axis.parent.name}', so its elements have no storage order",
-                )
-
-
-def _buffer_shape(new: Declarations) -> Found:
-    for buffer in new.buffers:
-        shape = list(buffer.var.ty.shape)
-        for var in (v for size in shape for v in used_variables(size)):
-            if not new.names.has_param(var):
-                yield Broken(
-                    buffer.var.span,
-                    f"buffer '{buffer.name}': '{var.name}' in its shape is not a parameter of "
-                    f"'{new.func.name}'",
-                )
-        for size in shape:
-            if not index_dtype(size):
-                yield Broken(
-                    buffer.var.span,
-                    f"buffer '{buffer.name}': expected sizes of type int32 or int64, "
-                    f"got {describe_type(size)}",
-                )
-        if buffer.axes is not None and not _has_shape(buffer, shape):
-            lengths = [str(a.length) for a in buffer.axes]
-            yield Broken(
-                buffer.var.span,
-                f"buffer '{buffer.name}': expected the shape [{', '.join(lengths)}] of its axes, "
-                f"got [{', '.join(map(str, shape))}]",
+    for axis in buffer.axes or ():
+        if axis.name not in known:
+            yield f"{label}: '{axis.name}' is not an axis of '{new.func.name}'"
+        elif axis.is_merged:
+            yield (
+                f"{label}: the {axis.kind} '{axis.name}' stores nothing; expected one of its axes "
+                f"{names(axis.members)}, or a dense axis"
+            )
+        elif not same_axis(axis, known[axis.name]):
+            yield (
+                f"{label}: its axis '{axis.name}' differs from the axis of that name in "
+                f"'{new.func.name}'"
             )
 
 
-def _has_shape(buffer: SparseBuffer, shape: list[Any]) -> bool:
-    lengths = [a.length for a in buffer.axes or ()]
-    return same_indices(lengths, shape)
+def _buffer_axes_order(buffer: SparseBuffer, label: str, _: Declarations) -> Texts:
+    before: set[str] = set()
+    for axis in buffer.axes or ():
+        if axis.name in before:
+            yield f"{label}: axis '{axis.name}' occurs twice in {names(buffer.axes)}"
+        if axis.parent is not None and axis.parent.name not in before:
+            yield (
+                f"{label}: expected axis '{axis.parent.name}', the parent of '{axis.name}', "
+                f"before it, got {names(buffer.axes)}"
+            )
+        before.add(axis.name)
+
+
+def _buffer_siblings(buffer: SparseBuffer, label: str, _: Declarations) -> Texts:
+    child: dict[str, str] = {}
+    for axis in (a for a in buffer.axes or () if a.parent is not None):
+        first = child.setdefault(axis.parent.name, axis.name)
+        if first != axis.name:
+            yield (
+                f"{label}: axes '{first}' and '{axis.name}' are both children of "
+                f"'{axis.parent.name}', so its elements have no storage order"
+            )
+
+
+def _buffer_shape(buffer: SparseBuffer, label: str, new: Declarations) -> Texts:
+    shape, lengths = list(buffer.var.ty.shape), [a.length for a in buffer.axes or ()]
+    for var in (v for size in shape for v in used_variables(size)):
+        if not new.names.has_param(var):
+            yield f"{label}: '{var.name}' in its shape is not a parameter of '{new.func.name}'"
+    for size in shape:
+        if not index_dtype(size):
+            yield f"{label}: expected sizes of type int32 or int64, got {describe_type(size)}"
+    if buffer.axes is not None and not same_indices(lengths, shape):
+        expected, got = (", ".join(map(str, sizes)) for sizes in (lengths, shape))
+        yield f"{label}: expected the shape [{expected}] of its axes, got [{got}]"
 
 
 def same_axis(a: Axis, b: Axis) -> bool:
@@ -502,23 +450,24 @@ def describe_type(value: Any) -> str:
     return "a handle" if isinstance(ty, ir.PointerType) else type(value).__name__
 
 
-DECLARATIONS: tuple[Callable[[Declarations], Found], ...] = (
-    _names_differ,
-    _axis_kind,
-    _axis_fields,
-    _axis_parent,
-    _axis_merged,
-    _axis_sizes,
-    _axis_parameters,
-    _axis_handles,
-    _axis_open,
-    _shared_indptr,
-    _buffer_handle,
-    _handle_once,
-    _buffer_axes_known,
-    _buffer_axes_order,
-    _buffer_siblings,
-    _buffer_shape,
+# What each rule is about: single axes or buffers, which it takes with their label, or all of them.
+DECLARATIONS: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("all", _names_differ),
+    ("axis", _axis_kind),
+    ("axis", _axis_fields),
+    ("all", _axis_parent),
+    ("axis", _axis_merged),
+    ("axis", _axis_sizes),
+    ("axis", _axis_parameters),
+    ("axis", _axis_handles),
+    ("axis", _axis_open),
+    ("all", _shared_indptr),
+    ("buffer", _buffer_handle),
+    ("all", _handle_once),
+    ("buffer", _buffer_axes_known),
+    ("buffer", _buffer_axes_order),
+    ("buffer", _buffer_siblings),
+    ("buffer", _buffer_shape),
 )
 ATTRIBUTES: tuple[Callable[[SparseFunc], Found], ...] = (
     computed_problems,

@@ -29,7 +29,15 @@ from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 from sparsetir.sparse_ir.verify_parts import parts_problems
-from sparsetir.sparse_ir.verify_sites import STATEMENTS, Broken, Found, Site, sites, used_variables
+from sparsetir.sparse_ir.verify_sites import (
+    STATEMENTS,
+    Broken,
+    Found,
+    Site,
+    Texts,
+    sites,
+    used_variables,
+)
 
 
 def index_dtype(expr: Any) -> bool:
@@ -67,83 +75,70 @@ def body_problems(func: SparseFunc, known: Sequence[Any] = ()) -> Found:
                 )
             seen.add(name)
     for site in sites(Site(func, func.body, declared(func), known=right)):
-        for rule in ITERATION if isinstance(site.stmt, SparseIteration) else STATEMENT:
-            yield from rule(site)
+        visits = isinstance(site.stmt, SparseIteration)
+        label = f"sp_iter '{site.stmt.name}': " if visits else ""
+        for text in (t for rule in (ITERATION if visits else STATEMENT) for t in rule(site)):
+            yield Broken(getattr(site.stmt, "span", None), f"{label}{text}")
 
 
-# Iterations
-
-
-def _label(node: SparseIteration) -> str:
-    return f"sp_iter '{node.name}'"
+# Iterations: the problems, without the name of the iteration
 
 
 def _enclosing(site: Site) -> list[Axis]:
     return [a for it in site.iterations for a in visited_axes(it.axes)]
 
 
-def _kinds(site: Site) -> Found:
+def _kinds(site: Site) -> Texts:
     node, axes = site.stmt, site.axes
     if len(node.kinds) != len(axes) or set(node.kinds) - set("SR"):
-        yield Broken(
-            node.span,
-            f"{_label(node)}: expected {len(axes)} kinds S or R, one for each of {names(axes)}, "
-            f"got '{node.kinds}'",
+        yield (
+            f"expected {len(axes)} kinds S or R, one for each of {names(axes)}, got '{node.kinds}'"
         )
 
 
-def _coordinates(site: Site) -> Found:
+def _coordinates(site: Site) -> Texts:
     node, axes = site.stmt, site.axes
     if len(node.vars) != len(axes):
-        yield Broken(
-            node.span,
-            f"{_label(node)}: expected {len(axes)} coordinate variables, one for each of "
-            f"{names(axes)}, got {len(node.vars)}",
+        yield (
+            f"expected {len(axes)} coordinate variables, one for each of {names(axes)}, got "
+            f"{len(node.vars)}"
         )
     for axis, var in zip(axes, node.vars, strict=False):
         if not ir.is_prim_expr(var) or str(var.ty.dtype) != axis.idtype:
-            yield Broken(
-                node.span,
-                f"{_label(node)}: expected variable '{var.name}' of type {axis.idtype}, the "
-                f"idtype of axis '{axis.name}', got {var.ty.dtype}",
+            yield (
+                f"expected variable '{var.name}' of type {axis.idtype}, the idtype of axis "
+                f"'{axis.name}', got {var.ty.dtype}"
             )
     before = set[int]()
     for var in node.vars:
         if site.defines(var) or var.__chandle__() in before:
-            yield Broken(node.span, f"{_label(node)}: variable '{var.name}' is bound twice")
+            yield f"variable '{var.name}' is bound twice"
         before.add(var.__chandle__())
 
 
-def _axes_known(site: Site) -> Found:
+def _axes_known(site: Site) -> Texts:
     targets = [a.to for a in attached_axes(site.stmt.axes)]
     parts = [a.by for a in site.stmt.axes if isinstance(a, PartAxis)]
     for axis in [*site.axes, *targets, *parts]:
         if axis.name not in site.names.axes:
-            yield Broken(
-                site.stmt.span,
-                f"{_label(site.stmt)}: '{axis.name}' is not an axis of '{site.func.name}'",
-            )
+            yield f"'{axis.name}' is not an axis of '{site.func.name}'"
         elif not tvm_ffi.structural_equal(axis, site.names.axes[axis.name]):
-            yield Broken(
-                site.stmt.span,
-                f"{_label(site.stmt)}: its axis '{axis.name}' differs from the axis of that name "
-                f"in '{site.func.name}'",
+            yield (
+                f"its axis '{axis.name}' differs from the axis of that name in '{site.func.name}'"
             )
 
 
-def _axis_once(site: Site) -> Found:
+def _axis_once(site: Site) -> Texts:
     seen = {a.name for a in _enclosing(site)}
     for axis in visited_axes(site.stmt.axes):
         if axis.name in seen:
             around = axis.name in {a.name for a in _enclosing(site)}
             where = "here and in an enclosing iteration" if around else "twice"
-            yield Broken(
-                site.stmt.span, f"{_label(site.stmt)}: axis '{axis.name}' is iterated {where}"
-            )
+            yield f"axis '{axis.name}' is iterated {where}"
         seen.add(axis.name)
 
 
-def _axis_order(site: Site) -> Found:
+def _axis_order(site: Site) -> Texts:
     node, before = site.stmt, {a.name for a in _enclosing(site)}
     every = before | {a.name for a in visited_axes(node.axes)}
     for item in map(visited_node, node.axes):
@@ -154,81 +149,70 @@ def _axis_order(site: Site) -> Found:
             if needed is not None and needed.name not in before:
                 what = "which it is attached to" if attached else "its parent"
                 got = "comes after it" if needed.name in every else "is not iterated"
-                yield Broken(
-                    node.span,
-                    f"{_label(node)}: expected axis '{needed.name}', {what}, before "
-                    f"'{axis.name}' in {names(flat_axes(node.axes))} or around it, "
-                    f"but '{needed.name}' {got}",
+                yield (
+                    f"expected axis '{needed.name}', {what}, before '{axis.name}' in "
+                    f"{names(flat_axes(node.axes))} or around it, but '{needed.name}' {got}"
                 )
             before.add(axis.name)
 
 
-def _merged(site: Site) -> Found:
+def _merged(site: Site) -> Texts:
     """Merged axes are loops of their own."""
     groups = [a for a in site.stmt.axes if not isinstance(a, Axis)]
     parts = [a.by for a in groups if isinstance(a, PartAxis)]
     for axis in [*flat_axes(groups), *parts]:
         if axis.is_merged:
-            yield Broken(
-                site.stmt.span,
-                f"{_label(site.stmt)}: the {axis.kind} '{axis.name}' cannot be fused, attached or "
-                "visited in parts; expected it as an entry of its own",
+            yield (
+                f"the {axis.kind} '{axis.name}' cannot be fused, attached or visited in parts; "
+                "expected it as an entry of its own"
             )
 
 
-def _attached(site: Site) -> Found:
+def _attached(site: Site) -> Texts:
     for item in attached_axes(site.stmt.axes):
         parent = item.axis.parent
-        label = f"{_label(site.stmt)}: attach('{item.axis.name}', '{item.to.name}')"
+        label = f"attach('{item.axis.name}', '{item.to.name}')"
         if parent is None or parent.kind != "dense_fixed":
             got = "no parent" if parent is None else f"parent '{parent.name}' ({parent.kind})"
-            yield Broken(
-                site.stmt.span,
-                f"{label}: expected '{item.axis.name}' under a dense_fixed axis, got {got}",
-            )
+            yield f"{label}: expected '{item.axis.name}' under a dense_fixed axis, got {got}"
         elif not tvm_ffi.structural_equal(parent.length, item.to.length):
-            yield Broken(
-                site.stmt.span,
+            yield (
                 f"{label}: expected '{parent.name}', the parent of '{item.axis.name}', to be as "
                 f"long as '{item.to.name}' ({size_text(item.to.length)}), got "
-                f"{size_text(parent.length)}",
+                f"{size_text(parent.length)}"
             )
 
 
-def _fused(site: Site) -> Found:
+def _fused(site: Site) -> Texts:
     for item in (a for a in map(visited_node, site.stmt.axes) if isinstance(a, FusedAxis)):
         for previous, axis in zip(item.axes, item.axes[1:], strict=False):
             if axis.parent is not None and axis.parent.name != previous.name:
-                yield Broken(
-                    site.stmt.span,
-                    f"{_label(site.stmt)}: fuse{tuple(a.name for a in item.axes)}: expected "
-                    f"'{axis.name}' right after its parent '{axis.parent.name}', "
-                    f"got it after '{previous.name}'",
+                yield (
+                    f"fuse{tuple(a.name for a in item.axes)}: expected '{axis.name}' right after "
+                    f"its parent '{axis.parent.name}', got it after '{previous.name}'"
                 )
 
 
-def _init_stores(site: Site) -> Found:
-    node = site.stmt
-    if node.init is not None and not stores_of(node.init):
-        yield Broken(node.span, f"{_label(node)}: its init stores nothing")
+def _init_stores(site: Site) -> Texts:
+    if site.stmt.init is not None and not stores_of(site.stmt.init):
+        yield "its init stores nothing"
 
 
 # Statements
 
 
-def _statement_kind(site: Site) -> Found:
-    kind, span = type(site.stmt), getattr(site.stmt, "span", None)
+def _statement_kind(site: Site) -> Texts:
+    kind = type(site.stmt)
     if kind not in STATEMENTS:
-        yield Broken(span, f"a statement of type {kind.__name__} cannot occur in stage I")
+        yield f"a statement of type {kind.__name__} cannot occur in stage I"
     if kind is tirx.For and site.stmt.thread_binding is not None:
-        yield Broken(
-            span,
+        yield (
             f"loop '{site.stmt.loop_var.name}' is bound to "
-            f"'{site.stmt.thread_binding.thread_tag}'; stage I has no threads",
+            f"'{site.stmt.thread_binding.thread_tag}'; stage I has no threads"
         )
 
 
-def _races(site: Site) -> Found:
+def _races(site: Site) -> Texts:
     """Visits of parallel and vectorised loops do not race, unless annotated with RACE."""
     loop = site.stmt
     kinds = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
@@ -236,10 +220,7 @@ def _races(site: Site) -> Found:
         return
     said = loop.annotations.get(RACE)
     if said not in (None, "ignore"):
-        yield Broken(
-            loop.span,
-            f"loop '{loop.loop_var.name}': annotation '{RACE}': expected \"ignore\", got {said!r}",
-        )
+        yield f"loop '{loop.loop_var.name}': annotation '{RACE}': expected \"ignore\", got {said!r}"
     if said is not None:
         return
     dtype = str(loop.loop_var.ty.dtype)
@@ -251,91 +232,82 @@ def _races(site: Site) -> Found:
     )  # fmt: skip
     fact = parallelizable(site.func, visits)[0]
     if fact.buffers and constant_length(axis) != 1:
-        yield Broken(
-            loop.span,
+        yield (
             f"loop '{axis.name}' is not proven free of races ({fact}): expected visits that each "
             f'write elements of their own, a serial loop, or annotations={{"{RACE}": "ignore"}} '
-            "where you know better",
+            "where you know better"
         )
 
 
-def _loop_variable(site: Site) -> Found:
+def _loop_variable(site: Site) -> Texts:
     if isinstance(site.stmt, tirx.For) and site.defines(site.stmt.loop_var):
-        yield Broken(site.stmt.span, f"variable '{site.stmt.loop_var.name}' is bound twice")
+        yield f"variable '{site.stmt.loop_var.name}' is bound twice"
 
 
-def _loop_step(site: Site) -> Found:
+def _loop_step(site: Site) -> Texts:
     step: Any = site.stmt.step if isinstance(site.stmt, tirx.For) else None
     if isinstance(step, tirx.IntImm) and not int(step):
-        name = site.stmt.loop_var.name
-        yield Broken(site.stmt.span, f"loop '{name}': expected a step other than 0")
+        yield f"loop '{site.stmt.loop_var.name}': expected a step other than 0"
 
 
-def _defined(site: Site) -> Found:
+def _defined(site: Site) -> Texts:
     for var in used_variables(*site.expressions):
         if not site.defines(var):
-            yield Broken(
-                site.stmt.span,
+            yield (
                 f"variable '{var.name}' is used but not defined: it is no parameter, coordinate "
-                "or loop variable here",
+                "or loop variable here"
             )
     for buffer, _ in site.accesses:
         if not site.defines(buffer):
-            yield Broken(site.stmt.span, f"buffer '{buffer.name}' is used but not declared")
+            yield f"buffer '{buffer.name}' is used but not declared"
 
 
-def _index_type(site: Site) -> Found:
+def _index_type(site: Site) -> Texts:
     for buffer, indices in site.accesses:
         for position, index in enumerate(indices):
-            if not index.ty.dtype.startswith("int") and not index.ty.dtype.startswith("uint"):
-                yield Broken(
-                    site.stmt.span,
-                    f"buffer '{buffer.name}': expected an integer as index {position}, "
-                    f"got {index.ty.dtype}",
+            if not index.ty.dtype.startswith(("int", "uint")):
+                yield (
+                    f"buffer '{buffer.name}': expected an integer as index {position}, got "
+                    f"{index.ty.dtype}"
                 )
 
 
-def _init_reduction(site: Site) -> Found:
+def _init_reduction(site: Site) -> Texts:
     if site.init_of is None:
         return
     indices = site.stmt.indices if isinstance(site.stmt, tirx.BufferStore) else ()
     for var in used_variables(*indices, *site.expressions):
         name, owner = site.reduced.get(var, ("", ""))
         if owner == site.init_of.name:
-            yield Broken(
-                site.stmt.span,
+            yield (
                 f"sp_iter '{owner}': its init uses the reduction variable '{name}'; an init runs "
-                "once for every point of the spatial axes",
+                "once for every point of the spatial axes"
             )
 
 
-def _init_reads(site: Site) -> Found:
+def _init_reads(site: Site) -> Texts:
     node = site.init_of
     if node is None:
         return
     written = {store.buffer for store in stores_of(node.init, node.body)}
     for buffer in (load.source for load in site.loads):
         if buffer in written:
-            yield Broken(
-                site.stmt.span,
-                f"{_label(node)}: its init reads buffer '{buffer.name}', which it writes",
-            )
+            yield f"sp_iter '{node.name}': its init reads buffer '{buffer.name}', which it writes"
 
 
-def _reduction_write(site: Site) -> Found:
+def _reduction_write(site: Site) -> Texts:
     if not site.reduced or not isinstance(site.stmt, tirx.BufferStore):
         return
     for var in used_variables(*site.stmt.indices):
         if var in site.reduced:
             name, owner = site.reduced[var]
-            yield Broken(
-                site.stmt.span,
+            yield (
                 f"sp_iter '{owner}': buffer '{site.stmt.buffer.name}' is written at an index "
-                f"that depends on the reduction variable '{name}'",
+                f"that depends on the reduction variable '{name}'"
             )
 
 
-Rule = Callable[[Site], Found]
+Rule = Callable[[Site], Texts]
 ITERATION: tuple[Rule, ...] = (
     _kinds,
     _coordinates,

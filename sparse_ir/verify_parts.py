@@ -8,18 +8,17 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import Axis, FusedAxis, PartAxis, flat_axes
 from sparsetir.sparse_ir.tir import size_text
-from sparsetir.sparse_ir.verify_sites import Broken, Found, Site
+from sparsetir.sparse_ir.verify_sites import Site, Texts
 
 
-def parts_problems(site: Site) -> Found:
+def parts_problems(site: Site) -> Texts:
     """The broken rules of an iteration's parts, in textual order."""
     before = {a.name for it in site.iterations for a in flat_axes(it.axes)}
     for item in site.stmt.axes:
         if isinstance(item, PartAxis):
-            label = f"sp_iter '{site.stmt.name}': part('{item.name}', '{item.by.name}')"
             problem = _by(item) or _of(item) or _size(item) or _parent(item, before)
             if problem:
-                yield Broken(site.stmt.span, f"{label}: {problem}")
+                yield f"part('{item.name}', '{item.by.name}'): {problem}"
         before |= {a.name for a in flat_axes([item])}
 
 

@@ -36,6 +36,7 @@ class Broken(NamedTuple):
 
 
 Found = Iterator[Broken]
+Texts = Iterator[str]  # problems of a statement or declaration that the caller names
 
 
 @dataclass

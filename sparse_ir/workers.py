@@ -42,19 +42,36 @@ class Workers(NamedTuple):
     per_block: int
 
 
-def entries_of(it: SparseIteration) -> list[dict[str, Any]]:
+class Entry(NamedTuple):
+    """An entry of an iteration's annotation: loops that `parallelize` divides as one.
+
+    per_block : visits per thread block of a loop over blocks and threads, else 0
+    """
+
+    loops: list[str]
+    unit: str
+    race: str
+    per_block: int
+
+
+def entries_of(it: SparseIteration) -> list[Entry]:
     """The entries of an iteration's annotation."""
-    return [dict(entry.items()) for entry in it.annotations.get(WORKERS, [])]
+    # As dicts: look-ups in TVM's maps are slow.
+    said = (dict(entry.items()) for entry in it.annotations.get(WORKERS, []))
+    return [
+        Entry([*map(str, e["loops"])], str(e["unit"]), str(e["race"]), int(e.get("per_block") or 0))
+        for e in said
+    ]
 
 
 def divided(it: SparseIteration) -> list[list[str]]:
     """The names of the loops in each group that becomes one parallel loop, by the annotation."""
-    return [[str(name) for name in entry["loops"]] for entry in entries_of(it)]
+    return [entry.loops for entry in entries_of(it)]
 
 
 def units_of(it: SparseIteration) -> set[str]:
     """The units among which the loops of an iteration are divided."""
-    return {str(entry["unit"]) for entry in entries_of(it)}
+    return {entry.unit for entry in entries_of(it)}
 
 
 def with_spatial_workers(func: SparseFunc) -> SparseFunc:
@@ -64,12 +81,7 @@ def with_spatial_workers(func: SparseFunc) -> SparseFunc:
     """
 
     def visit(it: Any) -> Any:
-        names = {
-            str(name)
-            for entry in entries_of(it)
-            if str(entry["unit"]) in GPU_UNITS
-            for name in entry["loops"]
-        }
+        names = {name for e in entries_of(it) if e.unit in GPU_UNITS for name in e.loops}
         kinds = [
             "S" * len(flat_axes([node])) if entry_name(node) in names else it.kinds[at:end]
             for node, at, end in it.entries()
@@ -107,35 +119,29 @@ def _tag(
     """
     below = [_tag(n, out, sizes) for n in nodes_of(SparseIteration, it.body, nested=False)]
     blocks, threads = (max((b[n] for b in below), default=0) for n in (0, 1))
+    lengths = {axis.name: axis.length for axis, _, _ in it.axis_of()}
     place = {entry_name(node): n for n, node in enumerate(it.axes)}
-    entries = sorted(entries_of(it), key=lambda e: -place.get(str(e["loops"][0]), 0))
+    entries = sorted(entries_of(it), key=lambda e: -place.get(e.loops[0], 0))
     for entry in entries:
-        unit, kinds = str(entry["unit"]), []
-        if unit == "block" or entry.get("per_block"):
+        unit, kinds = entry.unit, []
+        if unit == "block" or entry.per_block:
             kinds.append(f"blockIdx.{_dimension(it, blocks)}")
             blocks += 1
         if unit in THREAD_UNITS:
             tag = f"threadIdx.{_dimension(it, threads)}"
             kinds.append(tag)
             inside = prod(sizes.get(f"threadIdx.{d}", 1) for d in DIMENSIONS[:threads])
-            size = _threads_of(it, entry)
+            size = entry.per_block or int(lengths[entry.loops[0]])
             same = sizes.setdefault(tag, size) == size
             _refuse_threads(it, same, f"{size} threads as {tag} in all loops", sizes)
             whole = unit == "thread" or inside == WARP
-            wanted = f"{WARP} threads inside of the loop over warps {list(entry['loops'])}"
+            wanted = f"{WARP} threads inside of the loop over warps {entry.loops}"
             _refuse_threads(it, whole, wanted, sizes)
             threads += 1
         if unit in ("cpu", "vector"):
             kinds = ["parallel" if unit == "cpu" else "vectorized"]
-        out[(it.name, *map(str, entry["loops"]))] = kinds
+        out[(it.name, *entry.loops)] = kinds
     return blocks, threads
-
-
-def _threads_of(it: SparseIteration, entry: dict[str, Any]) -> int:
-    """The number of threads per block that an entry uses."""
-    per_block = int(entry.get("per_block", 0) or 0)
-    lengths = {axis.name: axis.length for axis, _, _ in it.axis_of()}
-    return per_block or int(lengths[str(entry["loops"][0])])
 
 
 def _refuse_threads(it: SparseIteration, fits: bool, wanted: str, sizes: dict[str, int]) -> None:
@@ -165,7 +171,7 @@ def workers_of(
     by_name = {entry_name(unit.node): unit for units in levels for unit in units}
     groups: list[Workers] = []
     for entry in entries_of(it):
-        names = [str(name) for name in entry["loops"]]
+        names = entry.loops
         unknown = [name for name in names if name not in by_name]
         if unknown:
             raise LoweringError(
@@ -179,7 +185,7 @@ def workers_of(
                 "extent of one of them depends on another"
             )
         kinds = tags.get((it.name, *names), ["parallel"])
-        groups.append(Workers(group, kinds, int(entry.get("per_block", 0) or 0)))
+        groups.append(Workers(group, kinds, entry.per_block))
     return groups
 
 

@@ -69,10 +69,18 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
 from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.reduction import factors_of, reduction_of, widened
-from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, SpIter, changed, loops_of
+from sparsetir.sparse_ir.schedule.loops import (
+    Change,
+    Loop,
+    SparseIterationRef,
+    SpIter,
+    change_of,
+    changed,
+)
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops, load
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, workspace
+from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
+from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, load
+from sparsetir.sparse_ir.schedule.workspaces import workspace
 from sparsetir.sparse_ir.tir import dtype_of, free_vars
 
 NAME = "aggregate"
@@ -104,25 +112,17 @@ def aggregate(
     list of SparseIterationRef
         Start, sums, product, write; if factors vary over rows instead init, start, sums, product.
     """
-    it, (last, mine, *summed) = chosen_loops(NAME, func, at, rows, *columns)
-    loops = loops_of(it)
-    outer = [loop.axes for loop in loops].index(last.axes) + 1
-    made = _Aggregate(func, it, buffer, loops[:outer], loops[outer:], mine, summed)
-    return made.run(dtype)
+    return _Aggregate(change_of(NAME, func, at, rows, *columns), buffer).run(dtype)
 
 
 class _Aggregate(VisitOrder):
-    def __init__(
-        self, func: SparseFunc, it: SparseIteration, result: str, outer: list[Loop],
-        inner: list[Loop], rows: Loop, columns: list[Loop],
-    ) -> None:  # fmt: skip
-        super().__init__(NAME, func, it, rows)
-        self.outer, self.rows, self.columns = outer, rows, columns
-        names = [x.name for x in inner]
-        for loop in [rows, *columns]:
-            if loop.name not in names:
-                self.refuse(f"expected loops inside of the place of the sums, {names}, got "
-                            f"'{loop.name}'; sparse_reorder can bring it there")  # fmt: skip
+    def __init__(self, change: Change, result: str) -> None:
+        it, (_, rows, *columns) = change.it, change.chosen
+        super().__init__(Change(change.caller, change.func, it, [rows]))
+        place = change.places[0] + 1
+        self.outer, inner = self.loops[:place], self.loops[place:]
+        self.rows, self.columns = rows, columns
+        change.check_inside([rows, *columns], inner, "sums")
         if not columns or any(x.kinds != "R" for x in columns):
             self.refuse(
                 "argument 'columns': expected one or more reduction loops, got "
@@ -135,7 +135,7 @@ class _Aggregate(VisitOrder):
             self.refuse("expected a body of the form X[..] = X[..] + term, without conditions")
         assert reduction is not None
         self.store, self.term = reduction.store, reduction.term
-        target = declared(func).buffer_of(self.store.buffer)
+        target = declared(self.func).buffer_of(self.store.buffer)
         if target is None or target.name != result:
             self.refuse(
                 f"argument 'buffer': expected '{self.store.buffer.name}', which the iteration "
@@ -197,10 +197,8 @@ class _Aggregate(VisitOrder):
         """The rewritten function and its handles."""
         it, func, target = self.it, self.func, self.result
         total = dtype or target.dtype
-        before: list[Any] = []
-        if it.init is not None and not self.own:
-            before = self.split_init()
-        (at,) = self.loops(place=(self.dense("places", self.size), "S"))
+        before = self.split_init() if it.init is not None and not self.own else []
+        (at,) = self.loops_over(place=(self.dense("places", self.size), "S"))
         place = self._places()
         sums = workspace(func, f"{target.name}_sums", [at, *self.shared], total, "local")
         path = [load(place, *self._path())]
@@ -208,7 +206,8 @@ class _Aggregate(VisitOrder):
         own_alone = [x for x in self.alone if x not in self.shared]
         zero = tirx.const(0, total)
         steps = [
-            self._step("start", [at, *self.shared], "S", sums, [at.var, *shared], zero),
+            self._step("start", [x.of_kind("S") for x in (at, *self.shared)],
+                       tirx.BufferStore(sums.var, zero, [at.var, *shared])),
             self._sum("sums", [self.rows, *self.columns, *self.shared], sums.var,
                       [*path, *shared], widened(self.first, total, _nothing)),
         ]  # fmt: skip
@@ -232,8 +231,9 @@ class _Aggregate(VisitOrder):
             self.buffers.append(wide)
             before, after = self._rounded(before, wide)
         # The outer loops become spatial: their visits scatter, to rows that depend on them.
-        around = [Loop(x.node, x.vars, "S" * len(x.kinds)) for x in self.outer]
-        main = changed(it, around, init=None, body=tirx.SeqStmt(steps))
+        main = changed(
+            it, [x.of_kind("S") for x in self.outer], init=None, body=tirx.SeqStmt(steps)
+        )
         out = self.replaced(*before, main, *after)
         return out, [SparseIterationRef(x.name) for x in steps]
 
@@ -257,38 +257,25 @@ class _Aggregate(VisitOrder):
         last = self.outer[len(spatial) :]
         over = [x for x in [*last, *loops] if x.kinds == "S"]
         if last:
-            around = changed(it, last, name=fresh_name(self.func, f"{it.name}_tiles"), init=None,
-                             body=tirx.SeqStmt(steps), annotations={})  # fmt: skip
-            steps = [over_fresh_vars(around)]
-        begin = self._iteration("init", over, it.init, None)
+            steps = [self._step("tiles", last, tirx.SeqStmt(steps))]
+        begin = self._step("init", over, it.init)
         main = changed(it, spatial, init=None, body=tirx.SeqStmt([begin, *steps]))
         return self.replaced(main), [SparseIterationRef(begin.name), *refs]
 
     # -- the steps ----------------------------------------------------------------------------
-
-    def _step(
-        self, what: str, loops: list[Loop], kinds: str, buffer: SparseBuffer, at: list[Any],
-        value: Any,
-    ) -> SparseIteration:  # fmt: skip
-        over = [Loop(x.node, x.vars, kinds) for x in loops]
-        body = tirx.BufferStore(buffer.var, value, at)
-        return self._iteration(what, over, body, None)
 
     def _sum(
         self, what: str, loops: list[Loop], to: Any, at: list[Any], term: Any, init: Any = None
     ) -> SparseIteration:
         """An iteration that adds terms to elements of a buffer."""
         indexed = {v for i in at for v in free_vars(i)}
-        over = [Loop(x.node, x.vars, "S" if x.var in indexed else "R") for x in loops]
+        over = [x.of_kind("S" if x.var in indexed else "R") for x in loops]
         body = tirx.BufferStore(to, tirx.BufferLoad(to, at) + term, at)
-        return self._iteration(
-            what, over, body, None if init is None else tirx.BufferStore(to, init, at)
-        )
+        first = None if init is None else tirx.BufferStore(to, init, at)
+        return self._step(what, over, body, first)
 
-    def _iteration(self, what: str, loops: list[Loop], body: Any, init: Any) -> SparseIteration:
-        name = fresh_name(self.func, f"{self.it.name}_{what}")
-        step = changed(self.it, loops, name=name, init=init, body=body, annotations={})
-        return over_fresh_vars(step)
+    def _step(self, what: str, loops: list[Loop], body: Any, init: Any = None) -> SparseIteration:
+        return self.step(what, loops, body, init, annotations={})
 
     def _wide(self, dtype: str) -> Any:
         name = fresh_name(self.func, f"{self.result.name}_total")
@@ -305,7 +292,7 @@ class _Aggregate(VisitOrder):
         start = tirx.BufferStore(wide.var, widened(store.value, total, _nothing), at)
         value = tirx.Cast(self.result.dtype, tirx.BufferLoad(wide.var, at))
         last = over_fresh_vars(
-            changed(first, name=fresh_name(self.func, f"{self.it.name}_round"),
+            changed(first, name=self.name("round"),
                     body=tirx.BufferStore(self.result.var, value, at))
         )  # fmt: skip
         return [changed(first, body=start)], [last]

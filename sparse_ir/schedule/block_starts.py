@@ -37,7 +37,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positions
 from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows, step_of, unbounded
-from sparsetir.sparse_ir.schedule.loops import Loop, inside
+from sparsetir.sparse_ir.schedule.loops import Change, Loop, inside
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
@@ -57,14 +57,16 @@ def with_block_starts(
         for buffer in searched:
             position = _position(it, buffer)
             if position is not None and free_vars(position) & set(loop.vars):
-                return _BlockStarts(caller, func, it, loop).run(searched, position, per_block)
+                return _BlockStarts(Change(caller, func, it, [loop])).run(
+                    searched, position, per_block
+                )
     return func
 
 
 class _BlockStarts(VisitOrder):
     def run(self, tables: list[SparseBuffer], position: Any, per_block: int) -> SparseFunc:
         """The function with the rows of the first elements of the loop's visits."""
-        func, it, loop = self.func, self.it, self.loop
+        func, it, loop = self.func, self.it, self.old
         size = self._size(position, per_block)
         one = as_dtype(1, self.idtype)
         count = loop.node.length
@@ -90,7 +92,7 @@ class _BlockStarts(VisitOrder):
 
     def _size(self, position: Any, per_block: int) -> int:
         """The number of consecutive positions of a block."""
-        (var,) = self.loop.vars
+        (var,) = self.old.vars
         plain = unbounded(position, var)
         analyzer, step = Analyzer(), step_of(plain, var)
         loops = [self.it, *iterations_around(self.func, self.it), *inside(self.it)]
@@ -104,7 +106,7 @@ class _BlockStarts(VisitOrder):
                 return step * per_block
         self.refuse(
             "rows by blocks: expected a block to have positions in a row, as that of the outermost "
-            f"loop of a split, got '{self.loop.name}' at {position}; legal is rows=\"search\""
+            f"loop of a split, got '{self.old.name}' at {position}; legal is rows=\"search\""
         )
 
 

@@ -51,18 +51,17 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
 )
 from sparsetir.sparse_ir.recipes.general import shared_rows
-from sparsetir.sparse_ir.reduction import Reduction, reduction_of, split_guards
+from sparsetir.sparse_ir.reduction import Reduction, add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.schedule.loops import (
     SparseIterationRef,
+    change_in,
     changed,
-    find_iteration,
-    name_of,
     replaced,
     show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
-from sparsetir.sparse_ir.tir import size_text
+from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
+from sparsetir.sparse_ir.tir import cast, dtype_of, size_text, statements_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 NAME = "combine_row_pieces"
@@ -82,11 +81,11 @@ def atomic(func: SparseFunc, iteration: SparseIterationRef) -> tuple[SparseFunc,
         One with a body `X[..] = X[..] + term` (or max, min) of a type that has atomics and no
         init; an iteration before it has set the result.
     """
-    it = find_iteration(func, name_of("atomic", iteration), "atomic")
-    if atomic_reduction(it) is None:
-        raise ScheduleError(f"atomic: expected {UPDATE}, got another body\n{show(it)}")
-    marked = changed(it, annotations={**dict(it.annotations.items()), ATOMIC: 1})
-    return replaced("atomic", func, it, marked), None
+    change = change_in("atomic", func, iteration)
+    if atomic_reduction(change.it) is None:
+        change.refuse(f"expected {UPDATE}, got another body")
+    annotations = {**dict(change.it.annotations.items()), ATOMIC: 1}
+    return change.put(changed(change.it, annotations=annotations)), None
 
 
 @primitive
@@ -112,14 +111,11 @@ def combine_row_pieces(
     list of SparseIterationRef
         The iterations that update atomically.
     """
-    writes = [find_iteration(func, name_of(NAME, handle), NAME) for handle in iterations]
-    if not writes:
+    changes = [change_in(NAME, func, handle) for handle in iterations]
+    if not changes:
         raise ScheduleError(f"{NAME}: argument 'iterations': expected one or more, got none")
-    if race not in RACES:
-        raise ScheduleError(
-            f"{NAME}: argument 'race': expected one of {', '.join(RACES)}, got {race!r}"
-            f"\n{show(writes[0])}"
-        )
+    changes[0].check_word("race", race, RACES)
+    writes = [change.it for change in changes]
     updates = [_update(it) for it in writes]
     target = _target(func, writes, updates)
     _refuse_others(func, writes, target)
@@ -180,13 +176,9 @@ def _update(it: SparseIteration) -> Reduction:
 
 
 def _overwriting(update: Reduction) -> Any:
-    dtype = str(update.store.value.ty.dtype)
-    term = update.term
-    value = term if str(term.ty.dtype) == dtype else tirx.Cast(dtype, term)
-    body: Any = tirx.BufferStore(update.store.buffer, value, update.store.indices)
-    for condition in reversed(update.conditions):
-        body = tirx.IfThenElse(condition, body, None)
-    return body
+    value = cast(update.term, dtype_of(update.store.value))
+    store = tirx.BufferStore(update.store.buffer, value, update.store.indices)
+    return add_guards(update.conditions, store)
 
 
 def _target(func: SparseFunc, writes: list[SparseIteration], updates: list[Reduction]) -> Any:
@@ -211,7 +203,7 @@ def _refuse_others(func: SparseFunc, writes: list[SparseIteration], target: Spar
 
 def _first(func: SparseFunc, target: SparseBuffer) -> SparseIteration | None:
     """The first iteration that accesses a buffer, if it sets elements and reads none."""
-    first = next((s for s in _statements(func) if accesses_of(s, target.var)), None)
+    first = next((s for s in statements_of(func.body) if accesses_of(s, target.var)), None)
     if not isinstance(first, SparseIteration) or first.init is not None:
         return None
     _, store = split_guards(first.body)
@@ -278,8 +270,3 @@ def _with_flags(
     flags = SparseBuffer(var=buffer_var([length], "int8", name), axes=[axis], handle=handle)
     out = func.replace(params=[*func.params, handle], buffers=[*func.buffers, flags])
     return out.with_attr("computed", computed), flags
-
-
-def _statements(func: SparseFunc) -> list[Any]:
-    body = func.body
-    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -20,29 +19,23 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.schedule.loops import (
+    Change,
     Loop,
     SparseIterationRef,
     SpIter,
     changed,
     loops_of,
-    replaced,
-    show,
 )
 from sparsetir.sparse_ir.tir import free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
-NAME = "precompute"
-
 
 def precompute_operand(
-    func: SparseFunc, it: SparseIteration, operand: SparseBuffer, outer: list[Loop],
-    inner: list[Loop], over: list[SpIter | str], scope: str, dtype: str, name: str | None,
+    change: Change, operand: SparseBuffer, outer: list[Loop], inner: list[Loop],
+    over: list[SpIter | str], scope: str, dtype: str, name: str | None,
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:  # fmt: skip
     """The function with a copy of an operand's tile for each visit of the outer loops."""
-
-    def refuse(message: str) -> NoReturn:
-        raise ScheduleError(f"{NAME}: {message}\n{show(it)}")
-
+    func, it, refuse = change.func, change.it, change.refuse
     loads = loads_of(it.body, operand.var)
     if not loads or operand.axes is None:
         refuse(f"'{operand.name}' is not read here as a buffer over axes")
@@ -62,7 +55,7 @@ def precompute_operand(
         elif isinstance(item, str) and item in whole:
             axis, place = whole[item]
         else:
-            handles = [x.name for x in within.values() if _is_dense(x.node)]
+            handles = [x.name for x in within.values() if x.is_dense]
             refuse(
                 "argument 'axes': expected handles of loops inside of the place of the copy, among "
                 f"{handles}, or names of axes of '{operand.name}', among {list(whole)}, got "
@@ -110,18 +103,13 @@ def precompute_operand(
     body = reading(it.body, operand, ws, places)
     rest: Any = body
     if inner:
-        rest = changed(it, inner, name=fresh_name(func, f"{it.name}_rest") if outer else it.name,
-                       body=body)  # fmt: skip
+        rest = changed(it, inner, name=change.name("rest") if outer else it.name, body=body)
     both = tirx.SeqStmt([copy, rest])
-    out = replaced(
-        NAME, func, it, changed(it, outer, body=both) if outer else both,
+    out = change.put(
+        changed(it, outer, body=both) if outer else both,
         buffers=[SparseBuffer(var=ws, axes=axes, handle=None)],
-    )  # fmt: skip
+    )
     return out, [SparseIterationRef(copy.name)]
-
-
-def _is_dense(node: Any) -> bool:
-    return isinstance(node, Axis) and node.kind == "dense_fixed"
 
 
 def _loops_around_reads(

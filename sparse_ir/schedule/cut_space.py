@@ -20,18 +20,8 @@ from __future__ import annotations
 from typing import Any
 
 from sparsetir.sparse_ir.annotations import CUT
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    SpIter,
-    changed,
-    iteration_of,
-    loops_of,
-    place_of,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import Loop, SpIter, change_of, changed
 from sparsetir.sparse_ir.schedule.primitives import primitive
 
 
@@ -60,23 +50,21 @@ def coord(func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, None]:
 
 
 def _chosen(caller: str, func: SparseFunc, handle: SpIter, space: str) -> tuple[SparseFunc, None]:
-    it = iteration_of(caller, func, handle)
-    loop = loops_of(it)[place_of(caller, func, it, handle)]
-    node = loop.node
+    change = change_of(caller, func, handle)
+    it, node = change.it, change.chosen[0].node
     if space == "coordinates" and not isinstance(node, Axis):
-        raise ScheduleError(
-            f"{caller}: '{loop.name}' has positions alone; expected a loop over one axis, which is "
-            f"neither fused nor attached nor in parts\n{show(it)}"
+        change.refuse(
+            f"'{handle.name}' has positions alone; expected a loop over one axis, which is neither "
+            "fused nor attached nor in parts"
         )
     if space == "coordinates" and (node.kind == "sparse_fixed" or not node.unique):
-        raise ScheduleError(
-            f"{caller}: the coordinates of '{loop.name}' are in no order, so that no range of them "
-            "lies together; expected a dense axis, or a sparse_variable one whose coordinates "
-            f"differ\n{show(it)}"
+        change.refuse(
+            f"the coordinates of '{handle.name}' are in no order, so that no range of them lies "
+            "together; expected a dense axis, or a sparse_variable one whose coordinates differ"
         )
-    choices = {**_choices(it), loop.name: space}
+    choices = {**_choices(it), handle.name: space}
     annotations = {**dict(it.annotations.items()), CUT: choices}
-    return replaced(caller, func, it, changed(it, annotations=annotations)), None
+    return change.put(changed(it, annotations=annotations)), None
 
 
 def space_of(it: SparseIteration, loop: Loop) -> str:

@@ -38,7 +38,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import parallelizable
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
-    Axis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
@@ -47,22 +46,21 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers
+from sparsetir.sparse_ir.reduction import add_guards
 from sparsetir.sparse_ir.schedule.cut_space import without_choice
 from sparsetir.sparse_ir.schedule.loops import (
+    Change,
     Loop,
     SparseIterationRef,
     SpIter,
+    change_of,
     changed,
     inside,
-    iteration_of,
     loops_of,
-    place_of,
-    replaced,
-    show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.tir import size_text
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
 NAME = "distribute"
 
@@ -91,20 +89,19 @@ def distribute(
     handles = [loop] if isinstance(loop, SpIter) else list(loop)
     if not handles:
         raise ScheduleError(f"{NAME}: argument 'loop': expected one or more loops, got none")
-    it = iteration_of(NAME, func, handles[0])
-    loops = loops_of(it)
-    places = [place_of(NAME, func, it, handle) for handle in handles]
-    outer = loops[: len(loops) - len(places)]
-    if places != list(range(len(outer), len(loops))) or not outer:
-        raise ScheduleError(
-            f"{NAME}: argument 'loop': expected the innermost of several loops, in their order, "
-            f"got {[h.name for h in handles]}; sparse_reorder can bring them there\n{show(it)}"
+    change = change_of(NAME, func, *handles)
+    it, moved, places = change.it, change.chosen, change.places
+    outer = change.loops[: -len(moved)]
+    if places != list(range(len(outer), len(change.loops))) or not outer:
+        change.refuse(
+            "argument 'loop': expected the innermost of several loops, in their order, got "
+            f"{[x.name for x in moved]}; sparse_reorder can bring them there"
         )
-    moved = loops[len(outer) :]
     private = private_buffers(func, it)
     temporaries = [b for b in func.buffers if b.var in private]
-    _refuse(func, it, places, temporaries)
-    steps = _Steps(func, it, moved)
+    _refuse(change, temporaries)
+    steps = _Steps(NAME, func, it, moved)
+    steps.names = []
     expanded = {b.var: steps.expanded(b) for b in temporaries}
     renamed = {old: new.var for old, new in expanded.items()}
     steps.own = set(renamed.values())
@@ -114,48 +111,42 @@ def distribute(
         notes = changed(notes, annotations=without_choice(notes, gone))
     whole = changed(notes, outer, body=steps.of(body, []))
     buffers = [expanded.get(b.var, b) for b in func.buffers]
-    out = replaced(NAME, func.replace(buffers=buffers), it, whole, trusted=False)
+    change.func = func.replace(buffers=buffers)
+    out = change.put(whole, trusted=False)
     return out, [SparseIterationRef(name) for name in steps.names]
 
 
-def _refuse(
-    func: SparseFunc, it: SparseIteration, places: list[int], temporaries: list[SparseBuffer]
-) -> None:
+def _refuse(change: Change, temporaries: list[SparseBuffer]) -> None:
     """Refuse programs that would change their meaning, or whose private buffers cannot grow."""
-    if it.init is not None:
-        raise ScheduleError(f"{NAME}: expected an iteration without an init\n{show(it)}")
-    facts = parallelizable(func, it)
+    if change.it.init is not None:
+        change.refuse("expected an iteration without an init")
+    facts = parallelizable(change.func, change.it)
     local = [b.name for b in temporaries if str(b.var.ty.storage_scope) == "local"]
-    for place in places:
-        loop = loops_of(it)[place]
-        if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
-            raise ScheduleError(
-                f"{NAME}: expected loops over dense axes, got '{loop.name}'\n{show(it)}"
-            )
+    for place, loop in zip(change.places, change.chosen, strict=True):
+        if not loop.is_dense:
+            change.refuse(f"expected loops over dense axes, got '{loop.name}'")
         if facts[place] != FREE:
-            raise ScheduleError(
-                f"{NAME}: loop '{loop.name}' is not proven free of races ({facts[place]}): a step "
-                f"of one visit may read what a later step of another has written\n{show(it)}"
+            change.refuse(
+                f"loop '{loop.name}' is not proven free of races ({facts[place]}): a step of one "
+                "visit may read what a later step of another has written"
             )
-        if local and not isinstance(loop.node.length, tirx.IntImm):
-            raise ScheduleError(
-                f"{NAME}: expected loops of constant extent, as '{local[0]}' in scope "
-                f"\"local\" gets a place for each visit, got '{loop.name}' of "
-                f"{size_text(loop.node.length)}; split it first\n{show(it)}"
+        if local and not loop.is_constant:
+            change.refuse(
+                f"expected loops of constant extent, as '{local[0]}' in scope \"local\" gets a "
+                f"place for each visit, got '{loop.name}' of {size_text(loop.node.length)}; split "
+                "it first"
             )
 
 
-class _Steps:
-    """The steps of an iteration, with loops of it moved inside."""
+class _Steps(Change):
+    """The steps of an iteration, with the chosen loops moved inside."""
 
-    def __init__(self, func: SparseFunc, it: SparseIteration, moved: list[Loop]) -> None:
-        self.func, self.it, self.moved = func, it, moved
-        self.names: list[str] = []
-        self.own: set[Any] = set()  # buffers private to each visit
+    names: list[str]  # of the steps
+    own: set[Any]  # buffers private to each visit
 
     def expanded(self, buffer: SparseBuffer) -> SparseBuffer:
         """A buffer with an element per coordinate of the loops."""
-        more = [loop.node for loop in self.moved]
+        more = [loop.node for loop in self.chosen]
         shape = [*buffer.var.ty.shape, *(axis.length for axis in more)]
         name = fresh_name(self.func, f"{buffer.name}_each")
         var = buffer_var(shape, buffer.dtype, name, str(buffer.var.ty.storage_scope))
@@ -180,15 +171,15 @@ class _Steps:
             return self._step(stmt, stmt.body, conditions)
         if isinstance(stmt, SparseIteration) and stmt.init is None:
             return changed(stmt, body=self.of(stmt.body, conditions))
-        raise ScheduleError(
-            f"{NAME}: expected stores and iterations in '{self.it.name}', those around others "
-            f"without an init, got {type(stmt).__name__}\n{show(self.it)}"
+        self.refuse(
+            f"expected stores and iterations in '{self.it.name}', those around others without an "
+            f"init, got {type(stmt).__name__}"
         )
 
     def _step(self, step: SparseIteration, body: Any, conditions: list[Any]) -> SparseIteration:
         self.names.append(step.name)
-        moved = [Loop(x.node, [tirx.Var(x.var.name, x.var.ty.dtype)], x.kinds) for x in self.moved]
-        fresh = {x.var: o.var for x, o in zip(self.moved, moved, strict=True)}
+        moved = [Loop(x.node, [tirx.Var(x.var.name, x.var.ty.dtype)], x.kinds) for x in self.chosen]
+        fresh = {x.var: o.var for x, o in zip(self.chosen, moved, strict=True)}
         init = None if step.init is None else self._guarded(conditions, step.init)
         return changed(
             step,
@@ -202,22 +193,13 @@ class _Steps:
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer in self.own:
             if all(load.source in self.own for load in nodes_of(ir.TensorLoad, stmt.value)):
                 return stmt
-        for condition in reversed(conditions):
-            stmt = tirx.IfThenElse(condition, stmt, None)
-        return stmt
+        return add_guards(conditions, stmt)
 
 
 def _at_places(stmt: Any, buffers: dict[Any, Any], more: list[Any]) -> Any:
     """A statement with buffers replaced, and further indices appended to theirs."""
 
-    def load(node: Any) -> Any:
-        buffer = buffers.get(node.source)
-        return node if buffer is None else tirx.BufferLoad(buffer, [*node.indices, *more])
+    def place(buffer: Any, indices: Any) -> Any:
+        return (buffers[buffer], [*indices, *more]) if buffer in buffers else None
 
-    def store(node: Any) -> Any:
-        buffer = buffers.get(node.buffer)
-        if buffer is None:
-            return node
-        return tirx.BufferStore(buffer, node.value, [*node.indices, *more], node.span)
-
-    return map_expr(stmt, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+    return map_expr(stmt, access_rules(place))

@@ -32,20 +32,11 @@ from typing import Any
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
 from sparsetir.sparse_ir.recipes.general import column_parts, equal_parts, equal_work
 from sparsetir.sparse_ir.recipes.positions import equal_parts_of_rows
 from sparsetir.sparse_ir.schedule.cut_space import space_of, without_choice
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    SpIter,
-    inside,
-    iteration_of,
-    loops_of,
-    place_of,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import Loop, SpIter, change_of, inside
 from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.positions import slots_counted
 from sparsetir.sparse_ir.schedule.primitives import primitive
@@ -92,16 +83,12 @@ def divide(
     Rows and elements fused as "SR" give three loops: chunks, pieces of rows and elements.
     """
     func, loop = slots_counted(NAME, func, loop)
-    it = iteration_of(NAME, func, loop)
-    chosen = loops_of(it)[place_of(NAME, func, it, loop)]
+    division = _Division(change_of(NAME, func, loop))
+    it, chosen = division.it, division.old
     if by is None:
         sparse = isinstance(chosen.node, Axis) and chosen.node.is_sparse
         by = space_of(it, chosen) if sparse else "positions"
-    if by not in BY:
-        raise ScheduleError(
-            f"{NAME}: argument 'by': expected one of {', '.join(BY)}, got {by!r}\n{show(it)}"
-        )
-    division = _Division(NAME, func, it, chosen)
+    division.check_word("by", by, BY)
     if isinstance(chosen.node, PartAxis):
         division.refuse(f"'{chosen.name}' is in parts already; divide a part's children, or split")
     division.check_count("parts", parts, or_name=True)
@@ -128,9 +115,9 @@ class _Division(VisitOrder):
 
     def by_positions(self, by: str, cost: int, ahead: str | None) -> list[Loop]:
         """Parts of a root axis, or of fused axes that start at a root."""
-        if not is_path(self.loop.node):
+        if not is_path(self.old.node):
             self.refuse(
-                f"expected a root axis, or axes fused from a root on, got '{self.loop.name}'; "
+                f"expected a root axis, or axes fused from a root on, got '{self.old.name}'; "
                 'by="coordinates" cuts the columns of each row'
             )
         size = self.last.length if self.last.kind == "dense_fixed" else self.last.nnz
@@ -145,20 +132,20 @@ class _Division(VisitOrder):
         if part is None:
             parts = self.dense("parts", self.count)
             part = self.part(parts, size, size, self.array("ptr", recipe, **how))
-        return self._loops(part.parent, part, "S" if "S" in self.loop.kinds else "R")
+        return self._loops(part.parent, part, "S" if "S" in self.old.kinds else "R")
 
     def is_under_a_root(self) -> bool:
         """Whether the loop is over one variable axis that is the child of a root."""
-        axis = self.loop.node
+        axis = self.old.node
         return isinstance(axis, Axis) and axis.is_variable and axis.parent.kind == "dense_fixed"
 
     def by_coordinates(self) -> list[Loop]:
         """Ranges of the coordinates of an axis under its parent."""
-        axis = self.loop.node
+        axis = self.old.node
         if not isinstance(axis, Axis) or axis.kind != "sparse_variable" or not axis.unique:
             self.refuse(
                 f'by="coordinates" expects a sparse_variable axis whose coordinates differ, got '
-                f"'{self.loop.name}'"
+                f"'{self.old.name}'"
             )
         if axis.parent.kind != "dense_fixed":
             self.refuse(
@@ -178,7 +165,7 @@ class _Division(VisitOrder):
         ptr = self.array("ptr", recipe, **how, parts=self.count)
         parts = self.counted("parts", axis.parent, self.count)
         part = self.part(parts, axis.length, axis.nnz, ptr)
-        return self._loops(parts, part, self.loop.kinds)
+        return self._loops(parts, part, self.old.kinds)
 
     # -- declarations -------------------------------------------------------------------------
 
@@ -194,7 +181,7 @@ class _Division(VisitOrder):
         return None
 
     def _loops(self, parts: Axis, part: Axis, kind: str) -> list[Loop]:
-        return [*self.loops(parts=(parts, kind)), self.within(part)]
+        return [*self.loops_over(parts=(parts, kind)), self.within(part)]
 
     def _children(self) -> Any:
         """The offsets of the variable axis under a root axis, which give each coordinate's work."""

@@ -41,29 +41,24 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.annotations import reserved_problem
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
 from sparsetir.sparse_ir.nodes import (
-    AttachedAxis,
     Axis,
-    FusedAxis,
-    PartAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    axis_with,
     buffer_var,
     declared,
+    entry_with,
     substitute,
 )
-from sparsetir.sparse_ir.promises import FACTS, PROMISES, promises_of, with_fact
+from sparsetir.sparse_ir.promises import FACTS, PROMISES, keeps, promises_of, with_fact
 from sparsetir.sparse_ir.schedule.loops import (
+    Change,
     SparseIterationRef,
     SpIter,
+    change_in,
+    change_of,
     changed,
-    find_iteration,
-    iteration_of,
-    loops_of,
-    name_of,
-    place_of,
-    replaced,
-    show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.tir import size_text
@@ -87,38 +82,24 @@ def bound(func: SparseFunc, loop: SpIter, n: int, kind: str) -> tuple[SparseFunc
     kind : {"exact", "max", "min", "multiple"}
         The length is n ("exact"), at most n ("max"), at least n ("min"), a multiple of n.
     """
-    it = iteration_of("bound", func, loop)
-    node = loops_of(it)[place_of("bound", func, it, loop)].node
+    change = change_of("bound", func, loop)
+    node = change.chosen[0].node
     if not isinstance(node, Axis):
-        raise ScheduleError(
-            f"bound: expected a loop over one axis, got '{loop.name}', whose extent is no length"
-            f"\n{show(it)}"
+        change.refuse(
+            f"expected a loop over one axis, got '{loop.name}', whose extent is no length"
         )
     if isinstance(n, bool) or not isinstance(n, int) or not 0 < n < 2**31:
-        raise ScheduleError(
-            f"bound: argument 'n': expected a positive integer, got {n!r}\n{show(it)}"
-        )
-    if kind not in KINDS:
-        raise ScheduleError(
-            f"bound: argument 'kind': expected one of {', '.join(KINDS)}, got {kind!r}\n{show(it)}"
-        )
+        change.refuse(f"argument 'n': expected a positive integer, got {n!r}")
+    change.check_word("kind", kind, KINDS)
     if isinstance(node.length, tirx.IntImm):
-        _check_number(it, node, n, kind)
+        length = int(node.length)
+        if not keeps({"kind": kind, "value": n}, length):
+            change.refuse(
+                f"axis '{node.name}' has {length} coordinates, which is not {LEGAL[kind]} {n}"
+            )
         return func, None
-    out = promised("bound", func, it, node.length, kind, n)
+    out = promised(change, func, node.length, kind, n)
     return (_with_constant(out, node.length, n) if kind == "exact" else out), None
-
-
-def _check_number(it: SparseIteration, axis: Axis, n: int, kind: str) -> None:
-    length = int(axis.length)
-    holds = {
-        "exact": length == n, "max": length <= n, "min": length >= n, "multiple": length % n == 0,
-    }  # fmt: skip
-    if not holds[kind]:
-        raise ScheduleError(
-            f"bound: axis '{axis.name}' has {length} coordinates, which is not {LEGAL[kind]} {n}"
-            f"\n{show(it)}"
-        )
 
 
 def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
@@ -130,15 +111,10 @@ def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
 
     axes: dict[str, Axis] = {}
     for a in func.axes:
-        axes[a.name] = Axis(
-            name=a.name, kind=a.kind, length=put(a.length), nnz=put(a.nnz),
-            parent=None if a.parent is None else axes[a.parent.name], nnz_cols=put(a.nnz_cols),
-            indptr=a.indptr, indices=a.indices, idtype=a.idtype, unique=a.unique,
-            of=None if a.of is None else [
-                AttachedAxis(axis=axes[x.name], to=axes[x.to.name])
-                if isinstance(x, AttachedAxis) else axes[x.name] for x in a.of
-            ],
-        )  # fmt: skip
+        sizes = {n: put(getattr(a, n)) for n in ("length", "nnz", "nnz_cols")}
+        parent = None if a.parent is None else axes[a.parent.name]
+        of = None if a.of is None else [entry_with(x, axes) for x in a.of]
+        axes[a.name] = axis_with(a, **sizes, parent=parent, of=of)
     buffers: list[SparseBuffer] = []
     renamed: dict[Any, Any] = {}
     for b in func.buffers:
@@ -148,18 +124,8 @@ def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
         over = None if b.axes is None else [axes[a.name] for a in b.axes]
         buffers.append(SparseBuffer(var=var, axes=over, handle=b.handle))
 
-    def node(entry: Any) -> Any:
-        if isinstance(entry, Axis):
-            return axes[entry.name]
-        if isinstance(entry, FusedAxis):
-            return FusedAxis(axes=[axes[a.name] for a in entry.axes])
-        if isinstance(entry, PartAxis):
-            return PartAxis(axis=node(entry.axis), by=axes[entry.by.name])
-        assert isinstance(entry, AttachedAxis)
-        return AttachedAxis(axis=axes[entry.axis.name], to=axes[entry.to.name])
-
     def iteration(it: Any) -> Any:
-        return changed(it, axes=[node(a) for a in it.axes])
+        return changed(it, axes=[entry_with(a, axes) for a in it.axes])
 
     body = map_expr(func.body, [(SparseIteration, iteration)])
     body = substitute(body, {param: number, **renamed})
@@ -171,18 +137,17 @@ def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
     return out
 
 
-def promised(
-    caller: str, func: SparseFunc, it: SparseIteration, extent: Any, kind: str, value: int
-) -> SparseFunc:
+def promised(change: Change, func: SparseFunc, extent: Any, kind: str, value: int) -> SparseFunc:
     """The function with one more promise in its attribute "promises".
 
+    change : the change that needs it, for refusals
     extent : an integer parameter of the function
     kind : "exact", "max", "min" or "multiple", of `value`
     """
     if not isinstance(extent, ir.Var) or not declared(func).has_param(extent):
-        raise ScheduleError(
-            f"{caller}: expected the length of the axis to be a parameter of '{func.name}' or a "
-            f"number, for a promise that kernels can check, got {size_text(extent)}\n{show(it)}"
+        change.refuse(
+            f"expected the length of the axis to be a parameter of '{func.name}' or a number, for "
+            f"a promise that kernels can check, got {size_text(extent)}"
         )
     new = {"param": str(extent.name), "kind": kind, "value": value}
     old = promises_of(func)
@@ -239,19 +204,18 @@ def annotate(
     value : Any
         None, a string, a number, or lists and dicts of these with strings as keys.
     """
-    it = find_iteration(func, name_of("annotate", iteration), "annotate")
+    change = change_in("annotate", func, iteration)
     if not isinstance(key, str) or not key:
-        raise ScheduleError(f"annotate: argument 'key': expected a name, got {key!r}\n{show(it)}")
-    problem = reserved_problem(key)
-    if problem:
-        raise ScheduleError(f"annotate: argument 'key': {problem}\n{show(it)}")
+        change.refuse(f"argument 'key': expected a name, got {key!r}")
+    if problem := reserved_problem(key):
+        change.refuse(f"argument 'key': {problem}")
     if not _prints(value):
-        raise ScheduleError(
-            "annotate: argument 'value': expected None, a string, a number of 64 bits, or lists "
-            f"and dicts of these, got {value!r}\n{show(it)}"
+        change.refuse(
+            "argument 'value': expected None, a string, a number of 64 bits, or lists and dicts of "
+            f"these, got {value!r}"
         )
-    new = changed(it, annotations={**dict(it.annotations.items()), key: value})
-    return replaced("annotate", func, it, new), None
+    annotations = {**dict(change.it.annotations.items()), key: value}
+    return change.put(changed(change.it, annotations=annotations)), None
 
 
 def _prints(value: Any) -> bool:

@@ -18,17 +18,8 @@ set intersections, unions, and differences".)
 from __future__ import annotations
 
 from sparsetir.sparse_ir.annotations import GALLOP
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
-from sparsetir.sparse_ir.schedule.loops import (
-    SpIter,
-    changed,
-    find_iteration,
-    loops_of,
-    place_of,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import SpIter, change_of, changed
 from sparsetir.sparse_ir.schedule.primitives import primitive
 
 RATIO = 16  # the least ratio for which a search is faster than single steps
@@ -46,17 +37,12 @@ def gallop(func: SparseFunc, loop: SpIter, ratio: int = RATIO) -> tuple[SparseFu
         An axis with at least this many times the elements of another one is searched: 1 for all
         that are longer, 0 for none, so that all advance element by element.
     """
-    it = find_iteration(func, loop.iteration, "gallop")
-    chosen = loops_of(it)[place_of("gallop", func, it, loop)]
-    if not isinstance(chosen.node, Axis) or chosen.node.kind != "intersect":
-        raise ScheduleError(
-            f"gallop: argument 'loop': expected one over an intersection, got '{loop.name}'\n"
-            f"{show(it)}"
-        )
+    change = change_of("gallop", func, loop)
+    node = change.chosen[0].node
+    if not isinstance(node, Axis) or node.kind != "intersect":
+        change.refuse(f"argument 'loop': expected one over an intersection, got '{loop.name}'")
     if ratio < 0:
-        raise ScheduleError(
-            f"gallop: argument 'ratio': expected 0 or more, got {ratio}\n{show(it)}"
-        )
-    notes = dict(it.annotations.items())
+        change.refuse(f"argument 'ratio': expected 0 or more, got {ratio}")
+    notes = dict(change.it.annotations.items())
     notes[GALLOP] = {**notes.get(GALLOP, {}), loop.name: ratio}
-    return replaced("gallop", func, it, changed(it, annotations=notes)), None
+    return change.put(changed(change.it, annotations=notes)), None

@@ -34,22 +34,20 @@ For groups in stage II, see :mod:`sparsetir.sparse_ir.groups`.
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn
-
-from tvm import tirx
+from collections.abc import Sequence
+from typing import Any
 
 from sparsetir.sparse_ir.annotations import ATOMIC, GROUP
 from sparsetir.sparse_ir.atomics import ATOMIC_KINDS, has_atomics
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.groups import GROUP_DTYPES
 from sparsetir.sparse_ir.legal import own_stores, parallelizable
-from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, declared
 from sparsetir.sparse_ir.races import private_buffers
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
 from sparsetir.sparse_ir.schedule.combine_row_pieces import combine_row_pieces
 from sparsetir.sparse_ir.schedule.init_elimination import set_before, with_plain_init
 from sparsetir.sparse_ir.schedule.loops import (
+    Change,
     Loop,
     SparseIterationRef,
     changed,
@@ -57,11 +55,10 @@ from sparsetir.sparse_ir.schedule.loops import (
     inside,
     loops_of,
     replaced,
-    show,
 )
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
-from sparsetir.sparse_ir.schedule.workspaces import split_init
-from sparsetir.sparse_ir.tir import dtype_of, free_vars
+from sparsetir.sparse_ir.schedule.steps import Steps
+from sparsetir.sparse_ir.tir import as_one, dtype_of, free_vars
 from sparsetir.sparse_ir.workers import WARP
 
 GROUPS = re.compile(r"(group|segment)\((1|2|4|8|16|32)\)")
@@ -77,16 +74,11 @@ def with_race_strategy(
     caller: str, func: SparseFunc, it: SparseIteration, places: list[int], race: str, lanes: int
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
     """The function with a race strategy for some loops, and the iterations that write."""
-    return _RaceStrategy(caller, func, it, places).run(race, lanes)
+    change = Change(caller, func, it, [loops_of(it)[p] for p in places])
+    return _RaceStrategy(change).run(race, lanes)
 
 
-class _RaceStrategy:
-    def __init__(
-        self, caller: str, func: SparseFunc, it: SparseIteration, places: list[int]
-    ) -> None:
-        self.caller, self.func, self.it = caller, func, it
-        self.loops = [loops_of(it)[p] for p in places]
-
+class _RaceStrategy(Steps):
     def run(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """The rewritten function and the handles."""
         func, writes = self._with_race(race, lanes)
@@ -97,13 +89,13 @@ class _RaceStrategy:
         return func, writes
 
     def _with_race(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
-        chunks = [x for x in self.loops if self._is_over_chunks(x)]
-        if race == "atomics" and chunks:
+        if race == "atomics" and any(pieces_under(self.func, self.it, x.node) for x in self.chosen):
             return self._chunks()
         if self.it.init is not None:
-            self._take_init_out()
+            firsts = self.split_init()
+            self._replace([*firsts, changed(self.it, init=None)], axes=self.axes)
         if race != "atomics":
-            (loop,) = self.loops
+            (loop,) = self.chosen
             self._nest(loop)
             size = int(loop.node.length)
             if race == "temporary":
@@ -129,11 +121,6 @@ class _RaceStrategy:
         func, added = combine_row_pieces(self.func, refs, race="atomics")
         return func, [*refs, *added]
 
-    def _take_init_out(self) -> None:
-        """Make the init a separate iteration."""
-        firsts, axes = split_init(self.func, self.it)
-        self._replace([*firsts, changed(self.it, init=None)], axes=axes)
-
     def _nest(self, loop: Loop) -> None:
         """Move the loops inside the one over lanes to a nested iteration."""
         loops = loops_of(self.it)
@@ -146,7 +133,7 @@ class _RaceStrategy:
                 f"expected the sum over {names} in a workspace, which precompute makes, got one "
                 "that is added to in place"
             )
-        name = fresh_name(self.func, f"{self.it.name}_write")
+        name = self.name("write")
         kept = {k: v for k, v in self.it.annotations.items() if k == ATOMIC}
         inner = changed(self.it, loops[place:], name=name, annotations=kept)
         notes = {k: v for k, v in self.it.annotations.items() if k != ATOMIC}
@@ -202,16 +189,11 @@ class _RaceStrategy:
         self.func = replaced(self.caller, self.func, it, marked)
         self.it = find_iteration(self.func, self.it.name)
 
-    def _replace(self, parts: list[Any], axes: list[Axis] | tuple[()] = ()) -> None:
-        stmt = parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
-        self.func = replaced(self.caller, self.func, self.it, stmt, axes=axes)
+    def _replace(self, parts: list[Any], axes: Sequence[Axis] = ()) -> None:
+        self.func = self.put(as_one(parts), axes=axes)
         self.it = find_iteration(self.func, self.it.name)
 
     # -- analysis -----------------------------------------------------------------------------
-
-    def _is_over_chunks(self, loop: Loop) -> bool:
-        node = loop.node
-        return isinstance(node, Axis) and pieces_under(self.func, self.it, node) is not None
 
     def _shared(self, it: SparseIteration) -> bool:
         """Whether an iteration itself stores to a buffer that is not private to visits."""
@@ -221,7 +203,7 @@ class _RaceStrategy:
     def _racing(self) -> list[str]:
         """The iterations that update elements shared by visits of the loops."""
         facts = parallelizable(self.func, self.it)
-        names = {x.name for x in self.loops}
+        names = {x.name for x in self.chosen}
         shared = {
             b
             for x, fact in zip(loops_of(self.it), facts, strict=True)
@@ -282,13 +264,9 @@ class _RaceStrategy:
             if name != n.name and name not in {x.name for x in inside(n)}:
                 continue
             for x in loops_of(n):
-                if not isinstance(x.node, Axis) or x.node.kind != "dense_fixed":
+                if not x.is_dense:
                     self.refuse(
                         f"lanes visit '{x.name}' of '{n.name}' different numbers of times, and "
                         "cannot reduce inside; expected the sum over it in a workspace, as made by "
                         "precompute"
                     )
-
-    def refuse(self, message: str) -> NoReturn:
-        """Raise ScheduleError with the iteration."""
-        raise ScheduleError(f"{self.caller}: {message}\n{show(self.it)}")

@@ -57,15 +57,9 @@ from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.recipes import patterns as recipes
 from sparsetir.sparse_ir.recipes.general import constant
 from sparsetir.sparse_ir.reduction import add_guards
-from sparsetir.sparse_ir.schedule.loops import SpIter
+from sparsetir.sparse_ir.schedule.loops import SpIter, change_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import (
-    ElementOrder,
-    VisitOrder,
-    chosen_loops,
-    elements_of_rows,
-    load,
-)
+from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, elements_of_rows, load
 from sparsetir.sparse_ir.tir import as_dtype
 
 NAME = "group_columns_by_pattern"
@@ -95,13 +89,12 @@ def group_columns_by_pattern(
     list of SpIter
         The loops over panels, patterns, entries, and rows of a panel.
     """
-    it, (row, column) = chosen_loops(NAME, func, rows, columns)
-    plain = VisitOrder(NAME, func, it, row)
+    change = change_of(NAME, func, rows, columns)
     if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= LARGEST:
-        plain.refuse(f"argument 'size': expected 2 to {LARGEST} rows, got {size!r}")
+        change.refuse(f"argument 'size': expected 2 to {LARGEST} rows, got {size!r}")
     if by not in ("pattern", "count"):
-        plain.refuse(f"argument 'by': expected 'pattern' or 'count', got {by!r}")
-    order = elements_of_rows(NAME, func, it, row, column, unique=True, reduces="")
+        change.refuse(f"argument 'by': expected 'pattern' or 'count', got {by!r}")
+    order = elements_of_rows(change, unique=True, reduces="")
     return _by_pattern(order, size, by)
 
 
@@ -131,7 +124,7 @@ def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, li
     order.number("step", constant, value=1)
     row = order.dense("rows", size)
     kind = "R" if by == "pattern" else "S"  # a table holds the rows
-    new = order.loops(panel=(panels, "S"), pattern=(pattern, kind), entry=(entry, "R"),
+    new = order.loops_over(panel=(panels, "S"), pattern=(pattern, kind), entry=(entry, "R"),
                        row=(row, "S"))  # fmt: skip
     p, q, e, r = (loop.var for loop in new)
     if by == "pattern":

@@ -50,7 +50,7 @@ from sparsetir.sparse_ir.nodes import (
     without_iteration,
 )
 from sparsetir.sparse_ir.promises import promises_of
-from sparsetir.sparse_ir.reduction import reduction_of, split_guards
+from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration
 from sparsetir.sparse_ir.tile_marks import is_tail, without_tail_shifts
 from sparsetir.sparse_ir.tir import dtype_of, free_vars
@@ -123,10 +123,9 @@ def with_init_before(
     if any(axis.kind != "dense_fixed" for axis in spatial.values()):
         return None
     value = substitute(first.value, dict(zip(first.indices, store.indices, strict=True)))
-    init: Any = tirx.BufferStore(store.buffer, value, store.indices)
     loops = {v for _, v, kind in it.axis_of() if kind != "S"}
-    for condition in reversed([c for c in conditions if is_tail(c) and not free_vars(c) & loops]):
-        init = tirx.IfThenElse(condition, init, None)
+    steady = [c for c in conditions if is_tail(c) and not free_vars(c) & loops]
+    init = add_guards(steady, tirx.BufferStore(store.buffer, value, store.indices))
     lengths = [found[v].length for v in first.indices]
     if not _is_whole(func, store.buffer, lengths) or not _covers_box(func, init, spatial, lengths):
         return None

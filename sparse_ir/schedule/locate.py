@@ -24,11 +24,10 @@ algebra with workspaces".)
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -43,22 +42,10 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import add_guards, masked, reduction_of
 from sparsetir.sparse_ir.schedule.copies import reading
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    SparseIterationRef,
-    SpIter,
-    changed,
-    iteration_of,
-    loops_of,
-    place_of,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, SpIter, change_of, changed
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.workspaces import split_init
+from sparsetir.sparse_ir.schedule.steps import Steps
 from sparsetir.sparse_ir.tir import as_dtype, as_one
-
-NAME = "locate"
 
 
 @primitive
@@ -81,30 +68,31 @@ def locate(
     list of SparseIterationRef
         The iterations that clear the table, that fill it with a row, and that read it.
     """
-    return _Located(func, loop, at).run()
+    located = _Located(change_of("locate", func, loop, *([at] if at is not None else [])))
+    return located.run()
 
 
-class _Located:
+class _Located(Steps):
     """An intersection, with the loops around it.
 
-    table, row : the axis whose elements are found, and the loop over its parent
+    place : of the loop over the intersection
+    around : the number of loops around those whose visits share a table
+    row, table : the place of the loop over its parent, and the axis whose elements are found
     probe : the other member, which is iterated
     """
 
-    def __init__(self, func: SparseFunc, loop: SpIter, at: SpIter | None) -> None:
-        self.func, self.it = func, iteration_of(NAME, func, loop)
-        self.loops = loops_of(self.it)
-        self.place = place_of(NAME, func, self.it, loop)
-        merged = self.loops[self.place].node
+    def __init__(self, change: Any) -> None:
+        super().__init__(change)
+        self.place, *at = self.places
+        merged = self.chosen[0].node
         if not isinstance(merged, Axis) or merged.kind != "intersect" or len(merged.of) != 2:
-            self.refuse(f"expected a loop over an intersection of two axes, got '{loop.name}'")
+            self.refuse(
+                f"expected a loop over an intersection of two axes, got '{self.chosen[0].name}'"
+            )
         if nodes_of(SparseIteration, self.it.body):
             self.refuse("expected an iteration without nested ones")
-        self.around = 0 if at is None else place_of(NAME, func, self.it, at) + 1
+        self.around = at[0] + 1 if at else 0
         self.row, self.table, self.probe = self._members(list(merged.of))
-
-    def refuse(self, message: str) -> NoReturn:
-        raise ScheduleError(f"{NAME}: {message}\n{show(self.it)}")
 
     def _members(self, members: list[Any]) -> tuple[int, Axis, Any]:
         """The place of the loop over the table's parent, the table's axis, and the other one."""
@@ -137,34 +125,24 @@ class _Located:
 
     def run(self) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """The rewritten function and its handles."""
-        func, it, table, taken = self.func, self.it, self.table, list[str]()
-        row, column = self.loops[self.row], self.loops[self.place]
-
-        def fresh(name: str) -> str:
-            taken.append(fresh_name(func, name, taken))
-            return taken[-1]
-
-        whole = Axis(
-            name=fresh(f"{table.name}_all"), kind="dense_fixed", length=table.length,
-            idtype=table.idtype,
-        )  # fmt: skip
-        dtype = row.var.ty.dtype
-        marks = buffer_var([table.length], dtype, fresh(f"{table.name}_at"))
-        added = [SparseBuffer(var=marks, axes=[whole], handle=None)]
+        table, row, column = self.table, self.loops[self.row], self.loops[self.place]
+        size = {"length": table.length, "idtype": table.idtype}
+        whole = Axis(name=fresh_name(self.func, f"{table.name}_all"), kind="dense_fixed", **size)
+        self.axes.append(whole)
         clear, fill = (tirx.Var(column.var.name, table.idtype) for _ in range(2))
+        dtype, body = row.var.ty.dtype, self.it.body
+        marks = self._array(whole, f"{table.name}_at", dtype)
         none = [tirx.BufferStore(marks, as_dtype(-1, dtype), [clear])]
         stores = [tirx.BufferStore(marks, row.var, [fill])]
-        body = it.body
         for buffer in self._rows():
-            held = buffer_var([table.length], buffer.dtype, fresh(f"{buffer.name}_row"))
-            added.append(SparseBuffer(var=held, axes=[whole], handle=None))
+            held = self._array(whole, f"{buffer.name}_row", buffer.dtype)
             # Cleared, too, so that threads may be proven to read what they have written.
             none.append(tirx.BufferStore(held, tirx.const(0, buffer.dtype), [clear]))
             value = tirx.BufferLoad(buffer.var, [row.var, fill])
             stores.append(tirx.BufferStore(held, value, [fill]))
             body = reading(body, buffer, held, [column.var])
-        clearing = self._over(whole, clear, fresh(f"{table.name}_clear"), none)
-        filling = self._over(table, fill, fresh(f"{table.name}_fill"), stores)
+        clearing = self._over(whole, clear, f"{table.name}_clear", none)
+        filling = self._over(table, fill, f"{table.name}_fill", stores)
         present = tirx.EQ(tirx.BufferLoad(marks, [column.var]), row.var)
         reduction = reduction_of(body)
         if reduction is not None and not reduction.conditions:
@@ -173,22 +151,21 @@ class _Located:
             body = add_guards([present], body)
         inner = [*self.loops[self.row + 1 :]]
         inner[self.place - self.row - 1] = Loop(self.probe, column.vars, column.kinds)
-        rest = changed(it, inner, name=fresh(f"{it.name}_rest"), init=None, body=body)
+        rest = changed(self.it, inner, name=self.name("rest"), init=None, body=body)
         outer, rows = self.loops[: self.around], self.loops[self.around : self.row + 1]
-        name = fresh(f"{it.name}_rows") if outer else str(it.name)
-        visit = changed(it, rows, name=name, init=None, body=tirx.SeqStmt([filling, rest]))
-        new: Any = tirx.SeqStmt([clearing, visit])
-        if outer:
-            new = changed(it, outer, init=None, body=new)
-        axes = [whole]
-        if it.init is not None:
-            inits, more = split_init(func, it)
-            new, axes = tirx.SeqStmt([*inits, new]), [*axes, *more]
-        out = replaced(NAME, func, it, new, axes=axes, buffers=added)
+        name = self.name("rows") if outer else str(self.it.name)
+        visit = changed(self.it, rows, name=name, init=None, body=tirx.SeqStmt([filling, rest]))
+        before = self.split_init() if self.it.init is not None else []
+        out = self.put_steps(outer, [clearing, visit], before)
         return out, [SparseIterationRef(x.name) for x in (clearing, filling, rest)]
+
+    def _array(self, axis: Axis, name: str, dtype: str) -> Any:
+        var = buffer_var([axis.length], dtype, fresh_name(self.func, name))
+        self.buffers.append(SparseBuffer(var=var, axes=[axis], handle=None))
+        return var
 
     def _over(self, axis: Axis, var: Any, name: str, stores: list[Any]) -> SparseIteration:
         return SparseIteration(
-            span=self.it.span, axes=[axis], kinds="S", name=name, vars=[var], init=None,
-            body=as_one(stores), annotations={},
+            span=self.it.span, axes=[axis], kinds="S", name=fresh_name(self.func, name), vars=[var],
+            init=None, body=as_one(stores), annotations={},
         )  # fmt: skip

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from tvm import tirx
 
 from sparsetir.sparse_ir.annotations import WORKERS
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
-    AttachedAxis,
     Axis,
-    FusedAxis,
-    PartAxis,
     SparseFunc,
     SparseIteration,
     declare_more,
+    entry_text,
     flat_axes,
     iteration_with,
     names_inside,
     nodes_of,
     sparse_iterations,
 )
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 from sparsetir.sparse_ir.workers import divided
+
+# Bound of the number of parts (more would need gigabytes of offsets), and of visits per tile.
+MOST = 2**24
 
 
 @dataclass(frozen=True)
@@ -77,16 +80,24 @@ class Loop:
         """The coordinate of a loop over one axis."""
         return self.vars[0]
 
+    def of_kind(self, kind: str) -> Loop:
+        """The loop as one over axes of a kind."""
+        return Loop(self.node, self.vars, kind * len(self.kinds))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is over one dense_fixed axis."""
+        return isinstance(self.node, Axis) and self.node.kind == "dense_fixed"
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is over one dense_fixed axis of constant length."""
+        return self.is_dense and isinstance(self.node.length, tirx.IntImm)
+
 
 def loops_of(it: SparseIteration) -> list[Loop]:
     """The loops of an iteration, in their order."""
-    out: list[Loop] = []
-    at = 0
-    for node in it.axes:
-        count = len(flat_axes([node]))
-        out.append(Loop(node, list(it.vars[at : at + count]), it.kinds[at : at + count]))
-        at += count
-    return out
+    return [Loop(node, list(it.vars[at:end]), it.kinds[at:end]) for node, at, end in it.entries()]
 
 
 def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: Any) -> Any:
@@ -173,6 +184,124 @@ def handle_of(it: SparseIteration, loop: Loop) -> SpIter:
     return SpIter(it.name, loop.axes)
 
 
+class Change:
+    """A primitive's change of one iteration.
+
+    caller : the primitive, which refusals name
+    loops : all loops of the iteration
+    chosen, places : those that the primitive was given, and their indices
+    """
+
+    def __init__(
+        self, caller: str, func: SparseFunc, it: SparseIteration, chosen: Sequence[Loop] = ()
+    ) -> None:
+        self.caller, self.func, self.it, self.loops = caller, func, it, loops_of(it)
+        self.chosen = list(chosen)
+        places = {loop.axes: n for n, loop in enumerate(self.loops)} if chosen else {}
+        self.places = [places[loop.axes] for loop in chosen]
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raise ScheduleError with the iteration."""
+        raise ScheduleError(f"{self.caller}: {message}\n{show(self.it)}")
+
+    def check_word(self, argument: str, value: Any, words: Collection[str]) -> None:
+        """Refuse an argument that is none of some words."""
+        if value not in words:
+            self.refuse(f"argument '{argument}': expected one of {', '.join(words)}, got {value!r}")
+
+    def check_neighbours(self, argument: str = "") -> None:
+        """Refuse chosen loops that do not follow each other."""
+        if self.places != list(range(self.places[0], self.places[0] + len(self.places))):
+            self.refuse(
+                f"{argument}expected neighbours in the order of the iteration, got "
+                f"{[x.name for x in self.chosen]}; sparse_reorder can bring them together"
+            )
+
+    def loop_of(self, handle: Any) -> Loop:
+        """The loop of the iteration that a handle means."""
+        return self.loops[place_of(self.caller, self.func, self.it, handle)]
+
+    def check_inside(self, loops: Sequence[Loop], inner: Sequence[Loop], what: str) -> None:
+        """Refuse loops that are none of those inside of the place of something."""
+        for loop in loops:
+            if loop.axes not in [other.axes for other in inner]:
+                self.refuse(
+                    f"expected loops inside of the place of the {what}, {[x.name for x in inner]}, "
+                    f"got '{loop.name}'; sparse_reorder can bring it there"
+                )
+
+    def check_count(
+        self, name: str, value: Any, *, least: int = 1, below: int = MOST, or_name: bool = False
+    ) -> None:
+        """Refuse an argument that is not such an integer, nor, if allowed, a name."""
+        if or_name and isinstance(value, str) and value.isidentifier():
+            return
+        if type(value) is int and least <= value < below:
+            return
+        expected = "a positive integer" if least else "an integer of 0 or more"
+        expected += " or a name" if or_name else ""
+        expected += f" below {below}" if type(value) is int and value >= below else ""
+        self.refuse(f"argument '{name}': expected {expected}, got {value!r}")
+
+    def check_alone(self) -> None:
+        """Refuse an iteration with nested ones, and one with annotations."""
+        if nodes_of(SparseIteration, self.it.body) or self.it.annotations:
+            self.refuse("expected an iteration without nested ones and annotations")
+
+    def reduced(self, besides: str = "") -> Reduction:
+        """The reduction of the body; other bodies are refused.
+
+        besides : text to append to the refusal
+        """
+        reduction = reduction_of(self.it.body)
+        if reduction is None:
+            self.refuse(
+                f"expected a body of the form X[..] = X[..] + term (or *, max, min){besides}"
+            )
+        return reduction
+
+    def dense_axis(self, loop: Loop, instead: str = "") -> Axis:
+        """The axis of a loop; other loops than over one dense axis are refused."""
+        if not loop.is_dense:
+            kind = loop.node.kind if isinstance(loop.node, Axis) else type(loop.node).__name__
+            self.refuse(
+                f"expected a loop over one dense_fixed axis, got '{loop.name}' ({kind}){instead}"
+            )
+        return loop.node
+
+    def name(self, step: str) -> str:
+        """A new name for a step of the iteration."""
+        return fresh_name(self.func, f"{self.it.name}_{step}")
+
+    def handles(self, *loops: Loop) -> list[SpIter]:
+        """The handles of loops."""
+        return [SpIter(self.it.name, loop.axes) for loop in loops]
+
+    def with_loops(self, *new: Loop) -> list[Loop]:
+        """The loops of the iteration, with others in place of the chosen neighbours."""
+        return [*self.loops[: self.places[0]], *new, *self.loops[self.places[-1] + 1 :]]
+
+    def put(self, stmt: Any, **declarations: Any) -> SparseFunc:
+        """The function with a statement in place of the iteration; see :func:`replaced`."""
+        return replaced(self.caller, self.func, self.it, stmt, **declarations)
+
+
+def change_of(caller: str, func: SparseFunc, *handles: SpIter) -> Change:
+    """The change of loops of one iteration, given their handles."""
+    it = iteration_of(caller, func, handles[0])
+    loops = loops_of(it)
+    return Change(
+        caller, func, it, [loops[place_of(caller, func, it, handle)] for handle in handles]
+    )
+
+
+def change_in(caller: str, func: SparseFunc, handle: SparseIterationRef, *loops: SpIter) -> Change:
+    """The change of an iteration, or of loops of it, given its handle."""
+    it = find_iteration(func, name_of(caller, handle), caller)
+    every = loops_of(it)
+    return Change(caller, func, it, [every[place_of(caller, func, it, loop)] for loop in loops])
+
+
 def replaced(
     caller: str,
     func: SparseFunc,
@@ -246,15 +375,5 @@ def _run_of(names: list[str], all_names: list[str]) -> bool:
 
 def show(it: SparseIteration) -> str:
     """The head of an iteration, for messages."""
-    entries = [_text(node) for node in it.axes]
+    entries = map(entry_text, it.axes)
     return f'  in T.sp_iter([{", ".join(entries)}], "{it.kinds}", "{it.name}")'
-
-
-def _text(node: Any) -> str:
-    if isinstance(node, FusedAxis):
-        return f"T.fuse({', '.join(a.name for a in node.axes)})"
-    if isinstance(node, PartAxis):
-        return f"T.part({_text(node.axis)}, {node.by.name})"
-    if isinstance(node, AttachedAxis):
-        return f"T.attach({node.name}, {node.to.name})"
-    return node.name

@@ -17,13 +17,12 @@ computes them in every call, a plan once for the values that it is made with. So
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.computed import COMPUTED
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
@@ -37,16 +36,9 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.promises import accessed_inside, with_fact
 from sparsetir.sparse_ir.recipes.general import packed
-from sparsetir.sparse_ir.schedule.loops import (
-    SparseIterationRef,
-    changed,
-    find_iteration,
-    name_of,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, change_in, changed
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 from sparsetir.sparse_ir.value_domains import value_domains
 
 NAME = "pack"
@@ -72,11 +64,8 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
     str
         Name of the buffer with the values in that order.
     """
-    it = find_iteration(func, name_of(NAME, iteration), NAME)
-
-    def refuse(message: str) -> NoReturn:
-        raise ScheduleError(f"{NAME}: {message}\n{show(it)}")
-
+    change = change_in(NAME, func, iteration)
+    it, refuse = change.it, change.refuse
     named = [b for b in func.buffers if b.name == buffer]
     if not named or named[0].handle is None or len(named[0].axes or ()) != 1:
         names = [b.name for b in func.buffers if b.handle is not None and len(b.axes or ()) == 1]
@@ -113,14 +102,11 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
     }  # fmt: skip
     computed = {**dict(func.attrs.get(COMPUTED, {}).items()), str(handle.name): how}
 
-    def load(node: Any) -> Any:
-        return tirx.BufferLoad(var, at.indices) if node.source.same_as(values.var) else node
-
-    body = map_expr(it.body, [(ir.TensorLoad, load)])
-    out = replaced(
-        NAME, func.with_attr(COMPUTED, computed), it, changed(it, body=body), params=[handle],
-        buffers=[SparseBuffer(var=var, axes=table.axes, handle=handle)],
-    )  # fmt: skip
+    new = var, list(at.indices)
+    body = map_expr(it.body, access_rules(lambda b, _: new if b.same_as(values.var) else None))
+    change.func = func.with_attr(COMPUTED, computed)
+    packed_values = SparseBuffer(var=var, axes=table.axes, handle=handle)
+    out = change.put(changed(it, body=body), params=[handle], buffers=[packed_values])
     for axis in inside:
         out = with_fact(out, "inside", buffer=name, axis=axis)
     return out, name

@@ -26,14 +26,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import tirx
-
 from sparsetir.sparse_ir.annotations import GPU_UNITS, THREAD_UNITS, WORKERS
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import parallelizable, races
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
-    Axis,
     PartAxis,
     SparseFunc,
     SparseIteration,
@@ -45,22 +42,19 @@ from sparsetir.sparse_ir.parallel import is_one_visit
 from sparsetir.sparse_ir.schedule import gpu_races
 from sparsetir.sparse_ir.schedule.block_starts import with_block_starts
 from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
+    Change,
     SparseIterationRef,
     SpIter,
+    change_of,
     changed,
     find_iteration,
     inside,
-    iteration_of,
-    loops_of,
-    place_of,
     replaced,
-    show,
 )
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.temporary import with_temporaries
-from sparsetir.sparse_ir.workers import MAX_THREADS, divided, units_of
+from sparsetir.sparse_ir.workers import MAX_THREADS, entries_of, units_of
 
 NAME = "parallelize"
 UNITS = ("cpu", *GPU_UNITS, "vector")
@@ -119,38 +113,33 @@ def parallelize(
     handles = [loop] if isinstance(loop, SpIter) else list(loop)
     if not handles:
         raise ScheduleError(f"{NAME}: argument 'loop': expected one or more loops, got none")
-    it = iteration_of(NAME, func, handles[0])
-    places = [place_of(NAME, func, it, handle) for handle in handles]
-    kind, lanes = _race(it, unit, race)
-    if places != list(range(places[0], places[0] + len(places))):
-        raise ScheduleError(
-            f"{NAME}: argument 'loop': expected neighbours in the order of the iteration, got "
-            f"{[h.name for h in handles]}; sparse_reorder can bring them together\n{show(it)}"
-        )
-    chosen = [loops_of(it)[p] for p in places]
-    _refuse_dependent(it, chosen)
-    _refuse_nested(func, it, chosen, unit)
+    change = change_of(NAME, func, *handles)
+    it, chosen, places = change.it, change.chosen, change.places
+    kind, lanes = _race(change, unit, race)
+    change.check_neighbours("argument 'loop': ")
+    _refuse_dependent(change)
+    _refuse_nested(change, unit)
     if unit in (*THREAD_UNITS, "vector"):
-        _refuse_extent(it, chosen, unit, per_block)
+        _refuse_extent(change, unit, per_block)
     elif per_block is not None:
-        raise ScheduleError(
-            f"{NAME}: argument 'per_block': expected None for unit \"{unit}\", whose visits are no "
-            f"threads, got {per_block!r}\n{show(it)}"
+        change.refuse(
+            f"argument 'per_block': expected None for unit \"{unit}\", whose visits are no "
+            f"threads, got {per_block!r}"
         )
     new: dict[str, Any] = {"loops": [x.name for x in chosen], "unit": unit, "race": race}
     if per_block is not None:
         new["per_block"] = per_block
     if kind == "none":
-        _refuse_races(func, it, places, unit)
-    chunks = [p for p in places if _is_over_chunks(func, it, p)]
+        _refuse_races(change, places, unit)
+    chunks = [p for p in places if pieces_under(func, it, change.loops[p].node)]
     if kind == "temporary" and (chunks or unit == "cpu"):
         chunks = chunks or places[-1:]
-        _refuse_races(func, it, [p for p in places if p not in chunks], unit)
+        _refuse_races(change, [p for p in places if p not in chunks], unit)
         return with_temporaries(NAME, func, it, chunks[0], _with_entry(it, new))
     if per_block is not None and (lanes or kind == "temporary"):
-        raise ScheduleError(
-            f"{NAME}: argument 'per_block': expected None for race {race!r}, whose threads are "
-            f"all of one block, got {per_block!r}\n{show(it)}"
+        change.refuse(
+            f"argument 'per_block': expected None for race {race!r}, whose threads are all of one "
+            f"block, got {per_block!r}"
         )
     refs = None
     if kind in ("atomics", "temporary", "group", "segment"):
@@ -168,11 +157,11 @@ def _with_entry(it: SparseIteration, new: dict[str, Any]) -> dict[str, Any]:
     return {**dict(it.annotations.items()), WORKERS: [*entries, new]}
 
 
-def _race(it: SparseIteration, unit: str, race: str) -> tuple[str, int]:
+def _race(change: Change, unit: str, race: str) -> tuple[str, int]:
     """The race strategy, and the lanes of a group."""
     if unit not in UNITS:
         legal = " or ".join(f'"{word}"' for word in UNITS)
-        raise ScheduleError(f"{NAME}: argument 'unit': expected {legal}, got {unit!r}\n{show(it)}")
+        change.refuse(f"argument 'unit': expected {legal}, got {unit!r}")
     kind, lanes = gpu_races.parsed(race)
     allowed = ["none", "ignore"]
     if unit == "cpu":
@@ -187,23 +176,20 @@ def _race(it: SparseIteration, unit: str, race: str) -> tuple[str, int]:
         why = f": {NO_ATOMICS}" if (unit, kind) == ("cpu", "atomics") else ""
         if any("(r)" in word for word in allowed):
             why = ", r a power of two up to 32"
-        raise ScheduleError(
-            f"{NAME}: argument 'race': expected {legal} for unit \"{unit}\", got {race!r}{why}"
-            f"\n{show(it)}"
-        )
+        change.refuse(f"argument 'race': expected {legal} for unit \"{unit}\", got {race!r}{why}")
     return kind, lanes
 
 
-def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
+def _refuse_dependent(change: Change) -> None:
     """Refuse loops whose visits are ordered, and loops whose extents depend on one another."""
     above: set[str] = set()
-    for loop in chosen:
+    for loop in change.chosen:
         merged = [a for a in flat_axes([loop.node]) if a.is_merged]
         if merged:
-            raise ScheduleError(
-                f"{NAME}: argument 'loop': '{loop.name}' is the {merged[0].kind} of "
+            change.refuse(
+                f"argument 'loop': '{loop.name}' is the {merged[0].kind} of "
                 f"{[a.name for a in merged[0].of]}, whose visits follow each other; legal are the "
-                f"loops around it, or inside of it\n{show(it)}"
+                "loops around it, or inside of it"
             )
         visited = visited_node(loop.node)
         first = loop.node.by if isinstance(loop.node, PartAxis) else flat_axes([visited])[0]
@@ -211,88 +197,79 @@ def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
         if isinstance(visited, AttachedAxis):
             parents.add(visited.to.name)
         if parents & above and (first.is_variable or isinstance(visited, AttachedAxis)):
-            raise ScheduleError(
-                f"{NAME}: argument 'loop': the extent of '{loop.name}' depends on "
+            change.refuse(
+                f"argument 'loop': the extent of '{loop.name}' depends on "
                 f"{sorted(parents & above)}, so that they are not one loop; legal is one of them, "
-                f"or sparse_fuse before\n{show(it)}"
+                "or sparse_fuse before"
             )
         above |= {a.name for a in flat_axes([loop.node]) if not is_one_visit(a)}
 
 
-def _refuse_nested(func: SparseFunc, it: SparseIteration, chosen: list[Loop], unit: str) -> None:
+def _refuse_nested(change: Change, unit: str) -> None:
     """Refuse loops divided already, CPU threads in CPU threads, and blocks in threads."""
-    place = loops_of(it).index(chosen[0])
-    for other in [it, *iterations_around(func, it), *inside(it)]:
+    it, chosen = change.it, {x.name for x in change.chosen}
+    for other in [it, *iterations_around(change.func, it), *inside(it)]:
         where = "" if other is it else f" of '{other.name}'"
-        before = [x.name for x in loops_of(it)[:place]] if other is it else []
+        before = [x.name for x in change.loops[: change.places[0]]] if other is it else []
         outside = other is not it and it.name in {n.name for n in inside(other)}
-        entries = other.annotations.get(WORKERS, [])
-        for names, entry in zip(divided(other), entries, strict=True):
-            what, own = str(entry["unit"]), other is it and {x.name for x in chosen} & set(names)
+        for names, what, *_ in entries_of(other):
+            own = other is it and chosen & set(names)
             if own or "cpu" in (unit, what) and "vector" not in (unit, what):
-                raise ScheduleError(
-                    f"{NAME}: {names}{where} is divided among threads already, which do not nest; "
-                    "legal are neighbouring loops as one, such as parallelize([outer, inner])"
-                    f"\n{show(it)}"
+                change.refuse(
+                    f"{names}{where} is divided among threads already, which do not nest; legal "
+                    "are neighbouring loops as one, such as parallelize([outer, inner])"
                 )
             is_outer = outside or set(names) <= set(before)
             wrong = (unit, what) if is_outer else (what, unit)  # (inner, outer)
             if wrong[0] == "block" and wrong[1] in THREAD_UNITS or wrong[1] == "vector":
-                raise ScheduleError(
-                    f'{NAME}: a loop over "{wrong[0]}" cannot lie in one over "{wrong[1]}", as of '
-                    f"{names}{where} and this; sparse_reorder can change their order\n{show(it)}"
+                change.refuse(
+                    f'a loop over "{wrong[0]}" cannot lie in one over "{wrong[1]}", as of '
+                    f"{names}{where} and this; sparse_reorder can change their order"
                 )
 
 
-def _refuse_extent(
-    it: SparseIteration, chosen: list[Loop], unit: str, per_block: int | None
-) -> None:
+def _refuse_extent(change: Change, unit: str, per_block: int | None) -> None:
     """Refuse loops that are longer than a block, or whose extent is not constant."""
     if per_block is not None:
         fits = isinstance(per_block, int) and not isinstance(per_block, bool)
         if unit == "vector" or not fits or not 0 < per_block <= MAX_THREADS:
-            raise ScheduleError(
-                f"{NAME}: argument 'per_block': expected None or 1 to {MAX_THREADS} visits of a "
-                f'loop over "warp" or "thread", got {per_block!r} for "{unit}"\n{show(it)}'
+            change.refuse(
+                f"argument 'per_block': expected None or 1 to {MAX_THREADS} visits of a loop over "
+                f'"warp" or "thread", got {per_block!r} for "{unit}"'
             )
         return
-    for loop in chosen:
-        axis = loop.node
-        dense = isinstance(axis, Axis) and axis.kind == "dense_fixed"
-        if not dense or not isinstance(axis.length, tirx.IntImm) or len(chosen) > 1:
+    for loop in change.chosen:
+        if not loop.is_constant or len(change.chosen) > 1:
             instead = "" if unit == "vector" else ", or per_block=n"
-            raise ScheduleError(
-                f"{NAME}: argument 'loop': expected one loop over a dense axis of constant extent "
-                f'for unit "{unit}", as split makes, or steps of what rows store{instead}, '
-                f"got {[x.name for x in chosen]}\n{show(it)}"
+            change.refuse(
+                "argument 'loop': expected one loop over a dense axis of constant extent for unit "
+                f'"{unit}", as split makes, or steps of what rows store{instead}, got '
+                f"{[x.name for x in change.chosen]}"
             )
-        if int(axis.length) > MAX_THREADS and unit in THREAD_UNITS:
-            raise ScheduleError(
-                f"{NAME}: argument 'loop': expected at most {MAX_THREADS} visits, as a block has "
-                f"threads, got {int(axis.length)} of '{loop.name}'; split it\n{show(it)}"
+        if int(loop.node.length) > MAX_THREADS and unit in THREAD_UNITS:
+            change.refuse(
+                f"argument 'loop': expected at most {MAX_THREADS} visits, as a block has threads, "
+                f"got {int(loop.node.length)} of '{loop.name}'; split it"
             )
 
 
-def _is_over_chunks(func: SparseFunc, it: SparseIteration, place: int) -> bool:
-    node = loops_of(it)[place].node
-    return isinstance(node, Axis) and pieces_under(func, it, node) is not None
-
-
-def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int], unit: str) -> None:
+def _refuse_races(change: Change, places: list[int], unit: str) -> None:
+    func, it = change.func, change.it
     facts = parallelizable(func, it)
     for place in places:
         if not races(it, facts[place], unit):
             continue
-        name = loops_of(it)[place].name
+        loop = change.loops[place]
         gpu = unit in GPU_UNITS or bool(units_of(it) & set(GPU_UNITS))
-        also = ', and race="temporary" of this one' if _is_over_chunks(func, it, place) else ""
+        over_chunks = pieces_under(func, it, loop.node) is not None
+        also = ', and race="temporary" of this one' if over_chunks else ""
         if gpu:
             of_threads = ' or "segment(r)" of a sum, and "group(r)" of threads of one row'
             also = f', race="atomics"{of_threads}'
             if unit != "thread":
                 also = ', and race="atomics" of a sum'
-        raise ScheduleError(
-            f"{NAME}: loop '{name}' is not proven free of races ({facts[place]}); legal are loops "
+        change.refuse(
+            f"loop '{loop.name}' is not proven free of races ({facts[place]}); legal are loops "
             'whose coordinates each write elements of their own, or race="ignore" where you know '
-            f"that visits do not meet{also}\n{show(it)}"
+            f"that visits do not meet{also}"
         )

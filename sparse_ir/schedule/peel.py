@@ -26,7 +26,6 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import writes_disjoint
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -38,18 +37,16 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.schedule.loops import (
+    MOST,
+    Change,
     Loop,
     SpIter,
+    change_of,
     changed,
     handle_of,
-    iteration_of,
     loops_of,
-    place_of,
-    replaced,
-    show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, without_marks
 from sparsetir.sparse_ir.tir import as_dtype, size_text
 from sparsetir.sparse_ir.traversal import map_expr
@@ -74,82 +71,66 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
     (SpIter, SpIter)
         The loop over whole tiles, and the loop of the new iteration.
     """
-    it = iteration_of(NAME, func, loop)
-    place = place_of(NAME, func, it, loop)
-    loops = loops_of(it)
-    old = loops[place]
+    change = change_of(NAME, func, loop)
+    it, loops, (old,), (place,) = change.it, change.loops, change.chosen, change.places
     if isinstance(multiple, bool) or not isinstance(multiple, int) or not 1 < multiple < MOST:
-        raise ScheduleError(
-            f"{NAME}: argument 'multiple': expected an integer of 2 or more, below {MOST}, got "
-            f"{multiple!r}\n{show(it)}"
+        change.refuse(
+            f"argument 'multiple': expected an integer of 2 or more, below {MOST}, got {multiple!r}"
         )
-    axis = _peelable(it, place)
+    axis = _peelable(change, old)
     size = as_dtype(multiple, axis.idtype)
     length = as_dtype(axis.length, axis.idtype)
     analyzer = Analyzer()
     whole = analyzer.simplify(tirx.floordiv(length, size) * size)
     left = analyzer.simplify(tirx.floormod(length, size))
     if isinstance(left, tirx.IntImm) and not int(left):
-        raise ScheduleError(
-            f"{NAME}: argument 'multiple': axis '{axis.name}' of {size_text(axis.length)} "
-            f"coordinates is a multiple of {multiple}; there is nothing to peel\n{show(it)}"
+        change.refuse(
+            f"argument 'multiple': axis '{axis.name}' of {size_text(axis.length)} coordinates is a "
+            f"multiple of {multiple}; there is nothing to peel"
         )
     both = [
         Axis(name=fresh_name(func, f"{axis.name}_{what}"), kind="dense_fixed", length=n,
              idtype=axis.idtype)
         for what, n in (("whole", whole), ("rest", left))
     ]  # fmt: skip
-    first = changed(it, _with_axis(loops, place, both[0], old.vars))
-    _refuse_shared(func, it, place)
+    first = changed(it, change.with_loops(Loop(both[0], old.vars, old.kinds)))
+    # Both iterations would initialise the same elements.
+    if it.init is not None and old.kinds == "S" and not writes_disjoint(func, it, place):
+        change.refuse(
+            f"loop '{old.name}' is not proven to write elements of its own, which the second init "
+            "would reset"
+        )
     for made_axis, var, _ in first.axis_of():
         length = as_dtype(made_axis.length, made_axis.idtype)
         analyzer.bind(var, ir.Range(as_dtype(0, made_axis.idtype), length))
     first = changed(first, body=_without_held(it.body, analyzer))
     fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in it.vars}
     renamed = [Loop(x.node, [fresh[v] for v in x.vars], x.kinds) for x in loops]
+    renamed[place] = Loop(both[1], renamed[place].vars, old.kinds)
     values = {**fresh, old.var: whole + fresh[old.var]}
     init = None if it.init is None or old.kinds == "R" else substitute(it.init, values)
     second = changed(
-        it, _with_axis(renamed, place, both[1], [fresh[old.var]]), init=init,
-        name=fresh_name(func, f"{it.name}_rest"),
+        it, renamed, init=init, name=change.name("rest"),
         body=substitute(it.body, values | fresh_definitions(it.body)),
     )  # fmt: skip
-    out = replaced(NAME, func, it, tirx.SeqStmt([first, second]), axes=both)
+    out = change.put(tirx.SeqStmt([first, second]), axes=both)
     handles = [handle_of(x, loops_of(x)[place]) for x in (first, second)]
     return out, (handles[0], handles[1])
 
 
-def _peelable(it: SparseIteration, place: int) -> Axis:
-    loop = loops_of(it)[place]
-    axis = loop.node
-    if not isinstance(axis, Axis) or axis.kind != "dense_fixed":
-        kind = axis.kind if isinstance(axis, Axis) else type(axis).__name__
-        raise ScheduleError(
-            f"{NAME}: expected a loop over one dense_fixed axis, got '{loop.name}' ({kind})"
-            f"\n{show(it)}"
-        )
+def _peelable(change: Change, loop: Loop) -> Axis:
+    it, axis = change.it, change.dense_axis(loop)
     nested = nodes_of(SparseIteration, it.body)
     if nested:
-        raise ScheduleError(
-            f"{NAME}: expected an iteration without nested ones, got '{nested[0].name}' inside; "
-            f"peel before what is inside is made, or there\n{show(it)}"
+        change.refuse(
+            f"expected an iteration without nested ones, got '{nested[0].name}' inside; peel "
+            "before what is inside is made, or there"
         )
     under = [a.name for node in it.axes for a in _parents(node) if a.name == axis.name]
     if under or it.annotations:
         why = "has annotations" if it.annotations else f"visits axes under '{axis.name}'"
-        raise ScheduleError(f"{NAME}: the iteration {why}, which peeling would lose\n{show(it)}")
+        change.refuse(f"the iteration {why}, which peeling would lose")
     return axis
-
-
-def _refuse_shared(func: SparseFunc, it: SparseIteration, place: int) -> None:
-    """Refuse a loop for which both iterations would initialise the same elements."""
-    loop = loops_of(it)[place]
-    if it.init is not None and loop.kinds == "S":
-        if not writes_disjoint(func, it, place):
-            raise ScheduleError(
-                f"{NAME}: loop '{loop.name}' is not proven to write elements of its own, which the "
-                f"second init would reset\n{show(it)}"
-            )
 
 
 def _parents(node: Any) -> list[Axis]:
@@ -161,11 +142,6 @@ def _parents(node: Any) -> list[Axis]:
     for part in getattr(node, "axes", None) or [getattr(node, "axis", None)]:
         parents += _parents(part) if isinstance(part, Axis) else []
     return parents
-
-
-def _with_axis(loops: list[Loop], place: int, axis: Axis, over: Any) -> list[Loop]:
-    new = Loop(axis, list(over), loops[place].kinds)
-    return [*loops[:place], new, *loops[place + 1 :]]
 
 
 def _without_held(body: Any, analyzer: Any) -> Any:

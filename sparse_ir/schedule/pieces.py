@@ -68,18 +68,17 @@ def chunk_loops(order: VisitOrder, count: Any, cost: int, size: int = 0) -> list
         nnz=order.number("pieces", last_of, offsets=ptr), indptr=ptr, indices=rows,
     )  # fmt: skip
     part = order.part(piece, element.nnz, element.nnz, starts)
-    var_row, var_element = order.loop.vars
+    var_row, var_element = order.old.vars
     attached = PartAxis(axis=AttachedAxis(axis=element, to=piece), by=part)
     inner = [Loop(piece, [var_row], "S"), Loop(attached, [var_element], "R")]
-    return [*order.loops(parts=(chunks, "S")), *inner]
+    return [*order.loops_over(parts=(chunks, "S")), *inner]
 
 
-def pieces_under(func: SparseFunc, it: SparseIteration, chunks: Axis) -> Axis | None:
-    """The axis of the pieces in the chunks, if the iteration visits one."""
-    computed = computed_parameters(func)
+def pieces_under(func: SparseFunc, it: SparseIteration, chunks: Any) -> Axis | None:
+    """The axis of the pieces in the chunks that a loop is over, if the iteration visits one."""
+    computed = computed_parameters(func) if isinstance(chunks, Axis) else {}
     for axis, _, _ in it.axis_of():
-        if axis.indptr is None or axis.parent.name != chunks.name:
-            continue
-        if facts_of(computed.get(str(axis.indptr.name), {}).get("recipe")).pieces:
+        how = {} if axis.indptr is None else computed.get(str(axis.indptr.name), {})
+        if facts_of(how.get("recipe")).pieces and axis.parent.name == chunks.name:
             return axis
     return None

@@ -81,7 +81,6 @@ from sparsetir.sparse_ir.nodes import (
     FusedAxis,
     SparseBuffer,
     SparseFunc,
-    SparseIteration,
     flat_axes,
     sparse_iterations,
 )
@@ -89,9 +88,9 @@ from sparsetir.sparse_ir.position_space import counted_axes
 from sparsetir.sparse_ir.promises import filled_axes
 from sparsetir.sparse_ir.recipes.general import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.rows import ROWS, ROWS_FROM
-from sparsetir.sparse_ir.schedule.loops import Loop, SpIter
+from sparsetir.sparse_ir.schedule.loops import Change, Loop, SpIter, change_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
+from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, load
 from sparsetir.sparse_ir.tir import as_dtype, conjunction, free_vars, is_one, slots_of
 
 NAME = "positions"
@@ -131,17 +130,18 @@ def positions(
     SpIter
         The loop.
     """
-    it, (old,) = chosen_loops(NAME, func, loop)
-    func, (made,) = _Positions(NAME, func, it, old, parts is None).run(parts, default, rows)
+    change = change_of(NAME, func, loop)
+    func, (made,) = _Positions(change, parts is None).run(parts, default, rows)
     return func, made
 
 
 def slots_counted(caller: str, func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, SpIter]:
     """The function with a loop over slots by position; unchanged for other loops."""
-    it, (old,) = chosen_loops(caller, func, loop)
+    change = change_of(caller, func, loop)
+    (old,) = change.chosen
     if not isinstance(old.node, Axis | FusedAxis) or not _is_slots(flat_axes([old.node])[-1]):
         return func, loop
-    func, (made,) = _Positions(caller, func, it, old, True).run(None, 1, "table")
+    func, (made,) = _Positions(change, True).run(None, 1, "table")
     return func, made
 
 
@@ -150,17 +150,13 @@ def _is_slots(axis: Axis) -> bool:
 
 
 class _Positions(ElementOrder):
-    def __init__(
-        self, caller: str, func: SparseFunc, it: SparseIteration, old: Loop, below: bool
-    ) -> None:
+    def __init__(self, change: Change, below: bool) -> None:
         self.tables: list[str] = []  # names of the arrays over positions
-        super().__init__(
-            caller, func, it, old, _path(VisitOrder(caller, func, it, old)), old.vars, below
-        )
-        self.var = tirx.Var("".join(v.name for v in old.vars), self.idtype)
-        at = {axis.name: var for axis, var, _ in it.axis_of()}
+        super().__init__(change, _path(change), change.chosen[0].vars, below)
+        self.var = tirx.Var("".join(v.name for v in self.old.vars), self.idtype)
+        at = {axis.name: var for axis, var, _ in self.it.axis_of()}
         above = [] if self.row.parent is None else self.row.parent.ancestors()
-        self.places = [*above, self.positions]  # the axes of these arrays
+        self.table_axes = [*above, self.positions]  # the axes of these arrays
         if not below and above:
             self.refuse(f"argument 'parts': expected None below '{above[-1].name}'")
         if _is_slots(self.column) and above and self.below:
@@ -174,7 +170,7 @@ class _Positions(ElementOrder):
         self, parts: int | str | None, default: Any, rows: str
     ) -> tuple[SparseFunc, list[SpIter]]:
         """The rewritten function and the handle of the loop."""
-        it, old, order = self.it, self.loop, None
+        it, old, order = self.it, self.old, None
         position: Any = self.var
         self._refuse_rows(rows, parts)
         if parts is not None:
@@ -196,7 +192,7 @@ class _Positions(ElementOrder):
         elif init is not None and stored and old.kinds[0] == "S":
             fields["init"] = tirx.IfThenElse(conjunction(stored), it.init, None)
         new = [Loop(self.positions, [self.var], old.kinds[0])]
-        loops = [self._moved_loop(loop) for loop in self.around(new, old)]
+        loops = [self._moved_loop(loop) for loop in self.with_loops(*new)]
         return self.by_positions(new, loops, position, coordinates, **fields)
 
     def _moved_loop(self, loop: Loop) -> Loop:
@@ -221,7 +217,7 @@ class _Positions(ElementOrder):
                 over = self.positions
                 if level:
                     over = self.dense(f"{axis.name}_all", slots_of(self.path[:-level], self.idtype))
-                places = [*self.places[:-1], over]
+                places = [*self.table_axes[:-1], over]
                 table = self.bound(f"{axis.name}_at", places, axis.indices, axis.idtype)
                 coordinate = load(table, *self.here[:-1], position)
                 if axis.name not in filled:
@@ -252,7 +248,7 @@ class _Positions(ElementOrder):
                 table = self._coordinates(axis, "at", in_order, values=axis.indices, **which)
             held.insert(0, table)
         if order is None:
-            return [*held, self.bound(f"{last.name}_at", self.places, last.indices)]
+            return [*held, self.bound(f"{last.name}_at", self.table_axes, last.indices)]
         return [*held, self._coordinates(last, "at", in_order, values=last.indices, **visited)]
 
     def _refuse_rows(self, rows: str, parts: Any) -> None:
@@ -266,7 +262,7 @@ class _Positions(ElementOrder):
             return
         if self.row.is_sparse:
             self.refuse(
-                f"argument 'rows': expected \"table\" below '{self.places[-2].name}', whose "
+                f"argument 'rows': expected \"table\" below '{self.table_axes[-2].name}', whose "
                 f"elements have '{self.row.name}' by number, got {rows!r}"
             )
         if parts is not None:
@@ -304,15 +300,15 @@ class _Positions(ElementOrder):
 
     def _coordinates(self, of: Axis, what: str, recipe: Any, **how: Any) -> SparseBuffer:
         """A computed array over the positions."""
-        table = self.table(f"{of.name}_{what}", self.places, recipe, **how)
+        table = self.table(f"{of.name}_{what}", self.table_axes, recipe, **how)
         self.tables.append(table.name)
         return table
 
 
-def _path(order: VisitOrder) -> list[Axis]:
+def _path(change: Change) -> list[Axis]:
     """The axes of a loop: rows and levels under them, or levels under a visited row."""
-    loop, node = order.loop, order.loop.node
-    axes = order.visited
+    (loop,) = change.chosen
+    node, axes = loop.node, flat_axes([loop.node])
     root, *levels = axes
     below_one = root.is_sparse
     kinds = {a.kind for a in (axes if below_one else levels)}
@@ -320,7 +316,7 @@ def _path(order: VisitOrder) -> list[Axis]:
     fits = fits and (below_one or root.kind == "dense_fixed")
     fits = fits and (kinds == {"sparse_fixed"} or kinds == {"sparse_variable"})
     if not fits or any(b.parent.name != a.name for a, b in zip(axes, levels, strict=False)):
-        order.refuse(
+        change.refuse(
             "expected a loop over a dense axis fused with sparse_variable axes, or with "
             "sparse_fixed ones, each under the one before, or over these alone, got "
             f"'{loop.name}'; sparse_fuse makes such a loop"
@@ -328,15 +324,15 @@ def _path(order: VisitOrder) -> list[Axis]:
     kinds = set(loop.kinds)
     slots = _is_slots(axes[-1])
     if len(kinds) > 1 and ("RS" in loop.kinds or not slots and (below_one or "SS" in loop.kinds)):
-        order.refuse(
+        change.refuse(
             "expected axes of one kind, or a reduction below the first of them where that is "
             f"dense, got '{loop.kinds}' for '{loop.name}'"
         )
     if slots and below_one and len(axes) > 1 and is_one(root.parent.length):
-        order.refuse(f"expected '{root.parent.name}', of one coordinate, to be fused with these")
+        change.refuse(f"expected '{root.parent.name}', of one coordinate, to be fused with these")
     if below_one:
-        visited = {a.name for a in flat_axes(order.it.axes)}
+        visited = {a.name for a in flat_axes(change.it.axes)}
         for axis in root.parent.ancestors():
             if axis.name not in visited:
-                order.refuse(f"expected '{axis.name}', above '{root.name}', to be visited too")
+                change.refuse(f"expected '{axis.name}', above '{root.name}', to be visited too")
     return axes

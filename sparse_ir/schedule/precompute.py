@@ -42,20 +42,10 @@ An **operand** is copied at the start of a visit of the loops up to `at`. After 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc, SparseIteration, stores_of
+from sparsetir.sparse_ir.nodes import SparseFunc, stores_of
 from sparsetir.sparse_ir.schedule.copies import precompute_operand
-from sparsetir.sparse_ir.schedule.loops import (
-    SparseIterationRef,
-    SpIter,
-    find_iteration,
-    iteration_of,
-    loops_of,
-    place_of,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter, change_in, change_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import precompute_result
 
@@ -109,48 +99,27 @@ def precompute(
         For a reduction start, reduce, (with lanes) sums and write; for another result value and
         write; for an operand the copy.
     """
-    if isinstance(at, SparseIterationRef):
-        it, place = find_iteration(func, at.name, NAME), -1
-    else:
-        it = iteration_of(NAME, func, at)
-        place = place_of(NAME, func, it, at)
+    whole = isinstance(at, SparseIterationRef)
+    change = change_in(NAME, func, at) if whole else change_of(NAME, func, at)
     named = [b for b in func.buffers if b.name == buffer]
     if not named:
-        raise ScheduleError(
-            f"{NAME}: argument 'buffer': expected one of {[b.name for b in func.buffers]}, "
-            f"got {buffer!r}\n{show(it)}"
-        )
-    if scope not in SCOPES:
-        raise ScheduleError(
-            f"{NAME}: argument 'scope': expected one of {', '.join(SCOPES)}, got {scope!r}"
-            f"\n{show(it)}"
-        )
-    target = named[0]
+        names = [b.name for b in func.buffers]
+        change.refuse(f"argument 'buffer': expected one of {names}, got {buffer!r}")
+    change.check_word("scope", scope, SCOPES)
+    it, target = change.it, named[0]
     if isinstance(dtype, str) and ("float" in dtype) != ("float" in target.dtype):
-        raise ScheduleError(
-            f"{NAME}: argument 'dtype': expected a type of the kind of '{buffer}', {target.dtype}, "
-            f"got {dtype!r}\n{show(it)}"
+        change.refuse(
+            f"argument 'dtype': expected a type of the kind of '{buffer}', {target.dtype}, got "
+            f"{dtype!r}"
         )
-    outer, inner = loops_of(it)[: place + 1], loops_of(it)[place + 1 :]
+    place = sum(change.places) + len(change.places)
+    outer, inner = change.loops[:place], change.loops[place:]
     options = (scope, dtype or target.dtype, name)
     if any(s.buffer.same_as(target.var) for s in stores_of(it.body, it.init)):
-        held = [_inside(func, it, inner, handle) for handle in axes]
-        kept = [_inside(func, it, inner, handle) for handle in lanes]
-        return precompute_result(func, it, target, outer, inner, held, kept, *options, hoist)
+        held, kept = ([change.loop_of(handle) for handle in of] for of in (axes, lanes))
+        change.check_inside([*held, *kept], inner, "workspace")
+        return precompute_result(change, target, outer, inner, held, kept, *options, hoist)
     if lanes or hoist:
         what = "lanes" if lanes else "hoist"
-        raise ScheduleError(
-            f"{NAME}: argument '{what}': expected none, as '{buffer}' is only read here\n{show(it)}"
-        )
-    return precompute_operand(func, it, target, outer, inner, list(axes), *options)
-
-
-def _inside(func: SparseFunc, it: SparseIteration, inner: list[Any], handle: Any) -> Any:
-    loop = loops_of(it)[place_of(NAME, func, it, handle)]
-    if loop.axes not in [other.axes for other in inner]:
-        raise ScheduleError(
-            f"{NAME}: expected loops inside of the place of the workspace, "
-            f"{[x.name for x in inner]}, got '{loop.name}'; sparse_reorder can bring it there"
-            f"\n{show(it)}"
-        )
-    return loop
+        change.refuse(f"argument '{what}': expected none, as '{buffer}' is only read here")
+    return precompute_operand(change, target, outer, inner, list(axes), *options)

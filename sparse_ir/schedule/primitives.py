@@ -39,32 +39,6 @@ WORDS = {
 }
 
 
-STUB = """# Of the primitives; tests/sparse_ir/test_schedule_methods.py says how it is made.
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
-
-from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter
-
-F = TypeVar("F", bound=Callable[..., Any])
-PRIMITIVES: dict[str, Callable[..., Any]]
-
-@overload
-def primitive(function: F, *, reorders: bool = ...) -> F: ...
-@overload
-def primitive(function: None = ..., *, reorders: bool = ...) -> Callable[[F], F]: ...
-def stub() -> str: ...
-def arguments_of(
-    function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]]: ...
-def wrong_argument(
-    function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
-) -> str: ...
-
-class Primitives:
-    _apply: Callable[..., Any]
-"""
-
-
 class Primitives:
     """The methods that primitives become; `Schedule` runs them."""
 
@@ -145,26 +119,6 @@ def _output_of(annotation: Any) -> Any:
     return text[len(begin) : -1] if text.startswith(begin) else inspect.Signature.empty
 
 
-def stub() -> str:
-    """The text of `primitives.pyi`, which describes the methods to type checkers and editors."""
-
-    def text(parameter: inspect.Parameter) -> str:
-        kind = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
-        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-        return f"{parameter.name}{kind}{default}"
-
-    lines: list[str] = [*STUB.splitlines()]
-    ours = (n for n, f in PRIMITIVES.items() if f.__module__.startswith("sparsetir."))
-    for name in sorted(ours):
-        signature = inspect.signature(getattr(Primitives, name))
-        parameters = list(signature.parameters.values())
-        words = [text(p) for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        options = [text(p) for p in parameters if p.kind is p.KEYWORD_ONLY]
-        words += ["*", *options] if options else []
-        lines.append(f"    def {name}({', '.join(words)}) -> {signature.return_annotation}: ...")
-    return "\n".join(lines) + "\n"
-
-
 # -- arguments ------------------------------------------------------------------------------------
 
 
@@ -194,17 +148,13 @@ def arguments_of(
     positional, named = [], {}
     for name, parameter in list(signature.parameters.items())[1:]:
         value = bound.arguments[name]
-        if any(_is_sequence(choice) for choice in _choices(hints.get(name, Any))):
+        if any(get_origin(x) in (list, Sequence) for x in _choices(hints.get(name, Any))):
             value = _listed(value)
         if parameter.kind is not parameter.KEYWORD_ONLY:
             positional.append(value)
         elif value != ([] if parameter.default == () else parameter.default):
             named[name] = value
     return positional, named
-
-
-def _is_sequence(hint: Any) -> bool:
-    return get_origin(hint) in (list, Sequence)
 
 
 def _listed(value: Any) -> Any:
@@ -228,13 +178,10 @@ def wrong_argument(
     hints = _hints(function)
     names = list(inspect.signature(function).parameters)[1:]
     for name, value in [*zip(names, inputs, strict=False), *options.items()]:
-        if not _fits(hints.get(name, Any), value):
-            return (
-                f"{function.__name__}: argument '{name}': expected {_words(hints[name])}, "
-                f"got {value!r}"
-            )
         check, words = MEANT.get(name, (None, ""))
-        if check is not None and isinstance(value, str) and not check(value):
+        fits = _fits(hints.get(name, Any), value)
+        if not fits or check is not None and isinstance(value, str) and not check(value):
+            words = words if fits else _words(hints[name])
             return f"{function.__name__}: argument '{name}': expected {words}, got {value!r}"
     return ""
 

@@ -26,9 +26,9 @@ from sparsetir.sparse_ir.annotations import RANGES
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, flat_axes
 from sparsetir.sparse_ir.recipes.ranges import range_tile_ptr, range_tile_starts
 from sparsetir.sparse_ir.schedule.cut_space import without_choice
-from sparsetir.sparse_ir.schedule.loops import SpIter, inside
+from sparsetir.sparse_ir.schedule.loops import SpIter, change_of, inside
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops
+from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
 
 NAME = "ranges"
 
@@ -64,8 +64,8 @@ def ranges(
     list of SpIter
         The loops over ranges, tiles, and the rows of a tile.
     """
-    it, (chosen,) = chosen_loops(NAME, func, loop)
-    order, axis = VisitOrder(NAME, func, it, chosen), chosen.node
+    order = VisitOrder(change_of(NAME, func, loop))
+    it, chosen, axis = order.it, order.old, order.old.node
     fits = isinstance(axis, Axis) and axis.kind == "sparse_variable" and axis.unique
     if not fits or axis.parent.kind != "dense_fixed":
         order.refuse(
@@ -90,7 +90,7 @@ def ranges(
     tiles = order.ragged("tiles", by_range, range_tile_ptr, ptr="tile_ptr", count="count", how=how)
     starts = order.array("starts", range_tile_starts, **how)
     part = order.part(tiles, axis.length, axis.nnz, starts)
-    new = order.loops(range=(by_range, chosen.kinds), tile=(tiles, chosen.kinds))
+    new = order.loops_over(range=(by_range, chosen.kinds), tile=(tiles, chosen.kinds))
     said = [*it.annotations.get(RANGES, []), by_range.name]
     annotations = {**without_choice(it, chosen), RANGES: said}
     return order.instead([*new, order.within(part)], annotations=annotations)

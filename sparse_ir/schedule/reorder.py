@@ -16,23 +16,9 @@ After `sparse_fuse` of I and J instead, one loop over their joint positions, the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, FusedAxis, SparseFunc, flat_axes
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    SparseIterationRef,
-    SpIter,
-    changed,
-    find_iteration,
-    handle_of,
-    loops_of,
-    name_of,
-    place_of,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, SpIter, change_in, changed
 from sparsetir.sparse_ir.schedule.primitives import primitive
 
 
@@ -53,14 +39,11 @@ def sparse_reorder(
     -----
     SparseTIR, section 3.2.2.
     """
-    it = find_iteration(func, name_of("sparse_reorder", iteration), "sparse_reorder")
-    loops = loops_of(it)
-    places = [place_of("sparse_reorder", func, it, handle) for handle in order]
-    if sorted(places) != list(range(len(loops))):
-        have = [loop.name for loop in loops]
-        got: list[Any] = [getattr(h, "name", h) for h in order]
-        raise ScheduleError(f"sparse_reorder: expected each of {have} once, got {got}\n{show(it)}")
-    return replaced("sparse_reorder", func, it, changed(it, [loops[p] for p in places])), None
+    change = change_in("sparse_reorder", func, iteration, *order)
+    if sorted(change.places) != list(range(len(change.loops))):
+        have, got = ([loop.name for loop in loops] for loops in (change.loops, change.chosen))
+        change.refuse(f"expected each of {have} once, got {got}")
+    return change.put(changed(change.it, change.chosen)), None
 
 
 @primitive
@@ -85,27 +68,15 @@ def sparse_fuse(
     -----
     SparseTIR, section 3.2.2.
     """
-    it = find_iteration(func, name_of("sparse_fuse", iteration), "sparse_fuse")
-    places = [place_of("sparse_fuse", func, it, handle) for handle in axes]
-    if len(places) < 2:
-        raise ScheduleError(
-            f"sparse_fuse: expected at least two axes, got {len(places)}\n{show(it)}"
-        )
-    if places != list(range(places[0], places[0] + len(places))):
-        got = [h.name for h in axes]
-        raise ScheduleError(
-            f"sparse_fuse: expected neighbours in the order of the iteration, got {got}; "
-            f"sparse_reorder can bring them together\n{show(it)}"
-        )
-    loops = loops_of(it)
-    chosen = [loops[p] for p in places]
+    change = change_in("sparse_fuse", func, iteration, *axes)
+    chosen = change.chosen
+    if len(chosen) < 2:
+        change.refuse(f"expected at least two axes, got {len(chosen)}")
+    change.check_neighbours()
     for loop in chosen:
         if not isinstance(loop.node, Axis | FusedAxis):
             what = "attached" if hasattr(loop.node, "to") else "visited in parts"
-            raise ScheduleError(
-                f"sparse_fuse: axis '{loop.name}' is {what} and cannot be fused\n{show(it)}"
-            )
+            change.refuse(f"axis '{loop.name}' is {what} and cannot be fused")
     node = FusedAxis(axes=[a for loop in chosen for a in flat_axes([loop.node])])
     fused = Loop(node, [v for c in chosen for v in c.vars], "".join(c.kinds for c in chosen))
-    new = changed(it, [*loops[: places[0]], fused, *loops[places[-1] + 1 :]])
-    return replaced("sparse_fuse", func, it, new), handle_of(it, fused)
+    return change.put(changed(change.it, change.with_loops(fused))), change.handles(fused)[0]

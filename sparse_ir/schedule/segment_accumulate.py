@@ -32,15 +32,13 @@ adds once per run.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.annotations import ATOMIC, ORDERED
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
-    Axis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
@@ -50,18 +48,10 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import Reduction, add_guards, reduction_of, widened
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
-from sparsetir.sparse_ir.schedule.loops import (
-    SparseIterationRef,
-    SpIter,
-    changed,
-    iteration_of,
-    loops_of,
-    place_of,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import Change, SparseIterationRef, SpIter, change_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, split_init, workspace
+from sparsetir.sparse_ir.schedule.steps import Steps
+from sparsetir.sparse_ir.schedule.workspaces import workspace
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.tir import as_dtype, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.workers import divided
@@ -90,20 +80,18 @@ def segment_accumulate(
     list of SparseIterationRef
         Start, reduce, write, and again, which resets the sums.
     """
-    it = iteration_of(NAME, func, loop)
-    place = place_of(NAME, func, it, loop)
-    return _Runs(func, it, place).run(dtype, name)
+    return _Runs(change_of(NAME, func, loop)).run(dtype, name)
 
 
-class _Runs:
-    def __init__(self, func: SparseFunc, it: SparseIteration, place: int) -> None:
-        self.func, self.it = func, it
-        loops = loops_of(it)
-        self.outer, self.loop, self.inner = loops[:place], loops[place], loops[place + 1 :]
+class _Runs(Steps):
+    def __init__(self, change: Change) -> None:
+        super().__init__(change)
+        (self.loop,), (place,) = self.chosen, self.places
+        self.outer, self.inner = self.loops[:place], self.loops[place + 1 :]
         self._refuse_loops()
-        reduction = reduction_of(it.body)
+        reduction = reduction_of(self.it.body)
         if reduction is None or reduction.operator != "sum":
-            self._refuse("expected a body of the form X[..] = X[..] + term, got another")
+            self.refuse("expected a body of the form X[..] = X[..] + term, got another")
         self.reduction: Reduction = reduction
         self.position, self.table = self._row()
         # Without tails a visit does not exist; other conditions skip its term, not the run's end.
@@ -122,44 +110,19 @@ class _Runs:
         total = cast(tirx.BufferLoad(store.buffer, store.indices), dtype) + held
         added = tirx.BufferStore(store.buffer, cast(total, target.dtype), store.indices)
         last = [*self.tails, self._last()]
+        reset, more = (tirx.BufferStore(ws.var, value, at) for value in (zero, held + term))
         steps = [
-            self._step("start", [], tirx.BufferStore(ws.var, zero, at)),
-            self._step(
-                "reduce", self.reduction.conditions, tirx.BufferStore(ws.var, held + term, at)
-            ),
-            self._step("write", last, added),
-            self._step("again", last, tirx.BufferStore(ws.var, zero, at)),
+            self.step("start", self.inner, reset),
+            self.step("reduce", self.inner, add_guards(self.reduction.conditions, more)),
+            self.step("write", self.inner, add_guards(last, added)),
+            self.step("again", self.inner, add_guards(last, reset)),
         ]
-        each = changed(
-            it,
-            [self.loop],
-            name=self._name("each"),
-            init=None,
-            body=tirx.SeqStmt(steps[1:]),
-            annotations={**dict(it.annotations.items()), ORDERED: 1},
-        )
-        body = tirx.SeqStmt([steps[0], over_fresh_vars(each)])
-        main = changed(it, self.outer, init=None, body=body) if self.outer else body
-        before: list[Any] = []
-        axes: list[Axis] = []
-        if it.init is not None:
-            before, axes = split_init(self.func, it)
-        whole = tirx.SeqStmt([*before, main]) if before else main
-        func = replaced(NAME, self.func, it, whole, axes=axes, buffers=[ws])
+        notes = {**dict(it.annotations.items()), ORDERED: 1}
+        each = self.step("each", [self.loop], tirx.SeqStmt(steps[1:]), annotations=notes)
+        self.buffers.append(ws)
+        before = [] if it.init is None else self.split_init()
+        func = self.put_steps(self.outer, [steps[0], each], before)
         return func, [SparseIterationRef(s.name) for s in steps]
-
-    def _step(self, step: str, conditions: list[Any], store: Any) -> SparseIteration:
-        changed_step = changed(
-            self.it,
-            self.inner,
-            name=self._name(step),
-            init=None,
-            body=add_guards(conditions, store),
-        )
-        return over_fresh_vars(changed_step)
-
-    def _name(self, step: str) -> str:
-        return fresh_name(self.func, f"{self.it.name}_{step}")
 
     # -- end of a run -------------------------------------------------------------------------
 
@@ -170,7 +133,7 @@ class _Runs:
         moving = [i for i in self.reduction.store.indices if set(self.loop.vars) & free_vars(i)]
         loads = [i for i in moving if isinstance(i, ir.TensorLoad) and i.source in tables]
         if len(loads) != 1 or len(moving) != 1:
-            self._refuse(
+            self.refuse(
                 f"expected visits of '{self.loop.name}' to add to the rows that a table gives, got "
                 f"{list(self.reduction.store.indices)}; `positions` makes one, and where all "
                 "visits add to one element, precompute keeps their sum"
@@ -214,24 +177,16 @@ class _Runs:
     # -- refusals -----------------------------------------------------------------------------
 
     def _refuse_loops(self) -> None:
-        node = self.loop.node
-        if not isinstance(node, Axis) or node.kind != "dense_fixed":
-            self._refuse(f"expected a loop over a dense axis, got '{self.loop.name}'")
+        if not self.loop.is_dense:
+            self.refuse(f"expected a loop over a dense axis, got '{self.loop.name}'")
         if nodes_of(SparseIteration, self.it.body) or ATOMIC in self.it.annotations:
-            self._refuse("expected an iteration without nested ones, before parallelize")
+            self.refuse("expected an iteration without nested ones, before parallelize")
         for loop in self.inner:
-            axis = loop.node
-            dense = isinstance(axis, Axis) and axis.kind == "dense_fixed"
-            if not dense or loop.kinds != "S" or not isinstance(axis.length, tirx.IntImm):
-                self._refuse(
+            if not loop.is_constant or loop.kinds != "S":
+                self.refuse(
                     f"expected spatial loops of constant extent inside of '{self.loop.name}', got "
                     f"'{loop.name}'; split and sparse_reorder can put it outside"
                 )
         for group in divided(self.it):
             if {x.name for x in [self.loop, *self.inner]} & set(group):
-                self._refuse(
-                    f"{group} is divided among workers; expected {NAME} before parallelize"
-                )
-
-    def _refuse(self, message: str) -> NoReturn:
-        raise ScheduleError(f"{NAME}: {message}\n{show(self.it)}")
+                self.refuse(f"{group} is divided among workers; expected {NAME} before parallelize")

@@ -48,16 +48,10 @@ from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, SparseIteration
 from sparsetir.sparse_ir.recipes import slices as recipes
 from sparsetir.sparse_ir.reduction import add_guards, masked
-from sparsetir.sparse_ir.schedule.loops import Loop, SpIter, handle_of, loops_of
+from sparsetir.sparse_ir.schedule.loops import Loop, SpIter, change_of, handle_of, loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import (
-    ElementOrder,
-    VisitOrder,
-    chosen_loops,
-    elements_of_rows,
-    load,
-)
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
+from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
+from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, elements_of_rows, load
 
 NAME = "sell_slices"
 
@@ -88,9 +82,9 @@ def sell_slices(
     list of SpIter
         The loops over slices, steps, lanes; long rows, vectors, their lanes; other rows, elements.
     """
-    it, (row, column) = chosen_loops(NAME, func, rows, columns)
-    VisitOrder(NAME, func, it, row).check_count("lanes", lanes, below=2**15)
-    order = elements_of_rows(NAME, func, it, row, column, reduces=", which can be without a term")
+    change = change_of(NAME, func, rows, columns)
+    change.check_count("lanes", lanes, below=2**15)
+    order = elements_of_rows(change, reduces=", which can be without a term")
     numbers: dict[str, Any] = {"longest": longest, "window": window, "filled": filled}
     defaults = {"longest": 256, "window": 4096, "filled": 90}
     for name, value in numbers.items():
@@ -141,7 +135,7 @@ class _Slices:
             "slots", axes, recipes.slice_slots, **arrays, ptr=step.indptr, lanes=lanes
         )
         columns = order.columns_at("slots", axes, slots)
-        loops = order.loops(slice=(slices, "S"), step=(step, "R"), lane=(lane, "S"))
+        loops = order.loops_over(slice=(slices, "S"), step=(step, "R"), lane=(lane, "S"))
         s, w, v = (loop.var for loop in loops)
         place = s * lane.length + v
         return self._iteration(
@@ -160,7 +154,7 @@ class _Slices:
         vector = order.ragged("vectors", long, recipes.vector_ptr, **arrays, lanes=lanes)
         ends = self._table("ends", [long], recipes.last_vectors, **arrays, lanes=lanes)
         starts = self._table("starts", [long], recipes.row_starts, **arrays)
-        loops = order.loops(long=(long, "S"), vector=(vector, "R"), lane=(lane, "R"))
+        loops = order.loops_over(long=(long, "S"), vector=(vector, "R"), lane=(lane, "R"))
         p, u, v = (loop.var for loop in loops)
         begin = load(starts, p) + u * lane.length
         position = tirx.min(begin, load(ends, p)) + v
@@ -181,7 +175,7 @@ class _Slices:
             "left_slots", axes, recipes.positions_of_rows, **arrays, offsets=element.indptr
         )
         columns = order.columns_at("left_slots", axes, slots)
-        loops = order.loops(left=(left, "S"), element=(element, "R"))
+        loops = order.loops_over(left=(left, "S"), element=(element, "R"))
         q, x = (loop.var for loop in loops)
         name = fresh_name(order.func, f"{order.it.name}_left")
         return self._iteration(

@@ -29,14 +29,9 @@ from __future__ import annotations
 
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.recipes.slices import offsets_of_rows, positions_of_rows, rows_by_length
-from sparsetir.sparse_ir.schedule.loops import SpIter
+from sparsetir.sparse_ir.schedule.loops import SpIter, change_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import (
-    VisitOrder,
-    chosen_loops,
-    elements_of_rows,
-    load,
-)
+from sparsetir.sparse_ir.schedule.visit_order import elements_of_rows, load
 
 NAME = "sort_rows_by_length"
 
@@ -61,9 +56,9 @@ def sort_rows_by_length(
     list of SpIter
         The loops over rows and elements.
     """
-    it, (row, column) = chosen_loops(NAME, func, rows, columns)
-    VisitOrder(NAME, func, it, row).check_count("window", window, below=2**31)
-    visits = elements_of_rows(NAME, func, it, row, column)
+    change = change_of(NAME, func, rows, columns)
+    change.check_count("window", window, below=2**31)
+    visits = elements_of_rows(change)
     indptr, name = visits.column.indptr, visits.row.name
     place = visits.dense("sorted", visits.row.length)
     order = visits.table(f"{name}_order", [place], rows_by_length, indptr=indptr, window=window)
@@ -72,7 +67,7 @@ def sort_rows_by_length(
     axes = [place, element]
     slots = visits.table(f"{name}_slots", axes, positions_of_rows, **arrays, offsets=element.indptr)
     columns_at = visits.columns_at("slots", axes, slots)
-    loops = visits.loops(sorted=(place, "S"), element=(element, "R"))
+    loops = visits.loops_over(sorted=(place, "S"), element=(element, "R"))
     p, e = (loop.var for loop in loops)
     here = [load(order, p), load(columns_at, p, e)]
     return visits.by_positions(loops, [*loops, *visits.rest], load(slots, p, e), here)

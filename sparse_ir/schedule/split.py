@@ -40,7 +40,6 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -53,21 +52,10 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.schedule.cut_space import space_of, without_choice
 from sparsetir.sparse_ir.schedule.facts import promised
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    SpIter,
-    changed,
-    handle_of,
-    iteration_of,
-    loops_of,
-    place_of,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import MOST, Change, Loop, SpIter, change_of, changed
 from sparsetir.sparse_ir.schedule.positions import slots_counted
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.split_positions import is_stored, split_positions
-from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tile_marks import at_most
 from sparsetir.sparse_ir.tile_marks import tail as tail_of
 from sparsetir.sparse_ir.tir import as_dtype, size_text
@@ -102,32 +90,24 @@ def split(
         The new loops, outermost first. A loop of fused rows and columns gives three: chunks, pieces
         of rows, elements of a piece.
     """
-    it = iteration_of(NAME, func, loop)
-    extents = _extents(it, factors)
-    if tail not in TAILS:
-        raise ScheduleError(
-            f"{NAME}: argument 'tail': expected one of {', '.join(TAILS)}, got {tail!r}\n{show(it)}"
-        )
+    change = change_of(NAME, func, loop)
+    extents = _extents(change, factors)
+    change.check_word("tail", tail, TAILS)
     func, loop = slots_counted(NAME, func, loop)
-    it = iteration_of(NAME, func, loop)
-    place = place_of(NAME, func, it, loop)
-    loops = loops_of(it)
-    old = loops[place]
+    change = change_of(NAME, func, loop)
+    it, (old,) = change.it, change.chosen
     if space_of(it, old) == "positions" or is_stored(old.node):
-        return split_positions(func, it, old, extents, factors[0], tail)
-    axis = _splittable(it, func, old)
-    tile = 1
-    for extent in extents:
-        tile *= extent
+        return split_positions(change, extents, factors[0], tail)
+    axis, tile = _splittable(change, old), math.prod(extents)
     length, idtype = axis.length, axis.idtype
     whole = Analyzer().can_prove_equal(
         tirx.floormod(as_dtype(length, idtype), as_dtype(tile, idtype)), as_dtype(0, idtype)
     )
-    _refuse_tail(it, axis, tile, tail, whole)
+    _refuse_tail(change, axis, tile, tail, whole)
     count = _count(factors[0], length, tile, idtype, exact=tail == "exact" or whole)
     if factors[0] is not None:
         visited = int(factors[0]) * tile
-        _refuse_uncovered(it, axis, visited, tail)
+        _refuse_uncovered(change, axis, visited, tail)
         whole = whole and isinstance(length, tirx.IntImm) and visited == int(length)
     new = _new_loops(func, old, [count, *(as_dtype(e, idtype) for e in extents)])
     start, first = _start(new[0].var, tile, length, idtype, tail == "shift" and not whole)
@@ -153,41 +133,35 @@ def split(
     mapping = {old.var: coordinate}
     iteration = changed(
         it,
-        [*loops[:place], *new, *loops[place + 1 :]],
+        change.with_loops(*new),
         body=substitute(body, mapping),
         init=None if init is None else substitute(init, mapping),
         annotations=without_choice(it, old),
     )
-    out = replaced(NAME, func, it, iteration, axes=[new_loop.node for new_loop in new])
+    out = change.put(iteration, axes=[new_loop.node for new_loop in new])
     kind = {"exact": "multiple", "shift": "min"}.get(tail)
     if kind is not None and not whole and not isinstance(length, tirx.IntImm):
-        out = promised(NAME, out, it, length, kind, tile)
+        out = promised(change, out, length, kind, tile)
     if factors[0] is not None and not isinstance(length, tirx.IntImm):
-        out = promised(NAME, out, it, length, "max", visited)
-    return out, [handle_of(it, new_loop) for new_loop in new]
+        out = promised(change, out, length, "max", visited)
+    return out, change.handles(*new)
 
 
-def _splittable(it: SparseIteration, func: SparseFunc, loop: Loop) -> Axis:
+def _splittable(change: Change, loop: Loop) -> Axis:
     """The axis of a loop that can be cut by coordinates."""
-    axis = loop.node
-    if not isinstance(axis, Axis) or axis.kind != "dense_fixed":
-        kind = axis.kind if isinstance(axis, Axis) else type(axis).__name__
-        raise ScheduleError(
-            f"{NAME}: expected a loop over one dense_fixed axis, got '{loop.name}' ({kind}); "
-            f"divide cuts other loops by their positions\n{show(it)}"
-        )
-    for other in func.axes:
+    it, axis = change.it, change.dense_axis(loop, "; divide cuts other loops by their positions")
+    for other in change.func.axes:
         if other.parent is not None and other.parent.name == axis.name and _visited(it, other):
-            raise ScheduleError(
-                f"{NAME}: axis '{other.name}' would be parted from its parent '{axis.name}'; "
-                f"divide keeps it under it\n{show(it)}"
+            change.refuse(
+                f"axis '{other.name}' would be parted from its parent '{axis.name}'; divide keeps "
+                "it under it"
             )
     nodes = [m for n in it.axes for m in getattr(n, "of", None) or [n]]
     attached = [n.name for n in nodes if getattr(getattr(n, "to", None), "name", "") == axis.name]
     if attached:
-        raise ScheduleError(
-            f"{NAME}: axis '{attached[0]}' is attached to '{axis.name}', which cannot be cut by "
-            f"coordinates; divide can cut it\n{show(it)}"
+        change.refuse(
+            f"axis '{attached[0]}' is attached to '{axis.name}', which cannot be cut by "
+            "coordinates; divide can cut it"
         )
     return axis
 
@@ -198,21 +172,21 @@ def _visited(it: SparseIteration, axis: Axis) -> bool:
     return any(a.name == axis.name for node in inside for a, _, _ in node.axis_of())
 
 
-def _extents(it: SparseIteration, factors: Any) -> list[int]:
+def _extents(change: Change, factors: Any) -> list[int]:
     """The extents of all new loops but the outermost."""
     listed = list(factors) if isinstance(factors, list | tuple) else []
     numbers = len(listed) >= 2 and all(_is_count(f) for f in listed[1:])
     numbers = numbers and (listed[0] is None or _is_count(listed[0]))
     if not numbers:
-        raise ScheduleError(
-            f"{NAME}: argument 'factors': expected two or more positive integers, the first of "
-            f"which may be None, got {factors!r}\n{show(it)}"
+        change.refuse(
+            "argument 'factors': expected two or more positive integers, the first of which may be "
+            f"None, got {factors!r}"
         )
     tile = math.prod(listed[1:])
     if tile >= MOST or (listed[0] or 1) * tile >= 2**31:  # rounding a length up would overflow
-        raise ScheduleError(
-            f"{NAME}: argument 'factors': expected tiles of less than {MOST} visits, and a product "
-            f"below 2**31, got {factors!r}\n{show(it)}"
+        change.refuse(
+            f"argument 'factors': expected tiles of less than {MOST} visits, and a product below "
+            f"2**31, got {factors!r}"
         )
     return listed[1:]
 
@@ -221,31 +195,29 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
-def _refuse_tail(it: SparseIteration, axis: Axis, tile: int, tail: str, whole: bool) -> None:
+def _refuse_tail(change: Change, axis: Axis, tile: int, tail: str, whole: bool) -> None:
     length = axis.length
     if tail == "exact" and not whole and isinstance(length, tirx.IntImm):
-        raise ScheduleError(
-            f"{NAME}: argument 'tail': \"exact\" expects axis '{axis.name}' to be a multiple of "
-            f'{tile} long, got {int(length)}; "guard", "shift" and "repeat" are legal\n{show(it)}'
+        change.refuse(
+            f"argument 'tail': \"exact\" expects axis '{axis.name}' to be a multiple of {tile} "
+            f'long, got {int(length)}; "guard", "shift" and "repeat" are legal'
         )
     if tail == "shift" and isinstance(length, tirx.IntImm) and int(length) < tile:
-        raise ScheduleError(
-            f"{NAME}: argument 'tail': \"shift\" expects axis '{axis.name}' to hold a tile of "
-            f"{tile}, "
-            f'got {int(length)} coordinates; "guard" and "repeat" are legal\n{show(it)}'
+        change.refuse(
+            f"argument 'tail': \"shift\" expects axis '{axis.name}' to hold a tile of {tile}, got "
+            f'{int(length)} coordinates; "guard" and "repeat" are legal'
         )
 
 
-def _refuse_uncovered(it: SparseIteration, axis: Axis, visited: int, tail: str) -> None:
+def _refuse_uncovered(change: Change, axis: Axis, visited: int, tail: str) -> None:
     """Refuse factors whose product misses coordinates, or exceeds them unguarded."""
     length = int(axis.length) if isinstance(axis.length, tirx.IntImm) else 0
     if length == visited or length < visited and tail != "exact":
         return
     what = "be" if tail == "exact" else "reach"
-    raise ScheduleError(
-        f"{NAME}: argument 'factors': expected their product to {what} the length of axis "
-        f"'{axis.name}', {size_text(axis.length)}, got {visited}; None as the first is as "
-        f"many as it takes\n{show(it)}"
+    change.refuse(
+        f"argument 'factors': expected their product to {what} the length of axis '{axis.name}', "
+        f"{size_text(axis.length)}, got {visited}; None as the first is as many as it takes"
     )
 
 

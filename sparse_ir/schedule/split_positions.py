@@ -26,7 +26,7 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.nodes import Axis, FusedAxis, PartAxis, SparseFunc, SparseIteration
+from sparsetir.sparse_ir.nodes import Axis, FusedAxis, PartAxis, SparseFunc
 from sparsetir.sparse_ir.recipes.positions import (
     last_of,
     tile_count,
@@ -36,12 +36,11 @@ from sparsetir.sparse_ir.recipes.positions import (
     tile_starts,
 )
 from sparsetir.sparse_ir.schedule.cut_space import space_of, without_choice
-from sparsetir.sparse_ir.schedule.loops import Loop, SpIter
+from sparsetir.sparse_ir.schedule.loops import Change, Loop, SpIter
 from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 from sparsetir.sparse_ir.tir import as_dtype
 
-NAME = "split"
 OF_POSITIONS = "legal after positions of it, which makes one loop over all elements"
 
 
@@ -51,15 +50,15 @@ def is_stored(node: Any) -> bool:
 
 
 def split_positions(
-    func: SparseFunc, it: SparseIteration, loop: Loop, extents: list[int], first: int | None,
-    tail: str,
-) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
+    change: Change, extents: list[int], first: int | None, tail: str
+) -> tuple[SparseFunc, list[SpIter]]:
     """The function with a loop over stored elements cut into nested tiles, and the handles.
 
     extents : those of all new loops but the outermost, which has as many as needed: `first` is None
     tail : "guard", since a row's last tile may be shorter
     """
-    cut = _Tiles(NAME, func, it, loop)
+    cut = _Tiles(change)
+    it, loop = cut.it, cut.old
     if first is not None:
         cut.refuse(
             "argument 'factors': expected None as the first, as rows store more or less than "
@@ -93,24 +92,24 @@ class _Tiles(VisitOrder):
         tiles = self.dense("tiles", self._count(length, size))
         ptr = self.array("ptr", tile_cuts, length=length, size=size)
         part = self.part(tiles, length, length, ptr)
-        kind = "S" if "S" in self.loop.kinds else "R"
+        kind = "S" if "S" in self.old.kinds else "R"
         return [Loop(tiles, [self._var(0)], kind), self.within(part)]
 
     def row_tiles(self, extents: list[int]) -> list[Loop]:
         """Tiles of the elements that an axis stores under each parent."""
-        axis = self.loop.node
+        axis = self.old.node
         if isinstance(axis, PartAxis):
             self.refuse(
-                f"'{self.loop.name}' is in parts already; tiles of tiles are made at once, as by "
+                f"'{self.old.name}' is in parts already; tiles of tiles are made at once, as by "
                 f"[None, 8, {extents[-1]}]"
             )
         if not isinstance(axis, Axis) or not axis.is_variable:
             self.refuse(
                 f"expected a loop over a dense or a variable axis, or over axes fused from a root "
-                f"on, got '{self.loop.name}'"
+                f"on, got '{self.old.name}'"
             )
         how: dict[str, Any] = {"indptr": axis.indptr}
-        if space_of(self.it, self.loop) == "coordinates" and axis.is_sparse:
+        if space_of(self.it, self.old) == "coordinates" and axis.is_sparse:
             how["indices"] = axis.indices
         loops: list[Loop] = []
         parent, within = axis.parent, 0
@@ -119,7 +118,7 @@ class _Tiles(VisitOrder):
             for extent in extents[number:]:
                 size *= extent
             parent = self._level(parent, number, {**how, "size": size}, within)
-            loops.append(Loop(parent, [self._var(number)], self.loop.kinds))
+            loops.append(Loop(parent, [self._var(number)], self.old.kinds))
             within = size
         starts = self.array("starts", tile_starts, **how, size=extents[-1])
         return [*loops, self.within(self.part(parent, axis.length, axis.nnz, starts))]
@@ -149,12 +148,12 @@ class _Tiles(VisitOrder):
 
     def _one(self, extents: list[int]) -> int:
         if len(extents) > 1:
-            also = f"; {OF_POSITIONS}" if has_rows_to_carry(self.loop) else ""
+            also = f"; {OF_POSITIONS}" if has_rows_to_carry(self.old) else ""
             self.refuse(
-                f"argument 'factors': expected two for '{self.loop.name}', as [None, {extents[-1]}]"
+                f"argument 'factors': expected two for '{self.old.name}', as [None, {extents[-1]}]"
                 f", whose tiles are not cut again{also}"
             )
         return extents[0]
 
     def _var(self, number: int) -> Any:
-        return tirx.Var(f"{self.loop.vars[0].name}{number}", self.idtype)
+        return tirx.Var(f"{self.old.vars[0].name}{number}", self.idtype)

@@ -33,9 +33,9 @@ from tvm import tirx
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 from sparsetir.sparse_ir.recipes.positions import row_lasts, tile_ptr
 from sparsetir.sparse_ir.reduction import add_guards, masked
-from sparsetir.sparse_ir.schedule.loops import SpIter, loops_of
+from sparsetir.sparse_ir.schedule.loops import SpIter, change_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
+from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, load
 
 NAME = "strip_mine_rows"
 
@@ -59,31 +59,32 @@ def strip_mine_rows(
     list of SpIter
         The loops over steps and lanes.
     """
-    it, (loop,) = chosen_loops(NAME, func, columns)
-    plain, column = VisitOrder(NAME, func, it, loop), loop.node
-    plain.check_count("lanes", lanes, below=2**15)
+    change = change_of(NAME, func, columns)
+    (loop,) = change.chosen
+    column = loop.node
+    change.check_count("lanes", lanes, below=2**15)
     row = column.parent if isinstance(column, Axis) else None
-    rows = [x for x in loops_of(it) if row is not None and x.axes == (row.name,) and x.kinds == "S"]
+    rows = [x for x in change.loops if row is not None and x.axes == (row.name,) and x.kinds == "S"]
     fits = isinstance(column, Axis) and column.kind == "sparse_variable" and loop.kinds == "R"
     if not fits or not rows or not isinstance(row, Axis) or row.kind != "dense_fixed":
-        plain.refuse(
+        change.refuse(
             "expected a reduction over a sparse_variable axis under a dense one that is visited as "
             f"well, got '{loop.name}'"
         )
-    reduction = plain.reduced(", which can be without a term")
-    plain.check_alone()
-    order = ElementOrder(NAME, func, it, loop, [row, column], [rows[0].var, loop.var])
+    reduction = change.reduced(", which can be without a term")
+    change.check_alone()
+    order = ElementOrder(change, [row, column], [rows[0].var, loop.var])
     indptr = column.indptr
     step = order.ragged("steps", row, tile_ptr, indptr=indptr, size=lanes, within=0)
     lane = order.dense("lanes", lanes)
     offsets = order.offsets(column, "bounds")
     at = order.bound(f"{column.name}_at", [order.positions], column.indices)
     lasts = order.table(f"{column.name}_last", [row], row_lasts, indptr=indptr)
-    new = order.loops(step=(step, "R"), lane=(lane, "R"))
+    new = order.loops_over(step=(step, "R"), lane=(lane, "R"))
     s, v = (x.var for x in new)
     last = load(lasts, rows[0].var)
     beyond = load(offsets, rows[0].var) + s * lane.length + v
     position = tirx.min(beyond, last)
     body = add_guards(reduction.conditions, masked(reduction, beyond <= last))
     here = [rows[0].var, load(at, position)]
-    return order.by_positions(new, order.around(new, loop), position, here, body=body)
+    return order.by_positions(new, order.with_loops(*new), position, here, body=body)

@@ -36,7 +36,6 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.legal import for_dependences, parallelizable
-from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -52,11 +51,11 @@ from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.recipes.positions import piece_rest
 from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.schedule.init_elimination import without_init
-from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, changed, loops_of
+from sparsetir.sparse_ir.schedule.loops import Change, Loop, SparseIterationRef, changed, loops_of
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
+from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
-from sparsetir.sparse_ir.tir import cast, free_vars
+from sparsetir.sparse_ir.tir import cast, free_vars, statements_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -71,15 +70,16 @@ def with_temporaries(
     The handles are those of the iteration that keeps, of the one that loops over the chunks
     afterwards, and of the one that adds.
     """
-    return _Temporaries(caller, func, it, loops_of(it)[place]).run(annotations)
+    return _Temporaries(Change(caller, func, it, [loops_of(it)[place]])).run(annotations)
 
 
 class _Temporaries(VisitOrder):
-    def __init__(self, caller: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
-        super().__init__(caller, func, it, loop)
-        self.chunks = loop.node
+    def __init__(self, change: Change) -> None:
+        super().__init__(change)
+        func, it = self.func, self.it
+        self.chunks = self.old.node
         self.pieces = self._pieces()
-        by_axis = {x.name: x for x in loops_of(it)}
+        by_axis = {x.name: x for x in self.loops}
         self.row = by_axis[self.pieces.name].var
         outer, inner = self._outside()
         nest = changed(it, outer, init=None) if inner else it
@@ -103,7 +103,7 @@ class _Temporaries(VisitOrder):
         keep = self._keep(rest)
         last = self._add_kept_sums(rest, rows)
         func, write = self._write()
-        condition = self.row != tirx.BufferLoad(rows.var, [self.loop.var])
+        condition = self.row != tirx.BufferLoad(rows.var, [self.old.var])
         branch = tirx.IfThenElse(condition, write, keep)
         if self.whole is self.it:
             name = self.update.name
@@ -123,7 +123,7 @@ class _Temporaries(VisitOrder):
 
     def _outside(self) -> tuple[list[Loop], list[Loop]]:
         """The loops down to that over pieces; and those inside, if they update the rows."""
-        loops = loops_of(self.it)
+        loops = self.loops
         if reduction_of(self.it.body) is None and self.it.init is None:
             return loops, []
         place = [x.name for x in loops].index(self.pieces.name) + 1
@@ -132,7 +132,6 @@ class _Temporaries(VisitOrder):
     def _update(self, inner: list[Loop]) -> SparseIteration:
         """The iteration that updates the rows: a nested one, or the body of the pieces' loop."""
         if inner:
-            name = fresh_name(self.func, f"{self.it.name}_write")
             spatial = [x for x in [*self.outer, *inner] if "S" in x.kinds]
             for x in spatial:
                 plain = isinstance(x.node, Axis) and x.node.kind == "dense_fixed"
@@ -141,14 +140,14 @@ class _Temporaries(VisitOrder):
                         f"the spatial loop '{x.name}' is over a sparse axis, so that an owner "
                         "would not write all of its row; expected dense ones beside the pieces"
                     )
-            return changed(self.it, inner, name=name, annotations={})
+            return changed(self.it, inner, name=self.name("write"), annotations={})
         if any("R" in x.kinds for x in self.outer):
             names = [x.name for x in self.outer if "R" in x.kinds]
             self.refuse(
                 f"a row's piece is written in each visit of {names}; expected its sum to be "
                 "precomputed outside of them"
             )
-        nested = [s for s in _parts(self.it.body) if isinstance(s, SparseIteration)]
+        nested = [s for s in statements_of(self.it.body) if isinstance(s, SparseIteration)]
         private = private_buffers(self.func, self.it)
         writing = [
             n for n in nested if any(s.buffer not in private for s in stores_of(n.body, n.init))
@@ -203,18 +202,17 @@ class _Temporaries(VisitOrder):
 
     def _keep(self, rest: SparseBuffer) -> SparseIteration:
         """The iteration that keeps the sum for a row that another chunk owns."""
-        place = [self.loop.var, *self._beside(self.store.indices)]
+        place = [self.old.var, *self._beside(self.store.indices)]
         init, value = None, self.reduction.term
         if self.whole is not self.it:  # the sum itself, not a workspace
             init = tirx.BufferStore(rest.var, self.reduction.identity(rest.dtype), place)
             value = self.reduction.combine(tirx.BufferLoad(rest.var, place), value)
         body = add_guards(self.conditions, tirx.BufferStore(rest.var, value, place))
-        name = fresh_name(self.func, f"{self.it.name}_keep")
-        return over_fresh_vars(changed(self.update, init=init, body=body, name=name))
+        return over_fresh_vars(changed(self.update, init=init, body=body, name=self.name("keep")))
 
     def _add_kept_sums(self, rest: SparseBuffer, rows: SparseBuffer) -> SparseIteration:
         """The iteration that adds all kept sums to their rows."""
-        chunk = tirx.Var(self.loop.var.name, self.idtype)
+        chunk = tirx.Var(self.old.var.name, self.idtype)
         row = tirx.BufferLoad(rows.var, [chunk])
         mine = (self.chunks.name, self.pieces.name)
         over = [x for x in [*self.outer, *loops_of(self.update)] if "S" in x.kinds]
@@ -224,18 +222,15 @@ class _Temporaries(VisitOrder):
         held = cast(tirx.BufferLoad(self.target.var, indices), rest.dtype)
         kept = tirx.BufferLoad(rest.var, [chunk, *self._beside(self.store.indices)])
         total = cast(self.reduction.combine(held, kept), self.target.dtype)
-        coords = {v for x in over for v in x.vars} | {self.row, self.loop.var}
+        coords = {v for x in over for v in x.vars} | {self.row, self.old.var}
         moving = {v for x in loops_of(self.update) for v in x.vars} - coords
         steady = [c for c in self.conditions if not free_vars(c) & moving]
         inner: Any = add_guards(steady, tirx.BufferStore(self.target.var, total, indices))
-        inner = substitute(inner, {self.row: row, self.loop.var: chunk})
+        inner = substitute(inner, {self.row: row, self.old.var: chunk})
         if over:
-            name = fresh_name(self.func, f"{self.it.name}_add")
-            inner = changed(self.it, over, name=name, init=None, body=inner, annotations={})
-            inner = over_fresh_vars(changed(inner, annotations={}))  # on one worker
+            inner = self.step("add", over, inner, annotations={})  # on one worker
         body = tirx.IfThenElse(row >= 0, inner, None)
-        name = fresh_name(self.func, f"{self.it.name}_carry")
-        loop = Loop(self.chunks, [chunk], "S")
+        loop, name = Loop(self.chunks, [chunk], "S"), self.name("carry")
         return changed(self.it, [loop], name=name, init=None, body=body, annotations={})
 
     def _beside(self, indices: Any) -> list[Any]:
@@ -249,13 +244,13 @@ class _Temporaries(VisitOrder):
             axis = pieces_under(self.func, self.it, self.chunks)
             if axis is not None:
                 return axis
-        if "R" in self.loop.kinds:
+        if "R" in self.old.kinds:
             self.refuse(
-                f"race=\"temporary\" of the reduction loop '{self.loop.name}': {self._advice()}"
+                f"race=\"temporary\" of the reduction loop '{self.old.name}': {self._advice()}"
             )
         self.refuse(
             'race="temporary" expects the loop over the chunks that split or divide made of fused '
-            f"rows and elements, got '{self.loop.name}'"
+            f"rows and elements, got '{self.old.name}'"
         )
 
     def _advice(self) -> str:
@@ -266,7 +261,7 @@ class _Temporaries(VisitOrder):
                 "precompute(.., lanes=[loop]) gives each visit a sum of its own, and parallelize "
                 "then takes the loop without a race"
             )
-        loops = loops_of(self.it)
+        loops = self.loops
         facts = parallelizable(self.func, self.it)
         free = [x.name for x, fact in zip(loops, facts, strict=True) if fact == FREE]
         legal = f"legal are loops free of races, {free}"
@@ -298,7 +293,7 @@ class _Temporaries(VisitOrder):
         private = private_buffers(self.func, self.it)
         nests = [
             plain,
-            *(n for n in _parts(plain.body) if getattr(n, "name", "") == self.update.name),
+            *(n for n in statements_of(plain.body) if getattr(n, "name", "") == self.update.name),
         ]
         for nest in nests:
             for loop, fact in zip(loops_of(nest), races_of(nest, private), strict=True):
@@ -311,14 +306,9 @@ class _Temporaries(VisitOrder):
         kept = {v for n, x in enumerate(indices) if n not in places for v in free_vars(x)}
         over = [a for n, a in enumerate(self.target.axes or []) if n not in places]
         dense = self.target.axes is not None and all(a.kind == "dense_fixed" for a in over)
-        if len(places) != 1 or kept & {self.row, self.loop.var} or not dense:
+        if len(places) != 1 or kept & {self.row, self.old.var} or not dense:
             self.refuse(
                 f"expected '{self.target.name}' to be written at the row '{self.row.name}' and "
                 f"otherwise over dense axes, got {indices}"
             )
         self.dimension = places[0]
-
-
-def _parts(stmt: Any) -> list[Any]:
-    """The statements of a sequence."""
-    return [p for s in stmt.seq for p in _parts(s)] if isinstance(stmt, tirx.SeqStmt) else [stmt]

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -39,17 +38,10 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
 )
-from sparsetir.sparse_ir.schedule.loops import (
-    SparseIterationRef,
-    find_iteration,
-    name_of,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import MOST, SparseIterationRef, change_in
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tir import as_dtype
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
 NAME = "tiles"
 
@@ -86,11 +78,8 @@ def tiles(
     SparseIterationRef or None
         The iteration that copies the operand; None if tiles are given.
     """
-    it = find_iteration(func, name_of(NAME, iteration), NAME)
-
-    def refuse(message: str) -> NoReturn:
-        raise ScheduleError(f"{NAME}: {message}\n{show(it)}")
-
+    change = change_in(NAME, func, iteration)
+    it, refuse = change.it, change.refuse
     dense = [b for b in func.buffers if b.handle is not None and _is_dense(b)]
     named = [b for b in dense if b.name == buffer]
     if not named:
@@ -143,7 +132,8 @@ def tiles(
         axis_of[label] = Axis(name=name, kind="dense_fixed", length=parts[label][0], idtype=idtype)
     lengths = [axis_of[label].length for label in order]
     var = buffer_var(lengths, operand.dtype, fresh_name(func, f"{buffer}_tiles"))
-    body = _reading(it, operand, var, [parts[label][1] for label in order])
+    tile = var, [parts[label][1] for label in order]
+    body = map_expr(it, access_rules(lambda b, _: tile if b.same_as(operand.var) else None))
     held = SparseBuffer(
         var=var, axes=list(axis_of.values()), handle=operand.handle if given else None
     )
@@ -151,8 +141,8 @@ def tiles(
         others = [b for b in func.buffers if b.name != buffer]
         if len(loads_of(func.body, operand.var)) > len(loads):
             refuse(f"'{buffer}' is read elsewhere, too, which needs it as it is")
-        func = func.replace(buffers=others)
-        return replaced(NAME, func, it, body, axes=list(axis_of.values()), buffers=[held]), None
+        change.func = func.replace(buffers=others)
+        return change.put(body, axes=list(axis_of.values()), buffers=[held]), None
     at = {label: tirx.Var(label.lower(), axis_of[label].idtype) for label in order}
     where = [_sum(source[name], at) for name in axes]
     copy = SparseIteration(
@@ -162,7 +152,7 @@ def tiles(
         annotations={},
     )  # fmt: skip
     both = tirx.SeqStmt([copy, body])
-    out = replaced(NAME, func, it, both, axes=list(axis_of.values()), buffers=[held])
+    out = change.put(both, axes=list(axis_of.values()), buffers=[held])
     return out, SparseIterationRef(copy.name)
 
 
@@ -178,15 +168,6 @@ def _extent_analyzer(it: SparseIteration) -> Any:
             if axis.kind == "dense_fixed" and isinstance(axis.length, tirx.IntImm):
                 analyzer.bind(var, ir.Range(0, axis.length))
     return analyzer
-
-
-def _reading(it: SparseIteration, operand: SparseBuffer, var: Any, places: list[Any]) -> Any:
-    """The iteration with reads of tiles."""
-
-    def load(node: Any) -> Any:
-        return tirx.BufferLoad(var, places) if node.source.same_as(operand.var) else node
-
-    return map_expr(it, [(ir.TensorLoad, load)])
 
 
 def _sum(terms: list[tuple[str, int]], at: dict[str, Any]) -> Any:

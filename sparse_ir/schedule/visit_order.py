@@ -18,12 +18,11 @@ from which the lowering proves that loops are free of races and that loads need 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.computed import COMPUTED, keyword
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -36,63 +35,39 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     declared,
     flat_axes,
-    nodes_of,
     same_indices,
     sparse_iterations,
     substitute,
 )
 from sparsetir.sparse_ir.recipes.general import in_order, part_numbers
 from sparsetir.sparse_ir.recipes.positions import last_of
-from sparsetir.sparse_ir.reduction import Reduction, reduction_of
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    SpIter,
-    changed,
-    handle_of,
-    iteration_of,
-    loops_of,
-    place_of,
-    replaced,
-    show,
-)
-from sparsetir.sparse_ir.schedule.workspaces import split_init
+from sparsetir.sparse_ir.schedule.loops import Change, Loop, SpIter, changed, replaced
+from sparsetir.sparse_ir.schedule.steps import Steps
 from sparsetir.sparse_ir.tir import as_dtype, as_one, size_text, slots_of
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 from sparsetir.sparse_ir.workers import divided
 
-# Bound of the number of parts (more would need gigabytes of offsets), and of visits per tile.
-MOST = 2**24
 
-
-def chosen_loops(
-    caller: str, func: SparseFunc, *handles: SpIter
-) -> tuple[SparseIteration, list[Loop]]:
-    """The loops of these handles, and their iteration."""
-    it = iteration_of(caller, func, handles[0])
-    return it, [loops_of(it)[place_of(caller, func, it, handle)] for handle in handles]
-
-
-class VisitOrder:
+class VisitOrder(Steps):
     """Loops that replace a loop, and the declarations that they need.
 
-    loop : the loop to replace, after which declarations are named
+    old : the loop to replace, after which declarations are named
     computed, params, axes, buffers : the declarations
     """
 
-    def __init__(self, caller: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
-        self.caller, self.func, self.it, self.loop = caller, func, it, loop
-        self.computed: dict[str, Any] = dict(func.attrs.get(COMPUTED, {}).items())
+    def __init__(self, change: Change) -> None:
+        super().__init__(change)
+        self.old = self.chosen[0]
+        self.computed: dict[str, Any] = dict(self.func.attrs.get(COMPUTED, {}).items())
         self.params: list[Any] = []
-        self.axes: list[Axis] = []
-        self.buffers: list[SparseBuffer] = []
-        self.visited = flat_axes([loop.node])
+        self.visited = flat_axes([self.old.node])
         self.last, self.idtype = self.visited[-1], self.visited[-1].idtype
 
     # -- axes -----------------------------------------------------------------------------------
 
     def axis(self, what: str, **fields: Any) -> Axis:
         """A new axis, named after the loop."""
-        name = fresh_name(self.func, f"{self.loop.name}_{what}", [a.name for a in self.axes])
+        name = fresh_name(self.func, f"{self.old.name}_{what}", [a.name for a in self.axes])
         self.axes.append(Axis(name=name, idtype=self.idtype, **fields))
         return self.axes[-1]
 
@@ -130,11 +105,11 @@ class VisitOrder:
 
     def array(self, what: str, recipe: Callable[..., Any], **how: Any) -> Any:
         """A new parameter: an array that a recipe computes, named after the loop."""
-        return self._array(f"{self.loop.name}_{what}", recipe, how)
+        return self._array(f"{self.old.name}_{what}", recipe, how)
 
     def number(self, what: str, recipe: Callable[..., Any], **how: Any) -> Any:
         """A new parameter: an integer that a recipe computes, named after the loop."""
-        name = fresh_name(self.func, f"{self.loop.name}_{what}", list(self.computed))
+        name = fresh_name(self.func, f"{self.old.name}_{what}", list(self.computed))
         return self._number(name, self.made(recipe, how))
 
     def choice(self, value: int | str, default: int | dict[str, Any]) -> Any:
@@ -193,9 +168,9 @@ class VisitOrder:
 
     # -- loops ----------------------------------------------------------------------------------
 
-    def loops(self, **axes: tuple[Axis, str]) -> list[Loop]:
+    def loops_over(self, **axes: tuple[Axis, str]) -> list[Loop]:
         """Loops over axes, each of a kind, by the name of their coordinate."""
-        name = self.loop.vars[0].name
+        name = self.old.vars[0].name
         return [
             Loop(axis, [tirx.Var(f"{name}_{what}", self.idtype)], kind)
             for what, (axis, kind) in axes.items()
@@ -203,7 +178,7 @@ class VisitOrder:
 
     def within(self, part: Axis) -> Loop:
         """The loop over one part of its axis."""
-        return Loop(PartAxis(axis=self.loop.node, by=part), self.loop.vars, self.loop.kinds)
+        return Loop(PartAxis(axis=self.old.node, by=part), self.old.vars, self.old.kinds)
 
     def instead(self, new_loops: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:
         """The function with these loops in place of the original, and their handles.
@@ -211,17 +186,13 @@ class VisitOrder:
         fields : fields of the iteration besides its loops
         """
         for names in divided(self.it):
-            if self.loop.name in names:
+            if self.old.name in names:
                 self.refuse(
                     f"{names} is divided among workers and has to stay as it is; expected "
                     f"{self.caller} before parallelize"
                 )
-        new = changed(self.it, self.around(new_loops, self.loop), **fields)
-        return self.replaced(new), [handle_of(self.it, loop) for loop in new_loops]
-
-    def around(self, new: list[Loop], old: Loop) -> list[Loop]:
-        """The loops of the iteration, with one replaced by others."""
-        return [x for loop in loops_of(self.it) for x in (new if loop.axes == old.axes else [loop])]
+        new = changed(self.it, self.with_loops(*new_loops), **fields)
+        return self.replaced(new), self.handles(*new_loops)
 
     def replaced(self, *stmts: Any, **attrs: Any) -> SparseFunc:
         """The function with statements in place of the iteration, and all declarations."""
@@ -240,48 +211,6 @@ class VisitOrder:
         """The function into which the loops are put."""
         return self.func
 
-    def split_init(self) -> list[SparseIteration]:
-        """The init as separate iterations, to be placed before; also declares their axes."""
-        firsts, axes = split_init(self.func, self.it)
-        self.axes.extend(axes)
-        return firsts
-
-    # -- refusals -------------------------------------------------------------------------------
-
-    def check_count(
-        self, name: str, value: Any, *, least: int = 1, below: int = MOST, or_name: bool = False
-    ) -> None:
-        """Refuse an argument that is not such an integer, nor, if allowed, a name."""
-        if or_name and isinstance(value, str) and value.isidentifier():
-            return
-        if type(value) is int and least <= value < below:
-            return
-        expected = "a positive integer" if least else "an integer of 0 or more"
-        expected += " or a name" if or_name else ""
-        expected += f" below {below}" if type(value) is int and value >= below else ""
-        self.refuse(f"argument '{name}': expected {expected}, got {value!r}")
-
-    def check_alone(self) -> None:
-        """Refuse an iteration with nested ones, and one with annotations."""
-        if nodes_of(SparseIteration, self.it.body) or self.it.annotations:
-            self.refuse("expected an iteration without nested ones and annotations")
-
-    def reduced(self, besides: str = "") -> Reduction:
-        """The reduction of the body; other bodies are refused.
-
-        besides : text to append to the refusal
-        """
-        reduction = reduction_of(self.it.body)
-        if reduction is None:
-            self.refuse(
-                f"expected a body of the form X[..] = X[..] + term (or *, max, min){besides}"
-            )
-        return reduction
-
-    def refuse(self, message: str) -> NoReturn:
-        """Raise ScheduleError with the iteration."""
-        raise ScheduleError(f"{self.caller}: {message}\n{show(self.it)}")
-
 
 class ElementOrder(VisitOrder):
     """An iteration over rows and their stored elements that is visited by position.
@@ -298,15 +227,16 @@ class ElementOrder(VisitOrder):
     rest: Sequence[Loop] = ()
 
     def __init__(
-        self, caller: str, func: SparseFunc, it: SparseIteration, loop: Loop,
-        path: list[Axis], over: list[Any], below: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(caller, func, it, loop)
+        self, change: Change, path: list[Axis], over: list[Any], below: bool = False
+    ) -> None:
+        super().__init__(change)
         self.path, self.over = path, over
         self.row, self.column = path[0], path[-1]
         column = self.column
-        for other in sparse_iterations(func):
-            if other.name != it.name and column.name in {a.name for a in flat_axes(other.axes)}:
+        for other in sparse_iterations(self.func):
+            if other.name != self.it.name and column.name in {
+                a.name for a in flat_axes(other.axes)
+            }:
                 self.refuse(
                     f"sp_iter '{other.name}' visits '{column.name}' too; expected it to be visited "
                     "here alone"
@@ -335,7 +265,7 @@ class ElementOrder(VisitOrder):
     ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
         """The function with :meth:`visit` in its place, after `before`; and the handles."""
         main = self.visit(loops, position, coordinates, **fields)
-        return self.replaced(*before, main), [handle_of(main, loop) for loop in new_loops]
+        return self.replaced(*before, main), self.handles(*new_loops)
 
     def function(self) -> SparseFunc:
         """The function with its buffers over positions."""
@@ -357,15 +287,12 @@ class ElementOrder(VisitOrder):
 
     def _all_elements(self) -> list[Axis]:
         """The axis of all elements, or of each parent's, after those of the levels above."""
-        names = [a.name for a in self.path]
-        if self.column.kind == "sparse_fixed":
-            name = fresh_name(self.func, "_".join([*names, *["slots"] * self.row.is_sparse]))
-            length, idtype = slots_of(self.path, self.idtype), self.idtype
+        names, slots = [a.name for a in self.path], self.column.kind == "sparse_fixed"
+        if slots or self.row.parent is None:
+            wish = "_".join([*names, *["slots"] * (slots and self.row.is_sparse)])
+            length = slots_of(self.path, self.idtype) if slots else self.column.nnz
+            name, idtype = fresh_name(self.func, wish), self.idtype
             return [Axis(name=name, kind="dense_fixed", length=length, idtype=idtype)]
-        if self.row.parent is None:
-            name = fresh_name(self.func, "_".join(names))
-            nnz, idtype = self.column.nnz, self.idtype
-            return [Axis(name=name, kind="dense_fixed", length=nnz, idtype=idtype)]
         out: list[Axis] = []
         ptr = self.row.indptr
         for count, axis in enumerate(self.path[1:], 2):
@@ -435,56 +362,49 @@ class ElementOrder(VisitOrder):
     def rewritten(self, tree: Any, position: Any, coordinates: list[Any]) -> Any:
         """A statement at another position, and at the coordinates of its element."""
 
-        def at(buffer: Any, indices: Any) -> list[Any]:
+        def place(buffer: Any, indices: Any) -> Any:
+            if buffer not in self.moved:
+                return None
             old = declared(self.func).buffers[buffer.name]
             first = [a.name for a in old.axes or ()].index(self.row.name)
-            return [*indices[:first], position, *indices[first + len(self.path) :]]
+            here = [*indices[:first], position, *indices[first + len(self.path) :]]
+            return self.moved[buffer].var, here
 
-        def loaded(node: Any) -> Any:
-            new = self.moved.get(node.source)
-            return node if new is None else load(new, *at(node.source, node.indices))
-
-        def stored(node: Any) -> Any:
-            new = self.moved.get(node.buffer)
-            if new is None:
-                return node
-            return tirx.BufferStore(new.var, node.value, at(node.buffer, node.indices), node.span)
-
-        tree = map_expr(tree, [(ir.TensorLoad, loaded), (tirx.BufferStore, stored)])
+        tree = map_expr(tree, access_rules(place))
         return substitute(tree, dict(zip(self.over, coordinates, strict=True)))
 
 
 def elements_of_rows(
-    caller: str, func: SparseFunc, it: SparseIteration, rows: Loop, columns: Loop, *,
-    unique: bool = False, reduces: str | None = None,
-) -> ElementOrder:  # fmt: skip
+    change: Change, *, unique: bool = False, reduces: str | None = None
+) -> ElementOrder:
     """The visit order of a spatial loop over a dense axis, and a reduction over its rows' elements.
 
+    change : of these two loops
     unique : whether a row may not store a column twice
     reduces : for a body that must be a reduction, text to append to its refusal
     """
-    plain, row, column = VisitOrder(caller, func, it, rows), rows.node, columns.node
+    rows, columns = change.chosen
+    row, column = rows.node, columns.node
     if not (
-        isinstance(row, Axis)
-        and row.kind == "dense_fixed"
+        rows.is_dense
         and isinstance(column, Axis)
         and column.kind == "sparse_variable"
         and (column.unique or not unique)
         and column.parent.name == row.name
         and (rows.kinds, columns.kinds) == ("S", "R")
     ):
-        plain.refuse(
+        change.refuse(
             "expected a spatial loop over a dense axis and a reduction over a sparse_variable "
             f"axis under it, got '{rows.name}' and '{columns.name}'"
         )
     if reduces is not None:
-        plain.reduced(reduces)
-    plain.check_alone()
-    rest = [x for x in loops_of(it) if x.axes not in (rows.axes, columns.axes)]
+        change.reduced(reduces)
+    change.check_alone()
+    rest = [x for x in change.loops if x.axes not in (rows.axes, columns.axes)]
     for loop in rest:
-        if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
-            plain.refuse(f"expected other loops over dense axes, got '{loop.name}'")
-    order = ElementOrder(caller, func, it, rows, [row, column], [rows.var, columns.var])
+        if not loop.is_dense:
+            change.refuse(f"expected other loops over dense axes, got '{loop.name}'")
+    order = ElementOrder(change, [row, column], [rows.var, columns.var])
     order.rest = rest
     return order
 

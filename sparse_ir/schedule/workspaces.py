@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import for_dependences
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
-    Axis,
     SparseBuffer,
     SparseFunc,
-    SparseIteration,
     buffer_var,
-    flat_axes,
-    fresh_definitions,
     is_among,
-    iterations_around,
     loads_of,
     same_indices,
     stores_of,
-    substitute,
 )
 from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.reduction import (
@@ -36,8 +28,9 @@ from sparsetir.sparse_ir.reduction import (
     widened,
 )
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
-from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, changed, replaced, show
-from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
+from sparsetir.sparse_ir.schedule.loops import Change, Loop, SparseIterationRef, changed
+from sparsetir.sparse_ir.schedule.steps import Steps
+from sparsetir.sparse_ir.separate_init import init_runs_in_place
 from sparsetir.sparse_ir.speculation import speculative
 from sparsetir.sparse_ir.tile_marks import is_tail
 from sparsetir.sparse_ir.tir import cast, free_vars, size_text
@@ -48,38 +41,40 @@ NAME = "precompute"
 
 
 def precompute_result(
-    func: SparseFunc, it: SparseIteration, target: SparseBuffer, outer: list[Loop],
-    inner: list[Loop], held: list[Loop], lanes: list[Loop], scope: str, dtype: str,
-    name: str | None, hoist: bool,
+    change: Change, target: SparseBuffer, outer: list[Loop], inner: list[Loop], held: list[Loop],
+    lanes: list[Loop], scope: str, dtype: str, name: str | None, hoist: bool,
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:  # fmt: skip
     """The function that accumulates the results of each outer visit in a workspace."""
-    loops = outer, inner, held, lanes
-    begun = with_init_before(func, it)
+    options = target, outer, inner, held, lanes, scope, dtype, name
+    begun = with_init_before(change.func, change.it)
     if begun is not None:
-        result = _Result(*begun, target, *loops, scope, dtype, name)
+        result = _Result(Change(NAME, *begun), *options)
         if result.written_once():
             return result.run(hoist)
-    return _Result(func, it, target, *loops, scope, dtype, name).run(hoist)
+    return _Result(change, *options).run(hoist)
 
 
-class _Result:
+class _Result(Steps):
+    reduction: Any  # a Reduction; None where the result is only written
+
     def __init__(
-        self, func: SparseFunc, it: SparseIteration, target: SparseBuffer, outer: list[Loop],
-        inner: list[Loop], held: list[Loop], lanes: list[Loop], scope: str, dtype: str,
-        name: str | None,
+        self, change: Change, target: SparseBuffer, outer: list[Loop], inner: list[Loop],
+        held: list[Loop], lanes: list[Loop], scope: str, dtype: str, name: str | None,
     ) -> None:  # fmt: skip
-        self.func, self.it, self.target, self.dtype = func, it, target, dtype
+        super().__init__(change)
+        func, it = self.func, self.it
+        self.target, self.dtype = target, dtype
         self.outer, self.inner, self.held, self.lanes = outer, inner, held, lanes
         self._refuse_loops(scope)
         self._refuse_accesses()
-        self.scope, self.seen = scope, None  # a flag whether there was a term, if that matters
+        self.scope = scope
+        self.seen: Any = None  # a flag whether there was a term, if that matters
         self.reduction = reduction_of(it.body)
         conditions, self.store = split_guards(it.body)
         name = fresh_name(func, name or f"{target.name}_ws")
         self.ws = workspace(func, name, held + lanes, dtype, scope)
-        self.sums = self.ws
-        if lanes:
-            self.sums = workspace(func, f"{name}_sum", held, dtype, scope)
+        self.sums = workspace(func, f"{name}_sum", held, dtype, scope) if lanes else self.ws
+        self.buffers += [self.ws, self.sums] if lanes else [self.ws]
         # Conditions of the write: those that are invariant in the inner loops. Conditions other
         # than those of tails and of the init may skip elements that a write has to set, but none
         # that it updates.
@@ -91,19 +86,19 @@ class _Result:
 
     def run(self, hoist: bool) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """The rewritten function and its handles."""
-        it = self.it
+        it, outer = self.it, self.outer
         if not hoist and self._is_plain():
             steps = [self._reduce(None, "value"), self._write(True, [])]
-            return self._around(steps, [], [])
+            return self.put_steps(outer, steps), [SparseIterationRef(s.name) for s in steps]
         once = self.written_once()
         needs = "lanes" if self.lanes else "hoist" if hoist else None
         if self.reduction is None and (needs or not once):
             what = (
                 f"with {needs}" if needs else "where a visit does not see all terms of an element"
             )
-            raise ScheduleError(
-                f"{NAME}: {what} expects a body of the form X[..] = X[..] + term (or *, max, min), "
-                f"got another\n{show(it)}"
+            self.refuse(
+                f"{what} expects a body of the form X[..] = X[..] + term (or *, max, min), got "
+                "another"
             )
         factors, term = [], None
         if self.reduction is not None:
@@ -111,30 +106,14 @@ class _Result:
         looks: list[Any] = []
         if "float" in self.dtype and not all(map(self._is_finite, factors)):
             self.seen = workspace(self.func, f"{self.ws.name}_any", [], "bool", self.scope)
+            self.buffers.append(self.seen)
             looks = self._look_for_terms()
         steps: list[Any] = [self._start(once and not factors), self._reduce(term)]
         if self.lanes:
             steps.append(self._add_lanes())
         steps.append(self._write(once, factors))
-        before: list[Any] = []
-        axes: list[Axis] = []
-        if it.init is not None and not once:
-            before, axes = split_init(self.func, it)
-        return self._around(steps, before, axes, looks)
-
-    def _around(
-        self, steps: list[Any], before: list[Any], axes: list[Axis], looks: Sequence[Any] = ()
-    ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-        """The function with these steps in place of the inner loops, and their handles.
-
-        looks : steps before them, which have no handles
-        """
-        it = self.it
-        body = tirx.SeqStmt([*looks, *steps])
-        main = changed(it, self.outer, init=None, body=body) if self.outer else body
-        whole = tirx.SeqStmt([*before, main]) if before else main
-        buffers = [self.ws, *([self.sums] if self.lanes else []), *([self.seen] if looks else [])]
-        func = replaced(NAME, self.func, it, whole, axes=axes, buffers=buffers)
+        before = self.split_init() if it.init is not None and not once else []
+        func = self.put_steps(outer, [*looks, *steps], before)
         return func, [SparseIterationRef(s.name) for s in steps]
 
     # -- the steps ----------------------------------------------------------------------------
@@ -142,62 +121,47 @@ class _Result:
     def _start(self, with_init: bool) -> Any:
         """Set the workspace to the initial value, or to the operator's identity."""
         over = self.held + self.lanes
-        value = None
         if with_init and not self.lanes:
             _, first = split_guards(self.it.init)
             value = self._wide(first.value)
-        elif self.reduction is not None:
+        else:
             value = self.reduction.identity(self.dtype)
-        assert value is not None
         body = tirx.BufferStore(self.ws.var, value, [loop.var for loop in over])
-        return self._iteration("start", over, "S" * len(over), body)
+        return self.step("start", [loop.of_kind("S") for loop in over], body)
 
     def _look_for_terms(self) -> list[Any]:
         """Whether the sum has a term: otherwise factors are not applied, as 0 * NaN is NaN.
 
         Compilers turn this loop into a comparison.
         """
-        assert self.seen is not None
         loops = [x for x in self.inner if x not in self.held]
         moving = {v for loop in loops for v in loop.vars}
         conditions = [c for c in split_guards(self.it.body)[0] if free_vars(c) & moving]
         first, then = (tirx.BufferStore(self.seen.var, tirx.const(x, "bool"), []) for x in (0, 1))
-        kinds = "".join(loop.kinds for loop in loops)
-        return [
-            self._iteration("none", [], "", first),
-            self._iteration("any", loops, kinds, add_guards(conditions, then)),
-        ]
+        return [self.step("none", [], first), self.step("any", loops, add_guards(conditions, then))]
 
     def _reduce(self, term: Any, step: str = "reduce") -> Any:
         """The reduction into the workspace."""
         place = self._place()
         conditions, store = split_guards(self.it.body)
         if term is not None:
-            assert self.reduction is not None
             total = tirx.BufferLoad(self.ws.var, place)
             value = self.reduction.combine(total, cast(self._wide(term), self.dtype))
         else:
             value = self._wide(store.value)
         body = add_guards(conditions, tirx.BufferStore(self.ws.var, value, place))
-        kinds = ["S" * len(x.kinds) if x in self.lanes else x.kinds for x in self.inner]
-        loops = [Loop(x.node, x.vars, k) for x, k in zip(self.inner, kinds, strict=True)]
-        return changed(self.it, loops, name=self._name(step), init=None, body=body)
+        loops = [x.of_kind("S") if x in self.lanes else x for x in self.inner]
+        return changed(self.it, loops, name=self.name(step), init=None, body=body)
 
     def _add_lanes(self) -> Any:
         """The reduction over the lanes' accumulators."""
-        assert self.reduction is not None
         at = [loop.var for loop in self.held]
         init = self.reduction.identity(self.dtype)
         total = self.reduction.combine(
             tirx.BufferLoad(self.sums.var, at), tirx.BufferLoad(self.ws.var, self._place())
         )
-        return self._iteration(
-            "sums",
-            self.held + self.lanes,
-            "S" * len(self.held) + "R" * len(self.lanes),
-            tirx.BufferStore(self.sums.var, total, at),
-            tirx.BufferStore(self.sums.var, init, at),
-        )
+        first, then = (tirx.BufferStore(self.sums.var, value, at) for value in (init, total))
+        return self.step("sums", self.held + self.lanes, then, first)
 
     def _write(self, once: bool, factors: list[Any]) -> Any:
         """Write the workspace to the result."""
@@ -210,17 +174,15 @@ class _Result:
             )
         target, indices = self.target, self.store.indices
         if once and (self.lanes or factors):
-            assert self.reduction is not None
             _, first = split_guards(self.it.init)
             if not structural_equal(self._wide(first.value), self.reduction.identity(self.dtype)):
                 value = self.reduction.combine(self._wide(first.value), value)
         if not once:
-            assert self.reduction is not None
             held = tirx.BufferLoad(target.var, indices)
             value = self.reduction.combine(cast(held, self.dtype), value)
         store = tirx.BufferStore(target.var, cast(value, target.dtype), indices)
         body = add_guards(self.steady if once else self.still, store)
-        return self._iteration("write", self.held, "S" * len(self.held), body)
+        return self.step("write", self.held, body)
 
     def _place(self) -> list[Any]:
         """The indices of a visit's element in the workspace."""
@@ -248,8 +210,6 @@ class _Result:
 
     def _factors(self, term: Any) -> tuple[list[Any], Any]:
         """The loop-invariant factors of the terms, and the product of the others."""
-        reduction = self.reduction
-        assert reduction is not None
         moving = {v for x in self.inner if x not in self.held for v in x.vars}
         parts = factors_of(term)
         over_axes = {b.var for b in self.func.buffers if b.axes is not None}
@@ -263,7 +223,7 @@ class _Result:
         conditions = map(free_vars, split_guards(self.it.body)[0])
         if any(c & held and c & moving for c in conditions):
             return [], None  # some of these sums are empty, and others not
-        if reduction.operator != "sum" or not still or not rest:
+        if self.reduction.operator != "sum" or not still or not rest:
             return [], None
         product = rest[0]
         for factor in rest[1:]:
@@ -295,43 +255,32 @@ class _Result:
 
         return map_expr(expr, [(ir.TensorLoad, load)])
 
-    def _iteration(
-        self, step: str, loops: list[Loop], kinds: str, body: Any, init: Any = None
-    ) -> SparseIteration:
-        of_kinds = [Loop(x.node, x.vars, k) for x, k in zip(loops, kinds, strict=True)]
-        return over_fresh_vars(
-            changed(self.it, of_kinds, name=self._name(step), init=init, body=body)
-        )
-
-    def _name(self, step: str) -> str:
-        return fresh_name(self.func, f"{self.it.name}_{step}")
-
     # -- refusals -----------------------------------------------------------------------------
 
     def _refuse_loops(self, scope: str) -> None:
         names = [loop.name for loop in self.held]
         for loop in [*self.held, *self.lanes]:
-            if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
-                self._refuse(f"expected loops over dense axes for the workspace, got '{loop.name}'")
-            if scope == "local" and not isinstance(loop.node.length, tirx.IntImm):
-                self._refuse(
+            if not loop.is_dense:
+                self.refuse(f"expected loops over dense axes for the workspace, got '{loop.name}'")
+            if scope == "local" and not loop.is_constant:
+                self.refuse(
                     f'expected loops of constant extent for a workspace in scope "local", got '
                     f"'{loop.name}' of {size_text(loop.node.length)}; split it first"
                 )
         for group in divided(self.it):
             if not {x.name for x in self.inner}.isdisjoint(group):
-                self._refuse(
+                self.refuse(
                     f"{group} inside is divided among workers; expected {NAME} before parallelize"
                 )
         for loop in self.lanes:
             if loop.kinds != "R":
-                self._refuse(f"argument 'lanes': expected reduction loops, got '{loop.name}'")
+                self.refuse(f"argument 'lanes': expected reduction loops, got '{loop.name}'")
         for loop in self.held:
             if loop.kinds != "S":
-                self._refuse(f"argument 'axes': expected spatial loops, got '{loop.name}'")
+                self.refuse(f"argument 'axes': expected spatial loops, got '{loop.name}'")
         for loop in self.inner:
             if "S" in loop.kinds and loop.name not in names:
-                self._refuse(
+                self.refuse(
                     f"the spatial loop '{loop.name}' inside would change what the workspace stands "
                     f"for; expected it among the axes {names}, or outside"
                 )
@@ -340,30 +289,27 @@ class _Result:
         """Refuse accesses for which the workspace would not stand for one element at a time."""
         _, store = split_guards(self.it.body)
         if not isinstance(store, tirx.BufferStore):
-            self._refuse(
+            self.refuse(
                 f"expected a body of one store to '{self.target.name}', got {type(store).__name__}"
             )
         _, first = split_guards(self.it.init) if self.it.init is not None else ([], None)
         for other in [*stores_of(self.it.body, self.it.init), *self._loads()]:
             source = other.buffer if isinstance(other, tirx.BufferStore) else other.source
             if not source.same_as(self.target.var):
-                self._refuse(
+                self.refuse(
                     f"expected '{self.target.name}' alone to be written, got '{source.name}'"
                 )
             if not same_indices(other.indices, store.indices):
-                self._refuse(
+                self.refuse(
                     f"'{self.target.name}' is accessed at more than one place, "
                     f"{list(store.indices)} and {list(other.indices)}: the value that the "
                     "workspace holds would change in between"
                 )
         if self.it.init is not None and not isinstance(first, tirx.BufferStore):
-            self._refuse(f"expected an init of one store, got {type(first).__name__}")
+            self.refuse(f"expected an init of one store, got {type(first).__name__}")
 
     def _loads(self) -> list[Any]:
         return loads_of(self.it.body, self.target.var)
-
-    def _refuse(self, message: str) -> None:
-        raise ScheduleError(f"{NAME}: {message}\n{show(self.it)}")
 
 
 def workspace(
@@ -373,21 +319,3 @@ def workspace(
     axes = [loop.node for loop in loops]
     var = buffer_var([a.length for a in axes], dtype, fresh_name(func, name), scope)
     return SparseBuffer(var=var, axes=axes, handle=None)
-
-
-def split_init(func: SparseFunc, it: SparseIteration) -> tuple[list[SparseIteration], list[Axis]]:
-    """The init of an iteration as separate iterations, and the axes to declare for these."""
-    visited = [a.name for other in iterations_around(func, it) for a in flat_axes(other.axes)]
-    firsts = separate_init(it, func, visited)
-    known = {a.name for a in func.axes}
-    new = [a for a in flat_axes(firsts[0].axes) if a.name not in known]
-    return [over_fresh_vars(first) for first in firsts], new
-
-
-def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:
-    """An iteration with fresh coordinate variables and fresh variables in its body."""
-    fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in it.vars} | fresh_definitions(it.body)
-    init = None if it.init is None else substitute(it.init, fresh)
-    return changed(
-        it, vars=list(fresh.values()), init=init, body=substitute(it.body, fresh), **fields
-    )

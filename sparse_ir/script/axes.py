@@ -150,17 +150,7 @@ def dense_variable(parent: Any, shape: Any, indptr: Any, idtype: str = "int32") 
     shape : (length, nnz), the length of the longest row and the sum over all rows
     indptr : handle of (parents + 1,) `idtype`
     """
-    func = "dense_variable"
-    length, nnz = _pair_arg(func, "shape", shape, "(length, nnz)")
-    _idtype_arg(func, idtype)
-    return AxisRef(
-        kind=func,
-        parent=axis_arg(func, "parent", parent),
-        length=_int_arg(func, "length", length, idtype),
-        nnz=_int_arg(func, "nnz", nnz, idtype),
-        indptr=handle_arg(func, "indptr", indptr),
-        idtype=idtype,
-    )
+    return _stored("dense_variable", parent, shape, "nnz", idtype, indptr=indptr)
 
 
 def sparse_fixed(
@@ -172,18 +162,7 @@ def sparse_fixed(
     indices : handle of (parents * nnz_cols,) `idtype`; a negative index marks a padded slot
     unique : False if one parent may store a coordinate twice
     """
-    func = "sparse_fixed"
-    length, nnz_cols = _pair_arg(func, "shape", shape, "(length, nnz_cols)")
-    _idtype_arg(func, idtype)
-    return AxisRef(
-        kind=func,
-        parent=axis_arg(func, "parent", parent),
-        length=_int_arg(func, "length", length, idtype),
-        nnz_cols=_int_arg(func, "nnz_cols", nnz_cols, idtype),
-        indices=handle_arg(func, "indices", indices),
-        idtype=idtype,
-        unique=unique,
-    )
+    return _stored("sparse_fixed", parent, shape, "nnz_cols", idtype, unique, indices=indices)
 
 
 def sparse_variable(
@@ -197,19 +176,23 @@ def sparse_variable(
     unique : False if one parent may store a coordinate twice (the rows of COO)
     """
     func = "sparse_variable"
-    length, nnz = _pair_arg(func, "shape", shape, "(length, nnz)")
-    indptr, indices = _pair_arg(func, "indptr_indices", indptr_indices, "(indptr, indices)")
-    _idtype_arg(func, idtype)
-    return AxisRef(
-        kind=func,
-        parent=axis_arg(func, "parent", parent),
-        length=_int_arg(func, "length", length, idtype),
-        nnz=None if nnz is None else _int_arg(func, "nnz", nnz, idtype),
-        indptr=handle_arg(func, "indptr", indptr),
-        indices=handle_arg(func, "indices", indices),
-        idtype=idtype,
-        unique=unique,
-    )
+    pair = _pair_arg(func, "indptr_indices", indptr_indices, "(indptr, indices)")
+    arrays = dict(zip(("indptr", "indices"), pair, strict=True))
+    return _stored(func, parent, shape, "nnz", idtype, unique, **arrays)
+
+
+def _stored(
+    kind: str, parent: Any, shape: Any, count: str, idtype: Any, unique: bool = True, **arrays: Any
+) -> AxisRef:
+    """An axis under a parent; `count` is the field of the second number of its shape."""
+    length, stored = _pair_arg(kind, "shape", shape, f"(length, {count})")
+    _idtype_arg(kind, idtype)
+    fields: dict[str, Any] = {"parent": axis_arg(kind, "parent", parent)}
+    fields["length"] = _int_arg(kind, "length", length, idtype)
+    if stored is not None or kind != "sparse_variable":
+        fields[count] = _int_arg(kind, count, stored, idtype)
+    fields |= {name: handle_arg(kind, name, array) for name, array in arrays.items()}
+    return AxisRef(kind=kind, idtype=idtype, unique=unique, **fields)
 
 
 def fuse(*axes: Any) -> GroupRef:

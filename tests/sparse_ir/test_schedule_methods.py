@@ -121,9 +121,26 @@ ROOT = Path(__file__).parents[2]
 OURS = [n for n, f in PRIMITIVES.items() if f.__module__.startswith("sparsetir.")]
 
 
+def stub_of(name: str) -> str:
+    """The line of `primitives.pyi` that describes a method to type checkers and editors."""
+
+    def text(parameter: inspect.Parameter) -> str:
+        kind = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        return f"{parameter.name}{kind}{default}"
+
+    signature = inspect.signature(getattr(Primitives, name))
+    parameters = list(signature.parameters.values())
+    words = [text(p) for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    options = [text(p) for p in parameters if p.kind is p.KEYWORD_ONLY]
+    words += ["*", *options] if options else []
+    return f"    def {name}({', '.join(words)}) -> {signature.return_annotation}: ..."
+
+
 def test_the_stub_file_is_that_of_the_primitives():
     text = Path(inspect.getfile(primitives)).with_suffix(".pyi").read_text()
-    assert text == primitives.stub()
+    _, _, methods = text.partition("    _apply: Callable[..., Any]\n")
+    assert methods == "".join(f"{stub_of(name)}\n" for name in sorted(OURS))
 
 
 def test_the_table_of_the_docs_has_all_primitives():
