@@ -18,7 +18,9 @@ from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
 from sparsetir.expressions.einsum import einsum_program
 from sparsetir.expressions.traced import einsum_op
+from sparsetir.expressions.trees import Access, Affine
 from sparsetir.expressions.unit import Bound, Unit
+from sparsetir.expressions.visits import Drivers
 from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.bound_arguments import bound_arguments
 
@@ -1040,3 +1042,10 @@ sparsetir.plan("i->i", V, target="cuda")  # TypeError: 'target'
 sparsetir.plan("y[i] = A[i]", A=V, threads=2)  # TypeError: 'threads'
 sparsetir.plan("spmm")  # TypeError: argument 'matrix': expected a sparse matrix
 """, globals())  # fmt: skip
+
+
+def test_programs_do_not_depend_on_the_seed_of_hashes():
+    """Kernels are kept by their programs' texts, for which the order of operands counts."""
+    where = frozenset(Access(f"A{n}", (Affine((("i", 1),)),)) for n in range(40))
+    names = [x.name for x in Drivers((where,), True).accesses]
+    assert names == sorted(names)
