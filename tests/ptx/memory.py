@@ -50,11 +50,14 @@ class Global:
         """Let kernels touch bytes at an address; messages count in elements of some bytes."""
         self.buffers.append(Buffer(name, at, size, element, read_only))
 
-    def parts(self, addresses: Array, size: int) -> list[tuple[Array, Buffer]]:
-        """Each touched buffer, and which of the addresses lie in it; -1 for the others."""
-        left = np.ones(len(addresses), bool)
-        touched = []
+    def parts(self, addresses: Array, size: int) -> list[tuple[Array | slice, Buffer]]:
+        """Each touched buffer, and which of the addresses lie in it."""
         low, high = int(addresses.min()), int(addresses.max()) + size
+        for buffer in self.buffers:
+            if buffer.start <= low and high <= buffer.stop:
+                return [(slice(None), buffer)]
+        left = np.ones(len(addresses), bool)
+        touched: list[tuple[Array | slice, Buffer]] = []
         for buffer in self.buffers:
             if buffer.start < high and low < buffer.stop:
                 inside = (addresses >= buffer.start) & (addresses + size <= buffer.stop) & left
