@@ -8,6 +8,7 @@ what differs then is an error.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,19 @@ SCOPES = (
     "global", "local", "warp", "shared", "shared.dyn",
     "wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator",
 )  # fmt: skip
+# Arrays of a thread become registers, so an index beyond one's end would show nowhere. The checks
+# cost nothing: indices are constants where NVRTC has unrolled the loops.
+CHECKED = """
+template <class T, int N> struct Checked {
+  T all[N];
+  template <class I> __device__ T& operator[](I i) {
+    if (i < 0 || i >= N) __trap();
+    return all[i];
+  }
+  __device__ operator T*() { return all; }
+};
+"""
+LOCAL = re.compile(r"^( +alignas\(\d+\) )(\w[\w ]*) (\w+)\[(\d+)\];", re.M)
 requires_cuda_text = pytest.mark.skipif(
     bool(nvrtc.unavailable_reason()), reason=nvrtc.unavailable_reason() or "NVRTC is available"
 )
@@ -88,7 +102,9 @@ class CudaFunction(HostFunction):
 
     def _compile(self, kernels: dict[str, tirx.PrimFunc]) -> dict[str, Callable[..., None]]:
         self.source = self._edit(self.source)
-        module = Module(nvrtc.ptx_of(self.source, self._arch))
+        head, kernel, rest = self.source.partition('extern "C" __global__')
+        text = head + CHECKED + kernel + LOCAL.sub(r"\1Checked<\2, \4> \3;", rest)
+        module = Module(nvrtc.ptx_of(text, self._arch))
         return {n: self._launcher(n, kernel, module[n]) for n, kernel in kernels.items()}
 
     def _launcher(self, name: str, kernel: tirx.PrimFunc, ptx: Kernel) -> Callable[..., None]:

@@ -227,6 +227,26 @@ def test_what_is_removed_from_a_kernel_is_found(message):
     assert counts["atomics"] == 128 and counts["barriers"] == 2
 
 
+def test_an_index_beyond_an_array_of_a_thread_is_found():
+    @T.prim_func(s_tir=True)
+    def double(x: T.handle):
+        X = T.match_buffer(x, (32,), "float32")
+        for t in T.thread_binding(8, "threadIdx.x"):
+            Y = T.alloc_buffer((4,), "float32", scope="local")
+            for i in range(4):
+                Y[i] = X[t * 4 + i] * T.float32(2)
+            for i in range(4):
+                X[t * 4 + i] = Y[i]
+
+    (name,) = [p.name for p in double.params]
+    args = {name: np.ones(32, "float32")}
+    assert (run_cuda(double, args)[name] == 2).all()
+    for edited in ("Y_ptr[i]", "Y_ptr[i_1]"):
+        edit = lambda text: text.replace(edited, edited.replace("i", "4 - i"))  # noqa: E731
+        with pytest.raises(KernelError, match="is at a trap"):
+            CudaFunction(double, edit=edit)(args)
+
+
 def test_seeds_must_agree():
     @T.prim_func(s_tir=True)
     def last(x: T.handle):

@@ -708,6 +708,7 @@ wrong("add.sat.s32 %r2, %r3, %r3;")  # PtxError: not known: add.sat.s32
 wrong("setp.at.u32 %p1, %r2, %r2;")  # PtxError: not known: setp.at.u32
 wrong("ld.param.u64 %d3, [k_param_7];")  # PtxError: not known: ld.param.u64
 wrong("mov.u32 %r2, %clock;")  # PtxError: not known: register %clock
+wrong(f"{ONE_LANE} trap;")  # PtxError: block 0, thread (7, 0, 0) is at a trap
 wrong("", grid=0)  # PtxError: launched with a grid (0, 1, 1)
 """,
     {"wrong": wrong, "PtxError": PtxError, "ONE_LANE": ONE_LANE},

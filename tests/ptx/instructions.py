@@ -503,6 +503,9 @@ def _atomic(op: Made) -> Step:
 
 def _turns(cells: Array, random: np.random.Generator) -> list[Array]:
     """Places of lanes in turns in which no two change one cell, in a random order."""
+    ordered = np.sort(cells)
+    if (ordered[1:] != ordered[:-1]).all():
+        return [np.arange(len(cells))]
     order = random.permutation(len(cells))
     order = order[np.argsort(cells[order], kind="stable")]
     count, same = np.arange(len(cells)), np.diff(cells[order], prepend=-1) == 0
@@ -651,6 +654,14 @@ def _warp_barrier(op: Made) -> Step:
         if (mask != 0xFFFFFFFF).any():
             raise PtxError("not known: a barrier of some lanes of a warp")
         run.who.warp_time[lanes.ids] += 1
+
+    return run_it
+
+
+@makes("trap")
+def _trap(op: Made) -> Step:
+    def run_it(run: Run, lanes: Lanes) -> None:
+        raise PtxError(f"{run.told(run.who.threads[lanes.ids[0]])} is at a trap")
 
     return run_it
 
