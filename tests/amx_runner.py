@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tvm
 from tvm import ir, tirx
 
-from cuda_runner import _build
+from compile_cache import FOLDER
 from sparsetir.runtime.pipeline import Stages, kernel_of
 from sparsetir.schedules.passes.tile_nests import NEEDS
 from sparsetir.schedules.targets import host_target
 from sparsetir.sparse_ir.traversal import map_expr
 
 SOURCE = Path(__file__).parent / "amx" / "tiles.cpp"
+COMPILER = ("g++", "-std=c++17", "-O2", "-ffp-contract=off", "-w", "-fPIC", "-shared")
+requires_compiler = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="no g++")
 COUNTS = ("configurations", "releases", "products", "stores")
 
 
@@ -29,10 +37,25 @@ class TileError(AssertionError):
     """A kernel used tiles in a way that a CPU refuses."""
 
 
+def _library() -> Path:
+    """The emulator, compiled once for all processes."""
+    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(COMPILER).encode()).hexdigest()[:32]
+    library = FOLDER / f"tiles{digest}.so"
+    if library.exists():
+        os.utime(library)
+        return library
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        subprocess.run([*COMPILER, "-o", f"{folder}/made.so", str(SOURCE)], check=True)
+        os.replace(f"{folder}/made.so", library)
+    return library
+
+
 @functools.cache
 def _emulator() -> ctypes.CDLL:
-    path = _build(SOURCE.read_text(), [SOURCE], ["-O2", "-ffp-contract=off"])
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # where kernels find its functions
+    library = ctypes.CDLL(
+        str(_library()), mode=ctypes.RTLD_GLOBAL
+    )  # where kernels find its functions
     library.tiles_error.restype = ctypes.c_char_p
     library.tiles_counts.restype = ctypes.POINTER(ctypes.c_int64)
     return library

@@ -19,7 +19,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from sparsetir.schedules.passes.whole_workspaces import without_passes
 # Whether tests compile all kernels as users do: with LLVM's optimisations, and all versions.
 AS_USERS = bool(os.environ.get("TESTS_AS_USERS"))
 FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "kernels"
-UNUSED = 14 * 24 * 3600  # seconds after which a library that no test asked for is removed
+UNUSED = 14 * 24 * 3600  # seconds after which a file that no test asked for is removed
 OPTIMISATIONS = ("HoistIfThenElse", "InsertHoistIfThenElse", "CommonSubexprElim")  # of TVM
 LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
 
@@ -109,11 +109,12 @@ class Cache:
                 os.replace(linked, library)
         return linked is not None
 
-    def forget_unused(self) -> None:
-        """Remove what no test has asked for in a while."""
-        for library in self.folder.glob("*.so"):
-            if time.time() - library.stat().st_mtime > UNUSED:
-                library.unlink(missing_ok=True)
+
+def forget_unused(files: Iterable[Path]) -> None:
+    """Remove what no test has asked for in a while."""
+    for file in files:
+        if time.time() - file.stat().st_mtime > UNUSED:
+            file.unlink(missing_ok=True)
 
 
 def quickly(mod: Any) -> Any:

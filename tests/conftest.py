@@ -90,12 +90,6 @@ WHOLE = {
 REFUSALS = re.compile(r"test_\w*(refus|wrong|bad_|cannot)")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--ptx`."""
-    help_text = "run the tests marked 'ptx', with their CUDA kernels as the PTX that nvcc makes"
-    parser.addoption("--ptx", action="store_true", help=help_text)
-
-
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile each distinct kernel once for all processes that run tests."""
     if getattr(session.config.option, "dist", "no") != "no" and not hasattr(
@@ -106,19 +100,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     import tvm
 
     import machines
-    from compile_cache import FOLDER, Cache
+    import nvrtc
+    from compile_cache import FOLDER, Cache, forget_unused
 
     machines.settle()
 
     cache = Cache(FOLDER, tvm.compile)
-    cache.forget_unused()
+    for files in (FOLDER.glob("*.so"), nvrtc.FOLDER.glob("*.ptx")):
+        forget_unused(files)
     tvm.compile = cache.compile
     session.config.stash[CACHE] = cache
-    if session.config.option.ptx:
-        import cuda_runner
-        from ptx_runner import PtxMachine
-
-        cuda_runner.machine = PtxMachine()
     session.config.stash[EVERY] = {
         (module, name): getattr(import_module(module), name) for module, name in [*FEW, PANELS]
     }
@@ -147,8 +138,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     function, calls, config = metafunc.definition, metafunc._calls, metafunc.config
     slow = function.get_closest_marker("slow") is not None
     default = [c for c in calls if not slow and not {"slow"} & {m.name for m in c.marks}]
-    if config.option.ptx:
-        default = [c for c in default if _is_of_ptx(c.id, [*c.marks, *function.iter_markers()])]
     chosen = default
     if function.path.name not in WHOLE and not REFUSALS.match(function.name):
         chosen = _with_each_value(default) if len(default) > SEVERAL else default
@@ -165,27 +154,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
             call.marks.append(pytest.mark.slow.mark)
     if config.option.markexpr == "not slow":
         calls[:] = chosen or calls[:1]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect all tests but those that `--ptx` wants."""
-    if config.option.ptx:
-        from gpu_runner import requires_nvcc
-
-        wanted = [item for item in items if _is_of_ptx(item.name, list(item.iter_markers()))]
-        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-        items[:] = wanted
-        for item in items:
-            item.add_marker(requires_nvcc)
-
-
-def _is_of_ptx(name: str, marks: list[pytest.Mark]) -> bool:
-    """Whether a test runs CUDA text, and is marked as one that PTX serves."""
-    from gpu_runner import requires_opencl
-
-    as_opencl = "OpenCL" in name or any(mark is requires_opencl.mark for mark in marks)
-    return any(mark.name == "ptx" for mark in marks) and not as_opencl
 
 
 def _with_each_value(cases: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Run the PTX that nvcc makes of a kernel on a CPU, and find what it must not do.
+"""Run the PTX of a kernel on a CPU, and find what it must not do.
 
 All warps of a launch (or of some of its blocks) advance together: a register is an array over their
 threads, 32 neighbours a warp, and NumPy runs an instruction for all threads that have come to it.

@@ -6,6 +6,7 @@ modifiers that it does not know, so that nothing is run as if it were something 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,10 @@ class Made:
             return lambda run, lanes: lanes.of(run.special[operand]).astype(kind.number)
         if NUMBER.fullmatch(operand):
             value = a.immediate(operand, kind)
-            return lambda run, lanes: np.broadcast_to(value, (len(lanes.ids), *value.shape[1:]))
+            of_all = functools.cache(
+                lambda count: np.broadcast_to(value, (count, *value.shape[1:]))
+            )
+            return lambda run, lanes: of_all(len(lanes.ids))
         if operand.startswith("%"):
             raise PtxError(f"not known: register {operand}")
         return lambda run, lanes: np.full(len(lanes.ids), run.symbol(operand), kind.number)
@@ -173,7 +177,7 @@ SIMPLE: dict[str, tuple[Callable[..., Array], tuple[str, ...]]] = {
     "or": (np.bitwise_or, ()), "xor": (np.bitwise_xor, ()), "not": (np.invert, ()),
     "neg": (np.negative, ()), "abs": (np.abs, ()), "sqrt": (np.sqrt, ("rn", "approx")),
     "ex2": (np.exp2, ("approx", "ftz")), "lg2": (np.log2, ("approx",)),
-    "rcp": (np.reciprocal, ("rn", "approx")),
+    "rcp": (np.reciprocal, ("rn", "approx", "ftz")),
     "rsqrt": (lambda x: 1 / np.sqrt(x), ("approx",)),
     "brev": (lambda x: a.from_bits(a.bits_of(x)[..., ::-1], x.dtype), ()),
 }  # fmt: skip
@@ -311,6 +315,21 @@ def _compare(op: Made) -> Step:
         other(run, lanes, two)
 
     return run_it
+
+
+@makes("set")
+def _compare_to_number(op: Made) -> Step:
+    """1, or all bits of an integer, where a comparison holds."""
+    how, *more = [m for m in op.modifiers if m != "ftz"]
+    to, of = (KINDS[kind] for kind in op.kinds)
+    floats = np.dtype(of.number).kind == "f"
+    if more or how.removesuffix("u" if floats else "") not in (*a.COMPARISONS, "num", "nan"):
+        raise PtxError(f"not known: {op.statement}")
+    compare, values = a.comparison(how, floats), op.sources(*op.operands[1:], kind=of)
+    target, holds = op.target(op.operands[0], to), 1 if np.dtype(to.number).kind == "f" else -1
+    return lambda run, lanes: target(
+        run, lanes, (compare(*values(run, lanes)) * np.int64(holds)).astype(to.number)
+    )
 
 
 @makes("selp")
@@ -467,6 +486,7 @@ def _atomic(op: Made) -> Step:
         old = np.zeros((count, *kind.decode(np.zeros(1, kind.bits)).shape[1:]), kind.number)
         for k, value in enumerate(values(run, lanes)):
             for which, data, offset in run.resolved(space, where + k * size, lanes, size, "atomic"):
+                which = np.arange(count)[which]
                 view, first = data.view(kind.bits), offset // size
                 for turn in _turns(first, run.launch.random):
                     some, cells = which[turn], first[turn]
@@ -483,6 +503,9 @@ def _atomic(op: Made) -> Step:
 
 def _turns(cells: Array, random: np.random.Generator) -> list[Array]:
     """Places of lanes in turns in which no two change one cell, in a random order."""
+    ordered = np.sort(cells)
+    if (ordered[1:] != ordered[:-1]).all():
+        return [np.arange(len(cells))]
     order = random.permutation(len(cells))
     order = order[np.argsort(cells[order], kind="stable")]
     count, same = np.arange(len(cells)), np.diff(cells[order], prepend=-1) == 0
@@ -626,8 +649,19 @@ def _warp_barrier(op: Made) -> Step:
     masks = op.source(op.operands[0], KINDS["u32"])
 
     def run_it(run: Run, lanes: Lanes) -> None:
-        run.check_mask(lanes, masks(run, lanes), op.statement.opcode)
+        mask = masks(run, lanes)
+        run.check_mask(lanes, mask, op.statement.opcode)
+        if (mask != 0xFFFFFFFF).any():
+            raise PtxError("not known: a barrier of some lanes of a warp")
         run.epochs.warp_time[lanes.ids] += 1
+
+    return run_it
+
+
+@makes("trap")
+def _trap(op: Made) -> Step:
+    def run_it(run: Run, lanes: Lanes) -> None:
+        raise PtxError(f"{run.told(run.epochs.threads[lanes.ids[0]])} is at a trap")
 
     return run_it
 

@@ -79,7 +79,7 @@ class Kernel:
         equal: bool = False,
         seed: int = 0,
     ) -> Counter[str]:
-        """Run all blocks, and give the number of "instructions" of warps, and of some of lanes.
+        """Run all blocks; the number of "barriers" of blocks, "shuffles" and "atomics" of lanes.
 
         values : addresses and numbers, of NumPy or of a parameter's type, in order
         dynamic : bytes of dynamic shared memory
@@ -133,14 +133,20 @@ class Launch:
         self.values = {name: (kind, value) for (name, kind), value in named}
         self.dynamic_at = -(-text.shared.size // 128) * 128
         self.shared_size = self.dynamic_at + -(-dynamic // 16) * 16 + 16
+        self.inside = {
+            "shared": text.shared.inside(self.shared_size),
+            "local": text.local.inside(text.local.size + 1),
+        }
+        self.inside["shared"][self.dynamic_at : self.dynamic_at + dynamic] = True
         registers = sum(np.dtype(KINDS[kind].bits).itemsize for kind in text.registers.values())
         size = (registers + text.local.size) * self.per_block + 8 * self.shared_size
         most = min(MOST_BYTES // max(size, 1), MOST_THREADS // self.per_block)
         self.at_a_time = max(1, min(most, self.blocks))
         granule = kernel.narrowest["global"]
         self.touched = {
-            id(b): Accesses(b.stop - b.base, granule, known=True) if races else None
+            id(b): Accesses(b.stop - b.base, granule, known=True)
             for b in memory.buffers
+            if races and not b.read_only
         }
         self.ways: dict[int, set[str]] = {id(b): set() for b in memory.buffers}
 
@@ -160,10 +166,11 @@ class Run:
             np.zeros(count, np.int32),
         )  # fmt: skip
         self.special = _special(launch, place, block)
-        self.registers = {
-            name: np.full(count, ~KINDS[kind].bits(0), KINDS[kind].bits)
-            for name, kind in text.registers.items()
-        }
+        self.registers: dict[str, Array] = {}
+        for kind in set(text.registers.values()):
+            names = [name for name, of in text.registers.items() if of == kind]
+            bits = KINDS[kind].bits
+            self.registers.update(zip(names, np.full((len(names), count), ~bits(0), bits)))
         self.shared = np.full(len(blocks) * launch.shared_size, NOTHING, np.uint8)
         self.local = np.full(count * -(-text.local.size // 16) * 16, NOTHING, np.uint8)
         granule = self.kernel.narrowest["shared"]
@@ -183,10 +190,8 @@ class Run:
             if now == WAITING:
                 self._release()
                 continue
-            ids = np.flatnonzero(self.at == now)
+            (ids,) = (self.at == now).nonzero()
             lanes = Lanes(ids, len(ids) == self.count)
-            warps = 1 + np.count_nonzero(np.diff(ids >> 5))
-            self.launch.counts["instructions"] += warps * len(steps[now])
             for statement, step in steps[now]:
                 try:
                     step(self, lanes)
@@ -281,7 +286,7 @@ class Run:
     def resolved(
         self, space: str, address: Array, lanes: Lanes, size: int, how: str,
         values: Sequence[Array] = (),
-    ) -> list[tuple[Array, Array, Array]]:  # fmt: skip
+    ) -> list[tuple[Array | slice, Array, Array]]:  # fmt: skip
         """(which lanes, bytes, offsets in them) of each memory touched, after all checks."""
         if space == "generic":
             parts = []
@@ -293,7 +298,7 @@ class Run:
                     inner = self.resolved(name, address[which] - window, some, size, how, part)
                     parts += [(which[places], data, offset) for places, data, offset in inner]
             return parts
-        crooked = np.flatnonzero(address % size)
+        (crooked,) = (address & (size - 1)).nonzero()
         if crooked.size:
             place = int(crooked[0])
             raise PtxError(
@@ -302,18 +307,16 @@ class Run:
             )
         if space == "global":
             return self._global(address, lanes, size, how, values)
-        limit = self.kernel.text.local.size
-        if space == "shared":
-            limit = self.launch.dynamic_at + self.launch.dynamic
-            limit = limit if self.launch.dynamic else self.kernel.text.shared.size
-        outside = np.flatnonzero((address < 0) | (address + size > limit))
+        inside = self.launch.inside[space]  # the last byte is not
+        ends = inside.take(address, mode="clip") & inside.take(address + size - 1, mode="clip")
+        (outside,) = ((address < 0) | ~ends).nonzero()
         if outside.size:
             place = int(outside[0])
             raise PtxError(
                 f"out of bounds: {self._says(lanes, place, how, size)} at {int(address[place])} of "
-                f"{limit} bytes of {space} memory, in no array"
+                f"{space} memory, in no array"
             )
-        every = np.arange(len(lanes.ids))
+        every = slice(None)
         if space == "local":
             rows = len(self.local) // self.count
             return [(every, self.local, address + lanes.ids * rows)]
@@ -326,7 +329,7 @@ class Run:
 
     def _global(
         self, address: Array, lanes: Lanes, size: int, how: str, values: Sequence[Array]
-    ) -> list[tuple[Array, Array, Array]]:
+    ) -> list[tuple[Array | slice, Array, Array]]:
         try:
             parts = self.launch.memory.parts(address, size)
         except OutOfBounds as error:
@@ -343,7 +346,7 @@ class Run:
             if "nc" in ways and ways & {"write", "atomic"}:
                 raise PtxError(f"{buffer.name} is read by ld.global.nc, and written")
             offset = address[which] - buffer.base
-            accesses = self.launch.touched[id(buffer)]
+            accesses = self.launch.touched.get(id(buffer))
             if accesses is not None and how != "nc":
                 some = Lanes(lanes.ids[which], False)
                 part = [value[which] for value in values]

@@ -125,3 +125,57 @@ def _load_matrices(op: Made) -> Step:
             target(run, lanes, pair.view(np.uint32).reshape(-1))
 
     return run_it
+
+
+@makes("wmma")
+def _whole_matrices(op: Made) -> Step:
+    """Matrices of 16 x 16; which lane holds what is not said: here l does 8 l to 8 l + 7, by rows.
+
+    Registers of halves beyond the first four hold them again.
+    """
+    word, form = KINDS["b32"], r"wmma\.{}\.sync\.aligned\.{}\.m16n16k16(\.\w+)?\.f(16|32)"
+    if re.fullmatch(form.format("mma", "(row|col)\\.(row|col)"), op.statement.opcode):
+        groups = [op.registers(operand) for operand in op.operands]
+        of_a, of_b = (op.sources(*group[:4], kind=word) for group in groups[1:3])
+        of_c = op.sources(*groups[3], kind=word)
+        targets = [op.target(register, word) for register in groups[0]]
+        if op.kinds != ["f32", "f32"] or len(targets) != 8:
+            raise PtxError(f"not known: {op.statement}")
+
+        def multiply(run: Run, lanes: Lanes) -> None:
+            count = run.whole_warps(lanes, "wmma.mma")
+            a, b, c = (
+                np.stack(source(run, lanes), -1).view(kind).reshape(count, 16, 16).astype(float)
+                for source, kind in ((of_a, np.float16), (of_b, np.float16), (of_c, np.float32))
+            )
+            sums = (a @ b + c).astype(np.float32).view(np.uint32).reshape(-1, 8)
+            for k, target in enumerate(targets):
+                target(run, lanes, sums[:, k])
+
+        return multiply
+    match = re.fullmatch(form.format(r"(load|store)\.[abcd]", "(row|col)"), op.statement.opcode)
+    if match is None:
+        raise PtxError(f"not known: {op.statement}")
+    stores, bits, size = match[1] == "store", KINDS[f"b{match[4]}"].bits, int(match[4]) // 8
+    registers = op.registers(op.operands[1 if stores else 0])
+    address, stride = op.address(op.operands[0 if stores else 1]), op.source(op.operands[2], word)
+    sources, targets = op.sources(*registers, kind=word), [op.target(r, word) for r in registers]
+    op.accesses(op.space, size)
+
+    def run_it(run: Run, lanes: Lanes) -> None:
+        run.whole_warps(lanes, op.statement.opcode)
+        place = 8 * (lanes.ids[:, None] & 31) + np.arange(8)
+        step, beside = divmod(place, 16) if match[2] == "row" else divmod(place, 16)[::-1]
+        offsets = (step * stride(run, lanes)[:, None].astype(np.int64) + beside) * size
+        places = (address(run, lanes)[:, None] + offsets).T
+        if stores:
+            held = np.stack(sources(run, lanes), -1).view(bits)
+            for k, at in enumerate(places):
+                run.store(op.space, at, lanes, [np.ascontiguousarray(held[:, k])])
+            return
+        loaded = [run.load(op.space, at, lanes, bits, 1)[0] for at in places]
+        held = np.stack(loaded, -1).view(np.uint32)
+        for k, target in enumerate(targets):
+            target(run, lanes, np.ascontiguousarray(held[:, k % held.shape[1]]))
+
+    return run_it

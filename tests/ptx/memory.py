@@ -50,11 +50,14 @@ class Global:
         """Let kernels touch bytes at an address; messages count in elements of some bytes."""
         self.buffers.append(Buffer(name, at, size, element, read_only))
 
-    def parts(self, addresses: Array, size: int) -> list[tuple[Array, Buffer]]:
-        """Each touched buffer, and which of the addresses lie in it; -1 for the others."""
-        left = np.ones(len(addresses), bool)
-        touched = []
+    def parts(self, addresses: Array, size: int) -> list[tuple[Array | slice, Buffer]]:
+        """Each touched buffer, and which of the addresses lie in it."""
         low, high = int(addresses.min()), int(addresses.max()) + size
+        for buffer in self.buffers:
+            if buffer.start <= low and high <= buffer.stop:
+                return [(slice(None), buffer)]
+        left = np.ones(len(addresses), bool)
+        touched: list[tuple[Array | slice, Buffer]] = []
         for buffer in self.buffers:
             if buffer.start < high and low < buffer.stop:
                 inside = (addresses >= buffer.start) & (addresses + size <= buffer.stop) & left
@@ -107,13 +110,16 @@ class _Records:
 
     Accesses that happened before a new one are forgotten: what comes after that one comes after
     them.
+
+    alone : whether each granule is of one block, as in shared memory
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, alone: bool) -> None:
+        self.alone = alone
         self.thread = np.full(size, -1, np.int64)
         self.block = np.full(size, -1, np.int32)
         self.spread = np.zeros(size, np.int8)
-        self.time = np.zeros(size, np.int32)
+        self.time = np.full(size, -1, np.int32)
         self.warp_time = np.zeros(size, np.int32)
         self.some = False  # whether anything is recorded
 
@@ -121,6 +127,10 @@ class _Records:
         """Whether no barrier lies between what is recorded at granules and accesses to them."""
         if not self.some:
             return np.zeros(len(index), bool)
+        if self.alone:
+            unordered = self.time[index] >= by.time
+            if not unordered.any():
+                return unordered
         thread, spread = self.thread[index], self.spread[index]
         before = (self.block[index] == by.blocks) & (spread < MANY) & (self.time[index] < by.time)
         in_warp = (thread >> 5 == by.threads >> 5) & (spread <= WARP)
@@ -130,12 +140,10 @@ class _Records:
     def add(self, index: Array, by: Epochs) -> None:
         """Record accesses, beside those that did not happen before them."""
         self.some = True
-        thread, block = self.thread[index], self.block[index]
-        spread = np.where(
-            self.unordered(index, by),
-            np.maximum(self.spread[index], _spread(thread, block, by.threads, by.blocks)),
-            ONE,
-        )
+        unordered, spread = self.unordered(index, by), np.int8(ONE)
+        if unordered.any():
+            near = _spread(self.thread[index], self.block[index], by.threads, by.blocks)
+            spread = np.where(unordered, np.maximum(self.spread[index], near), ONE)
         self.thread[index], self.block[index], self.spread[index] = by.threads, by.blocks, spread
         self.time[index], self.warp_time[index] = by.time, by.warp_time
         other = self.thread[index]
@@ -165,7 +173,7 @@ class Accesses:
     def __init__(self, size: int, granule: int, known: bool) -> None:
         count = -(-size // granule)
         self.granule = granule
-        self.writes, self.reads, self.atomics = (_Records(count) for _ in range(3))
+        self.writes, self.reads, self.atomics = (_Records(count, not known) for _ in range(3))
         self.empty = None if known else np.ones(count, bool)
         self.coming = None if known else np.zeros(count, bool)
 
@@ -179,43 +187,49 @@ class Accesses:
 
         Raises `Race`.
         """
-        for k in range(max(1, size // self.granule)):
-            index = first // self.granule + k
-            others = [(self.writes, "wrote")]
-            if how != "atomic":
-                others.append((self.atomics, "changed by an atomic"))
-            if how != "read":
-                others.append((self.reads, "read"))
-            for records, did in others:
-                bad = records.unordered(index, by)
-                if same is not None and did == "wrote":
-                    bad &= ~same
-                if bad.any():
-                    place = int(np.flatnonzero(bad)[0])
-                    other = int(records.thread[index[place]])
-                    raise Race(place, int(index[place]) * self.granule, other, did)
-            records = {"read": self.reads, "write": self.writes, "atomic": self.atomics}[how]
-            records.add(index, by)
-            if how == "write" and same is None:
-                twice = np.flatnonzero(records.thread[index] != by.threads)
-                if twice.size:
-                    place = int(twice[0])
-                    other = int(records.thread[index[place]])
-                    raise Race(place, int(index[place]) * self.granule, other, "wrote")
+        index, parts = self._granules(first, size)
+        if parts > 1:
+            by = by.of(np.repeat(np.arange(len(first)), parts))
+            same = None if same is None else np.repeat(same, parts)
+
+        def check(bad: Array, records: _Records, did: str) -> None:
+            if bad.any():
+                place = int(bad.argmax())
+                other = int(records.thread[index[place]])
+                raise Race(place // parts, int(index[place]) * self.granule, other, did)
+
+        others = [(self.writes, "wrote")]
+        if how != "atomic":
+            others.append((self.atomics, "changed by an atomic"))
+        if how != "read":
+            others.append((self.reads, "read"))
+        for records, did in others:
+            bad = records.unordered(index, by)
+            check(bad & ~same if same is not None and did == "wrote" else bad, records, did)
+        records = {"read": self.reads, "write": self.writes, "atomic": self.atomics}[how]
+        records.add(index, by)
+        if how == "write" and same is None:
+            check(records.thread[index] != by.threads, records, "wrote")
+
+    def _granules(self, first: Array, size: int) -> tuple[Array, int]:
+        """The granules of accesses, and how many each has, which are neighbours."""
+        index, parts = first // self.granule, max(1, size // self.granule)
+        return ((index[:, None] + np.arange(parts)).reshape(-1) if parts > 1 else index), parts
 
     def filled(self, first: Array, size: int, how: str) -> None:
         """Note what holds a value now, or is to come ("copy"); raises for reads of none."""
         if self.empty is None or self.coming is None:
             return
-        for k in range(max(1, size // self.granule)):
-            index = first // self.granule + k
-            if how == "copy":
-                self.coming[index] = True
-                continue
-            if how != "arrived" and self.coming[index].any():
-                raise PtxError(f"{how}s where an asynchronous copy is on its way, not waited for")
-            if how in ("read", "atomic") and self.empty[index].any():
+        index, _ = self._granules(first, size)
+        if how == "copy":
+            self.coming[index] = True
+            return
+        if how != "arrived" and self.coming[index].any():
+            raise PtxError(f"{how}s where an asynchronous copy is on its way, not waited for")
+        if how in ("read", "atomic"):
+            if self.empty[index].any():
                 raise PtxError("reads what nobody has written")
-            self.empty[index] = False
-            if how == "arrived":
-                self.coming[index] = False
+            return
+        self.empty[index] = False
+        if how == "arrived":
+            self.coming[index] = False

@@ -38,6 +38,9 @@ class Block:
     follows: int = EXIT
 
 
+GAP = 256  # bytes behind each array, which belong to none: who is next to an array's end shows
+
+
 @dataclass
 class Arrays:
     """Arrays of a memory space: the place of each, by name, and the bytes of all."""
@@ -50,7 +53,14 @@ class Arrays:
         """Put an array behind the others."""
         self.places[name] = -(-self.size // align) * align
         self.sizes[name] = size
-        self.size = self.places[name] + size
+        self.size = self.places[name] + size + GAP
+
+    def inside(self, size: int) -> np.ndarray:
+        """Of so many bytes, which belong to an array."""
+        inside = np.zeros(size, bool)
+        for name, start in self.places.items():
+            inside[start : start + self.sizes[name]] = True
+        return inside
 
 
 @dataclass
@@ -160,13 +170,13 @@ class _Body:
             self.kernel.blocks.append(Block())
 
     def _registers(self, text: str) -> None:
-        _, kind, names = text.split(None, 2)
+        kind, names = text.removeprefix(".reg").lstrip(" .").split(None, 1)
         for name in map(str.strip, names.split(",")):
             many = re.fullmatch(r"(.*)<(\d+)>", name)
             for one in [f"{many[1]}{n}" for n in range(int(many[2]))] if many else [name]:
                 unique = one if len(self.scopes) == 1 else f"{one}.{self.number}"
                 self.scopes[-1][one] = unique
-                self.kernel.registers[unique] = kind[1:]
+                self.kernel.registers[unique] = kind
 
     def _instruction(self, text: str) -> None:
         guard, negated = "", False
@@ -203,9 +213,17 @@ class _Body:
         }
         places = order(successors)
         place = {old: new for new, old in enumerate(places)} | {EXIT: EXIT}
+        place |= {n: EXIT for n, block in enumerate(blocks) if _ends(block)}
         for block in blocks:
             block.taken, block.follows = place[block.taken], place[block.follows]
         self.kernel.blocks = [blocks[old] for old in places]
+
+
+def _ends(block: Block) -> bool:
+    """Whether threads that come here do nothing more; others need not wait for them."""
+    end = block.end
+    ends = end is not None and end.opcode.startswith(("ret", "exit")) and not end.guard
+    return ends and not block.statements
 
 
 def _successors(block: Block) -> list[int]:

@@ -23,8 +23,6 @@ from sparsetir.schedules.templates import block_attention as on_cpus
 from sparsetir.schedules.templates.block_attention import BlockTiles
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
 
-pytestmark = pytest.mark.ptx
-
 CUDA = {"kind": "cuda", "arch": "sm_90"}
 CORES = ("float16", "bfloat16")
 # Of products: operands and weights are rounded, by half a unit of the last bit; sums by more.

@@ -19,8 +19,7 @@ import scipy.sparse as sp
 import tvm
 
 import sparsetir
-from amx_runner import EmulatedKernel
-from cuda_runner import requires_cuda_text
+from amx_runner import EmulatedKernel, requires_compiler
 from pairs import by_default
 from small import small
 from sparsetir.formats import BSR, CSR
@@ -42,7 +41,7 @@ TARGETS = {"amx": SPR, "neon": ARM}
 PROBLEM = Spmm("bfloat16")
 ROUNDED = 2.0**-8  # of bfloat16
 
-pytestmark = requires_cuda_text  # which says whether there is a g++
+pytestmark = requires_compiler
 NEEDED = [*TILE_ISAS["amx"]["bfloat16"].features]
 WHY_NOT = allowed(NEEDED)
 HERE = not WHY_NOT

@@ -27,8 +27,6 @@ from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
 
-pytestmark = pytest.mark.ptx
-
 PLAIN, HALF = Rgms(), Rgms("float16", out="float32")
 WEIGHTS, EDGES = RgmsGradient(), RgmsGradient(weighted=False, edges=True)
 HALF_WEIGHTS = RgmsGradient("float16", values="float32")

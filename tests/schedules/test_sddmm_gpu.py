@@ -30,8 +30,6 @@ from spmm_gpu_common import (
     run_kernel,
 )
 
-pytestmark = pytest.mark.ptx
-
 HEADS = 3
 TEMPLATE = TEMPLATES[FusedNonzeros, Sddmm]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)

@@ -43,8 +43,6 @@ from spmm_gpu_common import (
 )
 from spmm_gpu_common import run_spmm as run
 
-pytestmark = pytest.mark.ptx
-
 WAYS = {
     "panels": {},
     "atomics": {"atomics": True},

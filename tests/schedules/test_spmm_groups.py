@@ -25,8 +25,6 @@ from sparsetir.schedules.templates.registry import TEMPLATES
 from spmm_gpu_common import MASKS, check_offsets, compile_cuda, instructions, pattern_of
 from spmm_gpu_common import run_spmm as run
 
-pytestmark = pytest.mark.ptx
-
 TEMPLATE = TEMPLATES[Groups, Spmm]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
 PATTERNS = {

@@ -28,8 +28,6 @@ from sparsetir.schedules.templates.registry import TEMPLATES
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, pattern_of, run_kernel
 from tensor_cores_common import arguments, batched_kernel, check, kernel, pattern
 
-pytestmark = pytest.mark.ptx
-
 COUNTS = [0, 1, 2, 5, 3]  # blocks of a row: none, one, fewer and more than stages
 SHAPE = (150, 200)  # which no block divides
 GPU = resolve_target({"kind": "cuda", "arch": "sm_80"})

@@ -29,7 +29,9 @@ class Drivers:
     @property
     def accesses(self) -> tuple[Access, ...]:
         """All accesses, in the order of the text."""
-        return tuple(sorted(frozenset[Access]().union(*self.where), key=lambda x: (x.at, str(x))))
+        return tuple(
+            sorted(frozenset[Access]().union(*self.where), key=lambda x: (x.at, x.name, str(x)))
+        )
 
     def without(self, gone: Iterable[Access]) -> Drivers:
         """The drivers without some accesses, so that more is visited."""
