@@ -33,10 +33,10 @@ from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator
 from sparsetir.schedules.passes.nests import WARP, find_nest
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
-from sparsetir.schedules.templates.shapes import Nest, refuse_shape
+from sparsetir.schedules.templates.shapes import Nest, set_and_updated
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc, loads_of
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.tir import free_vars
 from sparsetir.sparse_ir.traversal import map_expr
@@ -64,12 +64,9 @@ class RelationalTiles(Config):
     feat_in, feat : features of X and of Y as constants of the kernel. None: any that `vectors`
         divide
 
-    and one or both of
-
-    shape : rows and columns of the sums of a thread, kept in registers
+    shape : rows and columns of the sums of a thread, kept in registers; None on tensor cores
     shares : the numbers of warps among which the product is divided on tensor cores; each has a
-        multiple of 16 rows, and of 8 columns, and `depth` is a multiple of 16. If a config has both
-        fields, one of them is None
+        multiple of 16 rows, and of 8 columns, and `depth` is a multiple of 16. None without these
     """
 
     k: int = 5
@@ -80,6 +77,8 @@ class RelationalTiles(Config):
     stages: int = 2
     feat_in: int | None = None
     feat: int | None = None
+    shape: Any = (4, 4)
+    shares: Any = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid fields."""
@@ -102,7 +101,7 @@ class RelationalTiles(Config):
         expect(self, "vectors", fits, f"divisors of {self.depth} and {self.tile} features")
 
     def _check_division(self) -> None:
-        (rows, columns), (shape, shares) = self.sums, self.division
+        (rows, columns), shape, shares = self.sums, self.shape, self.shares
         if shares is None:
             exact = is_pair(shape) and not (rows % shape[0] or columns % shape[1])
             threads = rows * columns // math.prod(shape) if exact else 0
@@ -111,16 +110,14 @@ class RelationalTiles(Config):
             fits = 0 < threads <= MAX_WARPS * WARP and threads % WARP == 0
             expect(self, "shape", fits, wanted)
             return
+        expect(self, "shape", shape is None, "None beside 'shares'")
+        deep = self.depth % ROWS == 0
+        expect(self, "depth", deep, f"a multiple of {ROWS} on tensor cores")
         exact = is_pair(shares) and math.prod(shares) <= MAX_WARPS
         exact = exact and not (rows % (shares[0] * ROWS) or columns % (shares[1] * COLUMNS))
         wanted = f"two numbers, {MAX_WARPS} together, that leave each a multiple of {ROWS} of "
         wanted += f"{rows} rows and of {COLUMNS} of {columns} columns"
         expect(self, "shares", exact, wanted)
-
-    @property
-    def division(self) -> tuple[Any, Any]:
-        """The fields `shape` and `shares`, one of which is None."""
-        return getattr(self, "shape", None), getattr(self, "shares", None)
 
     @property
     def sums(self) -> tuple[int, int]:
@@ -135,10 +132,9 @@ class RelationalTiles(Config):
     @property
     def warps(self) -> int:
         """Warps per thread block."""
-        shape, shares = self.division
-        if shares is not None:
-            return math.prod(shares)
-        return math.prod(self.sums) // math.prod(shape) // WARP
+        if self.shares is not None:
+            return math.prod(self.shares)
+        return math.prod(self.sums) // math.prod(self.shape) // WARP
 
     def tiles(self, feat: int) -> int:
         """The tiles of a feature size; raises ScheduleError if the config does not support it."""
@@ -278,7 +274,7 @@ def in_tiles(
         loops.split(rows, [None, config.depth])
     _on_grid(sch, loops, f"{first}0", names, tiles)
     dtype, outer, (of_x, of_others) = part.dtype, tiles + len(part.tiles), config.vectors
-    if config.division[1] is not None:  # factors for tensor cores
+    if config.shares is not None:  # factors for tensor cores
         dtype = next((b.dtype for b in sch.func.buffers if b.dtype in PRODUCTS), dtype)
     for name in names:
         if part.kinds == "RR":
@@ -348,11 +344,10 @@ def _by_threads(
         sch.rewrite(cooperative_gather, gather, warps=config.warps, vector=vectors[0])
     sch.rewrite(cooperative_copy, matrix, warps=config.warps, vector=vectors[1])
     product, ends = f"{name}_product", [f"{name}_start", f"{name}_write"]
-    shape, shares = config.division
-    if shares is not None:
-        sch.rewrite(on_tensor_cores, product, ends, warps=shares)
+    if config.shares is not None:
+        sch.rewrite(on_tensor_cores, product, ends, warps=config.shares)
     else:
-        sch.rewrite(thread_tiled_matmul, product, ends, warps=config.warps, shape=shape)
+        sch.rewrite(thread_tiled_matmul, product, ends, warps=config.warps, shape=config.shape)
     sch.rewrite(software_pipeline, f"{name}_visit", steps, stages=config.stages, room=MAX_SHARED)
 
 
@@ -379,9 +374,7 @@ class _Part:
 
 def _found(sch: Schedule, who: str, kinds: Sequence[str], expected: str) -> tuple[str, list[_Part]]:
     """The iteration that sets the result, and the parts that update it."""
-    first, *rest = (Nest(sch, who, it) for it in sparse_iterations(sch.func))
-    if not first.dense or first.it.init is not None or not rest:
-        refuse_shape(who, sch.func, "an iteration that sets the result, and others that add to it")
+    first, rest = set_and_updated(sch, who)
     parts = []
     for nest in rest:
         part = _part(nest)

@@ -20,6 +20,7 @@ has one row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import s_tir, tirx
@@ -37,14 +38,13 @@ from sparsetir.schedules.gpu.features import (
     vector_width,
 )
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
-from sparsetir.schedules.passes.nests import redirected
+from sparsetir.schedules.passes.nests import with_buffer
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.schedules.template import SearchInput, Tried, around
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 
 
 @dataclass(frozen=True)
@@ -147,21 +147,14 @@ def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
     """Shorten the cached rows to a chunk: TVM makes them as long as the row."""
     blocks = nodes_of(s_tir.SBlock, func.body)
     arrays = [b for x in blocks for b in x.alloc_buffers if b.ty.storage_scope == "shared"]
-    small = {b: buffer_var([chunk], b.ty.dtype, b.name, "shared") for b in arrays}
+    for array in arrays:
+        small = buffer_var([chunk], array.ty.dtype, array.name, "shared")
+        func = with_buffer(func, array, small, partial(_within, chunk))
+    return func
 
-    def place(buffer: Any, indices: list[Any]) -> Any:
-        within = tirx.floormod(indices[-1], as_dtype(chunk, dtype_of(indices[-1])))
-        return (small[buffer], [within]) if buffer in small else None
 
-    def block(node: Any) -> Any:
-        return block_with(
-            node,
-            reads=[r for r in node.reads if r.source not in small],
-            writes=[r for r in node.writes if r.source not in small],
-            alloc_buffers=[small.get(b, b) for b in node.alloc_buffers],
-        )
-
-    return func.with_body(map_expr(redirected(func.body, place), [(s_tir.SBlock, block)]))
+def _within(chunk: int, indices: list[Any]) -> list[Any]:
+    return [tirx.floormod(indices[-1], as_dtype(chunk, dtype_of(indices[-1])))]
 
 
 def choices(search: SearchInput) -> Tried:

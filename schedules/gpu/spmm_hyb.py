@@ -41,7 +41,7 @@ from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.schedules.template import SearchInput, Template, Tried, around, register
 from sparsetir.schedules.templates.row_shapes import row_pieces
-from sparsetir.schedules.templates.shapes import DenseLoops
+from sparsetir.schedules.templates.shapes import Nest
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -190,7 +190,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
         loops = sch.rewrite(_hide, [f"{add.name}0" for add in adds], pieces.first.result)
     for step in scalars + vectors:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
-    first = f"{pieces.first.iteration.name}0"
+    first = f"{pieces.first.it.name}0"
     _bind(loops, first, config.rows_per_block, 1)
     names = []
     for part, steps in zip(pieces.parts, parts, strict=True):
@@ -206,10 +206,12 @@ def apply(sch: Schedule, config: HybRows) -> None:
     occupy(sch, config, config.threads * config.rows_per_block)
 
 
-def _first(sch: Schedule, first: DenseLoops, config: HybRows) -> list[SparseIterationRef]:
+def _first(sch: Schedule, first: Nest, config: HybRows) -> list[SparseIterationRef]:
     """The iterations that set the result's initial values, in registers."""
-    tiles, w, threads, lane = feature_loops(sch, first.features, config)
-    sch.sparse_reorder(first.iteration, [tiles, *first.outer, threads, w, lane])
+    ref, handles = first.handles()
+    *outer, features = handles.values()
+    tiles, w, threads, lane = feature_loops(sch, features, config)
+    sch.sparse_reorder(ref, [tiles, *outer, threads, w, lane])
     return sch.precompute(first.result, threads, [w, lane])
 
 

@@ -7,7 +7,7 @@ write regions: such passes come last, when TVM's schedule is no longer used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from tvm import DataType, ir, s_tir, tirx
@@ -153,6 +153,15 @@ def is_zero(value: Any) -> bool:
     return isinstance(value, tirx.IntImm | tirx.FloatImm) and float(value.value) == 0
 
 
+def of_params(func: tirx.PrimFunc, size: Any) -> Any:
+    """A size from another version of a function, in terms of the parameters of the same names.
+
+    Attributes keep the variables of the original function, for example.
+    """
+    named = {p.name: p for p in func.params}
+    return substitute(size, {v: named[v.name] for v in free_vars(size)})
+
+
 def unrolled(extents: Sequence[int], code: Callable[..., Any]) -> Any:
     """Unrolled loops around `code(*variables)`."""
     variables = [tirx.Var(f"u{n}", "int32") for n in range(len(extents))]
@@ -216,22 +225,26 @@ def with_buffer(
     The new buffer is allocated at the start of a visit of the outermost block.
     """
 
-    def block(node: Any) -> Any:
-        return block_with(
-            node,
-            reads=[r for r in node.reads if not r.source.same_as(old)],
-            writes=[r for r in node.writes if not r.source.same_as(old)],
-            alloc_buffers=[b for b in node.alloc_buffers if not b.same_as(old)],
-        )
-
     def allocation(node: Any) -> Any:
         return tirx.AllocBuffer(new) if node.buffer.same_as(old) else node
 
     has = any(n.buffer.same_as(old) for n in nodes_of(tirx.AllocBuffer, func.body))
     body = redirected(func.body, lambda b, idx: (new, index(idx)) if b.same_as(old) else None)
-    body = map_expr(body, [(s_tir.SBlock, block), (tirx.AllocBuffer, allocation)])
+    rules = [(s_tir.SBlock, lambda x: without_buffers(x, {old})), (tirx.AllocBuffer, allocation)]
+    body = map_expr(body, rules)
     out = func.with_body(substitute(body, {old: new} if has else {}))
     return out if has else allocated(out, new)
+
+
+def without_buffers(block: Any, gone: Container[Any]) -> Any:
+    """A block that does not declare some buffers."""
+    return block_with(
+        block,
+        reads=[r for r in block.reads if r.source not in gone],
+        writes=[r for r in block.writes if r.source not in gone],
+        alloc_buffers=[b for b in block.alloc_buffers if b not in gone],
+        match_buffers=[m for m in block.match_buffers if m.source.source not in gone],
+    )
 
 
 def allocated(func: tirx.PrimFunc, buffer: Any) -> tirx.PrimFunc:

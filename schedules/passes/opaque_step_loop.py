@@ -25,11 +25,12 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.passes.nests import of_params
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
-from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -91,9 +92,7 @@ def _positions(func: tirx.PrimFunc, extent: Any) -> tuple[Any, Any, Any]:
     for layout in func.attrs[LAYOUTS].values():
         for axis, indptr in zip(layout.axes, layout.indptr, strict=True):
             if indptr and indptr == offsets:
-                # Attributes keep the variables of the original function.
-                named = {p.name: p for p in func.params}
-                nnz = substitute(axis.nnz, {v: named[v.name] for v in free_vars(axis.nnz)})
+                nnz = of_params(func, axis.nnz)
                 return begin, end, tirx.min(nnz, as_dtype(1, dtype_of(nnz)))
     raise ScheduleError(
         "opaque_step_loop: argument 'step': expected the name of a parameter where a loop is not "

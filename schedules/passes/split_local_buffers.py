@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.passes.nests import with_fresh
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.tir import block_with, loop_with, values_of
+from sparsetir.sparse_ir.tir import block_with, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
 # The least bytes of a buffer for which TVM uses its workspace pool; the most that registers hold.
@@ -105,25 +106,7 @@ def _visits(loop: Any) -> Any:
     """The visits of a loop, in sequence."""
     dtype = str(loop.loop_var.ty.dtype)
     numbers = [tirx.IntImm(dtype, n) for n in range(int(loop.extent))]
-    return tirx.SeqStmt([_copy(loop.body, {loop.loop_var: n}) for n in numbers])
-
-
-def _copy(body: Any, values: dict[Any, Any]) -> Any:
-    """A copy of a statement with values for variables, and fresh variables of loops and blocks."""
-    fresh = dict(values)
-
-    def loop(node: Any) -> Any:
-        fresh[node.loop_var] = tirx.Var(node.loop_var.name, node.loop_var.ty.dtype)
-        return loop_with(node, loop_var=fresh[node.loop_var])
-
-    def block(node: Any) -> Any:
-        mine = []
-        for v in node.iter_vars:
-            fresh[v.var] = tirx.Var(v.var.name, v.var.ty.dtype)
-            mine.append(tirx.IterVar(v.dom, fresh[v.var], v.iter_type, v.thread_tag))
-        return block_with(node, iter_vars=mine)
-
-    return substitute(map_expr(body, [(tirx.For, loop), (s_tir.SBlock, block)]), fresh)
+    return tirx.SeqStmt([with_fresh(loop.body, {loop.loop_var: n}, blocks=True) for n in numbers])
 
 
 def _without_constants(realize: Any) -> Any:

@@ -8,6 +8,7 @@ from schedule_common import says, table
 from sparsetir import formats
 from sparsetir.formats import CSR, DIA, ELL, Hyb, Mixture, RelationalHyb, by_band
 from sparsetir.formats.format import REGISTRY
+from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
@@ -54,7 +55,7 @@ MatrixTiles(BSR(32, 16), 16, finite=True, blocks=4, parallel=False)
 Decomposed(BSR(8, 8), filled=True)
 TiledRelations(48, 32, rows=6, depth=16, ranges=3)
 RelationalRows(3, 16, 32, shape=(1, 4), feat=64)
-RelationalTensorCores(0, 32, 64, vectors=(8, 4), shares=(1, 4))
+RelationalRows(0, 32, 64, vectors=(8, 4), shape=None, shares=(1, 4))
 BlockTiles(8, 2, 3, parallel=False)
 WarpTiles(2, 3)
 BlockTile(4, 8)
@@ -96,6 +97,10 @@ def test_absent_fields_have_their_defaults():
         ("RowBlocks", RowTile(64, prefetch=8)),
         ("SortedRows", RowTile(64, window=4096, tiles_first=False)),
         ("PanelRows", RowTile(64, rows=4)),
+        (
+            "RelationalTensorCores",
+            RelationalRows(depth=32, vectors=(8, 8), shape=None, shares=(2, 2)),
+        ),
     ):
         assert from_data({"template": name, "tile": 64}) == config
     assert from_data({"template": "RowBlocks", "prefetch": 0}) == RowTile()
@@ -231,9 +236,11 @@ TensorCores(BSR(32, 32), warps=(3, 1))
 TensorCores(BSR(32, 32), warps=(1, 32))  # 'warps': expected two, 16 together, got (1, 32)
 TensorCores(BSR(32, 32), warps=4)  # 'warps': expected two, 16 together, got 4
 RelationalRows(vectors=(3, 4))  # 'vectors': expected two of 1, 2, 4 and 8, got (3, 4)
-RelationalTensorCores(depth=24)  # 'depth': expected a multiple of 16, got 24
+RelationalRows(depth=24, shape=None, shares=(2, 2))
+    'depth': expected a multiple of 16 on tensor cores, got 24
 RelationalRows(shape=(3, 4))  # 'shape': expected two numbers that make 32 by 64 sums with
-RelationalTensorCores(shares=(4, 1))  # 'shares': expected two numbers, 16 together, that leave
+RelationalRows(shape=None, shares=(4, 1))
+    'shares': expected two numbers, 16 together, that leave
 RelationalRows(stages=5)  # 'stages': expected at most 4, got 5
 RelationalRows(feat=30)  # 'feat': expected a multiple of vectors = (4, 4), got 30
 RelationalRows(rows=0)  # 'rows': expected a positive integer, got 0
