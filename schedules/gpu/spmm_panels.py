@@ -51,6 +51,7 @@ from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.schedules.template import SearchInput, Template, Tried, register
+from sparsetir.schedules.templates.register_tile import packed_values
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import buffers_made_by
@@ -191,8 +192,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
         sch.bound(shape.rows, MAX_ROWS // ((1 << config.rows) - 1) * config.rows, "max")
     else:
         bound_rows(sch, shape)
-    over = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
-    elements = [shape.rows.axes[0], shape.columns[0].axes[0]]
+    values = packed_values(sch, shape) if config.packed else ()
     by = "count" if config.compact else "pattern"
     panels, patterns, entries, rows = sch.group_columns_by_pattern(
         shape.rows, shape.columns[0], config.rows, by=by
@@ -205,7 +205,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     held = [rows, w, lane]
     sch.sparse_reorder(shape.iteration, [*shape.heads, tiles, *order, entries, *held])
     start, reduce, write = sch.precompute(shape.result, above, held, dtype=accumulator(shape.dtype))
-    for name in [name for name, axes in over.items() if config.packed and axes == elements]:
+    for name in values:
         sch.pack(name, reduce)
     over_blocks(sch, shape.heads, tiles)
     if config.atomics:

@@ -67,12 +67,19 @@ def find_nest(who: str, func: tirx.PrimFunc, name: str) -> Nest:
 
 def replaced(func: tirx.PrimFunc, nest: Nest, new: Any) -> tirx.PrimFunc:
     """The function with a nest replaced by a statement."""
-    outermost = nest.loops[0].loop_var
+    return with_loop(func, nest.loops[0].loop_var, lambda _: new)
 
-    def visit(loop: Any) -> Any:
-        return new if loop.loop_var.same_as(outermost) else loop
 
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+def with_loop(func: tirx.PrimFunc, var: Any, change: Callable[[Any], Any]) -> tirx.PrimFunc:
+    """The function with the loop over a variable changed."""
+    rule = (tirx.For, lambda x: change(x) if x.loop_var.same_as(var) else x)
+    return func.with_body(map_expr(func.body, [rule]))
+
+
+def with_block(func: tirx.PrimFunc, name: str, change: Callable[[Any], Any]) -> tirx.PrimFunc:
+    """The function with the blocks of a name changed."""
+    rule = (s_tir.SBlock, lambda x: change(x) if str(x.name_hint) == name else x)
+    return func.with_body(map_expr(func.body, [rule]))
 
 
 def block_of(name: str, body: Any, buffers: Sequence[Any] = ()) -> Any:

@@ -27,7 +27,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_equal
 
-from sparsetir.schedules.passes.nests import is_offset_of, of_params
+from sparsetir.schedules.passes.nests import is_offset_of, of_params, with_loop
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -51,7 +51,6 @@ from sparsetir.sparse_ir.tir import (
     nest_of,
     values_of,
 )
-from sparsetir.sparse_ir.traversal import map_expr
 
 CACHE_LINE = 64
 # Of the default schedule: visits ahead, and vectors of the narrowest tile that prefetches rows.
@@ -149,12 +148,7 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
 
 def _with_first(func: tirx.PrimFunc, var: Any, first: list[tirx.Stmt]) -> tirx.PrimFunc:
     """The function with statements at the start of each visit of a loop."""
-
-    def visit(loop: Any) -> Any:
-        mine = loop.loop_var.same_as(var)
-        return loop_with(loop, body=tirx.SeqStmt([*first, loop.body])) if mine else loop
-
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    return with_loop(func, var, lambda x: loop_with(x, body=tirx.SeqStmt([*first, x.body])))
 
 
 def rows_ahead(

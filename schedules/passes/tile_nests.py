@@ -11,7 +11,14 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
-from sparsetir.schedules.passes.nests import Nest, find_nest, redirected, replaced, without_buffers
+from sparsetir.schedules.passes.nests import (
+    Nest,
+    find_nest,
+    redirected,
+    replaced,
+    with_block,
+    without_buffers,
+)
 from sparsetir.schedules.passes.tile_isas import TileShape, begin, end, store, with_tiles
 from sparsetir.schedules.targets import NEEDS
 from sparsetir.sparse_ir.affine import affine
@@ -47,9 +54,7 @@ def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> t
     The omitted arrays are only read in the function.
     """
 
-    def visit(node: Any) -> Any:
-        if node.name_hint != block:
-            return node
+    def restricted(node: Any) -> Any:
         loads = [x for x in nodes_of(ir.TensorLoad, node.body) if x.source.name in buffers]
         regions = [
             tirx.BufferRegion(
@@ -59,7 +64,7 @@ def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> t
         ]
         return block_with(node, reads=regions)
 
-    return func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
+    return with_block(func, block, restricted)
 
 
 def write_groups(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:

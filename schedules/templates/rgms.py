@@ -229,7 +229,7 @@ def arrange(pattern: Pattern | RelationPattern, problem: Rgms, config: TiledRela
 
 def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> dict[str, Any]:
     """The recipe of the number of ranges."""
-    rows = next(a for a in sch.func.axes if a.name == loop.name)
+    rows = sch.func.axis(loop.name)
     size = 8 if accumulator(dtype) == "float64" else 4
     return {
         "recipe": row_ranges.__name__, "m": keyword(rows.length), "rows": keyword(rows.nnz),
@@ -242,7 +242,7 @@ def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> 
 def _in_lanes(sch: Schedule, ref: SparseIterationRef, lanes: int) -> int:
     """Cut the last loop of an iteration into vectors; returns the number of loops to unroll."""
     *_, last = sch.get_sp_iters(ref)
-    length = next(int(a.length) for a in sch.func.axes if a.name == last.name)
+    length = int(sch.func.axis(last.name).length)
     sch.split(last, [None, greatest_divisor(length // lanes, STRAIGHT), lanes])
     return 2
 
