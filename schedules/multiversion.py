@@ -214,7 +214,7 @@ def _with_panels(
     narrow, wide = (size * 8 // bits for size in PANELS)
     # A row of a panel serves several rows of a block, or saves casts.
     few = reduction.block or tvm.DataType(gathered.dtype).bits < bits
-    least = narrow + 1 if few else max(PACK_FEATURES + 1, narrow)
+    least = narrow + (not reduction.block) if few else max(PACK_FEATURES + 1, narrow)
     known = int(feat) if isinstance(feat, tirx.IntImm) else None
     if known is not None and known < least:
         return rows

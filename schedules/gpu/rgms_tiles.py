@@ -18,7 +18,7 @@ from tvm import ir, tirx
 from sparsetir.formats import Operand, Pattern, RelationalHyb
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.schedules.arguments import Config, expect, expect_integers
+from sparsetir.schedules.arguments import Config, expect, number
 from sparsetir.schedules.gpu.passes.atomic_products import matmul_then_dot, sum_then_matmul
 from sparsetir.schedules.gpu.passes.cooperative_copy import cooperative_copy
 from sparsetir.schedules.gpu.passes.cooperative_sums import cooperative_dot, cooperative_gather
@@ -70,33 +70,30 @@ class RelationalTiles(Config):
     """
 
     k: int = 5
-    rows: int = 32
+    rows: int = number(32)
     tile: Any = 64
-    depth: int = 16
+    depth: int = number(16)
     vectors: tuple[int, int] = (4, 4)
-    stages: int = 2
-    feat_in: int | None = None
-    feat: int | None = None
+    stages: int = number(2, most=4)
+    feat_in: int | None = number(None, optional=True)
+    feat: int | None = number(None, optional=True)
     shape: Any = (4, 4)
     shares: Any = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid fields."""
-        sizes = ("feat_in", "feat")
-        names = ("rows", "depth", "stages", *sizes)
-        expect_integers(self, *names, positive=True, optional=sizes)
+        super().__post_init__()
         _ = self.format  # the property checks k
-        expect(self, "stages", self.stages <= 4, "at most 4")
         two = is_pair(self.vectors) and set(self.vectors) <= {1, 2, 4, 8}
         expect(self, "vectors", two, "two of 1, 2, 4 and 8")
-        for name, vector in zip(sizes, self.vectors, strict=True):
+        for name, vector in zip(("feat_in", "feat"), self.vectors, strict=True):
             exact = (getattr(self, name) or 0) % vector == 0
             expect(self, name, exact, f"a multiple of vectors = {self.vectors}")
         self._check_tile()
         self._check_division()
 
     def _check_tile(self) -> None:
-        expect_integers(self, "tile", positive=True)
+        expect(self, "tile", isinstance(self.tile, int) and self.tile > 0, "1 or more")
         fits = self.depth % self.vectors[0] == 0 == self.tile % self.vectors[1]
         expect(self, "vectors", fits, f"divisors of {self.depth} and {self.tile} features")
 
@@ -164,10 +161,7 @@ def sizes_of(pattern: RelationPattern | Pattern) -> list[tuple[int, int]]:
 
     The first bucket is 5, as in SparseTIR's section 4.4.1; none exceeds that of the longest row.
     """
-    if isinstance(pattern, Pattern):
-        relations, m, n = pattern.shape
-        relation, row, column = pattern.coords
-        pattern = RelationPattern.of(relation, row, column, (relations, m, n))
+    pattern = RelationPattern.of_pattern(pattern)
     if not pattern.nnz:
         return [(0, 16)]
     longest = int(np.diff(pattern.indptr).max())

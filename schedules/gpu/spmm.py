@@ -25,8 +25,9 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
-from sparsetir.schedules.arguments import expect
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.gpu.features import (
+    MAX_OCCUPANCY,
     MAX_SUMS,
     MAX_THREADS,
     GpuTiled,
@@ -57,16 +58,16 @@ class RowSplit(GpuTiled):
     Other fields as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
-    threads: int = 32
-    rows_per_block: int = 4
-    vector: int = 4
-    coarsen: int = 1
-    feat: int | None = None
+    threads: int = number(32)
+    rows_per_block: int = number(4)
+    vector: int = number(4)
+    coarsen: int = number(1)
+    feat: int | None = number(None, optional=True)
     row_cache: bool = False
-    occupancy: int | None = 1024
+    occupancy: int | None = number(1024, most=MAX_OCCUPANCY, optional=True)
 
     def __post_init__(self) -> None:
-        self.check("rows_per_block")
+        super().__post_init__()
         self.check_product("rows_per_block", MAX_THREADS, "threads", "rows_per_block")
         self.check_product("coarsen", MAX_SUMS, "coarsen", "vector")
         alone = not self.row_cache or self.rows_per_block == 1
@@ -136,8 +137,8 @@ def _cache_rows(loops: Any, rows: str, elements: str) -> int:
     chunk = int(loops.get(threads).extent)
     block = loops.get_sblock(elements)
     chunks, _ = loops.split(loops.get_loops(block)[0], [None, chunk])
-    for number in reads_of_elements(loops, block):
-        copy = loops.cache_read(block, number, "shared")
+    for read in reads_of_elements(loops, block):
+        copy = loops.cache_read(block, read, "shared")
         loops.compute_at(copy, chunks)
         run_in_parallel(loops, loops.get_loops(copy)[-1], "threadIdx.x")
     return chunk

@@ -24,7 +24,7 @@ from sparsetir.formats import Hyb
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.reductions import EXTREMA, REDUCERS
-from sparsetir.schedules.arguments import expect, is_power_of_two
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.gpu.features import (
     GpuTiled,
     feature_loops,
@@ -75,14 +75,12 @@ class HybRows(GpuTiled):
     coarsen: int = 1
     feat: int | None = None
     occupancy: int | None = 1024
-    unroll: int = 8
-    work: int | None = None
+    unroll: int = number(8, power=True)
+    work: int | None = number(None, power=True, optional=True)
 
     def __post_init__(self) -> None:
         _ = self.format, self.split  # these check the other fields
-        for name in ("unroll", "work"):
-            value = getattr(self, name)
-            expect(self, name, value is None or is_power_of_two(value), "a power of two")
+        super().__post_init__()
         parts = self.c * (self.k + 1)
         expect(self, "c", parts <= MAX_PARTS, f"c * (k + 1) to be at most {MAX_PARTS}", parts)
 
@@ -233,8 +231,8 @@ def _unroll_slots(loops: Any, block: str, count: int) -> None:
     loops.unroll(straight)
     if count == 1:
         return
-    for number in reads_of_elements(loops, elements):
-        copy = loops.cache_read(elements, number, "local")
+    for read in reads_of_elements(loops, elements):
+        copy = loops.cache_read(elements, read, "local")
         loops.compute_at(copy, steps)
         vectors, lanes = loops.split(loops.get_loops(copy)[-1], [None, min(count, SLOT_VECTOR)])
         loops.unroll(vectors)

@@ -28,8 +28,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparsetir.schedules.arguments import expect
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.gpu.features import (
+    MAX_OCCUPANCY,
     MAX_ROWS,
     MAX_SUMS,
     MAX_THREADS,
@@ -80,24 +81,23 @@ class PanelThreads(GpuTiled):
     Other fields as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
-    rows: int = 4
-    unroll: int = 4
+    rows: int = number(4)
+    unroll: int = number(4, most=MOST_UNROLLED)
     atomics: bool = False
     compact: bool = False
-    threads: int = 32
-    vector: int = 1
-    coarsen: int = 1
-    panels: int = 1
-    feat: int | None = None
-    occupancy: int | None = 1024
+    threads: int = number(32)
+    vector: int = number(1)
+    coarsen: int = number(1)
+    panels: int = number(1)
+    feat: int | None = number(None, optional=True)
+    occupancy: int | None = number(1024, most=MAX_OCCUPANCY, optional=True)
     packed: bool = True
 
     def __post_init__(self) -> None:
-        self.check("rows", "unroll", "panels")
+        super().__post_init__()
         most = MOST_ROWS if self.compact else MOST_BY_PATTERN
         wanted = f"2 to {most}" + ("" if self.compact else f", or with compact=True to {MOST_ROWS}")
         expect(self, "rows", 2 <= self.rows <= most, wanted)
-        expect(self, "unroll", self.unroll <= MOST_UNROLLED, f"at most {MOST_UNROLLED}")
         self.check_product("panels", MAX_THREADS, "threads", "panels")
         alike = not self.atomics or self.panels == 1 or self.threads % WARP == 0
         wanted = f"1 for threads = {self.threads}, as warps have one pattern each"

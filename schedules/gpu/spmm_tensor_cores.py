@@ -26,7 +26,7 @@ from typing import Any
 from tvm import DataType
 
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Pattern
-from sparsetir.schedules.arguments import expect, expect_integers
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.passes.cooperative_copy import cooperative_copy
 from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
@@ -80,20 +80,17 @@ class TensorCores(Tiled):
     """
 
     format: Format
-    tile: int = 128
+    tile: int = number(128)
     warps: tuple[int, int] = (1, 4)
-    stages: int = 3
-    depth: int | None = None
-    vector: int = 8
+    stages: int = number(3, most=8)
+    depth: int | None = number(None, optional=True)
+    vector: int = number(8)
 
     def __post_init__(self) -> None:
-        expect_integers(
-            self, "tile", "stages", "vector", "depth", positive=True, optional=("depth",)
-        )
+        super().__post_init__()
         rows, columns = self._block()
         expect(self, "vector", self.vector in (1, 2, 4, 8, 16), "1, 2, 4, 8 or 16")
         expect(self, "tile", self.tile % self.vector == 0, f"a multiple of vector = {self.vector}")
-        expect(self, "stages", self.stages <= 8, "at most 8")
         warps = self.warps
         two = isinstance(warps, tuple) and len(warps) == 2 and min(warps) > 0
         expect(self, "warps", two and math.prod(warps) <= MAX_WARPS, f"two, {MAX_WARPS} together")
