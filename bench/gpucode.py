@@ -18,7 +18,7 @@ from bench.harness import finish, measure_each
 from bench.report import table
 from sparsetir.formats import BSR, DBSR, SRBCRS
 from sparsetir.runtime.pipeline import kernel_of, lower_template
-from sparsetir.schedules.gpu.block_attention import WarpTiles
+from sparsetir.schedules.gpu.block_sddmm import WarpTiles
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
 from sparsetir.schedules.gpu.sddmm import FusedNonzeros

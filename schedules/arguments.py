@@ -78,7 +78,9 @@ class Config:
             wanted = "None, or " if says["optional"] else ""
             if says["power"]:
                 wanted += "a power of two" if most is None else f"a power of two up to {most}"
-                expect(self, name, is_power_of_two(value) and value <= (most or value), wanted)
+                expect(
+                    self, name, is_power_of_two(value) and (most is None or value <= most), wanted
+                )
                 continue
             expect_integer(self, name)
             wanted += f"{least} or more" if most is None else f"{least} to {most}"

@@ -89,8 +89,8 @@ class RelationPattern(_Csf):
         """The pattern itself, or that of relations by rows by columns; idtype : as for `of`."""
         if isinstance(pattern, RelationPattern):
             return pattern
-        relations, m, n = pattern.shape
-        return RelationPattern.of(*pattern.coords, (relations, m, n), idtype)
+        (relation, row, column), (relations, m, n) = pattern.coords, pattern.shape
+        return RelationPattern.of(relation, row, column, (relations, m, n), idtype)
 
     @property
     def nnz(self) -> int:

@@ -28,9 +28,9 @@ def locals_on_stack(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function for a CPU, lowered but for TVM's builtins, whose small buffers are not lowered."""
 
     def visit(node: Any) -> Any:
-        sizes = [constant(n) for n in node.buffer.ty.shape]
-        element = tvm.DataType(str(node.buffer.ty.dtype))
-        if None in sizes or prod(sizes) * element.bits * element.lanes > 8 * MOST:
+        shape, element = node.buffer.ty.shape, tvm.DataType(str(node.buffer.ty.dtype))
+        sizes = [n for n in map(constant, shape) if n is not None]
+        if len(sizes) < len(shape) or prod(sizes) * element.bits * element.lanes > 8 * MOST:
             return node
         true = tirx.const(True, "bool")
         return tirx.AllocBuffer(node.buffer, {**node.annotations, UNCHANGED: true})

@@ -358,11 +358,12 @@ def _nest(sch: Schedule, it: SparseIteration) -> RowReduction | None:
     are around them; without such, the first loop.
     """
     nest = Nest(sch, "program_space", it)
-    loops, reduction, along = nest.loops, nest.reduction, []
-    if reduction is not None and nest.store is not None and not split_guards(it.body)[0]:
-        along = [x for x in nest.along() if isinstance(x.node, Axis)]
+    loops, reduction = nest.loops, nest.reduction
+    if reduction is None or nest.store is None or split_guards(it.body)[0]:
+        return None
+    along = [x for x in nest.along() if getattr(x.node, "kind", "") == "dense_fixed"]
     sums = [x for x in loops if x.kinds == "R" * len(x.kinds)]
-    if not along or along[0].node.kind != "dense_fixed" or along[0].kinds != "S" or not sums:
+    if not sums or [x.kinds for x in along] != ["S"]:
         return None
     features, visited = along[0], {var for x in sums for var in x.vars}
     mixed = any(set(x.kinds) == {"S", "R"} for x in loops)
