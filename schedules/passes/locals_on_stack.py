@@ -4,7 +4,8 @@ TVM 0.27 does so for constant sizes below 1024 bytes in scope "global"; others c
 pool in every iteration, which costs more than most rows of a sparse matrix. 16 vectors of 16 floats
 just exceed that, and buffers of scope "local" (from `cache_write(.., "local")` and searches) are
 the same memory on a CPU. TVM leaves an allocation unchanged that is annotated so, but its
-`StorageRewrite` does not keep annotations: this pass runs after TVM's pipeline.
+`StorageRewrite` does not keep annotations: this pass runs after TVM's pipeline. It may go when the
+test of sums in registers in `tests/runtime/test_lower.py` passes without it.
 """
 
 from __future__ import annotations
