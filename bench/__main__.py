@@ -142,6 +142,9 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         THREADS_OF_ALL, some("--graph", [], "beside cora", nargs="*"),
         seconds(1, "each comparison"),
     ), None),
+    "expressions": ("lines of index notation, beside scipy, sparse, GraphBLAS, tensora, torch", (
+        THREADS_OF_ALL, GRAPH, seconds(1, "each line and graph"),
+    ), None),
     "blocks": ("pruned weights in blocks, beside torch; on a GPU all peers", (
         THREADS_OF_ALL, TARGET, seconds(20, "each comparison on a CPU"),
     ), None),

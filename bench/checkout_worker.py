@@ -123,7 +123,7 @@ def warm(call: Callable[[], Any]) -> Step:
     return run
 
 
-def of_calls(seconds: float) -> Found:
+def time_calls(seconds: float) -> Found:
     """Times of all calls by group, in turns."""
     warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
     torch.set_num_threads(1)
@@ -173,7 +173,7 @@ def steps(nnz: int, kinds: tuple[str, ...]) -> Iterator[tuple[str, Step]]:
         yield f"{name}backend sparsetir", step(compiled)
 
 
-def of_new_edges(seconds: float, threads: str) -> Found:
+def time_new_edges(seconds: float, threads: str) -> Found:
     """Steps by number of edges, each after one of the same way, with its threads and caches."""
     torch.set_num_threads(int(threads))
     warm_up, kinds = (5, ("SAGE",)) if seconds < BRIEF else (WARM_UP, ("SAGE", "GAT"))
@@ -190,5 +190,5 @@ def of_new_edges(seconds: float, threads: str) -> Found:
 
 if __name__ == "__main__":
     command, seconds, *words = sys.argv[1:]
-    measured = {"calls": of_calls, "new_edges": of_new_edges}[command]
+    measured = {"calls": time_calls, "new_edges": time_new_edges}[command]
     print(json.dumps(measured(float(seconds), *words)))

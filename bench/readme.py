@@ -76,6 +76,7 @@ def steps(data: Path | None, quick: bool = False) -> dict[str, str]:
         "convolutions": "sparse_conv --threads 1 --seconds 0.3",
         "steps": f"steps --threads 1 --graph cora {twitch}",
         "tensors": f"mttkrp --rounds 15 {tensors}",
+        "expressions": f"expressions --seconds 0.3 --threads 1 --graph cora {twitch}",
         "processes": "distributed --graph generated --model sage --epochs 20 --orders 1",
     }  # fmt: skip
     return words

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Variables that set a library's number of threads and how they wait; unset ones have its default.
 OF_THREADS = ("OMP_", "GOMP_", "KMP_", "MKL_", "TVM_", "OPENBLAS_", "SPARSETIR_POOL")
 PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "torch", "mkl", "sparse_dot_mkl")
+PACKAGES += ("sparse", "tensora", "python-graphblas")
 PACKAGES += ("torch_sparse", "torch_geometric", "dgl", "cupy-cuda12x", "cupy-cuda13x")
 
 

@@ -16,6 +16,7 @@ from bench.harness import finish, measure_each, refuse_bad
 from bench.report import show_others, show_times
 from bench.ways import Comparison, Device, Way
 from sparsetir.nn import KernelMap, SparseConv3d
+from sparsetir.nn.points import transposed
 
 OURS, GATHER = "sparsetir", "gather"
 STEPS = ("forward", "training")
@@ -43,7 +44,8 @@ def map_of(layer: Layer) -> KernelMap:
     conv, places = layer.made, layer.points.places
     if not isinstance(conv, SparseConv3d):
         assert places.before is not None
-        return places.before[0].back_from(places, conv.conv)
+        fine = places.before[0]
+        return transposed(fine.onto(places, conv.conv), fine)
     return places.submanifold(conv.conv) if conv.submanifold else places.reached(conv.conv)[0]
 
 

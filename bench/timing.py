@@ -83,7 +83,7 @@ def shortest(times: Sequence[float], **more: Any) -> dict[str, Any]:
     return {"min": min(times), "median": statistics.median(times), **more}
 
 
-def of_turns(turns: Sequence[Sequence[float]]) -> dict[str, Any]:
+def turn_statistics(turns: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Minimum and median of turns of calls; noise: a quarter of turns were that near to it."""
     every, best = [t for turn in turns for t in turn], sorted(map(min, turns))
     noise = best[len(best) // 4] / best[0] - 1

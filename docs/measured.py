@@ -53,8 +53,8 @@ def step(name: str) -> Any:
 def cells(name: str) -> list[dict[str, Any]]:
     """The cells of a step; none where it was not measured.
 
-    On two threads another library has the better of its times on one thread and on two, as who uses
-    it would choose.
+    On two threads another library has the better of its times on one thread and on two, as a
+    user would choose.
     """
     try:
         measured = step(name)["cells"]
@@ -64,7 +64,7 @@ def cells(name: str) -> list[dict[str, Any]]:
     one = {_place(c): c for c in alone if c.get("threads", 1) == 1}
     two = name.endswith(" 2t")
     return [
-        _of_better(c, one.get(_place(c), c)) if two or c.get("threads") == 2 else c
+        _with_better_times(c, one.get(_place(c), c)) if two or c.get("threads") == 2 else c
         for c in measured
     ]
 
@@ -75,7 +75,7 @@ def _place(cell: dict[str, Any]) -> frozenset[tuple[str, str | int]]:
     return frozenset(told.items())
 
 
-def _of_better(cell: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+def _with_better_times(cell: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
     """A cell on two threads, with the times of other libraries on one where these are better."""
 
     def better(way: str, took: Any, of: Any) -> Any:
@@ -170,6 +170,7 @@ def comparisons() -> list[Comparison]:
             (f"sum {n}", f"sum of two sparse matrices, {words}", best, total),
         ]
     nests, gather = "the best of 3 loop nests in C++", "torch: gather, mm, scatter"
+    libraries = "the best of scipy, NumPy, sparse, GraphBLAS, tensora"
     forced = f"MKL's {mkl_code(FORCED)}, forced"
     described += [
         ("forced", "SpMM, 1 thread", forced, _runs(FORCED, "spmm", threads=1)),
@@ -177,6 +178,7 @@ def comparisons() -> list[Comparison]:
         ("attention", "attention with a mask, 2 threads", "FlexAttention", _attention()),
         ("points", "convolutions of points, 1 thread", gather, _convolutions()),
         ("mttkrp", "MTTKRP, tuned, 1 thread", nests, _mttkrp()),
+        ("expressions", "lines of index notation, 1 thread", libraries, _expressions()),
     ]
     filled = [Comparison(key, what, beside, list(of)) for key, what, beside, of in described]
     return [c for c in filled if c.cells]
@@ -263,6 +265,12 @@ def _mttkrp() -> Iterator[Cell]:
         nests = [t for n, t in took.items() if n.startswith("c++")]
         if nests:
             yield Cell(f"{graph(cell['tensor'])}, mode {cell['mode']}", min(nests) / took["tuned"])
+
+
+def _expressions() -> Iterator[Cell]:
+    for cell in cells("expressions"):
+        ours, fastest = (t["min"] for t in cell["beside the fastest"].values())
+        yield Cell(f"`{cell['expression']}`, {graph(cell['graph'])}", fastest / ours)
 
 
 def _or_none(name: str) -> Any:

@@ -30,12 +30,8 @@ except ImportError:  # its times are left out
 LINE = "Y[i,k] = A[i,j] * X[j,k]"
 SHADES = " ░▒▓█"
 HEIGHT = 10  # of the picture, in lines
+GROUP = 8  # rows of the weight that keep the same columns
 TURNS, TURN = 5, 0.06  # of each way when times are measured, and seconds of one
-ORDERS = {
-    "rows": "a row's tiles follow each other",
-    "tiles": "all rows are visited for a tile of features, then for the next",
-    "packed": "all rows are visited for a tile of features, copied side by side before",
-}
 VISITS = {
     "rows": "",
     "sorted": "rows of about the same length follow each other",
@@ -58,14 +54,10 @@ def picture(graph: Any) -> list[str]:
     return lines
 
 
-def generated(nodes: int, edges: int) -> Any:
-    """A random graph in which few nodes have many edges, as in those of the web."""
-    rng = np.random.default_rng(0)
-    weights = 1 + rng.pareto(1.5, nodes)
-    ends = rng.choice(nodes, (2, edges), p=weights / weights.sum())
-    graph = scipy.sparse.csr_array((np.ones(edges, "float32"), tuple(ends)), (nodes, nodes))
-    graph.sum_duplicates()
-    return graph
+def pruned(size: int) -> Any:
+    """A square weight of which each `GROUP` of rows keeps a random tenth of the columns."""
+    kept = scipy.sparse.random(size // GROUP, size, 0.1, random_state=0, dtype="float32")
+    return scipy.sparse.csr_array(scipy.sparse.kron(kept, np.ones((GROUP, 1), "float32"), "csr"))
 
 
 def arguments(graph: Any, x: np.ndarray) -> dict[str, np.ndarray]:
@@ -129,25 +121,19 @@ def compare(kernels: Mapping[str, tuple[Any, int]], graph: Any, x: np.ndarray) -
 
 
 def in_words(config: Mapping[str, Any]) -> list[str]:
-    """The choices of a search, as sentences."""
+    """The main choices of a search."""
     chosen = {name.partition(".")[2]: value for name, value in config.items()}
     visit = VISITS[chosen.get("visit", "rows").split()[0]]
-    return [
-        f"{many(chosen['vectors'], 'vector')} of {chosen['lanes']} features in registers",
-        ORDERS[chosen["order"]],
-        *filter(None, [visit]),
-        *([f"rows of X are requested {chosen['ahead']} edges ahead"] if chosen["ahead"] else []),
-        "on all threads" if chosen["parallel"] else "on one thread",
-    ]
+    tiles = f"{many(chosen['vectors'], 'vector')} of {chosen['lanes']} features in registers"
+    return [*filter(None, [visit]), tiles, "all threads" if chosen["parallel"] else "one thread"]
 
 
 def main() -> None:
     """Print all of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default, what in (
-        ("nodes", 20_000, "of the graph to tune for"), ("edges", 600_000, "of the same"),
-        ("features", 64, "of each node"), ("trials", 24, "schedules to measure, at most"),
-        ("seconds", 30, "of the search, at most"),
+        ("size", 2048, "of the weight to tune for"), ("features", 64, "of each node"),
+        ("trials", 24, "schedules to measure, at most"), ("seconds", 15, "of the search, at most"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} ({default})")
     options = parser.parse_args()
@@ -189,24 +175,25 @@ def main() -> None:
     print(f"\n5. Median time of a call ({cpu_model()}, float32), and its ratio to sparsetir's:\n")
     compare({"sparsetir": (kernel, threads)}, graph, x)
 
-    graph = generated(options.nodes, options.edges)
-    print(f"\n6. Tuned: a generated graph of {options.nodes:,} nodes and {graph.nnz:,} edges.")
+    weight, size = pruned(options.size), options.size
+    print(f"\n6. Tuned to a matrix, a pruned weight of {size:,} x {size:,}. In it {GROUP} rows")
+    print(f"   each keep the same columns ({weight.nnz:,} numbers). The default is for any matrix.")
     print(f"   Up to {options.trials} schedules are built, checked and measured:\n", flush=True)
-    x = rng.random((options.nodes, features), "float32")
+    x = rng.random((size, features), "float32")
     tuned = sparsetir.tune(
-        program, arguments(graph, x), trials=options.trials, seconds=options.seconds, records="",
+        program, arguments(weight, x), trials=options.trials, seconds=options.seconds, records="",
         progress=Bar("   search", options.seconds),
     )  # fmt: skip
     print(f"  {many(len(tuned.trials), 'schedule')} of {tuned.configs} tried", end="; ")
     if tuned.config is None:
         print("none was 2 % faster than the default, which stays.\n")
-        compare({"default": (kernel, threads)}, graph, x)
+        compare({"default": (kernel, threads)}, weight, x)
     else:
         print("the fastest:\n")
         print("\n".join(f"  - {choice}" for choice in in_words(tuned.config)), end="\n\n")
         alone = not all(on for name, on in tuned.config.items() if name.endswith(".parallel"))
         best = tuned.kernel(), 1 if alone else threads
-        before, after = compare({"default": (kernel, threads), "tuned": best}, graph, x)
+        before, after = compare({"default": (kernel, threads), "tuned": best}, weight, x)
         if after >= before:
             print("  Measured again here, the tuned schedule is no faster than the default.")
     print("\nNext: docs/tutorial.md; `print(sparsetir.explain(program))` shows all of step 4.")

@@ -350,19 +350,19 @@ class _Decomposition:
 
     def _check_iteration(self, it: SparseIteration, rule: FormatRewriteRule) -> None:
         """Refuse iterations that cannot be rewritten."""
-        who = f"decompose_format: iteration '{it.name}' of '{self.func.name}'"
+        place = f"decompose_format: iteration '{it.name}' of '{self.func.name}'"
         have = [a.name for a, _, _ in it.axis_of()]
         missing = [n for n in self.before if n not in have]
         if missing:
             raise LoweringError(
-                f"{who} does not iterate '{missing[0]}'; rule '{rule.name}' needs plain iterations "
-                f"over {self.before}"
+                f"{place} does not iterate '{missing[0]}'; rule '{rule.name}' needs plain "
+                f"iterations over {self.before}"
             )
         var_of = {a.name: v for a, v, _ in it.axis_of()}
         elsewhere = self._elsewhere(it, [var_of[n] for n in self.before])
         if elsewhere is not None:
             at, rules = ", ".join(map(str, elsewhere)), [f.rule.name for f in self.formats]
-            access = f"{who} accesses {sorted(self.targets)} at [{at}]"
+            access = f"{place} accesses {sorted(self.targets)} at [{at}]"
             if len(rules) > 1:
                 raise LoweringError(
                     f"{access}, which may be the element of another of the rules {rules}; "
@@ -377,21 +377,21 @@ class _Decomposition:
         for node in it.axes:
             if isinstance(node, PartAxis):
                 raise LoweringError(
-                    f"{who} visits parts of '{node.name}'; decompose before cutting into parts"
+                    f"{place} visits parts of '{node.name}'; decompose before cutting into parts"
                 )
             if isinstance(node, FusedAxis):
-                raise LoweringError(f"{who} has fused axes; decompose before fusing")
+                raise LoweringError(f"{place} has fused axes; decompose before fusing")
             within = [node, *(node.merged if isinstance(node, Axis) else [])]
             above = [x.to if isinstance(x, AttachedAxis) else x.parent for x in within]
             over = next((a for a in above if a is not None and a.name in self.before), None)
             if node.name in self.before and isinstance(node, AttachedAxis):
                 raise LoweringError(
-                    f"{who}: axis '{node.name}' is attached and cannot be rewritten"
+                    f"{place}: axis '{node.name}' is attached and cannot be rewritten"
                 )
             if over is not None and node.name not in self.before:
                 raise LoweringError(
-                    f"{who}: axis '{node.name}' depends on '{over.name}', which rule '{rule.name}' "
-                    "replaces; rewrite a buffer over both"
+                    f"{place}: axis '{node.name}' depends on '{over.name}', which rule "
+                    f"'{rule.name}' replaces; rewrite a buffer over both"
                 )
 
     def _elsewhere(self, it: SparseIteration, coordinates: list[Any]) -> Any:

@@ -213,12 +213,12 @@ def _rules(fmt: Format, operand: Operand) -> tuple[FormatRewriteRule, ...]:
     return tuple(fmt.rules(operand))
 
 
-def positive(who: str, argument: str, value: Any) -> int:
+def positive(caller: str, argument: str, value: Any) -> int:
     """Check a parameter of a format: a positive integer that fits int32."""
     if not is_integer(value) or not 1 <= value <= INT32:
         most = " below 2**31" if is_integer(value) and value > 0 else ""
         raise ValueError(
-            f"{who}: argument '{argument}': expected a positive integer{most}, got {value!r}"
+            f"{caller}: argument '{argument}': expected a positive integer{most}, got {value!r}"
         )
     return int(value)
 

@@ -108,10 +108,10 @@ class _Inference:
         return out
 
     def _check_input(self) -> None:
-        rule, who = self.rule, f"infer_format: rule '{self.rule.name}'"
+        rule, prefix = self.rule, f"infer_format: rule '{self.rule.name}'"
         if len(self.coords) != len(rule.axes_before_rewrite) or len(self.shape) != len(self.coords):
             raise ValueError(
-                f"{who}: expected coordinates and lengths for the axes "
+                f"{prefix}: expected coordinates and lengths for the axes "
                 f"{list(rule.axes_before_rewrite)}, got {len(self.coords)} and {len(self.shape)}"
             )
         scalars = [
@@ -120,20 +120,20 @@ class _Inference:
         for name in self.sizes:
             if name not in scalars:
                 raise ValueError(
-                    f"{who}: argument 'sizes': expected some of the scalars {scalars} of the "
+                    f"{prefix}: argument 'sizes': expected some of the scalars {scalars} of the "
                     f"description, got '{name}'"
                 )
         for name, c, length in zip(rule.axes_before_rewrite, self.coords, self.shape, strict=True):
             if c.shape != (self.count,):
                 raise ValueError(
-                    f"{who}: axis '{name}': expected ({self.count},) coordinates, got shape "
+                    f"{prefix}: axis '{name}': expected ({self.count},) coordinates, got shape "
                     f"{c.shape}"
                 )
             if not self.count:
                 continue
             if c.dtype.kind not in "iu":
-                raise ValueError(f"{who}: axis '{name}': expected integers, got {c.dtype}")
-            check_range(f"{who}: axis '{name}'", c, length)
+                raise ValueError(f"{prefix}: axis '{name}': expected integers, got {c.dtype}")
+            check_range(f"{prefix}: axis '{name}'", c, length)
 
     def _mapped(self) -> dict[str, np.ndarray]:
         """New coordinates by axis; refuses a rule whose maps are not inverse to each other."""
@@ -169,7 +169,7 @@ class _Inference:
                 f"coordinate {self._coordinate(int(wrong.argmax()))}"
             )
 
-    def _who(self, axis: Axis) -> str:
+    def _prefix(self, axis: Axis) -> str:
         return f"infer_format: rule '{self.rule.name}': axis '{axis.name}'"
 
     def _coordinate(self, at: int) -> tuple[int, ...]:
@@ -199,8 +199,8 @@ class _Inference:
             expr = Analyzer().simplify(substitute(expr, known))
             if not isinstance(expr, tirx.IntImm):
                 raise ValueError(
-                    f"{self._who(axis)}: {what} = {getattr(axis, what)} needs sizes that are not "
-                    "given"
+                    f"{self._prefix(axis)}: {what} = {getattr(axis, what)} needs sizes that are "
+                    "not given"
                 )
             size = int(expr)
         self._check_fits(axis, size, what)
@@ -208,11 +208,13 @@ class _Inference:
 
     def _check_fits(self, axis: Axis, number: int, what: str) -> None:
         if not 0 <= number <= np.iinfo(axis.idtype).max:
-            raise StructureError(f"{self._who(axis)}: {what} = {number} does not fit {axis.idtype}")
+            raise StructureError(
+                f"{self._prefix(axis)}: {what} = {number} does not fit {axis.idtype}"
+            )
 
     def _refuse_overflow(self, axis: Axis, bad: np.ndarray, room: str) -> None:
         raise StructureError(
-            f"{self._who(axis)} has {room}, none for coordinate "
+            f"{self._prefix(axis)} has {room}, none for coordinate "
             f"{self._coordinate(int(bad.argmax()))}"
         )
 
@@ -234,7 +236,7 @@ class _Inference:
             self._set_indptr(axis, start)
             self.offset[axis.name], self.total[axis.name] = start[parent] + coord, int(start[-1])
             return
-        row, indices, place = group(parent, parents, coord, length, self._who(axis))
+        row, indices, place = group(parent, parents, coord, length, self._prefix(axis))
         if not axis.unique:
             row, indices, place = self._repeated(axis, row, indices, place)
         counts = np.bincount(row, minlength=parents)
@@ -262,15 +264,15 @@ class _Inference:
         below = [a for a in self.axes if a.parent is not None and a.parent.same_as(axis)]
         if len(below) != 1 or below[0].kind != "sparse_fixed":
             raise ValueError(
-                f"{self._who(axis)} is not unique; expected one sparse_fixed axis below it, whose "
-                "slots say when a coordinate is repeated"
+                f"{self._prefix(axis)} is not unique; expected one sparse_fixed axis below it, "
+                "whose slots say when a coordinate is repeated"
             )
         slots = self._size(below[0], "nnz_cols", 1)
         if not slots:
             return row, indices, place
         length = self._size(below[0], "length")
         coord = self.new[below[0].name]
-        key, _, slot = group(place, len(row), coord, length, self._who(below[0]))
+        key, _, slot = group(place, len(row), coord, length, self._prefix(below[0]))
         counts = np.bincount(key, minlength=len(row))
         pieces = -(-counts // slots)
         nth = (np.arange(len(key)) - starts(counts)[key]) // slots
@@ -282,7 +284,7 @@ class _Inference:
         self._check_fits(axis, stored, "nnz")
         nnz = self._size(axis, "nnz", stored)
         if nnz != stored:
-            raise StructureError(f"{self._who(axis)}: expected nnz {stored}, got {nnz}")
+            raise StructureError(f"{self._prefix(axis)}: expected nnz {stored}, got {nnz}")
         self.arguments[str(axis.indptr.name)] = start.astype(axis.idtype, copy=False)
 
     def _refuse_shared(self, places: np.ndarray) -> None:

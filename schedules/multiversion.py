@@ -16,7 +16,8 @@ long as all rows::
 
 Sums over features for each nonzero are computed by position, equally many per thread, in column
 parts whose rows stay in cache; with one part, in the order of storage. Steps of rows for
-neighbouring features, such as a softmax of heads, vectorise over these.
+neighbouring features, such as a softmax of heads, vectorise over these. Sums over all rows are
+computed in parts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from sparsetir.schedules.default import default_schedule, versions_by_size
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
 from sparsetir.schedules.passes.features_last import features_last
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
+from sparsetir.schedules.passes.lookups import Lookups, lookups
 from sparsetir.schedules.passes.nests import of_params
+from sparsetir.schedules.passes.partial_sums import partial_sums
 from sparsetir.schedules.passes.prefetch import REUSE, with_reuse_distances
 from sparsetir.schedules.passes.versions import Versions, either, joined
 from sparsetir.schedules.registers import sum_vectors
@@ -88,6 +91,12 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
         stages = _by_copies(func, target) or _by_elements(func, target)
         if stages is not None:
             return _inlined(stages)
+        found = lookups(func, pool())
+        if found is not None:
+            return _inlined(_by_lookups(found, target, work))
+        parts = partial_sums(func) if pool() > 1 else None
+        if parts is not None:
+            return _inlined(_by_parts(*parts, target, work))
     func = with_reuse_distances(func)
     lowered = lower_sparse_iter(func)
     versions = versions_by_size(s_tir.renew_defs(lowered), target)
@@ -130,11 +139,47 @@ def _by_copies(func: SparseFunc, target: Any) -> dict[str, Any] | None:
     sizes = [[axis.length for axis in axes] for axes in rows]
     lowered = lower_sparse_iter(func)
     in_place = default_schedule(lowered, target)
-    visits = prod(_of_lowered(counts, in_place))
-    copies = sum(prod(_of_lowered(of_one, in_place)) for of_one in sizes)
+    visits = prod(_lowered_sizes(counts, in_place))
+    copies = sum(prod(_lowered_sizes(of_one, in_place)) for of_one in sizes)
     scheduled = default_schedule(lower_sparse_iter(by_copies), target)
     done = either(visits >= copies, scheduled, in_place, ("copied", "strided"))
     return {"I": func, "II": lowered, "II scheduled": done}
+
+
+def _by_parts(func: SparseFunc, visited: list[Axis], target: Any, work: int) -> dict[str, Any]:
+    """Sums of parts of the rows, on threads for enough visits.
+
+    visited : the axes of the loops
+    """
+    func = with_reuse_distances(func)
+    lowered = lower_sparse_iter(func)
+    scheduled = default_schedule(lowered, target)
+    counts = _counts(visited) or [visited[0].length]
+    visits = prod(_lowered_sizes(counts, scheduled))
+    return {"I": func, "II": lowered, "II scheduled": _on_threads(visits, scheduled, work)}
+
+
+def _by_lookups(found: Lookups, target: Any, work: int) -> dict[str, Any]:
+    """An intersection by a table, unless clearing it would take longer than visits save."""
+    lowered = lower_sparse_iter(found.merged)
+    located = default_schedule(lower_sparse_iter(found.located), target)
+    probe, outside = found.probe, _counts(found.outside) or [found.outside[0].length]
+    stored, rows = (probe.nnz_cols, 1) if probe.nnz is None else (probe.nnz, probe.parent.length)
+    stored, rows, *visits = _lowered_sizes([stored, as_dtype(rows, "int64"), *outside], located)
+    each = tirx.floordiv(stored, tirx.max(rows, _int64(1)))
+    located = _on_threads(prod(visits) * each, located, work)
+    size, *visits = _lowered_sizes([probe.length, *outside], located)
+    merged = default_schedule(lowered, target)
+    done = either(prod(visits) >= size, located, merged, ("located", "merged"))
+    return {"I": found.merged, "II": lowered, "II scheduled": done}
+
+
+def _on_threads(visits: Any, scheduled: tirx.PrimFunc, work: int) -> tirx.PrimFunc:
+    """A function that runs on one thread for few visits, an expression of its parameters."""
+    if pool() < 2:
+        return scheduled
+    many = visits >= _int64(work)
+    return either(many, scheduled, _on_one_thread(scheduled), ("more", "small"))
 
 
 def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:
@@ -252,7 +297,7 @@ def _by_steps(func: SparseFunc, rest: tirx.PrimFunc, target: Any) -> tirx.PrimFu
     if steps is None or steps.features not in steps.others:
         return rest
     axis = func.axis(steps.features.name)
-    (size,) = _of_lowered([axis.length], rest)
+    (size,) = _lowered_sizes([axis.length], rest)
     known = int(size) if isinstance(size, tirx.IntImm) else None
     bits = max((tvm.DataType(dtype).bits for dtype in steps.dtypes), default=64)
     for tile in (1 << n for n in range(1, (vector_bits(target) // bits).bit_length())):
@@ -328,7 +373,7 @@ def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) ->
     gathered = [axis.length for axis in _rows_of(func, reduction)]
     reuse = (p for p in func.params if p.name == f"{reduction.columns[0].name}_indices{REUSE}")
     sizes = [axes[reduction.features.name].length, next(reuse, None), *counts, *gathered]
-    feat, distance, *numbers = _of_lowered(sizes, lowered)
+    feat, distance, *numbers = _lowered_sizes(sizes, lowered)
     if not gathered or not counts:
         return [None, None, feat, distance]
     nnz, n = numbers[: len(counts)], numbers[len(counts) :]
@@ -354,7 +399,7 @@ def _counts(axes: Sequence[Axis]) -> list[Any]:
     return [next(size for size in of_axis if size is not None) for of_axis in sizes]
 
 
-def _of_lowered(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:
+def _lowered_sizes(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:
     """Sizes of a stage-I function as parameters of its stage II, in int64; None stays None."""
     return [None if x is None else as_dtype(of_params(lowered, x), "int64") for x in sizes]
 

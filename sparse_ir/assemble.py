@@ -96,7 +96,7 @@ class Assembly(NamedTuple):
     bound : writes `bounds`, (rows,) int64, the most elements of each row, and `width`, (2,) int64,
         the number of columns and the number of consecutive rows that must stay in one part
     fill : takes `rows_ptr`, (parts + 1,) of the idtype, the rows of each part (the outer rows,
-        where several loops are over rows), and `rooms`, (parts + 1,) int64, the start of each
+        where several loops are over rows), and `starts`, (parts + 1,) int64, the start of each
         part's section of the arrays. Writes `ends`, (rows,) int64, the end of each row in its
         section, and `indices` and `values`, (room,) and any trailing dimensions
     narrow_fill : `fill` with a one-level bitmap, whose words are all scanned for each row
@@ -124,7 +124,7 @@ class Assembly(NamedTuple):
     bounds: str
     width: str
     rows_ptr: str
-    rooms: str
+    starts: str
     ends: str
     indptr: str
     indices: str
@@ -419,7 +419,7 @@ class _Assembler:
             "bounds",
             "width",
             "rows_ptr",
-            "rooms",
+            "starts",
             "ends",
             "indptr",
             "indices",
@@ -495,7 +495,7 @@ class _Assembler:
         program = _Program(self, name)
         parts, index = program.parts()
         room = program.axis("ROOM", "dense_variable", program.scalar("room", "int64"), parts,
-                            indptr="rooms")  # fmt: skip
+                            indptr="starts")  # fmt: skip
         columns = program.output("indices", self.idtype, [parts, room])
         values = program.output("values", self.out.dtype, [parts, room, *self.rest])
         ends = program.output("ends", "int64", [self.row_axis])

@@ -79,7 +79,7 @@ def valid_for_any(how: Mapping[str, Any]) -> int | None:
     return facts_of(how["recipe"]).unknown
 
 
-def of_values(func: SparseFunc) -> list[str]:
+def value_parameters(func: SparseFunc) -> list[str]:
     """The computed parameters that depend on values, not only on the structure."""
     computed = computed_parameters(func).items()
     return [name for name, how in computed if facts_of(how["recipe"]).of_values]
@@ -124,14 +124,14 @@ def compute(
                 f"'{recipes[name]['recipe']}' makes, got another value; open are {free}"
             )
     for name, how in recipes.items():
-        who = f"{of_func}: computed parameter '{name}'"
+        place = f"{of_func}: computed parameter '{name}'"
         facts = facts_of(how["recipe"])
         if name not in needed or facts.of_values and values.get(str(how["values"])[1:]) is None:
             continue
         if facts.unknown is not None and any(values.get(read) is None for read in reads(how)):
             chosen.setdefault(name, facts.unknown)
-        value = chosen[name] if name in chosen else _evaluate(who, how, values, dtypes)
-        results[name] = values[name] = _fitted(who, value, *dtypes[name])
+        value = chosen[name] if name in chosen else _evaluate(place, how, values, dtypes)
+        results[name] = values[name] = _fitted(place, value, *dtypes[name])
     check_promises(of_func, promises_of(func), results)
     return results
 
@@ -139,7 +139,7 @@ def compute(
 def compute_of_values(
     func: SparseFunc, names: Iterable[str], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Some of the computed parameters that depend on values (:func:`of_values`), by name.
+    """Some of the computed parameters that depend on values (:func:`value_parameters`), by name.
 
     values : by name, at least what their recipes read: arguments, and results of :func:`compute`
 
@@ -147,8 +147,10 @@ def compute_of_values(
     """
     recipes, dtypes, results = computed_parameters(func), _dtypes(func), dict[str, Any]()
     for name in names:
-        who = f"{func.name}: computed parameter '{name}'"
-        results[name] = _fitted(who, _evaluate(who, recipes[name], values, dtypes), *dtypes[name])
+        place = f"{func.name}: computed parameter '{name}'"
+        results[name] = _fitted(
+            place, _evaluate(place, recipes[name], values, dtypes), *dtypes[name]
+        )
     return results
 
 
@@ -169,22 +171,22 @@ def _dtypes(func: SparseFunc) -> dict[str, tuple[bool, str]]:
 
 
 def _evaluate(
-    who: str, how: Mapping[str, Any], values: Mapping[str, Any], dtypes: Mapping[str, Any]
+    place: str, how: Mapping[str, Any], values: Mapping[str, Any], dtypes: Mapping[str, Any]
 ) -> Any:
     problem = _recipe_problem(how)
     if problem is not None:
-        raise LoweringError(f"{who}: {problem}")
+        raise LoweringError(f"{place}: {problem}")
     name = how["recipe"]
     for read in reads(how):
         if values.get(read) is None:
             there = sorted(n for n, v in values.items() if v is not None)
             raise TypeError(
-                f"{who}: recipe '{name}' reads '{read}', which is not among the arguments {there}"
+                f"{place}: recipe '{name}' reads '{read}', which is not among the arguments {there}"
             )
         wanted = np.ndarray if read in dtypes and dtypes[read][0] else int | np.integer
         if not isinstance(values[read], wanted):
             raise TypeError(
-                f"{who}: recipe '{name}' reads '{read}': expected "
+                f"{place}: recipe '{name}' reads '{read}': expected "
                 f"{'a NumPy array' if wanted is np.ndarray else 'an integer'}, "
                 f"got {type(values[read]).__name__}"
             )
@@ -199,7 +201,7 @@ def _evaluate(
         return result
     if not 0 <= result.min() <= result.max() < most:
         raise ScheduleError(
-            f"{who}: expected recipe '{name}' to make numbers in [0, {most}), which guards are "
+            f"{place}: expected recipe '{name}' to make numbers in [0, {most}), which guards are "
             f"proven from, got {result.min()} to {result.max()}"
         )
     return result
@@ -236,25 +238,25 @@ def _limits(dtype: str) -> tuple[int, int]:
     return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
-def _fitted(who: str, value: Any, is_array: bool, dtype: str) -> Any:
+def _fitted(place: str, value: Any, is_array: bool, dtype: str) -> Any:
     """A value converted to the type of its parameter."""
     if not is_array:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(f"{who}: expected an integer, got {value!r}")
+            raise TypeError(f"{place}: expected an integer, got {value!r}")
         smallest, largest = _limits(dtype)
         if not smallest <= value <= largest:
-            raise ScheduleError(f"{who}: expected a number that {dtype} holds, got {value}")
+            raise ScheduleError(f"{place}: expected a number that {dtype} holds, got {value}")
         return int(value)
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{who}: expected a NumPy array, got {type(value).__name__}")
+        raise TypeError(f"{place}: expected a NumPy array, got {type(value).__name__}")
     if dtype.startswith(("int", "uint")):
         if value.dtype.kind not in "iu":
-            raise TypeError(f"{who}: expected an array of integers, got one of {value.dtype}")
+            raise TypeError(f"{place}: expected an array of integers, got one of {value.dtype}")
         smallest, largest = _limits(dtype)
         fits = np.can_cast(value.dtype, dtype) or not value.size
         if not fits and (value.min() < smallest or value.max() > largest):
             raise ScheduleError(
-                f"{who}: expected numbers that {dtype} holds, got {value.min()} to {value.max()}"
+                f"{place}: expected numbers that {dtype} holds, got {value.min()} to {value.max()}"
             )
     return np.ascontiguousarray(value, np.dtype(dtype))
 
@@ -268,11 +270,11 @@ def computed_problems(func: SparseFunc) -> Found:
         return
     params = declared(func).params
     for name, how in func.attrs[COMPUTED].items():
-        who = f"computed parameter '{name}'"
+        place = f"computed parameter '{name}'"
         if name not in params:
-            yield Broken(func.span, f"{who}: no such parameter; there are {[*params]}")
+            yield Broken(func.span, f"{place}: no such parameter; there are {[*params]}")
         if not isinstance(how, Mapping):
-            yield Broken(func.span, f"{who}: expected a dict with its 'recipe', got {how!r}")
+            yield Broken(func.span, f"{place}: expected a dict with its 'recipe', got {how!r}")
     recipes, dtypes, before = computed_parameters(func), _dtypes(func), list[str]()
     first = next(iter(recipes), None)
     for name, param in params.items():

@@ -65,18 +65,18 @@ def check_range(where: str, values: np.ndarray, length: int, what: str = "coordi
         )
 
 
-def check_indptr(who: str, indptr: np.ndarray, nnz: int, rows: int) -> None:
+def check_indptr(caller: str, indptr: np.ndarray, nnz: int, rows: int) -> None:
     """Refuse, with StructureError, an array that is not a valid `indptr` of rows of nnz elements.
 
-    who : the function whose argument `indptr` it is
+    caller : the function whose argument `indptr` it is
     """
     if indptr.shape != (rows + 1,):
         raise StructureError(
-            f"{who}: argument 'indptr': expected shape ({rows + 1},), got {indptr.shape}"
+            f"{caller}: argument 'indptr': expected shape ({rows + 1},), got {indptr.shape}"
         )
     if indptr[0] != 0 or indptr[-1] != nnz or (indptr[1:] < indptr[:-1]).any():
         raise StructureError(
-            f"{who}: argument 'indptr': expected to start at 0, never to decrease and to end at "
+            f"{caller}: argument 'indptr': expected to start at 0, never to decrease and to end at "
             f"{nnz}, got {indptr[0]} to {indptr[-1]}"
         )
 

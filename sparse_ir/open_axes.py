@@ -51,11 +51,11 @@ def is_open(axis: Axis) -> bool:
     return axis.kind == "sparse_variable" and axis.nnz is None
 
 
-def refuse_open(who: str, func: SparseFunc) -> None:
+def refuse_open(caller: str, func: SparseFunc) -> None:
     """Raise ValueError for a program that assembles its result."""
     for axis in open_axes(func):
         raise ValueError(
-            f"{who}: function '{func.name}': expected axes whose nnz is given, got None for "
+            f"{caller}: function '{func.name}': expected axes whose nnz is given, got None for "
             f"'{axis.name}', which the program assembles; see build_assembled"
         )
 

@@ -86,27 +86,28 @@ def row_problems(func: SparseFunc) -> Found:
         return
     buffers = declared(func).buffers
     for name, how in said.items():
-        who = f"rows of '{name}'"
+        place = f"rows of '{name}'"
         buffer = buffers.get(str(name))
         if buffer is None:
-            yield Broken(func.span, f"{who}: no such buffer; there are {[*buffers]}")
+            yield Broken(func.span, f"{place}: no such buffer; there are {[*buffers]}")
         elif recipe_of_rows(func, buffer) is None:
             some = [name for name in RECIPES if facts_of(name).found_in is not None]
             yield Broken(
                 buffer.var.span,
-                f"{who}: expected a buffer that recipe {' or '.join(some)} makes of arrays that "
+                f"{place}: expected a buffer that recipe {' or '.join(some)} makes of arrays that "
                 "are bound to buffers",
             )
         elif set(how) != {"from"} and (set(how) != STARTS or str(how["starts"]) not in buffers):
             yield Broken(
                 buffer.var.span,
-                f"{who}: expected 'from', or {sorted(STARTS)} with a buffer of starts, got "
+                f"{place}: expected 'from', or {sorted(STARTS)} with a buffer of starts, got "
                 f"{sorted(map(str, how))}",
             )
         elif str(how["from"]) not in ROWS_FROM[1:]:
             yield Broken(
                 buffer.var.span,
-                f"{who}: expected 'from' to be among {[*ROWS_FROM[1:]]}, got {str(how['from'])!r}",
+                f"{place}: expected 'from' to be among {[*ROWS_FROM[1:]]}, got "
+                f"{str(how['from'])!r}",
             )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["KINDS", "Adverse", "adverse", "of_statements"]
+__all__ = ["KINDS", "Adverse", "adverse", "statement_program"]
 
 # What split, positions, divide, peel, precompute and inits would call theirs, beside an axis K.
 AXES = (
@@ -364,7 +364,7 @@ FORMS = {
 }
 
 
-def of_statements(rng: np.random.Generator, kinds: Any = KINDS) -> Adverse:
+def statement_program(rng: np.random.Generator, kinds: Any = KINDS) -> Adverse:
     """A random program whose body has statements of these kinds."""
     heads = list(FORMS)
     head = heads[rng.integers(len(heads))]

@@ -50,7 +50,7 @@ def compressed(A, values, indices=None):
     return COMPRESSED[A.layout](outer, inner, values, A.shape)
 
 
-def of_tensor(A):
+def tensor_operand(A):
     """The type of a torch tensor's elements, by torch's own conversion of numbered ones."""
     values = A.values()
     numbers = torch.arange(1, values.numel() + 1, dtype=torch.float64).reshape(values.shape)
@@ -67,11 +67,11 @@ def cases():
     """A matrix of each kind: name -> Case."""
     D = dense()
     by_name = {
-        "coo": of_tensor(D.to_sparse()),
-        "csr": of_tensor(D.to_sparse_csr()),
-        "csc": of_tensor(D.to_sparse_csc()),
-        "bsr": of_tensor(D.to_sparse_bsr((3, 2))),
-        "bsc": of_tensor(D.to_sparse_bsc((2, 3))),
+        "coo": tensor_operand(D.to_sparse()),
+        "csr": tensor_operand(D.to_sparse_csr()),
+        "csc": tensor_operand(D.to_sparse_csc()),
+        "bsr": tensor_operand(D.to_sparse_bsr((3, 2))),
+        "bsc": tensor_operand(D.to_sparse_bsc((2, 3))),
     }
     csr = by_name["csr"].A
     narrow = compressed(csr, csr.values(), torch.int32)

@@ -24,14 +24,14 @@ LENGTHS = {
 }
 
 
-def of_lengths(lengths: list[int]) -> Any:
+def rows_of_lengths(lengths: list[int]) -> Any:
     indptr = np.cumsum([0, *lengths])
     columns = np.concatenate([np.arange(n) for n in lengths]).astype("int64")
     values = np.arange(1, indptr[-1] + 1, dtype="float32")
     return sp.csr_array((values, columns, indptr), shape=(len(lengths), max(lengths)))
 
 
-MATRICES = {**ZOO, **{name: of_lengths(lengths) for name, lengths in LENGTHS.items()}}
+MATRICES = {**ZOO, **{name: rows_of_lengths(lengths) for name, lengths in LENGTHS.items()}}
 
 
 def operands(matrix: Any, idtype: str, feat: int = FEAT) -> dict[str, Any]:

@@ -50,10 +50,10 @@ def text_of(
     sizes = [n for n in names if n not in handles]
     lines = [f"{axis} = {decl}" for axis, decl in declared.items()]
     for buffer, over in buffers.items():
-        *over, kind = over.split() if over.split()[-1].islower() else [*over.split(), dtype]
-        lines.append(
-            f'{buffer} = T.match_sparse_buffer({buffer.lower()}, ({", ".join(over)},), "{kind}")'
-        )
+        names_of = over.split()
+        kind = names_of.pop() if names_of and names_of[-1].islower() else dtype
+        shape = "".join(f"{axis}, " for axis in names_of)
+        lines.append(f'{buffer} = T.match_sparse_buffer({buffer.lower()}, ({shape}), "{kind}")')
     order = {name: n for n, name in enumerate(first.split())}
     handles, sizes = (sorted(ns, key=lambda n: order.get(n, 99)) for ns in (handles, sizes))
     params = [*(f"{n}: T.handle" for n in handles), *(f"{n}: T.{idtype or 'int32'}" for n in sizes)]

@@ -104,7 +104,7 @@ def run_kernel(
     return {names[flat]: array for flat, array in out.items()}
 
 
-def of_mask(mask: np.ndarray, idtype: str) -> CsrPattern:
+def pattern_of(mask: np.ndarray, idtype: str) -> CsrPattern:
     """The pattern of the places where a mask holds."""
     rows, columns = np.nonzero(mask)
     counts = np.bincount(rows, minlength=mask.shape[0])
@@ -233,7 +233,7 @@ with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
 
 def scaled_sums() -> tuple[dict[str, Any], np.ndarray]:
     """Arguments of it, and the result."""
-    matrix, rng = of_mask(MASKS["random"], "int32"), np.random.default_rng(0)
+    matrix, rng = pattern_of(MASKS["random"], "int32"), np.random.default_rng(0)
     (m, n), nnz = matrix.shape, len(matrix.indices)
     a, w = (rng.random(size, "float32") for size in (nnz, 16))
     sums = [a[i:j].sum() for i, j in itertools.pairwise(matrix.indptr)]
@@ -244,9 +244,9 @@ def scaled_sums() -> tuple[dict[str, Any], np.ndarray]:
     return args, np.outer(sums, w)
 
 
-def of_the_space(kind: type, problem: Spmm, feat: int, mask: str, longest: int) -> list[Any]:
+def configs_of_space(kind: type, problem: Spmm, feat: int, mask: str, longest: int) -> list[Any]:
     """Configs of a template that a search tries."""
-    matrix = of_mask(MASKS[mask], "int32")
+    matrix = pattern_of(MASKS[mask], "int32")
     stats = Statistics(*matrix.shape, matrix.nnz, feat, longest=longest)
     points = space(problem, matrix, stats, GPU).points()
     return [config for _, config in points if isinstance(config, kind)]

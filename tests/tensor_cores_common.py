@@ -16,7 +16,7 @@ from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.gpu import spmm_tensor_cores
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
-from spmm_gpu_common import as_dtype, bfloat16_arrays, of_mask
+from spmm_gpu_common import as_dtype, bfloat16_arrays, pattern_of
 
 SEEDS = (0, 1, 2)  # orders of warps
 SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32"}
@@ -78,7 +78,7 @@ def batched_kernel(
     _, func = extract_preprocess(decompose_format(func, rules, unmasked))
     run = CudaStages(func, spmm_tensor_cores.apply, config, arch="sm_80")
     rng, mask = np.random.default_rng(1), pattern(config.format, shape, counts)
-    matrix, values = of_mask(mask, "int32"), numbers(rng, int(mask.sum()), "float16")
+    matrix, values = pattern_of(mask, "int32"), numbers(rng, int(mask.sum()), "float16")
     b = numbers(rng, (heads, shape[1], feat), "float16")
     stored = matrix.stored_in(config.format, Operand({"A": "float16"}, ("I", "J"), "int32"))
     args = {**stored.arguments(True), **stored.values(A=values), "b": b, "heads": heads}
@@ -126,7 +126,7 @@ def arguments(
     """Arguments of a kernel by name, and values in the pattern's order; see :func:`check`."""
     rng = np.random.default_rng(1)
     m, n = mask.shape
-    matrix = of_mask(mask, built.idtype)
+    matrix = pattern_of(mask, built.idtype)
     values = numbers(rng, int(mask.sum()), built.dtype)
     b = numbers(rng, (n, feat), built.dtype) if b is None else b
     stored = matrix.stored_in(built.format, Operand({"A": built.dtype}, ("I", "J"), built.idtype))

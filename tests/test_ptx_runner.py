@@ -25,7 +25,7 @@ from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators import block_attention
 from sparsetir.schedules.operators.problems import Spmm
-from spmm_gpu_common import MASKS, of_mask, run_spmm
+from spmm_gpu_common import MASKS, pattern_of, run_spmm
 
 pytestmark = requires_nvcc
 TARGET = {"kind": "cuda", "arch": "sm_80"}
@@ -79,7 +79,7 @@ def test_attention(machine: PtxMachine) -> None:
 
 
 def test_a_missing_barrier_is_found(machine: PtxMachine) -> None:
-    matrix, config = of_mask(MASKS["one dense row"], "int32"), RowSplit(8, 1, 2, row_cache=True)
+    matrix, config = pattern_of(MASKS["one dense row"], "int32"), RowSplit(8, 1, 2, row_cache=True)
     with pytest.raises(KernelError, match=r"race: block \d+, thread .* \w+_shared_ptr\["):
         run_spmm(Spmm(), config, matrix, 16,
                  edit=lambda text: text.replace("__syncthreads();\n    if", "if"))  # fmt: skip

@@ -23,7 +23,7 @@ from bench.peers.libraries import OURS
 from bench.peers.ours import describe
 from bench.peers.turns import Outcome
 from sparsetir.schedules.operators.registry import OPERATORS
-from sparsetir.tuning.serving import one_line
+from sparsetir.tuning.process import one_line
 
 COPIES, ROUNDS, CALLS = 3, 5, 20
 TARGET = "cuda"  # instead of a number of threads
@@ -102,7 +102,7 @@ class Gpu:
             out.add(peer, {variant: t for (name, variant), t in times.items() if name == peer})
         if self.library:
             self.library.release()
-        return [{"threads": TARGET, **out.of_timed()}]
+        return [{"threads": TARGET, **out.with_times()}]
 
     def _tensors(self, case: Case) -> Tensors:
         torch, a = self.torch, case.matrix

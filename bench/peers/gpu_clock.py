@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from bench.timing import of_turns, rotated
+from bench.timing import rotated, turn_statistics
 
 Way = TypeVar("Way", bound=Hashable)
 WARM_UP = 3
@@ -53,4 +53,4 @@ def take_turns(
             for i in range(WARM_UP):
                 copies_of[i % copies]()
             times[way].append([clock.seconds(copies_of[i % copies]) for i in range(calls)])
-    return {way: of_turns(turns) for way, turns in times.items()}
+    return {way: turn_statistics(turns) for way, turns in times.items()}

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.peers.cases import Case
 from bench.peers.libraries import BEFORE, OURS
-from bench.timing import of_turns, rotated
+from bench.timing import rotated, turn_statistics
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.schedules.operators.operands import Check
 from sparsetir.tuning.process import THREADS, Ended, Process
@@ -129,8 +129,8 @@ class Times:
         return min(map(min, self.counted))
 
     def summary(self) -> dict[str, float]:
-        """Seconds, see `of_turns`."""
-        times = of_turns([[t / 1e9 for t in turn] for turn in self.counted])
+        """Seconds, see `turn_statistics`."""
+        times = turn_statistics([[t / 1e9 for t in turn] for turn in self.counted])
         return {**times, "turns": len(self.turns), "quiet": len(self.quiet)}
 
 
@@ -176,7 +176,7 @@ def compare(
         if variants:
             out.add(worker.name, {name: t.summary() for name, t in variants.items()})
             worker.ask("release")
-    return out.of_timed()
+    return out.with_times()
 
 
 class Outcome(dict[str, dict[str, Any]]):
@@ -197,7 +197,7 @@ class Outcome(dict[str, dict[str, Any]]):
         best = min(variants, key=lambda v: variants[v]["min"])
         self["peers"][peer] |= {**variants[best], "variant": best, "variants": variants}
 
-    def of_timed(self) -> dict[str, dict[str, Any]]:
+    def with_times(self) -> dict[str, dict[str, Any]]:
         """All results, with only those peers that have times."""
         return {**self, "peers": {n: p for n, p in self["peers"].items() if "min" in p}}
 

@@ -181,11 +181,11 @@ def _product(matrix: object, x: object, plans: dict[object, object]) -> object:
     return hooks.product(matrix, x, plans)
 
 
-def _of_matrices(op: str, *matrices: Any, **options: Any) -> object:
-    from sparsetir.planning.sparse_results import of_matrices
+def _sparse_operation(op: str, *matrices: Any, **options: Any) -> object:
+    from sparsetir.planning.sparse_results import sparse_operation
 
-    hooks.of_matrices = of_matrices
-    return of_matrices(op, *matrices, **options)
+    hooks.sparse_operation = sparse_operation
+    return sparse_operation(op, *matrices, **options)
 
 
 def _expression(text: str, *operands: object, **options: Any) -> object:
@@ -195,4 +195,4 @@ def _expression(text: str, *operands: object, **options: Any) -> object:
     return plan_expression(text, *operands, **options)
 
 
-hooks.product, hooks.of_matrices, hooks.expression = _product, _of_matrices, _expression
+hooks.product, hooks.sparse_operation, hooks.expression = _product, _sparse_operation, _expression

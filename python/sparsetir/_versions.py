@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sparsetir.machine import this_machine
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 
 REQUIRED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 

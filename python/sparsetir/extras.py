@@ -20,7 +20,7 @@ def allow_torch() -> None:
         del sys.modules["torch"]
 
 
-def need(who: str, package: str, extra: str | None = None, title: str = "") -> ModuleType:
+def need(caller: str, package: str, extra: str | None = None, title: str = "") -> ModuleType:
     """Import a package; if it is missing, raise ImportError that names what to install.
 
     extra : extra of sparsetir that includes it; None for an extension, a module of sparsetir itself
@@ -33,7 +33,7 @@ def need(who: str, package: str, extra: str | None = None, title: str = "") -> M
             raise
         hint = f": run `{install_hint(extra, package)}`" if extra else " with this sparsetir"
         raise ImportError(
-            f"{who}: needs {title or package}, which is not installed{hint}"
+            f"{caller}: needs {title or package}, which is not installed{hint}"
         ) from error
 
 

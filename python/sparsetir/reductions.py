@@ -50,11 +50,11 @@ SEMIRINGS = {
 }  # fmt: skip
 
 
-def check_semiring(who: str, semiring: object) -> None:
+def check_semiring(caller: str, semiring: object) -> None:
     """Raise ValueError unless `semiring` is one of SEMIRINGS."""
     if not isinstance(semiring, str) or semiring not in SEMIRINGS:
         raise ValueError(
-            f"{who}: argument 'semiring': expected one of {[*SEMIRINGS]}, got {semiring!r}"
+            f"{caller}: argument 'semiring': expected one of {[*SEMIRINGS]}, got {semiring!r}"
         )
 
 

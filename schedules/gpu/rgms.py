@@ -46,7 +46,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
-WHO = "RelationalRows"
+NAME = "RelationalRows"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def apply(sch: Schedule, config: RelationalRows) -> None:
     dtypes = {b.dtype for b in sch.func.buffers} & set(PRODUCTS)
     if config.shares is not None and len(dtypes) != 1:
         raise ScheduleError(
-            f"{WHO}: argument 'sch': expected operands of one of {', '.join(PRODUCTS)} in "
+            f"{NAME}: argument 'sch': expected operands of one of {', '.join(PRODUCTS)} in "
             f"'{sch.func.name}', got {sorted(dtypes)}"
         )
     in_tiles(sch, config)

@@ -53,7 +53,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.facts import assume
 
-WHO = "GradientTiles"
+NAME = "GradientTiles"
 WIDE = 64  # the most features of a tile
 
 

@@ -366,9 +366,11 @@ class _Part:
     dtype: str
 
 
-def _found(sch: Schedule, who: str, kinds: Sequence[str], expected: str) -> tuple[str, list[_Part]]:
+def _found(
+    sch: Schedule, caller: str, kinds: Sequence[str], expected: str
+) -> tuple[str, list[_Part]]:
     """The iteration that sets the result, and the parts that update it."""
-    first, rest = set_and_updated(sch, who)
+    first, rest = set_and_updated(sch, caller)
     parts = []
     for nest in rest:
         part = _part(nest)

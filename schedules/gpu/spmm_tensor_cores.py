@@ -57,7 +57,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.tir import is_one
 
-WHO = "TensorCores"
+NAME = "TensorCores"
 MAX_WARPS = 16
 PADDING = 16  # the most elements of padding per row of a shared array
 # Sizes that a search tries.
@@ -138,7 +138,7 @@ class TensorCores(Tiled):
         """Tiles of a feature size; raises ScheduleError if `vector` does not divide it."""
         if feat % self.vector:
             raise ScheduleError(
-                f"{WHO}.tiles: argument 'feat': the config serves multiples of {self.vector} "
+                f"{NAME}.tiles: argument 'feat': the config serves multiples of {self.vector} "
                 f"features, got {feat}"
             )
         return -(-feat // self.tile)
@@ -226,8 +226,8 @@ def apply(sch: Schedule, config: TensorCores) -> None:
 
     Raises ScheduleError for a program of another form, and for types without such products.
     """
-    shape = block_reduction(sch, WHO)
-    values, gathered, dtype = product_of_blocks(sch, shape, WHO, PRODUCTS)
+    shape = block_reduction(sch, NAME)
+    values, gathered, dtype = product_of_blocks(sch, shape, NAME, PRODUCTS)
     firsts = {it.name for it in sparse_iterations(sch.func)} - {shape.iteration.name}
     heads = [x for x in shape.heads if x not in shape.block]
     if config.vector > 1:

@@ -185,14 +185,16 @@ def unsupported(problem: Any, dtypes: Collection[str] = ()) -> str | None:
     return f"dtype '{problem.dtype}'" if dtypes and problem.dtype not in dtypes else None
 
 
-def refuse_unsupported(who: str, config: Any, problem: Any, dtypes: Collection[str] = ()) -> None:
-    """Raise ScheduleError for a problem that :func:`unsupported` names; who : for the message."""
+def refuse_unsupported(
+    caller: str, config: Any, problem: Any, dtypes: Collection[str] = ()
+) -> None:
+    """Raise ScheduleError for a problem that :func:`unsupported` names; caller : for its text."""
     missing = unsupported(problem, dtypes)
     if missing is not None:
         types = f" in {' or '.join(sorted(dtypes))}" if dtypes else ""
         raise ScheduleError(
-            f"{who}: argument 'config': {type(config).__name__} serves sums of one matrix{types}, "
-            f"got {missing}"
+            f"{caller}: argument 'config': {type(config).__name__} serves sums of one "
+            f"matrix{types}, got {missing}"
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from sparsetir.formats import ConvertedFormat, Pattern
 from sparsetir.schedules.operators.problems import Stored
 
-WHO = "RelationPattern.of"
+NAME = "RelationPattern.of"
 
 
 class _Csf(NamedTuple):
@@ -52,19 +52,19 @@ class RelationPattern(_Csf):
         for name, key, size in zip(names, keys, shape, strict=True):
             if key.ndim != 1 or key.dtype.kind not in "iu" or len(key) != len(keys[0]):
                 raise ValueError(
-                    f"{WHO}: argument '{name}': expected ({len(keys[0])},) integers, got "
+                    f"{NAME}: argument '{name}': expected ({len(keys[0])},) integers, got "
                     f"{key.dtype} of shape {key.shape}"
                 )
             if len(key) and not 0 <= key.min() <= key.max() < size:
                 raise ValueError(
-                    f"{WHO}: argument '{name}': expected 0 to {size - 1}, got {key.min()} to "
+                    f"{NAME}: argument '{name}': expected 0 to {size - 1}, got {key.min()} to "
                     f"{key.max()}"
                 )
         largest = max(*shape, len(keys[0])) + 1
         dtype = np.dtype(idtype or ("int32" if largest < 2**31 else "int64"))
         if largest > np.iinfo(dtype).max:
             raise ValueError(
-                f"{WHO}: argument 'idtype': expected a type that holds {largest}, got {dtype}"
+                f"{NAME}: argument 'idtype': expected a type that holds {largest}, got {dtype}"
             )
         relations, m, n = (int(size) for size in shape)
         order = _order(keys, (relations, m, n))

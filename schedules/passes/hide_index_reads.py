@@ -19,7 +19,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm_ffi.structural import WalkResult
 
-from sparsetir.schedules.passes.parallel_loops import of_stage_two
+from sparsetir.schedules.passes.parallel_loops import stage_two_of
 from sparsetir.sparse_ir.exact import is_choice
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of
 
@@ -34,7 +34,7 @@ def hide_index_reads(sch: Any, block: Any) -> list[str]:
     TVM's `unsafe_hide_buffer_access`: unsafe before a primitive that would move a block which
     writes these arrays, but programs have no such blocks.
     """
-    sch = of_stage_two("hide_index_reads", sch)
+    sch = stage_two_of("hide_index_reads", sch)
     block = sch.get_sblock(block) if isinstance(block, str) else block
     node: s_tir.SBlock = sch.get(block)
     values: set[Any] = {r.source for r in node.writes}

@@ -41,7 +41,7 @@ def ieee_floats(func: tirx.PrimFunc) -> tirx.PrimFunc:
     for bound in nodes_of((tirx.Bind, tirx.Let), func.body):
         read[bound.var.__chandle__()] = _read(bound.value, read)
 
-    def of_zero(x: Any) -> Any:
+    def rooted_zeros(x: Any) -> Any:
         if not _is_zero(x.a) and not _is_zero(x.b):
             return x
         # The square roots of 0.0 and -0.0 are themselves, and no rule knows that.
@@ -66,7 +66,7 @@ def ieee_floats(func: tirx.PrimFunc) -> tirx.PrimFunc:
         opaque = tirx.Cast(truth, tirx.Cast(truth.replace("bool", "int8"), test))
         return tirx.Not(opaque) if isinstance(x, tirx.NE) else opaque
 
-    rules = [(tirx.Sub, difference), (tirx.Mul, of_zero), (tirx.Div, of_zero)]
+    rules = [(tirx.Sub, difference), (tirx.Mul, rooted_zeros), (tirx.Div, rooted_zeros)]
     rules += [(kind, comparison) for kind in COMPARISONS]
     return with_body(func, map_expr(func.body, rules))
 

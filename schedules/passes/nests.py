@@ -42,18 +42,18 @@ class Nest(NamedTuple):
     loops: list[Any]
     body: Any
 
-    def extents(self, who: str) -> list[int]:
+    def extents(self, caller: str) -> list[int]:
         """The extents of the loops; raises ScheduleError if one is not constant."""
         for loop in self.loops:
             if not isinstance(loop.extent, tirx.IntImm):
                 raise ScheduleError(
-                    f"{who}: expected constant extents of the loops around block '{self.name}', "
+                    f"{caller}: expected constant extents of the loops around block '{self.name}', "
                     f"got {loop.extent} of '{loop.loop_var.name}'"
                 )
         return [int(loop.extent) for loop in self.loops]
 
 
-def find_nest(who: str, func: tirx.PrimFunc, name: str) -> Nest:
+def find_nest(caller: str, func: tirx.PrimFunc, name: str) -> Nest:
     """The nest of a block; raises ScheduleError if there is no such block."""
     for loop in nodes_of(tirx.For, func.body):
         chain, inner = nest_of(loop)
@@ -62,7 +62,7 @@ def find_nest(who: str, func: tirx.PrimFunc, name: str) -> Nest:
             places = {v: as_dtype(x, dtype_of(v)) for v, x in values_of(inner).items()}
             return Nest(name, chain, substitute(block.body, places))
     names = sorted({str(b.name_hint) for b in nodes_of(s_tir.SBlock, func.body)} - {"root"})
-    raise ScheduleError(f"{who}: expected a block in loops, among {names}, got '{name}'")
+    raise ScheduleError(f"{caller}: expected a block in loops, among {names}, got '{name}'")
 
 
 def replaced(func: tirx.PrimFunc, nest: Nest, new: Any) -> tirx.PrimFunc:

@@ -23,7 +23,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.tir import as_dtype, as_one, block_with, loop_with
 
-WHO = "one_launch"
+NAME = "one_launch"
 
 
 def one_launch(func: tirx.PrimFunc, iterations: Sequence[Any], race: str = "none") -> tirx.PrimFunc:
@@ -37,7 +37,7 @@ def one_launch(func: tirx.PrimFunc, iterations: Sequence[Any], race: str = "none
     Raises ScheduleError for other iterations, and for those that may race.
     """
     if race not in ("none", "ignore"):
-        raise ValueError(f"{WHO}: argument 'race': expected 'none' or 'ignore', got {race!r}")
+        raise ValueError(f"{NAME}: argument 'race': expected 'none' or 'ignore', got {race!r}")
     names = [str(getattr(it, "name", it)) for it in iterations]
     root = func.body.block
     steps = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
@@ -46,7 +46,7 @@ def one_launch(func: tirx.PrimFunc, iterations: Sequence[Any], race: str = "none
     first = places[0] if places else -1
     if len(names) < 2 or first < 0 or places != list(range(first, first + len(names))):
         raise ScheduleError(
-            f"{WHO}: argument 'iterations': expected some that follow each other, outermost and "
+            f"{NAME}: argument 'iterations': expected some that follow each other, outermost and "
             f"parallel, of {[*loops]}, got {names}"
         )
     chosen = [steps[place] for place in places]
@@ -87,7 +87,7 @@ def _refuse_dependences(names: Sequence[str], loops: Sequence[Any]) -> None:
             meet = sorted(touched & other.keys())
             if meet:
                 raise ScheduleError(
-                    f"{WHO}: '{name}' {does} '{meet[0]}', which '{other[meet[0]]}' {did}; pass "
+                    f"{NAME}: '{name}' {does} '{meet[0]}', which '{other[meet[0]]}' {did}; pass "
                     'race="ignore" where they do so at elements of their own'
                 )
         read |= dict.fromkeys(reads, name)

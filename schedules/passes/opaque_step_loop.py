@@ -43,19 +43,19 @@ def opaque_step_loop(func: tirx.PrimFunc, iteration: Any, step: str | None = Non
 
     Raises ScheduleError if there is no such parameter or loop, and for an init.
     """
-    who = "opaque_step_loop"
+    caller = "opaque_step_loop"
     sch = s_tir.Schedule(func)
-    block = innermost_block(sch, iteration, who)
+    block = innermost_block(sch, iteration, caller)
     loops = sch.get_loops(block)
     above = sch.get_sref(loops[0]).parent if loops else None
     if above is None or not isinstance(above.stmt, s_tir.SBlock):
         raise ScheduleError(
-            f"{who}: argument 'iteration': expected a block in a loop, got "
+            f"{caller}: argument 'iteration': expected a block in a loop, got "
             f"'{sch.get(block).name_hint}'"
         )
     if sch.get(block).init is not None:
         raise ScheduleError(
-            f"{who}: argument 'iteration': expected the step of a precompute that reduces, got "
+            f"{caller}: argument 'iteration': expected the step of a precompute that reduces, got "
             f"block '{sch.get(block).name_hint}', whose init is in the loop"
         )
     loop, owner = sch.get(loops[0]), above.stmt

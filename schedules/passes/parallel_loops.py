@@ -50,7 +50,7 @@ def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
         raise ValueError(
             f"run_in_parallel: argument 'race': expected 'none' or 'ignore', got {race!r}"
         )
-    sch = of_stage_two("run_in_parallel", sch)
+    sch = stage_two_of("run_in_parallel", sch)
     if race == "none":
         _refuse_race("run_in_parallel", sch, loop, kind)
     sch.annotate(loop, KIND, kind)
@@ -67,26 +67,26 @@ def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     free of races, which is less than TVM's `vectorize` requires. Raises ScheduleError if that is
     not proven, and if there are no such loops.
     """
-    who = "in_vectors"
-    sch = of_stage_two(who, sch)
+    caller = "in_vectors"
+    sch = stage_two_of(caller, sch)
     if not isinstance(block, s_tir.schedule.SBlockRV):
-        block = innermost_block(sch, block, who)
+        block = innermost_block(sch, block, caller)
     name = sch.get(block).name_hint
     chosen = sch.get_loops(block)[-loops:]
     if not chosen:
         raise ScheduleError(
-            f"{who}: argument 'block': block '{name}' is in no loop of its own, so that it has no "
-            "lanes; leave it out"
+            f"{caller}: argument 'block': block '{name}' is in no loop of its own, so that it has "
+            "no lanes; leave it out"
         )
     for loop in map(sch.get, chosen):
         if not isinstance(loop.extent, tirx.IntImm):
             raise ScheduleError(
-                f"{who}: argument 'loops': expected constant extents of the innermost {loops} of "
-                f"block '{name}', got {loop.extent} of '{loop.loop_var.name}'; split its axis, or "
-                "bound it, in stage I, or take fewer loops"
+                f"{caller}: argument 'loops': expected constant extents of the innermost {loops} "
+                f"of block '{name}', got {loop.extent} of '{loop.loop_var.name}'; split its axis, "
+                "or bound it, in stage I, or take fewer loops"
             )
     *straight, lanes = chosen
-    _refuse_race(who, sch, lanes, "vectorized")
+    _refuse_race(caller, sch, lanes, "vectorized")
     if sch.get(block).init is not None:
         in_vectors(sch, sch.decompose_reduction(block, sch.get_loops(block)[0]), loops)
     for loop in straight:
@@ -94,28 +94,28 @@ def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     sch.annotate(lanes, KIND, "vectorized")
 
 
-def of_stage_two(who: str, sch: Any) -> Any:
+def stage_two_of(caller: str, sch: Any) -> Any:
     """The stage-II schedule behind a schedule that was lowered to it."""
     if not isinstance(sch, Schedule):
         return sch
     if sch.stage_two is None:
         raise ScheduleError(
-            f"{who}: argument 'sch': expected a schedule of stage II; call its lower() before"
+            f"{caller}: argument 'sch': expected a schedule of stage II; call its lower() before"
         )
     return sch.stage_two
 
 
-def innermost_block(sch: Any, iteration: Any, who: str = "innermost_block") -> Any:
+def innermost_block(sch: Any, iteration: Any, caller: str = "innermost_block") -> Any:
     """The innermost block of a sparse iteration, which has one per level of ragged loops.
 
     sch : tvm.s_tir.Schedule
     iteration : its reference or name
-    who : the caller, for the message of the ScheduleError if there is no such iteration
+    caller : the caller, for the message of the ScheduleError if there is no such iteration
     """
     name = iteration if isinstance(iteration, str) else iteration.name
     have = _iterations(sch.mod)
     if name not in have:
-        raise ScheduleError(f"{who}: expected a sparse iteration among {have}, got '{name}'")
+        raise ScheduleError(f"{caller}: expected a sparse iteration among {have}, got '{name}'")
     level, block = 0, sch.get_sblock(f"{name}0")
     while any(
         str(sch.get(b).name_hint) == f"{name}{level + 1}" for b in sch.get_child_blocks(block)
@@ -131,12 +131,12 @@ def _iterations(mod: Any) -> list[str]:
     return [str(b.name_hint)[:-1] for b in blocks if str(b.name_hint).endswith("0")]
 
 
-def _refuse_race(who: str, sch: Any, loop: Any, kind: str) -> None:
+def _refuse_race(caller: str, sch: Any, loop: Any, kind: str) -> None:
     problem = _race(sch, loop, kind)
     if problem:
         node = sch.get(loop)
         raise ScheduleError(
-            f"{who}: loop '{node.loop_var.name}' as {kind}: {problem}\n"
+            f"{caller}: loop '{node.loop_var.name}' as {kind}: {problem}\n"
             f"  in for {node.loop_var.name} in range({node.extent})"
         )
 

@@ -292,10 +292,12 @@ def _from_here(func: tirx.PrimFunc, layout: Any, positions: list[Any]) -> Any:
     return rows * as_dtype(size(axis.nnz_cols), "int64")
 
 
-def _visits(func: tirx.PrimFunc, iteration: Any, who: str) -> tuple[Any, list[Any], dict[Any, Any]]:
+def _visits(
+    func: tirx.PrimFunc, iteration: Any, caller: str
+) -> tuple[Any, list[Any], dict[Any, Any]]:
     """An iteration's innermost block, the loops around it, and the values of its variables."""
     sch = s_tir.Schedule(func)
-    block = sch.get(innermost_block(sch, iteration, who))
+    block = sch.get(innermost_block(sch, iteration, caller))
     realize = next(r for r in nodes_of(s_tir.SBlockRealize, func.body) if r.block.same_as(block))
     nests = (nest_of(loop) for loop in nodes_of(tirx.For, func.body))
     loops = next((loops for loops, inner in nests if inner.same_as(realize)), [])

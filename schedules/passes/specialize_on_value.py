@@ -53,18 +53,18 @@ def specialize_on_value(
 
     Raises ScheduleError if there is no such block, coordinate or load.
     """
-    who = "specialize_on_value"
+    caller = "specialize_on_value"
     blocks = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
     if len(blocks) != 1:
         raise ScheduleError(
-            f"{who}: argument 'block': expected the name of one block, got {block!r}"
+            f"{caller}: argument 'block': expected the name of one block, got {block!r}"
         )
     if not values or [*values] != sorted(set(values)):
         raise ScheduleError(
-            f"{who}: argument 'values': expected increasing integers, got {[*values]}"
+            f"{caller}: argument 'values': expected increasing integers, got {[*values]}"
         )
     (node,) = blocks
-    chosen = _chosen(who, node, what)
+    chosen = _chosen(caller, node, what)
 
     def with_value(value: int) -> Any:
         constant = as_dtype(value, dtype_of(chosen))
@@ -87,7 +87,7 @@ def specialize_on_value(
     return with_block(func, block, lambda other: block_with(other, body=body))
 
 
-def _chosen(who: str, block: Any, what: str) -> Any:
+def _chosen(caller: str, block: Any, what: str) -> Any:
     """The coordinate, or the load."""
     coordinates = {str(v.var.name): v.var for v in block.iter_vars}
     if what in coordinates:
@@ -97,7 +97,7 @@ def _chosen(who: str, block: Any, what: str) -> Any:
     same = loads and all(same_indices(x.indices, loads[0].indices) for x in loads)
     if not same or any(free_vars(i) & inner for i in loads[0].indices):
         raise ScheduleError(
-            f"{who}: argument 'what': expected a coordinate of block '{block.name_hint}', "
+            f"{caller}: argument 'what': expected a coordinate of block '{block.name_hint}', "
             f"{[*coordinates]}, or a buffer that it loads at one place known there, got {what!r}"
         )
     return loads[0]

@@ -165,13 +165,13 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
 
     Raises ScheduleError for a block of another form.
     """
-    who = "sums_in_tiles"
+    caller = "sums_in_tiles"
     memory = buffer_var([shape.rows, shape.features], shape.isa.types[1], "tile_sums")
-    nest = _innermost(who, func, block)
+    nest = _innermost(caller, func, block)
     conditions, written = split_guards(nest.body)
     loads = nodes_of(ir.TensorLoad, written.value)
-    if len(loads) != 1 or nest.extents(who) != [shape.rows, shape.features]:
-        raise ScheduleError(f"{who}: argument 'block': expected '{block}' to write {shape}")
+    if len(loads) != 1 or nest.extents(caller) != [shape.rows, shape.features]:
+        raise ScheduleError(f"{caller}: argument 'block': expected '{block}' to write {shape}")
     workspace = loads[0].source
     func = replaced(func, nest, _written(shape, memory, nest, conditions, written))
 
@@ -273,7 +273,7 @@ def _configured(func: tirx.PrimFunc, shape: TileShape, memory: Any) -> tirx.Prim
     return func.with_body(s_tir.SBlockRealize([], True, block_with(root, body=body)))
 
 
-def _innermost(who: str, func: tirx.PrimFunc, block: str) -> Nest:
+def _innermost(caller: str, func: tirx.PrimFunc, block: str) -> Nest:
     """The two innermost loops around a block."""
-    nest = find_nest(who, func, block)
+    nest = find_nest(caller, func, block)
     return nest._replace(loops=nest.loops[-2:])

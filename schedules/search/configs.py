@@ -83,45 +83,45 @@ def _known(kind: str) -> Mapping[str, type]:
     return {config.__name__: config for config, _ in TEMPLATES}
 
 
-def _to_data(who: str, kind: str, value: Any) -> dict[str, Any]:
+def _to_data(caller: str, kind: str, value: Any) -> dict[str, Any]:
     classes, name = _known(kind), type(value).__name__
     if classes.get(name) is not type(value):
-        raise ValueError(f"{who}: expected a {kind} of {', '.join(sorted(classes))}, got {name}")
+        raise ValueError(f"{caller}: expected a {kind} of {', '.join(sorted(classes))}, got {name}")
     out: dict[str, Any] = {kind: name}
     for field in fields(value):
-        out[field.name] = _plain(who, f"{name}.{field.name}", getattr(value, field.name))
+        out[field.name] = _plain(caller, f"{name}.{field.name}", getattr(value, field.name))
     return out
 
 
-def _plain(who: str, where: str, value: Any) -> Any:
+def _plain(caller: str, where: str, value: Any) -> Any:
     if isinstance(value, Format):
-        return _to_data(who, "format", value)
+        return _to_data(caller, "format", value)
     if is_dataclass(value):  # a nested config
-        return _to_data(who, "template", value)
+        return _to_data(caller, "template", value)
     if isinstance(value, tuple | list):
-        return [_plain(who, where, v) for v in value]
-    return _scalar(who, where, value.item() if isinstance(value, np.generic) else value)
+        return [_plain(caller, where, v) for v in value]
+    return _scalar(caller, where, value.item() if isinstance(value, np.generic) else value)
 
 
-def _scalar(who: str, where: str, value: Any) -> Any:
+def _scalar(caller: str, where: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise ValueError(f"{who}: {where}: expected a value that JSON holds, got {value!r}")
+    raise ValueError(f"{caller}: {where}: expected a value that JSON holds, got {value!r}")
 
 
-def _from_data(who: str, kind: str, data: Any) -> Any:
+def _from_data(caller: str, kind: str, data: Any) -> Any:
     classes = _known(kind)
     if not isinstance(data, Mapping):
-        raise ValueError(f"{who}: expected a dict with '{kind}', got {data!r}")
+        raise ValueError(f"{caller}: expected a dict with '{kind}', got {data!r}")
     if kind not in data:
-        raise ValueError(f"{who}: '{kind}' is missing in {dict(data)!r}")
+        raise ValueError(f"{caller}: '{kind}' is missing in {dict(data)!r}")
     name = data[kind]
     if isinstance(name, str) and kind == "template" and name in OLDER and name not in classes:
         name, defaults = OLDER[name]
         data = {**defaults, **data}
     if not isinstance(name, str) or name not in classes:
         raise ValueError(
-            f"{who}: unknown {kind} {name!r}; expected one of {', '.join(sorted(classes))}"
+            f"{caller}: unknown {kind} {name!r}; expected one of {', '.join(sorted(classes))}"
         )
     wanted = {f.name: f for f in fields(classes[name])}
     outgrown = {kind, *OUTGROWN.get(name, ())}
@@ -129,21 +129,21 @@ def _from_data(who: str, kind: str, data: Any) -> Any:
     for key in entries:
         if key not in wanted:
             raise ValueError(
-                f"{who}: unknown field '{key}' of {name}; expected some of {', '.join(wanted)}"
+                f"{caller}: unknown field '{key}' of {name}; expected some of {', '.join(wanted)}"
             )
     for key, field in wanted.items():
         if key not in entries and field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"{who}: field '{key}' of {name} is missing")
-    values = {key: _value(who, f"{name}.{key}", value) for key, value in entries.items()}
+            raise ValueError(f"{caller}: field '{key}' of {name} is missing")
+    values = {key: _value(caller, f"{name}.{key}", value) for key, value in entries.items()}
     try:
         return classes[name](**values)
     except TypeError as error:
-        raise ValueError(f"{who}: {name}: {error}") from error
+        raise ValueError(f"{caller}: {name}: {error}") from error
 
 
-def _value(who: str, where: str, value: Any) -> Any:
+def _value(caller: str, where: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return _from_data(who, "template" if "template" in value else "format", value)
+        return _from_data(caller, "template" if "template" in value else "format", value)
     if isinstance(value, list | tuple):
-        return tuple(_value(who, where, v) for v in value)
-    return _scalar(who, where, value)
+        return tuple(_value(caller, where, v) for v in value)
+    return _scalar(caller, where, value)

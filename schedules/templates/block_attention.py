@@ -25,7 +25,7 @@ from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
-WHO = "block_attention"
+NAME = "block_attention"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def apply(sch: Schedule, config: BlockTiles) -> None:
                     ...  # score_start, score_reduce, score_write of (JI1, II1, II2)
                 with T.sp_iter([JI, II0, II1, II2], "SSSS", "powers") as [ji, ii0, ii1, ii2]: ...
     """
-    main, lanes = visits_of_blocks(sch, WHO)
+    main, lanes = visits_of_blocks(sch, NAME)
     straight: Straight = []
     for it in sparse_iterations(sch.func):
         if not nodes_of(SparseIteration, it.body):
@@ -82,20 +82,22 @@ def apply(sch: Schedule, config: BlockTiles) -> None:
     register_tile.straight_code(sch, straight)
 
 
-def visits_of_blocks(sch: Schedule, who: str) -> tuple[SparseIterationRef, str]:
-    """The iteration over rows of blocks, and the axis of a block's rows; who : for messages."""
+def visits_of_blocks(sch: Schedule, caller: str) -> tuple[SparseIterationRef, str]:
+    """The iteration over rows of blocks, and the axis of a block's rows; caller : for messages."""
     main = sch.func.body
     ends = {b.axes[-1].name for b in sch.func.buffers if b.handle is None and b.axes}
     if not isinstance(main, SparseIteration) or len(ends) != 1:
-        refuse_shape(who, sch.func, "one iteration, and local buffers that end with the same axis")
+        refuse_shape(
+            caller, sch.func, "one iteration, and local buffers that end with the same axis"
+        )
     return sch.get_sparse_iteration(main.name), ends.pop()
 
 
 def _in_tiles(sch: Schedule, it: SparseIteration, lanes: str, config: BlockTiles) -> Straight:
     """Cut a step into vectors, a sum into register tiles: iterations, and unrolled loops."""
-    nest = Nest(sch, WHO, it)
+    nest = Nest(sch, NAME, it)
     ref, handles = nest.handles()
-    summed = [handles.pop(x.axes) for x in nest.of_kind("R")]
+    summed = [handles.pop(x.axes) for x in nest.loops_of_kind("R")]
     rows = handles.pop((lanes,), None)
     if rows is None or len(summed) > 1 or len(handles) > 1:
         nest.refuse(f"to visit '{lanes}', at most one other axis, and to reduce over at most one")

@@ -74,7 +74,7 @@ def apply(sch: Schedule, config: BlockTile) -> None:
                 ...                      # .._start, .._reduce over [TOKEN, JI1, II0, II1]
     """
     nest = only_nest(sch, "BlockTile")
-    summed = nest.of_kind("R")
+    summed = nest.loops_of_kind("R")
     blocks = [x for x in nest.loops if nest.plain and x.node.is_sparse]
     if nest.reduction is None or len(blocks) != 1 or len(nest.loops) != 5:
         nest.refuse("to be a reduction over blocks or over tokens")

@@ -39,7 +39,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
-WHO = "MatrixTiles"
+NAME = "MatrixTiles"
 BLOCKS = (BSR(32, 32), BSR(16, 16))  # block sizes that fill tiles
 BLOCKS_OF_A_THREAD = 2  # so that the last one ends soon after the others
 
@@ -130,7 +130,7 @@ def apply(sch: Schedule, config: MatrixTiles) -> None:
     Raises ScheduleError for a program of another form, or of types without such products.
     """
     total, isas = _found(sch), TILE_ISAS[config.isa]
-    left_name, right_name, dtype = product_of_blocks(sch, total, WHO, isas)
+    left_name, right_name, dtype = product_of_blocks(sch, total, NAME, isas)
     rows, (blocks, inner), (within,) = total.rows, total.columns, total.block
     high, width = (int(sch.func.axis(x.name).length) for x in (within, inner))
     shape = _shape(high, width, config.features, isas[dtype])
@@ -146,7 +146,7 @@ def apply(sch: Schedule, config: MatrixTiles) -> None:
         total.result, outer[-1], held, dtype=shape.isa.types[1], name=f"{total.result}_ws"
     )
     if len(refs) != 3 or len(list(sparse_iterations(sch.func))) != 4:
-        raise ScheduleError(f"{WHO}: expected sums that one iteration sets and adds up")
+        raise ScheduleError(f"{NAME}: expected sums that one iteration sets and adds up")
     whole = sch.get_sparse_iteration(total.iteration.name)
     buffer = sch.func.buffer(right_name)
     down, across = (axis.name for axis in buffer.axes or [])
@@ -272,7 +272,7 @@ def _shape(rows: int, columns: int, features: int, isa: TileISA) -> TileShape:
     heights, depths = _sizes(rows, columns, isa)
     if not depths or not heights:
         raise ScheduleError(
-            f"{WHO}: expected blocks whose rows {_one_of(isa.rows)} divides, and whose columns "
+            f"{NAME}: expected blocks whose rows {_one_of(isa.rows)} divides, and whose columns "
             f"{_one_of(isa.depths)}, in {isa.types[0]}, got {rows} x {columns}"
         )
     return TileShape(isa, max(heights), features, max(depths))
@@ -285,9 +285,9 @@ def _one_of(sizes: range) -> str:
 
 def _found(sch: Schedule) -> RowReduction:
     """The sums over blocks; raises ScheduleError if the program has other sums, too."""
-    sums = block_reduction(sch, WHO)
+    sums = block_reduction(sch, NAME)
     if sums.heads != sums.block or len(sums.columns) != 2:
-        refuse_shape(WHO, sch.func, "one iteration that sums up blocks, such as of BSR")
+        refuse_shape(NAME, sch.func, "one iteration that sums up blocks, such as of BSR")
     return sums
 
 

@@ -24,7 +24,7 @@ from sparsetir.schedules.templates.shapes import Nest, only_nest
 from sparsetir.sparse_ir.nodes import SparseIteration, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
-WHO = "rgms_backward"
+NAME = "rgms_backward"
 # Accumulator vectors that fit the registers, besides operands.
 REGISTERS = 24
 MOST_VECTORS = 8  # of features per row
@@ -67,7 +67,7 @@ def apply(sch: Schedule, config: ChunkTiles) -> None:
                 with T.sp_iter([K0, L0], "SS", "rgms_grad_w_product") as [k0, l0]:
                     ...  # rgms_grad_w_product_start, _reduce and _write of (K1, L1, L2)
     """
-    nest = only_nest(sch, WHO)
+    nest = only_nest(sch, NAME)
     sparse = [x for x in nest.loops if nest.plain and x.node.is_sparse]
     if len(sparse) != 2 or len(nest.loops) != 6:
         nest.refuse("to visit relations, their rows, what these store, blocks and features")
@@ -100,9 +100,9 @@ def _in_tiles(sch: Schedule, it: SparseIteration, config: ChunkTiles, sums: list
 
     sums : collects the names of blocks that reduce lanes
     """
-    nest = Nest(sch, WHO, it)
+    nest = Nest(sch, NAME, it)
     ref, handles = nest.handles()
-    summed = [handles.pop(x.axes) for x in nest.of_kind("R")]
+    summed = [handles.pop(x.axes) for x in nest.loops_of_kind("R")]
     dense = [x for x in nest.loops if getattr(x.node, "kind", "") == "dense_fixed"]
     lengths = {x.axes: int(x.node.length) for x in dense}
     features = [h for axes, h in handles.items() if axes in lengths]

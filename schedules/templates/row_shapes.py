@@ -19,18 +19,18 @@ from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration, inside, loops_of
 
 
-def block_reduction(sch: Schedule, who: str) -> RowReduction:
+def block_reduction(sch: Schedule, caller: str) -> RowReduction:
     """The only reduction of a program, over blocks that rows of them store.
 
     Its other iterations only set the result. Rows may be those of a sparse axis.
 
-    who : the template, for messages
+    caller : the template, for messages
     Raises ShapeError if the program has another form, with the difference.
     """
     sums = [it for it in sparse_iterations(sch.func) if "R" in it.kinds]
     if len(sums) != 1:
-        refuse_shape(who, sch.func, f"one iteration that sums, got {[it.name for it in sums]}")
-    nest = Nest(sch, who, sums[0])
+        refuse_shape(caller, sch.func, f"one iteration that sums, got {[it.name for it in sums]}")
+    nest = Nest(sch, caller, sums[0])
     if nest.reduction is None or not nest.plain:
         nest.refuse("to be a reduction over plain axes")
     reduction = over_parents(nest)
@@ -40,7 +40,7 @@ def block_reduction(sch: Schedule, who: str) -> RowReduction:
 
 
 def product_of_blocks(
-    sch: Schedule, sums: RowReduction, who: str, served: Collection[str]
+    sch: Schedule, sums: RowReduction, caller: str, served: Collection[str]
 ) -> tuple[str, str, str]:
     """The names of the values and of the operand with features, and the type of both.
 
@@ -52,14 +52,14 @@ def product_of_blocks(
     dtypes = {b.dtype for b in read}
     if len(read) != 2 or sums.gathered is None or len(dtypes) > 1 or read[0].dtype not in served:
         expected = f"products of values and an operand with features, both {' or '.join(served)}"
-        refuse_shape(who, sch.func, expected)
+        refuse_shape(caller, sch.func, expected)
     (values,) = (b for b in read if b.name != sums.gathered)
     return values.name, sums.gathered, values.dtype
 
 
 def over_parents(nest: Nest) -> RowReduction:
     """The reduction of a nest over the rows that store its outermost columns."""
-    columns = nest.of_kind("R")
+    columns = nest.loops_of_kind("R")
     under = columns[0].node.parent if nest.plain and columns else None
     return over_rows(nest, [x for x in nest.loops if under is not None and x.name == under.name])
 
@@ -81,27 +81,27 @@ class RowSteps:
     dtypes: list[str]
 
 
-def row_steps(sch: Schedule, who: str) -> RowSteps:
+def row_steps(sch: Schedule, caller: str) -> RowSteps:
     """The loops of a program of steps for each row.
 
-    who : the template, for messages
+    caller : the template, for messages
     Raises ShapeError if the program has another form, with the difference.
     """
     func = sch.func
     it = func.body
     nested = inside(it) if isinstance(it, SparseIteration) else []
     if not nested or it.init is not None or set(it.kinds) != {"S"}:
-        refuse_shape(who, func, "one iteration with steps for each of its visits")
+        refuse_shape(caller, func, "one iteration with steps for each of its visits")
     loops = loops_of(it)
     parents = {a.parent.name for s in nested for a, _, _ in s.axis_of() if a.parent is not None}
     rows = [x for x in loops if x.name in parents]
     dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
     if len(rows) != 1 or not dense:
-        refuse_shape(who, func, f"'{it.name}' to visit rows, the steps in it what they store")
+        refuse_shape(caller, func, f"'{it.name}' to visit rows, the steps in it what they store")
     results = {b.var for b in func.buffers if b.handle is not None}
     last = [store.indices[-1] for store in stores_of(it.body) if store.buffer in results]
     along = [x for x in loops if all(isinstance(i, ir.Var) and i.same_as(x.var) for i in last)]
-    ref, handles = Nest(sch, who, it).handles()
+    ref, handles = Nest(sch, caller, it).handles()
     inner = [handles[x.axes] for x in loops if x not in rows]
     first = handles[along[0].axes] if along else None
     dtypes = [str(s.buffer.ty.dtype) for step in nested for s in stores_of(step.body)]
@@ -122,13 +122,13 @@ class RowPieces:
     operator: str
 
 
-def row_pieces(sch: Schedule, who: str) -> RowPieces:
+def row_pieces(sch: Schedule, caller: str) -> RowPieces:
     """The loops of a program that sets a result, then adds parts of its rows to it.
 
-    who : the template, for messages
+    caller : the template, for messages
     Raises ShapeError if the program has another form, with the difference.
     """
-    first, rest = set_and_updated(sch, who)
+    first, rest = set_and_updated(sch, caller)
     if first.along() != first.loops[-1:]:
         first.refuse("to set features side by side")
     parts: list[RowReduction] = []
@@ -140,5 +140,5 @@ def row_pieces(sch: Schedule, who: str) -> RowPieces:
         operators.add(nest.reduction.operator)
         parts.append(over_parents(nest))
     if len(operators) > 1:
-        refuse_shape(who, sch.func, f"one operator, got {sorted(operators)}")
+        refuse_shape(caller, sch.func, f"one operator, got {sorted(operators)}")
     return RowPieces(first, parts, *operators)

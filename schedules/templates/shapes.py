@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import Axis, FusedAxis, SparseIteration, loads_of, sparse_iterations
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    FusedAxis,
+    SparseIteration,
+    flat_axes,
+    loads_of,
+    sparse_iterations,
+)  # fmt: skip
 from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
@@ -68,19 +76,19 @@ class ElementReduction:
     dtype: str
 
 
-def element_reduction(sch: Schedule, who: str) -> ElementReduction:
+def element_reduction(sch: Schedule, caller: str) -> ElementReduction:
     """The loops of a program that sums over features for each stored element.
 
-    who : the template, for messages
+    caller : the template, for messages
 
     Features come last, and rows and columns visited by separate loops are fused; loops inside these
     stay there. Raises ShapeError if the program has another form, with the difference.
     """
-    nest = only_nest(sch, who)
+    nest = only_nest(sch, caller)
     reduction = nest.reduction
     axes = {axis.name: var for axis, var, kind in nest.it.axis_of() if kind == "S"}
     columns = [a for a, _, kind in nest.it.axis_of() if kind == "S" and a.kind == "sparse_variable"]
-    features = nest.of_kind("R")
+    features = nest.loops_of_kind("R")
     fits = nest.it.init is not None and len(columns) == len(features) == 1
     fits = fits and getattr(features[0].node, "kind", "") == "dense_fixed"
     fits = fits and all(isinstance(x.node, Axis | FusedAxis) for x in nest.loops)
@@ -108,7 +116,7 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     both: list[SpIter] = []
     if pair not in handles:
         if any((name,) not in handles for name in pair):
-            refuse_shape(who, sch.func, f"loops of their own, or one loop, over {list(pair)}")
+            refuse_shape(caller, sch.func, f"loops of their own, or one loop, over {list(pair)}")
         both = [handles.pop((name,)) for name in pair]
     summed = handles.pop(features[0].axes)
     loops, visited = sch.get_sp_iters(ref), both or [handles[pair]]
@@ -124,23 +132,23 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     return ElementReduction(ref, elements, summed, nest.result, operands, nest.dtype)
 
 
-def row_reduction(sch: Schedule, who: str) -> RowReduction:
+def row_reduction(sch: Schedule, caller: str) -> RowReduction:
     """The loops of a program that reduces over the elements of rows, recognised by their kinds.
 
-    who : the template, for messages
+    caller : the template, for messages
     Raises ShapeError if the program has another form, with the difference.
     """
-    nest = only_nest(sch, who)
+    nest = only_nest(sch, caller)
     if nest.reduction is None or nest.it.init is None or not nest.plain:
         nest.refuse("to be a reduction with an init over plain axes")
     parents = {x.node.parent.name for x in nest.loops if x.node.parent is not None}
-    roots = [x for x in nest.of_kind("S") if x.node.parent is None]
+    roots = [x for x in nest.loops_of_kind("S") if x.node.parent is None]
     return over_rows(nest, [x for x in roots if x.name in parents])
 
 
 def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
     """The reduction of a nest over `rows`, which must be one loop: its columns and features."""
-    spatial, columns = nest.of_kind("S"), nest.of_kind("R")
+    spatial, columns = nest.loops_of_kind("S"), nest.loops_of_kind("R")
     features = [x for x in nest.along() if x in spatial]
     heads = [x for x in spatial if x not in (*features, *rows)]
     dense = all(x.node.kind == "dense_fixed" for x in heads)
@@ -175,13 +183,15 @@ class RowSum:
     dtype: str
 
 
-def row_sum(sch: Schedule, who: str) -> RowSum:
-    """The loops of a program that only reduces over the elements of rows.
+def row_sum(sch: Schedule, caller: str) -> RowSum:
+    """The loops of a program that reduces over the elements of rows, and besides visits dense axes.
 
-    who : the template, for messages
+    caller : the template, for messages
     Raises ShapeError if the program has another form, with the difference.
     """
-    nest = only_nest(sch, who)
+    visited = {it.name: flat_axes(it.axes) for it in sparse_iterations(sch.func)}
+    over_elements = [name for name, axes in visited.items() if any(a.is_sparse for a in axes)]
+    nest = only_nest(sch, caller, over_elements)
     names = [x.name for x in nest.loops]
     parents = [getattr(getattr(x.node, "parent", None), "name", None) for x in nest.loops]
     if nest.it.kinds != "SR" or nest.reduction is None or parents[1:] != names[:1]:
@@ -212,8 +222,8 @@ class Nest:
     reduction : the reduction that the body performs; None for other bodies
     """
 
-    def __init__(self, sch: Schedule, who: str, it: SparseIteration) -> None:
-        self.sch, self.who, self.it = sch, who, it
+    def __init__(self, sch: Schedule, caller: str, it: SparseIteration) -> None:
+        self.sch, self.caller, self.it = sch, caller, it
         self.loops = loops_of(it)
         _, store = split_guards(it.body)
         self.store: Any = store if isinstance(store, tirx.BufferStore) else None
@@ -222,7 +232,7 @@ class Nest:
         self.dense = self.plain and all(x.node.kind == "dense_fixed" for x in self.loops)
         self.reduction = reduction_of(it.body)
 
-    def of_kind(self, kind: str) -> list[Loop]:
+    def loops_of_kind(self, kind: str) -> list[Loop]:
         """The loops that are spatial, "S", or reductions, "R"."""
         return [x for x in self.loops if x.kinds == kind]
 
@@ -264,22 +274,24 @@ class Nest:
 
     def refuse(self, expected: str) -> NoReturn:
         """Raise ShapeError: another form of iteration was expected."""
-        refuse_shape(self.who, self.sch.func, f"'{self.it.name}' {expected}")
+        refuse_shape(self.caller, self.sch.func, f"'{self.it.name}' {expected}")
 
 
-def only_nest(sch: Schedule, who: str) -> Nest:
-    """The only iteration of a program; raises ShapeError if there are others."""
-    iterations = list(sparse_iterations(sch.func))
+def only_nest(sch: Schedule, caller: str, among: Collection[str] | None = None) -> Nest:
+    """The only iteration of a program, or of some by name; raises ShapeError for several."""
+    iterations = [it for it in sparse_iterations(sch.func) if among is None or it.name in among]
     if len(iterations) != 1:
-        refuse_shape(who, sch.func, f"one iteration, got {[it.name for it in iterations]}")
-    return Nest(sch, who, iterations[0])
+        refuse_shape(caller, sch.func, f"one iteration, got {[it.name for it in iterations]}")
+    return Nest(sch, caller, iterations[0])
 
 
-def set_and_updated(sch: Schedule, who: str) -> tuple[Nest, list[Nest]]:
+def set_and_updated(sch: Schedule, caller: str) -> tuple[Nest, list[Nest]]:
     """The iteration that sets the result of a program, and those that update it."""
-    first, *rest = (Nest(sch, who, it) for it in sparse_iterations(sch.func))
+    first, *rest = (Nest(sch, caller, it) for it in sparse_iterations(sch.func))
     if not first.dense or first.it.init is not None or not rest:
-        refuse_shape(who, sch.func, "an iteration that sets the result, and others that add to it")
+        refuse_shape(
+            caller, sch.func, "an iteration that sets the result, and others that add to it"
+        )
     return first, rest
 
 
@@ -287,6 +299,6 @@ class ShapeError(ScheduleError):
     """A program has another form than those that a template is for."""
 
 
-def refuse_shape(who: str, func: Any, expected: str) -> NoReturn:
-    """Raise ShapeError, naming what `who` expected of the function."""
-    raise ShapeError(f"{who}: argument 'sch': expected {expected} in '{func.name}'")
+def refuse_shape(caller: str, func: Any, expected: str) -> NoReturn:
+    """Raise ShapeError, naming what `caller` expected of the function."""
+    raise ShapeError(f"{caller}: argument 'sch': expected {expected} in '{func.name}'")

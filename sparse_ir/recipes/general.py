@@ -176,6 +176,6 @@ def shared_rows(length: int, **rows: np.ndarray) -> np.ndarray:
     return (counts > 1).astype("int8")
 
 
-def _at_least_one(who: str, parts: int) -> None:
+def _at_least_one(caller: str, parts: int) -> None:
     if parts < 1:
-        raise ScheduleError(f"{who}: argument 'parts': expected 1 or more, got {parts}")
+        raise ScheduleError(f"{caller}: argument 'parts': expected 1 or more, got {parts}")

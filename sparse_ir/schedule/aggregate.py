@@ -75,7 +75,7 @@ from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops, l
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, workspace
 from sparsetir.sparse_ir.tir import dtype_of, free_vars
 
-WHO = "aggregate"
+NAME = "aggregate"
 
 
 @primitive(reorders=True)
@@ -104,7 +104,7 @@ def aggregate(
     list of SparseIterationRef
         Start, sums, product, write; if factors vary over rows instead init, start, sums, product.
     """
-    it, (last, mine, *summed) = chosen_loops(WHO, func, at, rows, *columns)
+    it, (last, mine, *summed) = chosen_loops(NAME, func, at, rows, *columns)
     loops = loops_of(it)
     outer = [loop.axes for loop in loops].index(last.axes) + 1
     made = _Aggregate(func, it, buffer, loops[:outer], loops[outer:], mine, summed)
@@ -116,7 +116,7 @@ class _Aggregate(VisitOrder):
         self, func: SparseFunc, it: SparseIteration, result: str, outer: list[Loop],
         inner: list[Loop], rows: Loop, columns: list[Loop],
     ) -> None:  # fmt: skip
-        super().__init__(WHO, func, it, rows)
+        super().__init__(NAME, func, it, rows)
         self.outer, self.rows, self.columns = outer, rows, columns
         names = [x.name for x in inner]
         for loop in [rows, *columns]:

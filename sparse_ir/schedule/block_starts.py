@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
 
 def with_block_starts(
-    who: str, func: SparseFunc, it: SparseIteration, loops: list[Loop], per_block: int
+    caller: str, func: SparseFunc, it: SparseIteration, loops: list[Loop], per_block: int
 ) -> SparseFunc:
     """The function with the rows at which blocks begin, if rows are searched for between these.
 
@@ -57,7 +57,7 @@ def with_block_starts(
         for buffer in searched:
             position = _position(it, buffer)
             if position is not None and free_vars(position) & set(loop.vars):
-                return _BlockStarts(who, func, it, loop).run(searched, position, per_block)
+                return _BlockStarts(caller, func, it, loop).run(searched, position, per_block)
     return func
 
 

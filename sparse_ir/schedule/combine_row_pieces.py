@@ -65,7 +65,7 @@ from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "combine_row_pieces"
+NAME = "combine_row_pieces"
 RACES = ("atomics", "ignore")
 
 
@@ -89,7 +89,7 @@ def atomic(func: SparseFunc, iteration: SparseIterationRef) -> tuple[SparseFunc,
     return replaced("atomic", func, it, marked), None
 
 
-@primitive(was="meet")
+@primitive
 def combine_row_pieces(
     func: SparseFunc, iterations: Sequence[SparseIterationRef], *, race: str
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
@@ -112,12 +112,12 @@ def combine_row_pieces(
     list of SparseIterationRef
         The iterations that update atomically.
     """
-    writes = [find_iteration(func, name_of(WHO, handle), WHO) for handle in iterations]
+    writes = [find_iteration(func, name_of(NAME, handle), NAME) for handle in iterations]
     if not writes:
-        raise ScheduleError(f"{WHO}: argument 'iterations': expected one or more, got none")
+        raise ScheduleError(f"{NAME}: argument 'iterations': expected one or more, got none")
     if race not in RACES:
         raise ScheduleError(
-            f"{WHO}: argument 'race': expected one of {', '.join(RACES)}, got {race!r}"
+            f"{NAME}: argument 'race': expected one of {', '.join(RACES)}, got {race!r}"
             f"\n{show(writes[0])}"
         )
     updates = [_update(it) for it in writes]
@@ -160,11 +160,11 @@ def _with(
     body = map_expr(
         func.body, [(SparseIteration, lambda n: n if n.name == last.name else visit(n))]
     )
-    return replaced(WHO, func.replace(body=body), last, visit(last), trusted=False)
+    return replaced(NAME, func.replace(body=body), last, visit(last), trusted=False)
 
 
 def _refuse(it: SparseIteration, message: str) -> NoReturn:
-    raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
+    raise ScheduleError(f"{NAME}: {message}\n{show(it)}")
 
 
 def _update(it: SparseIteration) -> Reduction:

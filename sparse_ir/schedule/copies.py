@@ -31,7 +31,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.tir import free_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "precompute"
+NAME = "precompute"
 
 
 def precompute_operand(
@@ -41,7 +41,7 @@ def precompute_operand(
     """The function with a copy of an operand's tile for each visit of the outer loops."""
 
     def refuse(message: str) -> NoReturn:
-        raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
+        raise ScheduleError(f"{NAME}: {message}\n{show(it)}")
 
     loads = loads_of(it.body, operand.var)
     if not loads or operand.axes is None:
@@ -107,14 +107,14 @@ def precompute_operand(
         span=it.span, axes=axes, kinds="S" * len(axes), name=fresh_name(func, f"{ws.name}_copy"),
         vars=copies, init=None, body=tirx.BufferStore(ws, value, copies), annotations={},
     )  # fmt: skip
-    body = _reading(it.body, operand, ws, places)
+    body = reading(it.body, operand, ws, places)
     rest: Any = body
     if inner:
         rest = changed(it, inner, name=fresh_name(func, f"{it.name}_rest") if outer else it.name,
                        body=body)  # fmt: skip
     both = tirx.SeqStmt([copy, rest])
     out = replaced(
-        WHO, func, it, changed(it, outer, body=both) if outer else both,
+        NAME, func, it, changed(it, outer, body=both) if outer else both,
         buffers=[SparseBuffer(var=ws, axes=axes, handle=None)],
     )  # fmt: skip
     return out, [SparseIterationRef(copy.name)]
@@ -133,7 +133,7 @@ def _loops_around_reads(
     return [x for node in reading for x in loops_of(node) if x.name not in names]
 
 
-def _reading(stmt: Any, operand: SparseBuffer, ws: Any, places: list[Any]) -> Any:
+def reading(stmt: Any, operand: SparseBuffer, ws: Any, places: list[Any]) -> Any:
     """A statement that reads the copy instead of the operand."""
     dtype = str(ws.ty.dtype)
 

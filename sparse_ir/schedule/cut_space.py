@@ -59,24 +59,24 @@ def coord(func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, None]:
     return _chosen("coord", func, loop, "coordinates")
 
 
-def _chosen(who: str, func: SparseFunc, handle: SpIter, space: str) -> tuple[SparseFunc, None]:
-    it = iteration_of(who, func, handle)
-    loop = loops_of(it)[place_of(who, func, it, handle)]
+def _chosen(caller: str, func: SparseFunc, handle: SpIter, space: str) -> tuple[SparseFunc, None]:
+    it = iteration_of(caller, func, handle)
+    loop = loops_of(it)[place_of(caller, func, it, handle)]
     node = loop.node
     if space == "coordinates" and not isinstance(node, Axis):
         raise ScheduleError(
-            f"{who}: '{loop.name}' has positions alone; expected a loop over one axis, which is "
+            f"{caller}: '{loop.name}' has positions alone; expected a loop over one axis, which is "
             f"neither fused nor attached nor in parts\n{show(it)}"
         )
     if space == "coordinates" and (node.kind == "sparse_fixed" or not node.unique):
         raise ScheduleError(
-            f"{who}: the coordinates of '{loop.name}' are in no order, so that no range of them "
+            f"{caller}: the coordinates of '{loop.name}' are in no order, so that no range of them "
             "lies together; expected a dense axis, or a sparse_variable one whose coordinates "
             f"differ\n{show(it)}"
         )
     choices = {**_choices(it), loop.name: space}
     annotations = {**dict(it.annotations.items()), CUT: choices}
-    return replaced(who, func, it, changed(it, annotations=annotations)), None
+    return replaced(caller, func, it, changed(it, annotations=annotations)), None
 
 
 def space_of(it: SparseIteration, loop: Loop) -> str:

@@ -64,7 +64,7 @@ from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "distribute"
+NAME = "distribute"
 
 
 @primitive
@@ -90,15 +90,15 @@ def distribute(
     """
     handles = [loop] if isinstance(loop, SpIter) else list(loop)
     if not handles:
-        raise ScheduleError(f"{WHO}: argument 'loop': expected one or more loops, got none")
-    it = iteration_of(WHO, func, handles[0])
+        raise ScheduleError(f"{NAME}: argument 'loop': expected one or more loops, got none")
+    it = iteration_of(NAME, func, handles[0])
     loops = loops_of(it)
-    places = [place_of(WHO, func, it, handle) for handle in handles]
+    places = [place_of(NAME, func, it, handle) for handle in handles]
     outer = loops[: len(loops) - len(places)]
     if places != list(range(len(outer), len(loops))) or not outer:
         raise ScheduleError(
-            f"{WHO}: argument 'loop': expected the innermost of several loops, in their order, got "
-            f"{[h.name for h in handles]}; sparse_reorder can bring them there\n{show(it)}"
+            f"{NAME}: argument 'loop': expected the innermost of several loops, in their order, "
+            f"got {[h.name for h in handles]}; sparse_reorder can bring them there\n{show(it)}"
         )
     moved = loops[len(outer) :]
     private = private_buffers(func, it)
@@ -114,7 +114,7 @@ def distribute(
         notes = changed(notes, annotations=without_choice(notes, gone))
     whole = changed(notes, outer, body=steps.of(body, []))
     buffers = [expanded.get(b.var, b) for b in func.buffers]
-    out = replaced(WHO, func.replace(buffers=buffers), it, whole, trusted=False)
+    out = replaced(NAME, func.replace(buffers=buffers), it, whole, trusted=False)
     return out, [SparseIterationRef(name) for name in steps.names]
 
 
@@ -123,23 +123,23 @@ def _refuse(
 ) -> None:
     """Refuse programs that would change their meaning, or whose private buffers cannot grow."""
     if it.init is not None:
-        raise ScheduleError(f"{WHO}: expected an iteration without an init\n{show(it)}")
+        raise ScheduleError(f"{NAME}: expected an iteration without an init\n{show(it)}")
     facts = parallelizable(func, it)
     local = [b.name for b in temporaries if str(b.var.ty.storage_scope) == "local"]
     for place in places:
         loop = loops_of(it)[place]
         if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
             raise ScheduleError(
-                f"{WHO}: expected loops over dense axes, got '{loop.name}'\n{show(it)}"
+                f"{NAME}: expected loops over dense axes, got '{loop.name}'\n{show(it)}"
             )
         if facts[place] != FREE:
             raise ScheduleError(
-                f"{WHO}: loop '{loop.name}' is not proven free of races ({facts[place]}): a step "
+                f"{NAME}: loop '{loop.name}' is not proven free of races ({facts[place]}): a step "
                 f"of one visit may read what a later step of another has written\n{show(it)}"
             )
         if local and not isinstance(loop.node.length, tirx.IntImm):
             raise ScheduleError(
-                f"{WHO}: expected loops of constant extent, as '{local[0]}' in scope "
+                f"{NAME}: expected loops of constant extent, as '{local[0]}' in scope "
                 f"\"local\" gets a place for each visit, got '{loop.name}' of "
                 f"{size_text(loop.node.length)}; split it first\n{show(it)}"
             )
@@ -181,7 +181,7 @@ class _Steps:
         if isinstance(stmt, SparseIteration) and stmt.init is None:
             return changed(stmt, body=self.of(stmt.body, conditions))
         raise ScheduleError(
-            f"{WHO}: expected stores and iterations in '{self.it.name}', those around others "
+            f"{NAME}: expected stores and iterations in '{self.it.name}', those around others "
             f"without an init, got {type(stmt).__name__}\n{show(self.it)}"
         )
 

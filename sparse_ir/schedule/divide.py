@@ -51,7 +51,7 @@ from sparsetir.sparse_ir.schedule.positions import slots_counted
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
-WHO = "divide"
+NAME = "divide"
 BY = ("positions", "work", "coordinates")
 
 
@@ -91,17 +91,17 @@ def divide(
     -----
     Rows and elements fused as "SR" give three loops: chunks, pieces of rows and elements.
     """
-    func, loop = slots_counted(WHO, func, loop)
-    it = iteration_of(WHO, func, loop)
-    chosen = loops_of(it)[place_of(WHO, func, it, loop)]
+    func, loop = slots_counted(NAME, func, loop)
+    it = iteration_of(NAME, func, loop)
+    chosen = loops_of(it)[place_of(NAME, func, it, loop)]
     if by is None:
         sparse = isinstance(chosen.node, Axis) and chosen.node.is_sparse
         by = space_of(it, chosen) if sparse else "positions"
     if by not in BY:
         raise ScheduleError(
-            f"{WHO}: argument 'by': expected one of {', '.join(BY)}, got {by!r}\n{show(it)}"
+            f"{NAME}: argument 'by': expected one of {', '.join(BY)}, got {by!r}\n{show(it)}"
         )
-    division = _Division(WHO, func, it, chosen)
+    division = _Division(NAME, func, it, chosen)
     if isinstance(chosen.node, PartAxis):
         division.refuse(f"'{chosen.name}' is in parts already; divide a part's children, or split")
     division.check_count("parts", parts, or_name=True)
@@ -117,7 +117,7 @@ def divide(
     elif has_rows_to_carry(chosen):
         loops = chunk_loops(division, division.count, cost if by == "work" else 0)
     elif by == "positions" and division.is_under_a_root():
-        loops = division.of_each_parent(equal_parts_of_rows, indptr=division.last.indptr)
+        loops = division.parts_of_parents(equal_parts_of_rows, indptr=division.last.indptr)
     else:
         loops = division.by_positions(by, cost, ahead)
     return division.instead(loops, annotations=without_choice(it, chosen))
@@ -164,11 +164,11 @@ class _Division(VisitOrder):
             self.refuse(
                 f"expected the parent of '{axis.name}' to be a root, got '{axis.parent.name}'"
             )
-        return self.of_each_parent(
+        return self.parts_of_parents(
             column_parts, indptr=axis.indptr, indices=axis.indices, n=axis.length
         )
 
-    def of_each_parent(self, recipe: Callable[..., Any], **how: Any) -> list[Loop]:
+    def parts_of_parents(self, recipe: Callable[..., Any], **how: Any) -> list[Loop]:
         """Parts of the elements under each coordinate of a root, equally many for each.
 
         recipe, how : the recipe of the parts' offsets, without the number of parts

@@ -172,7 +172,7 @@ def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
 
 
 def promised(
-    who: str, func: SparseFunc, it: SparseIteration, extent: Any, kind: str, value: int
+    caller: str, func: SparseFunc, it: SparseIteration, extent: Any, kind: str, value: int
 ) -> SparseFunc:
     """The function with one more promise in its attribute "promises".
 
@@ -181,7 +181,7 @@ def promised(
     """
     if not isinstance(extent, ir.Var) or not declared(func).has_param(extent):
         raise ScheduleError(
-            f"{who}: expected the length of the axis to be a parameter of '{func.name}' or a "
+            f"{caller}: expected the length of the axis to be a parameter of '{func.name}' or a "
             f"number, for a promise that kernels can check, got {size_text(extent)}\n{show(it)}"
         )
     new = {"param": str(extent.name), "kind": kind, "value": value}

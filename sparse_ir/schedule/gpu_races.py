@@ -74,15 +74,17 @@ def parsed(race: Any) -> tuple[str, int]:
 
 
 def with_race_strategy(
-    who: str, func: SparseFunc, it: SparseIteration, places: list[int], race: str, lanes: int
+    caller: str, func: SparseFunc, it: SparseIteration, places: list[int], race: str, lanes: int
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
     """The function with a race strategy for some loops, and the iterations that write."""
-    return _RaceStrategy(who, func, it, places).run(race, lanes)
+    return _RaceStrategy(caller, func, it, places).run(race, lanes)
 
 
 class _RaceStrategy:
-    def __init__(self, who: str, func: SparseFunc, it: SparseIteration, places: list[int]) -> None:
-        self.who, self.func, self.it = who, func, it
+    def __init__(
+        self, caller: str, func: SparseFunc, it: SparseIteration, places: list[int]
+    ) -> None:
+        self.caller, self.func, self.it = caller, func, it
         self.loops = [loops_of(it)[p] for p in places]
 
     def run(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
@@ -197,12 +199,12 @@ class _RaceStrategy:
         if ATOMIC in notes:
             self._refuse_atomics(name)
         marked = changed(it, annotations={**dict(it.annotations.items()), **notes})
-        self.func = replaced(self.who, self.func, it, marked)
+        self.func = replaced(self.caller, self.func, it, marked)
         self.it = find_iteration(self.func, self.it.name)
 
     def _replace(self, parts: list[Any], axes: list[Axis] | tuple[()] = ()) -> None:
         stmt = parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
-        self.func = replaced(self.who, self.func, self.it, stmt, axes=axes)
+        self.func = replaced(self.caller, self.func, self.it, stmt, axes=axes)
         self.it = find_iteration(self.func, self.it.name)
 
     # -- analysis -----------------------------------------------------------------------------
@@ -289,4 +291,4 @@ class _RaceStrategy:
 
     def refuse(self, message: str) -> NoReturn:
         """Raise ScheduleError with the iteration."""
-        raise ScheduleError(f"{self.who}: {message}\n{show(self.it)}")
+        raise ScheduleError(f"{self.caller}: {message}\n{show(self.it)}")

@@ -68,11 +68,11 @@ from sparsetir.sparse_ir.schedule.visit_order import (
 )
 from sparsetir.sparse_ir.tir import as_dtype
 
-WHO = "group_columns_by_pattern"
+NAME = "group_columns_by_pattern"
 LARGEST = 8  # rows per panel: 255 patterns
 
 
-@primitive(reorders=True, was="patterns")
+@primitive(reorders=True)
 def group_columns_by_pattern(
     func: SparseFunc, rows: SpIter, columns: SpIter, size: int, *, by: str = "pattern"
 ) -> tuple[SparseFunc, list[SpIter]]:
@@ -95,13 +95,13 @@ def group_columns_by_pattern(
     list of SpIter
         The loops over panels, patterns, entries, and rows of a panel.
     """
-    it, (row, column) = chosen_loops(WHO, func, rows, columns)
-    plain = VisitOrder(WHO, func, it, row)
+    it, (row, column) = chosen_loops(NAME, func, rows, columns)
+    plain = VisitOrder(NAME, func, it, row)
     if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= LARGEST:
         plain.refuse(f"argument 'size': expected 2 to {LARGEST} rows, got {size!r}")
     if by not in ("pattern", "count"):
         plain.refuse(f"argument 'by': expected 'pattern' or 'count', got {by!r}")
-    order = elements_of_rows(WHO, func, it, row, column, unique=True, reduces="")
+    order = elements_of_rows(NAME, func, it, row, column, unique=True, reduces="")
     return _by_pattern(order, size, by)
 
 

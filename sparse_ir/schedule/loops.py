@@ -109,15 +109,15 @@ def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: 
     return iteration_with(it, **fields)
 
 
-def find_iteration(func: SparseFunc, name: str, who: str = "") -> SparseIteration:
+def find_iteration(func: SparseFunc, name: str, caller: str = "") -> SparseIteration:
     """The iteration of this name. Raises ScheduleError, with the names there are, if none has it.
 
-    who : the caller, for the message; the function by default
+    caller : the caller, for the message; the function by default
     """
     iterations = {it.name: it for it in sparse_iterations(func)}
     if name not in iterations:
         there = f"no sparse iteration '{name}'; there are {list(iterations)}"
-        raise ScheduleError(f"{who or func.name}: {there}")
+        raise ScheduleError(f"{caller or func.name}: {there}")
     return iterations[name]
 
 
@@ -126,26 +126,26 @@ def inside(it: SparseIteration) -> list[SparseIteration]:
     return nodes_of(SparseIteration, it.body)
 
 
-def name_of(who: str, handle: Any) -> str:
+def name_of(caller: str, handle: Any) -> str:
     """The name behind a handle of an iteration."""
     if not isinstance(handle, SparseIterationRef):
         raise ScheduleError(
-            f"{who}: argument 'iteration': expected a handle of get_sparse_iteration, "
+            f"{caller}: argument 'iteration': expected a handle of get_sparse_iteration, "
             f"got {handle!r}"
         )
     return handle.name
 
 
-def iteration_of(who: str, func: SparseFunc, handle: Any) -> SparseIteration:
+def iteration_of(caller: str, func: SparseFunc, handle: Any) -> SparseIteration:
     """The iteration that a handle of a loop belongs to."""
     if not isinstance(handle, SpIter):
         raise ScheduleError(
-            f"{who}: argument 'loop': expected a handle of get_sp_iters, got {handle!r}"
+            f"{caller}: argument 'loop': expected a handle of get_sp_iters, got {handle!r}"
         )
-    return find_iteration(func, handle.iteration, who)
+    return find_iteration(func, handle.iteration, caller)
 
 
-def place_of(who: str, func: SparseFunc, it: SparseIteration, handle: Any) -> int:
+def place_of(caller: str, func: SparseFunc, it: SparseIteration, handle: Any) -> int:
     """The index of a handle's loop in its iteration.
 
     Raises ScheduleError if the iteration has no such loop, with the iterations that do, since
@@ -160,7 +160,7 @@ def place_of(who: str, func: SparseFunc, it: SparseIteration, handle: Any) -> in
             if not others:
                 names = [loop.name for loop in loops_of(it)]
                 now = f", but {names} are: what cuts or fuses loops returns handles of new ones"
-        raise ScheduleError(f"{who}: '{name}' is not an axis of this iteration{now}\n{show(it)}")
+        raise ScheduleError(f"{caller}: '{name}' is not an axis of this iteration{now}\n{show(it)}")
     return have.index(handle.axes)
 
 
@@ -174,7 +174,7 @@ def handle_of(it: SparseIteration, loop: Loop) -> SpIter:
 
 
 def replaced(
-    who: str,
+    caller: str,
     func: SparseFunc,
     it: SparseIteration,
     stmt: Any,
@@ -196,8 +196,8 @@ def replaced(
     for names in divided(it):
         if names not in kept:
             raise ScheduleError(
-                f"{who}: {names} is divided among workers and has to stay as it is; expected "
-                f"{who} before parallelize\n{show(it)}"
+                f"{caller}: {names} is divided among workers and has to stay as it is; expected "
+                f"{caller} before parallelize\n{show(it)}"
             )
     beside: list[SparseIteration] = []
     body = _put(func.body, str(it.name), stmt, beside)
@@ -212,7 +212,7 @@ def replaced(
             verify(out)
     except IllFormedError as err:
         reason = str(err).split(f"sp_iter '{it.name}': ", 1)[-1]
-        raise ScheduleError(f"{who}: {reason}\n{show(it)}") from None
+        raise ScheduleError(f"{caller}: {reason}\n{show(it)}") from None
     return out
 
 

@@ -49,7 +49,7 @@ from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import value_domains
 
-WHO = "pack"
+NAME = "pack"
 
 
 @primitive
@@ -72,10 +72,10 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
     str
         Name of the buffer with the values in that order.
     """
-    it = find_iteration(func, name_of(WHO, iteration), WHO)
+    it = find_iteration(func, name_of(NAME, iteration), NAME)
 
     def refuse(message: str) -> NoReturn:
-        raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
+        raise ScheduleError(f"{NAME}: {message}\n{show(it)}")
 
     named = [b for b in func.buffers if b.name == buffer]
     if not named or named[0].handle is None or len(named[0].axes or ()) != 1:
@@ -118,7 +118,7 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
 
     body = map_expr(it.body, [(ir.TensorLoad, load)])
     out = replaced(
-        WHO, func.with_attr(COMPUTED, computed), it, changed(it, body=body), params=[handle],
+        NAME, func.with_attr(COMPUTED, computed), it, changed(it, body=body), params=[handle],
         buffers=[SparseBuffer(var=var, axes=table.axes, handle=handle)],
     )  # fmt: skip
     for axis in inside:

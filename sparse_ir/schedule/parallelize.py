@@ -62,7 +62,7 @@ from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.temporary import with_temporaries
 from sparsetir.sparse_ir.workers import MAX_THREADS, divided, units_of
 
-WHO = "parallelize"
+NAME = "parallelize"
 UNITS = ("cpu", *GPU_UNITS, "vector")
 RACES = ("none", "ignore", "temporary", "atomics", "group(r)", "segment(r)")
 NO_ATOMICS = (
@@ -118,13 +118,13 @@ def parallelize(
     """
     handles = [loop] if isinstance(loop, SpIter) else list(loop)
     if not handles:
-        raise ScheduleError(f"{WHO}: argument 'loop': expected one or more loops, got none")
-    it = iteration_of(WHO, func, handles[0])
-    places = [place_of(WHO, func, it, handle) for handle in handles]
+        raise ScheduleError(f"{NAME}: argument 'loop': expected one or more loops, got none")
+    it = iteration_of(NAME, func, handles[0])
+    places = [place_of(NAME, func, it, handle) for handle in handles]
     kind, lanes = _race(it, unit, race)
     if places != list(range(places[0], places[0] + len(places))):
         raise ScheduleError(
-            f"{WHO}: argument 'loop': expected neighbours in the order of the iteration, got "
+            f"{NAME}: argument 'loop': expected neighbours in the order of the iteration, got "
             f"{[h.name for h in handles]}; sparse_reorder can bring them together\n{show(it)}"
         )
     chosen = [loops_of(it)[p] for p in places]
@@ -134,7 +134,7 @@ def parallelize(
         _refuse_extent(it, chosen, unit, per_block)
     elif per_block is not None:
         raise ScheduleError(
-            f"{WHO}: argument 'per_block': expected None for unit \"{unit}\", whose visits are no "
+            f"{NAME}: argument 'per_block': expected None for unit \"{unit}\", whose visits are no "
             f"threads, got {per_block!r}\n{show(it)}"
         )
     new: dict[str, Any] = {"loops": [x.name for x in chosen], "unit": unit, "race": race}
@@ -146,20 +146,20 @@ def parallelize(
     if kind == "temporary" and (chunks or unit == "cpu"):
         chunks = chunks or places[-1:]
         _refuse_races(func, it, [p for p in places if p not in chunks], unit)
-        return with_temporaries(WHO, func, it, chunks[0], _with_entry(it, new))
+        return with_temporaries(NAME, func, it, chunks[0], _with_entry(it, new))
     if per_block is not None and (lanes or kind == "temporary"):
         raise ScheduleError(
-            f"{WHO}: argument 'per_block': expected None for race {race!r}, whose threads are "
+            f"{NAME}: argument 'per_block': expected None for race {race!r}, whose threads are "
             f"all of one block, got {per_block!r}\n{show(it)}"
         )
     refs = None
     if kind in ("atomics", "temporary", "group", "segment"):
-        func, refs = gpu_races.with_race_strategy(WHO, func, it, places, kind, lanes)
+        func, refs = gpu_races.with_race_strategy(NAME, func, it, places, kind, lanes)
         it = find_iteration(func, it.name)
     if unit == "block" or per_block is not None:
-        func = with_block_starts(WHO, func, it, chosen, per_block or 1)
+        func = with_block_starts(NAME, func, it, chosen, per_block or 1)
         it = find_iteration(func, it.name)
-    return replaced(WHO, func, it, changed(it, annotations=_with_entry(it, new))), refs
+    return replaced(NAME, func, it, changed(it, annotations=_with_entry(it, new))), refs
 
 
 def _with_entry(it: SparseIteration, new: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _race(it: SparseIteration, unit: str, race: str) -> tuple[str, int]:
     """The race strategy, and the lanes of a group."""
     if unit not in UNITS:
         legal = " or ".join(f'"{word}"' for word in UNITS)
-        raise ScheduleError(f"{WHO}: argument 'unit': expected {legal}, got {unit!r}\n{show(it)}")
+        raise ScheduleError(f"{NAME}: argument 'unit': expected {legal}, got {unit!r}\n{show(it)}")
     kind, lanes = gpu_races.parsed(race)
     allowed = ["none", "ignore"]
     if unit == "cpu":
@@ -188,7 +188,7 @@ def _race(it: SparseIteration, unit: str, race: str) -> tuple[str, int]:
         if any("(r)" in word for word in allowed):
             why = ", r a power of two up to 32"
         raise ScheduleError(
-            f"{WHO}: argument 'race': expected {legal} for unit \"{unit}\", got {race!r}{why}"
+            f"{NAME}: argument 'race': expected {legal} for unit \"{unit}\", got {race!r}{why}"
             f"\n{show(it)}"
         )
     return kind, lanes
@@ -201,7 +201,7 @@ def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
         merged = [a for a in flat_axes([loop.node]) if a.is_merged]
         if merged:
             raise ScheduleError(
-                f"{WHO}: argument 'loop': '{loop.name}' is the {merged[0].kind} of "
+                f"{NAME}: argument 'loop': '{loop.name}' is the {merged[0].kind} of "
                 f"{[a.name for a in merged[0].of]}, whose visits follow each other; legal are the "
                 f"loops around it, or inside of it\n{show(it)}"
             )
@@ -212,7 +212,7 @@ def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
             parents.add(visited.to.name)
         if parents & above and (first.is_variable or isinstance(visited, AttachedAxis)):
             raise ScheduleError(
-                f"{WHO}: argument 'loop': the extent of '{loop.name}' depends on "
+                f"{NAME}: argument 'loop': the extent of '{loop.name}' depends on "
                 f"{sorted(parents & above)}, so that they are not one loop; legal is one of them, "
                 f"or sparse_fuse before\n{show(it)}"
             )
@@ -231,7 +231,7 @@ def _refuse_nested(func: SparseFunc, it: SparseIteration, chosen: list[Loop], un
             what, own = str(entry["unit"]), other is it and {x.name for x in chosen} & set(names)
             if own or "cpu" in (unit, what) and "vector" not in (unit, what):
                 raise ScheduleError(
-                    f"{WHO}: {names}{where} is divided among threads already, which do not nest; "
+                    f"{NAME}: {names}{where} is divided among threads already, which do not nest; "
                     "legal are neighbouring loops as one, such as parallelize([outer, inner])"
                     f"\n{show(it)}"
                 )
@@ -239,7 +239,7 @@ def _refuse_nested(func: SparseFunc, it: SparseIteration, chosen: list[Loop], un
             wrong = (unit, what) if is_outer else (what, unit)  # (inner, outer)
             if wrong[0] == "block" and wrong[1] in THREAD_UNITS or wrong[1] == "vector":
                 raise ScheduleError(
-                    f'{WHO}: a loop over "{wrong[0]}" cannot lie in one over "{wrong[1]}", as of '
+                    f'{NAME}: a loop over "{wrong[0]}" cannot lie in one over "{wrong[1]}", as of '
                     f"{names}{where} and this; sparse_reorder can change their order\n{show(it)}"
                 )
 
@@ -252,7 +252,7 @@ def _refuse_extent(
         fits = isinstance(per_block, int) and not isinstance(per_block, bool)
         if unit == "vector" or not fits or not 0 < per_block <= MAX_THREADS:
             raise ScheduleError(
-                f"{WHO}: argument 'per_block': expected None or 1 to {MAX_THREADS} visits of a "
+                f"{NAME}: argument 'per_block': expected None or 1 to {MAX_THREADS} visits of a "
                 f'loop over "warp" or "thread", got {per_block!r} for "{unit}"\n{show(it)}'
             )
         return
@@ -262,13 +262,13 @@ def _refuse_extent(
         if not dense or not isinstance(axis.length, tirx.IntImm) or len(chosen) > 1:
             instead = "" if unit == "vector" else ", or per_block=n"
             raise ScheduleError(
-                f"{WHO}: argument 'loop': expected one loop over a dense axis of constant extent "
+                f"{NAME}: argument 'loop': expected one loop over a dense axis of constant extent "
                 f'for unit "{unit}", as split makes, or steps of what rows store{instead}, '
                 f"got {[x.name for x in chosen]}\n{show(it)}"
             )
         if int(axis.length) > MAX_THREADS and unit in THREAD_UNITS:
             raise ScheduleError(
-                f"{WHO}: argument 'loop': expected at most {MAX_THREADS} visits, as a block has "
+                f"{NAME}: argument 'loop': expected at most {MAX_THREADS} visits, as a block has "
                 f"threads, got {int(axis.length)} of '{loop.name}'; split it\n{show(it)}"
             )
 
@@ -292,7 +292,7 @@ def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int], unit
             if unit != "thread":
                 also = ', and race="atomics" of a sum'
         raise ScheduleError(
-            f"{WHO}: loop '{name}' is not proven free of races ({facts[place]}); legal are loops "
+            f"{NAME}: loop '{name}' is not proven free of races ({facts[place]}); legal are loops "
             'whose coordinates each write elements of their own, or race="ignore" where you know '
             f"that visits do not meet{also}\n{show(it)}"
         )

@@ -54,7 +54,7 @@ from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, without_marks
 from sparsetir.sparse_ir.tir import as_dtype, size_text
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "peel"
+NAME = "peel"
 
 
 @primitive(reorders=True)
@@ -74,13 +74,13 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
     (SpIter, SpIter)
         The loop over whole tiles, and the loop of the new iteration.
     """
-    it = iteration_of(WHO, func, loop)
-    place = place_of(WHO, func, it, loop)
+    it = iteration_of(NAME, func, loop)
+    place = place_of(NAME, func, it, loop)
     loops = loops_of(it)
     old = loops[place]
     if isinstance(multiple, bool) or not isinstance(multiple, int) or not 1 < multiple < MOST:
         raise ScheduleError(
-            f"{WHO}: argument 'multiple': expected an integer of 2 or more, below {MOST}, got "
+            f"{NAME}: argument 'multiple': expected an integer of 2 or more, below {MOST}, got "
             f"{multiple!r}\n{show(it)}"
         )
     axis = _peelable(it, place)
@@ -91,7 +91,7 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
     left = analyzer.simplify(tirx.floormod(length, size))
     if isinstance(left, tirx.IntImm) and not int(left):
         raise ScheduleError(
-            f"{WHO}: argument 'multiple': axis '{axis.name}' of {size_text(axis.length)} "
+            f"{NAME}: argument 'multiple': axis '{axis.name}' of {size_text(axis.length)} "
             f"coordinates is a multiple of {multiple}; there is nothing to peel\n{show(it)}"
         )
     both = [
@@ -114,7 +114,7 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
         name=fresh_name(func, f"{it.name}_rest"),
         body=substitute(it.body, values | fresh_definitions(it.body)),
     )  # fmt: skip
-    out = replaced(WHO, func, it, tirx.SeqStmt([first, second]), axes=both)
+    out = replaced(NAME, func, it, tirx.SeqStmt([first, second]), axes=both)
     handles = [handle_of(x, loops_of(x)[place]) for x in (first, second)]
     return out, (handles[0], handles[1])
 
@@ -125,19 +125,19 @@ def _peelable(it: SparseIteration, place: int) -> Axis:
     if not isinstance(axis, Axis) or axis.kind != "dense_fixed":
         kind = axis.kind if isinstance(axis, Axis) else type(axis).__name__
         raise ScheduleError(
-            f"{WHO}: expected a loop over one dense_fixed axis, got '{loop.name}' ({kind})"
+            f"{NAME}: expected a loop over one dense_fixed axis, got '{loop.name}' ({kind})"
             f"\n{show(it)}"
         )
     nested = nodes_of(SparseIteration, it.body)
     if nested:
         raise ScheduleError(
-            f"{WHO}: expected an iteration without nested ones, got '{nested[0].name}' inside; "
+            f"{NAME}: expected an iteration without nested ones, got '{nested[0].name}' inside; "
             f"peel before what is inside is made, or there\n{show(it)}"
         )
     under = [a.name for node in it.axes for a in _parents(node) if a.name == axis.name]
     if under or it.annotations:
         why = "has annotations" if it.annotations else f"visits axes under '{axis.name}'"
-        raise ScheduleError(f"{WHO}: the iteration {why}, which peeling would lose\n{show(it)}")
+        raise ScheduleError(f"{NAME}: the iteration {why}, which peeling would lose\n{show(it)}")
     return axis
 
 
@@ -147,7 +147,7 @@ def _refuse_shared(func: SparseFunc, it: SparseIteration, place: int) -> None:
     if it.init is not None and loop.kinds == "S":
         if not writes_disjoint(func, it, place):
             raise ScheduleError(
-                f"{WHO}: loop '{loop.name}' is not proven to write elements of its own, which the "
+                f"{NAME}: loop '{loop.name}' is not proven to write elements of its own, which the "
                 f"second init would reset\n{show(it)}"
             )
 

@@ -94,7 +94,7 @@ from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
 from sparsetir.sparse_ir.tir import as_dtype, conjunction, free_vars, is_one, slots_of
 
-WHO = "positions"
+NAME = "positions"
 
 
 @primitive(reorders=True)
@@ -131,17 +131,17 @@ def positions(
     SpIter
         The loop.
     """
-    it, (old,) = chosen_loops(WHO, func, loop)
-    func, (made,) = _Positions(WHO, func, it, old, parts is None).run(parts, default, rows)
+    it, (old,) = chosen_loops(NAME, func, loop)
+    func, (made,) = _Positions(NAME, func, it, old, parts is None).run(parts, default, rows)
     return func, made
 
 
-def slots_counted(who: str, func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, SpIter]:
+def slots_counted(caller: str, func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, SpIter]:
     """The function with a loop over slots by position; unchanged for other loops."""
-    it, (old,) = chosen_loops(who, func, loop)
+    it, (old,) = chosen_loops(caller, func, loop)
     if not isinstance(old.node, Axis | FusedAxis) or not _is_slots(flat_axes([old.node])[-1]):
         return func, loop
-    func, (made,) = _Positions(who, func, it, old, True).run(None, 1, "table")
+    func, (made,) = _Positions(caller, func, it, old, True).run(None, 1, "table")
     return func, made
 
 
@@ -151,10 +151,12 @@ def _is_slots(axis: Axis) -> bool:
 
 class _Positions(ElementOrder):
     def __init__(
-        self, who: str, func: SparseFunc, it: SparseIteration, old: Loop, below: bool
+        self, caller: str, func: SparseFunc, it: SparseIteration, old: Loop, below: bool
     ) -> None:
         self.tables: list[str] = []  # names of the arrays over positions
-        super().__init__(who, func, it, old, _path(VisitOrder(who, func, it, old)), old.vars, below)
+        super().__init__(
+            caller, func, it, old, _path(VisitOrder(caller, func, it, old)), old.vars, below
+        )
         self.var = tirx.Var("".join(v.name for v in old.vars), self.idtype)
         at = {axis.name: var for axis, var, _ in it.axis_of()}
         above = [] if self.row.parent is None else self.row.parent.ancestors()
@@ -179,7 +181,9 @@ class _Positions(ElementOrder):
             order = self._order(parts, default)
             position = load(order, self.var)
         fields: dict[str, Any] = {}
-        coordinates, stored = self._of_slots() if _is_slots(self.column) else self._of_rows(order)
+        coordinates, stored = (
+            self._slot_coordinates() if _is_slots(self.column) else self._row_coordinates(order)
+        )
         if stored:
             fields["body"] = tirx.IfThenElse(conjunction(stored), it.body, None)
         if rows != "table":
@@ -205,7 +209,7 @@ class _Positions(ElementOrder):
             )
         return loop
 
-    def _of_slots(self) -> tuple[list[Any], list[Any]]:
+    def _slot_coordinates(self) -> tuple[list[Any], list[Any]]:
         """The coordinates of the slot at a position, and the guards against padding."""
         coordinates: list[Any] = []
         stored: list[Any] = []
@@ -227,7 +231,7 @@ class _Positions(ElementOrder):
                 position = tirx.floordiv(position, as_dtype(axis.nnz_cols, self.idtype))
         return coordinates, stored
 
-    def _of_rows(self, order: SparseBuffer | None) -> tuple[list[Any], list[Any]]:
+    def _row_coordinates(self, order: SparseBuffer | None) -> tuple[list[Any], list[Any]]:
         """The coordinates of the element at a position, without conditions."""
         return [load(b, *self.here) for b in self._levels(order)], []
 

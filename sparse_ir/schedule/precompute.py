@@ -59,7 +59,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import precompute_result
 
-WHO = "precompute"
+NAME = "precompute"
 SCOPES = ("local", "global", "shared")
 
 
@@ -110,25 +110,25 @@ def precompute(
         write; for an operand the copy.
     """
     if isinstance(at, SparseIterationRef):
-        it, place = find_iteration(func, at.name, WHO), -1
+        it, place = find_iteration(func, at.name, NAME), -1
     else:
-        it = iteration_of(WHO, func, at)
-        place = place_of(WHO, func, it, at)
+        it = iteration_of(NAME, func, at)
+        place = place_of(NAME, func, it, at)
     named = [b for b in func.buffers if b.name == buffer]
     if not named:
         raise ScheduleError(
-            f"{WHO}: argument 'buffer': expected one of {[b.name for b in func.buffers]}, "
+            f"{NAME}: argument 'buffer': expected one of {[b.name for b in func.buffers]}, "
             f"got {buffer!r}\n{show(it)}"
         )
     if scope not in SCOPES:
         raise ScheduleError(
-            f"{WHO}: argument 'scope': expected one of {', '.join(SCOPES)}, got {scope!r}"
+            f"{NAME}: argument 'scope': expected one of {', '.join(SCOPES)}, got {scope!r}"
             f"\n{show(it)}"
         )
     target = named[0]
     if isinstance(dtype, str) and ("float" in dtype) != ("float" in target.dtype):
         raise ScheduleError(
-            f"{WHO}: argument 'dtype': expected a type of the kind of '{buffer}', {target.dtype}, "
+            f"{NAME}: argument 'dtype': expected a type of the kind of '{buffer}', {target.dtype}, "
             f"got {dtype!r}\n{show(it)}"
         )
     outer, inner = loops_of(it)[: place + 1], loops_of(it)[place + 1 :]
@@ -140,16 +140,16 @@ def precompute(
     if lanes or hoist:
         what = "lanes" if lanes else "hoist"
         raise ScheduleError(
-            f"{WHO}: argument '{what}': expected none, as '{buffer}' is only read here\n{show(it)}"
+            f"{NAME}: argument '{what}': expected none, as '{buffer}' is only read here\n{show(it)}"
         )
     return precompute_operand(func, it, target, outer, inner, list(axes), *options)
 
 
 def _inside(func: SparseFunc, it: SparseIteration, inner: list[Any], handle: Any) -> Any:
-    loop = loops_of(it)[place_of(WHO, func, it, handle)]
+    loop = loops_of(it)[place_of(NAME, func, it, handle)]
     if loop.axes not in [other.axes for other in inner]:
         raise ScheduleError(
-            f"{WHO}: expected loops inside of the place of the workspace, "
+            f"{NAME}: expected loops inside of the place of the workspace, "
             f"{[x.name for x in inner]}, got '{loop.name}'; sparse_reorder can bring it there"
             f"\n{show(it)}"
         )

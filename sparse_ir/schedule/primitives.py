@@ -9,8 +9,7 @@ A primitive returns another program of the same meaning, and the caller's output
 After that every `Schedule` has `innermost(loop)`. The method's parameters, the checks of its
 arguments, its documentation and its trace follow from the function alone. A primitive that visits
 an iteration in another order is declared by `@primitive(reorders=True)`, and then refused if
-:func:`sparsetir.sparse_ir.legal.reorderable` finds a dependence. `was=` keeps an older name as a
-method, for one release.
+:func:`sparsetir.sparse_ir.legal.reorderable` finds a dependence.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -51,11 +49,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 PRIMITIVES: dict[str, Callable[..., Any]]
 
 @overload
-def primitive(function: F, *, reorders: bool = ..., was: str = ...) -> F: ...
+def primitive(function: F, *, reorders: bool = ...) -> F: ...
 @overload
-def primitive(
-    function: None = ..., *, reorders: bool = ..., was: str = ...
-) -> Callable[[F], F]: ...
+def primitive(function: None = ..., *, reorders: bool = ...) -> Callable[[F], F]: ...
 def stub() -> str: ...
 def arguments_of(
     function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
@@ -75,17 +71,16 @@ class Primitives:
     _apply: Callable[..., Any]
 
 
-def primitive(function: Any = None, *, reorders: bool = False, was: str = "") -> Any:
+def primitive(function: Any = None, *, reorders: bool = False) -> Any:
     """Make a function (func, handles and options) -> (func, output) a method of every Schedule.
 
     reorders : whether it changes the order of visits of its first handle's iteration, and is
         refused if a dependence forbids that
-    was : its former name; a method of that name warns and forwards to this one
 
     Raises ValueError if schedules have another attribute of that name.
     """
     if function is None:
-        return functools.partial(primitive, reorders=reorders, was=was)
+        return functools.partial(primitive, reorders=reorders)
     if reorders:
         function = _where_reorderable(function)
     name = function.__name__
@@ -110,24 +105,7 @@ def primitive(function: Any = None, *, reorders: bool = False, was: str = "") ->
     method.__doc__, method.__module__ = _documented(function), function.__module__
     PRIMITIVES[name] = function
     setattr(Primitives, name, method)
-    if was:
-        setattr(Primitives, was, _renamed(was, method))
     return function
-
-
-def _renamed(was: str, now: Callable[..., Any]) -> Callable[..., Any]:
-    """The method under its former name."""
-    name = now.__name__
-
-    @functools.wraps(now)
-    def method(self: Primitives, *inputs: Any, **options: Any) -> Any:
-        says = f"Schedule.{was} is now Schedule.{name}, and goes with version 0.3"
-        warnings.warn(says, DeprecationWarning, stacklevel=2)
-        return getattr(self, name)(*inputs, **options)
-
-    method.__name__, method.__qualname__ = was, f"Schedule.{was}"
-    method.__doc__ = f"Do the same as :meth:`{name}`, its name now.\n\n{now.__doc__}"
-    return method
 
 
 def _where_reorderable(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ from sparsetir.sparse_ir.schedule.loops import SpIter, inside
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops
 
-WHO = "ranges"
+NAME = "ranges"
 
 
 @primitive(reorders=True)
@@ -64,8 +64,8 @@ def ranges(
     list of SpIter
         The loops over ranges, tiles, and the rows of a tile.
     """
-    it, (chosen,) = chosen_loops(WHO, func, loop)
-    order, axis = VisitOrder(WHO, func, it, chosen), chosen.node
+    it, (chosen,) = chosen_loops(NAME, func, loop)
+    order, axis = VisitOrder(NAME, func, it, chosen), chosen.node
     fits = isinstance(axis, Axis) and axis.kind == "sparse_variable" and axis.unique
     if not fits or axis.parent.kind != "dense_fixed":
         order.refuse(

@@ -29,6 +29,7 @@ from sparsetir.sparse_ir.schedule import (  # noqa: F401, each has its primitive
     facts,
     gallop,
     group_columns_by_pattern,
+    locate,
     pack,
     parallelize,
     peel,

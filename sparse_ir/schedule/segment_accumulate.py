@@ -66,10 +66,10 @@ from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.tir import as_dtype, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.workers import divided
 
-WHO = "segment_accumulate"
+NAME = "segment_accumulate"
 
 
-@primitive(was="runs")
+@primitive
 def segment_accumulate(
     func: SparseFunc, loop: SpIter, *, dtype: str | None = None, name: str | None = None
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
@@ -90,8 +90,8 @@ def segment_accumulate(
     list of SparseIterationRef
         Start, reduce, write, and again, which resets the sums.
     """
-    it = iteration_of(WHO, func, loop)
-    place = place_of(WHO, func, it, loop)
+    it = iteration_of(NAME, func, loop)
+    place = place_of(NAME, func, it, loop)
     return _Runs(func, it, place).run(dtype, name)
 
 
@@ -145,7 +145,7 @@ class _Runs:
         if it.init is not None:
             before, axes = split_init(self.func, it)
         whole = tirx.SeqStmt([*before, main]) if before else main
-        func = replaced(WHO, self.func, it, whole, axes=axes, buffers=[ws])
+        func = replaced(NAME, self.func, it, whole, axes=axes, buffers=[ws])
         return func, [SparseIterationRef(s.name) for s in steps]
 
     def _step(self, step: str, conditions: list[Any], store: Any) -> SparseIteration:
@@ -229,7 +229,9 @@ class _Runs:
                 )
         for group in divided(self.it):
             if {x.name for x in [self.loop, *self.inner]} & set(group):
-                self._refuse(f"{group} is divided among workers; expected {WHO} before parallelize")
+                self._refuse(
+                    f"{group} is divided among workers; expected {NAME} before parallelize"
+                )
 
     def _refuse(self, message: str) -> NoReturn:
-        raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
+        raise ScheduleError(f"{NAME}: {message}\n{show(self.it)}")

@@ -59,10 +59,10 @@ from sparsetir.sparse_ir.schedule.visit_order import (
 )
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 
-WHO = "sell_slices"
+NAME = "sell_slices"
 
 
-@primitive(reorders=True, was="slices")
+@primitive(reorders=True)
 def sell_slices(
     func: SparseFunc, rows: SpIter, columns: SpIter, lanes: int, *,
     longest: int | str = 256, window: int | str = 4096, filled: int | str = 90,
@@ -88,9 +88,9 @@ def sell_slices(
     list of SpIter
         The loops over slices, steps, lanes; long rows, vectors, their lanes; other rows, elements.
     """
-    it, (row, column) = chosen_loops(WHO, func, rows, columns)
-    VisitOrder(WHO, func, it, row).check_count("lanes", lanes, below=2**15)
-    order = elements_of_rows(WHO, func, it, row, column, reduces=", which can be without a term")
+    it, (row, column) = chosen_loops(NAME, func, rows, columns)
+    VisitOrder(NAME, func, it, row).check_count("lanes", lanes, below=2**15)
+    order = elements_of_rows(NAME, func, it, row, column, reduces=", which can be without a term")
     numbers: dict[str, Any] = {"longest": longest, "window": window, "filled": filled}
     defaults = {"longest": 256, "window": 4096, "filled": 90}
     for name, value in numbers.items():

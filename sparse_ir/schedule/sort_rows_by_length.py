@@ -38,10 +38,10 @@ from sparsetir.sparse_ir.schedule.visit_order import (
     load,
 )
 
-WHO = "sort_rows_by_length"
+NAME = "sort_rows_by_length"
 
 
-@primitive(reorders=True, was="by_length")
+@primitive(reorders=True)
 def sort_rows_by_length(
     func: SparseFunc, rows: SpIter, columns: SpIter, window: int = 4096
 ) -> tuple[SparseFunc, list[SpIter]]:
@@ -61,9 +61,9 @@ def sort_rows_by_length(
     list of SpIter
         The loops over rows and elements.
     """
-    it, (row, column) = chosen_loops(WHO, func, rows, columns)
-    VisitOrder(WHO, func, it, row).check_count("window", window, below=2**31)
-    visits = elements_of_rows(WHO, func, it, row, column)
+    it, (row, column) = chosen_loops(NAME, func, rows, columns)
+    VisitOrder(NAME, func, it, row).check_count("window", window, below=2**31)
+    visits = elements_of_rows(NAME, func, it, row, column)
     indptr, name = visits.column.indptr, visits.row.name
     place = visits.dense("sorted", visits.row.length)
     order = visits.table(f"{name}_order", [place], rows_by_length, indptr=indptr, window=window)

@@ -72,7 +72,7 @@ from sparsetir.sparse_ir.tile_marks import at_most
 from sparsetir.sparse_ir.tile_marks import tail as tail_of
 from sparsetir.sparse_ir.tir import as_dtype, size_text
 
-WHO = "split"
+NAME = "split"
 TAILS = ("guard", "shift", "repeat", "exact")
 
 
@@ -102,15 +102,15 @@ def split(
         The new loops, outermost first. A loop of fused rows and columns gives three: chunks, pieces
         of rows, elements of a piece.
     """
-    it = iteration_of(WHO, func, loop)
+    it = iteration_of(NAME, func, loop)
     extents = _extents(it, factors)
     if tail not in TAILS:
         raise ScheduleError(
-            f"{WHO}: argument 'tail': expected one of {', '.join(TAILS)}, got {tail!r}\n{show(it)}"
+            f"{NAME}: argument 'tail': expected one of {', '.join(TAILS)}, got {tail!r}\n{show(it)}"
         )
-    func, loop = slots_counted(WHO, func, loop)
-    it = iteration_of(WHO, func, loop)
-    place = place_of(WHO, func, it, loop)
+    func, loop = slots_counted(NAME, func, loop)
+    it = iteration_of(NAME, func, loop)
+    place = place_of(NAME, func, it, loop)
     loops = loops_of(it)
     old = loops[place]
     if space_of(it, old) == "positions" or is_stored(old.node):
@@ -158,12 +158,12 @@ def split(
         init=None if init is None else substitute(init, mapping),
         annotations=without_choice(it, old),
     )
-    out = replaced(WHO, func, it, iteration, axes=[new_loop.node for new_loop in new])
+    out = replaced(NAME, func, it, iteration, axes=[new_loop.node for new_loop in new])
     kind = {"exact": "multiple", "shift": "min"}.get(tail)
     if kind is not None and not whole and not isinstance(length, tirx.IntImm):
-        out = promised(WHO, out, it, length, kind, tile)
+        out = promised(NAME, out, it, length, kind, tile)
     if factors[0] is not None and not isinstance(length, tirx.IntImm):
-        out = promised(WHO, out, it, length, "max", visited)
+        out = promised(NAME, out, it, length, "max", visited)
     return out, [handle_of(it, new_loop) for new_loop in new]
 
 
@@ -173,20 +173,20 @@ def _splittable(it: SparseIteration, func: SparseFunc, loop: Loop) -> Axis:
     if not isinstance(axis, Axis) or axis.kind != "dense_fixed":
         kind = axis.kind if isinstance(axis, Axis) else type(axis).__name__
         raise ScheduleError(
-            f"{WHO}: expected a loop over one dense_fixed axis, got '{loop.name}' ({kind}); "
+            f"{NAME}: expected a loop over one dense_fixed axis, got '{loop.name}' ({kind}); "
             f"divide cuts other loops by their positions\n{show(it)}"
         )
     for other in func.axes:
         if other.parent is not None and other.parent.name == axis.name and _visited(it, other):
             raise ScheduleError(
-                f"{WHO}: axis '{other.name}' would be parted from its parent '{axis.name}'; "
+                f"{NAME}: axis '{other.name}' would be parted from its parent '{axis.name}'; "
                 f"divide keeps it under it\n{show(it)}"
             )
     nodes = [m for n in it.axes for m in getattr(n, "of", None) or [n]]
     attached = [n.name for n in nodes if getattr(getattr(n, "to", None), "name", "") == axis.name]
     if attached:
         raise ScheduleError(
-            f"{WHO}: axis '{attached[0]}' is attached to '{axis.name}', which cannot be cut by "
+            f"{NAME}: axis '{attached[0]}' is attached to '{axis.name}', which cannot be cut by "
             f"coordinates; divide can cut it\n{show(it)}"
         )
     return axis
@@ -205,13 +205,13 @@ def _extents(it: SparseIteration, factors: Any) -> list[int]:
     numbers = numbers and (listed[0] is None or _is_count(listed[0]))
     if not numbers:
         raise ScheduleError(
-            f"{WHO}: argument 'factors': expected two or more positive integers, the first of "
+            f"{NAME}: argument 'factors': expected two or more positive integers, the first of "
             f"which may be None, got {factors!r}\n{show(it)}"
         )
     tile = math.prod(listed[1:])
     if tile >= MOST or (listed[0] or 1) * tile >= 2**31:  # rounding a length up would overflow
         raise ScheduleError(
-            f"{WHO}: argument 'factors': expected tiles of less than {MOST} visits, and a product "
+            f"{NAME}: argument 'factors': expected tiles of less than {MOST} visits, and a product "
             f"below 2**31, got {factors!r}\n{show(it)}"
         )
     return listed[1:]
@@ -225,12 +225,12 @@ def _refuse_tail(it: SparseIteration, axis: Axis, tile: int, tail: str, whole: b
     length = axis.length
     if tail == "exact" and not whole and isinstance(length, tirx.IntImm):
         raise ScheduleError(
-            f"{WHO}: argument 'tail': \"exact\" expects axis '{axis.name}' to be a multiple of "
+            f"{NAME}: argument 'tail': \"exact\" expects axis '{axis.name}' to be a multiple of "
             f'{tile} long, got {int(length)}; "guard", "shift" and "repeat" are legal\n{show(it)}'
         )
     if tail == "shift" and isinstance(length, tirx.IntImm) and int(length) < tile:
         raise ScheduleError(
-            f"{WHO}: argument 'tail': \"shift\" expects axis '{axis.name}' to hold a tile of "
+            f"{NAME}: argument 'tail': \"shift\" expects axis '{axis.name}' to hold a tile of "
             f"{tile}, "
             f'got {int(length)} coordinates; "guard" and "repeat" are legal\n{show(it)}'
         )
@@ -243,7 +243,7 @@ def _refuse_uncovered(it: SparseIteration, axis: Axis, visited: int, tail: str) 
         return
     what = "be" if tail == "exact" else "reach"
     raise ScheduleError(
-        f"{WHO}: argument 'factors': expected their product to {what} the length of axis "
+        f"{NAME}: argument 'factors': expected their product to {what} the length of axis "
         f"'{axis.name}', {size_text(axis.length)}, got {visited}; None as the first is as "
         f"many as it takes\n{show(it)}"
     )

@@ -41,7 +41,7 @@ from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 from sparsetir.sparse_ir.tir import as_dtype
 
-WHO = "split"
+NAME = "split"
 OF_POSITIONS = "legal after positions of it, which makes one loop over all elements"
 
 
@@ -59,7 +59,7 @@ def split_positions(
     extents : those of all new loops but the outermost, which has as many as needed: `first` is None
     tail : "guard", since a row's last tile may be shorter
     """
-    cut = _Tiles(WHO, func, it, loop)
+    cut = _Tiles(NAME, func, it, loop)
     if first is not None:
         cut.refuse(
             "argument 'factors': expected None as the first, as rows store more or less than "
@@ -74,9 +74,9 @@ def split_positions(
     if has_rows_to_carry(loop):
         loops = cut.across_rows(extents)
     elif is_path(loop.node):
-        loops = cut.of_a_root(extents)
+        loops = cut.root_tiles(extents)
     else:
-        loops = cut.of_each_row(extents)
+        loops = cut.row_tiles(extents)
     return cut.instead(loops, annotations=without_choice(it, loop))
 
 
@@ -86,7 +86,7 @@ class _Tiles(VisitOrder):
         size = self._one(extents)
         return chunk_loops(self, self._count(self.last.nnz, size), 0, size)
 
-    def of_a_root(self, extents: list[int]) -> list[Loop]:
+    def root_tiles(self, extents: list[int]) -> list[Loop]:
         """Tiles of the positions of a root axis, or of fused axes that start at a root."""
         size = self._one(extents)
         length = self.last.length if self.last.kind == "dense_fixed" else self.last.nnz
@@ -96,7 +96,7 @@ class _Tiles(VisitOrder):
         kind = "S" if "S" in self.loop.kinds else "R"
         return [Loop(tiles, [self._var(0)], kind), self.within(part)]
 
-    def of_each_row(self, extents: list[int]) -> list[Loop]:
+    def row_tiles(self, extents: list[int]) -> list[Loop]:
         """Tiles of the elements that an axis stores under each parent."""
         axis = self.loop.node
         if isinstance(axis, PartAxis):

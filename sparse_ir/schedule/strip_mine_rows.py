@@ -37,10 +37,10 @@ from sparsetir.sparse_ir.schedule.loops import SpIter, loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
 
-WHO = "strip_mine_rows"
+NAME = "strip_mine_rows"
 
 
-@primitive(reorders=True, was="steps")
+@primitive(reorders=True)
 def strip_mine_rows(
     func: SparseFunc, columns: SpIter, lanes: int
 ) -> tuple[SparseFunc, list[SpIter]]:
@@ -59,8 +59,8 @@ def strip_mine_rows(
     list of SpIter
         The loops over steps and lanes.
     """
-    it, (loop,) = chosen_loops(WHO, func, columns)
-    plain, column = VisitOrder(WHO, func, it, loop), loop.node
+    it, (loop,) = chosen_loops(NAME, func, columns)
+    plain, column = VisitOrder(NAME, func, it, loop), loop.node
     plain.check_count("lanes", lanes, below=2**15)
     row = column.parent if isinstance(column, Axis) else None
     rows = [x for x in loops_of(it) if row is not None and x.axes == (row.name,) and x.kinds == "S"]
@@ -72,7 +72,7 @@ def strip_mine_rows(
         )
     reduction = plain.reduced(", which can be without a term")
     plain.check_alone()
-    order = ElementOrder(WHO, func, it, loop, [row, column], [rows[0].var, loop.var])
+    order = ElementOrder(NAME, func, it, loop, [row, column], [rows[0].var, loop.var])
     indptr = column.indptr
     step = order.ragged("steps", row, tile_ptr, indptr=indptr, size=lanes, within=0)
     lane = order.dense("lanes", lanes)

@@ -61,7 +61,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 
 def with_temporaries(
-    who: str, func: SparseFunc, it: SparseIteration, place: int, annotations: dict[str, Any]
+    caller: str, func: SparseFunc, it: SparseIteration, place: int, annotations: dict[str, Any]
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
     """The function in which chunks keep their sums for rows of other chunks.
 
@@ -71,12 +71,12 @@ def with_temporaries(
     The handles are those of the iteration that keeps, of the one that loops over the chunks
     afterwards, and of the one that adds.
     """
-    return _Temporaries(who, func, it, loops_of(it)[place]).run(annotations)
+    return _Temporaries(caller, func, it, loops_of(it)[place]).run(annotations)
 
 
 class _Temporaries(VisitOrder):
-    def __init__(self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
-        super().__init__(who, func, it, loop)
+    def __init__(self, caller: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
+        super().__init__(caller, func, it, loop)
         self.chunks = loop.node
         self.pieces = self._pieces()
         by_axis = {x.name: x for x in loops_of(it)}

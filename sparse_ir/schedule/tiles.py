@@ -51,7 +51,7 @@ from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tir import as_dtype
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "tiles"
+NAME = "tiles"
 
 
 @primitive
@@ -86,10 +86,10 @@ def tiles(
     SparseIterationRef or None
         The iteration that copies the operand; None if tiles are given.
     """
-    it = find_iteration(func, name_of(WHO, iteration), WHO)
+    it = find_iteration(func, name_of(NAME, iteration), NAME)
 
     def refuse(message: str) -> NoReturn:
-        raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
+        raise ScheduleError(f"{NAME}: {message}\n{show(it)}")
 
     dense = [b for b in func.buffers if b.handle is not None and _is_dense(b)]
     named = [b for b in dense if b.name == buffer]
@@ -152,7 +152,7 @@ def tiles(
         if len(loads_of(func.body, operand.var)) > len(loads):
             refuse(f"'{buffer}' is read elsewhere, too, which needs it as it is")
         func = func.replace(buffers=others)
-        return replaced(WHO, func, it, body, axes=list(axis_of.values()), buffers=[held]), None
+        return replaced(NAME, func, it, body, axes=list(axis_of.values()), buffers=[held]), None
     at = {label: tirx.Var(label.lower(), axis_of[label].idtype) for label in order}
     where = [_sum(source[name], at) for name in axes]
     copy = SparseIteration(
@@ -162,7 +162,7 @@ def tiles(
         annotations={},
     )  # fmt: skip
     both = tirx.SeqStmt([copy, body])
-    out = replaced(WHO, func, it, both, axes=list(axis_of.values()), buffers=[held])
+    out = replaced(NAME, func, it, both, axes=list(axis_of.values()), buffers=[held])
     return out, SparseIterationRef(copy.name)
 
 

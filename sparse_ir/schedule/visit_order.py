@@ -65,11 +65,11 @@ MOST = 2**24
 
 
 def chosen_loops(
-    who: str, func: SparseFunc, *handles: SpIter
+    caller: str, func: SparseFunc, *handles: SpIter
 ) -> tuple[SparseIteration, list[Loop]]:
     """The loops of these handles, and their iteration."""
-    it = iteration_of(who, func, handles[0])
-    return it, [loops_of(it)[place_of(who, func, it, handle)] for handle in handles]
+    it = iteration_of(caller, func, handles[0])
+    return it, [loops_of(it)[place_of(caller, func, it, handle)] for handle in handles]
 
 
 class VisitOrder:
@@ -79,8 +79,8 @@ class VisitOrder:
     computed, params, axes, buffers : the declarations
     """
 
-    def __init__(self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
-        self.who, self.func, self.it, self.loop = who, func, it, loop
+    def __init__(self, caller: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
+        self.caller, self.func, self.it, self.loop = caller, func, it, loop
         self.computed: dict[str, Any] = dict(func.attrs.get(COMPUTED, {}).items())
         self.params: list[Any] = []
         self.axes: list[Axis] = []
@@ -214,7 +214,7 @@ class VisitOrder:
             if self.loop.name in names:
                 self.refuse(
                     f"{names} is divided among workers and has to stay as it is; expected "
-                    f"{self.who} before parallelize"
+                    f"{self.caller} before parallelize"
                 )
         new = changed(self.it, self.around(new_loops, self.loop), **fields)
         return self.replaced(new), [handle_of(self.it, loop) for loop in new_loops]
@@ -232,7 +232,7 @@ class VisitOrder:
         for key, value in attrs.items():
             func = func.with_attr(key, value)
         return replaced(
-            self.who, func, self.it, as_one([*stmts]),
+            self.caller, func, self.it, as_one([*stmts]),
             axes=self.axes, buffers=self.buffers, params=self.params, trusted=trusted,
         )  # fmt: skip
 
@@ -280,7 +280,7 @@ class VisitOrder:
 
     def refuse(self, message: str) -> NoReturn:
         """Raise ScheduleError with the iteration."""
-        raise ScheduleError(f"{self.who}: {message}\n{show(self.it)}")
+        raise ScheduleError(f"{self.caller}: {message}\n{show(self.it)}")
 
 
 class ElementOrder(VisitOrder):
@@ -298,10 +298,10 @@ class ElementOrder(VisitOrder):
     rest: Sequence[Loop] = ()
 
     def __init__(
-        self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop,
+        self, caller: str, func: SparseFunc, it: SparseIteration, loop: Loop,
         path: list[Axis], over: list[Any], below: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(who, func, it, loop)
+        super().__init__(caller, func, it, loop)
         self.path, self.over = path, over
         self.row, self.column = path[0], path[-1]
         column = self.column
@@ -455,7 +455,7 @@ class ElementOrder(VisitOrder):
 
 
 def elements_of_rows(
-    who: str, func: SparseFunc, it: SparseIteration, rows: Loop, columns: Loop, *,
+    caller: str, func: SparseFunc, it: SparseIteration, rows: Loop, columns: Loop, *,
     unique: bool = False, reduces: str | None = None,
 ) -> ElementOrder:  # fmt: skip
     """The visit order of a spatial loop over a dense axis, and a reduction over its rows' elements.
@@ -463,7 +463,7 @@ def elements_of_rows(
     unique : whether a row may not store a column twice
     reduces : for a body that must be a reduction, text to append to its refusal
     """
-    plain, row, column = VisitOrder(who, func, it, rows), rows.node, columns.node
+    plain, row, column = VisitOrder(caller, func, it, rows), rows.node, columns.node
     if not (
         isinstance(row, Axis)
         and row.kind == "dense_fixed"
@@ -484,7 +484,7 @@ def elements_of_rows(
     for loop in rest:
         if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
             plain.refuse(f"expected other loops over dense axes, got '{loop.name}'")
-    order = ElementOrder(who, func, it, rows, [row, column], [rows.var, columns.var])
+    order = ElementOrder(caller, func, it, rows, [row, column], [rows.var, columns.var])
     order.rest = rest
     return order
 

@@ -44,7 +44,7 @@ from sparsetir.sparse_ir.tir import cast, free_vars, size_text
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
 
-WHO = "precompute"
+NAME = "precompute"
 
 
 def precompute_result(
@@ -102,7 +102,7 @@ class _Result:
                 f"with {needs}" if needs else "where a visit does not see all terms of an element"
             )
             raise ScheduleError(
-                f"{WHO}: {what} expects a body of the form X[..] = X[..] + term (or *, max, min), "
+                f"{NAME}: {what} expects a body of the form X[..] = X[..] + term (or *, max, min), "
                 f"got another\n{show(it)}"
             )
         factors, term = [], None
@@ -134,7 +134,7 @@ class _Result:
         main = changed(it, self.outer, init=None, body=body) if self.outer else body
         whole = tirx.SeqStmt([*before, main]) if before else main
         buffers = [self.ws, *([self.sums] if self.lanes else []), *([self.seen] if looks else [])]
-        func = replaced(WHO, self.func, it, whole, axes=axes, buffers=buffers)
+        func = replaced(NAME, self.func, it, whole, axes=axes, buffers=buffers)
         return func, [SparseIterationRef(s.name) for s in steps]
 
     # -- the steps ----------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class _Result:
         for group in divided(self.it):
             if not {x.name for x in self.inner}.isdisjoint(group):
                 self._refuse(
-                    f"{group} inside is divided among workers; expected {WHO} before parallelize"
+                    f"{group} inside is divided among workers; expected {NAME} before parallelize"
                 )
         for loop in self.lanes:
             if loop.kinds != "R":
@@ -363,7 +363,7 @@ class _Result:
         return loads_of(self.it.body, self.target.var)
 
     def _refuse(self, message: str) -> None:
-        raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
+        raise ScheduleError(f"{NAME}: {message}\n{show(self.it)}")
 
 
 def workspace(

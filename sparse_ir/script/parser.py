@@ -137,7 +137,7 @@ def ir_module(cls: Any = None) -> Any:
     return wrapper if cls is None else wrapper(cls)
 
 
-def _source_of(who: str, obj: Any) -> Source:
+def _source_of(caller: str, obj: Any) -> Source:
     """The source text of a function or class; if there is none, the OSError says what to do."""
     try:
         source = Source(obj)
@@ -146,9 +146,9 @@ def _source_of(who: str, obj: Any) -> Source:
         return source
     except OSError as error:
         raise OSError(
-            f"{who}: the source of '{obj.__name__}' is not known, which a program is parsed from: "
-            "write it in a file or a notebook, not at Python's own prompt or in `exec`, or give "
-            "its text to `sparsetir.from_source`"
+            f"{caller}: the source of '{obj.__name__}' is not known, which a program is parsed "
+            "from: write it in a file or a notebook, not at Python's own prompt or in `exec`, or "
+            "give its text to `sparsetir.from_source`"
         ) from error
 
 

@@ -45,6 +45,10 @@ COMMANDS = {
     "examples": (["--peers"], lambda r: len(r["cells"][0]["epoch"]) == 2),
     "graph": (["--peers", "PyG"], lambda r: len(r["cells"][0]["epoch"]) == 2),
     "products": ([], lambda r: {c["what"] for c in r["cells"]} == {"A @ X", "pruned"}),
+    "expressions": (
+        [],
+        lambda r: all({"sparsetir", "scipy"} <= set(c["seconds"]) for c in r["cells"]),
+    ),
     "rgcn": (["--peers", "RGCNConv"], lambda r: len(r["cells"][-1]["epoch"]) == 2),
     "sparse_conv": ([], lambda r: len(r[0]["cells"]) == 3),
     "blocks": (

@@ -122,12 +122,12 @@ def test_without_arguments_nothing_runs(explain, monkeypatch):
 REFUSED = """
 gone  # argument OP|FILE: expected spmm, spmv, sddmm, one of a plug-in (--modules)
 spgemm  # argument OP|FILE: expected spmm, spmv, sddmm, one of a plug-in (--modules)
-spmm.py --graph cora  # argument --arg: 'feat': expected an integer, got nothing
-spmm.py --graph cora --arg feat=nan  # argument --arg: 'feat': expected an integer, got nan
+spmm.py --graph cora  # argument --arg: 'feat' is missing, and no array's shape
+spmm.py --graph cora --arg feat=nan  # argument --arg: 'feat': expected an integer, got float nan
 spmm.py --graph cora --arg feat=-3  # argument --arg: 'b': expected lengths of 0 or more, got
 spmm.py --arg k=3  # argument --arg: 'spmm' has no 'k'; it has a, b, c, indptr
-spmm.py --arg a=2  # argument --arg: 'a': expected an array, got int
-spmm.py --arg feat=2  # argument --arg: 'indptr': expected an array, got nothing
+spmm.py --arg a=2  # argument --arg: 'a': expected a torch, NumPy or TVM array, got int
+spmm.py --arg feat=2  # argument --arg: 'indptr': expected a torch, NumPy or TVM array
 spmm.py --graph gone  # argument --graph: gone: no such file
 """
 

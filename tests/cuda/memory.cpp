@@ -30,7 +30,7 @@ bool counting;
 namespace {
 
 struct Slot {
-  uint32_t who, time;  // block * 1024 + thread, modulo 2 ** 32; time 0: nobody
+  uint32_t thread, time;  // block * 1024 + thread, modulo 2 ** 32; time 0: nobody
 };
 
 struct Cell {
@@ -112,34 +112,34 @@ Region* find(uintptr_t address) {
 
 uint32_t identity() { return block_number * MOST_THREADS + me->number; }
 
-unsigned warp_of(uint32_t who) { return who / LANES; }
+unsigned warp_of(uint32_t thread) { return thread / LANES; }
 
 // Whether what `slot` stands for happened before what this thread does now.
 bool before(Slot slot, const Region& r) {
   if (slot.time < (r.shared ? block_start : launch_start)) return true;
   uint32_t mine = identity();
-  if (slot.who == mine) return true;
-  if (slot.who / MOST_THREADS != mine / MOST_THREADS) return false;
+  if (slot.thread == mine) return true;
+  if (slot.thread / MOST_THREADS != mine / MOST_THREADS) return false;
   if (slot.time < block_sync) return true;
-  return warp_of(slot.who) == warp_of(mine) &&
-         slot.time < lanes_met[me->warp][me->lane][slot.who % LANES];
+  return warp_of(slot.thread) == warp_of(mine) &&
+         slot.time < lanes_met[me->warp][me->lane][slot.thread % LANES];
 }
 
 void remember(Slot (&two)[2], Slot now, const Region& r) {
   if (before(two[0], r)) {
     two[0] = now;
     if (before(two[1], r)) two[1] = Slot{};
-  } else if (before(two[1], r) || warp_of(two[1].who) == warp_of(two[0].who)) {
+  } else if (before(two[1], r) || warp_of(two[1].thread) == warp_of(two[0].thread)) {
     two[1] = now;
   }
 }
 
 const char* const DOES[] = {"reads", "writes", "changes by an atomic"};
 
-std::string told(uint32_t who) {
-  unsigned n = who % MOST_THREADS;
+std::string told(uint32_t thread) {
+  unsigned n = thread % MOST_THREADS;
   char text[100];
-  snprintf(text, sizeof text, "block %u, thread (%u, %u, %u)", who / MOST_THREADS,
+  snprintf(text, sizeof text, "block %u, thread (%u, %u, %u)", thread / MOST_THREADS,
            n % block_shape.x, n / block_shape.x % block_shape.y,
            n / block_shape.x / block_shape.y);
   return text;
@@ -147,7 +147,7 @@ std::string told(uint32_t who) {
 
 std::string race(const Region& r, size_t cell, Access kind, Slot slot, const char* did) {
   return "race: " + told(identity()) + " " + DOES[kind] + " " + r.name + "[" +
-         std::to_string(cell) + "], which " + told(slot.who) + " " + did +
+         std::to_string(cell) + "], which " + told(slot.thread) + " " + did +
          ", with no barrier between them";
 }
 

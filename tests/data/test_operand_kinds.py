@@ -10,7 +10,7 @@ import torch
 import sparsetir
 from sparsetir import SparseMatrix, ops
 from sparsetir.planning.plan import requested
-from sparsetir.tuning.sought import of_operator
+from sparsetir.tuning.sought import operator_search
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .*:UserWarning")
 
@@ -50,13 +50,13 @@ def torch_sparse():
     return SimpleNamespace(csr=lambda: parts, sparse_sizes=lambda: (N, N))
 
 
-def of_tvm():
+def tvm_operand():
     import tvm
 
     return tvm.runtime.tensor(EDGES.numpy())
 
 
-def of_pyg(kind):
+def pyg_operand(kind):
     data = pytest.importorskip("torch_geometric.data")
     if kind == "EdgeIndex":
         return pytest.importorskip("torch_geometric").EdgeIndex(EDGES, sparse_size=(N, N))
@@ -76,14 +76,14 @@ KINDS = {
     "edges and a size": (lambda: (EDGES, N), ONES),
     "NumPy": (lambda: EDGES.numpy(), ONES),
     "NumPy of 16 bits": (lambda: (EDGES.numpy().astype("int16"), (N, N)), ONES),
-    "TVM": (of_tvm, ONES),
+    "TVM": (tvm_operand, ONES),
     "lists": (lambda: (EDGES.tolist(), N), ONES),
     "rows and columns": (lambda: (TARGETS, SOURCES), ONES),
     "rows and columns of NumPy": (lambda: (TARGETS.numpy(), SOURCES.numpy()), ONES),
-    "Data": (lambda: of_pyg(""), ONES),
-    "Data with weights": (lambda: of_pyg("weighted"), WEIGHTED),
-    "HeteroData": (lambda: of_pyg("HeteroData"), WEIGHTED),
-    "EdgeIndex": (lambda: of_pyg("EdgeIndex"), ONES),
+    "Data": (lambda: pyg_operand(""), ONES),
+    "Data with weights": (lambda: pyg_operand("weighted"), WEIGHTED),
+    "HeteroData": (lambda: pyg_operand("HeteroData"), WEIGHTED),
+    "EdgeIndex": (lambda: pyg_operand("EdgeIndex"), ONES),
     "torch_sparse": (torch_sparse, WEIGHTED),
     "DGL": (Graph, ONES),
     "dgl.sparse": (
@@ -109,7 +109,7 @@ def test_all_entrances_take_it(kind, tmp_path, monkeypatch):
     matrix, wanted = SparseMatrix(make()), requested("spmm", make(), 5, dtype="float32")
     np.testing.assert_array_equal(matrix.to_scipy().toarray(), expected)
     np.testing.assert_array_equal(wanted.matrix.to_scipy().toarray(), expected)
-    task = of_operator("spmm", make(), 5, target="llvm", device=None, dtype="float32")[0].task
+    task = operator_search("spmm", make(), 5, target="llvm", device=None, dtype="float32")[0].task
     np.testing.assert_array_equal(task.matrix.to_scipy().toarray(), expected)
     torch.testing.assert_close(ops.spmm(make(), B), expected @ B)
 
@@ -167,4 +167,4 @@ def test_a_graph_of_many_relations_names_them():
     with pytest.raises(ValueError, match=r"expected one relation, as data\[\('a', 'to', 'b'\)\]"):
         SparseMatrix(data)
     with pytest.raises(ValueError, match="'values': expected none for a graph with weights"):
-        SparseMatrix(of_pyg("weighted"), values=WEIGHTS)
+        SparseMatrix(pyg_operand("weighted"), values=WEIGHTS)

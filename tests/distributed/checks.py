@@ -584,7 +584,7 @@ def test_wrong_on_one_process(group: Any) -> list[tuple[str, str]]:
         build(edges[0] if here else edges): "expected shape (2, E), got (150,)",
         build(edges - (1 if here else 0)): "expected nodes from 0 to",
         build(num_nodes=29 if here else 30): same,
-        build(num_nodes=-1 if here else 30): "expected sizes of 0 or more",
+        build(num_nodes=-1 if here else 30): "expected 0 or more",
         build(values=ones[: 3 if here else None]): "expected shape (150,), got (3,)",
         build(values=ones.double() if here else ones): same,
         build(partition="columns" if here else "rows"): "expected 'rows', 'metis', a tensor",

@@ -430,7 +430,7 @@ def test_sparse_results_with_gradients_are_those_without(text, format, of_dense,
         if twice:
             matrices[1], leaves[1] = matrices[0], leaves[0]
         pairs = [*zip(matrices, leaves)]
-        operands = {n: _of_torch(*pair) for n, pair in zip("AB", pairs)} | others
+        operands = {n: _torch_operand(*pair) for n, pair in zip("AB", pairs)} | others
         plan = sparsetir.plan(text, **operands, format=format)
         want = of_dense(*(_dense(*pair) for pair in pairs), x)
         new = dict(zip("AB", leaves))
@@ -459,7 +459,7 @@ def _dense(A, values):
     return torch.zeros(A.shape, dtype=values.dtype).index_put(at, values)
 
 
-def _of_torch(A, values):
+def _torch_operand(A, values):
     """A matrix with the values of a tensor, through which torch computes no gradients."""
     index = (torch.from_numpy(x) for x in (A.pattern.indptr, A.pattern.columns))
     return ops.Operand(*index, *A.shape, values)
@@ -474,7 +474,7 @@ def test_gradients_of_sparse_results_of_first_and_second_order(check):
 
     def product(a, b):
         text = "C[i,k] = A[i,j] * B[j,k] * B[j,k] - A[i,k]"
-        return einsum(text, A=_of_torch(A, a), B=_of_torch(B, b), format="coo").values()
+        return einsum(text, A=_torch_operand(A, a), B=_torch_operand(B, b), format="coo").values()
 
     assert check(product, leaves, fast_mode=True)
 
@@ -482,7 +482,7 @@ def test_gradients_of_sparse_results_of_first_and_second_order(check):
 def test_sparse_results_of_bfloat16():
     _, A = array((5, 5), "some", np.random.default_rng(0), True)
     values = torch.rand(A.nnz).bfloat16()
-    result = einsum("C[i,j] = 2 * A[i,j]", A=_of_torch(A, values), format="csr")
+    result = einsum("C[i,j] = 2 * A[i,j]", A=_torch_operand(A, values), format="csr")
     assert torch.equal(result.values(), 2 * values)
 
 
@@ -490,7 +490,7 @@ def test_gradients_of_sparse_results_refuse_values_that_changed():
     _, A = array((5, 5), "some", np.random.default_rng(0), True)
     a = torch.rand(A.nnz, dtype=torch.float64, requires_grad=True)
     values = a * 1
-    result = einsum("C[i,k] = A[i,j] * A[j,k]", A=_of_torch(A, values), format="csr")
+    result = einsum("C[i,k] = A[i,j] * A[j,k]", A=_torch_operand(A, values), format="csr")
     values.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.values().sum().backward()
@@ -530,7 +530,7 @@ def _dense_of_csr(A):
 @pytest.mark.parametrize("format", [None, "csr"])
 def test_values_of_another_number_are_refused(format):
     _, M = array((6, 6), "some", np.random.default_rng(0), True)
-    A = _of_torch(M, torch.ones(M.nnz + 1))
+    A = _torch_operand(M, torch.ones(M.nnz + 1))
     expected = rf"argument 'A': expected a number for each of {M.nnz} elements, got values of shape"
     with pytest.raises(ValueError, match=expected):
         einsum("C[i,j] = 2 * A[i,j]", A=A, format=format)

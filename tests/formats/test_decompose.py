@@ -47,11 +47,11 @@ def ways(func: Any) -> list[Any]:
     """
     whole, parts = sparsetir.build(func), [sparsetir.build(f) for f in extract_preprocess(func)]
 
-    def of_parts(_: Any, args: dict[str, Any]) -> None:
+    def run_parts(_: Any, args: dict[str, Any]) -> None:
         for kernel in parts:
             kernel(**{n: args[n] for n in kernel.signature.names})
 
-    return [interpreted, lambda _, args: whole(**args), of_parts]
+    return [interpreted, lambda _, args: whole(**args), run_parts]
 
 
 def interpreted(func: Any, args: dict[str, Any]) -> None:

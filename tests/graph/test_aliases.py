@@ -61,7 +61,7 @@ def resized(e):
     return e.detach().clone().resize_(e.shape[1] // 2, 2)
 
 
-def of_a_copy(e):
+def views_of_copy(e):
     """Views of one copy, by operators of all kinds."""
     out = e.clone()
     return [
@@ -80,7 +80,7 @@ def several(e):
 
 CASES = [
     written_after_a_break, written_twice, cumulative, views_of_views, strided, assigned, masked,
-    resized, of_a_copy,
+    resized, views_of_copy,
     lambda e: (e.clone(), e.clone(), e + 0 if e.dtype != torch.bool else ~e, e == e[:1]),
     lambda e: (e, e, e[0], e[0], e.view_as(e), e.t(), e.new_empty(0), e[:, 1:].t()),
     lambda e: e.as_strided((2, e.shape[1] // 3), (1, 2), e.storage_offset()),

@@ -123,7 +123,7 @@ def test_edges_that_are_new_in_each_step_compile_nothing(quick_kernels):
 
 def test_new_edges_are_sorted_by_counting_from_the_first_steps_on(monkeypatch):
     monkeypatch.setattr(compress, "_left", compress.LEFT_TO_TORCH)
-    for kernel in (compress._of_pairs, compress._of_rows):
+    for kernel in (compress._pair_kernel, compress._row_kernel):
         kernel.cache_clear()
     monkeypatch.setattr(run_plan, "_kernels", OrderedDict())
     model, _ = made("SAGE")
@@ -133,7 +133,7 @@ def test_new_edges_are_sorted_by_counting_from_the_first_steps_on(monkeypatch):
         args = torch.randn(NODES, FEATURES), edges(step, NODES, 40_000 + step)
         gradients(call, model, *args)
         counts.append(compilations())
-    assert len(set(counts[2:])) == 1 and compress._of_pairs.cache_info().currsize == 1
+    assert len(set(counts[2:])) == 1 and compress._pair_kernel.cache_info().currsize == 1
 
 
 def test_layers_share_what_edges_that_are_new_take(monkeypatch):

@@ -114,7 +114,7 @@ def deep(block):
     return lambda: Stack(call, layer(), layer())
 
 
-def of_atoms(make):
+def molecule(make):
     """A model of atoms, whose positions follow from the features."""
 
     def call(x, net):
@@ -164,21 +164,21 @@ def infomax():
 
 
 def meta():
-    def of_edges(source, target, attributes, u, batch):
+    def edge_model(source, target, attributes, u, batch):
         return net.parts[1](torch.cat([source, target, attributes, u[batch]], 1))
 
-    def of_nodes(x, edge_index, attributes, u, batch):
+    def node_model(x, edge_index, attributes, u, batch):
         source, target = edge_index
         means = pyg.aggr.MeanAggregation()(
             torch.cat([x[source], attributes], 1), target, dim_size=len(x)
         )
         return net.parts[2](torch.cat([x, means, u[batch]], 1))
 
-    def of_graphs(x, edge_index, attributes, u, batch):
+    def global_model(x, edge_index, attributes, u, batch):
         return torch.cat([u, pyg.global_mean_pool(x, batch, 4)], 1)
 
     u = torch.ones(4, 3)
-    layer = pyg.MetaLayer(of_edges, of_nodes, of_graphs)
+    layer = pyg.MetaLayer(edge_model, node_model, global_model)
     net = Stack(
         lambda x, meta, *_: meta(x, E, ATTRIBUTES, u, BATCH),
         layer, mlp(3 * F + 3), mlp(2 * F + OUT + 3),
@@ -294,7 +294,7 @@ def clustered(pool):
     return lambda: Stack(call, pyg.SAGEConv(F, H))
 
 
-def of_neighbours(pool):
+def neighbour_pool(pool):
     """A pool of each node's neighbours."""
 
     def call(x, conv):
@@ -374,8 +374,8 @@ FORMS = {
     ),
     "max_pool_x": clustered(lambda c, x: pyg.max_pool_x(c, x, BATCH)),
     "avg_pool_x": clustered(lambda c, x: pyg.avg_pool_x(c, x, BATCH)),
-    "max_pool_neighbor_x": of_neighbours(pyg.max_pool_neighbor_x),
-    "avg_pool_neighbor_x": of_neighbours(pyg.avg_pool_neighbor_x),
+    "max_pool_neighbor_x": neighbour_pool(pyg.max_pool_neighbor_x),
+    "avg_pool_neighbor_x": neighbour_pool(pyg.avg_pool_neighbor_x),
     "GAE": encoded(lambda: pyg.GAE(pyg.GCN(F, H, 2, OUT))),
     "VGAE": encoded(lambda: pyg.VGAE(Ends())),
     "ARGA": encoded(lambda: pyg.ARGA(pyg.GCNConv(F, OUT), mlp(OUT, 1))),
@@ -407,16 +407,16 @@ FORMS = {
     "LabelPropagation": lambda: propagated(pyg.LabelPropagation(3, 0.7)),
     "LabelPropagation, labels": lambda: propagated(pyg.LabelPropagation(3, 0.7), False),
     "CorrectAndSmooth": smoothed,
-    "SchNet": of_atoms(lambda: pyg.SchNet(
+    "SchNet": molecule(lambda: pyg.SchNet(
         H, H, 2, 5, interaction_graph=lambda p, b: (BONDS, (p[BONDS[0]] - p[BONDS[1]]).norm(dim=-1))
     )),
-    "DimeNet": of_atoms(lambda: pyg.DimeNet(H, OUT, 1, 2, 2, 2, **GLOROT)),
-    "DimeNet++": of_atoms(lambda: pyg.DimeNetPlusPlus(
+    "DimeNet": molecule(lambda: pyg.DimeNet(H, OUT, 1, 2, 2, 2, **GLOROT)),
+    "DimeNet++": molecule(lambda: pyg.DimeNetPlusPlus(
         H, OUT, 1, 4, 4, H, 2, 2, **GLOROT
     )),
-    "GNNFF": of_atoms(lambda: pyg.GNNFF(H, H, 1)),
-    "ViSNet": of_atoms(lambda: pyg.ViSNet(num_heads=2, num_layers=2, hidden_channels=H, num_rbf=4)),
-    "ViSNet, vertices": of_atoms(lambda: pyg.ViSNet(
+    "GNNFF": molecule(lambda: pyg.GNNFF(H, H, 1)),
+    "ViSNet": molecule(lambda: pyg.ViSNet(num_heads=2, num_layers=2, hidden_channels=H, num_rbf=4)),
+    "ViSNet, vertices": molecule(lambda: pyg.ViSNet(
         lmax=2, vecnorm_type="max_min", num_heads=2, num_layers=2, hidden_channels=H, num_rbf=4,
         vertex=True,
     )),

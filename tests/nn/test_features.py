@@ -99,12 +99,12 @@ def with_gradient():
     return words().requires_grad_()
 
 
-def of_inference():
+def in_inference():
     with torch.inference_mode():
         return words()
 
 
-@pytest.mark.parametrize("make", [infinite, with_gradient, of_inference], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [infinite, with_gradient, in_inference], ids=lambda f: f.__name__)
 def test_what_stays_dense(make):
     x = make()
     assert as_sparse(x) is x and as_sparse(x) is x

@@ -55,7 +55,7 @@ ours.SAGEConv(6, 4)(features()[0], graph())  # ValueError: 'x': expected 2 or 3 
 ours.SAGEConv(6, 4, flow=BACK)((features(), features()), graph())  # ValueError: 'x': expected one
 ours.SAGEConv(6, 4)(features(), graph() - NODES)  # IndexError: 'edge_index': expected each source
 ours.GATConv(6, 4, heads=0)  # ValueError: GATConv: argument 'heads': expected 1 or more, got 0
-ours.GATConv(6, 4, heads=True)  # TypeError: GATConv: argument 'heads': expected integers
+ours.GATConv(6, 4, heads=True)  # TypeError: GATConv: argument 'heads': expected an integer
 ours.GATConv(6, 4)(features()[None], graph())  # ValueError: 'x': expected 2 dimensions, got shape
 ours.GATConv(6, 4, edge_dim=3)(features(), graph(), torch.ones(1, 3))
     # ValueError: GATConv: argument 'edge_attr': expected .. , got (1, 3)

@@ -41,7 +41,7 @@ def in_box(x: SparsePoints, stride: Any = (1, 1, 1)) -> Tensor:
     return x.dense(low, tuple(PERIOD // s for s in stride))
 
 
-def of_points(dense: Tensor, coords: Tensor, stride: Any = (1, 1, 1)) -> Tensor:
+def values_at(dense: Tensor, coords: Tensor, stride: Any = (1, 1, 1)) -> Tensor:
     """(n, channels) of the numbers of a dense result that such a box gave."""
     b, *cell = coords.long().unbind(1)
     cell = [x - LOW // s for x, s in zip(cell, stride, strict=True)]
@@ -69,7 +69,7 @@ def test_outputs_at_inputs(
     weight = layer.weight.permute(4, 3, 0, 1, 2)
     dense = conv3d(in_box(x), weight, layer.bias, padding="same", dilation=dilation)
     assert y.places is x.places and y.batch_size == batches
-    torch.testing.assert_close(y.features, of_points(dense, x.coords))
+    torch.testing.assert_close(y.features, values_at(dense, x.coords))
 
 
 @few
@@ -85,7 +85,7 @@ def test_all_outputs_that_are_reached(
     layer = SparseConv3d(2, 3, kernel, submanifold=False, **how).double()
     y = layer(x)
     dense = conv3d(in_box(x), layer.weight.permute(4, 3, 0, 1, 2), layer.bias, **how)
-    torch.testing.assert_close(y.features, of_points(dense, y.coords, stride))
+    torch.testing.assert_close(y.features, values_at(dense, y.coords, stride))
     # Outputs are where anything is reached, in order, and the rest of the result is bias.
     ones = in_box(x.with_features(torch.ones(len(x), 1).double()))
     counts = conv3d(ones, torch.ones(1, 1, *kernel).double(), **how)
@@ -108,7 +108,7 @@ def test_back_onto_points(kernel: Any, stride: Any, padding: Any, seed: int, n: 
         y = layer(given_, onto)
         dense = conv_transpose3d(in_box(given_, stride), weight, layer.bias, **how)
         assert y.places is x.places
-        torch.testing.assert_close(y.features, of_points(dense, x.coords))
+        torch.testing.assert_close(y.features, values_at(dense, x.coords))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -259,7 +259,7 @@ def test_points_far_apart() -> None:
     assert kmap.rows.tolist() == [0, 1, 2] and kmap.offsets == 27
 
 
-def of_ones(*rows: Any, **how: Any) -> Any:
+def ones_at(*rows: Any, **how: Any) -> Any:
     coords = torch.tensor(rows, **how)
     return SparsePoints(coords, torch.ones(len(rows), 2))
 
@@ -270,24 +270,24 @@ X = cloud(0, 9, 2, dtype=torch.float32)
 test_refusals = refusals(
     r"""
 SparsePoints([[0, 1, 2, 3]], X.features)  # TypeError: 'coords': expected a tensor, got list
-of_ones([0.0, 1, 2, 3])  # TypeError: 'coords': expected integers, got float32
-of_ones([0, 1, 2])  # ValueError: 'coords': expected shape (n, 4) of batch, x, y and z, got
-of_ones([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3])  # ValueError: 'coords': .. got [0, 1, 2, 3] again
-of_ones([-1, 1, 2, 3])  # ValueError: 'coords': expected batches from 0 on, got -1
-of_ones([0, 1, 2**31, 3])  # ValueError: 'coords': expected coordinates within 2^31, got 2147483648
-of_ones([0, 2**31 - 1, 2**31 - 1, 0], [0, -(2**31), -(2**31), 9])  # ValueError: 'coords': expected
+ones_at([0.0, 1, 2, 3])  # TypeError: 'coords': expected integers, got float32
+ones_at([0, 1, 2])  # ValueError: 'coords': expected shape (n, 4) of batch, x, y and z, got
+ones_at([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3])  # ValueError: 'coords': .. got [0, 1, 2, 3] again
+ones_at([-1, 1, 2, 3])  # ValueError: 'coords': expected batches from 0 on, got -1
+ones_at([0, 1, 2**31, 3])  # ValueError: 'coords': expected coordinates within 2^31, got 2147483648
+ones_at([0, 2**31 - 1, 2**31 - 1, 0], [0, -(2**31), -(2**31), 9])  # ValueError: 'coords': expected
 SparsePoints(X.coords, X.features[1:])  # ValueError: 'features': expected shape ( .. , channels) as
 X.with_features(X.features.int())  # TypeError: 'features': expected float32, float16 .. got int32
 X.with_features(X.features.to("meta"))  # ValueError: 'features': expected to be on cpu .. got meta
-SparsePoints(X.coords + 4, X.features, 0)  # ValueError: 'batch_size': expected at least 5 .. got 0
+SparsePoints(X.coords + 4, X.features, 0)  # ValueError: 'batch_size': expected 5 or more .. got 0
 SparsePoints(X.coords, X.features, 1.5)  # TypeError: 'batch_size': expected an integer, got 1.5
 X.dense((0, 0, 0), (2, 2, 2))  # ValueError: 'size': expected a box with all .. got (2, 2, 2) from
 SparseConv3d(0, 2, 3)  # ValueError: SparseConv3d: argument 'in_channels': expected 1 or more, got 0
 SparseConv3d(2, 2, (3, 3))  # ValueError: 'kernel_size': expected one number or three, got (3, 3)
-SparseConv3d(2, 2, 0)  # ValueError: 'kernel_size': expected at least 1, got 0
-SparseConv3d(2, 2, 3, stride=1.0)  # TypeError: 'stride': expected integers, got 1.0
+SparseConv3d(2, 2, 0)  # ValueError: 'kernel_size': expected 1 or more, got 0
+SparseConv3d(2, 2, 3, stride=1.0)  # TypeError: 'stride': expected an integer, got 1.0
 SparseConv3d(2, 2, 3, padding=1)  # ValueError: 'padding': expected None, as outputs are at .. got 1
-SparseConvTranspose3d(2, 2, 3, padding=-1)  # ValueError: 'padding': expected at least 0, got -1
+SparseConvTranspose3d(2, 2, 3, padding=-1)  # ValueError: 'padding': expected 0 or more, got -1
 SparseConv3d(2, 2, 3)(X.features)  # TypeError: 'x': expected SparsePoints, got Tensor
 SparseConv3d(3, 2, 3)(X)  # ValueError: SparseConv3d: argument 'x': expected 3 channels, got 2
 SparseConv3d(2, 2, 3).half()(X)  # TypeError: 'x': expected features of float16 as .. got float32

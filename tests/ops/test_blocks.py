@@ -37,7 +37,7 @@ def blocked(shape, size, dtype=torch.float32, idtype=torch.int64, seed=0):
     return A, values, torch.from_numpy(full).to(dtype)
 
 
-def of_blocks(values, like):
+def block_values(values, like):
     """The places of blocks in a dense matrix, as values of a BSR tensor."""
     r, c = values.shape[1:]
     return like.reshape(like.shape[0] // r, r, -1, c).transpose(1, 2)
@@ -66,7 +66,7 @@ def test_products_and_gradients(size, dtype, idtype, feat):
     out.backward(grad)
     full = grad.double() @ B.detach().double().T
     rows = torch.repeat_interleave(torch.arange(5), A.crow_indices().diff().long())
-    for_values = of_blocks(values, full)[rows, A.col_indices().long()]
+    for_values = block_values(values, full)[rows, A.col_indices().long()]
     for result, wanted in (
         (out, wide @ B.detach().double()), (B.grad, wide.T @ grad.double()),
         (values.grad, for_values),

@@ -34,7 +34,7 @@ ops.spmm(torch.ones(3, 3), B)  # ValueError: 'A': expected a sparse matrix or an
 ops.spmm(EDGES.float(), B)  # TypeError: 'A': expected an edge_index of int32 or int64, got float32
 ops.spmm(EDGES.to(torch.int8), B)  # TypeError: expected an edge_index of int32 or int64, got int8
 ops.spmm(EDGES.float().requires_grad_(), B)  # TypeError: got float32 that requires a gradient: a
-ops.spmm((EDGES, "3"), B)  # TypeError: spmm: argument 'A': expected integers as sizes, got '3'
+ops.spmm((EDGES, "3"), B)  # TypeError: spmm: argument 'A': expected an integer, got '3'
 ops.spmm((EDGES, (2, 2)), torch.ones(2, 4))  # IndexError: 'A': expected each source to be at least
 ops.spmm((EDGES, (3, 1)), B)  # IndexError: 'A': expected each target to be at least 0 and less than
 ops.spmm((EDGES - 1, (3, 2)), B)  # IndexError: each source .. less than 3, got -1
@@ -52,12 +52,12 @@ ops.sddmm(A, torch.ones(2, 4), torch.ones(3, 5))  # ValueError: 'Y': expected sh
 ops.spmm(torch.ones(2, 3, 3).to_sparse_csr(), B)  # ValueError: expected a sparse matrix without
 ops.spmm(csr(rowptr=[0, 1, 3]), B)  # TypeError: 'A.rowptr': expected a tensor, got list
 ops.spmm(csr()._replace(m=3), B)  # ValueError: 'A.rowptr': expected shape (4,) for 3 rows, got (3,)
-ops.spmm((EDGES, (None, 3)), B)  # TypeError: 'A': expected integers as sizes, got None
+ops.spmm((EDGES, (None, 3)), B)  # TypeError: 'A': expected an integer, got None
 ops.spmm((EDGES, (3, 3, 3)), B)  # ValueError: expected (edge_index, size) with size = (sources
-ops.spmm((EDGES, (3.0, 3.0)), B)  # TypeError: integers as sizes, got 3.0
-ops.spmm((EDGES, True), B)  # TypeError: integers as sizes, got True
-ops.spmm((EDGES, (3, -1)), B)  # ValueError: spmm: argument 'A': expected sizes of 0 or .. got -1
-ops.spmm((EDGES, 2**63), B)  # ValueError: 'A': expected sizes of 0 or more, less than 2**63, got
+ops.spmm((EDGES, (3.0, 3.0)), B)  # TypeError: an integer, got 3.0
+ops.spmm((EDGES, True), B)  # TypeError: an integer, got True
+ops.spmm((EDGES, (3, -1)), B)  # ValueError: spmm: argument 'A': expected 0 or .. got -1
+ops.spmm((EDGES, 2**63), B)  # ValueError: 'A': expected less than 2**63, got
 ops.spmm((EDGES, 3), B, values=torch.ones(3, 1))
     # ValueError: 'values': expected shape (3,), as values.flatten(), .. 'B' of shape (n, 1, feat)
 ops.spmm((EDGES, 3), B, "max", torch.ones(3, 1))  # ValueError: 'values': expected shape (3,), as
@@ -65,9 +65,9 @@ ops.spmv((EDGES, 3), B[:, 0], values=torch.ones(3, 1))
     # ValueError: 'values': expected shape (3,), as values.flatten(), or .. 'x' of shape (n, 1), got
 ops.edge_softmax(EDGES.to("meta"), torch.ones(3, device="meta"))
     # ValueError: edge_softmax: argument 'A': expected (edge_index, size) for edges without
-ops.structure_of(ROWPTR, COL, -1)  # ValueError: 'n': expected sizes of 0 or more, .. got -1
-ops.structure_of(ROWPTR, COL, "3")  # TypeError: 'n': expected integers as sizes, got '3'
-ops.limit_cache(1.5)  # TypeError: 'entries': expected integers as sizes, got 1.5
+ops.structure_of(ROWPTR, COL, -1)  # ValueError: 'n': expected 0 or more, got -1
+ops.structure_of(ROWPTR, COL, "3")  # TypeError: 'n': expected an integer, got '3'
+ops.limit_cache(1.5)  # TypeError: 'entries': expected an integer, got 1.5
 ops.spmm(csc(ROWPTR + 1, torch.tensor([1, 0, 1])), torch.ones(2, 4))
     # StructureError: spmm: argument 'A.ccol_indices()': expected to go from 0 to nnz = 3
 ops.spmm(csc(ROWPTR, COL + 1), torch.ones(2, 4))  # IndexError: 'A.row_indices()': expected each

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsetir
-from ops_common import Case, assert_close, dense, expected_spmm, of_tensor, rounded
+from ops_common import Case, assert_close, dense, expected_spmm, rounded, tensor_operand
 from sparsetir import ops
 from sparsetir.formats import BSR, Hyb
 from sparsetir.planning.request import default_threads
@@ -41,7 +41,7 @@ def cases():
         csr.crow_indices(), COLS[backwards], torch.ones(len(ROWS)), (M, N), check_invariants=False
     )
     return {
-        "csr": of_tensor(csr),
+        "csr": tensor_operand(csr),
         "csr, columns backwards": Case(flipped, ROWS, COLS[backwards]),
         "edges by source": edges_of(ROWS[by_source], COLS[by_source]),
         "edges in any order": edges_of(ROWS[shuffled], COLS[shuffled]),

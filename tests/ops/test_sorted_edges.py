@@ -24,8 +24,8 @@ def sorts(monkeypatch):
     counted(torch, "argsort")
     counted(torch, "sort")
     counted(torch.Tensor, "sort")
-    counted(compress, "_of_pairs")
-    counted(compress, "_of_rows")
+    counted(compress, "_pair_kernel")
+    counted(compress, "_row_kernel")
     return names
 
 

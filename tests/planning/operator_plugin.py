@@ -76,7 +76,7 @@ def normed(problem):
     return from_source(NORMED.format(dtype=problem.dtype, idtype=problem.idtype))
 
 
-def of_contributing():
+def contributed():
     """The operators that the block of the page registers."""
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "def distances" in b)
@@ -85,7 +85,7 @@ def of_contributing():
     exec(compile(block, "<distances>", "exec"), {"__name__": "distances_record"})
 
 
-of_contributing()
+contributed()
 register(
     Operator(
         "gated", OfProgram, "sums of gated rows", {"b": "nk", "g": "mk", "out": "mk"}, True,

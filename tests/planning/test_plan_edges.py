@@ -23,7 +23,7 @@ from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.row_tile import RowTile
-from sparsetir.tuning.sought import of_operator
+from sparsetir.tuning.sought import operator_search
 
 CLOSE = {"float32": 1e-5, "float64": 1e-12, "float16": 1e-2, "bfloat16": 8e-2}
 A = SparseMatrix(ZOO["random"])
@@ -297,7 +297,7 @@ def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monk
     again = sparsetir.plan(op, A, threads=2, **options)
     assert (again.chosen_by, again.config) == ("record", tuned.plan().config)
     assert sparsetir.plan(op, A, threads=1, **options).chosen_by == "default"
-    task = of_operator(
+    task = operator_search(
         op, A, options.pop("feat", None), threads=2, target="llvm", device=None, **options
     )[0].task
     prepared = task.prepared(best)

@@ -23,7 +23,7 @@ from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.sparse_results import Assembled
-from sparsetir.tuning.sparse_case import SparseCase, exact_result
+from sparsetir.tuning.case import SparseCase
 
 PRODUCTS = {"spgemm": "matmul", "inner": "inner"}
 
@@ -319,20 +319,6 @@ def test_workers_know_results_of_nothing_and_of_much(op: str, stored: int) -> No
     a = SparseMatrix(np.divmod(np.arange(stored), 4), (4, 4))
     request = sparsetir.planning.plan.requested(op, a, a, threads=1)
     assert SparseCase(request).prepared(request.chosen()).wrong() is None
-
-
-@pytest.mark.parametrize("semiring", ["", *SEMIRINGS])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.default("False-min_plus", "False-max_plus", "True-plus_times")
-def test_what_is_right_is_found_without_kernels(semiring: str, masked: bool) -> None:
-    """The float64 results of all operators: the elements, also with a mask, and their values."""
-    a, b, mask = (matrix((20, 20), n) for n in range(3))
-    ops = [op for op in OF_MATRICES if (op in PRODUCTS) == bool(semiring)]
-    more = {"semiring": semiring} if semiring else {}
-    more |= {"mask": mask} if masked else {}
-    for op in [x for x in ops if not masked or "mask" in OF_MATRICES[x].options]:
-        request = sparsetir.planning.plan.requested(op, a, b, threads=1, **more)
-        same(exact_result(request)[0], plan(op, a, b, threads=1, **more)())
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def _two_hops(args: Arrays) -> np.ndarray:
     return scatter_sum(args["x"].shape, rows_of(args, "ve_ptr"), sums[args["ve_idx"]])
 
 
-def _of_edges(args: Arrays) -> np.ndarray:
+def _edge_products(args: Arrays) -> np.ndarray:
     """A small product per edge."""
     terms = (args["w"][args["etype"]] * args["x"][args["indices"]][:, None, :]).sum(axis=2)
     return scatter_sum(args["y"].shape, rows_of(args), terms)
@@ -47,7 +47,7 @@ def _relations(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> 
     return {**args, "a": values(rng, args["nnz_j"], dtype)}
 
 
-def _of_relations(args: Arrays) -> np.ndarray:
+def _relation_sums(args: Arrays) -> np.ndarray:
     fiber = rows_of(args, "j_ptr")
     left = args["a"][:, None] * args["x"][args["j_idx"]]
     terms = (left[:, :, None] * args["w"][rows_of(args, "i_ptr")[fiber]]).sum(axis=1)
@@ -114,7 +114,7 @@ J_ = T.dense_fixed(n)
 R = T.dense_fixed(relations)
 FO = T.dense_fixed(feat)
 FI = T.dense_fixed(feat_in)
-""", csr_inputs, _of_edges, ETYPE="I J idtype", W="R FO FI", X="J_ FI", Y="I FO",
+""", csr_inputs, _edge_products, ETYPE="I J idtype", W="R FO FI", X="J_ FI", Y="I FO",
         etype="below relations nnz", w="values relations feat feat_in", x="fill n feat_in",
         y="out m feat"),
     # Y[i, l] = sum of A[r, i, j] * X[j, k] * W[r, k, l], A a tensor by relation.
@@ -131,7 +131,7 @@ I_ = T.dense_fixed(m)
 J_ = T.dense_fixed(n)
 K = T.dense_fixed(feat_in)
 L = T.dense_fixed(feat)
-""", _relations, _of_relations, "relations m n", scatter=True,
+""", _relations, _relation_sums, "relations m n", scatter=True,
         A="R I J", X="J_ K", W="R K L", Y="I_ L",
         x="fill n feat_in", w="values relations feat_in feat", y="out m feat"),
     # OUT[i] = softmax of the stored elements of row i, in three iterations inside one over I.

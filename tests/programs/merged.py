@@ -99,7 +99,7 @@ def _fibers(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arr
     return {**args, "a": values(rng, args["nnz_k"], dtype)}
 
 
-def _of_fibers(args: Arrays) -> np.ndarray:
+def _fiber_sums(args: Arrays) -> np.ndarray:
     rows, parent = places(args)
     weights = dense_of(args, "b")[rows, args["j_idx"][parent]]
     return scatter_sum((args["m"], args["p"]), (rows, args["k_idx"]), args["a"] * weights)
@@ -208,6 +208,6 @@ J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
 K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
 J2 = T.sparse_variable(I, (n, b_nnz), (b_ptr, b_idx))
 K_ = T.dense_fixed(p)
-""", _fibers, _of_fibers, "a j_ptr j_idx k_ptr k_idx b b_ptr b_idx m n p", cases=FINITE,
+""", _fibers, _fiber_sums, "a j_ptr j_idx k_ptr k_idx b b_ptr b_idx m n p", cases=FINITE,
         A="I J K", B="I J2", C="I K_", c="out m p"),
 ]  # fmt: skip

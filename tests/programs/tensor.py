@@ -55,7 +55,7 @@ def _inner_products(args: Arrays) -> np.ndarray:
     return scatter_sum(args["m"], rows, args["b"] * dense[fiber, args["l_idx"]])
 
 
-def _of_fibers(name: str) -> Callable[[Arrays], np.ndarray]:
+def _fiber_sums(name: str) -> Callable[[Arrays], np.ndarray]:
     """Sums over each fiber, of values times what an operand has at their k."""
 
     def oracle(args: Arrays) -> np.ndarray:
@@ -102,7 +102,7 @@ with T.sp_iter([I, J, K], "SSR", "ttv") as [i, j, k]:
     with T.init():
         Y[i, j] = 0.0
     Y[i, j] = Y[i, j] + A[i, j, k] * X[k]
-""", LEVELS + "K_ = T.dense_fixed(p)", _csf, _of_fibers("x"), "m n p",
+""", LEVELS + "K_ = T.dense_fixed(p)", _csf, _fiber_sums("x"), "m n p",
         A="I J K", X="K_", Y="I J", x="fill p", y="out nnz_j"),
     # Y[i, j, f] = sum over k of A[i, j, k] * B[k, f], on the fibers of A.
     program("ttm", """
@@ -110,7 +110,7 @@ with T.sp_iter([I, J, K, F], "SSRS", "ttm") as [i, j, k, f]:
     with T.init():
         Y[i, j, f] = 0.0
     Y[i, j, f] = Y[i, j, f] + A[i, j, k] * B[k, f]
-""", LEVELS + "K_ = T.dense_fixed(p)\nF = T.dense_fixed(feat)", _csf, _of_fibers("b"), "m n p",
+""", LEVELS + "K_ = T.dense_fixed(p)\nF = T.dense_fixed(feat)", _csf, _fiber_sums("b"), "m n p",
         A="I J K", B="K_ F", Y="I J F", b="fill p feat", y="out nnz_j feat"),
     # Y[i, f] = sum over j and k of A[i, j, k] * B[j, f] * C[k, f].
     program("mttkrp", """

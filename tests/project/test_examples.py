@@ -72,7 +72,7 @@ def test_demo(run, monkeypatch, gains):
     """Measurements are pretended: schedules are twice as fast as the default, or none is."""
     seconds = 1e-3 if gains else 2e-3
     install(monkeypatch, lambda config: Outcome("ok", seconds=seconds if config else 2e-3))
-    text = run("demo.py", "--nodes", "60", "--edges", "300", "--features", "8", "--trials", "2")
+    text = run("demo.py", "--size", "64", "--features", "8", "--trials", "2")
     assert len(text.splitlines()) <= 90
     parts = [
         "10,556 links", "Largest difference from scipy's result: ", "with T.sp_iter([I, A1, K]",

@@ -119,7 +119,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 TVM = "0.27.0.post1"
-NEEDS = "sparsetir 0.2.0 needs apache-tvm==0.27.0.post1 and apache-tvm-ffi==0.1.14.post1"
+NEEDS = "sparsetir 0.3.0 needs apache-tvm==0.27.0.post1 and apache-tvm-ffi==0.1.14.post1"
 RUN = "run `pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1`"
 
 

@@ -15,7 +15,7 @@ from sparsetir import Kernel, Plan, SparseFunc, SparseMatrix, SparseTensor, nn, 
 from sparsetir.tuning.tuned import Tuned, TunedPlan, TunedProgram, TunedSparse
 
 
-def of_plans(matrix: SparseMatrix, tensor: SparseTensor) -> None:
+def plans(matrix: SparseMatrix, tensor: SparseTensor) -> None:
     run = assert_type(sparsetir.plan("spmm", matrix, 64, reduce="mean"), Plan)
     assert_type(run.kernel, Kernel)
     assert_type(run.chosen_by, str)
@@ -24,7 +24,7 @@ def of_plans(matrix: SparseMatrix, tensor: SparseTensor) -> None:
     assert_type(tensor.with_values(tensor.values), SparseTensor)
 
 
-def of_searches(matrix: SparseMatrix, tensor: SparseTensor, func: SparseFunc, name: str) -> None:
+def searches(matrix: SparseMatrix, tensor: SparseTensor, func: SparseFunc, name: str) -> None:
     tuned = assert_type(sparsetir.tune("spmm", matrix, 64, trials=8, heads=2), Tuned)
     assert_type(tuned.plan(), Plan)
     assert_type(tuned.speedup, float | None)
@@ -39,13 +39,13 @@ def of_searches(matrix: SparseMatrix, tensor: SparseTensor, func: SparseFunc, na
     sparsetir.tune("spmm", matrix, 64, seed="a")  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def of_kernels(func: SparseFunc) -> None:
+def kernels(func: SparseFunc) -> None:
     assert_type(sparsetir.build(func), Kernel)
     assert_type(sparsetir.load("kernel.so"), Kernel)
     assert_type(sparsetir.SparseMatrix.from_edge_index(np.ones((2, 3))), SparseMatrix)
 
 
-def of_operators(edge_index: Tensor, x: Tensor) -> None:
+def operators(edge_index: Tensor, x: Tensor) -> None:
     g = assert_type(ops.prepare(edge_index, 3), ops.Prepared)
     assert_type(ops.spmm(g, x), Tensor)
     assert_type(ops.gspmm(g, "u_add_e_max", u=x, e=x), Tensor)
@@ -54,7 +54,7 @@ def of_operators(edge_index: Tensor, x: Tensor) -> None:
     assert_type(ops.cache_info(), dict[str, int])
 
 
-def of_layers(edge_index: Tensor) -> None:
+def layers(edge_index: Tensor) -> None:
     layer = nn.GCNConv(16, 8, sparse_features=True)
     assert_type(layer.in_channels, int)
     assert_type(layer.bias, torch.nn.Parameter | None)

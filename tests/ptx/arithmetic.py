@@ -147,7 +147,7 @@ def bits_of(a: Array) -> Array:
     return (a[..., None] >> np.arange(width, dtype=a.dtype)) & a.dtype.type(1)
 
 
-def of_bits(bits: Array, dtype: Any) -> Array:
+def from_bits(bits: Array, dtype: Any) -> Array:
     """The inverse of :func:`bits_of`."""
     places = np.arange(bits.shape[-1], dtype=np.uint64)
     return (bits.astype(np.uint64) << places).sum(-1).astype(dtype)

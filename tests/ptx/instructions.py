@@ -175,7 +175,7 @@ SIMPLE: dict[str, tuple[Callable[..., Array], tuple[str, ...]]] = {
     "ex2": (np.exp2, ("approx", "ftz")), "lg2": (np.log2, ("approx",)),
     "rcp": (np.reciprocal, ("rn", "approx")),
     "rsqrt": (lambda x: 1 / np.sqrt(x), ("approx",)),
-    "brev": (lambda x: a.of_bits(a.bits_of(x)[..., ::-1], x.dtype), ()),
+    "brev": (lambda x: a.from_bits(a.bits_of(x)[..., ::-1], x.dtype), ()),
 }  # fmt: skip
 
 
@@ -627,7 +627,7 @@ def _warp_barrier(op: Made) -> Step:
 
     def run_it(run: Run, lanes: Lanes) -> None:
         run.check_mask(lanes, masks(run, lanes), op.statement.opcode)
-        run.who.warp_time[lanes.ids] += 1
+        run.epochs.warp_time[lanes.ids] += 1
 
     return run_it
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ptx import instructions
 from ptx.arithmetic import KINDS
-from ptx.memory import WINDOWS, Accesses, Buffer, Global, OutOfBounds, PtxError, Race, Who
+from ptx.memory import WINDOWS, Accesses, Buffer, Epochs, Global, OutOfBounds, PtxError, Race
 from ptx.parse import EXIT, Statement, Text, parse, readable
 
 Array = Any  # of NumPy
@@ -155,7 +155,7 @@ class Run:
         self.everyone = np.arange(count)
         place, block = np.tile(np.arange(per), len(blocks)), np.repeat(blocks, per)
         self.block_of = np.repeat(np.arange(len(blocks)), per)
-        self.who = Who(
+        self.epochs = Epochs(
             block * per + place, block.astype(np.int32), np.zeros(count, np.int32),
             np.zeros(count, np.int32),
         )  # fmt: skip
@@ -221,16 +221,16 @@ class Run:
         left = waiting.any(1, keepdims=True) & ~waiting & real
         if left.any():
             thread = int(np.flatnonzero(left.reshape(-1))[0])
-            raise PtxError(f"a barrier that {self.told(self.who.threads[thread])} ended without")
+            raise PtxError(f"a barrier that {self.told(self.epochs.threads[thread])} ended without")
         first = after[np.arange(len(table)), waiting.argmax(1)][:, None]
         apart = waiting & (after != first)
         if apart.any():
             thread = int(np.flatnonzero(apart.reshape(-1))[0])
             raise PtxError(
-                f"a barrier while {self.told(self.who.threads[thread])} is at another one"
+                f"a barrier while {self.told(self.epochs.threads[thread])} is at another one"
             )
         self.launch.counts["barriers"] += int(waiting.any(1).sum())
-        self.who.time[waiting.reshape(-1)] += 1
+        self.epochs.time[waiting.reshape(-1)] += 1
         table[waiting] = after[waiting]
 
     def told(self, thread: Any) -> str:
@@ -362,7 +362,7 @@ class Run:
             stored = data.view(bits)
             same = np.logical_and.reduce([stored[first + k] == v for k, v in enumerate(values)])
         try:
-            accesses.touch(offset, size, how, self.who.of(lanes.ids), same)
+            accesses.touch(offset, size, how, self.epochs.of(lanes.ids), same)
         except Race as race:
             place, byte, other, did = race.args
             raise PtxError(
@@ -372,7 +372,7 @@ class Run:
 
     def _says(self, lanes: Lanes, place: int, how: str, size: int = 0) -> str:
         does = {"write": "writes", "atomic": "changes by an atomic", "copy": "copies to"}
-        lane = f"{self.told(self.who.threads[lanes.ids[place]])} {does.get(how, 'reads')}"
+        lane = f"{self.told(self.epochs.threads[lanes.ids[place]])} {does.get(how, 'reads')}"
         return f"{lane} {size} bytes" if size else lane
 
     def _element(self, byte: int, buffer: Buffer | None) -> str:
@@ -400,7 +400,7 @@ class Run:
         ended = (self.at.reshape(-1, WARP) == ENDED) @ powers.astype(np.uint64)
         missing = np.flatnonzero(mask & ~(here | ended.astype(np.uint32))[warp])
         if missing.size:
-            lane = self.told(self.who.threads[lanes.ids[int(missing[0])]])
+            lane = self.told(self.epochs.threads[lanes.ids[int(missing[0])]])
             raise PtxError(f"{name} of {lane}: lanes of its mask do not come")
 
     def whole_warps(self, lanes: Lanes, name: str) -> int:

@@ -25,21 +25,21 @@ GROUP, PLACE = LANE // 4, LANE % 4
 FACTORS = {"f16": np.float16, "bf16": np.uint16, "s8": np.int8, "u8": np.uint8}
 
 
-def of_a(depth: int, per: int) -> tuple[Array, Array]:
+def places_of_a(depth: int, per: int) -> tuple[Array, Array]:
     """(row, column of A) by lane, register and element; `per` elements are in a register."""
     register, element = np.indices((depth // (2 * per), per))
     row = GROUP[:, None, None] + 8 * (register % 2)
     return row, PLACE[:, None, None] * per + element + register // 2 * 4 * per
 
 
-def of_b(depth: int, per: int) -> tuple[Array, Array]:
+def places_of_b(depth: int, per: int) -> tuple[Array, Array]:
     """(row, column of B) by lane, register and element."""
     register, element = np.indices((depth // (4 * per), per))
     row = PLACE[:, None, None] * per + element + register * 4 * per
     return row, np.broadcast_to(GROUP[:, None, None], row.shape)
 
 
-def of_c() -> tuple[Array, Array]:
+def places_of_c() -> tuple[Array, Array]:
     """(row, column of C and D) by lane and register."""
     register = np.arange(4)
     return GROUP[:, None] + 8 * (register // 2), PLACE[:, None] * 2 + register % 2
@@ -74,7 +74,7 @@ def _multiply(op: Made) -> Step:
     targets = [op.target(register, word) for register in groups[0]]
     if len(targets) != (2 if halves else 4):
         raise PtxError(f"not known: {op.statement}")
-    places, number = (of_a(depth, per), of_b(depth, per)), KINDS[total].number
+    places, number = (places_of_a(depth, per), places_of_b(depth, per)), KINDS[total].number
 
     def run_it(run: Run, lanes: Lanes) -> None:
         count = run.whole_warps(lanes, "mma.sync")
@@ -90,7 +90,7 @@ def _multiply(op: Made) -> Step:
             matrix = np.zeros((count, *shape), elements.dtype)
             matrix[:, place[0], place[1]] = elements
             matrices.append(matrix)
-        row, column = of_c()
+        row, column = places_of_c()
         before = np.ascontiguousarray(fragment(added(run, lanes))).view(number)
         after = (np.matmul(*matrices)[:, row, column] + before).astype(number)
         bits = np.ascontiguousarray(after).view(np.uint32)

@@ -81,7 +81,7 @@ class OutOfBounds(Exception):
     """The place of the first address that lies in no buffer, and what to say of it."""
 
 
-class Who(NamedTuple):
+class Epochs(NamedTuple):
     """Threads of an access, and when it is.
 
     threads : numbers in the launch, 32 neighbours a warp
@@ -94,9 +94,9 @@ class Who(NamedTuple):
     time: Array
     warp_time: Array
 
-    def of(self, places: Array) -> Who:
+    def of(self, places: Array) -> Epochs:
         """Some of them."""
-        return Who(*(x[places] for x in self))
+        return Epochs(*(x[places] for x in self))
 
 
 ONE, WARP, BLOCK, MANY = range(4)  # how far the threads of a record are spread
@@ -117,7 +117,7 @@ class _Records:
         self.warp_time = np.zeros(size, np.int32)
         self.some = False  # whether anything is recorded
 
-    def unordered(self, index: Array, by: Who) -> Array:
+    def unordered(self, index: Array, by: Epochs) -> Array:
         """Whether no barrier lies between what is recorded at granules and accesses to them."""
         if not self.some:
             return np.zeros(len(index), bool)
@@ -127,7 +127,7 @@ class _Records:
         before |= in_warp & (self.warp_time[index] < by.warp_time)
         return (thread >= 0) & ~before & ((thread != by.threads) | (spread > ONE))
 
-    def add(self, index: Array, by: Who) -> None:
+    def add(self, index: Array, by: Epochs) -> None:
         """Record accesses, beside those that did not happen before them."""
         self.some = True
         thread, block = self.thread[index], self.block[index]
@@ -169,7 +169,9 @@ class Accesses:
         self.empty = None if known else np.ones(count, bool)
         self.coming = None if known else np.zeros(count, bool)
 
-    def touch(self, first: Array, size: int, how: str, by: Who, same: Array | None = None) -> None:
+    def touch(
+        self, first: Array, size: int, how: str, by: Epochs, same: Array | None = None
+    ) -> None:
         """Record accesses to `size` bytes from offsets on.
 
         how : "read", "write" or "atomic"

@@ -194,7 +194,7 @@ def test_a_size_that_its_type_cannot_hold_is_refused():
 # -- shapes of arguments are facts of the program ------------------------------------------------
 
 
-def _of_stored(name, over, x, y, body="X[{x}, k] * Y[{y}, k]", axes=""):
+def _row_dots(name, over, x, y, body="X[{x}, k] * Y[{y}, k]", axes=""):
     """Sums of features for each stored element, whose result lies over some axes."""
     visited = [axis for axis in over.split() if axis != "K"]
     coordinates = ", ".join(axis.lower() for axis in visited)
@@ -226,22 +226,22 @@ DISTANCE = "(X[{x}, k] - Y[{y}, k]) * (X[{x}, k] - Y[{y}, k])"
 # A program; of an argument, by the names of sizes, its shapes, the natural one first; wrong ones.
 SHAPED = {
     "heads outside": (
-        _of_stored("outside", "H I J", "h, i", "h, j", axes=HEADS), "s", ["h nnz", "h*nnz"],
+        _row_dots("outside", "H I J", "h, i", "h, j", axes=HEADS), "s", ["h nnz", "h*nnz"],
         "nnz h",
     ),
     "heads inside": (
-        _of_stored("inside", "I J H", "i, h", "j, h", axes=HEADS), "s", ["nnz h", "nnz*h"], "h nnz",
+        _row_dots("inside", "I J H", "i, h", "j, h", axes=HEADS), "s", ["nnz h", "nnz*h"], "h nnz",
     ),
-    "CSR": (_of_stored("sddmm", "I J", "i", "j", axes="I\nJ\nN\nK"), "s", ["nnz"], "1 nnz"),
+    "CSR": (_row_dots("sddmm", "I J", "i", "j", axes="I\nJ\nN\nK"), "s", ["nnz"], "1 nnz"),
     "blocks with heads": (
-        _of_stored("blocks", "H IO JO II JI", "h, io, ii", "h, jo, ji", axes=BLOCKS),
+        _row_dots("blocks", "H IO JO II JI", "h, io, ii", "h, jo, ji", axes=BLOCKS),
         "s", ["h nnz 4 8", "h*nnz*4*8", "h*nnz 4 8"], "nnz h 4 8",
     ),
     "kNN": (
-        _of_stored("knn", "I J", "i", "j", DISTANCE, ELL), "s", ["m*cols", "m cols"], "cols m",
+        _row_dots("knn", "I J", "i", "j", DISTANCE, ELL), "s", ["m*cols", "m cols"], "cols m",
     ),
     "kNN's columns": (
-        _of_stored("knn", "I J", "i", "j", DISTANCE, ELL), "indices",
+        _row_dots("knn", "I J", "i", "j", DISTANCE, ELL), "indices",
         ["m*cols", "m cols"], "cols m",
     ),
     "ELL": (PROGRAMS["row_max_ell"], "a", ["m*cols", "m cols"], "cols m"),
@@ -289,7 +289,7 @@ SCHEDULES = {
 }  # fmt: skip
 
 
-def _of_shaped(program):
+def _run_program(program):
     """A program, its arguments, and those after it has run."""
     if not isinstance(program, sparsetir.SparseFunc):
         args = program.inputs(np.random.default_rng(0), "small", "float32", "int32")
@@ -320,7 +320,7 @@ def _of_shaped(program):
 @pytest.mark.slow
 def test_natural_and_flat_arrays_are_taken_under_any_schedule(case, schedule):
     program, name, shapes, wrong = SHAPED[case]
-    func, args, done = _of_shaped(program)
+    func, args, done = _run_program(program)
     kernel = sparsetir.build(SCHEDULES[schedule](func))
     arrays = {k: v for k, v in args.items() if isinstance(v, np.ndarray)}
     sizes = {k: v for k, v in args.items() if k not in arrays}
@@ -355,7 +355,7 @@ def test_natural_and_flat_arrays_are_taken_under_any_schedule(case, schedule):
 @pytest.mark.default("tensor")
 def test_flat_tensors_are_written_in_place(of):
     program, *_ = SHAPED["heads outside"]
-    func, args, done = _of_shaped(program)
+    func, args, done = _run_program(program)
     kernel = sparsetir.build(_parallel(func))
     flat = of(np.full(done["s"].size, np.nan, "float32"))
     for calls in 1, 2:

@@ -30,7 +30,7 @@ from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed, refusal
 from sparsetir.sparse_ir.errors import ScheduleError
-from spmm_gpu_common import MASKS, name_of, of_mask, on_runners, run_spmm
+from spmm_gpu_common import MASKS, name_of, on_runners, pattern_of, run_spmm
 
 FORMATS = (
     CSR(), DCSR(), CSC(), COO(), ELL(), Ragged(), DIA(), RowELL(4), BSR(3, 4), DBSR(4, 2),
@@ -125,7 +125,7 @@ def test_too_much_padding_is_refused_before_converting(monkeypatch):
 def test_the_default_schedule_of_gpus(fmt, dtype, as_cuda):
     config, problem = Decomposed(fmt), Spmm(dtype)
     for name in ("empty rows", "one dense row"):
-        matrix = of_mask(MASKS[name], "int32")
+        matrix = pattern_of(MASKS[name], "int32")
         run_spmm(problem, config, matrix, 12, as_cuda=as_cuda, template=decomposed)
 
 

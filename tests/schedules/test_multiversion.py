@@ -32,7 +32,7 @@ def kernel():
     return sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
 
 
-def of_64_features():
+def spmm_of_64():
     text = PROGRAMS["spmm"].make("float32", "int32").script()
     text = text.replace("dense_fixed(feat", "dense_fixed(64").replace("feat: T.int32", "")
     return sparsetir.from_source(text)
@@ -163,7 +163,7 @@ def test_the_name_of_what_is_computed_may_be_taken():
 
 def test_known_sizes_choose_when_it_is_built():
     """64 features are too few for panels, and no fewer than that."""
-    built = sparsetir.build(of_64_features())
+    built = sparsetir.build(spmm_of_64())
     assert versions_of(built) == ()
     check(built, 60, 50, 50 * PACK_DEGREE, 64)
 

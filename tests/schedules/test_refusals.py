@@ -75,7 +75,7 @@ def changed(old, new):
     return BLOCKS.replace(old, new)
 
 
-def of_two():
+def two_reductions():
     """A sum with a maximum in one of its parts."""
     text = NAMES["spmm_hyb"].program(NAMES["Spmm"](), NAMES["HybRows"](k=1)).script()
     head, _, term = text.rpartition("C[ib, k] = C[ib, k] + ")
@@ -209,7 +209,7 @@ lower(sddmm.program(Sddmm()), sddmm_gpu.apply, FusedNonzeros(), "llvm")
     # ScheduleError: 'sddmm' is scheduled for the threads of a GPU, which
 on(spmm.program(Spmm()), spmm_hyb, HybRows())  # ScheduleError: HybRows: argument 'sch': expected
     an iteration that sets the result, and others that add to it in 'spmm'
-on(of_two(), spmm_hyb, HybRows())
+on(two_reductions(), spmm_hyb, HybRows())
     # ScheduleError: HybRows: argument 'sch': expected one operator, got ['max', 'sum'] in 'spmm'
 lower(usual("mttkrp"), spmm_groups.apply, Groups(lanes=4, group=4), GPU)
     # ScheduleError: strip_mine_rows: expected a reduction over .. under a dense one

@@ -42,7 +42,7 @@ def config_of(problem: Any, feat_in: int, feat: int, k: int = 1, rows: int = 32)
     return RelationalRows.for_features(feat_in, feat, problem.dtype, k, cores=cores)
 
 
-def of_any_size(problem: RgmsGradient) -> GradientTiles:
+def for_any_size(problem: RgmsGradient) -> GradientTiles:
     config = config_of(problem, 20, 36)
     changes = {"feat_in": None, "feat": None, "tile": (32, 32), "shape": config.shape and (4, 2)}
     return GradientTiles(**{**vars(config), **changes})
@@ -52,10 +52,10 @@ def of_any_size(problem: RgmsGradient) -> GradientTiles:
 KINDS = {
     "rows": (PLAIN, RelationalRows(k=1, tile=32, shape=(2, 4))),
     "cores": (HALF, RelationalRows(1, 32, 32, 32, (4, 4), shape=None, shares=(2, 2))),
-    "weights": (WEIGHTS, of_any_size(WEIGHTS)),
-    "edges": (EDGES, of_any_size(EDGES)),
-    "weights on cores": (HALF_WEIGHTS, of_any_size(HALF_WEIGHTS)),
-    "edges on cores": (HALF_EDGES, of_any_size(HALF_EDGES)),
+    "weights": (WEIGHTS, for_any_size(WEIGHTS)),
+    "edges": (EDGES, for_any_size(EDGES)),
+    "weights on cores": (HALF_WEIGHTS, for_any_size(HALF_WEIGHTS)),
+    "edges on cores": (HALF_EDGES, for_any_size(HALF_EDGES)),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

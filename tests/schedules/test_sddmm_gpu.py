@@ -25,8 +25,8 @@ from spmm_gpu_common import (
     check,
     compile_cuda,
     kernel,
-    of_mask,
     on_runners,
+    pattern_of,
     run_kernel,
 )
 
@@ -47,7 +47,7 @@ def run(
     if mask.shape[0] > 5:
         x[..., 1, 0], x[..., 4, -1], x[..., 5, 0] = np.nan, np.inf, -np.inf
     x, y = x.astype(as_dtype(problem.dtype)), y.astype(as_dtype(problem.dtype))
-    pattern = of_mask(mask, problem.idtype)
+    pattern = pattern_of(mask, problem.idtype)
     arranged = TEMPLATE.arrange(pattern, problem, config)
     out = np.full((*before, pattern.nnz), np.nan).astype(x.dtype)
     args: dict[str, Any] = {"x": x, "y": y, "out": out, "heads": HEADS, "feat": feat}

@@ -255,7 +255,7 @@ def test_sums_stay_in_registers():
         assert not re.search(r"vmov\w+\s+%zmm\d+, .*\(", body.split("vfmadd")[-2])
 
 
-def of_blocks(high, wide, rows, cols, fill=0.4):
+def block_mask(high, wide, rows, cols, fill=0.4):
     """Whole blocks, some rows of blocks empty, one full."""
     mask = RNG.random((high, wide)) < fill
     mask[:1], mask[1:2] = False, True
@@ -292,7 +292,7 @@ def test_blocks(fmt, rows, tile, feat, dtype):
         blocks = 2 if parallel and isinstance(fmt, BSR) else 1
         config = BlockRows(fmt, rows, tile, lanes, size, True, pack, blocks, parallel)
         for shape in ((5, 4), (2, 1)):
-            check_blocks(of_blocks(*shape, fmt.rows, fmt.cols), config, feat, dtype)
+            check_blocks(block_mask(*shape, fmt.rows, fmt.cols), config, feat, dtype)
     config = BlockRows(fmt, rows, tile, lanes, size, False)
     check_blocks(scattered((37, 41)), config, feat, dtype, special=True)
     check_blocks(np.zeros((6, 9), bool), config, feat, dtype)
@@ -306,5 +306,7 @@ def test_one_kernel_for_all_patterns_of_full_blocks():
     before = sparsetir.compilations()
     for high in (1, 3, 6):
         for blocks in (1, 3):
-            check_blocks(of_blocks(high, 4, 8, 16), BlockRows(BSR(8, 16), 8, 32, blocks=blocks), 96)
+            check_blocks(
+                block_mask(high, 4, 8, 16), BlockRows(BSR(8, 16), 8, 32, blocks=blocks), 96
+            )
     assert sparsetir.compilations() - before <= 1

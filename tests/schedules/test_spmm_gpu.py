@@ -35,11 +35,11 @@ from spmm_gpu_common import (
     SCALED_SUMS,
     check_offsets,
     compile_cuda,
+    configs_of_space,
     instructions,
     name_of,
-    of_mask,
-    of_the_space,
     on_runners,
+    pattern_of,
 )
 from spmm_gpu_common import run_spmm as run
 
@@ -66,7 +66,7 @@ def scheduled(problem: Spmm, config: Any) -> Any:
 def test_matrices(config: Any, as_cuda: bool) -> None:
     """Rows of hyb are stored whole, and in many pieces."""
     for mask in MASKS.values():
-        run(Spmm(), config, of_mask(mask, "int32"), as_cuda=as_cuda)
+        run(Spmm(), config, pattern_of(mask, "int32"), as_cuda=as_cuda)
 
 
 @requires_cuda_text
@@ -74,7 +74,7 @@ def test_matrices(config: Any, as_cuda: bool) -> None:
 @pytest.mark.default("panels")
 def test_matrices_in_panels(way: str) -> None:
     for mask in MASKS.values():
-        run(Spmm(), panels(way), of_mask(mask, "int32"))
+        run(Spmm(), panels(way), pattern_of(mask, "int32"))
 
 
 CONFIGS = {
@@ -98,7 +98,7 @@ HYB_CONFIGS = {
 def check_config(case: str, config: Any, feat: int, as_cuda: bool) -> None:
     """Tiles that overlap write some sums twice, and equal."""
     options = {"equal": "lanes left over" in case} if as_cuda else {}
-    run(Spmm(), config, of_mask(MASKS["random"], "int32"), feat, as_cuda=as_cuda, **options)
+    run(Spmm(), config, pattern_of(MASKS["random"], "int32"), feat, as_cuda=as_cuda, **options)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_configs(case: str, as_cuda: bool) -> None:
     config, feat = CONFIGS[case]
     check_config(case, config, feat, as_cuda)
     if not as_cuda:
-        run(Spmm(), config, of_mask(MASKS["one dense row"], "int32"), feat, as_cuda=False)
+        run(Spmm(), config, pattern_of(MASKS["one dense row"], "int32"), feat, as_cuda=False)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_configs_of_hyb(case: str, as_cuda: bool) -> None:
 def test_tiles_that_overlap_are_a_race() -> None:
     config, feat = CONFIGS["lanes left over"]
     with pytest.raises(KernelError, match=r"race: block .* writes C\[.*which block"):
-        run(Spmm(), config, of_mask(MASKS["random"], "int32"), feat)
+        run(Spmm(), config, pattern_of(MASKS["random"], "int32"), feat)
 
 
 def without(after: str) -> Any:
@@ -136,7 +136,7 @@ def test_a_missing_barrier_is_found() -> None:
 
     Without the second, a thread takes a column from where none is yet, which holds -1, or races.
     """
-    matrix = of_mask(MASKS["one dense row"], "int32")
+    matrix = pattern_of(MASKS["one dense row"], "int32")
     for after, message in (
         ("if", r"race: block \d+, thread .* \w+_shared_ptr\["),
         (
@@ -165,7 +165,7 @@ PROBLEMS = [
 )
 def test_problems(problem: Spmm, config: RowSplit, as_cuda: bool) -> None:
     for name in ("random", "empty rows"):
-        matrix = of_mask(MASKS[name], problem.idtype)
+        matrix = pattern_of(MASKS[name], problem.idtype)
         run(problem, config, matrix, config.tile * 2, as_cuda=as_cuda)
 
 
@@ -187,7 +187,7 @@ HYB_PROBLEMS = [
 def test_problems_of_hyb(problem: Spmm, config: HybRows, as_cuda: bool) -> None:
     mask = MASKS["empty rows"].copy()
     mask[:, 4:] = False  # rows of up to four elements
-    matrix = of_mask(mask, problem.idtype)
+    matrix = pattern_of(mask, problem.idtype)
     run(problem, config, matrix, config.tile, as_cuda=as_cuda)
     if problem.dtype == "float32":
         run(problem, config, matrix, config.tile, special=True, as_cuda=as_cuda)
@@ -200,7 +200,7 @@ def test_problems_of_hyb(problem: Spmm, config: HybRows, as_cuda: bool) -> None:
 ], ids=str)  # fmt: skip
 def test_nan_and_infinities(problem: Spmm, config: Any) -> None:
     """Padded slots load nothing of B."""
-    matrix = of_mask(MASKS["random"], "int32")
+    matrix = pattern_of(MASKS["random"], "int32")
     run(problem, config, matrix, special=True, as_cuda=False)
 
 
@@ -208,7 +208,7 @@ def test_nan_and_infinities(problem: Spmm, config: Any) -> None:
 @pytest.mark.parametrize("way", by_default(WAYS, "panels", "compact, atomics"))
 def test_nan_and_infinities_in_panels(way: str) -> None:
     """A row of B is added to the rows of a pattern alone."""
-    run(Spmm(), panels(way), of_mask(MASKS["random"], "int32"), special=True)
+    run(Spmm(), panels(way), pattern_of(MASKS["random"], "int32"), special=True)
 
 
 @requires_cuda_text
@@ -218,7 +218,7 @@ def test_values_of_a_run_are_read_by_their_places(way: str) -> None:
     assert config == replace(panels(way), packed=False)
     assert replace(config, unroll=8).unpacked == config
     for name in ("random", "one dense row", "empty rows", "no rows"):
-        run(Spmm(), config, of_mask(MASKS[name], "int32"), special=name == "random")
+        run(Spmm(), config, pattern_of(MASKS[name], "int32"), special=name == "random")
     assert config.by_rows == panels(way).by_rows == RowSplit(8, 1, 2, 1, 16)
 
 
@@ -254,14 +254,14 @@ CASES = [
 def test_types_and_sizes(case: tuple[Spmm, PanelThreads, int]) -> None:
     problem, config, feat = case
     for name in ("random", "one dense row", "empty rows"):
-        run(problem, config, of_mask(MASKS[name], problem.idtype), feat)
+        run(problem, config, pattern_of(MASKS[name], problem.idtype), feat)
 
 
 def test_shared_rows() -> None:
     """Only rows of several pieces are marked, in whatever buckets and parts they are."""
     mask = np.zeros((5, 12), bool)
     mask[0, :4] = mask[1, :5] = mask[2, [0, 11]] = mask[3, 11] = True
-    matrix = of_mask(mask, "int32")
+    matrix = pattern_of(mask, "int32")
     for config, expected in (
         (HybRows(1, 2), [0, 1, 0, 0, 0]),  # the fifth element of row 1 is a piece
         (HybRows(2, 3), [0, 0, 1, 0, 0]),  # both halves of row 2 hold some
@@ -341,8 +341,8 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", [Spmm(), Spmm("float16", reduce="mean")], ids=str)
 def test_configs_of_the_space(problem: Spmm) -> None:
-    for config in of_the_space(PanelThreads, problem, 12, "random", 16)[::23]:
-        run(problem, config, of_mask(MASKS["one dense row"], "int32"))
+    for config in configs_of_space(PanelThreads, problem, 12, "random", 16)[::23]:
+        run(problem, config, pattern_of(MASKS["one dense row"], "int32"))
 
 
 @pytest.mark.parametrize("way", by_default(WAYS, "panels", "compact, atomics"))

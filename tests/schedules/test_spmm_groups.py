@@ -22,7 +22,7 @@ from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.registry import TEMPLATES
-from spmm_gpu_common import MASKS, check_offsets, compile_cuda, instructions, of_mask
+from spmm_gpu_common import MASKS, check_offsets, compile_cuda, instructions, pattern_of
 from spmm_gpu_common import run_spmm as run
 
 pytestmark = pytest.mark.ptx
@@ -52,7 +52,7 @@ ALGORITHMS = {
 @pytest.mark.default("1 row", "1/g row")
 def test_matrices(name: str) -> None:
     for mask in PATTERNS.values():
-        run(Spmm(), ALGORITHMS[name], of_mask(mask, "int32"))
+        run(Spmm(), ALGORITHMS[name], pattern_of(mask, "int32"))
 
 
 OVER = {"vector": 1, "coarsen": 2, "block": 32}  # some columns are left over
@@ -85,11 +85,11 @@ CONFIGS = [
 @pytest.mark.default(2)
 def test_configs(config: Groups) -> None:
     for name in ("random", "one dense row"):
-        run(Spmm(), config, of_mask(PATTERNS[name], "int32"))
+        run(Spmm(), config, pattern_of(PATTERNS[name], "int32"))
 
 
-of_the_space = functools.partial(
-    spmm_gpu_common.of_the_space, Groups, mask="one dense row", longest=150
+configs_of_space = functools.partial(
+    spmm_gpu_common.configs_of_space, Groups, mask="one dense row", longest=150
 )
 
 
@@ -99,13 +99,13 @@ of_the_space = functools.partial(
 def test_configs_of_the_space(step: int) -> None:
     """Some configs, far from each other, each of which serves the problem."""
     for problem in (Spmm(), Spmm(reduce="max")):
-        for config in of_the_space(problem, 12)[::step]:
-            run(problem, config, of_mask(PATTERNS["one dense row"], "int32"))
+        for config in configs_of_space(problem, 12)[::step]:
+            run(problem, config, pattern_of(PATTERNS["one dense row"], "int32"))
 
 
 def test_the_space() -> None:
     """All four algorithms, each with several groups; without atomics two of them."""
-    configs = of_the_space(Spmm(), 64)
+    configs = configs_of_space(Spmm(), 64)
     assert 200 <= len(configs) <= 500 and all(c.tiles(64) for c in configs)
     shapes = {(c.split, min(c.work, 2), c.lanes, c.group) for c in configs}
     assert {c.rows for c in configs} == {"table", "search", "blocks"}
@@ -115,7 +115,7 @@ def test_the_space() -> None:
     ):  # fmt: skip
         assert shape in shapes
     for problem in (Spmm("float16"), Spmm("float64", reduce="max")):
-        assert not any(c.is_atomic for c in of_the_space(problem, 64))
+        assert not any(c.is_atomic for c in configs_of_space(problem, 64))
 
 
 # Problem, and the algorithms that serve it.
@@ -143,14 +143,14 @@ def test_problems(problem: Spmm, name: str) -> None:
     if problem.dtype == "float64":
         config = replace(config, vector=2)
     for pattern in ("random", "empty rows"):
-        run(problem, config, of_mask(PATTERNS[pattern], problem.idtype))
+        run(problem, config, pattern_of(PATTERNS[pattern], problem.idtype))
 
 
 @requires_cuda_text
 @pytest.mark.parametrize("name", ["1/g row", "1 nnz"])
 def test_nan_and_infinities(name: str) -> None:
     """Lanes beyond a row, or of another one, add nothing."""
-    matrix = of_mask(PATTERNS["random"], "int32")
+    matrix = pattern_of(PATTERNS["random"], "int32")
     for reduce in ("sum", "max") if name in ROWS else ("sum", "mean"):
         run(Spmm(reduce=reduce), ALGORITHMS[name], matrix, special=True)
 

@@ -25,7 +25,7 @@ from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
-from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, of_mask, run_kernel
+from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, pattern_of, run_kernel
 from tensor_cores_common import arguments, batched_kernel, check, kernel, pattern
 
 pytestmark = pytest.mark.ptx
@@ -187,7 +187,7 @@ def test_as_plans_have_it(dtype):
     """Program, schedule and arguments of the template, for a problem of the operator."""
     problem, config = Spmm(dtype), TensorCores.for_features(BSR(32, 32), 40, dtype)
     template, mask = TEMPLATES[TensorCores, Spmm], pattern(BSR(32, 32), SHAPE, COUNTS)
-    matrix = of_mask(mask, "int32")
+    matrix = pattern_of(mask, "int32")
     inputs = spmm_gpu_common.operands(matrix, problem, 40)
     arranged = template.arrange(matrix, problem, config)
     args = {**arranged.arguments, **arranged.stored.values(A=inputs["a"]), "b": inputs["b"]}

@@ -115,7 +115,7 @@ def test_the_programs_are_of_the_language(program: str) -> None:
     ends = np.zeros(rows, "int64")
     more = {
         parts.parts: 2, parts.room: room, parts.rows_ptr: np.array([0, 2, rows], "int32"),
-        parts.rooms: np.array([0, 2 * mask.shape[1], room]), parts.ends: ends,
+        parts.starts: np.array([0, 2 * mask.shape[1], room]), parts.ends: ends,
         parts.indices: indices, parts.values: values,
     }  # fmt: skip
     sparsetir.interpret(parts.fill, {**args, **more})

@@ -40,33 +40,33 @@ def distances(dtype="float64", pattern="mixed"):
 # What programs compute, on torch's tensors: values over the pattern's (i, j) by element.
 
 
-def of_spmm(ij, a, b):
+def torch_spmm(ij, a, b):
     return torch.zeros(4, b.shape[1], dtype=b.dtype).index_add(0, ij[0], a[:, None] * b[ij[1]])
 
 
-def of_gates(ij, a, x, y):
+def torch_gates(ij, a, x, y):
     gates = torch.sigmoid(x[ij[0]] + y[ij[1]]) * torch.tanh(y[ij[1]]) * torch.exp(a)[:, None]
     return torch.zeros(4, 3, dtype=x.dtype).index_add(0, ij[0], gates)
 
 
-def of_rgms(rij, a, x, w):
+def torch_rgms(rij, a, x, w):
     terms = a[:, None] * torch.einsum("ek,ekl->el", x[rij[2]], w[rij[0]])
     return torch.zeros(4, 2, dtype=x.dtype).index_add(0, rij[1], terms)
 
 
-def of_mttkrp(ijl, a, u, v):
+def torch_mttkrp(ijl, a, u, v):
     terms = a[:, None] * u[ijl[1]] * v[ijl[2]]
     return torch.zeros(2, 3, dtype=u.dtype).index_add(0, ijl[0], terms)
 
 
 CASES = {
-    "spmm": (spmm, of_spmm),
+    "spmm": (spmm, torch_spmm),
     "sddmm": (sddmm, lambda ij, x, y: (x[ij[0]] * y[ij[1]]).sum(1)),
-    "spmv": (spmv, lambda ij, a, b: of_spmm(ij, a, b[:, None])[:, 0]),
+    "spmv": (spmv, lambda ij, a, b: torch_spmm(ij, a, b[:, None])[:, 0]),
     "distances": (distances, lambda ij, a, x, y: ((x[ij[0]] - y[ij[1]]) ** 2).sum(1)),
-    "gates": (gated, of_gates),
-    "rgms": (rgms, of_rgms),
-    "mttkrp": (mttkrp, of_mttkrp),
+    "gates": (gated, torch_gates),
+    "rgms": (rgms, torch_rgms),
+    "mttkrp": (mttkrp, torch_mttkrp),
 }
 EACH = [
     (name, wrt) for name, (make, _) in CASES.items() for wrt in make().arrays

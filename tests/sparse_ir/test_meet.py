@@ -119,7 +119,7 @@ def meeting(writes: Any = slice(None), race: str = "atomics", init: bool = True)
     sch.combine_row_pieces(refs[writes], race=race)
 
 
-def of_reductions() -> None:
+def combine_reductions() -> None:
     sch = Schedule(decomposed(Spmm()))
     rule = FORMAT.rules(OPERAND)[0]
     sch.combine_row_pieces([sch.get_sparse_iteration(f"spmm_{rule.name}")], race="atomics")
@@ -142,7 +142,7 @@ REFUSED = """
 written("float32", "float64", "max")
     race="atomics" expects a sum of float32, .. , got a max of float64; legal
 meeting(slice(1, None))  # 'C' is accessed outside of [ .. ] and 'spmm_init'
-of_reductions()  # expected spatial loops around X[..] = X[..] + term
+combine_reductions()  # expected spatial loops around X[..] = X[..] + term
 meeting(slice(0))  # argument 'iterations': expected one or more, got none
 meeting(race="temporary")  # argument 'race': expected one of atomics, ignore, got 'temporary'
 meeting(init=False)  # expected an iteration that sets 'C' before it is added to

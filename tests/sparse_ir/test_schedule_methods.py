@@ -133,20 +133,6 @@ def test_the_table_of_the_docs_has_all_primitives():
     assert {*re.findall(r"`(\w+)`", " ".join(primitives))} == {*OURS}
 
 
-@pytest.mark.parametrize("was, name", [
-    ("by_length", "sort_rows_by_length"), ("meet", "combine_row_pieces"),
-    ("patterns", "group_columns_by_pattern"), ("runs", "segment_accumulate"),
-    ("slices", "sell_slices"), ("steps", "strip_mine_rows"),
-])  # fmt: skip
-def test_older_names_warn_and_do_the_same(was, name):
-    warning = rf"Schedule\.{was} is now Schedule\.{name}"
-    assert (
-        name in OURS and was not in PRIMITIVES and name in getattr(sparsetir.Schedule, was).__doc__
-    )
-    with pytest.warns(DeprecationWarning, match=warning), pytest.raises(TypeError, match="missing"):
-        getattr(opened()[0], was)()
-
-
 def test_a_primitive_of_a_user_is_a_method(monkeypatch):
     def twice(func, loop: SpIter, times: int = 2, *, how: Literal["so"] = "so", by: float = 0.5):
         """Do nothing; types that no primitive here has are left to it."""

@@ -123,7 +123,7 @@ def test_peel_drops_the_conditions_of_shifted_tiles_that_always_hold() -> None:
     check(sch.func, sddmm())
 
 
-def of_fibers(func: Any, name: str, **options: Any) -> Any:
+def fiber_positions(func: Any, name: str, **options: Any) -> Any:
     """The schedule after positions of its first two loops, and its loops."""
     sch = sparsetir.Schedule(func)
     it = sch.get_sparse_iteration(name)
@@ -135,7 +135,7 @@ def of_fibers(func: Any, name: str, **options: Any) -> Any:
 @pytest.mark.parametrize("name", ["ttm", "ttv"])
 def test_a_tensor_as_the_matrix_of_its_fibers(name: str) -> None:
     program = PROGRAMS[name]
-    sch = of_fibers(program.make("float32", "int32"), name)
+    sch = fiber_positions(program.make("float32", "int32"), name)
     assert "I_J_K = T.sparse_variable(I_J, (p, nnz_k), (k_ptr, k_idx)" in sch.func.script()
     assert "search" not in sparsetir.lower_sparse_iter(sch.func).script()
     kernel, rng = sparsetir.build(sch), np.random.default_rng(0)
@@ -158,7 +158,7 @@ def check_sums(sch: Any) -> None:
 
 
 def test_axes_of_several_levels_follow() -> None:
-    sch = of_fibers(sparsetir.from_source(SUMS), "sums")
+    sch = fiber_positions(sparsetir.from_source(SUMS), "sums")
     assert "[I_J, I_J_K, I_J_L]" in sch.func.script()
     check_sums(sch)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tvm.script import tirx as T
 
 import sparsetir
-from adverse_programs import Adverse, adverse, of_statements
+from adverse_programs import Adverse, adverse, statement_program
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from drawing import examples
@@ -325,14 +325,14 @@ def test_kernels_often(block: int) -> None:
 )
 @pytest.mark.default("96", "107")
 def test_bodies_of_statements(seed: int) -> None:
-    check(seed, draw=of_statements)
+    check(seed, draw=statement_program)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(100))
 def test_bodies_often(block: int) -> None:
     for seed in range(200 * block, 200 * block + 200):
-        check(seed, draw=of_statements)
+        check(seed, draw=statement_program)
 
 
 @pytest.mark.slow

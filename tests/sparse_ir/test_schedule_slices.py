@@ -17,7 +17,7 @@ from schedule_common import gives, keeps_meaning, opened, program
 from sparsetir.formats import BSR, Operand
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.sparse_ir.computed import compute, compute_of_values, of_values
+from sparsetir.sparse_ir.computed import compute, compute_of_values, value_parameters
 from sparsetir.sparse_ir.recipes import slices as recipes
 
 RNG = np.random.default_rng(0)
@@ -146,7 +146,7 @@ def exact(args: dict[str, Any]) -> np.ndarray:
 def test_packed_values_follow_those_that_are_given() -> None:
     """Values are packed in each call, also of arrays changed in place; interpreted and compiled."""
     sch, name = packed_spmm()
-    assert name == "A_packed" and of_values(sch.func) == ["a_packed"]
+    assert name == "A_packed" and value_parameters(sch.func) == ["a_packed"]
     assert "A_packed[i_slice, i_step, i_lane]" in sch.func.script()
     kernel = sparsetir.build(sch)
     for seed in range(3):
@@ -197,7 +197,7 @@ def test_what_is_made_of_values_is_left_out_without_them() -> None:
     assert "a_packed" not in computed
     values = {"a": np.arange(args["nnz"], dtype="float32")}
     assert (compute(sch.func, {**args, **values})["a_packed"] == computed["i_slots"]).all()
-    whole = compute_of_values(sch.func, of_values(sch.func), {**values, **computed})
+    whole = compute_of_values(sch.func, value_parameters(sch.func), {**values, **computed})
     assert [*whole] == ["a_packed"] and (whole["a_packed"] == computed["i_slots"]).all()
 
 

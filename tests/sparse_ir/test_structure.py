@@ -112,21 +112,21 @@ def test_padding_passes(indices):
     check_structure(make("row_max_ell"), ell_args(*indices))
 
 
-def of_ell(*indices):
+def check_ell(*indices):
     check_structure(make("row_max_ell"), ell_args(*indices))
 
 
 test_refusals_of_ell = refusals(
     """
-of_ell(1, 2, 3, 0, 4, 9)
+check_ell(1, 2, 3, 0, 4, 9)
     # StructureIndexError: row_max_ell: argument 'indices': axis 'J': expected indices in [-1, 9),
         got 9 at position 5
-of_ell(1, 2, 3, -2, 4, 8)  # StructureIndexError: indices in [-1, 9), got -2 at position 3
-of_ell(1, 2, 3, 0, 4, 4)
+check_ell(1, 2, 3, -2, 4, 8)  # StructureIndexError: indices in [-1, 9), got -2 at position 3
+check_ell(1, 2, 3, 0, 4, 4)
     # StructureError: strictly increasing indices in row 1, got 4 after 4 at position 5
-of_ell(5, -1, 3, 0, 4, 8)
+check_ell(5, -1, 3, 0, 4, 8)
     # StructureError: strictly increasing indices in row 0, got 3 after 5 at position 2
-of_ell(1, 2, 3)  # StructureError: shape (6,) (parents * nnz_cols), got shape (3,)
+check_ell(1, 2, 3)  # StructureError: shape (6,) (parents * nnz_cols), got shape (3,)
 """,
     globals(),
 )

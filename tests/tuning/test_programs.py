@@ -303,10 +303,10 @@ def mine(**options):
 test_refusals = refusals(
     """
 with_argument(z=1)  # ValueError: 'arguments': 'spmm' has no 'z'; it has a, b, c, indptr, indices
-with_argument(b=None)  # TypeError: 'b': expected an array, got nothing
+with_argument(b=None)  # TypeError: 'b': expected a torch, NumPy or TVM array, got NoneType
 with_argument(b=np.zeros((11, 7)))  # TypeError: 'b': expected dtype float32, got float64
 with_argument(b=np.zeros((12, 7), "float32"))  # ValueError: 'arguments': 'b': .. got (12, 7)
-with_argument(m="many")  # TypeError: 'm': expected an integer, got 'many'
+with_argument(m="many")  # TypeError: 'm': expected an integer, got str 'many'
 run(schedule=lambda sch, config: None, space={"a": [1]})  # ValueError: got a lambda
 run(schedule=user_schedules.Holder.apply, space={"a": [1]})  # ValueError: ' .. got 'Holder.apply'
 run(schedule=functools.partial(user_schedules.apply), space={"a": [1]})

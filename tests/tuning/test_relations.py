@@ -18,7 +18,7 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.template import Choices
 from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.sought import of_operator
+from sparsetir.tuning.sought import operator_search
 from sparsetir.tuning.tuned import TunedProgram
 
 RNG = np.random.default_rng(0)
@@ -101,7 +101,7 @@ def test_what_is_tried_is_right():
     assert {n for n, values in branch.choices.items() if len(values) > 1} == {
         "rows", "tile", "cost", "cache", "prefetch", "threads", "packed", "ahead",
     }  # fmt: skip
-    task = of_operator("rgms", A, 32, feat_in=8, threads=2, target="llvm", device=None)[0].task
+    task = operator_search("rgms", A, 32, feat_in=8, threads=2, target="llvm", device=None)[0].task
     assert isinstance(task, ProgramTask)
     for n in (0, -1):
         chosen = {name: values[n] for name, values in branch.choices.items()}

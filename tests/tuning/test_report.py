@@ -12,7 +12,7 @@ from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.tuning import progress
 from sparsetir.tuning.progress import Bar
 from sparsetir.tuning.report import ranked, table, write_report
-from sparsetir.tuning.sought import of_operator
+from sparsetir.tuning.sought import operator_search
 from sparsetir.tuning.tuned import Trial
 from tuning import tuned_fake
 
@@ -124,9 +124,9 @@ def test_pages_of_nothing(tmp_path):
 def test_pages_of_other_operators(tmp_path):
     """The best schedule along edges is that of a config, and not of a user's choices."""
     matrix, on = tuned_fake.matrix(30, 30), {"target": "llvm", "device": None}
-    words, images, _ = written(tmp_path, of_operator("spgemm", matrix, matrix, **on)[0])
+    words, images, _ = written(tmp_path, operator_search("spgemm", matrix, matrix, **on)[0])
     assert words.startswith("spgemm (30 x 30") and "Stored elements" in images
-    result = of_operator("softmax", matrix, **on)[0]
+    result = operator_search("softmax", matrix, **on)[0]
     result.trials = [Trial(0, result.default, tuned_fake.outcome(1.0), 0.1)]
     words, _, _ = written(tmp_path, result)
     assert "Its best schedule" in words and "The default one." not in words

@@ -155,7 +155,7 @@ def test_outcomes_come_back(tmp_path):
     trials = [first.finish(first.claim(tile(n)), o, 1.0 * n) for n, o in enumerate(outcomes, 1)]
     second.refresh()
     assert first.done() == second.done() == trials == store(tmp_path / "db").done()
-    assert second.of_default() == trials[0] and not second.warnings
+    assert second.default_trial() == trials[0] and not second.warnings
     study = optuna.load_study(study_name="name", storage=f"sqlite:///{tmp_path / 'db'}")
     assert [t.state.name for t in study.trials] == ["COMPLETE", "PRUNED", "FAIL"]
     assert study.best_value == 0.5

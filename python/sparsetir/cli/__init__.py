@@ -107,24 +107,24 @@ def _run(words: list[str]) -> int:
         return OK
     if words[:1] == ["bench"]:
         return _bench(words[1:])
-    who, debug = "sparsetir", "--debug" in words
-    who += f" {words[0]}" if words[0] in COMMANDS else ""
+    name, debug = "sparsetir", "--debug" in words
+    name += f" {words[0]}" if words[0] in COMMANDS else ""
     try:
         import_modules(words)
         args = parser(words).parse_args(words)
         return args.run(args)
     except KeyboardInterrupt:
-        print(f"{who}: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         raise
     except UsageError as error:
-        print(f"{error.prog or who}: {printable(str(error))}", file=sys.stderr)
+        print(f"{error.prog or name}: {printable(str(error))}", file=sys.stderr)
         return USAGE
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"{who}: {_line(error)}", file=sys.stderr)
+        print(f"{name}: {_line(error)}", file=sys.stderr)
         return USAGE if _refused(error) else FAILED
 
 

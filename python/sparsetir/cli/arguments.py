@@ -27,6 +27,8 @@ T = TypeVar("T")
 Facts: TypeAlias = dict[str, Any]  # for JSON
 MOST = 2**31 - 1
 OPTIONS = {"weighted": "unweighted"}  # options named differently than a function's argument
+# Lexers of pygments, by the kind of a stage's text.
+LEXERS = {"source": "LlvmLexer", "cuda": "CudaLexer", "asm": "GasLexer"}
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -229,7 +231,7 @@ def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, obj
     return out
 
 
-def value_of(who: str, name: str, text: str) -> object:
+def value_of(caller: str, name: str, text: str) -> object:
     """Read a number or an array, see :func:`named_values`."""
     import numpy as np
 
@@ -243,8 +245,8 @@ def value_of(who: str, name: str, text: str) -> object:
     file, _, key = text.partition(".npz:")
     path = Path(f"{file}.npz" if key else text)
     if path.suffix not in (".npy", ".npz"):
-        raise UsageError(f"{who}: expected a number, file.npy or file.npz:key, got {text!r}")
-    with reading(f"{who}: {path}", UsageError):
+        raise UsageError(f"{caller}: expected a number, file.npy or file.npz:key, got {text!r}")
+    with reading(f"{caller}: {path}", UsageError):
         if path.suffix == ".npz":
             check_npz(path)
         loaded = np.load(path, allow_pickle=False)
@@ -253,7 +255,7 @@ def value_of(who: str, name: str, text: str) -> object:
         with loaded:
             if (key or name) not in loaded.files:
                 there = ", ".join(loaded.files)
-                raise UsageError(f"{who}: {path} has no '{key or name}', but {there}")
+                raise UsageError(f"{caller}: {path} has no '{key or name}', but {there}")
             return loaded[key or name]
 
 
@@ -273,3 +275,19 @@ def print_json(data: object) -> None:
     """Print the document of `--json`."""
     json.dump(data, sys.stdout, indent=1, allow_nan=False)
     print()
+
+
+def coloured(text: str, kind: str = "") -> str:
+    """Colour a text if it is printed on a terminal that supports it.
+
+    kind : "source", "cuda" or "asm"; Python otherwise
+    """
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    try:
+        pygments = import_module("pygments")
+        lexer = getattr(import_module("pygments.lexers"), LEXERS.get(kind, "PythonLexer"))()
+        formatter = import_module("pygments.formatters").TerminalFormatter()
+    except (ImportError, AttributeError):  # pygments is optional
+        return text
+    return pygments.highlight(text, lexer, formatter).rstrip("\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Failed, Parser, UsageError
+from sparsetir.cli.arguments import Failed, Parser, UsageError, coloured
 from sparsetir.cli.expressions import EPILOG as OF_EXPRESSIONS
 from sparsetir.cli.expressions import OTHERS
 
@@ -59,7 +59,6 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
-    from sparsetir.cli.text import coloured
     from sparsetir.runtime.file_errors import write_whole
     from sparsetir.runtime.texts import as_text
 

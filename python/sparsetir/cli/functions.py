@@ -73,7 +73,7 @@ def arguments_of(program: SparseFunc, given: Facts, graph: sp.csr_array | None) 
 
     from sparsetir.runtime.bound_arguments import bound_arguments
 
-    given = given if graph is None else {**_of_graph(program, graph), **given}
+    given = given if graph is None else {**_graph_arguments(program, graph), **given}
     if not given:
         return {}
     try:
@@ -82,7 +82,7 @@ def arguments_of(program: SparseFunc, given: Facts, graph: sp.csr_array | None) 
         raise UsageError(str(error)) from error
 
 
-def _of_graph(program: SparseFunc, matrix: sp.csr_array) -> Facts:
+def _graph_arguments(program: SparseFunc, matrix: sp.csr_array) -> Facts:
     """Arguments of the first CSR axis: its arrays, its sizes, and the first values over it."""
     for axis in program.axes:
         if axis.kind == "sparse_variable" and axis.parent.kind == "dense_fixed":

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Facts, Parser, UsageError
+from sparsetir.cli.arguments import Facts, Parser, UsageError, coloured
 from sparsetir.cli.expressions import EPILOG as OF_EXPRESSIONS
 from sparsetir.cli.expressions import OTHERS, is_expression, program_of
 from sparsetir.cli.functions import function_of, operator_named, schedule_of
-from sparsetir.cli.text import coloured
 from sparsetir.runtime.texts import readable
 from sparsetir.schedules.operators.names import OPS
 

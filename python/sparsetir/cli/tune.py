@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     from sparsetir.tuning.search import tune
 
     is_program = is_file(args.op) or is_expression(args.op)
-    searches = _of_program(args) if is_program else _of_operator(args)
+    searches = _program_jobs(args) if is_program else _operator_jobs(args)
     where = None if args.records == "" else Records(args.records).path
     runs, codes = list[dict[str, object]](), [0]
     for title, call, options, report in searches:
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
     return max(codes)
 
 
-def _of_program(args: argparse.Namespace) -> Iterator[Job]:
+def _program_jobs(args: argparse.Namespace) -> Iterator[Job]:
     """The search for an expression, or a function of a file."""
     from sparsetir.sparse_ir.nodes import SparseFunc
     from sparsetir.tuning.search import OperatorOptions, ProgramOptions
@@ -182,7 +182,7 @@ def _of_program(args: argparse.Namespace) -> Iterator[Job]:
     yield Job(program.name, (program, values), options, path)
 
 
-def _of_operator(args: argparse.Namespace) -> Iterator[Job]:
+def _operator_jobs(args: argparse.Namespace) -> Iterator[Job]:
     """The searches for an operator, one for each number of features."""
     from sparsetir.data.sparse_tensor import SparseMatrix
     from sparsetir.tuning.search import OperatorOptions

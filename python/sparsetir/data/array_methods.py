@@ -56,8 +56,8 @@ def _reduction(name: str, result: str) -> Callable[..., Any]:
         dtype: Any = None, out: None = None,
     ) -> Any:  # fmt: skip
         if out is not None:
-            who = f"{type(self).__name__}.{name}"
-            raise wrong(who, "out", "None, as a tensor is not changed in place", type_name(out))
+            caller = f"{type(self).__name__}.{name}"
+            raise wrong(caller, "out", "None, as a tensor is not changed in place", type_name(out))
         return self._reduced(name, axis, keepdims, dtype)
 
     method.__name__ = name
@@ -136,7 +136,7 @@ class ArrayMethods:
         def dtype(self) -> np.dtype: ...
         def with_values(self, values: object) -> Self: ...
         @classmethod
-        def _adopted(cls, who: str, data: Any) -> Any: ...
+        def _adopted(cls, caller: str, data: Any) -> Any: ...
         def _derived(self, coords: list[Any], values: Any, shape: Sequence[int]) -> Any: ...
 
     sign, sqrt, conj, expm1, log1p = map(_function, ("sign", "sqrt", "conj", "expm1", "log1p"))
@@ -172,11 +172,11 @@ class ArrayMethods:
                     return self.with_values(ufunc(self.values))
         if not all(isinstance(x, ArrayMethods | np.ndarray) or _is_number(x) for x in inputs):
             return NotImplemented  # another library's array may support it
-        who = f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"
+        caller = f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"
         kinds = " and ".join(type_name(x) for x in inputs)
         raise TypeError(
-            f"{who}: expected a function with a sparse result, 0 where nothing is stored, without "
-            f"out= and other options, got it for {kinds}; toarray() has all elements, "
+            f"{caller}: expected a function with a sparse result, 0 where nothing is stored, "
+            f"without out= and other options, got it for {kinds}; toarray() has all elements, "
             "with_values(...) replaces those that are stored"
         )
 
@@ -248,12 +248,12 @@ class ArrayMethods:
 
         Tensors of one, three or more axes need scipy 1.17.
         """
-        who = f"{type(self).__name__}.__getitem__"
+        caller = f"{type(self).__name__}.__getitem__"
         if isinstance(key, ArrayMethods):
             expected = "integers, slices and lists, such as those of nonzero()"
-            raise wrong(who, "key", expected, key, IndexError)
+            raise wrong(caller, "key", expected, key, IndexError)
         each = key if isinstance(key, tuple) else (key,)
-        key = tuple(to_host(who, "key", index) if is_torch(index) else index for index in each)
+        key = tuple(to_host(caller, "key", index) if is_torch(index) else index for index in each)
         of_two = self.ndim == 2  # older versions of scipy cannot index COO
         return self._moved("__getitem__", lambda x: (x.tocsr() if of_two else x)[key])
 
@@ -280,8 +280,8 @@ class ArrayMethods:
             return wide if kind is None else wide.astype(kind)
 
     def _reduced(self, name: str, axis: Any, keepdims: bool, dtype: Any) -> Any:
-        who = f"{type(self).__name__}.{name}"
-        with _named(who):
+        caller = f"{type(self).__name__}.{name}"
+        with _named(caller):
             axes = normalize_axis_tuple(range(self.ndim) if axis is None else axis, self.ndim)
             # Before 1.17, scipy refuses a tuple of all axes.
             axis = None if len(axes) == self.ndim else axis
@@ -296,13 +296,13 @@ class ArrayMethods:
 
     @classmethod
     def _stacked(cls, name: str, tensors: Iterable[Any]) -> Any:
-        who = f"{cls.__name__}.{name}"
-        parts = [cls._adopted(who, x) for x in tensors]
+        caller = f"{cls.__name__}.{name}"
+        parts = [cls._adopted(caller, x) for x in tensors]
         if not parts:
-            raise ValueError(f"{who}: argument 'tensors': expected some, got none")
+            raise wrong(caller, "tensors", "some", "none")
         begins = starts(np.array([x.nnz for x in parts]))
         each = [x._as_scipy(np.arange(*begins[n : n + 2])) for n, x in enumerate(parts)]
-        with _named(who):
+        with _named(caller):
             joined: Any = getattr(scipy.sparse, name)(each, format="coo")
         values = np.concatenate([x.values for x in parts])
         return parts[0]._derived([*joined.coords], values[joined.data], joined.shape)
@@ -317,11 +317,11 @@ class ArrayMethods:
 
     def __truediv__(self, other: object) -> Any:
         """Divide values by a number, or by those of a dense array; other elements stay zero."""
-        who = f"{type(self).__name__}.__truediv__"
+        caller = f"{type(self).__name__}.__truediv__"
         if isinstance(other, ArrayMethods) or sources.is_sparse(other):
-            raise TypeError(f"{who}: expected a number or a dense array, got {type_name(other)}")
+            raise TypeError(f"{caller}: expected a number or a dense array, got {type_name(other)}")
         if _is_number(other) and other == 0:
-            raise ZeroDivisionError(f"{who}: zeros that are not stored would be NaN")
+            raise ZeroDivisionError(f"{caller}: zeros that are not stored would be NaN")
         return self._scaled(operator.truediv, other)
 
     def __pow__(self, other: Any) -> Any:
@@ -329,22 +329,24 @@ class ArrayMethods:
         if not _is_number(other):
             return NotImplemented
         if not other > 0:
-            who = f"{type(self).__name__}.__pow__"
-            raise ValueError(f"{who}: expected a positive exponent, which keeps zeros, got {other}")
+            caller = f"{type(self).__name__}.__pow__"
+            raise ValueError(
+                f"{caller}: expected a positive exponent, which keeps zeros, got {other}"
+            )
         return self.with_values(self.values**other)
 
     def _scaled(self, op: Callable[[Any, Any], Any], other: Any) -> Any:
-        who = f"{type(self).__name__}.__{op.__name__}__"
+        caller = f"{type(self).__name__}.__{op.__name__}__"
         if not _is_number(other):
             if not is_array(other) or sources.is_sparse(other):
                 return NotImplemented
-            refuse_gradient(who, other)
-            other = to_host(who, "other", other)
+            refuse_gradient(caller, other)
+            other = to_host(caller, "other", other)
             try:
                 every = np.broadcast_to(other, self.shape)
             except ValueError:
                 expected = f"a shape that broadcasts to {self.shape}"
-                raise wrong(who, "other", expected, other.shape) from None
+                raise wrong(caller, "other", expected, other.shape) from None
             other = every[tuple(self.pattern.coords)]
         return self.with_values(op(self.values, other))
 
@@ -356,32 +358,32 @@ class ArrayMethods:
         raise ValueError(f"{type(self).__name__}: a tensor is neither true nor false; use nnz")
 
     def _compared(self, op: Callable[[Any, Any], Any], other: Any) -> Any:
-        who = f"{type(self).__name__}.__{op.__name__}__"
+        caller = f"{type(self).__name__}.__{op.__name__}__"
         sparse = isinstance(other, ArrayMethods) or sources.is_sparse(other)
         if not (sparse or is_array(other) or _is_number(other)):
             return NotImplemented
         if not (sparse or _is_number(other)) or op(self.dtype.type(0), 0 if sparse else other):
             raise TypeError(
-                f"{who}: expected a comparison with a number or a sparse tensor that is false "
+                f"{caller}: expected a comparison with a number or a sparse tensor that is false "
                 "where nothing is stored; compare toarray(), or (A != B).nnz with 0 for A == B"
             )
         if not sparse:
             return self.with_values(op(self.values, other)).eliminate_zeros()
-        second = self._adopted(who, other)
+        second = self._adopted(caller, other)
         if second.shape != self.shape:
-            raise wrong(who, "other", f"shape {self.shape}", second.shape)
+            raise wrong(caller, "other", f"shape {self.shape}", second.shape)
         true: Any = op(self._wide(), second._wide()).tocoo()
         return self._derived([*true.coords], true.data, true.shape)
 
 
 @contextmanager
-def _named(who: str) -> Iterator[None]:
+def _named(caller: str) -> Iterator[None]:
     """Prefix scipy's errors with the function's name."""
     try:
         yield
     except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
         kind = ValueError if isinstance(error, ZeroDivisionError) else type(error)
-        raise kind(f"{who}: {error}") from error
+        raise kind(f"{caller}: {error}") from error
 
 
 def _is_narrow(dtype: np.dtype) -> bool:
@@ -392,10 +394,10 @@ def _is_number(x: object) -> bool:
     return np.isscalar(x) and not isinstance(x, str | bytes)
 
 
-def refuse_gradient(who: str, other: Any) -> None:
+def refuse_gradient(caller: str, other: Any) -> None:
     """Raise for a torch tensor whose gradient would be lost."""
     if is_torch(other) and other.requires_grad:
         raise TypeError(
-            f"{who}: expected a tensor without a gradient, which would end here, got one that "
+            f"{caller}: expected a tensor without a gradient, which would end here, got one that "
             "requires it; detach it, or see sparsetir.ops and sparsetir.einsum, which have them"
         )

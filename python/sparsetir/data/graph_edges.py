@@ -83,12 +83,12 @@ def from_edges(
     return sp.coo_array((weights, (rows, columns)), shape=limits)
 
 
-def two_lengths(who: str, shape: object) -> tuple[int, int]:
+def two_lengths(caller: str, shape: object) -> tuple[int, int]:
     """Check the shape that a file gives."""
     lengths = np.asarray(shape)
     sound = lengths.shape == (2,) and lengths.dtype.kind in "iu"
     if not sound or (lengths > MOST_NODES).any() or (lengths < 0).any():
-        raise GraphError(f"{who}: expected two integers from 0 to 2**60, got {lengths.tolist()}")
+        raise GraphError(f"{caller}: expected two integers from 0 to 2**60, got {lengths.tolist()}")
     return int(lengths[0]), int(lengths[1])
 
 

@@ -79,7 +79,7 @@ def _read_torch(path: Path) -> sp.coo_array:
         raise GraphError(f"{path}: holds {len(graphs)} graphs, expected one")
     data = graphs[0] if graphs else {}
     if not isinstance(data, dict):
-        return _of_sparse(path, data)
+        return _from_sparse(path, data)
     edges = data.get("edge_index")
     if not torch.is_tensor(edges) or edges.ndim != 2 or len(edges) != 2:
         raise GraphError(f"{path}: holds no graph: {NOTHING}")
@@ -99,7 +99,7 @@ def _read_torch(path: Path) -> sp.coo_array:
     return from_edges(path, targets, sources, weights, least=_nodes(data))
 
 
-def _of_sparse(path: Path, matrix: Any) -> sp.coo_array:
+def _from_sparse(path: Path, matrix: Any) -> sp.coo_array:
     """The matrix of a sparse tensor with unchecked indices."""
     matrix, shape = matrix.detach(), tuple(matrix.shape)
     layout = str(matrix.layout).removeprefix("torch.sparse_")

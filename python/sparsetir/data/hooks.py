@@ -10,8 +10,8 @@ def _none(*_: object, **__: object) -> object:
     raise RuntimeError("import sparsetir first")
 
 
-# Operators of sparse matrices; see :func:`sparsetir.planning.sparse_results.of_matrices`.
-of_matrices: Callable[..., Any] = _none
+# Operators of sparse matrices; see :func:`sparsetir.planning.sparse_results.sparse_operation`.
+sparse_operation: Callable[..., Any] = _none
 # Plans of expressions; see :func:`sparsetir.expressions.einsum.plan_expression`.
 expression: Callable[..., Any] = _none
 # `A @ x`; see :func:`sparsetir.planning.plan.product`.

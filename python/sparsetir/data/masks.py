@@ -106,12 +106,14 @@ def global_tokens(length: int, tokens: Sequence[int], block: int = 64) -> BlockM
     -----
     The global attention of Longformer (Beltagy, Peters and Cohan, 2020, section 3.1).
     """
-    who = "global_tokens"
-    length, size = _count(who, "length", length), _size(who, block)
+    caller = "global_tokens"
+    length, size = _count(caller, "length", length), _size(caller, block)
     pos = np.asarray(tokens)
     if pos.ndim != 1 or pos.size and pos.dtype.kind not in "iu":
-        raise wrong(who, "tokens", "integers of 1 dimension", f"{pos.dtype} of shape {pos.shape}")
-    check_range(f"{who}: argument 'tokens'", pos, length, "positions")
+        raise wrong(
+            caller, "tokens", "integers of 1 dimension", f"{pos.dtype} of shape {pos.shape}"
+        )
+    check_range(f"{caller}: argument 'tokens'", pos, length, "positions")
     count = -(-length // size)
     chosen = np.zeros(count * size, bool)
     chosen[pos.astype(np.int64)] = True
@@ -177,13 +179,13 @@ def bigbird(
     -----
     Zaheer et al., Big Bird, 2020, section 2 and appendix D.
     """
-    who = "bigbird"
-    length, size = _count(who, "length", length), _size(who, block)
-    window, ends = _count(who, "window", window), _count(who, "ends", ends)
-    random = _count(who, "random", random)
+    caller = "bigbird"
+    length, size = _count(caller, "length", length), _size(caller, block)
+    window, ends = _count(caller, "window", window), _count(caller, "ends", ends)
+    random = _count(caller, "random", random)
     if window % 2 == 0:
-        raise ValueError(f"{who}: argument 'window': expected an odd number, got {window}")
-    rng, count = np.random.default_rng(_count(who, "seed", seed)), -(-length // size)
+        raise wrong(caller, "window", "an odd number", window)
+    rng, count = np.random.default_rng(_count(caller, "seed", seed)), -(-length // size)
     rows: list[np.ndarray] = []
     for io in range(count):
         here = np.zeros(count, bool)
@@ -320,24 +322,24 @@ def _ranges(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray
 # -- arguments ------------------------------------------------------------------------------------
 
 
-def _count(who: str, name: str, value: Any) -> int:
+def _count(caller: str, name: str, value: Any) -> int:
     if not is_integer(value):
-        raise wrong(who, name, "an integer", type(value).__name__, TypeError)
+        raise wrong(caller, name, "an integer", type(value).__name__, TypeError)
     if value < 0:
-        raise ValueError(f"{who}: argument '{name}': expected 0 or more, got {value}")
+        raise wrong(caller, name, "0 or more", value)
     return int(value)
 
 
-def _table(who: str, name: str, value: object) -> np.ndarray:
+def _table(caller: str, name: str, value: object) -> np.ndarray:
     table = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
     if table.ndim != 2 or table.dtype != bool:
         expected, got = "booleans of 2 dimensions", f"{table.dtype} of shape {table.shape}"
-        raise wrong(who, name, expected, got)
+        raise wrong(caller, name, expected, got)
     return table
 
 
-def _size(who: str, value: Any) -> int:
+def _size(caller: str, value: Any) -> int:
     if not is_integer(value) or value not in BLOCKS:
         sizes = ", ".join(map(str, BLOCKS[:-1]))
-        raise wrong(who, "block", f"{sizes} or {BLOCKS[-1]}", f"{value!r}")
+        raise wrong(caller, "block", f"{sizes} or {BLOCKS[-1]}", f"{value!r}")
     return int(value)

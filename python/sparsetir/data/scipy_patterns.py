@@ -26,11 +26,11 @@ class _Copied(NamedTuple):
 _copied: dict[int, _Copied] = {}  # by id
 
 
-def adopt(who: str, name: str, data: Any) -> SparseTensor:
+def adopt(caller: str, name: str, data: Any) -> SparseTensor:
     """Convert an operand of one call, whose pattern is then not checked again.
 
     data : anything that :class:`SparseMatrix` accepts, or a sparse object of any order
-    who, name : names of the function and argument, for errors
+    caller, name : names of the function and argument, for errors
     """
     known = data if isinstance(data, SparseTensor) else known_tensor(data)
     if known is not None:
@@ -39,7 +39,7 @@ def adopt(who: str, name: str, data: Any) -> SparseTensor:
     kept = sparse and getattr(data, "format", None) in FORMATS
     own = data.copy() if kept else data
     matrix = not sparse or len(data.shape) == 2
-    tensor = SparseMatrix.adopt(who, name, own) if matrix else SparseTensor(own)
+    tensor = SparseMatrix.adopt(caller, name, own) if matrix else SparseTensor(own)
     tensor.pattern.checked = True
     if not kept:
         return tensor
@@ -50,9 +50,9 @@ def adopt(who: str, name: str, data: Any) -> SparseTensor:
     return tensor if known is None else known  # None if only the copy has values of our types
 
 
-def adopt_matrix(who: str, name: str, data: Any) -> SparseMatrix:
+def adopt_matrix(caller: str, name: str, data: Any) -> SparseMatrix:
     """:func:`adopt` for an operand that must be a matrix."""
-    return SparseMatrix.adopt(who, name, adopt(who, name, data))
+    return SparseMatrix.adopt(caller, name, adopt(caller, name, data))
 
 
 def known_tensor(data: Any) -> SparseTensor | None:

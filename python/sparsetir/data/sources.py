@@ -57,42 +57,42 @@ def _is_pydata(data: object) -> bool:
     return hasattr(data, "fill_value") and hasattr(data, "asformat")
 
 
-def read(who: str, argument: str, data: object, values: object, shape: object) -> Stored:
+def read(caller: str, argument: str, data: object, values: object, shape: object) -> Stored:
     """Read a sparse object of scipy or torch, or coordinates, values and shape of any order."""
     if is_sparse(data):
-        return _of_sparse(who, argument, data, values, shape)
+        return _from_sparse(caller, argument, data, values, shape)
     if is_array(data):
-        data = to_host(who, argument, data)
+        data = to_host(caller, argument, data)
         if data.ndim != 2:
             expected = "an (order, nnz) array or an array for each axis"
-            raise wrong(who, argument, expected, f"shape {data.shape}")
+            raise wrong(caller, argument, expected, f"shape {data.shape}")
     elif not isinstance(data, Sequence) or isinstance(data, str | bytes):
         raise TypeError(
-            f"{who}: argument '{argument}': expected an array of coordinates for each axis, or a "
-            f"sparse matrix or tensor of scipy or torch, got {type_name(data)}"
+            f"{caller}: argument '{argument}': expected an array of coordinates for each axis, or "
+            f"a sparse matrix or tensor of scipy or torch, got {type_name(data)}"
         )
-    return from_coords(who, argument, list(data), values, shape)
+    return from_coords(caller, argument, list(data), values, shape)
 
 
 def from_coords(
-    who: str, argument: str, coords: Sequence[object], values: object, shape: object = None
+    caller: str, argument: str, coords: Sequence[object], values: object, shape: object = None
 ) -> Stored:
     """Check and sort coordinates; values of duplicates are added."""
     if not len(coords):
-        raise ValueError(f"{who}: argument '{argument}': expected at least one axis, got none")
-    axes = [_integers(who, argument, c, f" for axis {n}") for n, c in enumerate(coords)]
+        raise wrong(caller, argument, "at least one axis", "none")
+    axes = [_integers(caller, argument, c, f" for axis {n}") for n, c in enumerate(coords)]
     if any(len(c) != len(axes[0]) for c in axes):
-        raise wrong(who, argument, "arrays of one length", f"lengths {[len(c) for c in axes]}")
+        raise wrong(caller, argument, "arrays of one length", f"lengths {[len(c) for c in axes]}")
     if shape is None:
         shape = tuple(int(c.max()) + 1 if len(c) else 0 for c in axes)
-    shape = check_shape(who, shape, len(axes))
+    shape = check_shape(caller, shape, len(axes))
     for axis, (c, length) in enumerate(zip(axes, shape, strict=True)):
-        check_range(f"{who}: argument '{argument}': axis {axis}", c, length, "integers")
-    return ordered(axes, check_values(who, values, len(axes[0])), shape)
+        check_range(f"{caller}: argument '{argument}': axis {axis}", c, length, "integers")
+    return ordered(axes, check_values(caller, values, len(axes[0])), shape)
 
 
 def from_compressed(
-    who: str,
+    caller: str,
     indptr: object,
     indices: object,
     values: object,
@@ -101,14 +101,14 @@ def from_compressed(
 ) -> Stored:
     """Read CSR or CSC; shares the memory of canonical CSR whose indices have the right type."""
     major, minor = (1, 0) if by_columns else (0, 1)
-    indptr = _integers(who, "indptr", indptr)
-    indices = _integers(who, "indices", indices)
+    indptr = _integers(caller, "indptr", indptr)
+    indices = _integers(caller, "indices", indices)
     if shape is None:
         shape = (max(0, len(indptr) - 1), int(indices.max()) + 1 if len(indices) else 0)
-    shape = check_shape(who, shape, 2)
-    check_indptr(who, indptr, len(indices), shape[major])
-    check_range(f"{who}: argument 'indices'", indices, shape[minor], "integers")
-    stored = check_values(who, values, len(indices))
+    shape = check_shape(caller, shape, 2)
+    check_indptr(caller, indptr, len(indices), shape[major])
+    check_range(f"{caller}: argument 'indices'", indices, shape[minor], "integers")
+    stored = check_values(caller, values, len(indices))
     idtype = index_type(max(*shape, len(indices)))
     indices = indices.astype(idtype, copy=False)
     if not by_columns and rows_increase(indptr, indices):
@@ -118,32 +118,32 @@ def from_compressed(
     return ordered([indices, lines] if by_columns else [lines, indices], stored, shape)
 
 
-def from_dense(who: str, array: object) -> Stored:
+def from_dense(caller: str, array: object) -> Stored:
     """Take the nonzeros of an array, including NaN."""
     if is_sparse(array):
-        raise TypeError(f"{who}: argument 'array': expected a dense array, got {type_name(array)}")
-    dense = to_host(who, "array", array)
+        raise wrong(caller, "array", "a dense array", type_name(array), TypeError)
+    dense = to_host(caller, "array", array)
     if not dense.ndim:
-        raise ValueError(f"{who}: argument 'array': expected at least one axis, got none")
+        raise wrong(caller, "array", "at least one axis", "none")
     nonzeros = np.nonzero(dense)
-    return from_coords(who, "array", nonzeros, dense[nonzeros], dense.shape)
+    return from_coords(caller, "array", nonzeros, dense[nonzeros], dense.shape)
 
 
-def read_file(who: str, path: object) -> Stored:
+def read_file(caller: str, path: object) -> Stored:
     """Read a Matrix Market file, or a file of `scipy.sparse.save_npz`."""
-    path = as_path(who, "path", path)
+    path = as_path(caller, "path", path)
     name = path.name.lower()
     if not name.endswith((".mtx", ".mtx.gz", ".npz")):
-        raise wrong(who, "path", "a name that ends in .mtx, .mtx.gz or .npz", f"'{path}'")
+        raise wrong(caller, "path", "a name that ends in .mtx, .mtx.gz or .npz", f"'{path}'")
     shown = f"'{printable(str(path))}'"
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"{who}: argument 'path': expected a file, got {shown}")
-    with reading(f"{who}: argument 'path': {shown}", GraphError):
+        raise wrong(caller, "path", "a file", shown, FileNotFoundError)
+    with reading(f"{caller}: argument 'path': {shown}", GraphError):
         matrix = read_saved(path) if name.endswith(".npz") else read_market(path)
-    return _read_scipy(f"{who}: {shown}", "path", matrix)
+    return _read_scipy(f"{caller}: {shown}", "path", matrix)
 
 
-def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
+def check_shape(caller: str, shape: Any, order: int) -> tuple[int, ...]:
     """Convert a shape to a tuple; raise unless it is `order` lengths."""
     try:
         out = tuple(operator.index(n) for n in shape)
@@ -151,13 +151,13 @@ def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
         out = None
     if out is None or len(out) != order or any(not 0 <= n < 2**63 for n in out):
         raise ValueError(
-            f"{who}: argument 'shape': expected {order} integers >= 0, got {shape!r}"
+            f"{caller}: argument 'shape': expected {order} integers >= 0, got {shape!r}"
             + (" (2**63 and more are too large)" if out and max(out) >= 2**63 else "")
         )
     return out
 
 
-def check_values(who: str, values: object, count: int, features: bool = False) -> np.ndarray:
+def check_values(caller: str, values: object, count: int, features: bool = False) -> np.ndarray:
     """Check values (count,) and make them contiguous; float32 ones for None.
 
     features : whether there may be more dimensions
@@ -166,12 +166,12 @@ def check_values(who: str, values: object, count: int, features: bool = False) -
         return np.ones(count, np.float32)
     if type(values) is np.ndarray and values.dtype in NATIVE and values.shape == (count,):
         return np.ascontiguousarray(values)
-    out = to_host(who, "values", values)
+    out = to_host(caller, "values", values)
     if out.dtype.name not in VALUE_DTYPES:
-        raise wrong(who, "values", f"one of {', '.join(VALUE_DTYPES)}", out.dtype, TypeError)
+        raise wrong(caller, "values", f"one of {', '.join(VALUE_DTYPES)}", out.dtype, TypeError)
     if out.shape[:1] != (count,) or (out.ndim > 1 and not features):
         shape = f"({count}, ...)" if features else f"({count},)"
-        raise ValueError(f"{who}: argument 'values': expected shape {shape}, got {out.shape}")
+        raise wrong(caller, "values", f"shape {shape}", out.shape)
     if not out.dtype.isnative:
         out = out.astype(out.dtype.newbyteorder("="))
     return np.ascontiguousarray(out)
@@ -233,48 +233,52 @@ def ordered(coords: list[np.ndarray], values: np.ndarray, shape: tuple[int, ...]
         return Stored(Pattern(unique, shape), summed(values, places, len(unique[0])), places)
 
 
-def _integers(who: str, argument: str, array: object, where: str = "") -> np.ndarray:
-    out = to_host(who, argument, array)
+def _integers(caller: str, argument: str, array: object, where: str = "") -> np.ndarray:
+    out = to_host(caller, argument, array)
     if out.ndim != 1:
-        raise wrong(who, argument, f"one dimension{where}", f"shape {out.shape}")
+        raise wrong(caller, argument, f"one dimension{where}", f"shape {out.shape}")
     if not len(out):
         return np.zeros(0, np.int32)
     if out.dtype.kind not in "iu":
-        raise TypeError(f"{who}: argument '{argument}': expected integers{where}, got {out.dtype}")
+        raise wrong(caller, argument, f"integers{where}", out.dtype, TypeError)
     return np.ascontiguousarray(out)
 
 
 # -- sparse objects of scipy and torch ------------------------------------------------------------
 
 
-def _of_sparse(who: str, argument: str, data: Any, values: object, shape: Any) -> Stored:
-    _none_beside(who, values, f"{type_name(data)}, which has its own")
+def _from_sparse(caller: str, argument: str, data: Any, values: object, shape: Any) -> Stored:
+    _none_beside(caller, values, f"{type_name(data)}, which has its own")
     have = tuple(int(n) for n in data.shape)
-    if shape is not None and check_shape(who, shape, len(have)) != have:
-        raise wrong(who, "shape", f"{have}, the shape of argument '{argument}'", tuple(shape))
+    if shape is not None and check_shape(caller, shape, len(have)) != have:
+        raise wrong(caller, "shape", f"{have}, the shape of argument '{argument}'", tuple(shape))
     if _is_pydata(data):
         if data.fill_value != 0:
-            raise wrong(who, argument, "zeros where nothing is stored", data.fill_value)
+            raise wrong(caller, argument, "zeros where nothing is stored", data.fill_value)
         data = data.asformat("coo")
-        return from_coords(who, argument, [*data.coords], data.data, have)
-    return _read_torch(who, argument, data) if is_torch(data) else _read_scipy(who, argument, data)
+        return from_coords(caller, argument, [*data.coords], data.data, have)
+    return (
+        _read_torch(caller, argument, data)
+        if is_torch(data)
+        else _read_scipy(caller, argument, data)
+    )
 
 
-def _none_beside(who: str, values: object, what: str) -> None:
+def _none_beside(caller: str, values: object, what: str) -> None:
     if values is not None:
-        raise ValueError(f"{who}: argument 'values': expected none for {what}")
+        raise ValueError(f"{caller}: argument 'values': expected none for {what}")
 
 
-def _read_scipy(who: str, argument: str, data: Any) -> Stored:
+def _read_scipy(caller: str, argument: str, data: Any) -> Stored:
     if data.ndim == 2 and data.format in ("csr", "csc", "bsr"):
         nnz = data.indptr[-1] if len(data.indptr) else 0  # the arrays may be longer
         arrays = data.indptr, data.indices[:nnz], data.data[:nnz]
-        return _from_lines(who, argument, data.format, arrays, data.shape)
+        return _from_lines(caller, argument, data.format, arrays, data.shape)
     coo = diagonals(data) if data.format == "dia" else data.tocoo(copy=False)
-    return from_coords(who, argument, coo.coords, coo.data, coo.shape)
+    return from_coords(caller, argument, coo.coords, coo.data, coo.shape)
 
 
-def _read_torch(who: str, argument: str, data: Tensor) -> Stored:
+def _read_torch(caller: str, argument: str, data: Tensor) -> Stored:
     data, layout = data.detach().cpu(), str(data.layout).removeprefix("torch.sparse_")
     shape = tuple(int(n) for n in data.shape)
     indptr = indices = None
@@ -283,19 +287,19 @@ def _read_torch(who: str, argument: str, data: Tensor) -> Stored:
     elif layout in ("csc", "bsc"):
         indptr, indices = data.ccol_indices(), data.row_indices()
     elif layout != "coo":
-        raise TypeError(f"{who}: argument '{argument}': expected a layout of torch, got {layout}")
+        raise wrong(caller, argument, "a layout of torch", layout, TypeError)
     if data.dense_dim() or (indptr is not None and indptr.ndim != 1):
         raise ValueError(
-            f"{who}: argument '{argument}': expected a torch tensor without batch or dense "
+            f"{caller}: argument '{argument}': expected a torch tensor without batch or dense "
             f"dimensions, got layout {layout}, shape {shape}, {data.dense_dim()} dense dimensions"
         )
     if indptr is None:  # indices() and values() want a coalesced tensor
-        return from_coords(who, argument, list(data._indices()), data._values(), shape)
-    return _from_lines(who, argument, layout, (indptr, indices, data.values()), shape)
+        return from_coords(caller, argument, list(data._indices()), data._values(), shape)
+    return _from_lines(caller, argument, layout, (indptr, indices, data.values()), shape)
 
 
 def _from_lines(
-    who: str,
+    caller: str,
     argument: str,
     kind: str,
     arrays: tuple[object, object, object],
@@ -308,43 +312,50 @@ def _from_lines(
     """
     by_columns = kind in ("csc", "bsc")
     if kind in ("csr", "csc"):
-        return from_compressed(who, *arrays, shape, by_columns)
-    indptr, indices = _integers(who, "indptr", arrays[0]), _integers(who, "indices", arrays[1])
-    values = to_host(who, "values", arrays[2])
+        return from_compressed(caller, *arrays, shape, by_columns)
+    indptr, indices = (
+        _integers(caller, "indptr", arrays[0]),
+        _integers(caller, "indices", arrays[1]),
+    )
+    values = to_host(caller, "values", arrays[2])
     size = values.shape[1:]
-    check_indptr(who, indptr, len(indices), shape[by_columns] // size[by_columns])
+    check_indptr(caller, indptr, len(indices), shape[by_columns] // size[by_columns])
     lines = np.arange(len(indptr) - 1).repeat(np.diff(indptr))
     rows, cols = (indices, lines) if by_columns else (lines, indices)
     rows = rows.astype(np.int64)[:, None, None] * size[0] + np.arange(size[0])[:, None]
     cols = cols.astype(np.int64)[:, None, None] * size[1] + np.arange(size[1])
     coords = [np.broadcast_to(c, values.shape).reshape(-1) for c in (rows, cols)]
-    return from_coords(who, argument, coords, values.reshape(-1), shape)
+    return from_coords(caller, argument, coords, values.reshape(-1), shape)
 
 
 # -- matrices of any library ----------------------------------------------------------------------
 
 
 def read_matrix(
-    who: str, name: str, data: object, values: object = None, shape: object = None
+    caller: str, name: str, data: object, values: object = None, shape: object = None
 ) -> Stored:
     """Read anything that :func:`adopted` takes.
 
     values, shape : for edges and pairs only; others have their own
-    who, name : names of the function and argument, for errors
+    caller, name : names of the function and argument, for errors
     """
-    source = adopted(who, name, data)
+    source = adopted(caller, name, data)
     if isinstance(source, Edges):
-        return _of_edges(who, name, source, values, shape)
+        return _from_edges(caller, name, source, values, shape)
     if isinstance(source, Compressed):
-        _none_beside(who, values, f"{type_name(data)}, which has its own")
+        _none_beside(caller, values, f"{type_name(data)}, which has its own")
         return from_compressed(
-            who, source.rowptr, source.col, source.values, source.shape if shape is None else shape
+            caller,
+            source.rowptr,
+            source.col,
+            source.values,
+            source.shape if shape is None else shape,
         )
-    return _of_sparse(who, name, source, values, shape)
+    return _from_sparse(caller, name, source, values, shape)
 
 
 def read_edges(
-    who: str,
+    caller: str,
     name: str,
     edges: object,
     values: object = None,
@@ -356,28 +367,28 @@ def read_edges(
     shape : shape of the matrix; by default square, for the largest node
     flip : make a row for each source, rather than for each target
     """
-    index = to_host(who, name, edges)
+    index = to_host(caller, name, edges)
     if index.ndim != 2 or len(index) != 2:
         expected = "a sparse matrix or an edge_index of shape (2, E)"
-        raise wrong(who, name, expected, f"shape {index.shape}; see SparseMatrix.from_dense")
+        raise wrong(caller, name, expected, f"shape {index.shape}; see SparseMatrix.from_dense")
     if shape is None and index.dtype.kind in "iu":
         shape = (int(index.max()) + 1 if index.size else 0,) * 2
     coords = index if flip else index[::-1]
-    return from_coords(who, name, list(coords), values, shape)
+    return from_coords(caller, name, list(coords), values, shape)
 
 
-def _of_edges(who: str, name: str, edges: Edges, values: object, shape: object) -> Stored:
+def _from_edges(caller: str, name: str, edges: Edges, values: object, shape: object) -> Stored:
     if edges.values is not None:
-        _none_beside(who, values, "a graph with weights")
+        _none_beside(caller, values, "a graph with weights")
         values = edges.values
     if shape is None and edges.size is not None:
         size = edges.size
         ends = tuple(size) if isinstance(size, tuple | list) else (size, size)
-        shape = check_shape(who, ends[::-1], 2)
+        shape = check_shape(caller, ends[::-1], 2)
     if isinstance(edges.index, tuple):
         columns, rows = edges.index
-        return from_coords(who, name, [rows, columns], values, shape)
-    return read_edges(who, name, edges.index, values, shape)
+        return from_coords(caller, name, [rows, columns], values, shape)
+    return read_edges(caller, name, edges.index, values, shape)
 
 
 EXPECTED = (
@@ -410,7 +421,7 @@ class Compressed(NamedTuple):
     values: Any = None
 
 
-def adopted(who: str, name: str, data: Any) -> object:
+def adopted(caller: str, name: str, data: Any) -> object:
     """Convert data of any library to Edges, Compressed, or a sparse matrix of scipy or torch.
 
     data : one of
@@ -423,12 +434,12 @@ def adopted(who: str, name: str, data: Any) -> object:
         - a graph of DGL with one relation, without weights; a `dgl.sparse.SparseMatrix`
         - a `torch_sparse.SparseTensor`
 
-    who, name : names of the function and argument, for errors
+    caller, name : names of the function and argument, for errors
 
     Raises TypeError and ValueError for other data.
     """
     if isinstance(data, str | os.PathLike):
-        return _loaded(who, name, data)
+        return _loaded(caller, name, data)
     if hasattr(data, "sparse_size") and hasattr(data, "as_tensor"):  # torch_geometric.EdgeIndex
         size = tuple(data.sparse_size())
         return Edges(data.as_tensor(), None if None in size else size)
@@ -438,16 +449,16 @@ def adopted(who: str, name: str, data: Any) -> object:
         return Edges(data)
     if isinstance(data, tuple | list):
         if len(data) == 2:
-            return _pair(who, name, *data)
+            return _pair(caller, name, *data)
         raise TypeError(
-            f"{who}: argument '{name}': expected {EXPECTED}; got {len(data)} values in a "
+            f"{caller}: argument '{name}': expected {EXPECTED}; got {len(data)} values in a "
             f"{type(data).__name__}"
         )
     if hasattr(data, "edge_index"):  # torch_geometric.data.Data, or one of its EdgeStorages
-        return _of_pyg(who, name, data)
+        return _from_pyg(caller, name, data)
     if hasattr(data, "edge_types") and hasattr(data, "edge_items"):
         kinds = ", ".join(map(str, data.edge_types))
-        raise ValueError(f"{who}: argument '{name}': expected one relation, as data[{kinds}]")
+        raise ValueError(f"{caller}: argument '{name}': expected one relation, as data[{kinds}]")
     if hasattr(data, "sparse_sizes") and hasattr(data, "csr"):  # torch_sparse.SparseTensor
         rowptr, col, values = data.csr()
         m, n = data.sparse_sizes()
@@ -457,18 +468,18 @@ def adopted(who: str, name: str, data: Any) -> object:
         m, n = data.shape
         return Edges((columns, rows), (int(n), int(m)), data.val)
     if hasattr(data, "canonical_etypes") and callable(getattr(data, "edges", None)):  # DGL's graphs
-        return _of_dgl(who, name, data)
-    raise TypeError(f"{who}: argument '{name}': expected {EXPECTED}; got {type(data).__name__}")
+        return _from_dgl(caller, name, data)
+    raise TypeError(f"{caller}: argument '{name}': expected {EXPECTED}; got {type(data).__name__}")
 
 
-def _loaded(who: str, name: str, path: Any) -> scipy.sparse.csr_array:
+def _loaded(caller: str, name: str, path: Any) -> scipy.sparse.csr_array:
     try:
         return load_graph(path)
     except GraphError as error:
-        raise GraphError(f"{who}: argument '{name}': {error}") from error
+        raise GraphError(f"{caller}: argument '{name}': {error}") from error
 
 
-def _pair(who: str, name: str, first: Any, second: object) -> Edges:
+def _pair(caller: str, name: str, first: Any, second: object) -> Edges:
     """Edges from a pair: edges with a size, or rows and columns."""
     kinds = f"{type(first).__name__} and {type(second).__name__}"
     if not is_array(first):
@@ -480,24 +491,24 @@ def _pair(who: str, name: str, first: Any, second: object) -> Edges:
     if dims == 2:
         return Edges(first, second)
     if dims != 1 or (not is_array(second) and not isinstance(second, tuple | list)):
-        raise TypeError(f"{who}: argument '{name}': expected {EXPECTED}; got a pair of {kinds}")
+        raise TypeError(f"{caller}: argument '{name}': expected {EXPECTED}; got a pair of {kinds}")
     return Edges((second, first), square=False)
 
 
-def _of_pyg(who: str, name: str, data: Any) -> Edges:
+def _from_pyg(caller: str, name: str, data: Any) -> Edges:
     if data.edge_index is None:
         got = f"a {type(data).__name__} without an edge_index"
-        raise TypeError(f"{who}: argument '{name}': expected {EXPECTED}; got {got}")
+        raise TypeError(f"{caller}: argument '{name}': expected {EXPECTED}; got {got}")
     size = getattr(data, "num_nodes", None)
     if callable(getattr(data, "size", None)) and getattr(data, "_key", None) is not None:
         size = data.size()  # an EdgeStorage's: (sources, targets)
     return Edges(data.edge_index, size, getattr(data, "edge_weight", None))
 
 
-def _of_dgl(who: str, name: str, graph: Any) -> Edges:
+def _from_dgl(caller: str, name: str, graph: Any) -> Edges:
     kinds = list(graph.canonical_etypes)
     if len(kinds) != 1:
         one = kinds[0] if kinds else "relation"
-        raise wrong(who, name, f"a graph with one relation, as graph[{one!r}]", len(kinds))
+        raise wrong(caller, name, f"a graph with one relation, as graph[{one!r}]", len(kinds))
     sources, targets = graph.edges(order="eid")
     return Edges((sources, targets), (int(graph.num_src_nodes()), int(graph.num_dst_nodes())))

@@ -87,11 +87,11 @@ class SparseTensor(ArrayMethods):
     """
 
     def __init__(self, coords: object, values: object = None, shape: object = None) -> None:
-        who = type(self).__name__
+        caller = type(self).__name__
         if isinstance(coords, SparseTensor):
-            self._share(who, coords, values, shape)
+            self._share(caller, coords, values, shape)
         else:
-            self._set(sources.read(who, "coords", coords, values, shape))
+            self._set(sources.read(caller, "coords", coords, values, shape))
 
     @classmethod
     def from_dense(cls, array: object) -> Self:
@@ -368,8 +368,8 @@ class SparseTensor(ArrayMethods):
         return out
 
     @classmethod
-    def _adopted(cls, who: str, data: Any) -> Self:
-        refuse_gradient(who, data)
+    def _adopted(cls, caller: str, data: Any) -> Self:
+        refuse_gradient(caller, data)
         return data if isinstance(data, cls) else cls(data)
 
     def _derived(self, coords: list[Any], values: Any, shape: Sequence[int]) -> Any:
@@ -384,16 +384,19 @@ class SparseTensor(ArrayMethods):
         self._values, self._places = stored.values, stored.places
         self._arguments: dict[ConvertedFormat, dict[str, np.ndarray]] = {}
 
-    def _share(self, who: str, other: SparseTensor, values: object, shape: object) -> None:
+    def _share(self, caller: str, other: SparseTensor, values: object, shape: object) -> None:
         """Share the data and conversions of another tensor."""
         self._check_order(other.pattern)
         if values is not None:
             raise ValueError(
-                f"{who}: argument 'values': expected none for a {type(other).__name__}; "
+                f"{caller}: argument 'values': expected none for a {type(other).__name__}; "
                 "with_values replaces them"
             )
-        if shape is not None and sources.check_shape(who, shape, len(other.shape)) != other.shape:
-            raise ValueError(f"{who}: argument 'shape': expected {other.shape}, got {shape}")
+        if (
+            shape is not None
+            and sources.check_shape(caller, shape, len(other.shape)) != other.shape
+        ):
+            raise wrong(caller, "shape", f"{other.shape}", shape)
         self._structure, self._places = other._structure, other._places
         self._values, self._arguments = other._values, other._arguments
 
@@ -437,12 +440,12 @@ class SparseMatrix(SparseTensor):
         self._set(sources.read_matrix("SparseMatrix", "data", data, values, shape))
 
     @classmethod
-    def adopt(cls, who: str, name: str, data: object) -> SparseMatrix:
+    def adopt(cls, caller: str, name: str, data: object) -> SparseMatrix:
         """Convert any accepted input; a SparseMatrix is returned unchanged.
 
         Parameters
         ----------
-        who, name : str
+        caller, name : str
             Names of the function and argument, for errors.
         data : matrix
             The same as for the class.
@@ -455,7 +458,7 @@ class SparseMatrix(SparseTensor):
             return data
         if isinstance(data, SparseTensor):
             return cls(data)
-        return cls.of_stored(sources.read_matrix(who, name, data))
+        return cls.of_stored(sources.read_matrix(caller, name, data))
 
     @classmethod
     def from_csr(
@@ -478,8 +481,8 @@ class SparseMatrix(SparseTensor):
         -------
         SparseMatrix
         """
-        who = f"{cls.__name__}.from_csr"
-        return cls.of_stored(sources.from_compressed(who, indptr, indices, values, shape))
+        caller = f"{cls.__name__}.from_csr"
+        return cls.of_stored(sources.from_compressed(caller, indptr, indices, values, shape))
 
     @classmethod
     def from_edge_index(
@@ -503,15 +506,15 @@ class SparseMatrix(SparseTensor):
         -------
         SparseMatrix
         """
-        who = f"{cls.__name__}.from_edge_index"
+        caller = f"{cls.__name__}.from_edge_index"
         if rows not in ("target", "source"):
-            raise ValueError(f"{who}: argument 'rows': expected 'target' or 'source', got {rows!r}")
+            raise wrong(caller, "rows", "'target' or 'source'", repr(rows))
         if is_integer(values):
             expected = f"(E,) weights, or None: the number of nodes is shape={values}"
-            raise wrong(who, "values", expected, repr(values), TypeError)
+            raise wrong(caller, "values", expected, repr(values), TypeError)
         shape = (shape, shape) if is_integer(shape) else shape
         return cls.of_stored(
-            sources.read_edges(who, "edge_index", edge_index, values, shape, rows == "source")
+            sources.read_edges(caller, "edge_index", edge_index, values, shape, rows == "source")
         )
 
     @classmethod
@@ -568,15 +571,15 @@ class SparseMatrix(SparseTensor):
 
     def __rmatmul__(self, x: object) -> Any:
         """The product x @ A, for a vector (m,) or matrix (batch, m); else as :meth:`__matmul__`."""
-        who = "SparseMatrix.__rmatmul__"
+        caller = "SparseMatrix.__rmatmul__"
         if sources.is_sparse(x):
-            return self._adopted(who, x).matmul(self)
+            return self._adopted(caller, x).matmul(self)
         if not is_array(x):
             return NotImplemented
         dense: Any = x if is_torch(x) else np.asarray(x)
         if dense.ndim not in (1, 2) or dense.shape[-1] != self.shape[0]:
             m = self.shape[0]
-            raise wrong(who, "x", f"shape ({m},) or (batch, {m})", f"{tuple(dense.shape)}")
+            raise wrong(caller, "x", f"shape ({m},) or (batch, {m})", f"{tuple(dense.shape)}")
         return self.T @ dense if dense.ndim == 1 else (self.T @ dense.T).T
 
     def matmul(self, other: object, *, semiring: str = "plus_times", mask: object = None) -> Self:
@@ -763,12 +766,12 @@ class SparseMatrix(SparseTensor):
         return self._adopted("SparseMatrix.__rsub__", other) - self
 
     def _with_others(self, op: str, *others: object, **options: object) -> Any:
-        who = f"SparseMatrix.{op}"
-        known = [SparseMatrix.adopt(who, "other", x) for x in others]
+        caller = f"SparseMatrix.{op}"
+        known = [SparseMatrix.adopt(caller, "other", x) for x in others]
         return self._combined(op, *known, **options)
 
     def _combined(self, op: str, *others: object, **options: object) -> Any:
-        result = hooks.of_matrices(op, self, *others, **options)
+        result = hooks.sparse_operation(op, self, *others, **options)
         return result if result is NotImplemented else self.of_stored(result)
 
     def diagonal(self, k: int = 0) -> np.ndarray:

@@ -37,15 +37,15 @@ def untraced(call: Callable[P, T]) -> Callable[P, T]:
     return either
 
 
-def compared(graph: DistGraph, who: str, check: Callable[[], object]) -> None:
+def compared(graph: DistGraph, caller: str, check: Callable[[], object]) -> None:
     """Check arguments; those of the first calls, and new ones, on all processes together."""
     if graph.compared < COMPARED_CALLS:
         graph.compared += 1
-        graph.seen.add(check_on_all(graph.group, who, lambda: (who, check())))
+        graph.seen.add(check_on_all(graph.group, caller, lambda: (caller, check())))
         return
-    facts = who, check()
+    facts = caller, check()
     if facts not in graph.seen:
-        check_on_all(graph.group, who, lambda: facts)
+        check_on_all(graph.group, caller, lambda: facts)
         graph.seen.add(facts)
 
 
@@ -59,16 +59,16 @@ def likeness(x: Tensor | None, rows: int = -2) -> tuple[object, ...]:
 
 
 def check_rows(
-    who: str, name: str, x: Any, rows: int, dims: tuple[int, ...], like: Tensor | None = None
+    caller: str, name: str, x: Any, rows: int, dims: tuple[int, ...], like: Tensor | None = None
 ) -> None:
     """Raise unless x has a row for each own node; dims : the numbers of dimensions it may have.
 
     x : (rows, feat) or (heads, rows, feat), which callers pass as (rows, heads, feat)
     """
-    check_tensor(who, name, x, like)
+    check_tensor(caller, name, x, like)
     if x.dim() not in dims or x.shape[-2] != rows:
         expected = f"shape ({rows}, feat) or ({rows}, heads, feat), a row for each own node"
-        raise wrong(who, name, expected, shown(x))
+        raise wrong(caller, name, expected, shown(x))
 
 
 def shown(x: Tensor) -> tuple[int, ...]:
@@ -76,15 +76,15 @@ def shown(x: Tensor) -> tuple[int, ...]:
     return tuple(x.shape if x.dim() < 3 else x.transpose(0, 1).shape)
 
 
-def check_values(who: str, values: Any, x: Tensor, nnz: int) -> None:
+def check_values(caller: str, values: Any, x: Tensor, nnz: int) -> None:
     """Raise unless values are (nnz,) or (heads, nnz), and fit x; callers have heads last."""
-    check_tensor(who, "values", values, x)
+    check_tensor(caller, "values", values, x)
     fits = values.dim() in (1, 2) and values.shape[-1] == nnz
     if fits and values.dim() == 2:  # one head needs x with heads: (nnz, 1) may be weights of PyG
         fits = len(values) == len(x) if x.dim() == 3 else len(values) > 1
     if not fits:
         expected = f"shape ({nnz},) or ({nnz}, heads), a number for each own edge"
-        raise wrong(who, "values", expected, tuple(values.shape[::-1]))
+        raise wrong(caller, "values", expected, tuple(values.shape[::-1]))
 
 
 def cast(*tensors: Any) -> tuple[Any, ...]:

@@ -20,11 +20,11 @@ class DistributedError(RuntimeError):
     """Raised if another process of the group ended, hangs, or got invalid input."""
 
 
-def group_of(who: str, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def group_of(caller: str, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """The group, by default all processes; RuntimeError if there is none."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
-            f"{who}: expected a group of processes: run under torchrun and call "
+            f"{caller}: expected a group of processes: run under torchrun and call "
             "torch.distributed.init_process_group first"
         )
     joined = dist.group.WORLD if group is None else group
@@ -32,16 +32,18 @@ def group_of(who: str, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return joined
 
 
-def check_device(who: str, name: str, group: dist.ProcessGroup, x: Tensor) -> None:
+def check_device(caller: str, name: str, group: dist.ProcessGroup, x: Tensor) -> None:
     """Raise unless the group's backend sends tensors on x's device."""
     engine = str(dist.get_backend(group))
     wanted = {"nccl": "cuda", "gloo": "cpu", "mpi": "cpu"}.get(engine, x.device.type)
     if x.device.type != wanted:
-        raise wrong(who, name, f"to be on {wanted}, as processes are joined by {engine}", x.device)
+        raise wrong(
+            caller, name, f"to be on {wanted}, as processes are joined by {engine}", x.device
+        )
 
 
 @contextmanager
-def backend_errors(group: dist.ProcessGroup, who: str) -> Iterator[None]:
+def backend_errors(group: dist.ProcessGroup, caller: str) -> Iterator[None]:
     """Turn the backend's errors about processes that ended or hang into DistributedError."""
     try:
         yield
@@ -50,12 +52,12 @@ def backend_errors(group: dist.ProcessGroup, who: str) -> Iterator[None]:
     except RuntimeError as error:  # base class of torch.distributed's errors
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         raise DistributedError(
-            f"{who}: process {rank} of {size}: another process has ended, was not there in time, "
-            f"or does something else ({first_line(error)})"
+            f"{caller}: process {rank} of {size}: another process has ended, was not there in "
+            f"time, or does something else ({first_line(error)})"
         ) from error
 
 
-def check_on_all(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> T:
+def check_on_all(group: dist.ProcessGroup, caller: str, check: Callable[[], T]) -> T:
     """Run `check` on all processes, or fail on all; collective, as is all below.
 
     check : raises ValueError, TypeError, OSError or ImportError for an error of this process, and
@@ -71,42 +73,42 @@ def check_on_all(group: dist.ProcessGroup, who: str, check: Callable[[], T]) -> 
         error = caught
     text = None if error is None else f"{type(error).__name__}: {error}"
     answers: list[Any] = [None] * dist.get_world_size(group)
-    with backend_errors(group, who):
+    with backend_errors(group, caller):
         dist.all_gather_object(answers, (text, value_here), group=group)
     if error is not None:
         raise error
     for rank, (text, value) in enumerate(answers):
         if text is not None:
-            raise DistributedError(f"{who}: process {rank} of {len(answers)}: {text}")
+            raise DistributedError(f"{caller}: process {rank} of {len(answers)}: {text}")
         if value != answers[0][1]:
             raise DistributedError(
-                f"{who}: expected the same on all processes, got {answers[0][1]} on process 0 and "
-                f"{value} on process {rank}"
+                f"{caller}: expected the same on all processes, got {answers[0][1]} on process 0 "
+                f"and {value} on process {rank}"
             )
     return value_here  # type: ignore[return-value]
 
 
-def total(group: dist.ProcessGroup, who: str, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+def total(group: dist.ProcessGroup, caller: str, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
     """Reduce a small tensor over the processes by `op`, in place."""
-    with backend_errors(group, who):
+    with backend_errors(group, caller):
         dist.all_reduce(x, op, group=group)
     return x
 
 
 def split_sizes(
-    group: dist.ProcessGroup, who: str, send: Sequence[int], device: torch.device
+    group: dist.ProcessGroup, caller: str, send: Sequence[int], device: torch.device
 ) -> list[int]:
     """The number of rows from each process, given the number of rows to each."""
     sent = torch.tensor(send, dtype=torch.int64, device=device)
     received = torch.empty_like(sent)
-    with backend_errors(group, who):
+    with backend_errors(group, caller):
         dist.all_to_all_single(received, sent, group=group)
     return received.tolist()
 
 
 def all_to_all(
     group: dist.ProcessGroup,
-    who: str,
+    caller: str,
     x: Tensor,
     send: Sequence[int],
     receive: Sequence[int] | None = None,
@@ -118,10 +120,10 @@ def all_to_all(
 
     Returns the received rows in the order of their processes, and the number from each.
     """
-    sizes = list(receive) if receive is not None else split_sizes(group, who, send, x.device)
+    sizes = list(receive) if receive is not None else split_sizes(group, caller, send, x.device)
     out = x.new_empty((sum(sizes), *x.shape[1:]))
     if x.shape[1:].numel():
-        with backend_errors(group, who):
+        with backend_errors(group, caller):
             dist.all_to_all_single(as_bytes(out), as_bytes(x), sizes, list(send), group=group)
     return out, sizes
 

@@ -40,7 +40,13 @@ class Exchange:
     bytes_sent: int
 
     def __init__(
-        self, group: dist.ProcessGroup, who: str, own: int, start: int, halo: Tensor, owners: Tensor
+        self,
+        group: dist.ProcessGroup,
+        caller: str,
+        own: int,
+        start: int,
+        halo: Tensor,
+        owners: Tensor,
     ) -> None:
         """Ask for rows; collective.
 
@@ -51,26 +57,26 @@ class Exchange:
         count = dist.get_world_size(group)
         self.group, self.own, self.halo = group, own, len(halo)
         self.receive: list[int] = torch.bincount(owners, minlength=count).tolist()
-        self.send: list[int] = split_sizes(group, who, self.receive, halo.device)
-        requested, _ = all_to_all(group, who, halo, self.receive, self.send)
+        self.send: list[int] = split_sizes(group, caller, self.receive, halo.device)
+        requested, _ = all_to_all(group, caller, halo, self.receive, self.send)
         self.sent: Tensor = requested - start
         self.bytes_sent = 0
-        rows = total(group, who, torch.tensor([self.halo], device=halo.device))
+        rows = total(group, caller, torch.tensor([self.halo], device=halo.device))
         self.any = bool(int(rows))  # else no process communicates
 
-    def begin(self, who: str, x: Tensor, dtype: torch.dtype) -> Transfer:
+    def begin(self, caller: str, x: Tensor, dtype: torch.dtype) -> Transfer:
         """Begin to send own rows, (own, ...), to where they are needed, and receive (halo, ...).
 
         dtype : type of the rows while they are sent
         """
         with record_function("sparsetir: pack"):
             packed = x.detach().index_select(0, self.sent).to(dtype)
-            return Transfer(self, who, packed, self.receive, self.send)
+            return Transfer(self, caller, packed, self.receive, self.send)
 
-    def begin_gradients(self, who: str, grad: Tensor, dtype: torch.dtype) -> Transfer:
+    def begin_gradients(self, caller: str, grad: Tensor, dtype: torch.dtype) -> Transfer:
         """Begin to send gradients of the halo, (halo, ...), back, and receive (len(sent), ...)."""
         with record_function("sparsetir: pack"):
-            return Transfer(self, who, grad.to(dtype).contiguous(), self.send, self.receive)
+            return Transfer(self, caller, grad.to(dtype).contiguous(), self.send, self.receive)
 
     def add_returned(self, rows: Tensor, to: Tensor) -> None:
         """Add rows (len(sent), ...) to the own rows in `sent`, (own, ...), in place.
@@ -95,23 +101,23 @@ class Transfer:
     """
 
     def __init__(
-        self, exchange: Exchange, who: str, packed: Tensor, receive: list[int], send: list[int]
+        self, exchange: Exchange, caller: str, packed: Tensor, receive: list[int], send: list[int]
     ) -> None:
-        self._group, self._who = exchange.group, who
+        self._group, self._prefix = exchange.group, caller
         self._packed = packed  # kept alive until it is sent
         self._into = packed.new_empty((sum(receive), *packed.shape[1:]))
         self._work: dist.Work | None = None
         if exchange.any and packed.shape[1:].numel():
             exchange.bytes_sent += packed.nbytes  # no rows are sent to itself
             into, rows = as_bytes(self._into), as_bytes(packed)
-            with backend_errors(self._group, who):
+            with backend_errors(self._group, caller):
                 self._work = dist.all_to_all_single(
                     into, rows, receive, send, group=self._group, async_op=True
                 )
 
     def wait(self) -> Tensor:
         """Wait until all rows have arrived; return them, (sum(receive), ...)."""
-        with record_function("sparsetir: wait"), backend_errors(self._group, self._who):
+        with record_function("sparsetir: wait"), backend_errors(self._group, self._prefix):
             if self._work is not None:
                 self._work.wait()
         del self._packed
@@ -125,12 +131,12 @@ class Passage:
     gradient of the halo is sent once it is known, and is in transfer while that of own rows is
     computed.
 
-    who : name of the caller, for errors
+    caller : name of the caller, for errors
     dtype : type of rows and gradients while they are sent
     """
 
-    def __init__(self, exchange: Exchange, who: str, dtype: torch.dtype) -> None:
-        self.exchange, self.who, self.dtype = exchange, who, dtype
+    def __init__(self, exchange: Exchange, caller: str, dtype: torch.dtype) -> None:
+        self.exchange, self.caller, self.dtype = exchange, caller, dtype
         self.transfer: Transfer | None = None
 
     def send(self, x: Tensor) -> Tensor:
@@ -152,7 +158,7 @@ class Passage:
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passage: Passage, x: Tensor) -> tuple[Tensor, Tensor]:
-        passage.transfer = passage.exchange.begin(passage.who, x, passage.dtype)
+        passage.transfer = passage.exchange.begin(passage.caller, x, passage.dtype)
         ctx.passage = passage
         return x, x.new_empty(0)  # shows autograd that the halo depends on x
 
@@ -179,5 +185,5 @@ class _Receive(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         (halo,), passage = grads, ctx.passage
-        passage.transfer = passage.exchange.begin_gradients(passage.who, halo, passage.dtype)
+        passage.transfer = passage.exchange.begin_gradients(passage.caller, halo, passage.dtype)
         return None, halo.new_empty(0)

@@ -58,7 +58,7 @@ def read_share(source: str | Path, part: int, parts: int) -> Share:
 def _read(text: str, part: int, parts: int) -> Share:
     if text in SHIPPED:
         with resources.as_file(resources.files("sparsetir") / "data" / f"{text}.npz") as path:
-            return _of_npz(path, "", part, parts)
+            return _read_npz(path, "", part, parts)
     path, layer = Path(text), ""
     if not path.exists() and ":" in path.name:
         plain, _, layer = text.rpartition(":")
@@ -67,9 +67,9 @@ def _read(text: str, part: int, parts: int) -> Share:
         raise GraphError(f"{text}: no such file; a graph in shares is {KINDS}")
     name = path.name.lower()
     if name.endswith(".npz"):
-        return _of_npz(path, layer, part, parts)
+        return _read_npz(path, layer, part, parts)
     if name.endswith(EDGE_LISTS) and not layer:
-        return _of_text(path, part, parts)
+        return _read_text(path, part, parts)
     raise GraphError(f"{text}: expected {KINDS}; got '{path.name}'")
 
 
@@ -80,7 +80,7 @@ def _bounds(count: int, part: int, parts: int) -> tuple[int, int]:
 # -- .npz -----------------------------------------------------------------------------------------
 
 
-def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
+def _read_npz(path: Path, layer: str, part: int, parts: int) -> Share:
     check_npz(path)
     prefix = f"{layer}." if layer else ""
     with zipfile.ZipFile(path) as archive:
@@ -219,7 +219,7 @@ def _same_count(path: Path, name: str, count_found: int, count: int) -> None:
 # -- edge lists -----------------------------------------------------------------------------------
 
 
-def _of_text(path: Path, part: int, parts: int) -> Share:
+def _read_text(path: Path, part: int, parts: int) -> Share:
     """Read the lines that begin in a part of the file's bytes."""
     first = first_edge(path)
     size = path.stat().st_size

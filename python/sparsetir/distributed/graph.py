@@ -12,25 +12,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsetir.distributed import products
-from sparsetir.distributed.build import (
-    WHO,
-    check_edges,
-    check_exchange_dtype,
-    coalesced,
-    least_nodes,
-    redistribute,
+from sparsetir.distributed.collectives import (
+    all_to_all,
+    check_device,
+    check_on_all,
+    group_of,
+    total,
 )
-from sparsetir.distributed.collectives import check_device, check_on_all, group_of, total
 from sparsetir.distributed.exchange import Exchange
 from sparsetir.distributed.files import Share, read_share
-from sparsetir.distributed.partition import Partition, check_partition
+from sparsetir.distributed.partition import Partition, check_partition, make_partition
 from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.distributed.rows import Rows
 from sparsetir.ops.cache import cacheable
 from sparsetir.ops.compress import INT32_MAX, sorted_by
 from sparsetir.ops.operands import Operand, resolve
-from sparsetir.ops.tensors import check_size
+from sparsetir.ops.tensors import DTYPES, check_kind, check_size
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
+
+NAME = "DistGraph.from_edges"
 
 
 class DistGraph(Rows):
@@ -158,44 +159,40 @@ class DistGraph(Rows):
         No process needs more than its share: nodes are looked up by sending their numbers to
         processes that know them.
         """
-        group = group_of(WHO, group)
+        group = group_of(NAME, group)
         edge_data = dict(edge_data or {})
 
         def check() -> object:
-            check_edges(edge_index, values, edge_data)
-            check_device(WHO, "edge_index", group, edge_index)
+            _check_edges(edge_index, values, edge_data)
+            check_device(NAME, "edge_index", group, edge_index)
             if num_nodes is not None:
-                check_size(WHO, "num_nodes", num_nodes)
-            check_exchange_dtype(exchange_dtype)
+                check_size(NAME, "num_nodes", num_nodes)
+            _check_exchange_dtype(exchange_dtype)
             if coalesce and edge_data:
-                raise ValueError(
-                    f"{WHO}: argument 'coalesce': expected False with 'edge_data', got True"
-                )
+                raise wrong(NAME, "coalesce", "False with 'edge_data'", "True")
             data = {name: (dtype_name(x), tuple(x.shape[1:])) for name, x in edge_data.items()}
             kind = None if values is None else dtype_name(values)
             return num_nodes, kind, data, coalesce, exchange_dtype, edge_index.device.type
 
-        check_on_all(group, WHO, check)
+        check_on_all(group, NAME, check)
         ends = edge_index.long()
-        n = int(num_nodes) if num_nodes is not None else least_nodes(group, ends)
+        n = int(num_nodes) if num_nodes is not None else _least_nodes(group, ends)
 
         def check_more() -> object:
             if ends.numel() and not (0 <= int(ends.min()) and int(ends.max()) < n):
-                wrong = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
-                raise ValueError(
-                    f"{WHO}: argument 'edge_index': expected nodes from 0 to {n - 1}, got {wrong}"
-                )
-            return check_partition(WHO, partition, n, dist.get_world_size(group))
+                got = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
+                raise wrong(NAME, "edge_index", f"nodes from 0 to {n - 1}", got)
+            return check_partition(NAME, partition, n, dist.get_world_size(group))
 
-        check_on_all(group, WHO, check_more)
+        check_on_all(group, NAME, check_more)
         of_edges = [x.detach() for x in (values, *edge_data.values()) if x is not None]
-        divided, ends, of_edges = redistribute(group, n, ends, of_edges, partition)
+        divided, ends, of_edges = _redistribute(group, n, ends, of_edges, partition)
         weights = of_edges.pop(0) if values is not None else None
         sources, targets = ends
         if coalesce:
-            sources, targets, weights = coalesced(group, sources, targets, weights)
+            sources, targets, weights = _coalesced(group, sources, targets, weights)
         count = torch.tensor([len(targets)], device=targets.device)
-        edges = int(total(group, WHO, count))
+        edges = int(total(group, NAME, count))
         data = dict(zip(edge_data, of_edges, strict=True))
         graph = cls(group, divided, sources, targets - divided.start, weights, data, edges)
         graph.exchange_dtype = exchange_dtype
@@ -237,8 +234,8 @@ class DistGraph(Rows):
         GraphError
             A ValueError, for an invalid file; also the errors of :meth:`from_edges`.
         """
-        who = "DistGraph.from_file"
-        group = group_of(who, group)
+        caller = "DistGraph.from_file"
+        group = group_of(caller, group)
         rank, count = dist.get_rank(group), dist.get_world_size(group)
         read: list[Share] = []
 
@@ -246,10 +243,10 @@ class DistGraph(Rows):
             read.append(read_share(path, rank, count))
             return read[0].nodes if read[0].told else None
 
-        check_on_all(group, who, check_file)
+        check_on_all(group, caller, check_file)
         share = read.pop()
         ones = torch.tensor([int(share.values is not None)], device=device)
-        some = int(total(group, who, ones))
+        some = int(total(group, caller, ones))
         ends = torch.stack([torch.from_numpy(x) for x in (share.sources, share.targets)])
         values = None
         if some and share.values is not None:
@@ -258,17 +255,15 @@ class DistGraph(Rows):
             values = torch.ones(ends.shape[1], device=device)
         if values is not None:
             wide = torch.tensor([int(values.dtype == torch.float64)], device=device)
-            values = values.to(torch.float64 if int(total(group, who, wide)) else torch.float32)
+            values = values.to(torch.float64 if int(total(group, caller, wide)) else torch.float32)
         nodes = torch.tensor([max(share.nodes, num_nodes or 0)], device=device)
-        n = int(total(group, who, nodes, dist.ReduceOp.MAX))
+        n = int(total(group, caller, nodes, dist.ReduceOp.MAX))
 
         def check() -> None:
-            if num_nodes is not None and check_size(who, "num_nodes", num_nodes) < n:
-                raise ValueError(
-                    f"{who}: argument 'num_nodes': expected {n} or more for {path}, got {num_nodes}"
-                )
+            if num_nodes is not None:
+                check_size(caller, "num_nodes", num_nodes, n)
 
-        check_on_all(group, who, check)
+        check_on_all(group, caller, check)
         del share
         return cls.from_edges(
             ends.to(device),
@@ -288,7 +283,7 @@ class DistGraph(Rows):
         far = sources[places[1]]
         halo, columns = torch.unique(far, return_inverse=True)
         owners = self.partition.owners(halo)
-        self.exchange: Exchange = Exchange(self.group, WHO, self.own, start, halo, owners)
+        self.exchange: Exchange = Exchange(self.group, NAME, self.own, start, halo, owners)
         self.halo: int = len(halo)
         small = max(self.own + self.halo, self.nnz) < INT32_MAX
         dtype = torch.int32 if small else torch.int64
@@ -298,7 +293,7 @@ class DistGraph(Rows):
         ):
             rowptr, order = sorted_by(targets[here].to(dtype), self.own)
             part = Operand(rowptr.to(dtype), cols.to(dtype)[order], self.own, n)
-            parts.append(resolve(part, who=WHO))
+            parts.append(resolve(part, caller=NAME))
             orders.append(here[order])
         self.local, self.remote = parts
         self._order = torch.cat(orders)
@@ -348,7 +343,7 @@ class DistGraph(Rows):
         -------
         DistGraph
         """
-        check_exchange_dtype(dtype)
+        _check_exchange_dtype(dtype)
         graph = copy.copy(self)
         graph.exchange_dtype = dtype
         return graph
@@ -357,12 +352,12 @@ class DistGraph(Rows):
         """:func:`sparsetir.distributed.spmm`."""
         return products.spmm(self, x)
 
-    def graph_of_layer(self, who: str, sources: int, targets: int, flow: str) -> Any:
+    def graph_of_layer(self, caller: str, sources: int, targets: int, flow: str) -> Any:
         """The graph as layers of :mod:`sparsetir.nn` use it; not collective.
 
         Parameters
         ----------
-        who : str
+        caller : str
             The caller's name, for errors.
         sources, targets : int
             Numbers of rows of the layer's features.
@@ -375,10 +370,76 @@ class DistGraph(Rows):
         """
         from sparsetir.distributed.layers import SpreadGraph
 
-        return SpreadGraph.of_layer(self, who, sources, targets, flow)
+        return SpreadGraph.for_layer(self, caller, sources, targets, flow)
 
     def __repr__(self) -> str:
         return (
             f"<sparsetir.distributed.DistGraph of {self.num_nodes} nodes and {self.num_edges} "
             f"edges, here {self.own} nodes, {self.nnz} edges, {self.halo} nodes of others>"
         )
+
+
+def _redistribute(
+    group: dist.ProcessGroup, n: int, ends: Tensor, of_edges: list[Tensor], how: Any
+) -> tuple[Partition, Tensor, list[Tensor]]:
+    """The partition, (2, nnz) new numbers of the edges into own nodes, and these edges' data."""
+    partition = make_partition(NAME, group, n, ends[0], ends[1], how)
+    new = partition.renumbered(NAME, ends.reshape(-1)).view(2, -1)
+    owners = partition.owners(new[1])
+    order = torch.argsort(owners, stable=True)
+    send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
+    del owners
+    pairs, receive = all_to_all(group, NAME, new.t()[order], send)
+    del new, ends
+    sent = [all_to_all(group, NAME, x[order], send, receive)[0] for x in of_edges]
+    return partition, pairs.t(), sent
+
+
+def _coalesced(
+    group: dist.ProcessGroup, sources: Tensor, targets: Tensor, values: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Distinct edges by targets and sources, with sums of values; None if all are one."""
+    order = torch.argsort(sources, stable=True)
+    order = order[torch.argsort(targets[order], stable=True)]
+    sources, targets = sources[order], targets[order]
+    first = torch.ones(len(targets), dtype=torch.bool, device=targets.device)
+    first[1:] = (sources[1:] != sources[:-1]) | (targets[1:] != targets[:-1])
+    repeated = torch.tensor([int(not first.all())], device=targets.device)
+    if values is None and not int(total(group, NAME, repeated)):
+        return sources, targets, None
+    if values is None:
+        values = torch.ones(len(targets), device=targets.device)
+    place = first.cumsum(0) - 1
+    summed = values.new_zeros(int(first.sum())).index_add_(0, place, values[order])
+    return sources[first], targets[first], summed
+
+
+def _least_nodes(group: dist.ProcessGroup, ends: Tensor) -> int:
+    """The least number of nodes that includes the ends of all edges; collective."""
+    most = ends.max() if ends.numel() else torch.tensor(-1, device=ends.device)
+    return int(total(group, NAME, most.view(1).clone(), dist.ReduceOp.MAX)) + 1
+
+
+def _check_edges(edge_index: Any, values: Any, edge_data: Mapping[str, Any]) -> None:
+    """Raise unless the arguments are the edges of a process, and data for each of them."""
+    check_kind(NAME, "edge_index", edge_index)
+    if edge_index.dim() != 2 or len(edge_index) != 2:
+        raise wrong(NAME, "edge_index", "shape (2, E)", tuple(edge_index.shape))
+    edges = edge_index.shape[1]
+    for name, x in (*([("values", values)] * (values is not None)), *edge_data.items()):
+        if not isinstance(x, Tensor) or x.layout is not torch.strided:
+            raise wrong(NAME, name, "a dense tensor", type(x).__name__, TypeError)
+        if x.dim() < 1 or len(x) != edges or (x is values and x.dim() != 1):
+            more = "" if x is values else " ..."
+            raise wrong(NAME, name, f"shape ({edges},{more})", tuple(x.shape))
+        if x.device != edge_index.device:
+            raise wrong(NAME, name, f"to be on {edge_index.device} as the edges", x.device)
+    if values is not None and values.dtype not in DTYPES:
+        raise wrong(NAME, "values", ", ".join(DTYPES.values()), dtype_name(values), TypeError)
+
+
+def _check_exchange_dtype(dtype: object) -> None:
+    """Raise unless rows can be rounded to the dtype while they are sent."""
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        expected = "torch.float16, torch.bfloat16 or None"
+        raise wrong("DistGraph", "exchange_dtype", expected, f"{dtype!r}")

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsetir.distributed import products
 from sparsetir.nn.graph import FLOWS, Graph
 from sparsetir.ops.operands import Operand, resolve
+from sparsetir.runtime.refusals import wrong
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -44,24 +45,22 @@ class SpreadGraph(Graph):
         return self.graph.edge_index if self._others is None else self._others.col
 
     @classmethod
-    def of_layer(
-        cls, graph: DistGraph, who: str, sources: int, targets: int, flow: str
+    def for_layer(
+        cls, graph: DistGraph, caller: str, sources: int, targets: int, flow: str
     ) -> SpreadGraph:
         """See :meth:`DistGraph.graph_of_layer`."""
         if flow != FLOWS[0]:
             raise ValueError(
-                f"{who}: argument 'edge_index': expected edges (2, E) with flow={flow!r}, got a "
+                f"{caller}: argument 'edge_index': expected edges (2, E) with flow={flow!r}, got a "
                 "DistGraph, whose edges are where their targets are"
             )
         for ends, count in (("sources", sources), ("targets", targets)):
             if count != graph.own:
-                raise ValueError(
-                    f"{who}: argument 'edge_index': expected a DistGraph of {count} own nodes as "
-                    f"the features of {ends} have rows, got {graph.own}"
-                )
+                expected = f"a DistGraph of {count} own nodes as the features of {ends} have rows"
+                raise wrong(caller, "edge_index", expected, graph.own)
         return cls(graph, graph.values)
 
-    def of_sources(self, x: Tensor) -> Tensor:
+    def source_features(self, x: Tensor) -> Tensor:
         """Features (own + halo, ...) from x (own, ...); collective."""
         if not x.is_floating_point():  # such as numbers of nodes, below 2^53
             return products.with_halo(self.graph, x.double()).to(x.dtype)
@@ -70,7 +69,7 @@ class SpreadGraph(Graph):
     def aggregate(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
         """Reductions (own, feat) of x (own, feat), or (heads, own, feat); collective."""
         if self._others is not None:
-            rows = self.of_sources(x.transpose(0, -2)).transpose(0, -2)
+            rows = self.source_features(x.transpose(0, -2)).transpose(0, -2)
             return self.reduce(rows, aggr, weight)
         weight = None if weight is None else weight.to(x.dtype)
         if weight is None and self.weight is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from sparsetir.distributed.collectives import all_to_all, check_on_all, total
 from sparsetir.extras import need
 from sparsetir.ops.tensors import INDEX_DTYPES
+from sparsetir.runtime.refusals import wrong
 
 NAMED = ("rows", "metis")
 
@@ -50,12 +51,12 @@ class Blocks:
         """The number of these sorted nodes that each process owns."""
         return torch.bincount(ids // self.size, minlength=self.count).tolist()
 
-    def counted(self, who: str, ids: Tensor) -> Tensor:
+    def counted(self, caller: str, ids: Tensor) -> Tensor:
         """How often each node of the block is in `ids` of all processes, (stop - start,) int64."""
         named, counts = torch.unique(ids, return_counts=True)
         send = self.split(named)
-        requested, receive = all_to_all(self.group, who, named, send)
-        counts, _ = all_to_all(self.group, who, counts, send, receive)
+        requested, receive = all_to_all(self.group, caller, named, send)
+        counts, _ = all_to_all(self.group, caller, counts, send, receive)
         counted = torch.zeros(self.stop - self.start, dtype=torch.int64, device=ids.device)
         return counted.index_add_(0, requested - self.start, counts)
 
@@ -81,16 +82,16 @@ class Partition:
         self.blocks, self.starts, self.nodes, self.new = blocks, starts, nodes, new
         self.start, self.stop = starts[blocks.rank], starts[blocks.rank + 1]
 
-    def renumbered(self, who: str, ids: Tensor) -> Tensor:
+    def renumbered(self, caller: str, ids: Tensor) -> Tensor:
         """New numbers of any nodes, (k,) int64; collective."""
         if self.new is None:
             return ids
         blocks = self.blocks
         named, places = torch.unique(ids, return_inverse=True)
         send = blocks.split(named)
-        requested, receive = all_to_all(blocks.group, who, named, send)
+        requested, receive = all_to_all(blocks.group, caller, named, send)
         answers, _ = all_to_all(
-            blocks.group, who, self.new[requested - blocks.start], receive, send
+            blocks.group, caller, self.new[requested - blocks.start], receive, send
         )
         return answers[places]
 
@@ -100,44 +101,36 @@ class Partition:
         return torch.bucketize(new, ends, right=True)
 
 
-def check_partition(who: str, how: Any, n: int, processes: int) -> object:
+def check_partition(caller: str, how: Any, n: int, processes: int) -> object:
     """Raise unless `partition` divides n nodes; return a value to be equal on all processes."""
     if isinstance(how, str):
         if how not in NAMED:
-            raise ValueError(
-                f"{who}: argument 'partition': expected 'rows', 'metis', a tensor or a pair of "
-                f"them, got {how!r}"
+            raise wrong(
+                caller, "partition", "'rows', 'metis', a tensor or a pair of them", f"{how!r}"
             )
         if how == "metis":
-            need(who, "pymetis", "metis")
+            need(caller, "pymetis", "metis")
         return how
     shares = isinstance(how, tuple | list)
     parts = how[-1] if shares else how
     for x in how if shares else (how,):
         if not isinstance(x, Tensor) or x.dtype not in INDEX_DTYPES or x.dim() != 1:
             kind = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(
-                f"{who}: argument 'partition': expected int32 or int64 of one dimension, got {kind}"
-            )
+            raise wrong(caller, "partition", "int32 or int64 of one dimension", kind, TypeError)
     if shares and (len(how) != 2 or len(how[0]) != len(how[1])):
-        raise ValueError(
-            f"{who}: argument 'partition': expected a pair of nodes and their processes, of one "
-            f"length, got {[len(x) for x in how]}"
-        )
+        expected = "a pair of nodes and their processes, of one length"
+        raise wrong(caller, "partition", expected, [len(x) for x in how])
     if not shares and len(parts) != n:
-        raise ValueError(
-            f"{who}: argument 'partition': expected shape ({n},), a process for each node, got "
-            f"{tuple(parts.shape)}"
+        raise wrong(
+            caller, "partition", f"shape ({n},), a process for each node", tuple(parts.shape)
         )
     ranges = [("processes", parts, processes)]
     if shares:
         ranges.append(("nodes", how[0], n))
     for argument, x, end in ranges:
         if len(x) and not (0 <= int(x.min()) and int(x.max()) < end):
-            raise ValueError(
-                f"{who}: argument 'partition': expected {argument} from 0 to {end - 1}, got "
-                f"{int(x.min())} to {int(x.max())}"
-            )
+            expected = f"{argument} from 0 to {end - 1}"
+            raise wrong(caller, "partition", expected, f"{int(x.min())} to {int(x.max())}")
     if shares:
         return "shares"
     # Sums that differ, in practice, if processes got different tensors.
@@ -146,42 +139,42 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> object:
 
 
 def make_partition(
-    who: str, group: dist.ProcessGroup, n: int, sources: Tensor, targets: Tensor, how: Any
+    caller: str, group: dist.ProcessGroup, n: int, sources: Tensor, targets: Tensor, how: Any
 ) -> Partition:
     """Divide nodes; collective. Takes checked arguments of :meth:`DistGraph.from_edges`."""
     blocks = Blocks(group, n)
     if isinstance(how, str) and how == "rows":
-        return _balanced(who, blocks, targets)
+        return _balanced(caller, blocks, targets)
     if isinstance(how, str):
-        parts = _by_metis(who, blocks, sources, targets)
+        parts = _by_metis(caller, blocks, sources, targets)
     elif isinstance(how, Tensor):
         parts = how[blocks.start : blocks.stop].long().to(targets.device)
     else:
-        parts = _of_shares(who, blocks, *(x.long().to(targets.device) for x in how))
-    return _by_parts(who, blocks, parts)
+        parts = _collect_parts(caller, blocks, *(x.long().to(targets.device) for x in how))
+    return _by_parts(caller, blocks, parts)
 
 
-def _balanced(who: str, blocks: Blocks, targets: Tensor) -> Partition:
+def _balanced(caller: str, blocks: Blocks, targets: Tensor) -> Partition:
     """Rows in their order, in parts of about equal work: a row's elements, and one for itself."""
-    work = blocks.counted(who, targets) + 1
+    work = blocks.counted(caller, targets) + 1
     sums = torch.zeros(blocks.count, dtype=torch.int64, device=targets.device)
     sums[blocks.rank] = work.sum()
-    sums = total(blocks.group, who, sums)
+    sums = total(blocks.group, caller, sums)
     until = work.cumsum(0) + sums[: blocks.rank].sum()
     shares = torch.arange(1, blocks.count, device=targets.device)
     goals = int(sums.sum()) * shares // blocks.count
-    ends = total(blocks.group, who, torch.searchsorted(until, goals, right=True))
+    ends = total(blocks.group, caller, torch.searchsorted(until, goals, right=True))
     starts = [0, *ends.tolist(), blocks.n]
     nodes = torch.arange(starts[blocks.rank], starts[blocks.rank + 1], device=targets.device)
     return Partition(blocks, starts, nodes)
 
 
-def _by_parts(who: str, blocks: Blocks, parts: Tensor) -> Partition:
+def _by_parts(caller: str, blocks: Blocks, parts: Tensor) -> Partition:
     """The partition by the process of each node in this process's block."""
     counts = torch.bincount(parts, minlength=blocks.count)
     table = torch.zeros(blocks.count, blocks.count, dtype=torch.int64, device=parts.device)
     table[blocks.rank] = counts
-    table = total(blocks.group, who, table)  # nodes by block and process
+    table = total(blocks.group, caller, table)  # nodes by block and process
     starts = [0, *table.sum(0).cumsum(0).tolist()]
     order = torch.argsort(parts, stable=True)
     first = torch.tensor(starts[:-1], device=parts.device) + table[: blocks.rank].sum(0)
@@ -190,22 +183,22 @@ def _by_parts(who: str, blocks: Blocks, parts: Tensor) -> Partition:
     new = torch.empty_like(parts)
     new[order] = (first - before)[of] + torch.arange(len(parts), device=parts.device)
     ids = blocks.nodes(parts.device)[order]
-    nodes, _ = all_to_all(blocks.group, who, ids, counts.tolist())
+    nodes, _ = all_to_all(blocks.group, caller, ids, counts.tolist())
     return Partition(blocks, starts, nodes, new)
 
 
-def _of_shares(who: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor:
+def _collect_parts(caller: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor:
     """The process of each of the block's nodes; each process contributes the nodes it knows of."""
     order = torch.argsort(nodes, stable=True)
     send = blocks.split(nodes)
-    ids, receive = all_to_all(blocks.group, who, nodes[order], send)
-    parts_here, _ = all_to_all(blocks.group, who, parts[order], send, receive)
-    check_each_once(who, "partition", blocks.group, ids - blocks.start, blocks.nodes(ids.device))
+    ids, receive = all_to_all(blocks.group, caller, nodes[order], send)
+    parts_here, _ = all_to_all(blocks.group, caller, parts[order], send, receive)
+    check_each_once(caller, "partition", blocks.group, ids - blocks.start, blocks.nodes(ids.device))
     return torch.empty_like(parts_here).index_copy_(0, ids - blocks.start, parts_here)
 
 
 def check_each_once(
-    who: str, name: str, group: dist.ProcessGroup, places: Tensor, nodes: Tensor
+    caller: str, name: str, group: dist.ProcessGroup, places: Tensor, nodes: Tensor
 ) -> None:
     """Raise unless `places` are the positions of `nodes`, each once; collective."""
 
@@ -215,24 +208,24 @@ def check_each_once(
         if len(wrong):
             place = int(wrong[0])
             raise ValueError(
-                f"{who}: argument '{name}': expected each node once, got node {int(nodes[place])} "
-                f"{int(times[place])} times"
+                f"{caller}: argument '{name}': expected each node once, got node "
+                f"{int(nodes[place])} {int(times[place])} times"
             )
 
-    check_on_all(group, who, check)
+    check_on_all(group, caller, check)
 
 
-def _by_metis(who: str, blocks: Blocks, sources: Tensor, targets: Tensor) -> Tensor:
+def _by_metis(caller: str, blocks: Blocks, sources: Tensor, targets: Tensor) -> Tensor:
     """Parts with few edges between them, found by process 0, which needs the whole pattern."""
     edges = torch.stack([sources, targets], 1)
     first = [len(edges)] + [0] * (blocks.count - 1)
-    edges, _ = all_to_all(blocks.group, who, edges, first)
+    edges, _ = all_to_all(blocks.group, caller, edges, first)
     parts = torch.empty(0, dtype=torch.int64, device=edges.device)
     if blocks.rank == 0:
         part_of = _metis(blocks.n, blocks.count, edges.cpu().numpy())
         parts = torch.from_numpy(part_of).to(edges.device)
     share = torch.arange(blocks.n if blocks.rank == 0 else 0)
-    parts, _ = all_to_all(blocks.group, who, parts, blocks.split(share))
+    parts, _ = all_to_all(blocks.group, caller, parts, blocks.split(share))
     return parts
 
 

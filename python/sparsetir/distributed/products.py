@@ -21,8 +21,14 @@ from sparsetir.distributed.arguments import (
     untraced,
 )
 from sparsetir.distributed.exchange import Passage
-from sparsetir.distributed.extrema import extremum
-from sparsetir.distributed.parts import Sampled, add_remote, local_product, rows_first, split
+from sparsetir.distributed.parts import (
+    Sampled,
+    add_remote,
+    extremum,
+    local_product,
+    rows_first,
+    split,
+)
 from sparsetir.ops.messages import softmax_by_heads, sparse_softmax
 from sparsetir.ops.tensors import check_tensor, scale_of
 from sparsetir.planning.request import reduction

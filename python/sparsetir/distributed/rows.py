@@ -62,28 +62,28 @@ class Rows:
         -------
         (own, ...) Tensor
         """
-        who, group = "DistGraph.scatter", self.group
-        here = _is_this_rank(self, who, "source", source)
+        caller, group = "DistGraph.scatter", self.group
+        here = _is_this_rank(self, caller, "source", source)
 
         def check() -> object:
             if here:
-                _check_rows(who, x, self.num_nodes, "node of the graph")
+                _check_rows(caller, x, self.num_nodes, "node of the graph")
             elif x is not None:
-                raise wrong(who, "x", f"None but on process {source}", type(x).__name__)
+                raise wrong(caller, "x", f"None but on process {source}", type(x).__name__)
             return source
 
-        check_on_all(group, who, check)
+        check_on_all(group, caller, check)
         kinds: list[Any] = [None] * dist.get_world_size(group)
-        with backend_errors(group, who):
+        with backend_errors(group, caller):
             kind = None if x is None else (x.dtype, tuple(x.shape[1:]))
             dist.all_gather_object(kinds, kind, group=group)
         dtype, shape = kinds[source]
         # The owner of each row: `source` has memory for a number per node.
-        nodes, counts = _at(self, who, self.nodes, source)
+        nodes, counts = _at(self, caller, self.nodes, source)
         send = counts if here else [0] * len(counts)
         if x is None:
             x = torch.empty((0, *shape), dtype=dtype, device=self.nodes.device)
-        return all_to_all(group, who, x.detach()[nodes] if here else x, send)[0]
+        return all_to_all(group, caller, x.detach()[nodes] if here else x, send)[0]
 
     def gather(self, x: Tensor, to: int | None = 0) -> Tensor | None:
         """Rows of all nodes in their order; collective.
@@ -100,24 +100,24 @@ class Rows:
         (num_nodes, ...) Tensor or None
             None on the other processes.
         """
-        who, group = "DistGraph.gather", self.group
+        caller, group = "DistGraph.gather", self.group
         place = 0 if to is None else to
-        here = _is_this_rank(self, who, "to", place)
+        here = _is_this_rank(self, caller, "to", place)
 
         def check() -> object:
-            _check_rows(who, x, self.own, "own node")
+            _check_rows(caller, x, self.own, "own node")
             return dtype_name(x), tuple(x.shape[1:]), to
 
-        check_on_all(group, who, check)
-        nodes, counts = _at(self, who, self.nodes, place)
-        rows, _ = _at(self, who, x.detach(), place, counts if here else [0] * len(counts))
+        check_on_all(group, caller, check)
+        nodes, counts = _at(self, caller, self.nodes, place)
+        rows, _ = _at(self, caller, x.detach(), place, counts if here else [0] * len(counts))
         if to is not None and not here:
             return None
         every = rows.new_empty((self.num_nodes, *x.shape[1:]))
         if here:
             every[nodes] = rows
         if to is None and every.numel():
-            with backend_errors(group, who):
+            with backend_errors(group, caller):
                 raw = every.view(-1).view(torch.uint8)
                 dist.broadcast(raw, dist.get_global_rank(group, place), group=group)
         return every
@@ -138,30 +138,30 @@ class Rows:
         """
         return self._arranged("DistGraph.arrange", nodes, x)
 
-    def _arranged(self, who: str, nodes: Tensor, x: Tensor) -> Tensor:
+    def _arranged(self, caller: str, nodes: Tensor, x: Tensor) -> Tensor:
         group, partition = self.group, self.partition
 
         def check() -> object:
             if not isinstance(nodes, Tensor) or nodes.dtype not in INDEX_DTYPES:
                 kind = nodes.dtype if isinstance(nodes, Tensor) else type(nodes).__name__
-                raise TypeError(f"{who}: argument 'nodes': expected int32 or int64, got {kind}")
+                raise wrong(caller, "nodes", "int32 or int64", kind, TypeError)
             if nodes.dim() != 1:
-                raise wrong(who, "nodes", "one dimension", tuple(nodes.shape))
+                raise wrong(caller, "nodes", "one dimension", tuple(nodes.shape))
             if len(nodes) and not (0 <= int(nodes.min()) and int(nodes.max()) < self.num_nodes):
                 expected = f"0 to {self.num_nodes - 1}"
-                raise wrong(who, "nodes", expected, f"{int(nodes.min())} to {int(nodes.max())}")
-            _check_rows(who, x, len(nodes), "node of 'nodes'")
+                raise wrong(caller, "nodes", expected, f"{int(nodes.min())} to {int(nodes.max())}")
+            _check_rows(caller, x, len(nodes), "node of 'nodes'")
             return dtype_name(x), tuple(x.shape[1:])
 
-        check_on_all(group, who, check)
-        new = partition.renumbered(who, nodes.long())
+        check_on_all(group, caller, check)
+        new = partition.renumbered(caller, nodes.long())
         owners = partition.owners(new)
         order = torch.argsort(owners, stable=True)
         send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
-        places, receive = all_to_all(group, who, new[order], send)
-        rows, _ = all_to_all(group, who, x.detach()[order], send, receive)
+        places, receive = all_to_all(group, caller, new[order], send)
+        rows, _ = all_to_all(group, caller, x.detach()[order], send, receive)
         places = places - partition.start
-        check_each_once(who, "nodes", group, places, self.nodes)
+        check_each_once(caller, "nodes", group, places, self.nodes)
         return torch.empty_like(rows).index_copy_(0, places, rows)
 
     def to_dtensor(self, x: Tensor) -> Any:
@@ -183,16 +183,16 @@ class Rows:
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.tensor import DTensor, Shard
 
-        who, group, blocks = "DistGraph.to_dtensor", self.group, self.partition.blocks
+        caller, group, blocks = "DistGraph.to_dtensor", self.group, self.partition.blocks
 
         def check() -> object:
-            _check_rows(who, x, self.own, "own node")
+            _check_rows(caller, x, self.own, "own node")
             return dtype_name(x), tuple(x.shape[1:])
 
-        check_on_all(group, who, check)
+        check_on_all(group, caller, check)
         send = blocks.split(self.nodes)
-        ids, receive = all_to_all(group, who, self.nodes, send)
-        rows, _ = all_to_all(group, who, x.detach(), send, receive)
+        ids, receive = all_to_all(group, caller, self.nodes, send)
+        rows, _ = all_to_all(group, caller, x.detach(), send, receive)
         shard = torch.empty_like(rows).index_copy_(0, ids - blocks.start, rows)
         shape = torch.Size((self.num_nodes, *x.shape[1:]))
         stride = torch.empty(shape, device="meta").stride()
@@ -216,39 +216,43 @@ class Rows:
         """
         from torch.distributed.tensor import DTensor, Shard
 
-        who, blocks = "DistGraph.from_dtensor", self.partition.blocks
+        caller, blocks = "DistGraph.from_dtensor", self.partition.blocks
 
         def check() -> object:
             if not isinstance(x, DTensor):
-                raise TypeError(f"{who}: argument 'x': expected a DTensor, got {type(x).__name__}")
+                raise wrong(caller, "x", "a DTensor", type(x).__name__, TypeError)
             if tuple(x.placements) != (Shard(0),) or x.dim() < 1 or x.shape[0] != self.num_nodes:
                 expected = f"{self.num_nodes} rows in shards of rows"
-                raise wrong(who, "x", expected, f"{tuple(x.shape)} placed as {tuple(x.placements)}")
+                raise wrong(
+                    caller, "x", expected, f"{tuple(x.shape)} placed as {tuple(x.placements)}"
+                )
             return tuple(x.shape)
 
-        check_on_all(self.group, who, check)
-        return self._arranged(who, blocks.nodes(self.nodes.device), x.to_local())
+        check_on_all(self.group, caller, check)
+        return self._arranged(caller, blocks.nodes(self.nodes.device), x.to_local())
 
 
 def _at(
-    graph: Rows, who: str, x: Tensor, process: int, receive: list[int] | None = None
+    graph: Rows, caller: str, x: Tensor, process: int, receive: list[int] | None = None
 ) -> tuple[Tensor, list[int]]:
     """All rows in order, and their number by process, on one process; none on the others."""
     send = [0] * dist.get_world_size(graph.group)
     send[process] = len(x)
-    return all_to_all(graph.group, who, x, send, receive)
+    return all_to_all(graph.group, caller, x, send, receive)
 
 
-def _is_this_rank(graph: Rows, who: str, name: str, process: object) -> bool:
+def _is_this_rank(graph: Rows, caller: str, name: str, process: object) -> bool:
     count = dist.get_world_size(graph.group)
     if isinstance(process, bool) or not isinstance(process, int) or not 0 <= process < count:
-        raise wrong(who, name, f"a process from 0 to {count - 1}", f"{process!r}")
+        raise wrong(caller, name, f"a process from 0 to {count - 1}", f"{process!r}")
     return dist.get_rank(graph.group) == process
 
 
-def _check_rows(who: str, x: object, rows: int, kind_of_row: str) -> None:
+def _check_rows(caller: str, x: object, rows: int, kind_of_row: str) -> None:
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         kind = x.layout if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{who}: argument 'x': expected a dense tensor, got {kind}")
+        raise wrong(caller, "x", "a dense tensor", kind, TypeError)
     if x.dim() < 1 or len(x) != rows:
-        raise wrong(who, "x", f"{rows} rows, one for each {kind_of_row}", f"shape {tuple(x.shape)}")
+        raise wrong(
+            caller, "x", f"{rows} rows, one for each {kind_of_row}", f"shape {tuple(x.shape)}"
+        )

@@ -8,7 +8,7 @@ so that what visits two sparse operands in turn costs more than is counted, wher
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import combinations, count
@@ -28,12 +28,10 @@ def contracted(
     most : factors up to which all orders are tried; beyond, the best pair is taken each time
     """
     out: list[Assignment] = []
-    taken = {x.name for s in steps for t in s.terms for x in accesses(t.value)}
-    taken |= {s.result.name for s in steps}
-    names = iter(f"T{n}" for n in count() if f"T{n}" not in taken)
+    names = fresh_names(steps)
     for step in steps:
         kept = [n for n in step.result.plain if n]
-        work = _Work(sizes, stored, kept, (step.like,) if step.like else (), most)
+        work = Work(sizes, stored, kept, (step.like,) if step.like else (), most)
         terms: list[Term] = []
         for term in step.terms:
             value = term.value
@@ -60,7 +58,14 @@ def contracted(
     return tuple(out)
 
 
-class _Work:
+def fresh_names(steps: Sequence[Assignment]) -> Iterator[str]:
+    """Names for further results."""
+    taken = {x.name for s in steps for t in s.terms for x in accesses(t.value)}
+    taken |= {s.result.name for s in steps}
+    return (name for n in count() if (name := f"T{n}") not in taken)
+
+
+class Work:
     """The number of visits of iterations, for the sizes of a term.
 
     kept : the indices of the result
@@ -70,7 +75,7 @@ class _Work:
 
     def __init__(
         self, sizes: Mapping[object, int], stored: Mapping[str, int], kept: Sequence[str],
-        mask: tuple[Access, ...], most: float,
+        mask: tuple[Access, ...], most: float = 0,
     ) -> None:  # fmt: skip
         self.sizes, self.stored, self.kept, self.mask = sizes, stored, set(kept), mask
         self.most = most

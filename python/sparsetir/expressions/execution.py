@@ -15,6 +15,7 @@ from sparsetir.expressions.assembling import Assembling, arguments_of
 from sparsetir.expressions.checks import sizes_of
 from sparsetir.expressions.compiled import LIKE, MOST_KEPT, MOST_TRIED, Compiled, Options, compiled
 from sparsetir.expressions.contraction import contracted
+from sparsetir.expressions.invariants import hoisted
 from sparsetir.expressions.levels import level_arrays
 from sparsetir.expressions.operands import Operand, name_of, patterns_of, read
 from sparsetir.expressions.storage import csf_levels
@@ -60,6 +61,7 @@ class BoundExpression:
         stored, optimize = {n: p.nnz for n, p in patterns.items()}, compiled.options.optimize
         steps = tuple(compiled.steps)
         if optimize is not False:
+            steps = hoisted(steps, self.sizes, stored)
             steps = contracted(steps, self.sizes, stored, MOST_TRIED[optimize])
         return compiled.units(steps, compiled.fixed(self.sizes), apart)
 

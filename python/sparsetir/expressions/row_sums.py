@@ -28,12 +28,13 @@ MOST_CHANGES = 3  # changes of values, after which they are no longer packed
 
 
 def is_row_sum(func: SparseFunc) -> bool:
-    """Whether a program is a row sum of products with a CSR matrix, such as SpMV."""
+    """Whether a program is a row sum of products with a CSR matrix, such as SpMV, with at most
+    iterations over dense axes besides, such as a bias."""
     try:
         rows = row_sum(Schedule(func), "einsum")
     except ShapeError:
         return False
-    (it,) = sparse_iterations(func)
+    (it,) = [it for it in sparse_iterations(func) if it.name == rows.rows.iteration]
     _, columns = it.axes
     reduction = reduction_of(it.body)
     return (

@@ -16,7 +16,14 @@ from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
 from sparsetir.expressions.program import Program
 from sparsetir.expressions.row_sums import MOST_CHANGES, is_row_sum, slices_of
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.arrays import check_memory, count_writes, empty, plain_view, to_numpy
+from sparsetir.runtime.arrays import (
+    aligned_rows,
+    check_memory,
+    count_writes,
+    empty,
+    plain_view,
+    to_numpy,
+)
 from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.assembled_levels import LevelsKernel, build_assembled
 from sparsetir.runtime.build import build
@@ -171,6 +178,8 @@ class _Run:
             numpy = numpy and type(x) is np.ndarray
         for place, at, order in self.packed:
             args[place] = order.of(to_numpy(values[at]), len(steady) > at and steady[at])
+        for place, by in self.kernel.gathered:
+            args[place] = aligned_rows(args[place], args[by])
         if not numpy:
             check_memory(self.kernel.name, self._names, arrays)
         try:  # TVM checks arrays; arguments from patterns are known to be valid

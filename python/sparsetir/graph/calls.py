@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsetir.graph.programs import NAME, Program, parsed
 from sparsetir.planning.request import default_threads
-from sparsetir.records.records import program_by_record, there_are_records_of
+from sparsetir.records.records import by_record, recorded_of_program, there_are_records_of
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.tuning.program import ProgramTask
@@ -80,4 +80,5 @@ def recorded_kernel(call: Call) -> Kernel | None:
     """The kernel that tuning recorded for a call, or None."""
     task = call.task
     like = call.text, task.shape_class(), task.threads
-    return program_by_record(task.key, like, lambda c: call.program.kernel(call.aligned, c))
+    config = recorded_of_program(task.key, like)
+    return by_record(config, lambda c: call.program.kernel(call.aligned, c))

@@ -20,8 +20,9 @@ from tvm import relax
 from tvm.support.cc import get_cc
 
 from sparsetir.graph.expressions import aten
-from sparsetir.graph.to_relax import WHO, Translation
+from sparsetir.graph.to_relax import NAME, Translation
 from sparsetir.runtime.kernel_file import write_module
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.sparse_ir.errors import LoweringError
 
@@ -86,29 +87,23 @@ def export(
     _check(model, inputs, path, overwrite)
     target = resolve_target(target)
     if target.kind.name != "llvm":
-        raise ValueError(f"{WHO}: argument 'target': expected a CPU, got {target.kind.name}")
+        raise wrong(NAME, "target", "a CPU", target.kind.name)
     module = Translation(_graph_of(model, tuple(inputs)), target).module()
     write_module(relax.build(module, target=target), path, overwrite)
 
 
 def _check(model: Any, inputs: Any, path: Path, overwrite: bool) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"{WHO}: argument 'model': expected a torch.nn.Module, got {type(model).__name__}"
-        )
+        raise wrong(NAME, "model", "a torch.nn.Module", type(model).__name__, TypeError)
     for n, x in enumerate(inputs):
         if not isinstance(x, torch.Tensor):
-            raise TypeError(
-                f"{WHO}: argument 'inputs': expected tensors, got {type(x).__name__} at {n}"
-            )
+            raise wrong(NAME, "inputs", "tensors", f"{type(x).__name__} at {n}", TypeError)
     if get_cc() is None:
-        raise RuntimeError(f"{WHO}: expected a C compiler, which links the library, got none")
+        raise RuntimeError(f"{NAME}: expected a C compiler, which links the library, got none")
     if path.suffix != ".so":
-        raise ValueError(
-            f"{WHO}: argument 'path': expected a name that ends with .so, got {path.name!r}"
-        )
+        raise wrong(NAME, "path", "a name that ends with .so", f"{path.name!r}")
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{WHO}: argument 'path': {path} exists; overwrite=True replaces it")
+        raise FileExistsError(f"{NAME}: argument 'path': {path} exists; overwrite=True replaces it")
 
 
 def _graph_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
@@ -126,7 +121,7 @@ def _graph_of(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
                 exported = torch.export.export(model, inputs, dynamic_shapes=open_sizes)
             except GuardOnDataDependentSymNode as error:
                 raise LoweringError(
-                    f"{WHO}: argument 'model': {_line_of(error)} needs a data-dependent number; "
+                    f"{NAME}: argument 'model': {_line_of(error)} needs a data-dependent number; "
                     "pools of graphs need 'size', the number of graphs"
                 ) from error
             table = get_decompositions(DECOMPOSED)

@@ -362,7 +362,7 @@ class _Finder:
             if reduction is not None:
                 self._at_nodes(node, reduction)
             elif node in self.stored:
-                self._of_edges(node)
+                self._replace_edges(node)
             elif self._is_sum(node):
                 self._over_all_edges(node)
             elif node.target == aten.mm.default and self._products:
@@ -370,7 +370,7 @@ class _Finder:
         self.graph.eliminate_dead_code()
         for node in list(self.graph.nodes):
             if self._is_pointwise(node) and any(not self._is_pointwise(u) for u in _readers(node)):
-                self._of_edges(node, given=True)  # in the order that existing regions read
+                self._replace_edges(node, given=True)  # in the order that existing regions read
         self._restore_products()
         self.graph.eliminate_dead_code()
         self._restore_order()
@@ -398,7 +398,7 @@ class _Finder:
 
     # -- classification of nodes ------------------------------------------------------------------
 
-    def _of_all(self, node: fx.Node) -> fx.Node | None:
+    def _index_vector(self, node: fx.Node) -> fx.Node | None:
         """A vector of indices as long as the first dimension of a tensor."""
         sizes = shape_of(node)
         return self.sizes.get(str(sizes[0])) if sizes else None
@@ -408,14 +408,14 @@ class _Finder:
             return False
         if node.target not in POINTWISE and not is_cast(node):
             return False
-        return is_float(node) and self._of_all(node) is not None
+        return is_float(node) and self._index_vector(node) is not None
 
     def _is_sum(self, node: fx.Node) -> bool:
         """Whether a node sums edge values, over the last features or over all edges."""
         if node.op != "call_function" or node.target not in SUMS or not is_float(node):
             return False
         values = first(node)
-        if not is_float(values) or self._of_all(values) is None:
+        if not is_float(values) or self._index_vector(values) is None:
             return False
         dims, rank = dims_of(node), len(shape_of(values))
         return 0 in dims or (bool(dims) and dims == list(range(rank - len(dims), rank)))
@@ -481,7 +481,7 @@ class _Finder:
     def _is_small(self, x: fx.Node) -> bool:
         """Whether a node has few numbers for each edge, and does not gather from nodes."""
         sizes = shape_of(x)
-        if len(sizes) != 2 or self._of_all(x) is None or gather_of(x) is not None:
+        if len(sizes) != 2 or self._index_vector(x) is None or gather_of(x) is not None:
             return False
         return isinstance(sizes[1], int) and 0 < sizes[1] <= SMALL
 
@@ -624,7 +624,7 @@ class _Finder:
         out = scaled(sums, parts, call)
         return call(cleared, (out, rows), shape_of(out))
 
-    def _of_edges(self, node: fx.Node, given: bool = False) -> None:
+    def _replace_edges(self, node: fx.Node, given: bool = False) -> None:
         """Replace edge values by a region's, in the order of rows or the given one."""
         is_sum = node.target in SUMS
         values = first(node) if is_sum else node
@@ -700,7 +700,7 @@ class _Finder:
         if not same(shape_of(matrix)[0], shape_of(values)[0]):
             return False
         vectors = self._vectors(values)
-        if not vectors or values in self.stored or over_edges and self._of_all(other) is None:
+        if not vectors or values in self.stored or over_edges and self._index_vector(other) is None:
             return False
         rows = self._chosen(vectors)
         with self.graph.inserting_before(node):

@@ -18,13 +18,13 @@ from torch.fx.node import map_arg
 from tvm import IRModule, relax, tirx
 
 from sparsetir.graph import edges
-from sparsetir.graph.dense import pointwise
 from sparsetir.graph.expressions import (
     COMPARED,
     FILLED,
     POINTWISE,
     SAME,
     VIEWS,
+    Expression,
     Size,
     Stored,
     aten,
@@ -43,7 +43,7 @@ from sparsetir.graph.expressions import (
 from sparsetir.graph.operator import PROGRAMS, region, restored
 from sparsetir.graph.prelude import acts
 from sparsetir.graph.products import Product
-from sparsetir.graph.programs import GIVEN, Program
+from sparsetir.graph.programs import GIVEN, Program, features, filled, layout
 from sparsetir.graph.regions import LANES, SUMS, rewrite
 from sparsetir.reductions import EXTREMA
 from sparsetir.runtime.pipeline import lower, with_natural_shapes
@@ -55,6 +55,7 @@ from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.script.parser import from_source
+from sparsetir.sparse_ir.script.writer import reduced
 
 REDUCED: dict[object, str] = {
     **dict.fromkeys(SUMS, "sum"),
@@ -66,7 +67,7 @@ COMPARISONS = {
     "==": relax.op.equal, "!=": relax.op.not_equal, ">": relax.op.greater,
     ">=": relax.op.greater_equal, "<": relax.op.less, "<=": relax.op.less_equal,
 }  # fmt: skip
-WHO = "export"
+NAME = "export"
 LAYER = ", in layer "
 
 
@@ -155,7 +156,7 @@ class Translation:
             for other in others:
                 result = result + other if isinstance(of, sympy.Add) else result * other
             return result
-        raise LoweringError(f"{WHO}: the model has a data-dependent size {of}")
+        raise LoweringError(f"{NAME}: the model has a data-dependent size {of}")
 
     def _shape(self, node: fx.Node) -> list[Any]:
         return [self._size(s) for s in shape_of(node)]
@@ -195,7 +196,7 @@ class Translation:
         expr = self._other(node)
         if expr is None:
             what = f"({', '.join(map(str, shape_of(node)))}) of {dtype_of(node)}"
-            raise LoweringError(f"{WHO}: operator {target} that gives {what} is not supported")
+            raise LoweringError(f"{NAME}: operator {target} that gives {what} is not supported")
         return expr if isinstance(expr, relax.Var) else self._builder.emit(expr)
 
     def _is_stored(self, node: fx.Node) -> bool:
@@ -212,7 +213,7 @@ class Translation:
         rank, dims = len(shape_of(values)), dims_of(node)
         if 0 in dims or dims != list(range(rank - len(dims), rank)):
             raise LoweringError(
-                f"{WHO}: operator {node.target} over the dimensions {dims} of {rank} is not "
+                f"{NAME}: operator {node.target} over the dimensions {dims} of {rank} is not "
                 "supported; expected the last ones, without the first"
             )
         return self._dense(node, values, REDUCED[node.target], len(dims))
@@ -222,17 +223,17 @@ class Translation:
     ) -> Any:
         shape, axes = shape_of(values), axes_of(values)
         if not shape:
-            raise LoweringError(f"{WHO}: operator {node.target} of one number is not supported")
+            raise LoweringError(f"{NAME}: operator {node.target} of one number is not supported")
         loops = [s for s in shape[1:] if not is_one(s)]
         kept, summed = kept_axes(axes, dims, len(shape_of(node)))
         try:
             text, read = pointwise(values, axes, loops, self._shared - {node}, kept, reduce, summed)
         except Stored as why:
             raise LoweringError(
-                f"{WHO}: operator {node.target} reads {why.args[0]}, which is not of float32"
+                f"{NAME}: operator {node.target} reads {why.args[0]}, which is not of float32"
             ) from None
         if node in read:
-            raise LoweringError(f"{WHO}: operator {node.target} is not supported")
+            raise LoweringError(f"{NAME}: operator {node.target} is not supported")
         named = {"m": self._size(shape[0])} | {f"d{n}": self._size(s) for n, s in enumerate(loops)}
         arrays = {f"x{n}": self._operand(x) for n, x in enumerate(read)}
         return self._call(text, arrays, named, self._type(node))
@@ -250,12 +251,12 @@ class Translation:
         args = passed(node, len(node.args))
         if args is None:
             what = ", ".join(f"{name}={value}" for name, value in node.kwargs.items())
-            raise LoweringError(f"{WHO}: operator {node.target} with {what} is not supported")
+            raise LoweringError(f"{NAME}: operator {node.target} with {what} is not supported")
         *bias, x, y = args
         inner, outer = shape_of(y)
         fits = not bias or len(shape_of(bias[0])) == 1 and not is_one(shape_of(bias[0])[0])
         if not (isinstance(inner, int) and isinstance(outer, int) and fits):
-            raise LoweringError(f"{WHO}: operator {node.target} of open sizes is not supported")
+            raise LoweringError(f"{NAME}: operator {node.target} of open sizes is not supported")
         arrays = {f"x{n}": self._value(v) for n, v in enumerate([x, y, *bias])}
         m = {"m": self._size(shape_of(node)[0])}
         prod = Product(inner, outer, bias="row" if bias else "none")
@@ -270,7 +271,7 @@ class Translation:
         program: Program = PROGRAMS[number]
         for dtype in (program.stored, program.dtype, *(x.dtype for x in program.operands)):
             if dtype != "float32":
-                raise LoweringError(f"{WHO}: a reduction of edges in {dtype} is not supported")
+                raise LoweringError(f"{NAME}: a reduction of edges in {dtype} is not supported")
         rows, others = indices[0], indices[1 : 1 + program.others]
         m = self._size(m)
         starts, places = self._order(rows, m)
@@ -362,7 +363,7 @@ class Translation:
             for param, how in computed.items():
                 number = facts_of(how["recipe"]).unknown
                 if number is None:
-                    raise LoweringError(f"{WHO}: a program needs values computed for each graph")
+                    raise LoweringError(f"{NAME}: a program needs values computed for each graph")
                 self._unknown[param] = tirx.IntImm("int64", number)
             func = with_natural_shapes(name, stages, check=False)
             params = {str(p.name): p for p in func.params}
@@ -535,3 +536,40 @@ def _by_rows(sch: Schedule) -> None:
     in_vectors(second, start, 1)
     in_vectors(second, update, 1)
     sch.rewrite(add_lanes, f"{sums.name}0")
+
+
+def pointwise(
+    values: fx.Node, axes: list[int | None], loops: Sequence[Any], stored: set[fx.Node],
+    result: list[int | None], reduce: str | None = None, summed: int = 0,
+) -> tuple[str, list[fx.Node]]:  # fmt: skip
+    """The program of pointwise operators, reduced along the last loops, and its operands.
+
+    Its parameters are `out`, the operands `x0`, `x1` and so on, the number of rows `m`, and `d0`
+    and so on for loops of open size.
+
+    axes : for each dimension of the values after the first its loop, None for those of size 1
+    loops : sizes of the loops
+    stored : values that are read
+    result : axes of the result, like those of the values
+    reduce : reduction along the last `summed` loops, "sum", "max" or "min"
+
+    Raises :class:`Stored` for operands that are not of float32.
+    """
+    expression = Expression(None, dict.fromkeys(stored))
+    finished = expression.finished(expression.of(values, axes, root=True))
+    for x, tensor in zip(finished.operands, finished.tensors, strict=True):
+        if x.dtype != "float32":
+            raise Stored(tensor)
+    operands = [
+        [*([] if x.at == "all" else [("I", "i")]), *features(x.axes)] or [("ONE0", "0")]
+        for x in finished.operands
+    ]
+    reads = (f"X{n}[{', '.join(i for _, i in places)}]" for n, places in enumerate(operands))
+    written = [("I", "i"), *features(result)]
+    out = f"OUT[{', '.join(i for _, i in written)}]"
+    term = filled(finished.text, *reads, dtype="float32")
+    lines = [f"{out} = {term}"] if reduce is None else reduced(reduce, out, term)
+    kinds = "S" * (1 + len(loops) - summed) + "R" * summed
+    over = [("I", "i"), *((f"D{n}", f"k{n}") for n in range(len(loops)))]
+    sizes = [size if isinstance(size, int) else None for size in loops]
+    return layout("dense", operands, written, over, kinds, sizes, lines), finished.tensors

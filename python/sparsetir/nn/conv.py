@@ -25,17 +25,17 @@ class Conv(torch.nn.Module):
 
     def __init__(self, aggr: str, flow: str = FLOWS[0], **others: Any) -> None:
         super().__init__()
-        who = type(self).__name__
-        self.aggr = check_aggr(who, aggr)
-        self.flow = one_of(who, "flow", flow, FLOWS)
+        caller = type(self).__name__
+        self.aggr = check_aggr(caller, aggr)
+        self.flow = one_of(caller, "flow", flow, FLOWS)
         for name, value in others.items():
             accepted = {"decomposed_layers": (1,), "node_dim": (0, -2), "aggr_kwargs": (None, {})}
             if name not in accepted:
-                raise TypeError(f"{who}: got an unexpected keyword argument '{name}'")
+                raise TypeError(f"{caller}: got an unexpected keyword argument '{name}'")
             if not any(
                 value is x or (type(value) is type(x) and value == x) for x in accepted[name]
             ):
-                raise wrong(who, name, f"{accepted[name][0]!r}", f"{value!r}")
+                raise wrong(caller, name, f"{accepted[name][0]!r}", f"{value!r}")
 
     def __repr__(self) -> str:
         channels = f"{self.in_channels}, {self.out_channels}"
@@ -43,36 +43,36 @@ class Conv(torch.nn.Module):
 
 
 def pair(
-    who: str, x: Any, flow: str = FLOWS[0], dims: tuple[int, ...] = (2, 3)
+    caller: str, x: Any, flow: str = FLOWS[0], dims: tuple[int, ...] = (2, 3)
 ) -> tuple[Tensor, Tensor | None]:
     """Features of sources and of targets, which are the same unless x is a pair.
 
     Raises TypeError and ValueError unless x has features of `dims` dimensions.
     """
     if not isinstance(x, tuple | list):
-        check_features(who, x, dims)
+        check_features(caller, x, dims)
         return x, x
     if len(x) != 2:
-        raise ValueError(f"{who}: argument 'x': expected a tensor or a pair, got {len(x)} of them")
+        raise wrong(caller, "x", "a tensor or a pair", f"{len(x)} of them")
     if flow != FLOWS[0]:
-        raise ValueError(f"{who}: argument 'x': expected one tensor with flow={flow!r}, got a pair")
+        raise wrong(caller, "x", f"one tensor with flow={flow!r}", "a pair")
     for part in x[:1] if x[1] is None else x:
-        check_features(who, part, dims)
+        check_features(caller, part, dims)
     return x[0], x[1]
 
 
-def check_features(who: str, x: Any, dims: tuple[int, ...] = (2, 3)) -> None:
+def check_features(caller: str, x: Any, dims: tuple[int, ...] = (2, 3)) -> None:
     """Raise unless x is a dense or sparse tensor whose number of dimensions is in `dims`."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{who}: argument 'x': expected a tensor, got {type(x).__name__}")
+        raise wrong(caller, "x", "a tensor", type(x).__name__, TypeError)
     if x.dim() not in dims:
         raise wrong(
-            who, "x", f"{' or '.join(map(str, dims))} dimensions", f"shape {tuple(x.shape)}"
+            caller, "x", f"{' or '.join(map(str, dims))} dimensions", f"shape {tuple(x.shape)}"
         )
 
 
 def sizes(
-    who: str, sources: Tensor, targets: Tensor | None, size: tuple[int | None, int | None] | None
+    caller: str, sources: Tensor, targets: Tensor | None, size: tuple[int | None, int | None] | None
 ) -> tuple[int, int]:
     """The numbers of sources and targets, by their features and by the argument `size`.
 
@@ -82,7 +82,7 @@ def sizes(
     expected = (None, None) if size is None else tuple(size)
     for at, x in enumerate((sources, targets)):
         if x is not None and expected[at] not in (None, x.shape[-2]):
-            raise wrong(who, "size", f"{x.shape[-2]} at {at} as the features have", expected[at])
+            raise wrong(caller, "size", f"{x.shape[-2]} at {at} as the features have", expected[at])
         counts.append(expected[at] if x is None else x.shape[-2])
     n, m = counts
     return n, n if m is None else m

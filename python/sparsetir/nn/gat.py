@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, pair, sizes
-from sparsetir.nn.graph import FLOWS, Graph, check_count, check_of_edges, has_edges
+from sparsetir.nn.graph import FLOWS, Graph, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, glorot, zeros
+from sparsetir.ops.tensors import check_size
 from sparsetir.runtime.refusals import wrong
 
 FILLS = ("add", "sum", "mean", "max", "min", "mul")
@@ -95,13 +96,13 @@ class GATConv(Conv):
         if isinstance(fill_value, str) and fill_value not in FILLS:
             expected = f"a number, a tensor, or one of {', '.join(FILLS)}"
             raise wrong("GATConv", "fill_value", expected, f"{fill_value!r}")
-        check_count("GATConv", "heads", heads)
+        check_size("GATConv", "heads", heads, 1)
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.edge_dim = add_self_loops, edge_dim
         self.fill_value, self.residual = fill_value, residual
 
-        def of_heads(channels: int, sparse: bool = sparse_features) -> Linear:
+        def projection(channels: int, sparse: bool = sparse_features) -> Linear:
             return Linear(
                 channels, heads * out_channels, bias=False, glorot=True, sparse_features=sparse
             )
@@ -111,11 +112,11 @@ class GATConv(Conv):
 
         same = isinstance(in_channels, int)
         left, right = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
-        self.lin: Linear | None = of_heads(left) if same else None
-        self.lin_src: Linear | None = None if same else of_heads(left)
-        self.lin_dst: Linear | None = None if same else of_heads(right)
+        self.lin: Linear | None = projection(left) if same else None
+        self.lin_src: Linear | None = None if same else projection(left)
+        self.lin_dst: Linear | None = None if same else projection(right)
         self.att_src, self.att_dst = attention(), attention()
-        self.lin_edge: Linear | None = None if edge_dim is None else of_heads(edge_dim, False)
+        self.lin_edge: Linear | None = None if edge_dim is None else projection(edge_dim, False)
         self.att_edge: Parameter | None = None if edge_dim is None else attention()
         channels = out_channels * (heads if concat else 1)
         self.res = None
@@ -179,7 +180,7 @@ class GATConv(Conv):
             edge_attr = None
         if self.add_self_loops:
             graph, edge_attr = self._with_loops(graph, edge_attr, min(n, m))
-        h_source = graph.of_sources(h_source)
+        h_source = graph.source_features(h_source)
         alpha = self._attention(graph, h_source, h_target, edge_attr)
         heads = h_source.transpose(0, 1)
         out = graph.reduce(heads, self.aggr, F.dropout(alpha, self.dropout, self.training))
@@ -222,10 +223,12 @@ class GATConv(Conv):
         looped, kept = graph.with_loops(nodes)
         if edge_attr is not None:
             edge_attr = edge_attr[kept]
-            edge_attr = torch.cat([edge_attr, self._of_loops(looped.edges(), edge_attr, nodes)])
+            edge_attr = torch.cat(
+                [edge_attr, self._loop_features(looped.edges(), edge_attr, nodes)]
+            )
         return looped, edge_attr
 
-    def _of_loops(self, edges: Tensor, edge_attr: Tensor, nodes: int) -> Tensor:
+    def _loop_features(self, edges: Tensor, edge_attr: Tensor, nodes: int) -> Tensor:
         """Features of loops, (nodes, edge_dim)."""
         shape = (nodes, *edge_attr.shape[1:])
         if not isinstance(self.fill_value, str):

@@ -49,7 +49,7 @@ def gcn_norm(
     degree = (zero if loop is None else loop).index_add(0, target, weight)
     scale = degree.pow(-0.5)
     scale = scale.masked_fill(scale == torch.inf, 0)
-    weight = scale[target] * weight * graph.of_sources(scale)[source]
+    weight = scale[target] * weight * graph.source_features(scale)[source]
     return weight, None if loop is None else scale * scale * loop
 
 

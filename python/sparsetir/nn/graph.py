@@ -13,7 +13,6 @@ from sparsetir.ops.messages import softmax_by_heads
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.products import spmm_by_heads
 from sparsetir.ops.registry import is_transformed
-from sparsetir.ops.tensors import check_size
 from sparsetir.reductions import REDUCTION_NAMES
 from sparsetir.runtime.refusals import wrong
 
@@ -34,25 +33,25 @@ class Graph:
 
     @classmethod
     def of(
-        cls, who: str, edge_index: Any, sources: int, targets: int, flow: str = FLOWS[0]
+        cls, caller: str, edge_index: Any, sources: int, targets: int, flow: str = FLOWS[0]
     ) -> Graph:
-        """Make a graph from the argument `edge_index` of a layer; who : the layer's name.
+        """Make a graph from the argument `edge_index` of a layer; caller : the layer's name.
 
         Raises ValueError for other sizes, and the errors of :func:`resolve`.
         """
         if is_spread(edge_index):
-            return edge_index.graph_of_layer(who, sources, targets, flow)
+            return edge_index.graph_of_layer(caller, sources, targets, flow)
         if is_edges(edge_index):
             edge_index = edge_index if flow == FLOWS[0] else reversed_edges(edge_index)
-            return cls(resolve((edge_index, (sources, targets)), who=who, name="edge_index"))
+            return cls(resolve((edge_index, (sources, targets)), caller=caller, name="edge_index"))
         if flow != FLOWS[0]:
             raise wrong(
-                who, "edge_index", f"edges (2, E) with flow={flow!r}", type(edge_index).__name__
+                caller, "edge_index", f"edges (2, E) with flow={flow!r}", type(edge_index).__name__
             )
-        operand = resolve(edge_index, who=who, name="edge_index")
+        operand = resolve(edge_index, caller=caller, name="edge_index")
         if (operand.m, operand.n) != (targets, sources):
             expected = f"a matrix of {targets} targets x {sources} sources as the features have"
-            raise wrong(who, "edge_index", expected, f"{operand.m} x {operand.n}")
+            raise wrong(caller, "edge_index", expected, f"{operand.m} x {operand.n}")
         return cls(operand)
 
     @property
@@ -84,13 +83,13 @@ class Graph:
         """
         return self.reduce(x, aggr, weight)
 
-    def of_sources(self, x: Tensor) -> Tensor:
+    def source_features(self, x: Tensor) -> Tensor:
         """Features in the numbering of :attr:`sources`, from x (n, ...): if nodes are spread over
         processes, including those of others."""
         return x
 
     def reduce(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
-        """Reduce like :meth:`aggregate`, for features from :meth:`of_sources`."""
+        """Reduce like :meth:`aggregate`, for features from :meth:`source_features`."""
         weight = None if weight is None else weight.to(x.dtype)
         return spmm_by_heads(self.operand, x, REDUCTION_NAMES[aggr], weight)
 
@@ -107,7 +106,7 @@ class Graph:
 
         def make() -> tuple[Operand, Tensor]:
             edges, kept = self.loops_added(nodes)
-            return resolve((edges, (self.n, self.m)), who="loops"), kept
+            return resolve((edges, (self.n, self.m)), caller="loops"), kept
 
         operand, kept = self.remembered(key, make)
         return Graph(operand), kept
@@ -131,14 +130,14 @@ def is_edges(edge_index: object) -> bool:
 
 
 def with_others(
-    who: str, x: Tensor, edge_index: object, targets: int, flow: str
+    caller: str, x: Tensor, edge_index: object, targets: int, flow: str
 ) -> tuple[Tensor, object]:
     """Features of all sources, and edges in their numbering; collective if nodes are spread over
     processes, to add the features of others."""
     if not is_spread(edge_index):
         return x, edge_index
-    graph = Graph.of(who, edge_index, len(x), targets, flow)
-    return graph.of_sources(x), graph.edges()
+    graph = Graph.of(caller, edge_index, len(x), targets, flow)
+    return graph.source_features(x), graph.edges()
 
 
 def is_spread(edge_index: object) -> bool:
@@ -157,34 +156,28 @@ def reversed_edges(edge_index: Tensor) -> Tensor:
     return remembered((edge_index,), "reversed", lambda: edge_index.flip(0))
 
 
-def check_aggr(who: str, aggr: object) -> str:
+def check_aggr(caller: str, aggr: object) -> str:
     """Check the name of an aggregation and return it; ValueError if there is no kernel for it."""
-    return one_of(who, "aggr", aggr, tuple(REDUCTION_NAMES))
-
-
-def check_count(who: str, name: str, value: object) -> None:
-    """Raise unless the value is 1 or more."""
-    if check_size(who, name, value) < 1:
-        raise ValueError(f"{who}: argument '{name}': expected 1 or more, got {value}")
+    return one_of(caller, "aggr", aggr, tuple(REDUCTION_NAMES))
 
 
 def check_of_edges(
-    who: str, name: str, x: object, graph: Graph, dims: tuple[int, ...] = (1,)
+    caller: str, name: str, x: object, graph: Graph, dims: tuple[int, ...] = (1,)
 ) -> None:
     """Raise unless x is a dense tensor of `dims` dimensions with one row per edge."""
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         got = x.layout if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {got}")
+        raise wrong(caller, name, "a dense tensor", got, TypeError)
     edges = graph.col.shape[-1]
     if x.dim() not in dims or x.shape[0] != edges:
         shape = f"({edges},)" if dims == (1,) else f"({edges},) or ({edges}, features)"
-        raise ValueError(f"{who}: argument '{name}': expected shape {shape}, got {tuple(x.shape)}")
+        raise wrong(caller, name, f"shape {shape}", tuple(x.shape))
 
 
-def one_of(who: str, name: str, value: object, expected: tuple[str, ...]) -> str:
+def one_of(caller: str, name: str, value: object, expected: tuple[str, ...]) -> str:
     """Return the value if it is one of those expected; raise ValueError otherwise."""
     if not isinstance(value, str) or value not in expected:
-        raise wrong(who, name, f"{', '.join(map(repr, expected))}", f"{value!r}")
+        raise wrong(caller, name, f"{', '.join(map(repr, expected))}", f"{value!r}")
     return value
 
 

@@ -40,7 +40,7 @@ class Convolution:
         return (*self.kernel_size, *self.stride, *self.padding, *self.dilation)
 
     @staticmethod
-    def of_numbers(numbers: Sequence[int]) -> Convolution:
+    def from_numbers(numbers: Sequence[int]) -> Convolution:
         """The convolution of :attr:`numbers`."""
         x, y, z = numbers[::3], numbers[1::3], numbers[2::3]
         return Convolution(*zip(x, y, z, strict=True))
@@ -70,7 +70,7 @@ class Sorted:
     def of(coords: np.ndarray) -> Sorted:
         """Sort points (n, 4).
 
-        Raises ValueError, to be prefixed by "who: argument 'coords': ", for duplicate points or
+        Raises ValueError, to be prefixed by "caller: argument 'coords': ", for duplicate points or
         points that are too far apart.
         """
         columns = np.ascontiguousarray(coords.T, np.int64)

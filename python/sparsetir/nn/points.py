@@ -17,6 +17,7 @@ from sparsetir.nn.kernel_map import (
     Convolution,
     Pairs,
     Sorted,
+    Triple,
     between,
     in_row_order,
     reached,
@@ -24,12 +25,11 @@ from sparsetir.nn.kernel_map import (
 )
 from sparsetir.ops.cache import attach, attached, cacheable, private
 from sparsetir.ops.compress import INT32_MAX
-from sparsetir.ops.tensors import check_tensor
+from sparsetir.ops.tensors import check_size, check_tensor
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-Triple = tuple[int, int, int]
 T = TypeVar("T")
 
 
@@ -161,10 +161,6 @@ class Places:
             return self._map(between(self.sorted, conv, coarse.sorted), coarse)
 
         return self._remembered((conv, "onto"), make, coarse.coords)
-
-    def back_from(self, coarse: Places, conv: Convolution) -> KernelMap:
-        """The map of the transposed convolution from `coarse` to here."""
-        return transposed(self.onto(coarse, conv), self)
 
     def _map(self, pairs: Pairs, outputs: Places) -> KernelMap:
         dtype = torch.int64 if len(pairs.rows) > INT32_MAX else torch.int32
@@ -390,15 +386,15 @@ def kernel_map(
     -------
     KernelMap
     """
-    who = "kernel_map"
-    conv, here = convolution(who, kernel_size, stride, padding, dilation, submanifold)
-    _check_coords(who, coords)
-    places = _places(who, coords)
-    return places.submanifold(conv) if here else reached_by(who, places, conv)[0]
+    caller = "kernel_map"
+    conv, here = convolution(caller, kernel_size, stride, padding, dilation, submanifold)
+    _check_coords(caller, coords)
+    places = _places(caller, coords)
+    return places.submanifold(conv) if here else reached_by(caller, places, conv)[0]
 
 
 def convolution(
-    who: str,
+    caller: str,
     kernel_size: object,
     stride: object,
     padding: object,
@@ -407,53 +403,46 @@ def convolution(
 ) -> tuple[Convolution, bool]:
     """The convolution of :class:`SparseConv3d`'s arguments, and whether outputs are at inputs."""
     kernel, strides, dilations = (
-        triple(who, name, x, 1)
+        triple(caller, name, x, 1)
         for name, x in (("kernel_size", kernel_size), ("stride", stride), ("dilation", dilation))
     )
     here = submanifold and strides == (1, 1, 1)
     if not here:
-        pads = triple(who, "padding", 0 if padding is None else padding, 0)
+        pads = triple(caller, "padding", 0 if padding is None else padding, 0)
         return Convolution(kernel, strides, pads, dilations), False
     if padding is not None:
-        raise wrong(who, "padding", "None, as outputs are at inputs", f"{padding!r}")
+        raise wrong(caller, "padding", "None, as outputs are at inputs", f"{padding!r}")
     return Convolution.submanifold(kernel, dilations), True
 
 
-def reached_by(who: str, places: Places, conv: Convolution) -> tuple[KernelMap, Places]:
+def reached_by(caller: str, places: Places, conv: Convolution) -> tuple[KernelMap, Places]:
     """Call :meth:`Places.reached`, with errors that name the caller."""
     try:
         return places.reached(conv)
     except ValueError as error:
-        raise ValueError(f"{who}: argument 'coords': {error}") from None
+        raise ValueError(f"{caller}: argument 'coords': {error}") from None
 
 
-def triple(who: str, name: str, value: Any, least: int) -> Triple:
+def triple(caller: str, name: str, value: Any, least: int) -> Triple:
     """Expand one or three integers to x, y and z; TypeError and ValueError for other values."""
     numbers = value if isinstance(value, tuple | list) else (value,) * 3
     if len(numbers) != 3:
-        raise ValueError(f"{who}: argument '{name}': expected one number or three, got {value!r}")
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int | np.integer):
-            raise TypeError(f"{who}: argument '{name}': expected integers, got {value!r}")
-        if number < least:
-            raise ValueError(f"{who}: argument '{name}': expected at least {least}, got {value!r}")
-    x, y, z = (int(number) for number in numbers)
+        raise ValueError(
+            f"{caller}: argument '{name}': expected one number or three, got {value!r}"
+        )
+    x, y, z = (check_size(caller, name, number, least) for number in numbers)
     return x, y, z
 
 
-def check_batches(who: str, batch_size: object, places: Places) -> int:
+def check_batches(caller: str, batch_size: object, places: Places) -> int:
     """Check the number of clouds and return it; TypeError and ValueError if it is invalid."""
     least = places.batch_size
     if batch_size is None:
         return least
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
-        raise TypeError(f"{who}: argument 'batch_size': expected an integer, got {batch_size!r}")
-    if batch_size < least:
-        raise wrong(who, "batch_size", f"at least {least} as the points have", batch_size)
-    return int(batch_size)
+    return check_size(caller, "batch_size", batch_size, least)
 
 
-def _places(who: str, coords: Tensor) -> Places:
+def _places(caller: str, coords: Tensor) -> Places:
     """The places of coordinates, which are checked for range and duplicates."""
 
     def make() -> Places:
@@ -469,24 +458,24 @@ def _places(who: str, coords: Tensor) -> Places:
     try:
         return remembered((coords,), "places", make)
     except ValueError as error:
-        raise ValueError(f"{who}: argument 'coords': {error}") from None
+        raise ValueError(f"{caller}: argument 'coords': {error}") from None
 
 
-def _check_coords(who: str, coords: object) -> None:
+def _check_coords(caller: str, coords: object) -> None:
     if not isinstance(coords, Tensor):
-        raise TypeError(f"{who}: argument 'coords': expected a tensor, got {type(coords).__name__}")
+        raise wrong(caller, "coords", "a tensor", type(coords).__name__, TypeError)
     if coords.dtype not in INTEGERS:
-        raise TypeError(f"{who}: argument 'coords': expected integers, got {dtype_name(coords)}")
+        raise wrong(caller, "coords", "integers", dtype_name(coords), TypeError)
     if coords.dim() != 2 or coords.shape[1] != 4:
-        raise wrong(who, "coords", "shape (n, 4) of batch, x, y and z", tuple(coords.shape))
+        raise wrong(caller, "coords", "shape (n, 4) of batch, x, y and z", tuple(coords.shape))
 
 
-def _check_features(who: str, features: Any, coords: Tensor) -> None:
-    check_tensor(who, "features", features)
+def _check_features(caller: str, features: Any, coords: Tensor) -> None:
+    check_tensor(caller, "features", features)
     if features.dim() != 2 or len(features) != len(coords):
         expected = f"shape ({len(coords)}, channels) as there are points"
-        raise wrong(who, "features", expected, tuple(features.shape))
+        raise wrong(caller, "features", expected, tuple(features.shape))
     if features.device != coords.device:
         raise wrong(
-            who, "features", f"to be on {coords.device} as the coordinates", features.device
+            caller, "features", f"to be on {coords.device} as the coordinates", features.device
         )

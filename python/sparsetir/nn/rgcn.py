@@ -10,21 +10,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, pair
-from sparsetir.nn.graph import (
-    Graph,
-    check_count,
-    is_edges,
-    is_spread,
-    remembered,
-    reversed_edges,
-    with_others,
-)
+from sparsetir.nn.graph import Graph, is_edges, is_spread, remembered, reversed_edges, with_others
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.relations import edge_copies
 from sparsetir.ops.rgms import rgms
-from sparsetir.ops.tensors import INDEX_DTYPES, check_edges
+from sparsetir.ops.tensors import INDEX_DTYPES, check_edges, check_size
 from sparsetir.reductions import LINEAR_NAMES
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
@@ -138,7 +130,7 @@ class RGCNConv(Conv):
         super().__init__(**{"aggr": aggr, **kwargs})
         if num_bases is not None and num_blocks is not None:
             raise wrong("RGCNConv", "num_blocks", "None with 'num_bases'", num_blocks)
-        check_count("RGCNConv", "num_relations", num_relations)
+        check_size("RGCNConv", "num_relations", num_relations, 1)
         left, right = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
         if num_blocks is not None and (left % num_blocks or out_channels % num_blocks):
             raise wrong(
@@ -201,7 +193,7 @@ class RGCNConv(Conv):
         sources, edge_index = with_others("RGCNConv", sources, edge_index, len(targets), self.flow)
         graph = self._graph(edge_index, edge_type, len(sources), len(targets))
         if not sources.is_floating_point():
-            out = self._of_rows(graph, sources, len(targets))
+            out = self._from_rows(graph, sources, len(targets))
         elif self._sums:
             out = rgms(sources, self._full_weight(), *graph, None, self._reduce, len(targets))
         else:
@@ -282,7 +274,7 @@ class RGCNConv(Conv):
             graph, ("relations", n, m, count), lambda: Relations.of(*graph, n, m, count)
         )
 
-    def _of_rows(self, graph: tuple[Tensor, Tensor], index: Tensor, m: int) -> Tensor:
+    def _from_rows(self, graph: tuple[Tensor, Tensor], index: Tensor, m: int) -> Tensor:
         """The result where messages are rows of the weights."""
         if self.num_blocks is not None:
             raise wrong("RGCNConv", "x", "features with 'num_blocks'", "integers")
@@ -293,7 +285,7 @@ class RGCNConv(Conv):
         count = self.num_relations
         if self.comp is not None:
             if self._sums and ROWS_FOR_AN_EDGE * graph[1].numel() <= count * rows:
-                return self._of_bases(graph, self.comp, weight, m)
+                return self._from_bases(graph, self.comp, weight, m)
             weight = (self.comp @ weight.flatten(1)).unflatten(1, weight.shape[1:])
         table = weight.reshape(count * rows, self.out_channels)
         if self._sums:
@@ -307,7 +299,7 @@ class RGCNConv(Conv):
         )
         return Graph.of("RGCNConv", relations.joined, targets, m).aggregate(at_targets, "sum")
 
-    def _of_bases(
+    def _from_bases(
         self, graph: tuple[Tensor, Tensor], comp: Tensor, weight: Tensor, m: int
     ) -> Tensor:
         """The result where messages are rows of weights that combine bases, (bases, rows, out).

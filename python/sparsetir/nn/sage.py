@@ -162,7 +162,7 @@ class SAGEConv(Conv):
         if len(every) == 1:
             sums = [graph.aggregate(x, every[0], graph.weight)]
         else:
-            x = graph.of_sources(x)
+            x = graph.source_features(x)
             sums = [graph.reduce(x, aggr, graph.weight) for aggr in every]
         gathered = torch.cat(sums, -1) if len(sums) > 1 else sums[0]
         out = linear(gathered, self.lin_l.weight, self.lin_l.bias)

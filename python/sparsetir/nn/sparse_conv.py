@@ -24,7 +24,6 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 
-from sparsetir.nn.graph import check_count
 from sparsetir.nn.kernel_map import Convolution
 from sparsetir.nn.points import (
     KernelMap,
@@ -37,7 +36,8 @@ from sparsetir.nn.points import (
 )
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import RelationRows, Relations
-from sparsetir.ops.rgms_kernels import of_nodes, of_weights
+from sparsetir.ops.rgms_kernels import node_sums, weight_gradients
+from sparsetir.ops.tensors import check_size
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -63,12 +63,12 @@ class _Convolution(torch.nn.Module):
         padding: object, dilation: object, submanifold: bool, bias: bool,
     ) -> None:  # fmt: skip
         super().__init__()
-        who = type(self).__name__
+        caller = type(self).__name__
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
-            check_count(who, name, value)
+            check_size(caller, name, value, 1)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.conv, self.submanifold = convolution(
-            who, kernel_size, stride, padding, dilation, submanifold
+            caller, kernel_size, stride, padding, dilation, submanifold
         )
         kernel = self.conv.kernel_size
         self.weight = Parameter(torch.empty(*kernel, in_channels, out_channels))
@@ -83,15 +83,15 @@ class _Convolution(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def _check(self, x: object) -> None:
-        who = type(self).__name__
+        caller = type(self).__name__
         if not isinstance(x, SparsePoints):
-            raise TypeError(f"{who}: argument 'x': expected SparsePoints, got {type(x).__name__}")
+            raise wrong(caller, "x", "SparsePoints", type(x).__name__, TypeError)
         features = x.features
         if features.shape[1] != self.in_channels:
-            raise wrong(who, "x", f"{self.in_channels} channels", features.shape[1])
+            raise wrong(caller, "x", f"{self.in_channels} channels", features.shape[1])
         if features.dtype != self.weight.dtype:
             expected = f"features of {dtype_name(self.weight)} as the weights"
-            raise wrong(who, "x", expected, dtype_name(features), TypeError)
+            raise wrong(caller, "x", expected, dtype_name(features), TypeError)
 
     def _sum(self, x: SparsePoints, places: Places, *between: Any) -> SparsePoints:
         """Make points at `places`; between : the inputs and outputs of :func:`products`."""
@@ -237,17 +237,17 @@ class SparseConvTranspose3d(_Convolution):
         ValueError
             If x came from no strided convolution, and `onto` is missing.
         """
-        who = type(self).__name__
+        caller = type(self).__name__
         self._check(x)
         if onto is not None and not isinstance(onto, SparsePoints):
-            raise wrong(who, "onto", "SparsePoints", type(onto).__name__, TypeError)
+            raise wrong(caller, "onto", "SparsePoints", type(onto).__name__, TypeError)
         if onto is not None:
             places = onto.places
         elif x.places.before is not None:
             places = x.places.before[0]
         else:
             raise ValueError(
-                f"{who}: argument 'onto': expected points, as x came from no strided convolution"
+                f"{caller}: argument 'onto': expected points, as x came from no strided convolution"
             )
         return self._sum(x, places, places, x.places, True)
 
@@ -282,7 +282,7 @@ class PointsSum(Operation[Tensor]):
 
     def run(self) -> Tensor:
         relations = _relations(self.fine, self.coarse, self.conv)
-        return of_nodes(relations, self.x, self.weight, None, self.back)
+        return node_sums(relations, self.x, self.weight, None, self.back)
 
     def fake(self) -> Tensor:
         outputs = self.fine if self.coarse is None or self.back else self.coarse
@@ -316,7 +316,9 @@ class PointsWeight(Operation[Tensor]):
     conv: list[int]
 
     def run(self) -> Tensor:
-        return of_weights(_relations(self.fine, self.coarse, self.conv), self.x, self.grad, None)
+        return weight_gradients(
+            _relations(self.fine, self.coarse, self.conv), self.x, self.grad, None
+        )
 
     def fake(self) -> Tensor:
         return self.x.new_empty((prod(self.conv[:3]), self.x.shape[1], self.grad.shape[1]))
@@ -336,15 +338,15 @@ points_weight = Operator("points_weight", PointsWeight)
 
 
 def _relations(fine: Tensor, coarse: Tensor | None, numbers: list[int]) -> Relations:
-    inputs, conv = places_of(fine), Convolution.of_numbers(numbers)
+    inputs, conv = places_of(fine), Convolution.from_numbers(numbers)
     if coarse is None:
         pairs = inputs.submanifold(conv)
     else:
         pairs = inputs.onto(places_of(coarse), conv)
-    return pairs.remembered("relations", lambda pairs: _of_map(pairs, inputs))
+    return pairs.remembered("relations", lambda pairs: _map_relations(pairs, inputs))
 
 
-def _of_map(pairs: KernelMap, inputs: Places) -> Relations:
+def _map_relations(pairs: KernelMap, inputs: Places) -> Relations:
     """The pairs of a map as edges, one in each row; inputs : the places of its inputs."""
 
     def rows(x: KernelMap) -> RelationRows:

@@ -128,24 +128,26 @@ class SparseLinear(Module):
         -------
         SparseLinear
         """
-        who = "SparseLinear.from_linear"
+        caller = "SparseLinear.from_linear"
         if not isinstance(linear, Linear):
-            raise wrong(who, "linear", "a torch.nn.Linear", type(linear).__name__, TypeError)
+            raise wrong(caller, "linear", "a torch.nn.Linear", type(linear).__name__, TypeError)
         if sum(x is not None for x in (mask, sparsity, threshold)) > 1:
             raise ValueError(
-                f"{who}: expected one of 'mask', 'sparsity' and 'threshold' at most, got several"
+                f"{caller}: expected one of 'mask', 'sparsity' and 'threshold' at most, got several"
             )
         pruner = _pruner(linear)
         if lost := _lost(linear, pruner):
-            raise wrong(who, "linear", "a layer without parts that a sparse one cannot keep", lost)
+            raise wrong(
+                caller, "linear", "a layer without parts that a sparse one cannot keep", lost
+            )
         weight = (linear.weight if pruner is None else pruner.apply_mask(linear)).detach()
         if block is not None:
-            check_block(who, weight, block)
+            check_block(caller, weight, block)
         if mask is not None and (mask.shape != weight.shape or mask.dtype != torch.bool):
             got = f"{str(mask.dtype).removeprefix('torch.')} of {tuple(mask.shape)}"
-            raise wrong(who, "mask", f"bool of shape {tuple(weight.shape)}", got)
+            raise wrong(caller, "mask", f"bool of shape {tuple(weight.shape)}", got)
         if threshold is not None and not threshold >= 0:
-            raise wrong(who, "threshold", "0 or more", repr(threshold))
+            raise wrong(caller, "threshold", "0 or more", repr(threshold))
         if sparsity is not None:
             mask = prune(weight, sparsity, block)
         elif mask is None:
@@ -157,7 +159,7 @@ class SparseLinear(Module):
         layer.values.requires_grad_(linear.get_parameter(orig).requires_grad)
         if layer.bias is not None:
             layer.bias.requires_grad_(linear.bias.requires_grad)
-        _keep(who, layer, linear, {"weight", "bias", orig, orig.replace("orig", "mask")})
+        _keep(caller, layer, linear, {"weight", "bias", orig, orig.replace("orig", "mask")})
         return layer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -313,12 +315,12 @@ def _lost(linear: Linear, pruner: object) -> str | None:
     return next((what for what, applies in cases.items() if applies), None)
 
 
-def _keep(who: str, layer: SparseLinear, linear: Linear, gone: set[str]) -> None:
+def _keep(caller: str, layer: SparseLinear, linear: Linear, gone: set[str]) -> None:
     """Copy a layer's hooks, buffers and attributes to a sparse one, except names in `gone`."""
     usual = {*vars(Module()), "in_features", "out_features"}
     others = {**vars(linear), **linear._parameters, **linear._buffers, **linear._modules}
     if taken := [name for name in others if name not in usual | gone and hasattr(layer, name)]:
-        raise wrong(who, "linear", "no attributes with names of a SparseLinear's", f"{taken}")
+        raise wrong(caller, "linear", "no attributes with names of a SparseLinear's", f"{taken}")
     for name, value in vars(linear).items():
         kept = vars(layer).get(name)
         if name in usual and isinstance(kept, dict):
@@ -379,13 +381,11 @@ def prune(weight: Tensor, sparsity: float, block: tuple[int, int] | None = None)
     return mask.view(m // r, 1, n // c, 1).expand(m // r, r, n // c, c).reshape(m, n)
 
 
-def check_block(who: str, weight: Tensor, block: tuple[int, int]) -> tuple[int, int]:
+def check_block(caller: str, weight: Tensor, block: tuple[int, int]) -> tuple[int, int]:
     """Check a block's rows and columns, which must divide the weight's (ValueError)."""
     whole = isinstance(block, tuple | list) and len(block) == 2
     whole = whole and all(isinstance(b, int) and not isinstance(b, bool) and b > 0 for b in block)
     if not whole or weight.shape[0] % block[0] or weight.shape[1] % block[1]:
-        raise ValueError(
-            f"{who}: argument 'block': expected rows and columns that divide a weight of shape "
-            f"{tuple(weight.shape)}, got {block!r}"
-        )
+        expected = f"rows and columns that divide a weight of shape {tuple(weight.shape)}"
+        raise wrong(caller, "block", expected, f"{block!r}")
     return block[0], block[1]

@@ -92,10 +92,10 @@ def _run(
     launch(kernel, {**arrays, **sizes, "indptr": structure.rowptr, "indices": structure.col})
 
 
-def _check(who: str, name: str, x: Tensor, features: int, like: Tensor | None = None) -> None:
-    check_tensor(who, name, x, like)
+def _check(caller: str, name: str, x: Tensor, features: int, like: Tensor | None = None) -> None:
+    check_tensor(caller, name, x, like)
     if x.dim() < 1 or x.shape[-1] != features:
-        raise wrong(who, name, f"{features} features", f"shape {tuple(x.shape)}")
+        raise wrong(caller, name, f"{features} features", f"shape {tuple(x.shape)}")
 
 
 @dataclass

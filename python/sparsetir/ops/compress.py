@@ -39,7 +39,7 @@ def transpose(
         in_order = places is None
         positions = col.new_empty(0, dtype=torch.int64) if places is None else places.contiguous()
         arrays = _results(n, col, max(m, n))
-        kernel = _of_rows(dtype_name(col), dtype_name(arrays[0]), in_order)
+        kernel = _row_kernel(dtype_name(col), dtype_name(arrays[0]), in_order)
         sizes = m, n, len(col), len(positions)
         kernel.run((rowptr.contiguous(), col.contiguous(), positions, *arrays, *sizes))
         return arrays
@@ -93,7 +93,7 @@ def sorted_pairs(
     if known is None and _count(keys):
         arrays = _results(size, keys, max(size, n))
         statistics = torch.empty(FOUND, dtype=torch.int64)
-        kernel = _of_pairs(dtype_name(keys), dtype_name(arrays[0]))
+        kernel = _pair_kernel(dtype_name(keys), dtype_name(arrays[0]))
         arguments = keys.contiguous(), others.contiguous(), *arrays, statistics, size, n, len(keys)
         kernel.run(arguments)
         return *arrays, statistics.tolist()
@@ -159,7 +159,7 @@ def _starts(rows: Tensor, m: int) -> Tensor:
 
 
 @cache
-def _of_pairs(dtype: str, out: str) -> Kernel:
+def _pair_kernel(dtype: str, out: str) -> Kernel:
     """The kernel that sorts keys and others, and reports their ranges."""
 
     @T.prim_func(s_tir=True)
@@ -202,7 +202,7 @@ def _of_pairs(dtype: str, out: str) -> Kernel:
 
 
 @cache
-def _of_rows(dtype: str, out: str, in_order: bool) -> Kernel:
+def _row_kernel(dtype: str, out: str, in_order: bool) -> Kernel:
     """The kernel that sorts compressed rows by columns, which are known to be in range."""
 
     @T.prim_func(s_tir=True)

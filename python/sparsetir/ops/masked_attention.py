@@ -37,7 +37,7 @@ from sparsetir.schedules.targets import is_gpu, vector_registers
 from sparsetir.schedules.templates.block_attention import BlockTiles
 from sparsetir.schedules.templates.registry import templates_for
 
-WHO = "sparse_attention"
+NAME = "sparse_attention"
 # The cost of a position in a block, by block size, and of a single element.
 PLACE, ELEMENT = {64: 1.0, 32: 1.1, 16: 1.7}, 16.0
 COLUMNS = 16  # columns of a tensor-core tile
@@ -89,9 +89,9 @@ def sparse_attention(
     """
     _check(q, k, v)
     m, n = q.shape[2], k.shape[2]
-    scale = scale_of(WHO, scale, q.shape[-1])
+    scale = scale_of(NAME, scale, q.shape[-1])
     if not isinstance(mask, BlockMask):
-        operand = resolve(mask, None, (m, n), WHO, "mask")
+        operand = resolve(mask, None, (m, n), NAME, "mask")
         _check_mask((operand.m, operand.n), operand.col.device, q, k)
         return element_attention(q, k, v, operand.rowptr, operand.col, scale)[0]
     _check_mask(mask.shape, mask.device, q, k)
@@ -138,7 +138,7 @@ class _Gradients(Operation[tuple[Tensor, Tensor, Tensor]]):
         return q, k, v
 
     def gradients(self, grad: Tensor) -> Gradients:
-        raise NotImplementedError(f"{WHO}: has no gradients of gradients; ops.attention has")
+        raise NotImplementedError(f"{NAME}: has no gradients of gradients; ops.attention has")
 
 
 @dataclass
@@ -209,7 +209,7 @@ class _OfElements:
     def found(self, n: int) -> tuple[Structure, BlockMask | None]:
         """The structure, and its elements in blocks if that is cheaper than one by one; never on
         GPUs."""
-        structure = structure_of(self.rowptr, self.col, n, WHO)
+        structure = structure_of(self.rowptr, self.col, n, NAME)
         if structure.device.type != "cpu":
             return structure, None
         return structure, structure.derived(BlockMask, _fitting)
@@ -383,25 +383,28 @@ def _tiles(problem: OfBlocks | OfBlocksBackward, target: Target, parallel: bool)
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless the operands' shapes, types and devices agree."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        check_tensor(WHO, name, x, q, "'q'")
+        check_tensor(NAME, name, x, q, "'q'")
         if x.dim() != 4:
             expected = "a dense tensor (batch, heads, length, head size)"
-            raise wrong(WHO, name, expected, f"shape {tuple(x.shape)}")
+            raise wrong(NAME, name, expected, f"shape {tuple(x.shape)}")
         if x.device != q.device:
-            raise wrong(WHO, name, f"to be on {q.device} as 'q'", x.device)
+            raise wrong(NAME, name, f"to be on {q.device} as 'q'", x.device)
         if x.shape[:2] != q.shape[:2]:
             raise wrong(
-                WHO, name, f"batch and heads {tuple(q.shape[:2])} as 'q'", f"shape {tuple(x.shape)}"
+                NAME,
+                name,
+                f"batch and heads {tuple(q.shape[:2])} as 'q'",
+                f"shape {tuple(x.shape)}",
             )
     if k.shape[3] != q.shape[3]:
-        raise wrong(WHO, "k", f"head size {q.shape[3]} as 'q'", k.shape[3])
+        raise wrong(NAME, "k", f"head size {q.shape[3]} as 'q'", k.shape[3])
     if v.shape[2] != k.shape[2]:
-        raise wrong(WHO, "v", f"length {k.shape[2]} as 'k'", v.shape[2])
+        raise wrong(NAME, "v", f"length {k.shape[2]} as 'k'", v.shape[2])
 
 
 def _check_mask(shape: tuple[int, ...], device: torch.device, q: Tensor, k: Tensor) -> None:
     if tuple(shape) != (q.shape[2], k.shape[2]):
         expected = f"shape {(q.shape[2], k.shape[2])}, the lengths of 'q' and 'k'"
-        raise wrong(WHO, "mask", expected, tuple(shape))
+        raise wrong(NAME, "mask", expected, tuple(shape))
     if device != q.device:
-        raise wrong(WHO, "mask", f"to be on {q.device} as 'q'", device)
+        raise wrong(NAME, "mask", f"to be on {q.device} as 'q'", device)

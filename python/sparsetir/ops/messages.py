@@ -309,11 +309,11 @@ def attention(A: object, q: Tensor, k: Tensor, v: Tensor, scale: float | None = 
     return out if named["q"].dim() == 3 else out.squeeze(1)
 
 
-def _either(who: str, name: str, first: T | None, other: str, value: T | None) -> T | None:
+def _either(caller: str, name: str, first: T | None, other: str, value: T | None) -> T | None:
     """An argument that has two names."""
     if first is not None and value is not None:
         raise TypeError(
-            f"{who}: argument '{other}': expected none with '{name}', which is the same"
+            f"{caller}: argument '{other}': expected none with '{name}', which is the same"
         )
     return first if value is None else value
 
@@ -377,29 +377,29 @@ def _count(operand: Operand) -> int:
     return operand.col.shape[-1]
 
 
-def _given(who: str, name: str, x: object, what: str) -> Tensor:
+def _given(caller: str, name: str, x: object, what: str) -> Tensor:
     if not isinstance(x, Tensor):
-        raise wrong(who, name, f"a tensor for {what}", type(x).__name__, TypeError)
+        raise wrong(caller, name, f"a tensor for {what}", type(x).__name__, TypeError)
     if x.layout is not torch.strided:
-        raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {x.layout}")
+        raise wrong(caller, name, "a dense tensor", x.layout, TypeError)
     if x.dim() < 1:
-        raise ValueError(f"{who}: argument '{name}': expected 1 or more dimensions, got a number")
+        raise wrong(caller, name, "1 or more dimensions", "a number")
     return x
 
 
-def _check_like(who: str, operand: Operand, **operands: tuple[Tensor | None, int, str]) -> None:
+def _check_like(caller: str, operand: Operand, **operands: tuple[Tensor | None, int, str]) -> None:
     """Raise unless operands, (tensor, rows, what rows are), fit the pattern and each other."""
     first = None
     for name, (x, rows, what) in operands.items():
         if x is not None:
-            check_tensor(who, name, x, first)
+            check_tensor(caller, name, x, first)
             said = f"for the {what} of the sparse matrix"
-            check_rows(who, name, x, operand.col.device, rows, said)
+            check_rows(caller, name, x, operand.col.device, rows, said)
             first = x if first is None else first
 
 
 def _merged(
-    who: str,
+    caller: str,
     first: str,
     a: Tensor | None,
     second: str,
@@ -413,7 +413,7 @@ def _merged(
         return merged(*shapes, most=most)
     except RuntimeError:
         expected = f"features to be broadcast with those of '{first}'"
-        raise wrong(who, second, expected, f"shapes {shapes[1]} and {shapes[0]}") from None
+        raise wrong(caller, second, expected, f"shapes {shapes[1]} and {shapes[0]}") from None
 
 
 def _own_values(operand: Operand, u: Tensor | None) -> Tensor | None:
@@ -437,7 +437,7 @@ def _transposed(operand: Operand) -> Operand:
         return resolve((make(), (m, n)), None, None, "edge_softmax")
 
     def turned(_: Structure) -> PatternCopy:
-        return cacheable(PatternCopy.of_edges)("edge_softmax", private(make(), is_new=True), n, m)
+        return cacheable(PatternCopy.from_edges)("edge_softmax", private(make(), is_new=True), n, m)
 
     by_source = structure_of(rowptr, col, n).derived("turned", turned)
     return Operand(by_source.rowptr, by_source.col, n, m)
@@ -451,7 +451,7 @@ def _segments(rowptr: Tensor, nnz: int) -> Operand:
 
     def make(rowptr: Tensor) -> PatternCopy:
         zeros = torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
-        return PatternCopy.of_csr("segment_reduce", rowptr, private(zeros, is_new=True), 1)
+        return PatternCopy.from_csr("segment_reduce", rowptr, private(zeros, is_new=True), 1)
 
     pattern = kept.get(("segments", nnz), make, rowptr)
     return Operand(pattern.rowptr, pattern.col, m, 1)

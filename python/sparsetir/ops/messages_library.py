@@ -308,7 +308,7 @@ def attention_gradients(
     weights = segment_softmax(rowptr, col, scores.permute(2, 0, 1), n)
 
     @cache
-    def of_scores() -> Tensor:
+    def score_gradient() -> Tensor:
         of_weights = gsddmm(rowptr, col, v, grad, n, "dot", "u", "v").permute(2, 0, 1)
         scores = segment_softmax_backward(rowptr, col, weights, of_weights, n)
         return scores.permute(1, 2, 0) * scale
@@ -318,8 +318,8 @@ def attention_gradients(
 
     return {
         "v": summed(grad, lambda: weights.permute(1, 2, 0), True),
-        "q": summed(k, of_scores, False),
-        "k": summed(q, of_scores, True),
+        "q": summed(k, score_gradient, False),
+        "k": summed(q, score_gradient, True),
     }
 
 

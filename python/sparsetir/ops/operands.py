@@ -113,7 +113,7 @@ def resolve(
     A: object,
     values: Tensor | None = None,
     shape: tuple[int, int] | None = None,
-    who: str = "resolve",
+    caller: str = "resolve",
     name: str = "A",
 ) -> Operand:
     """Convert a sparse matrix of any kind to an :class:`Operand`; conversions are cached.
@@ -144,7 +144,7 @@ def resolve(
         the rows for a SparseTensor and of A.val for DGL. They keep their gradients.
     shape : (int, int), optional
         (m, n) for edges without a size; by default the sizes are read from the edges.
-    who, name : str
+    caller, name : str
         Names of the function and argument, for errors.
 
     Returns
@@ -165,22 +165,22 @@ def resolve(
     """
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
-            edges, size = plain_edges(who, name, A)
-            return _of_edges(who, name, edges, values, size or shape, A)
-        return _of_sparse(who, name, A, values)
+            edges, size = plain_edges(caller, name, A)
+            return _from_edges(caller, name, edges, values, size or shape, A)
+        return _from_sparse(caller, name, A, values)
     if isinstance(A, Operand):
-        _check_operand(who, name, A)
+        _check_operand(caller, name, A)
         own_values = A.values if values is None else values
-        return _compressed(who, A.rowptr, A.col, A.m, A.n, own_values)
+        return _compressed(caller, A.rowptr, A.col, A.m, A.n, own_values)
     if isinstance(A, SparseMatrix):
-        return _of_matrix(A, values)
+        return _from_matrix(A, values)
     if isinstance(A, Prepared):
         return A.operand if values is None else A.operand._replace(values=values)
     if isinstance(A, tuple) and len(A) == 2 and isinstance(A[0], Tensor) and A[0].dim() != 1:
-        edges, size = plain_edges(who, name, A[0])
-        size = _size(who, name, A[1]) or size or shape
-        return _of_edges(who, name, edges, values, size, A[0])
-    return _of_foreign(who, name, A, values, shape)
+        edges, size = plain_edges(caller, name, A[0])
+        size = size or shape if A[1] is None else size_of(caller, name, A[1])
+        return _from_edges(caller, name, edges, values, size, A[0])
+    return _from_foreign(caller, name, A, values, shape)
 
 
 def known(A: Any, n: int) -> tuple[PatternCopy, Tensor | None] | None:
@@ -221,7 +221,7 @@ def known(A: Any, n: int) -> tuple[PatternCopy, Tensor | None] | None:
 
 
 def pattern_and_values(
-    who: str, name: str, A: object, undisturbed: bool
+    caller: str, name: str, A: object, undisturbed: bool
 ) -> tuple[PatternCopy, Tensor | None]:
     """The pattern of a matrix and its own values: those of :func:`known`, or of :func:`resolve`.
 
@@ -233,26 +233,26 @@ def pattern_and_values(
         seen = None
     if seen is not None:
         return seen
-    rowptr, col, _, n, values = resolve(A, None, None, who, name)
-    return pattern_of(rowptr, col, n, who), values
+    rowptr, col, _, n, values = resolve(A, None, None, caller, name)
+    return pattern_of(rowptr, col, n, caller), values
 
 
-def _check_operand(who: str, name: str, A: Operand) -> None:
+def _check_operand(caller: str, name: str, A: Operand) -> None:
     for part, x in (("rowptr", A.rowptr), ("col", A.col)):
         if not isinstance(x, Tensor):
-            raise wrong(who, f"{name}.{part}", "a tensor", type(x).__name__, TypeError)
+            raise wrong(caller, f"{name}.{part}", "a tensor", type(x).__name__, TypeError)
     if A.rowptr.shape != (A.m + 1,):
         raise wrong(
-            who, f"{name}.rowptr", f"shape ({A.m + 1},) for {A.m} rows", tuple(A.rowptr.shape)
+            caller, f"{name}.rowptr", f"shape ({A.m + 1},) for {A.m} rows", tuple(A.rowptr.shape)
         )
 
 
 def _compressed(
-    who: str, rowptr: Tensor, col: Tensor, m: int, n: int, values: Tensor | None
+    caller: str, rowptr: Tensor, col: Tensor, m: int, n: int, values: Tensor | None
 ) -> Operand:
     """The operand of rowptr and col tensors."""
     if _is_readable(rowptr, col):
-        rowptr, col, _ = pattern_of(rowptr, col, n, who)
+        rowptr, col, _ = pattern_of(rowptr, col, n, caller)
     return Operand(rowptr, col, m, n, values)
 
 
@@ -283,7 +283,7 @@ class RowPointers(Operation[Tensor]):
 row_pointers = Operator("row_pointers", RowPointers)
 
 
-def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
+def plain_edges(caller: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
     """A as a plain tensor of edges, and (m, n) if A has a size."""
     size = None
     if hasattr(A, "sparse_size"):  # torch_geometric.EdgeIndex
@@ -293,32 +293,32 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
         A = A.as_tensor()  # type: ignore[attr-defined]
     if A.is_nested or A.layout is not torch.strided:
         expected = "a sparse matrix or an edge_index of shape (2, E)"
-        raise wrong(who, name, expected, "a nested tensor" if A.is_nested else A.layout, TypeError)
+        raise wrong(
+            caller, name, expected, "a nested tensor" if A.is_nested else A.layout, TypeError
+        )
     if A.dim() != 2 or A.shape[0] != 2:
         expected = "a sparse matrix or an edge_index of shape (2, E)"
-        raise wrong(who, name, expected, f"a dense tensor of shape {tuple(A.shape)}")
+        raise wrong(caller, name, expected, f"a dense tensor of shape {tuple(A.shape)}")
     if A.dtype not in INDEX_DTYPES:
         raise TypeError(
-            f"{who}: argument '{name}': expected an edge_index of int32 or int64, got "
+            f"{caller}: argument '{name}': expected an edge_index of int32 or int64, got "
             f"{str(A.dtype).removeprefix('torch.')}"
             + (" that requires a gradient: a pattern has none" if A.requires_grad else "")
         )
     return A, size
 
 
-def _size(who: str, name: str, size: object) -> tuple[int, int] | None:
+def size_of(caller: str, name: str, size: object) -> tuple[int, int]:
     """(m, n) from the size of edges, (sources, targets) or one number."""
-    if size is None:
-        return None
     ends = size if isinstance(size, tuple | list) else (size, size)
     if len(ends) != 2:
         expected = "(edge_index, size) with size = (sources, targets) or one number"
-        raise wrong(who, name, expected, f"{size!r}")
-    return check_size(who, name, ends[1]), check_size(who, name, ends[0])
+        raise wrong(caller, name, expected, f"{size!r}")
+    return check_size(caller, name, ends[1]), check_size(caller, name, ends[0])
 
 
-def _of_edges(
-    who: str,
+def _from_edges(
+    caller: str,
     name: str,
     edges: Tensor,
     values: Tensor | None,
@@ -328,12 +328,12 @@ def _of_edges(
     """The operand of plain edges; original : the caller's object, which may know their order."""
     if shape is None and edges.is_meta:
         raise ValueError(
-            f"{who}: argument '{name}': expected (edge_index, size) for edges without data"
+            f"{caller}: argument '{name}': expected (edge_index, size) for edges without data"
         )
     m, n = shape or _least_shape(edges)
     if not _is_readable(edges):
         return Operand(row_pointers(edges, m, n), edges, m, n, values)
-    pattern = pattern_of_edges(edges, m, n, who, name, lambda: _orders(original))
+    pattern = pattern_of_edges(edges, m, n, caller, name, lambda: _orders(original))
     return Operand(pattern.rowptr, pattern.col, m, n, values)
 
 
@@ -357,30 +357,32 @@ def _least_shape(edges: Tensor) -> tuple[int, int]:
 # -- torch.sparse ---------------------------------------------------------------------------------
 
 
-def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand:
+def _from_sparse(caller: str, name: str, A: Tensor, values: Tensor | None) -> Operand:
     try:
         flat = A.dim() == 2 and A.sparse_dim() == 2
     except RuntimeError:  # torch.func.grad looks for strides, torch.sparse.mm fails there, too
         expected = "a result of ops.prepare for a compressed tensor, under torch.func.grad and vjp"
-        raise wrong(who, name, expected, A.layout, TypeError) from None
+        raise wrong(caller, name, expected, A.layout, TypeError) from None
     if not flat:
         expected = "a sparse matrix without batch and dense dimensions"
-        raise wrong(who, name, expected, f"shape {tuple(A.shape)}")
+        raise wrong(caller, name, expected, f"shape {tuple(A.shape)}")
     m, n = A.shape
     if A.layout is torch.sparse_csr:
         own_values = _own(A) if values is None else values
-        return _compressed(who, A.crow_indices(), A.col_indices(), m, n, own_values)
+        return _compressed(caller, A.crow_indices(), A.col_indices(), m, n, own_values)
     if A.layout is torch.sparse_coo:
         A = A if A.is_coalesced() else A.coalesce()
         indices, own_values = A.indices(), _own(A) if values is None else values
         if not _is_readable(indices):
             return Operand(_pointers(indices[0], m), indices[1], m, n, own_values)
 
-        def of_indices(indices: Tensor) -> PatternCopy:
+        def from_indices(indices: Tensor) -> PatternCopy:
             rows, cols = indices
-            return PatternCopy.of_csr(who, _pointers(_in_order(who, name, rows), m), cols, n)
+            return PatternCopy.from_csr(
+                caller, _pointers(_in_order(caller, name, rows), m), cols, n
+            )
 
-        pattern = kept.get(("coo", m, n), of_indices, indices)
+        pattern = kept.get(("coo", m, n), from_indices, indices)
         return Operand(pattern.rowptr, pattern.col, m, n, own_values)
     by_rows = A.layout is torch.sparse_bsr
     outer, inner = (
@@ -389,33 +391,36 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
     blocks = _own(A)
     if blocks.dim() not in (1, 3):
         raise wrong(
-            who, name, "values without dense dimensions", f"values of shape {tuple(blocks.shape)}"
+            caller,
+            name,
+            "values without dense dimensions",
+            f"values of shape {tuple(blocks.shape)}",
         )
     block = (1, 1) if blocks.dim() == 1 else (blocks.shape[1], blocks.shape[2])
 
-    def of_blocks(outer: Tensor, inner: Tensor) -> PatternCopy:
+    def from_blocks(outer: Tensor, inner: Tensor) -> PatternCopy:
         height, width = block
         count = n // width if by_rows else m // height
         kinds = ("crow", "col") if by_rows else ("ccol", "row")
-        check_csr(who, outer, inner, count, tuple(f"{name}.{kind}_indices()" for kind in kinds))
+        check_csr(caller, outer, inner, count, tuple(f"{name}.{kind}_indices()" for kind in kinds))
         by_blocks = Blocks(outer, inner, block) if by_rows else None
         edges = _block_edges(outer, inner, block, by_rows)
-        return PatternCopy.of_edges(who, private(edges, is_new=True), m, n, name, by_blocks)
+        return PatternCopy.from_edges(caller, private(edges, is_new=True), m, n, name, by_blocks)
 
     own_values = blocks.reshape(-1) if values is None else values
     if not _is_readable(outer, inner):
         edges = _block_edges(outer, inner, block, by_rows)
         return Operand(row_pointers(edges, m, n), edges, m, n, own_values)
-    pattern = kept.get(("blocks", block, by_rows, m, n), of_blocks, outer, inner)
+    pattern = kept.get(("blocks", block, by_rows, m, n), from_blocks, outer, inner)
     return Operand(pattern.rowptr, pattern.col, m, n, own_values)
 
 
-def _in_order(who: str, name: str, rows: Tensor) -> Tensor:
+def _in_order(caller: str, name: str, rows: Tensor) -> Tensor:
     """The rows of a tensor marked as coalesced, checked, as torch trusts its creator."""
     if bool((rows[1:] < rows[:-1]).any()):
         raise ValueError(
-            f"{who}: argument '{name}': expected elements in order of rows, as its is_coalesced() "
-            "says; make it without is_coalesced=True"
+            f"{caller}: argument '{name}': expected elements in order of rows, as its "
+            "is_coalesced() says; make it without is_coalesced=True"
         )
     return rows
 
@@ -446,29 +451,30 @@ def _block_edges(outer: Tensor, inner: Tensor, block: tuple[int, int], by_rows: 
 # -- matrices of other libraries ------------------------------------------------------------------
 
 
-def _of_foreign(
-    who: str, name: str, A: object, values: Tensor | None, shape: tuple[int, int] | None
+def _from_foreign(
+    caller: str, name: str, A: object, values: Tensor | None, shape: tuple[int, int] | None
 ) -> Operand:
-    source = adopted(who, name, A)
+    source = adopted(caller, name, A)
     if isinstance(source, Compressed):
         own = source.values if values is None else values
-        return _compressed(who, source.rowptr, source.col, *source.shape, own)
+        return _compressed(caller, source.rowptr, source.col, *source.shape, own)
     if isinstance(source, Edges):
-        index, size = source.index, _size(who, name, source.size) or shape
+        index, size = source.index, source.size
+        size = shape if size is None else size_of(caller, name, size)
         if values is None and source.values is not None:
-            values = as_tensor(who, name, source.values)
+            values = as_tensor(caller, name, source.values)
         if isinstance(index, tuple):
-            sources, targets = (as_tensor(who, name, x) for x in index)
-            return _of_ends(who, name, sources, targets, values, size)
-        edges, own = plain_edges(who, name, as_tensor(who, name, index))
-        return _of_edges(who, name, edges, values, size or own)
+            sources, targets = (as_tensor(caller, name, x) for x in index)
+            return _from_ends(caller, name, sources, targets, values, size)
+        edges, own = plain_edges(caller, name, as_tensor(caller, name, index))
+        return _from_edges(caller, name, edges, values, size or own)
     if isinstance(source, Tensor):
-        return _of_sparse(who, name, source, values)
-    return _of_matrix(adopt_matrix(who, name, source), values)
+        return _from_sparse(caller, name, source, values)
+    return _from_matrix(adopt_matrix(caller, name, source), values)
 
 
-def _of_ends(
-    who: str,
+def _from_ends(
+    caller: str,
     name: str,
     sources: Tensor,
     targets: Tensor,
@@ -477,28 +483,28 @@ def _of_ends(
 ) -> Operand:
     """The operand of the two ends of edges, (E,) each."""
     if not _is_readable(sources, targets):
-        edges, _ = plain_edges(who, name, torch.stack([sources, targets]))
-        return _of_edges(who, name, edges, values, shape)
+        edges, _ = plain_edges(caller, name, torch.stack([sources, targets]))
+        return _from_edges(caller, name, edges, values, shape)
 
-    def of_ends(*ends: Tensor) -> PatternCopy:
-        edges, _ = plain_edges(who, name, torch.stack(ends))
+    def from_ends(*ends: Tensor) -> PatternCopy:
+        edges, _ = plain_edges(caller, name, torch.stack(ends))
         m, n = shape or _least_shape(edges)
-        return PatternCopy.of_edges(who, private(edges, is_new=True), m, n, name)
+        return PatternCopy.from_edges(caller, private(edges, is_new=True), m, n, name)
 
-    pattern = kept.get(("ends", shape), of_ends, sources, targets)
+    pattern = kept.get(("ends", shape), from_ends, sources, targets)
     return Operand(pattern.rowptr, pattern.col, *pattern.structure.shape, values)
 
 
-def as_tensor(who: str, name: str, array: object) -> Tensor:
+def as_tensor(caller: str, name: str, array: object) -> Tensor:
     """Convert an array of any library to a tensor, sharing writable memory; integers become int64.
 
-    who, name : names of the function and argument, for errors
+    caller, name : names of the function and argument, for errors
     """
     if isinstance(array, Tensor):
         return array
     if is_array(array) and device_name(array) != "cpu":
         return torch.from_dlpack(array)
-    host = to_host(who, name, array)
+    host = to_host(caller, name, array)
     if host.dtype.kind in "iu" and host.dtype.name not in ("int32", "int64"):
         host = host.astype(np.int64)
     if not host.dtype.isnative:
@@ -508,7 +514,7 @@ def as_tensor(who: str, name: str, array: object) -> Tensor:
         return torch.from_numpy(host.copy() if backwards or not host.flags.writeable else host)
     except TypeError:
         raise wrong(
-            who, name, "an array of numbers that torch knows", f"one of {host.dtype}", TypeError
+            caller, name, "an array of numbers that torch knows", f"one of {host.dtype}", TypeError
         ) from None
 
 
@@ -529,14 +535,14 @@ def _arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
     return arrays
 
 
-def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
+def _from_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
     (m, n), arrays = A.shape, _arrays_of(A)
 
-    def of_arrays(rowptr: Tensor, col: Tensor) -> PatternCopy:
-        return PatternCopy.of_csr("resolve", rowptr, col.to(rowptr.dtype), n)
+    def from_arrays(rowptr: Tensor, col: Tensor) -> PatternCopy:
+        return PatternCopy.from_csr("resolve", rowptr, col.to(rowptr.dtype), n)
 
     if _is_readable(*arrays):
-        rowptr, col, _ = kept.get(("matrix", A.shape), of_arrays, *arrays)
+        rowptr, col, _ = kept.get(("matrix", A.shape), from_arrays, *arrays)
     else:
         rowptr, col = arrays[0], arrays[1].to(arrays[0].dtype)
     return Operand(rowptr, col, m, n, tensor_of(A.values) if values is None else values)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops.cache import attach, cacheable, private
-from sparsetir.ops.operands import Operand, Prepared, resolve
+from sparsetir.ops.operands import Operand, Prepared, resolve, size_of
 from sparsetir.ops.relations import Relations, check_relations
 from sparsetir.ops.structure import pattern_of
 from sparsetir.runtime.refusals import wrong
@@ -47,12 +47,12 @@ class PreparedRelations:
         )
         attach(self.edge_type, (self.edge_index, self.structure))
 
-    def edges_for(self, who: str, n: int, m: int, count: int) -> tuple[Tensor, Tensor]:
+    def edges_for(self, caller: str, n: int, m: int, count: int) -> tuple[Tensor, Tensor]:
         """Return edges and their relations if they were prepared for these sizes.
 
         Parameters
         ----------
-        who : str
+        caller : str
             The caller's name, for errors.
         n : int
             Number of sources.
@@ -73,7 +73,7 @@ class PreparedRelations:
         """
         if (n, m, count) != (self.n, self.m, self.count):
             expected = f"one prepared for {n} sources, {m} targets and {count} relations"
-            raise wrong(who, "edge_index", expected, f"{self.n}, {self.m} and {self.count}")
+            raise wrong(caller, "edge_index", expected, f"{self.n}, {self.m} and {self.count}")
         return self.edge_index, self.edge_type
 
     def __reduce__(self) -> NoReturn:
@@ -166,9 +166,7 @@ def _with_relations(
         raise TypeError("prepare: argument 'values': expected None with 'edge_type'")
     if size is None:
         size = int(edges.max()) + 1 if edges.numel() else 0
-    sizes = tuple(size) if isinstance(size, tuple | list) else (size, size)
-    if len(sizes) != 2:
-        raise ValueError(f"prepare: argument 'size': expected (sources, targets), got {size!r}")
+    m, n = size_of("prepare", "size", size)
     if count is None:
         count = int(edge_type.max()) + 1 if edge_type.numel() else 0
-    return PreparedRelations(edges, edge_type, *sizes, count)
+    return PreparedRelations(edges, edge_type, n, m, count)

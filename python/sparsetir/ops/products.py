@@ -63,15 +63,20 @@ from sparsetir.schedules.template import Choices
 
 
 def _checked_product(
-    who: str, structure: Structure, name: str, b: Tensor, values: Tensor | None, reduce: str = "sum"
+    caller: str,
+    structure: Structure,
+    name: str,
+    b: Tensor,
+    values: Tensor | None,
+    reduce: str = "sum",
 ) -> Tensor:
     """The product with a matrix, checked unless a call like it was made before."""
     out = structure.fast_path("spmm", (b,), values, reduce)
     if out is not None:
         return out
-    check_dense(who, name, b, structure, structure.n)
+    check_dense(caller, name, b, structure, structure.n)
     if values is not None:
-        check_values(who, values, b, structure)
+        check_values(caller, values, b, structure)
     return structure.run("spmm", (b,), values, reduce)
 
 
@@ -295,16 +300,20 @@ def spmm_by_heads(A: Operand, x: Tensor, reduce: str, values: Tensor | None = No
     return _multiplied(A._replace(values=values), x, reduce)
 
 
-def _operand(who: str, A: object, values: Tensor | None, B: Tensor) -> Operand:
+def _operand(caller: str, A: object, values: Tensor | None, B: Tensor) -> Operand:
     """Resolve A for a product with B; edges without a size make a square matrix."""
-    return operand_like(who, A, values, (B.shape[0], B.shape[0]), B)
+    return operand_like(caller, A, values, (B.shape[0], B.shape[0]), B)
 
 
 def operand_like(
-    who: str, A: object, values: Tensor | None, shape: tuple[int, int] | None, like: Tensor | None
+    caller: str,
+    A: object,
+    values: Tensor | None,
+    shape: tuple[int, int] | None,
+    like: Tensor | None,
 ) -> Operand:
     """Resolve A; values from outside torch get the device and dtype of `like`."""
-    operand = resolve(A, values, shape, who)
+    operand = resolve(A, values, shape, caller)
     own_values = operand.values
     if values is None and own_values is not None and like is not None and _is_outside_torch(A):
         operand = operand._replace(values=own_values.to(like.device, like.dtype))
@@ -316,11 +325,11 @@ def _is_outside_torch(A: object) -> bool:
     return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
 
 
-def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
+def _product(caller: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
     rowptr, col, _, n, values = operand
-    check_rows(who, "x" if who == "spmv" else "B", B, col.device, n)
+    check_rows(caller, "x" if caller == "spmv" else "B", B, col.device, n)
     if values is not None:
-        _check_values(who, values, B, col.shape[-1])
+        _check_values(caller, values, B, col.shape[-1])
     if values is not None and values.dim() == 2:
         heads = values.shape[1]
         operand = operand._replace(values=values.t())
@@ -353,29 +362,32 @@ def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
 
 
 def _check_operand(
-    who: str, name: str, x: object, dims: tuple[int, int], like: Tensor | None = None
+    caller: str, name: str, x: object, dims: tuple[int, int], like: Tensor | None = None
 ) -> None:
-    x = check_tensor(who, name, x, like)
+    x = check_tensor(caller, name, x, like)
     if x.dim() not in dims:
         raise wrong(
-            who, name, f"{dims[0]} dimensions, or {dims[1]} with heads", f"shape {tuple(x.shape)}"
+            caller,
+            name,
+            f"{dims[0]} dimensions, or {dims[1]} with heads",
+            f"shape {tuple(x.shape)}",
         )
 
 
-def _check_values(who: str, values: Tensor, B: Tensor, nnz: int) -> None:
-    check_tensor(who, "values", values, like=B)
+def _check_values(caller: str, values: Tensor, B: Tensor, nnz: int) -> None:
+    check_tensor(caller, "values", values, like=B)
     if values.device != B.device:
-        raise wrong(who, "values", f"to be on {B.device} as the pattern", values.device)
+        raise wrong(caller, "values", f"to be on {B.device} as the pattern", values.device)
     dims = values.dim()
     fits = dims in (1, 2) and values.shape[0] == nnz
     if not fits or (dims == 2 and B.dim() == 3 and values.shape[1] != B.shape[1]):
         heads = B.shape[1:-1]
         expected = f"({nnz},) or ({nnz}, {heads[0] if heads else 'heads'})"
-        raise wrong(who, "values", f"shape {expected}", tuple(values.shape))
+        raise wrong(caller, "values", f"shape {expected}", tuple(values.shape))
     if dims == B.dim() == 2 and values.shape[1] == 1:  # edge_attr of PyG, or one head?
-        name, one = ("x", "(n, 1)") if who == "spmv" else ("B", "(n, 1, feat)")
+        name, one = ("x", "(n, 1)") if caller == "spmv" else ("B", "(n, 1, feat)")
         expected = f"shape ({nnz},), as values.flatten(), or for one head '{name}' of shape {one}"
-        raise wrong(who, "values", expected, tuple(values.shape))
+        raise wrong(caller, "values", expected, tuple(values.shape))
 
 
 # -- calls like earlier ones ---------------------------------------------------------------------

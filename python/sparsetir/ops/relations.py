@@ -224,14 +224,14 @@ class Relations(Deriving):
 
 
 def relations_of(
-    edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int, who: str = "relations_of"
+    edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int, caller: str = "relations_of"
 ) -> Relations:
     """The :class:`Relations` of a graph, made when first seen and kept in a bounded cache.
 
     edge_index : (2, E) int32 or int64 sources, then targets, in any order
     edge_type : (E,) int32 or int64 relation of each edge, from 0 to count - 1
     n, m : numbers of sources and targets
-    who : the caller's name, for errors
+    caller : the caller's name, for errors
 
     They are looked up as by :func:`structure_of`. Raises TypeError, ValueError and StructureError
     for invalid edges or relations.
@@ -244,7 +244,7 @@ def relations_of(
     key = "relations", n, m, count
     relations_found = kept.find(key, edge_index, edge_type, count=True)
     if relations_found is None:
-        n, m, count = check_relations(who, edge_index, edge_type, n, m, count)
+        n, m, count = check_relations(caller, edge_index, edge_type, n, m, count)
         make = partial(Relations.of, n=n, m=m, count=count)
         relations_found = kept.keep(key, make, edge_index, edge_type)
     return relations_found
@@ -263,25 +263,25 @@ def edge_copies(edge_index: Tensor, edge_type: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_relations(
-    who: str, edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int
+    caller: str, edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int
 ) -> tuple[int, int, int]:
     """The numbers of sources, targets and relations; raises as :func:`relations_of`."""
     sizes = {"n": n, "m": m, "count": count}
-    n, m, count = (check_size(who, name, size) for name, size in sizes.items())
-    check_edges(who, edge_index, m, n, "edge_index")
-    _check_types(who, edge_index, edge_type, count)
+    n, m, count = (check_size(caller, name, size) for name, size in sizes.items())
+    check_edges(caller, edge_index, m, n, "edge_index")
+    _check_types(caller, edge_index, edge_type, count)
     return n, m, count
 
 
-def _check_types(who: str, edge_index: Tensor, edge_type: Tensor, count: int) -> None:
-    check_kind(who, "edge_type", edge_type)
+def _check_types(caller: str, edge_index: Tensor, edge_type: Tensor, count: int) -> None:
+    check_kind(caller, "edge_type", edge_type)
     if edge_type.shape != edge_index.shape[1:]:
         expected = f"shape {tuple(edge_index.shape[1:])}"
-        raise wrong(who, "edge_type", expected, tuple(edge_type.shape), StructureError)
+        raise wrong(caller, "edge_type", expected, tuple(edge_type.shape), StructureError)
     if edge_type.device != edge_index.device:
         expected = f"to be on {edge_index.device} as 'edge_index'"
-        raise wrong(who, "edge_type", expected, edge_type.device, StructureError)
-    check_range(who, "edge_type", "relation", edge_type, count)
+        raise wrong(caller, "edge_type", expected, edge_type.device, StructureError)
+    check_range(caller, "edge_type", "relation", edge_type, count)
 
 
 # -- relations with products before sums ----------------------------------------------------------

@@ -22,7 +22,7 @@ from sparsetir.planning.request import reduction
 from sparsetir.reductions import LINEAR, REDUCERS
 from sparsetir.runtime.refusals import wrong
 
-WHO = "rgms"
+NAME = "rgms"
 
 
 def rgms(
@@ -77,17 +77,17 @@ def rgms(
     Arrays for kernels are made when a graph is first seen, and cached like those of patterns: see
     :func:`sparsetir.ops.structure_of`. Each call compares `edge_index` and `edge_type` with copies.
     """
-    reduce = reduction(WHO, reduce, LINEAR)
+    reduce = reduction(NAME, reduce, LINEAR)
     if isinstance(edge_index, PreparedRelations):
         if edge_type is not None:
-            raise TypeError(f"{WHO}: argument 'edge_type': expected None for prepared relations")
+            raise TypeError(f"{NAME}: argument 'edge_type': expected None for prepared relations")
         num_targets = edge_index.m if num_targets is None else num_targets
         if isinstance(x, Tensor) and isinstance(weight, Tensor) and x.dim() and weight.dim():
-            edge_index.edges_for(WHO, x.shape[0], num_targets, weight.shape[0])
+            edge_index.edges_for(NAME, x.shape[0], num_targets, weight.shape[0])
         edge_index, edge_type = edge_index.edge_index, edge_index.edge_type
     _check(x, weight, edge_index, edge_type, edge_weight)
     n = x.shape[0]
-    m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)
+    m = n if num_targets is None else check_size(NAME, "num_targets", num_targets)
     assert edge_type is not None
     edge_index, edge_type = edge_copies(edge_index, edge_type)
     mean = REDUCERS[reduce].is_scaled
@@ -102,32 +102,35 @@ def _check(
     edge_weight: Tensor | None,
 ) -> None:
     """Raise unless operands fit each other; graphs are checked when they are first seen."""
-    check_tensor(WHO, "x", x)
-    check_tensor(WHO, "weight", weight, like=x)
+    check_tensor(NAME, "x", x)
+    check_tensor(NAME, "weight", weight, like=x)
     if x.dim() != 2:
-        raise ValueError(f"{WHO}: argument 'x': expected shape (n, feat_in), got {tuple(x.shape)}")
+        raise wrong(NAME, "x", "shape (n, feat_in)", tuple(x.shape))
     if weight.dim() not in (3, 4) or prod(weight.shape[1:-1]) != x.shape[1]:
         raise ValueError(
-            f"{WHO}: argument 'weight': expected shape (relations, {x.shape[1]}, feat), or "
+            f"{NAME}: argument 'weight': expected shape (relations, {x.shape[1]}, feat), or "
             f"(relations, blocks, rows, columns) with {x.shape[1]} rows in all, as 'x' has "
             f"{x.shape[1]} features, got {tuple(weight.shape)}"
         )
     for name, tensor in (("edge_index", edge_index), ("edge_type", edge_type)):
         if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
             got = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise TypeError(f"{WHO}: argument '{name}': expected a dense tensor, got {got}")
+            raise wrong(NAME, name, "a dense tensor", got, TypeError)
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise wrong(WHO, "edge_index", "shape (2, E)", tuple(edge_index.shape))
+        raise wrong(NAME, "edge_index", "shape (2, E)", tuple(edge_index.shape))
     if edge_weight is not None:
-        check_tensor(WHO, "edge_weight", edge_weight, like=x)
+        check_tensor(NAME, "edge_weight", edge_weight, like=x)
         if edge_weight.shape != edge_index.shape[1:]:
             raise wrong(
-                WHO, "edge_weight", f"shape {tuple(edge_index.shape[1:])}", tuple(edge_weight.shape)
+                NAME,
+                "edge_weight",
+                f"shape {tuple(edge_index.shape[1:])}",
+                tuple(edge_weight.shape),
             )
     others = {"weight": weight, "edge_index": edge_index, "edge_weight": edge_weight}
     for name, tensor in others.items():
         if tensor is not None and tensor.device != x.device:
-            raise wrong(WHO, name, f"to be on {x.device} as 'x'", tensor.device)
+            raise wrong(NAME, name, f"to be on {x.device} as 'x'", tensor.device)
 
 
 def _counts(weight: Tensor) -> tuple[int, int]:
@@ -166,9 +169,9 @@ class Rgms(Operation[Tensor]):
 
     def run(self) -> Tensor:
         graph = self.edge_index, self.edge_type, self.n, self.m, self.weight.shape[0]
-        relations = relations_of(*graph, WHO)
+        relations = relations_of(*graph, NAME)
         values = _values(relations, self.edge_weight, self.mean, self.x.dtype, self.transposed)
-        return rgms_kernels.of_nodes(relations, self.x, self.weight, values, self.transposed)
+        return rgms_kernels.node_sums(relations, self.x, self.weight, values, self.transposed)
 
     def fake(self) -> Tensor:
         feat = prod(self.weight.shape[1:-2]) * self.weight.shape[-1]
@@ -196,7 +199,7 @@ rgms_sum = Operator("rgms", Rgms)
 
 @dataclass
 class RgmsWeight(Operation[Tensor]):
-    """Gradients for the weights of relations: see :func:`sparsetir.ops.rgms_kernels.of_weights`."""
+    """Gradients for the weights of relations, by :func:`.rgms_kernels.weight_gradients`."""
 
     x: Tensor
     grad: Tensor
@@ -210,9 +213,9 @@ class RgmsWeight(Operation[Tensor]):
     def run(self) -> Tensor:
         x, grad = self.x, self.grad
         sizes = x.shape[0], grad.shape[0], self.count
-        relations = relations_of(self.edge_index, self.edge_type, *sizes, WHO)
+        relations = relations_of(self.edge_index, self.edge_type, *sizes, NAME)
         values = _values(relations, self.edge_weight, self.mean, x.dtype, False)
-        return rgms_kernels.of_weights(relations, x, grad, values, self.blocks)
+        return rgms_kernels.weight_gradients(relations, x, grad, values, self.blocks)
 
     def fake(self) -> Tensor:
         count, blocks, sizes = self.count, self.blocks, (self.x.shape[1], self.grad.shape[1])
@@ -235,7 +238,7 @@ rgms_weight = Operator("rgms_weight", RgmsWeight)
 
 @dataclass
 class RgmsEdge(Operation[Tensor]):
-    """Gradients for the weights of edges: see :func:`sparsetir.ops.rgms_kernels.of_edges`."""
+    """Gradients for the weights of edges: see :func:`sparsetir.ops.rgms_kernels.edge_products`."""
 
     x: Tensor
     grad: Tensor
@@ -247,8 +250,8 @@ class RgmsEdge(Operation[Tensor]):
     def run(self) -> Tensor:
         x, grad, weight = self.x, self.grad, self.weight
         sizes = x.shape[0], grad.shape[0], weight.shape[0]
-        relations = relations_of(self.edge_index, self.edge_type, *sizes, WHO)
-        out = rgms_kernels.of_edges(relations, x, weight, grad)
+        relations = relations_of(self.edge_index, self.edge_type, *sizes, NAME)
+        out = rgms_kernels.edge_products(relations, x, weight, grad)
         if self.mean:
             out = out * relations.shares(out.dtype, False)
         return relations.by_target.restored(out).to(x.dtype)

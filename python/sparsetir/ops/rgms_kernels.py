@@ -22,7 +22,7 @@ from tvm.target import Target
 
 from sparsetir.ops.relations import RelationRows, Relations, where_products_first
 from sparsetir.ops.tensors import DTYPES, call_plan, kernel_by, launch, target_of, wide_tensor
-from sparsetir.planning.along_request import of_relations
+from sparsetir.planning.along_request import relations_request
 from sparsetir.planning.plan import plan_of
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import Plan
@@ -36,7 +36,7 @@ from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 BLOCKS_PER_THREAD = 4
 
 
-def of_nodes(
+def node_sums(
     relations: Relations, x: Tensor, weight: Tensor, values: Tensor | None, transposed: bool
 ) -> Tensor:
     """(m, feat) sums over edges of their value times x[source] @ weight[relation].
@@ -57,7 +57,7 @@ def of_nodes(
     if _is_gpu(x):
         if blocks:
             of_blocks = zip(x.chunk(count, 1), weight.unbind(1), strict=True)
-            return torch.cat([of_nodes(relations, *b, values, transposed) for b in of_blocks], 1)
+            return torch.cat([node_sums(relations, *b, values, transposed) for b in of_blocks], 1)
     else:
         first = where_products_first(rows, m, n, count * feat_in, count * feat, count)
     x = x.unflatten(1, (*blocks, feat_in)) if blocks else x
@@ -84,7 +84,7 @@ def _sums(
     values: Tensor | None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """:func:`of_nodes` by the plan of these sizes, which sums before it multiplies.
+    """:func:`node_sums` by the plan of these sizes, which sums before it multiplies.
 
     x, weight : with a dimension for blocks of features, if any
     out : if given, the array that the sums are added to
@@ -112,7 +112,7 @@ def _plan(
 ) -> Plan:
     """The plan for a problem on these rows; shape : relations, rows and columns."""
     target, threads = target_of(rows.rows.device), default_threads()
-    return plan_of(of_relations(rows.pattern(shape), problem, sizes, threads, target, blocks))
+    return plan_of(relations_request(rows.pattern(shape), problem, sizes, threads, target, blocks))
 
 
 def _called(
@@ -135,7 +135,7 @@ def _wider(dtype: torch.dtype) -> str | None:
     return None if _widened(dtype) == dtype else DTYPES[_widened(dtype)]
 
 
-def of_weights(
+def weight_gradients(
     relations: Relations, x: Tensor, grad: Tensor, values: Tensor | None, blocks: int = 0
 ) -> Tensor:
     """(relations, feat_in, feat) sums over edges of their value times x[source]^T @ grad[target].
@@ -153,7 +153,7 @@ def of_weights(
     if _is_gpu(x):
         if blocks:
             of_blocks = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), strict=True)
-            return torch.stack([of_weights(relations, *b, values) for b in of_blocks], 1)
+            return torch.stack([weight_gradients(relations, *b, values) for b in of_blocks], 1)
         return _gradient(relations, (x, grad), values, (feat_in, feat)).to(dtype)
     x, grad = (_padded(y.unflatten(1, (max(blocks, 1), -1))) for y in (x, grad))
     pieces = relations.by_target.pieces
@@ -169,10 +169,10 @@ def of_weights(
     return parts[..., :feat_in, :feat].to(dtype).contiguous()
 
 
-def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
+def edge_products(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
     """(E,) x[source] @ weight[relation] . grad[target] of each element, in the type of sums.
 
-    weight : as for :func:`of_nodes`
+    weight : as for :func:`node_sums`
     """
     out = x.new_zeros(relations.edges, dtype=_widened(x.dtype))
     if not x.shape[1] or not grad.shape[1] or not relations.edges:

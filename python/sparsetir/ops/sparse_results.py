@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 from typing import Any
 
@@ -31,6 +31,7 @@ from sparsetir.planning.sparse_results import (
 )
 from sparsetir.reductions import check_semiring
 from sparsetir.runtime.arrays import dtype_name
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.sparse_results import KRON
 
 
@@ -138,28 +139,6 @@ def kron(A: object, B: object) -> Tensor:
     return _computed(KRON, {"A": A, "B": B})
 
 
-def add(*matrices: object) -> Tensor:
-    """The sum of two to eight sparse matrices, in one pass.
-
-    Parameters
-    ----------
-    *matrices : sparse (m, n) matrices
-        Matrices as in :func:`spgemm`.
-
-    Returns
-    -------
-    (m, n) Tensor
-        In CSR; stores the elements that any of them stores. Differentiable with respect to all
-        values.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For an invalid argument, which the message names.
-    """
-    return _elementwise("add", *matrices)
-
-
 def sub(A: object, B: object) -> Tensor:
     """The difference of sparse matrices; like :func:`add`.
 
@@ -175,8 +154,14 @@ def sub(A: object, B: object) -> Tensor:
     return _elementwise("subtract", A, B)
 
 
-def mul(*matrices: object) -> Tensor:
-    """The elementwise product, stored where all matrices are; like :func:`add`.
+def _by_element(name: str, op: str, what: str, stored: str) -> Callable[..., Tensor]:
+    """Make a function that combines sparse matrices element by element."""
+
+    def function(*matrices: object) -> Tensor:
+        return _elementwise(op, *matrices)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""The {what} of two to eight sparse matrices, in one pass.
 
     Parameters
     ----------
@@ -186,38 +171,22 @@ def mul(*matrices: object) -> Tensor:
     Returns
     -------
     (m, n) Tensor
+        In CSR; stores the elements that {stored} store. Differentiable with respect to all values.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an invalid argument, which the message names.
     """
-    return _elementwise("multiply", *matrices)
+    return function
 
 
-def maximum(*matrices: object) -> Tensor:
-    """The elementwise maximum, with 0 for missing elements; like :func:`add`.
-
-    Parameters
-    ----------
-    *matrices : sparse (m, n) matrices
-        Matrices as in :func:`spgemm`.
-
-    Returns
-    -------
-    (m, n) Tensor
-    """
-    return _elementwise("maximum", *matrices)
-
-
-def minimum(*matrices: object) -> Tensor:
-    """The elementwise minimum, with 0 for missing elements; like :func:`add`.
-
-    Parameters
-    ----------
-    *matrices : sparse (m, n) matrices
-        Matrices as in :func:`spgemm`.
-
-    Returns
-    -------
-    (m, n) Tensor
-    """
-    return _elementwise("minimum", *matrices)
+add = _by_element("add", "add", "sum", "any of them")
+mul = _by_element("mul", "multiply", "elementwise product", "all of them")
+maximum, minimum = (
+    _by_element(name, name, f"elementwise {name}, with 0 for missing elements,", "any of them")
+    for name in ("maximum", "minimum")
+)
 
 
 DTYPES = (
@@ -242,35 +211,34 @@ class _Matrix:
 
     csr: Csr
 
-    def __init__(self, who: str, name: str, A: object, undisturbed: bool) -> None:
+    def __init__(self, caller: str, name: str, A: object, undisturbed: bool) -> None:
         if isinstance(A, SparseMatrix) or (not isinstance(A, Tensor | Prepared) and is_sparse(A)):
-            self.csr, self._made_from = csr(adopt_matrix(who, name, A)), A
+            self.csr, self._made_from = csr(adopt_matrix(caller, name, A)), A
             self.dtype: torch.dtype = getattr(torch, dtype_name(self.csr.values))
         else:
-            seen, values = pattern_and_values(who, name, A, undisturbed)
+            seen, values = pattern_and_values(caller, name, A, undisturbed)
             structure = seen.structure
             if not structure.col.is_cpu:
                 device = structure.device
-                raise ValueError(f"{who}: argument '{name}': expected a CPU tensor, got {device}")
+                raise wrong(caller, name, "a CPU tensor", device)
             self.structure, order, twice, indptr, indices = structure.derived("in order", _in_order)
             if twice is not None:
-                raise ValueError(
-                    f"{who}: argument '{name}': expected each element once, got {twice} more than "
-                    "once; coalesce it"
+                raise wrong(
+                    caller, name, "each element once", f"{twice} more than once; coalesce it"
                 )
             values = torch.ones(structure.nnz) if values is None else values
             if values.dim() != 1:
-                raise ValueError(
-                    f"{who}: argument '{name}': expected one value of each element, got values of "
-                    f"shape {tuple(values.shape)}"
+                raise wrong(
+                    caller,
+                    name,
+                    "one value of each element",
+                    f"values of shape {tuple(values.shape)}",
                 )
             values = values if order is None else values.index_select(0, order)
             self.csr, self.dtype = Csr(indptr, indices, values, structure.shape), values.dtype
         if self.dtype not in DTYPES:
-            raise TypeError(
-                f"{who}: argument '{name}': expected values of {', '.join(map(str, DTYPES))}, got "
-                f"{self.dtype}"
-            )
+            expected = f"values of {', '.join(map(str, DTYPES))}"
+            raise wrong(caller, name, expected, self.dtype, TypeError)
 
     @cached_property
     def structure(self) -> Structure:
@@ -334,8 +302,8 @@ def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _elementwise(op: str, *matrices: object) -> Tensor:
     if len(matrices) < 2:
-        who = NAMES.get(op, op)
-        raise TypeError(f"{who}: expected two sparse matrices or more, got {len(matrices)}")
+        caller = NAMES.get(op, op)
+        raise TypeError(f"{caller}: expected two sparse matrices or more, got {len(matrices)}")
     return _computed(op, {f"matrices[{q}]": x for q, x in enumerate(matrices)})
 
 
@@ -349,13 +317,13 @@ def _run(
     op: str, named: dict[str, object], semiring: str = "plus_times", mask: object = None
 ) -> Tensor:
     """Compute one of `PRODUCTS` or `COMBINED`, or a Kronecker product, of named matrices."""
-    who = NAMES.get(op, op)
-    check_semiring(who, semiring)
+    caller = NAMES.get(op, op)
+    check_semiring(caller, semiring)
     undisturbed = is_plain_eager()
-    each = [_Matrix(who, name, x, undisturbed) for name, x in named.items()]
-    where = None if mask is None else _Matrix(who, "mask", mask, undisturbed)
+    each = [_Matrix(caller, name, x, undisturbed) for name, x in named.items()]
+    where = None if mask is None else _Matrix(caller, "mask", mask, undisturbed)
     other = "matrices" if op in OF_VALUES else "B"
-    check_shapes(who, op, [x.csr.shape for x in each], where and where.csr.shape, other)
+    check_shapes(caller, op, [x.csr.shape for x in each], where and where.csr.shape, other)
     dtype = reduce(torch.promote_types, {x.dtype for x in each})
     how, bools = (semiring if op in PRODUCTS else op), dtype is torch.bool
     computed = torch.int8 if bools else dtype
@@ -369,7 +337,7 @@ def _run(
             values = plain_tensor(values)
         operands.append(Csr(indptr, indices, values, shape))
     if wanted and semiring != "plus_times":
-        raise NotImplementedError(f"{who}: gradients of semiring '{semiring}' are not supported")
+        raise NotImplementedError(f"{caller}: gradients of semiring '{semiring}' are not supported")
     how = OF_BOOLS.get(how, how) if bools else how
     result = result_of(op, how, operands, None if where is None else where.csr)
     if where is None:

@@ -413,14 +413,14 @@ class PatternCopy(NamedTuple):
         return PatternCopy(rowptr, col, structure)
 
     @staticmethod
-    def of_csr(who: str, rowptr: Tensor, col: Tensor, n: int) -> PatternCopy:
+    def from_csr(caller: str, rowptr: Tensor, col: Tensor, n: int) -> PatternCopy:
         """Check private compressed rows with n columns (StructureError) and wrap them."""
-        check_csr(who, rowptr, col, n)
+        check_csr(caller, rowptr, col, n)
         return PatternCopy.of(Structure(rowptr, col, (len(rowptr) - 1, n)), col)
 
     @staticmethod
-    def of_edges(
-        who: str,
+    def from_edges(
+        caller: str,
         edges: Tensor,
         m: int,
         n: int,
@@ -432,11 +432,11 @@ class PatternCopy(NamedTuple):
 
         blocks : the blocks that the edges belong to, in order
         """
-        check_pairs(who, edges, name)
+        check_pairs(caller, edges, name)
         by_rows, by_columns = orders()
         compressed = compress(edges, m, n, by_rows)
         if compressed is None:
-            check_edges(who, edges, m, n, name)  # raises, naming what is out of range
+            check_edges(caller, edges, m, n, name)  # raises, naming what is out of range
         assert compressed is not None
         rowptr, col, order = compressed
         structure = Structure(rowptr, col, (m, n), order, blocks)
@@ -445,7 +445,7 @@ class PatternCopy(NamedTuple):
         return PatternCopy.of(structure, edges)
 
 
-def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of") -> Structure:
+def structure_of(rowptr: Tensor, col: Tensor, n: int, caller: str = "structure_of") -> Structure:
     """The structure of a pattern, made when first seen and kept in a bounded cache.
 
     Parameters
@@ -457,7 +457,7 @@ def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of")
         then only the length of `rowptr` matters.
     n : int
         Number of columns.
-    who : str
+    caller : str
         The caller's name, for errors.
 
     Returns
@@ -477,41 +477,41 @@ def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of")
     small part of a product with many features, a good part of one with few. Results of
     :func:`prepare` and :func:`resolve` are recognised without comparison.
     """
-    return pattern_of(rowptr, col, n, who).structure
+    return pattern_of(rowptr, col, n, caller).structure
 
 
-def pattern_of(rowptr: Tensor, col: Tensor, n: int, who: str) -> PatternCopy:
+def pattern_of(rowptr: Tensor, col: Tensor, n: int, caller: str) -> PatternCopy:
     """The structure of :func:`structure_of` with the private tensors that identify it."""
     seen = known_pattern(rowptr, col, n, count=True)
     if seen is not None:
         return seen
     if col.dim() == 2:
-        return pattern_of_edges(col, len(rowptr) - 1, n, who)
-    n = check_size(who, "n", n)
+        return pattern_of_edges(col, len(rowptr) - 1, n, caller)
+    n = check_size(caller, "n", n)
     for name, x in (("rowptr", rowptr), ("col", col)):
-        check_kind(who, name, x)
-    return kept.keep(("csr", n), partial(PatternCopy.of_csr, who, n=n), rowptr, col)
+        check_kind(caller, name, x)
+    return kept.keep(("csr", n), partial(PatternCopy.from_csr, caller, n=n), rowptr, col)
 
 
 def pattern_of_edges(
     edges: Tensor,
     m: int,
     n: int,
-    who: str = "structure_of",
+    caller: str = "structure_of",
     name: str = "edges",
     orders: Callable[[], Orders] = lambda: (None, None),
 ) -> PatternCopy:
     """The pattern of (2, nnz) edges, columns first, of an (m, n) matrix; see :func:`pattern_of`.
 
-    who, name : names of the function and argument, for errors
+    caller, name : names of the function and argument, for errors
     orders : returns known orders by rows and by columns, which then need no sorting
     """
     seen = known_edges(edges, m, n, count=True)
     if seen is not None:
         return seen
-    m, n = check_size(who, "m", m), check_size(who, "n", n)
-    check_kind(who, name, edges)
-    make = partial(PatternCopy.of_edges, who, m=m, n=n, name=name, orders=orders)
+    m, n = check_size(caller, "m", m), check_size(caller, "n", n)
+    check_kind(caller, name, edges)
+    make = partial(PatternCopy.from_edges, caller, m=m, n=n, name=name, orders=orders)
     return kept.keep(("edges", m, n), make, edges)
 
 
@@ -546,8 +546,8 @@ def limit_cache(entries: int | None = None, bytes: int | None = None) -> None:
         Maximum bytes of their arrays, as measured; the last entry always stays.
     """
     for name, value in (("entries", entries), ("bytes", bytes)):
-        if value is not None and check_size("limit_cache", name, value) < 1:
-            raise ValueError(f"limit_cache: argument '{name}': expected 1 or more, got {value}")
+        if value is not None:
+            check_size("limit_cache", name, value, 1)
     kept.limit(entries, bytes)
 
 

@@ -20,7 +20,12 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.planning.plan import plan_of, requested
 from sparsetir.planning.request import default_threads
 from sparsetir.planning.run_plan import GPU_ALIGNMENT, Plan, finder
-from sparsetir.records.records import by_record, recorded_configs, there_are_records
+from sparsetir.records.records import (
+    by_record,
+    recorded_config,
+    recorded_configs,
+    there_are_records,
+)
 from sparsetir.records.task import Config, Sizes, Task
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.kernel import Kernel
@@ -156,7 +161,7 @@ def recorded(
         arranged = plan.needs_values and plan.arranges_values
         return None if arranged else Planned(plan, resorted)
 
-    return by_record(task, planned, pattern=lambda: pattern.in_order)
+    return by_record(recorded_config(task, lambda: pattern.in_order), planned)
 
 
 def may_be_recorded(
@@ -178,7 +183,7 @@ if TYPE_CHECKING:
 
 
 def check_tensor(
-    who: str, name: str, x: object, like: Tensor | None = None, other: str = "the other operand"
+    caller: str, name: str, x: object, like: Tensor | None = None, other: str = "the other operand"
 ) -> Tensor:
     """Return x; raise unless it is a dense tensor of a supported dtype.
 
@@ -186,20 +191,20 @@ def check_tensor(
     other : a phrase for that operand
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"{who}: argument '{name}': expected a tensor, got {type(x).__name__}")
+        raise wrong(caller, name, "a tensor", type(x).__name__, TypeError)
     if x.layout is not torch.strided:
-        raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {x.layout}")
+        raise wrong(caller, name, "a dense tensor", x.layout, TypeError)
     if x.is_nested:
-        raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got a nested one")
+        raise wrong(caller, name, "a dense tensor", "a nested one", TypeError)
     if x.dtype not in DTYPES:
-        raise wrong(who, name, ", ".join(DTYPES.values()), dtype_name(x), TypeError)
+        raise wrong(caller, name, ", ".join(DTYPES.values()), dtype_name(x), TypeError)
     if like is not None and x.dtype != like.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise wrong(who, name, f"{dtype_name(like)} as {other}", dtype_name(x), TypeError)
+        raise wrong(caller, name, f"{dtype_name(like)} as {other}", dtype_name(x), TypeError)
     return x
 
 
 def check_rows(
-    who: str,
+    caller: str,
     name: str,
     x: Tensor,
     device: torch.device,
@@ -208,140 +213,146 @@ def check_rows(
 ) -> None:
     """Raise unless x is on `device` and has `rows` rows; said : the reason, for the error."""
     if x.device != device:
-        raise wrong(who, name, f"to be on {device} as the sparse matrix", x.device)
+        raise wrong(caller, name, f"to be on {device} as the sparse matrix", x.device)
     if x.shape[0] != rows:
         second = "; heads are the second dimension" if x.dim() == 3 and x.shape[1] == rows else ""
-        raise wrong(who, name, f"{rows} rows {said}", f"shape {tuple(x.shape)}{second}")
+        raise wrong(caller, name, f"{rows} rows {said}", f"shape {tuple(x.shape)}{second}")
 
 
 def check_dense(
-    who: str, name: str, x: Tensor, structure: Structure, rows: int, like: Tensor | None = None
+    caller: str, name: str, x: Tensor, structure: Structure, rows: int, like: Tensor | None = None
 ) -> None:
     """Raise unless x is (rows, feat) or (heads, rows, feat), of a supported dtype.
 
     like : an operand checked before, whose dtype and other sizes x must have
     """
-    check_tensor(who, name, x)
+    check_tensor(caller, name, x)
     if x.device != structure.device:
-        raise wrong(who, name, f"to be on {structure.device} as the pattern", x.device)
+        raise wrong(caller, name, f"to be on {structure.device} as the pattern", x.device)
     if x.dim() not in (2, 3) or x.shape[-2] != rows:
         raise ValueError(
-            f"{who}: argument '{name}': expected shape ({rows}, feat) or (heads, {rows}, feat) for "
-            f"a pattern of shape {structure.shape}, got {tuple(x.shape)}"
+            f"{caller}: argument '{name}': expected shape ({rows}, feat) or (heads, {rows}, feat) "
+            f"for a pattern of shape {structure.shape}, got {tuple(x.shape)}"
         )
     if like is None:
         return
     if x.dtype != like.dtype:
-        raise wrong(who, name, dtype_name(like), dtype_name(x), TypeError)
+        raise wrong(caller, name, dtype_name(like), dtype_name(x), TypeError)
     if x.dim() != like.dim() or x.shape[:-2] != like.shape[:-2] or x.shape[-1] != like.shape[-1]:
-        raise wrong(who, name, f"shape {(*like.shape[:-2], rows, like.shape[-1])}", tuple(x.shape))
+        raise wrong(
+            caller, name, f"shape {(*like.shape[:-2], rows, like.shape[-1])}", tuple(x.shape)
+        )
 
 
-def check_values(who: str, values: Tensor, dense: Tensor, structure: Structure) -> None:
+def check_values(caller: str, values: Tensor, dense: Tensor, structure: Structure) -> None:
     """Raise unless values are (nnz,), or (heads, nnz) if the dense operand has heads."""
     expected = (*dense.shape[:-2], structure.nnz)
     if values.layout is not torch.strided:
-        raise TypeError(f"{who}: argument 'values': expected a dense tensor, got {values.layout}")
+        raise wrong(caller, "values", "a dense tensor", values.layout, TypeError)
     if values.dtype != dense.dtype:
         as_dense = f"{dtype_name(dense)} as the dense operand"
-        raise wrong(who, "values", as_dense, dtype_name(values), TypeError)
+        raise wrong(caller, "values", as_dense, dtype_name(values), TypeError)
     if values.device != structure.device:
-        raise wrong(who, "values", f"to be on {structure.device} as the pattern", values.device)
+        raise wrong(caller, "values", f"to be on {structure.device} as the pattern", values.device)
     if tuple(values.shape) != expected:
-        raise wrong(who, "values", f"shape {expected}", tuple(values.shape))
+        raise wrong(caller, "values", f"shape {expected}", tuple(values.shape))
 
 
-def scale_of(who: str, scale: object, feat: int) -> float:
+def scale_of(caller: str, scale: object, feat: int) -> float:
     """The factor of attention scores; TypeError for a scale that is not a number."""
     if scale is None:
         return 1 / math.sqrt(max(1, feat))
     if not isinstance(scale, numbers.Real):
-        raise wrong(who, "scale", "a number", type(scale).__name__, TypeError)
+        raise wrong(caller, "scale", "a number", type(scale).__name__, TypeError)
     return float(scale)
 
 
-def check_size(who: str, name: str, size: object) -> int:
-    """Check a number of rows or columns (TypeError, ValueError) and return it."""
-    if type(size) is int and 0 <= size < 2**63:  # the fast path
+def check_size(caller: str, name: str, size: object, least: int = 0) -> int:
+    """Check a number, as of rows or columns (TypeError, ValueError), and return it."""
+    if type(size) is int and least <= size < 2**63:  # the fast path
         return size
     if isinstance(size, bool) or not isinstance(size, SIZES):
-        raise TypeError(f"{who}: argument '{name}': expected integers as sizes, got {size!r}")
+        raise TypeError(f"{caller}: argument '{name}': expected an integer, got {size!r}")
     # Compiled code may not know the size.
-    if not torch.compiler.is_compiling() and not 0 <= size < 2**63:
-        expected = "sizes of 0 or more, less than 2**63"
-        raise ValueError(f"{who}: argument '{name}': expected {expected}, got {size}")
+    if not torch.compiler.is_compiling() and not least <= size < 2**63:
+        expected = f"{least} or more" if size < least else "less than 2**63"
+        raise ValueError(f"{caller}: argument '{name}': expected {expected}, got {size}")
     return int(size) if isinstance(size, np.integer) else cast(int, size)
 
 
 def check_csr(
-    who: str, rowptr: Tensor, col: Tensor, n: int, names: tuple[str, ...] = ("rowptr", "col")
+    caller: str, rowptr: Tensor, col: Tensor, n: int, names: tuple[str, ...] = ("rowptr", "col")
 ) -> None:
     """Raise unless rowptr (m + 1,) and col (nnz,) are compressed rows of an (m, n) matrix."""
     pointers, indices = names
-    check_kind(who, pointers, rowptr)
-    check_kind(who, indices, col)
-    _check_together(who, rowptr, col, names)
+    check_kind(caller, pointers, rowptr)
+    check_kind(caller, indices, col)
+    _check_together(caller, rowptr, col, names)
     if rowptr.dim() != 1 or not len(rowptr):
-        raise wrong(who, pointers, "shape (m + 1,)", tuple(rowptr.shape), StructureError)
+        raise wrong(caller, pointers, "shape (m + 1,)", tuple(rowptr.shape), StructureError)
     if col.dim() != 1:
         raise wrong(
-            who, indices, "shape (nnz,), or (2, nnz) for edges", tuple(col.shape), StructureError
+            caller, indices, "shape (nnz,), or (2, nnz) for edges", tuple(col.shape), StructureError
         )
     first, last = int(rowptr[0]), int(rowptr[-1])
     if first != 0 or last != len(col):
         raise wrong(
-            who, pointers, f"to go from 0 to nnz = {len(col)}", f"{first} to {last}", StructureError
+            caller,
+            pointers,
+            f"to go from 0 to nnz = {len(col)}",
+            f"{first} to {last}",
+            StructureError,
         )
     falls = torch.nonzero(rowptr[1:] < rowptr[:-1])
     if len(falls):
         row = int(falls[0])
         raise StructureError(
-            f"{who}: argument '{pointers}': expected not to decrease, got {int(rowptr[row])} at "
+            f"{caller}: argument '{pointers}': expected not to decrease, got {int(rowptr[row])} at "
             f"{row} and {int(rowptr[row + 1])} at {row + 1}"
         )
-    check_range(who, indices, "index", col, n)
+    check_range(caller, indices, "index", col, n)
 
 
-def check_edges(who: str, edges: Tensor, m: int, n: int, name: str = "edges") -> None:
+def check_edges(caller: str, edges: Tensor, m: int, n: int, name: str = "edges") -> None:
     """Raise unless `edges` are (2, nnz) columns and rows of an (m, n) matrix."""
-    check_pairs(who, edges, name)
-    check_range(who, name, "source", edges[0], n)
-    check_range(who, name, "target", edges[1], m)
+    check_pairs(caller, edges, name)
+    check_range(caller, name, "source", edges[0], n)
+    check_range(caller, name, "target", edges[1], m)
 
 
-def check_pairs(who: str, edges: Tensor, name: str = "edges") -> None:
+def check_pairs(caller: str, edges: Tensor, name: str = "edges") -> None:
     """Raise unless `edges` are (2, nnz) integers."""
-    check_kind(who, name, edges)
+    check_kind(caller, name, edges)
     if edges.dim() != 2 or len(edges) != 2:
-        raise wrong(who, name, "shape (2, nnz)", tuple(edges.shape), StructureError)
+        raise wrong(caller, name, "shape (2, nnz)", tuple(edges.shape), StructureError)
 
 
-def check_kind(who: str, name: str, x: Tensor) -> None:
+def check_kind(caller: str, name: str, x: Tensor) -> None:
     """Raise unless x is a dense tensor of int32 or int64."""
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         got = x.layout if isinstance(x, Tensor) else type(x).__name__
-        raise StructureTypeError(f"{who}: argument '{name}': expected a dense tensor, got {got}")
+        raise wrong(caller, name, "a dense tensor", got, StructureTypeError)
     if x.requires_grad:
         raise StructureTypeError(
-            f"{who}: argument '{name}': expected int32 or int64, got {dtype_name(x)} that "
+            f"{caller}: argument '{name}': expected int32 or int64, got {dtype_name(x)} that "
             "requires a gradient: a pattern has none, its values may"
         )
     if x.dtype not in INDEX_DTYPES:
-        raise wrong(who, name, "int32 or int64", dtype_name(x), StructureTypeError)
+        raise wrong(caller, name, "int32 or int64", dtype_name(x), StructureTypeError)
 
 
-def _check_together(who: str, rowptr: Tensor, col: Tensor, names: tuple[str, ...]) -> None:
+def _check_together(caller: str, rowptr: Tensor, col: Tensor, names: tuple[str, ...]) -> None:
     pointers, indices = names
     if rowptr.device != col.device:
         raise wrong(
-            who, indices, f"to be on {rowptr.device} as '{pointers}'", col.device, StructureError
+            caller, indices, f"to be on {rowptr.device} as '{pointers}'", col.device, StructureError
         )
     if rowptr.dtype != col.dtype:
         expected = f"{dtype_name(rowptr)} as '{pointers}'"
-        raise wrong(who, indices, expected, dtype_name(col), StructureTypeError)
+        raise wrong(caller, indices, expected, dtype_name(col), StructureTypeError)
 
 
-def check_range(who: str, name: str, what: str, x: Tensor, size: int) -> None:
+def check_range(caller: str, name: str, what: str, x: Tensor, size: int) -> None:
     """Raise unless 0 <= x < size everywhere; what : a noun for its elements, for the error."""
     if not len(x):
         return
@@ -349,4 +360,4 @@ def check_range(who: str, name: str, what: str, x: Tensor, size: int) -> None:
     if low < 0 or high >= size:
         got = low if low < 0 else high
         expected = f"each {what} to be at least 0 and less than {size}"
-        raise wrong(who, name, expected, got, StructureIndexError)
+        raise wrong(caller, name, expected, got, StructureIndexError)

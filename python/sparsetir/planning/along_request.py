@@ -89,7 +89,7 @@ def edge_request(
         raise wrong("plan", "feat", expected, got)
     feat, dtype, heads = features_of(op, feat, dtype, heads, vectors=op in SOFTMAX)
     if operator.name == "messages":
-        options = _of_messages(op, feat, **options)
+        options = _message_options(op, feat, **options)
     scale = options.get("scale")
     if scale is not None and not isinstance(scale, numbers.Real):
         raise TypeError(f"plan: argument 'scale': expected a number, got {scale!r}")
@@ -109,7 +109,7 @@ def edge_request(
     return AlongEdges(operator, op, matrix, threads=threads, target=target, **fields)
 
 
-def _of_messages(
+def _message_options(
     op: str, feat: int, reduce: str = "sum", edge_feat: int | None = None
 ) -> dict[str, object]:
     """Options of messages in the form that their record takes."""
@@ -163,7 +163,7 @@ class OfRelations(Request):
         )  # fmt: skip
 
 
-def of_relations(
+def relations_request(
     matrix: SparseTensor | RelationPattern,
     problem: Rgms | RgmsGradient,
     features: tuple[int, int],
@@ -225,4 +225,4 @@ def relational_request(
         default_dtype, idtype = "float32", str(matrix.rows.dtype)
     dtype = dtype or (default_dtype if weighted else "float32")
     problem = Rgms(dtype, idtype, weighted, out_dtype)
-    return of_relations(matrix, problem, features, threads, target)
+    return relations_request(matrix, problem, features, threads, target)

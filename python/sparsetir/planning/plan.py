@@ -35,7 +35,7 @@ from sparsetir.planning.request import (
 from sparsetir.planning.run_plan import Plan
 from sparsetir.planning.sparse_plan import RowTablesPlan, SparsePlan, ValuesPlan
 from sparsetir.planning.sparse_request import sparse_request
-from sparsetir.records.records import by_record
+from sparsetir.records.records import by_record, recorded_config
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array, is_torch
@@ -249,7 +249,7 @@ def plan(
     if format is not None:
         if config is not None:
             raise wrong("plan", "format", "None with a config", f"{format!r}")
-        config = wanted.of_format(format)
+        config = wanted.config_for_format(format)
     return plan_for_callers(wanted, config)
 
 
@@ -303,7 +303,7 @@ def made_for(
         return make(config, "record")
 
     if wanted.is_recorded or pattern is not None:  # other errors appear with the default
-        result = by_record(wanted.task(), recorded, pattern)
+        result = by_record(recorded_config(wanted.task(), pattern), recorded)
     return result or make(default, "default")
 
 

@@ -17,10 +17,10 @@ from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.records.record import Key
-from sparsetir.records.task import Config, Task, of_threads, statistics
+from sparsetir.records.task import Config, Task, statistics, thread_text
 from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS, names_of
 from sparsetir.runtime import pool
-from sparsetir.runtime.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
+from sparsetir.runtime.arrays import dtype_name, gathers_often, is_array, itemsize
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.names import DTYPES, MESSAGES, NAMED, message_parts
@@ -38,8 +38,6 @@ from sparsetir.schedules.templates.registry import template_of, templates_for
 
 # Defaults of options, if not None.
 DEFAULTS = {"reduce": "sum", "weighted": True, "semiring": "plus_times"}
-# Nonzeros per column from which copying B to the start of a cache line pays.
-ALIGNED_DEGREE = 24
 # Fields of problems for which tuning makes no records unless they have their defaults.
 UNUSUAL = ("out", "values", "added", "in_blocks")
 
@@ -135,7 +133,7 @@ class Request:
         words = [] if self.operator.vectors else [f"{self.feat} features"]
         words += [reduce] if reduce != "sum" else []
         words += [f"{heads} heads"] if heads is not None else []
-        words += [self.problem.dtype, *of_threads(self)]
+        words += [self.problem.dtype, *thread_text(self)]
         return f"{op}{on} ({m:,} x {n:,}, {self.matrix.nnz:,} elements), {', '.join(words)}"
 
     @property
@@ -146,15 +144,13 @@ class Request:
     def gathers_often(self, config: Config) -> bool:
         """Whether rows of B are gathered unpacked, so often that aligning them first pays.
 
-        Rows of whole cache lines that begin within one take 1.1 to 1.7 times as long to gather (Zen
-        3, one thread, 13 to 85 nonzeros a column); copying a row takes as long as 1 to 4 gathers.
+        See :func:`sparsetir.runtime.arrays.gathers_often`.
         """
         stats = self.statistics
         if not isinstance(self.problem, Spmm):
             return False
-        row = stats.feat * stats.bytes
-        often = stats.nnz >= ALIGNED_DEGREE * stats.n and stats.n * row >= LEAST_ALIGNED
-        return often and not getattr(config, "pack", False) and row % CACHE_LINE == 0
+        often = gathers_often(stats.nnz, stats.n, stats.feat * stats.bytes)
+        return often and not getattr(config, "pack", False)
 
     @property
     def gpu(self) -> bool:
@@ -190,7 +186,7 @@ class Request:
         branch = self.tried()
         return branch.make(**{name: values[0] for name, values in branch.choices.items()})
 
-    def of_format(self, format: Format) -> Config:
+    def config_for_format(self, format: Format) -> Config:
         """The config for a format; raises ValueError if the operator has no choice of formats."""
         raise wrong("plan", "format", f"None for '{self.name}'", f"{format!r}")
 
@@ -347,22 +343,22 @@ def idtype_for(*sizes: int) -> str:
     return "int32" if max(sizes) < 2**31 - 1 else "int64"
 
 
-def reduction(who: str, name: object, among: Iterable[str] = REDUCTIONS) -> str:
+def reduction(caller: str, name: object, among: Iterable[str] = REDUCTIONS) -> str:
     """The reduction that a name stands for.
 
-    who : name of the function, for errors
+    caller : name of the function, for errors
     among : the reductions that it accepts
 
     Raises ValueError for other names.
     """
     reduce = REDUCTION_NAMES.get(name) if isinstance(name, str) else None
     if reduce is None or reduce not in among:
-        raise wrong(who, "reduce", ", ".join(names_of(among)), f"{name!r}")
+        raise wrong(caller, "reduce", ", ".join(names_of(among)), f"{name!r}")
     return reduce
 
 
 def message(
-    who: str, op: object, reduce: object = None, among: Iterable[str] = REDUCTIONS
+    caller: str, op: object, reduce: object = None, among: Iterable[str] = REDUCTIONS
 ) -> tuple[str, str]:
     """One of the values of `MESSAGES`, and one of `REDUCTIONS`.
 
@@ -372,12 +368,12 @@ def message(
     kind, named = message_parts(op)
     if kind is None:
         expected = f"one of {', '.join(MESSAGES)}, or one with a reduction, as 'u_mul_e_sum'"
-        raise wrong(who, "op", expected, f"{op!r}")
+        raise wrong(caller, "op", expected, f"{op!r}")
     if named is None:
-        return kind, reduction(who, "sum" if reduce is None else reduce, among)
-    if reduce is not None and reduction(who, reduce, among) != named:
-        raise ValueError(f"{who}: argument 'reduce': expected none with {op!r}, got {reduce!r}")
-    return kind, reduction(who, named, among)
+        return kind, reduction(caller, "sum" if reduce is None else reduce, among)
+    if reduce is not None and reduction(caller, reduce, among) != named:
+        raise wrong(caller, "reduce", f"none with {op!r}", repr(reduce))
+    return kind, reduction(caller, named, among)
 
 
 # -- operators on a matrix ------------------------------------------------------------------------
@@ -407,12 +403,12 @@ class OnMatrix(Request):
             return []
         return on_engine(self.problem, self.pattern, self.statistics, self.target, format)
 
-    def of_format(self, format: Format) -> Config:
+    def config_for_format(self, format: Format) -> Config:
         if not isinstance(format, Format) or format.order not in (None, 2):
             expected = "a format of matrices, such as sparsetir.formats.BSR(32, 32)"
             raise wrong("plan", "format", expected, f"{format!r}", TypeError)
         if not isinstance(self.problem, Spmm):
-            return super().of_format(format)
+            return super().config_for_format(format)
         first, rest = self.engine(format), (self.statistics, self.target)
         if first:
             return first[0]

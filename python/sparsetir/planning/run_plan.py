@@ -421,10 +421,8 @@ class Plan:
         if "a" not in self._shapes:
             raise TypeError(f"{self.op}: argument 'values': the operator takes none")
         if not is_array(values) or tuple(values.shape) != self._shapes["a"]:
-            raise ValueError(
-                f"{self.op}: argument 'values': expected an array of shape {self._shapes['a']}, "
-                f"got {shape_of(values)}"
-            )
+            expected = f"an array of shape {self._shapes['a']}"
+            raise wrong(self.op, "values", expected, shape_of(values))
         if dtype_name(values) != self._values_dtype:
             raise wrong(
                 self.op, "values", f"dtype {self._values_dtype}", dtype_name(values), TypeError

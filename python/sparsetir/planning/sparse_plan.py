@@ -19,11 +19,11 @@ from sparsetir.planning.sparse_results import (
     Csr,
     arguments,
     csr,
+    element_arguments,
     factors,
     in_ratio,
     is_gathered,
     kernel_of,
-    of_elements,
     ratio_of,
     term_ends,
     term_pairs,
@@ -33,6 +33,7 @@ from sparsetir.runtime.arrays import dtype_name, empty_like, to_numpy
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.sparse_results import KRON, SparseResult
 from sparsetir.schedules.targets import host_target
@@ -90,7 +91,7 @@ class SparsePlan(Plan):
         self._each = each
         if mask is not None and (config.listed or config.dotted):
             self.convert_seconds = time.perf_counter() - start
-            self._repeat = self._of_terms(mask) if config.listed else self._of_elements(each, mask)
+            self._repeat = self._by_terms(mask) if config.listed else self._by_elements(each, mask)
             self.kernel = self._repeat.kernel
             self.compile_seconds = time.perf_counter() - start - self.convert_seconds
             return
@@ -112,7 +113,7 @@ class SparsePlan(Plan):
             self.kernel = self.kernel if self._repeated else fill
             self.compile_seconds += time.perf_counter() - start
 
-    def _of_terms(self, mask: Csr) -> Numeric:
+    def _by_terms(self, mask: Csr) -> Numeric:
         """The numeric phase from known terms: in the order of the product's visits if elements have
         few terms, else element by element."""
         problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
@@ -142,7 +143,7 @@ class SparsePlan(Plan):
         self._given = {name: x.values for name, x in zip(self._names, each, strict=True)}
         return Numeric(kernel, {**named, **self._given}, "out")
 
-    def _of_factors(self, result: Csr) -> Numeric:
+    def _by_factors(self, result: Csr) -> Numeric:
         """The numeric phase of an elementwise product, from the positions of each factor."""
         problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
         start, self._names = time.perf_counter(), _numbered(self._each)
@@ -160,7 +161,7 @@ class SparsePlan(Plan):
 
         return Numeric(compiled((problem, parallel, "factors"), target, stages), named, "out")
 
-    def _of_elements(self, each: Sequence[Csr], mask: Csr) -> Numeric:
+    def _by_elements(self, each: Sequence[Csr], mask: Csr) -> Numeric:
         """The numeric phase element by element."""
         problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
         ratio = ratio_of(each[0], each[1], mask)
@@ -175,7 +176,7 @@ class SparsePlan(Plan):
 
         kernel = compiled((problem, parallel, ratio, "elements"), target, stages)
         self._names = _numbered(each)
-        named = of_elements(each[0], each[1], mask, problem.idtype)
+        named = element_arguments(each[0], each[1], mask, problem.idtype)
         self._given = {name: named[name] for name in self._names}
         return Numeric(kernel, named, "out")
 
@@ -262,7 +263,7 @@ class SparsePlan(Plan):
         if config.listed and (factors or term_ends(*self._each)[-1] < FEW * len(result.indices)):
             start, before = time.perf_counter(), self.convert_seconds
             known = self._known.indptr, self._known.indices, None
-            of = self._of_factors if factors else self._of_terms
+            of = self._by_factors if factors else self._by_terms
             self._repeat = of(Csr(*known, (bounds.rows, bounds.columns)))
             self.kernel, listed = self._repeat.kernel, self.convert_seconds - before
             self.compile_seconds += time.perf_counter() - start - listed
@@ -279,20 +280,20 @@ class SparsePlan(Plan):
             if array is None:
                 continue
             name = self._names[i]
-            who = f"{self.op}: argument 'values[{i}]'"
-            _check_array(who, array, self._given[name].shape, self._result)
+            caller = f"{self.op}: argument 'values[{i}]'"
+            _check_array(caller, array, self._given[name].shape, self._result)
             array = array if i == 0 or self._places is None else array[self._places]
             checked[name] = np.ascontiguousarray(array).astype(self._dtype, copy=False)
         return checked
 
     def _check_out(self, out: Any, nnz: int, values: Sequence[Any]) -> None:
-        who = f"{self.op}: argument 'out'"
-        _check_array(who, out, (nnz,), self._result)
+        caller = f"{self.op}: argument 'out'"
+        _check_array(caller, out, (nnz,), self._result)
         if not out.flags.c_contiguous or not out.flags.writeable:
-            raise ValueError(f"{who}: expected a contiguous array that can be written to")
+            raise ValueError(f"{caller}: expected a contiguous array that can be written to")
         for i, array in enumerate(values):
             if array is not None and np.may_share_memory(out, array):
-                raise ValueError(f"{who} shares memory with 'values[{i}]'")
+                raise ValueError(f"{caller} shares memory with 'values[{i}]'")
 
     def __repr__(self) -> str:
         return f"<sparsetir.SparsePlan {self.op} {self._shape} {self.config}>"
@@ -406,13 +407,13 @@ def _copy(matrix: Csr, idtype: str, dtype: Any = None) -> Csr:
     return matrix._replace(indptr=indptr, indices=indices, values=values)
 
 
-def _check_array(who: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+def _check_array(caller: str, array: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"{who}: expected an array of NumPy, got {type(array).__name__}")
+        raise TypeError(f"{caller}: expected an array of NumPy, got {type(array).__name__}")
     if array.dtype != dtype:
-        raise TypeError(f"{who}: expected dtype {dtype}, got {array.dtype}")
+        raise TypeError(f"{caller}: expected dtype {dtype}, got {array.dtype}")
     if array.shape != shape:
-        raise ValueError(f"{who}: expected shape {shape}, got {array.shape}")
+        raise ValueError(f"{caller}: expected shape {shape}, got {array.shape}")
 
 
 # -- products by hash tables on a GPU -------------------------------------------------------------
@@ -541,10 +542,8 @@ class RowTablesPlan(Plan):
         for (name, shape), x in zip(shapes.items(), (*values, result), strict=True):
             got = tuple(getattr(x, "shape", ())), dtype_name(x)
             if got != (shape, self._dtype):
-                raise ValueError(
-                    f"{self.op}: argument '{name}': expected {self._dtype} of shape {shape}, got "
-                    f"{got[1]} of {got[0]}"
-                )
+                expected = f"{self._dtype} of shape {shape}"
+                raise wrong(self.op, name, expected, f"{got[1]} of {got[0]}")
         a, b = values
         self._launch(self._dtype, {**self._found, "a": a, "b": b, "c": result}, self._how)
         return result

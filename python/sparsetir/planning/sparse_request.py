@@ -17,7 +17,7 @@ from sparsetir.planning.sparse_results import (
     csr,
     elements_pay,
 )
-from sparsetir.records.task import Config, Matrices, of_threads, statistics
+from sparsetir.records.task import Config, Matrices, statistics, thread_text
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE, KRON, SparseResult
@@ -42,9 +42,7 @@ class OnMatrices(Request):
                 known = config.listed and config.kept and not masked and self.problem.lists
             expected = "" if known else f"{name}=False without a mask"
         if expected:
-            raise ValueError(
-                f"plan: argument 'config': expected {expected} for '{self.name}', got {config}"
-            )
+            raise wrong("plan", "config", f"{expected} for '{self.name}'", config)
 
     def about(self) -> tuple[str, str, int | None]:
         masked = "-masked" * (self.matrix.mask is not None)
@@ -58,7 +56,7 @@ class OnMatrices(Request):
         shapes = [(*x.shape, x.nnz) for x in self.matrix.each]
         sizes = [f"{m:,} x {n:,}, {nnz:,} elements" for m, n, nnz in shapes]
         words = [self.problem.how, *["masked"] * (self.matrix.mask is not None)]
-        words += [self.problem.result, *of_threads(self)]
+        words += [self.problem.result, *thread_text(self)]
         return f"{self.name}{on} ({'; '.join(sizes)}), {', '.join(words)}"
 
     def tried(self) -> Branch:
@@ -102,10 +100,8 @@ def sparse_request(
     name = str(computed)
     if is_gpu(target):
         if name not in GPU_DTYPES or result_dtype != computed:
-            raise ValueError(
-                f"plan: argument 'dtype': expected one of {', '.join(GPU_DTYPES)} for '{op}' on a "
-                f"GPU, got {result_dtype}"
-            )
+            expected = f"one of {', '.join(GPU_DTYPES)} for '{op}' on a GPU"
+            raise wrong("plan", "dtype", expected, result_dtype)
         if how == "multiply" and known is not None:
             raise ValueError("plan: argument 'mask': expected None for 'mul' on a GPU")
     wide = any(x.pattern.idtype == "int64" for x in (*each, known) if x is not None)

@@ -121,7 +121,9 @@ def _by_elements(A: Csr, B: Csr, semiring: str, mask: Csr) -> Csr:
     dtype = dtype_name(A.values)
     problem = SparseResult(semiring, dtype, WIDER.get(dtype, dtype), dtype, idtype_of(A, B, mask))
     kernel = _elements_kernel(problem, ratio_of(A, B, mask))
-    return mask._replace(values=Numeric(kernel, of_elements(A, B, mask, problem.idtype), "out")())
+    return mask._replace(
+        values=Numeric(kernel, element_arguments(A, B, mask, problem.idtype), "out")()
+    )
 
 
 @cache
@@ -131,7 +133,7 @@ def _elements_kernel(problem: SparseResult, ratio: int) -> Kernel:
     return build(sch)
 
 
-def of_elements(A: Csr, B: Csr, mask: Csr, idtype: str) -> dict[str, Any]:
+def element_arguments(A: Csr, B: Csr, mask: Csr, idtype: str) -> dict[str, Any]:
     """The arguments of kernels of `elements_program`, except `out`; B is stored by columns."""
     sizes = dict(zip("mln", (*A.shape, B.shape[0]), strict=True))
     named = arguments(("x0", "x1"), (A, B), sizes, idtype)
@@ -241,26 +243,26 @@ def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
     return columns * rows <= GROUP * WORTH * sum(len(x.indices) for x in matrices)
 
 
-def of_matrices(
+def sparse_operation(
     op: str, *matrices: object, semiring: str = "plus_times", mask: object = None
 ) -> Any:
     """Compute one of `PRODUCTS` or `COMBINED` of a :class:`SparseMatrix` and others.
 
     Returns the pattern and values of the result; NotImplemented if one is not a sparse matrix.
     """
-    who = f"SparseMatrix.{op}"
+    caller = f"SparseMatrix.{op}"
     operands: list[Csr] = []
     for x in matrices:
         if not isinstance(x, SparseMatrix):
             if not is_sparse(x):
                 return NotImplemented
-            x = adopt_matrix(who, "other", x)
+            x = adopt_matrix(caller, "other", x)
         operands.append(csr(x))
-    kept = None if mask is None else SparseMatrix.adopt(who, "mask", mask)
-    check_shapes(who, op, [x.shape for x in operands], None if kept is None else kept.shape)
+    kept = None if mask is None else SparseMatrix.adopt(caller, "mask", mask)
+    check_shapes(caller, op, [x.shape for x in operands], None if kept is None else kept.shape)
     types = {x.values.dtype for x in operands}
     dtype = np.result_type(*types) if len(types) > 1 else types.pop()
-    how, computed = computation(who, op, semiring, dtype)
+    how, computed = computation(caller, op, semiring, dtype)
     if types or computed != dtype:
         operands = [x._replace(values=x.values.astype(computed, copy=False)) for x in operands]
     result = result_of(op, how, operands, None if kept is None else csr(kept))
@@ -279,50 +281,46 @@ def result_of(op: str, how: str, operands: Sequence[Csr], mask: Csr | None) -> C
     return PRODUCTS[op](*operands, how, mask) if op in PRODUCTS else combined(how, operands, mask)
 
 
-def computation(who: str, op: str, semiring: str, dtype: np.dtype) -> tuple[str, np.dtype]:
+def computation(caller: str, op: str, semiring: str, dtype: np.dtype) -> tuple[str, np.dtype]:
     """The semiring or one of `COMBINED`, and the dtype that values are computed in."""
-    check_semiring(who, semiring)
+    check_semiring(caller, semiring)
     bools = dtype.kind == "b"
     if bools and op == "subtract":
-        raise TypeError(f"{who}: expected numbers, got matrices of bool")
+        raise TypeError(f"{caller}: expected numbers, got matrices of bool")
     how = semiring if op in PRODUCTS else op
     return (OF_BOOLS.get(how, how), np.dtype(np.int8)) if bools else (how, dtype)
 
 
 def check_shapes(
-    who: str, op: str, shapes: Sequence[Shape], mask: Shape | None = None, name: str = "other"
+    caller: str, op: str, shapes: Sequence[Shape], mask: Shape | None = None, name: str = "other"
 ) -> None:
     """Raise unless operands and mask fit together; name : the argument of the other operands."""
     first, *others = shapes
     if op == KRON:
         m, n = (math.prod(sizes) for sizes in zip(*shapes, strict=True))
         if max(m, n) >= 2**63:
-            raise wrong(who, name, "a result of less than 2**63 rows and columns", f"{m} x {n}")
+            raise wrong(caller, name, "a result of less than 2**63 rows and columns", f"{m} x {n}")
         return
     if op == "matmul":
         (other,) = others
         if other[0] != first[1]:
-            raise ValueError(
-                f"{who}: argument '{name}': expected {first[1]} rows, as the first matrix of shape "
-                f"{first} has columns, got shape {other}"
-            )
+            expected = f"{first[1]} rows, as the first matrix of shape {first} has columns"
+            raise wrong(caller, name, expected, f"shape {other}")
         first = first[0], other[1]
     elif op == "inner":
         (other,) = others
         if other[1] != first[1]:
-            raise ValueError(
-                f"{who}: argument '{name}': expected {first[1]} columns, as the first matrix of "
-                f"shape {first} has, got shape {other}"
-            )
+            expected = f"{first[1]} columns, as the first matrix of shape {first} has"
+            raise wrong(caller, name, expected, f"shape {other}")
         first = first[0], other[0]
     elif len(shapes) > MOST:
-        raise ValueError(f"{who}: expected at most {MOST} matrices, got {len(shapes)}")
+        raise ValueError(f"{caller}: expected at most {MOST} matrices, got {len(shapes)}")
     else:
         for shape in others:
             if shape != first:
-                raise ValueError(f"{who}: argument '{name}': expected shape {first}, got {shape}")
+                raise wrong(caller, name, f"shape {first}", shape)
     if mask is not None and mask != first:
-        raise ValueError(f"{who}: argument 'mask': expected shape {first}, got {mask}")
+        raise wrong(caller, "mask", f"shape {first}", mask)
 
 
 def is_wide(B: Csr) -> bool:

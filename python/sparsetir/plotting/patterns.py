@@ -15,15 +15,16 @@ import scipy.sparse as sp
 from sparsetir.extras import need
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.pattern import Pattern
-from sparsetir.plotting.large import (
-    crop,
-    density,
-    large_figure,
-    matrix_image,
-    part_squares,
-    storage_bars,
+from sparsetir.plotting.layout import (
+    Layout,
+    Part,
+    Pixels,
+    Window,
+    joined,
+    locate,
+    sample,
+    storage_layout,
 )
-from sparsetir.plotting.layout import Layout, Part, Window, joined, storage_layout
 from sparsetir.plotting.marks import COLOURS, in_squares, matrix_labels, outline, rgb, squares, tint
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.texts import many
@@ -31,6 +32,7 @@ from sparsetir.runtime.texts import many
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 __all__ = ["plot_format", "plot_pattern"]
 
@@ -39,6 +41,9 @@ OVERHANG = 8  # rows and columns beyond a small matrix in which its blocks' padd
 COLUMN = 3  # most parts for which the legend has one column
 DARK = 0.78  # end of the colour map for more parts than colours; colours beyond are too light
 HEIGHT = 4.2  # inches of a panel
+SAMPLE = 2**21  # most slots that are searched for padding; of more, a random sample
+FAINTEST = 0.65  # share of a part's colour in that of pixels with the fewest elements
+FROM = 0.3  # start of the colour map of shares; colours below are too light for white paper
 
 
 def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) -> Any:
@@ -90,12 +95,12 @@ def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) 
     if ax is not None:
         figure, axes = None, [ax]
     else:
-        figure, axes = _new_figure(1) if small else large_figure(shape)
+        figure, axes = _new_figure(1) if small else _large_figure(shape)
     if small:
         squares(axes[0], cols, rows, COLOURS[0])
         _frame(axes[0], *shape)
     else:
-        density(axes[0], rows, cols, shape)
+        _density(axes[0], rows, cols, shape)
     matrix_labels(axes[0], title)
     if figure is None:
         return axes[0]
@@ -105,7 +110,7 @@ def plot_pattern(pattern: Any, ax: Axes | None = None, name: str | None = None) 
     window = Window.of(rows, cols, shape)
     inside = window.holds(rows, cols)
     squares(axes[1], cols[inside], rows[inside], COLOURS[0])
-    crop(axes, window)
+    _crop(axes, window)
     return figure
 
 
@@ -153,13 +158,13 @@ def plot_format(converted: ConvertedFormat, ax: Axes | None = None, name: str | 
     if ax is not None:
         figure, axes = None, [ax]
     else:
-        figure, axes = _new_figure(2) if small else large_figure((m, n), max(1, len(shown)))
+        figure, axes = _new_figure(2) if small else _large_figure((m, n), max(1, len(shown)))
     title = f"{converted.name}: matrix" if name is None else f"{name} as {converted.name}"
     if small:
         around = Window((-OVERHANG, m + OVERHANG), (-OVERHANG, n + OVERHANG))
-        _frame(axes[0], m, n, *part_squares(axes[0], converted, parts, around))
+        _frame(axes[0], m, n, *_part_squares(axes[0], converted, parts, around))
     else:
-        matrix_image(axes[0], converted, parts)
+        _matrix_image(axes[0], converted, parts)
     matrix_labels(axes[0], f"{title}, {m:,} x {n:,}")
     if figure is None:
         _legend(None, axes[0], shown, False)
@@ -170,14 +175,14 @@ def plot_format(converted: ConvertedFormat, ax: Axes | None = None, name: str | 
         _legend(figure, axes[0], shown, any((~(s.stored | s.valid)).any() for s in layout.parts))
         _set_size(figure, axes, lines=len(shown) + 2)
         return figure
-    storage_bars(axes[-1], shown)
+    _storage_bars(axes[-1], shown)
     if small:
         _set_size(figure, axes, by_places=False)
         return figure
     rows, columns = converted.pattern.coords
     window = Window.of(rows, columns, (m, n))
-    part_squares(axes[1], converted, parts, window)
-    crop(axes, window)
+    _part_squares(axes[1], converted, parts, window)
+    _crop(axes, window)
     return figure
 
 
@@ -276,6 +281,152 @@ def _set_size(figure: Figure, axes: list[Axes], by_places: bool = True, lines: i
     figure.set_size_inches(max(width, least), height + 1 + 0.21 * lines)
 
 
-def _check_order(who: str, argument: str, pattern: Pattern | sp.sparray) -> None:
+def _check_order(caller: str, argument: str, pattern: Pattern | sp.sparray) -> None:
     if len(pattern.shape) != 2:
-        raise wrong(who, argument, "2 axes", f"shape {tuple(pattern.shape)}")
+        raise wrong(caller, argument, "2 axes", f"shape {tuple(pattern.shape)}")
+
+
+# -- large matrices: the whole in pixels, a part of it in squares, the storage in bars ------------
+
+
+def _large_figure(shape: tuple[int, ...], bars: int = 0) -> tuple[Figure, list[Axes]]:
+    """A figure, and its axes for the whole, for a part, and below for `bars` bars, if any."""
+    from matplotlib.figure import Figure
+
+    wide = HEIGHT * min(2.0, max(0.5, max(1, shape[1]) / max(1, shape[0])))
+    below = 0.8 + 0.24 * bars if bars else 0.0
+    width = max(8.5, wide + HEIGHT + (1.2 if bars else 2.2))
+    figure: Any = Figure(figsize=(width, HEIGHT + 0.8 + below))
+    figure.set_layout_engine("constrained", h_pad=0.1, w_pad=0.1)
+    top, bottom = figure, None
+    if bars:
+        top, bottom = figure.subfigures(2, 1, height_ratios=[HEIGHT + 0.8, below])
+    # The whole has a colour bar beside it, unless colours stand for parts.
+    axes = list(top.subplots(1, 2, width_ratios=[wide + (0 if bars else 1), HEIGHT]))
+    return figure, axes if bottom is None else [*axes, bottom.subplots()]
+
+
+def _density(ax: Axes, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Draw the share of stored coordinates in each pixel."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap, LogNorm
+
+    pixels = Pixels.of(shape)
+    each, count = pixels.each, pixels.count
+    stored = np.bincount(pixels.number(rows, cols), minlength=count[0] * count[1]).reshape(count)
+    high, wide = (
+        np.minimum(e, n - e * np.arange(c)) for e, n, c in zip(each, shape, count, strict=True)
+    )
+    share = stored / np.maximum(1, np.outer(high, wide))
+    if each == (1, 1) or not stored.any():
+        image = np.where(stored[:, :, None] > 0, rgb(COLOURS[0]), 1.0)
+        _show(ax, image, each, shape)
+        return
+    dark = ListedColormap(colormaps["viridis_r"](np.linspace(FROM, 1, 256)))
+    least, most = share[stored > 0].min(), share.max()
+    norm = LogNorm(least if least < most else most / 10, most)
+    shown = _show(ax, np.ma.masked_equal(share, 0), each, shape, cmap=dark, norm=norm)
+    label = f"share stored of {each[0]} x {each[1]} coordinates"
+    ax.figure.colorbar(shown, ax=ax, label=label, shrink=0.85)
+
+
+def _matrix_image(ax: Axes, converted: ConvertedFormat, parts: list[Part]) -> None:
+    """Draw each pixel in the colour of the part with most elements, or else most padding, there."""
+    shape = converted.pattern.shape
+    pixels = Pixels.of(shape)
+    size = pixels.count[0] * pixels.count[1]
+    colour = np.ones((size, 3))
+    most = np.zeros(size)
+    for part in parts:
+        if part.arrays.full:
+            continue
+        limit = SAMPLE * part.arrays.size // converted.places + 1
+        places = sample(part.arrays, limit)
+        weight = part.arrays.size / len(places)
+        places = places[part.arrays.mask.reshape(-1)[places] == 0]
+        where = locate(part.arrays, places)
+        inside = where.valid & (where.rows >= 0) & (where.rows < shape[0])
+        inside &= (where.cols >= 0) & (where.cols < shape[1])
+        numbers = pixels.number(where.rows[inside], where.cols[inside])
+        counts = np.bincount(numbers, minlength=size) * weight
+        more = counts > most
+        most[more] = counts[more]
+        colour[more] = tint(part.colour)
+    flat, most, total = pixels.number(*converted.pattern.coords), np.zeros(size), np.zeros(size)
+    element = np.zeros((size, 3))
+    for part in parts:
+        counts = np.bincount(flat[part.arrays.places >= 0], minlength=size)
+        total += counts
+        more = counts > most
+        most[more] = counts[more]
+        element[more] = part.colour
+    strength = FAINTEST + (1 - FAINTEST) * np.log1p(total) / max(1e-9, np.log1p(total.max()))
+    stored = total > 0
+    colour[stored] = tint(element[stored], strength[stored, None])
+    _show(ax, colour.reshape(*pixels.count, 3), pixels.each, shape)
+
+
+def _show(
+    ax: Axes, image: np.ndarray, each: tuple[int, int], shape: tuple[int, ...], **style: Any
+) -> AxesImage:
+    """Draw an image with pixels of `each` coordinates, cut at the edge of the matrix."""
+    right, bottom = image.shape[1] * each[1] - 0.5, image.shape[0] * each[0] - 0.5
+    shown = ax.imshow(image, extent=(-0.5, right, bottom, -0.5), **style)
+    ax.set_xlim(-0.5, max(1, shape[1]) - 0.5)
+    ax.set_ylim(max(1, shape[0]) - 0.5, -0.5)
+    long = max(shape) > 4 * max(1, min(shape))
+    ax.set_aspect("auto" if long else "equal")
+    return shown
+
+
+def _crop(axes: list[Axes], window: Window) -> None:
+    """Draw title and axes of a part of the matrix, and its position in the whole.
+
+    axes : axes of the whole and of the window, which has been drawn
+    """
+    low, high = zip(window.rows, window.cols, strict=True)
+    outline(axes[0], low, high, edgecolor="black", linewidth=1.2)
+    matrix_labels(axes[1], "rows from {:,}, columns from {:,}".format(*low))
+    in_squares(axes[1], low, high)
+
+
+def _part_squares(
+    ax: Axes, converted: ConvertedFormat, parts: list[Part], window: Window
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the elements of each part in a window, and its padding if all of its slots are searched.
+
+    Returns the least coordinates of padding, and the greatest plus one, also outside the matrix.
+    """
+    low, high = np.zeros(2, int), np.array(converted.pattern.shape)
+    for part in parts:
+        if part.arrays.full or part.arrays.size > SAMPLE:
+            continue
+        where = locate(part.arrays, np.flatnonzero(part.arrays.mask.reshape(-1) == 0))
+        shown = where.valid & window.holds(where.rows, where.cols)
+        padding = np.unique(np.stack([where.rows[shown], where.cols[shown]]), axis=1)
+        if padding.size:
+            low, high = np.minimum(low, padding.min(1)), np.maximum(high, padding.max(1) + 1)
+        squares(ax, padding[1], padding[0], tint(part.colour), part.colour)
+    rows, cols = converted.pattern.coords
+    inside = window.holds(rows, cols)
+    for part in parts:
+        shown = inside & (part.arrays.places >= 0)
+        squares(ax, cols[shown], rows[shown], part.colour, part.colour)
+    return low, high
+
+
+def _storage_bars(ax: Axes, parts: list[Part]) -> None:
+    """Draw a bar for each part, of elements and, lighter, of padding."""
+    from matplotlib.ticker import EngFormatter
+
+    for n, part in enumerate(parts):
+        ax.barh(n, part.stored, color=part.colour, edgecolor=part.colour)
+        padding = part.places - part.stored
+        ax.barh(n, padding, left=part.stored, color=tint(part.colour), edgecolor=part.colour)
+    ax.set_yticks(range(len(parts)), [e.text for e in parts], fontsize="small")
+    room = max(0, 5 - len(parts)) / 2 + 0.5
+    ax.set_ylim(len(parts) - 1 + room, -room)
+    ax.set_xlim(0, 1.04 * max((e.places for e in parts), default=1))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.set_xlabel("places: elements, and lighter padding")
+    ax.spines[["top", "right"]].set_visible(False)

@@ -321,39 +321,27 @@ def _known(configs: Configs, fingerprint: Callable[[], str]) -> Config | None:
         return None
 
 
-def by_record(
-    task: Task, make: Callable[[Config], T], pattern: Callable[[], CsrPattern] | None = None
-) -> T | None:
-    """Call `make` on the config recorded for a task; None if there is none, or it fails.
-
-    Warns of a failure: the template may have changed since.
-
-    make : returns the result for a config
-    pattern : the argument of :func:`recorded_config`
-    """
-    return _made(recorded_config(task, pattern), make)
-
-
-def program_by_record(
-    key: Callable[[], Key], like: Hashable, make: Callable[[Config], T]
-) -> T | None:
-    """Do the same as :func:`by_record` for a program with its arguments.
+def recorded_of_program(key: Callable[[], Key], like: Hashable) -> Config | None:
+    """Do the same as :func:`recorded_config` for a program with its arguments.
 
     key : returns the key
     like : equal for keys that differ in the fingerprint alone; faster to compute
     """
     configs = _configs(("program", like), lambda records: records.best_by_fingerprint(key()))
-    return _made(_known(configs, lambda: key().fingerprint), make)
+    return _known(configs, lambda: key().fingerprint)
 
 
-def _made(config: Config | None, make: Callable[[Config], T]) -> T | None:
-    """See :func:`by_record`."""
+def by_record(config: Config | None, make: Callable[[Config], T]) -> T | None:
+    """Call `make` on a recorded config; None if there is none, or it fails.
+
+    Warns of a failure: the template may have changed since.
+    """
     if config is None:
         return None
     try:
         return make(config)
     except Exception as error:
-        warn_of_record(config, error, stacklevel=5)
+        warn_of_record(config, error, stacklevel=4)
         return None
 
 

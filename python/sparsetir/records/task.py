@@ -54,7 +54,7 @@ class Task:
     threads: int = 1
 
 
-def of_threads(task: Any) -> list[str]:
+def thread_text(task: Any) -> list[str]:
     """The number of threads, to display; empty for a GPU, for which it does not matter."""
     if "cuda" in str(task.target):
         return []

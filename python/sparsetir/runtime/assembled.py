@@ -13,10 +13,11 @@ import numpy as np
 import tvm_ffi
 from tvm.target import Target
 
-from sparsetir.runtime import pool, rooms
+from sparsetir.runtime import buffer_pool, pool
 from sparsetir.runtime.arrays import is_torch
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import bound_by_name
 from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir.assemble import SHORT, WORD, Assembly, assemble
@@ -117,7 +118,7 @@ class Numeric:
         -------
         ndarray
         """
-        out = rooms.array(self.shape, self.dtype) if out is None else out
+        out = buffer_pool.array(self.shape, self.dtype) if out is None else out
         if self.first is not None:
             out.fill(self.first)
         if out.size:
@@ -294,7 +295,7 @@ class AssembledKernel:
                 # There is one part anyway, so bounds per row are not needed.
                 alone = ROOM if pool.count() == 1 and not self.has_levels else alone
             if most < alone:
-                return _of_few(rows, columns, most, names.idtype)
+                return _joint_bounds(rows, columns, most, names.idtype)
         signature, width = kernel.signature, np.zeros(2, np.int64)
         args, at = [named.get(name) for name in signature.names], signature.position[names.bounds]
         (rows,) = signature.expected_shape(at, args)
@@ -408,15 +409,15 @@ class AssembledKernel:
         ends : that of the bounds
         """
         names, room = self.programs, parts.room
-        indices = rooms.array((room,), self._idtype)
+        indices = buffer_pool.array((room,), self._idtype)
         named = {
             **arguments, names.parts: parts.count, names.rows_ptr: parts.rows_ptr, names.room: room,
-            names.rooms: parts.begins, names.ends: indptr[1:], names.indices: indices,
+            names.starts: parts.begins, names.ends: indptr[1:], names.indices: indices,
         }  # fmt: skip
         if fill.bounded:
             named[names.bounds] = np.diff(ends)
         shape = (room,) if fill.shape is None else fill.shape(named)
-        named[names.values] = values = rooms.array(shape, self._dtype)
+        named[names.values] = values = buffer_pool.array(shape, self._dtype)
         if room:
             fill.kernel.run(fill.ordered(named))
         if not names.parted:  # rows without elements end where their predecessor does
@@ -459,7 +460,7 @@ class _Parts(NamedTuple):
 
 
 @lru_cache(512)
-def _of_few(rows: int, columns: int, most: int, idtype: str) -> Bounds:
+def _joint_bounds(rows: int, columns: int, most: int, idtype: str) -> Bounds:
     """Bounds of all rows together; cached, as converting arrays for TVM takes long."""
     rows_ptr, ends = np.array([0, rows], idtype), np.array([0, most])
     part = _Parts(tvm_ffi.from_dlpack(rows_ptr), tvm_ffi.from_dlpack(ends), 1, most)
@@ -471,9 +472,7 @@ def cpu_of(target: TargetLike) -> Target:
     """The resolved target; raises ValueError if it is not a CPU."""
     machine = resolve_target(target)
     if "cpu" not in machine.keys:
-        raise ValueError(
-            f"build_assembled: argument 'target': expected a CPU, got {machine.kind.name!r}"
-        )
+        raise wrong("build_assembled", "target", "a CPU", f"{machine.kind.name!r}")
     return machine
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tvm.target import Target
 
 from sparsetir.runtime.arrays import is_array, to_numpy
-from sparsetir.runtime.signature import Signature
+from sparsetir.runtime.signature import PENDING, Arguments, Signature
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.position_space import SIGNATURE
@@ -20,14 +21,14 @@ FILLED = ("float16", "bfloat16", "float32", "float64")
 def bound_arguments(
     program: SparseFunc,
     arguments: object,
-    who: str = "tune: argument 'arguments'",
+    caller: str = "tune: argument 'arguments'",
     rng: np.random.Generator | None = None,
 ) -> dict[str, Any]:
     """Complete the arguments of a function, in the order of its parameters.
 
     Sizes that the shapes of arrays imply may be missing; missing outputs become zeros.
 
-    who : beginning of errors
+    caller : beginning of errors
     rng : fills missing arrays of floating-point numbers; None refuses them
 
     Raises TypeError or ValueError naming the argument.
@@ -36,57 +37,43 @@ def bound_arguments(
     names = signature.names
     if not isinstance(arguments, Mapping):
         raise TypeError(
-            f"{who}: expected a dict of arrays and numbers by parameter, got "
+            f"{caller}: expected a dict of arrays and numbers by parameter, got "
             f"{type(arguments).__name__}"
         )
     for name in arguments:
         if name not in names:
-            raise ValueError(f"{who}: '{program.name}' has no '{name}'; it has {', '.join(names)}")
-    values: list[Any] = [arguments.get(name) for name in names]
+            raise ValueError(
+                f"{caller}: '{program.name}' has no '{name}'; it has {', '.join(names)}"
+            )
+    given, values = _Given(caller, signature, Target("llvm")), [arguments.get(n) for n in names]
     missing = [
         i
         for i in signature.arrays
         if values[i] is None
         and (i in signature.outputs or rng is not None and signature.dtypes[i] in FILLED)
     ]
-    present = [i for i in signature.arrays if i not in missing]
-    for i in present:
-        values[i] = _array(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
-    signature.infer(values)
-    for i in signature.scalars:
-        values[i] = _number(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
     for i in signature.arrays:
+        if i in missing:
+            values[i] = PENDING
+        elif is_array(values[i]):
+            values[i] = np.require(
+                to_numpy(values[i]), None, ["C", "W"] if i in given.outputs else "C"
+            )
+    given.complete(values)
+    for i in missing:
         expected = signature.expected_shape(i, values)
         if min(expected, default=0) < 0:
-            raise ValueError(f"{who}: '{names[i]}': expected lengths of 0 or more, got {expected}")
-        if i in missing:
-            filled = np.zeros(expected)
-            if rng is not None and i not in signature.outputs:  # far enough from zero to divide by
-                filled = rng.uniform(0.5, 1, expected) * rng.choice([-1, 1], expected)
-            values[i] = filled.astype(signature.dtypes[i])
-            continue
+            raise ValueError(f"{given.named(i)}: expected lengths of 0 or more, got {expected}")
+        filled = np.zeros(expected)
+        if rng is not None and i not in given.outputs:  # far enough from zero to divide by
+            filled = rng.uniform(0.5, 1, expected) * rng.choice([-1, 1], expected)
+        values[i] = filled.astype(signature.dtypes[i])
+    given.refuse(values)
+    for i in signature.arrays:
         values[i] = signature.view(i, values)
-        if list(values[i].shape) != expected:
-            legal = signature.expected_text(i, values)
-            raise ValueError(f"{who}: '{names[i]}': expected shape {legal}, got {values[i].shape}")
     return dict(zip(names, values, strict=True))
 
 
-def _array(who: str, value: object, dtype: str) -> np.ndarray:
-    if not is_array(value):
-        got = "nothing" if value is None else type(value).__name__
-        raise TypeError(f"{who}: expected an array, got {got}")
-    array = np.asarray(to_numpy(value))
-    if str(array.dtype) != dtype:
-        raise TypeError(f"{who}: expected dtype {dtype}, got {array.dtype}")
-    return array
-
-
-def _number(who: str, value: object, dtype: str) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    what = "a number" if dtype.startswith(("float", "bfloat")) else "an integer"
-    if not isinstance(value, bool | int | float if what == "a number" else int):
-        got = "nothing" if value is None else repr(value)
-        raise TypeError(f"{who}: expected {what}, got {got}")
-    return value
+class _Given(Arguments):
+    def named(self, at: int) -> str:
+        return f"{self.name}: '{self.signature.names[at]}'"

@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.kernel_cache import kept_kernel
 from sparsetir.runtime.pipeline import kernels_of, lower, name_of
+from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
@@ -92,10 +93,8 @@ def build(
     elif isinstance(obj, SparseFunc | Schedule | tirx.PrimFunc):
         functions = {name_of(obj.func if isinstance(obj, Schedule) else obj): obj}
     else:
-        raise TypeError(
-            "build: argument 'obj': expected a stage-I function, a PrimFunc, a Schedule, an "
-            f"s_tir.Schedule or an IRModule, got {type(obj).__name__}"
-        )
+        expected = "a stage-I function, a PrimFunc, a Schedule, an s_tir.Schedule or an IRModule"
+        raise wrong("build", "obj", expected, type(obj).__name__, TypeError)
     if isinstance(obj, SparseFunc | Schedule):
         now = _snapshot(obj)
         stages, what = partial(lower, now, schedule, config, target), partial(_text, now, schedule)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import tvm
+from numpy.lib.stride_tricks import as_strided
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
@@ -17,7 +19,6 @@ from sparsetir.runtime import pool
 from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import kernel_of, lower
-from sparsetir.runtime.rates import copy_bandwidth, dense_rate
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.texts import Section, as_html, as_markdown, as_text, many, micros, readable
 from sparsetir.schedules.loop_shapes import loop_shapes
@@ -44,6 +45,9 @@ from sparsetir.sparse_ir.traversal import map_expr
 Facts = dict[str, Any]
 SECONDS = 0.5  # of measuring
 WARM_UP = 3
+MOST_REPEATED = 2 * 2**20  # bytes of a part that is copied many times in one call
+LEAST_REPEATED = 600  # NumPy keeps the interpreter's lock below 500 elements
+PEAK_SIZE = 1536
 LONG = 200  # lines of loops from which they are shown with the stages
 NOT_KNOWN = (
     "Not known without arguments: in Python a dict of them; --graph cora --arg feat=64 on the "
@@ -136,7 +140,7 @@ def explain_program(
     schedule_name : for title and facts; by default the name of `schedule`
     """
     if isinstance(what, Kernel):
-        program, by = _of_kernel(what, schedule, target), "as it was built"
+        program, by = _kernel_function(what, schedule, target), "as it was built"
     elif isinstance(what, Schedule):
         program, by = what.func, "by its schedule"
     else:
@@ -174,7 +178,7 @@ def explain_program(
     return ProgramExplanation(title, facts, kernel, program)
 
 
-def _of_kernel(kernel: Kernel, schedule: object, target: object) -> SparseFunc:
+def _kernel_function(kernel: Kernel, schedule: object, target: object) -> SparseFunc:
     """The stage-I function of a kernel."""
     for argument, value in (("schedule", schedule), ("target", target)):
         if value is not None:
@@ -192,8 +196,8 @@ def _arguments(program: SparseFunc, arguments: object) -> Facts:
     """All arguments by name; {} if none are passed."""
     if arguments is None or (isinstance(arguments, Mapping) and not arguments):
         return {}
-    who = "explain: argument 'arguments'"
-    return bound_arguments(program, arguments, who, np.random.default_rng(0))
+    caller = "explain: argument 'arguments'"
+    return bound_arguments(program, arguments, caller, np.random.default_rng(0))
 
 
 def _schedule_section(facts: Facts) -> Section:
@@ -480,3 +484,48 @@ def roofline_rows(facts: Facts) -> list[tuple[str, str]]:
         ("measured", f"{times} of {many(facts['calls'], 'call')}{rate}"),
         ("reached", f"{100 * facts['reached']:.0f} % of the bound"),
     ]
+
+
+def copy_bandwidth(size: int, threads: int, seconds: float) -> float:
+    """Bytes per second, read plus written, of copies whose two sides are `size` bytes together.
+
+    Each thread copies its own part repeatedly, so that small parts stay in caches, as in the
+    measured call. Returns the best of five, and at least the rate of one thread.
+    """
+    part = max(64, size // (2 * threads))
+    pairs = [(np.ones(part, np.uint8), np.zeros(part, np.uint8)) for _ in range(threads)]
+
+    def work(pair: tuple[np.ndarray, np.ndarray], turns: int) -> None:
+        if part > MOST_REPEATED:
+            for _ in range(turns):
+                np.copyto(pair[1], pair[0])
+            return
+        # A single call for all turns, as threads would wait for each other's interpreter lock:
+        # arrays whose elements are the whole part, all at the same address.
+        source, target = (as_strided(x.view(f"V{part}"), (turns,), (0,)) for x in pair)
+        np.copyto(target, source)
+
+    least = 3 if part > MOST_REPEATED else LEAST_REPEATED
+    start = time.perf_counter()
+    work(pairs[0], least)
+    each = (time.perf_counter() - start) / least
+    turns = max(1 if part > MOST_REPEATED else least, int(seconds / 5 / each))
+    best = 0.0
+    with ThreadPoolExecutor(threads) as workers:
+        for _ in range(5):
+            start = time.perf_counter()
+            list(workers.map(work, pairs, [turns] * threads))
+            best = max(best, 2 * part * threads * turns / (time.perf_counter() - start))
+    return best if threads == 1 else max(best, copy_bandwidth(size, 1, seconds))
+
+
+def dense_rate(seconds: float) -> float:
+    """Floating-point operations per second of a dense float32 product, by NumPy's BLAS."""
+    a, b = (np.ones((PEAK_SIZE, PEAK_SIZE), "float32") for _ in range(2))
+    out = np.empty_like(a)
+    best, end = float("inf"), time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < end:
+        start = time.perf_counter()
+        np.matmul(a, b, out=out)
+        best = min(best, time.perf_counter() - start)
+    return 2 * PEAK_SIZE**3 / best

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from sparsetir.runtime.refusals import wrong
+
 # Exceptions of readers for files that are damaged or cut off.
 DAMAGE = (
     EOFError, RuntimeError, AttributeError, LookupError, ArithmeticError, struct.error, zlib.error,
@@ -36,18 +38,16 @@ class GraphError(ValueError):
         super().__init__(printable(text))
 
 
-def as_path(who: str, argument: str, value: object) -> Path:
+def as_path(caller: str, argument: str, value: object) -> Path:
     """Convert a user's path, with "~" expanded.
 
     Raises TypeError for another type, ValueError for an empty path.
     """
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
-        raise TypeError(
-            f"{who}: argument '{argument}': expected a path, got {type(value).__name__}"
-        )
+        raise wrong(caller, argument, "a path", type(value).__name__, TypeError)
     if not path:
-        raise ValueError(f"{who}: argument '{argument}': expected a path, got an empty text")
+        raise wrong(caller, argument, "a path", "an empty text")
     return Path(os.path.expanduser(path))
 
 

@@ -12,6 +12,7 @@ import tvm
 
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import (
+    aligned_rows,
     check_memory,
     count_writes,
     is_array,
@@ -23,6 +24,7 @@ from sparsetir.runtime.arrays import (
 )
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
+from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import PENDING, Arguments, Signature
 from sparsetir.schedules.targets import allowed, assumed_machine, features_needed, is_gpu, refusing
 from sparsetir.sparse_ir.computed import compute, compute_of_values, reads, valid_for_any
@@ -83,6 +85,9 @@ class Kernel:
         Recipe and keywords of each computed parameter, by name.
     estimates : mapping of str to int
         For each passed parameter that only affects speed, a value that is valid for any arguments.
+    gathered : list of (int, int)
+        Positions of arrays whose rows are gathered, and of the indices that select these. NumPy's
+        arrays begin anywhere; where it pays, a call copies them to the start of a cache line.
     entry : tvm.runtime.PackedFunc
         TVM's function, which takes the arguments `signature.passed` in order; only TVM checks them.
 
@@ -134,6 +139,7 @@ class Kernel:
         self._given = binder = Arguments(name, signature, target)
         self._count, self._limits = binder.count, binder.limits
         self._arrays, self._scalars, self._outputs = binder.arrays, binder.scalars, binder.outputs
+        self.gathered = [] if is_gpu(target) else signature.gathered
         self._other_shapes: tuple[int, ...] = ()  # positions where arrays of other shapes were seen
         self._array_names = [signature.names[i] for i in self._arrays]
         self._without_gradient = {self._arrays.index(i): WRITTEN for i in self._outputs}
@@ -179,6 +185,8 @@ class Kernel:
             if seen is None:
                 seen = self._check_new_arrays(values, key)
             values += self._with_values(values, *seen[1:]) if seen[2] else seen[1]
+        for i, by in self.gathered:
+            values[i] = aligned_rows(values[i], values[by])
         arrays = [values[i] for i in self._arrays]
         numpy = True
         for array in arrays:
@@ -438,9 +446,7 @@ class Kernel:
             return "\n".join(m.inspect_source() for m in device)
         if kind not in (None, "ll", "asm"):
             names = ["ll", "asm", *([self.target.kind.name] if device else [])]
-            raise ValueError(
-                f"{self.name}: source: argument 'kind': expected one of {names}, got {kind!r}"
-            )
+            raise wrong(f"{self.name}: source", "kind", f"one of {names}", f"{kind!r}")
         return module.inspect_source(kind or "ll")
 
     def export(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -464,23 +470,23 @@ class Kernel:
         OSError
             If it cannot be written; then no partial file is left.
         """
-        who = f"{self.name}: export: argument 'path'"
+        caller = f"{self.name}: export: argument 'path'"
         path = as_path(f"{self.name}: export", "path", path)
         if self._loaded:
             raise ValueError(
                 f"{self.name}: a loaded kernel cannot be exported again; copy its file"
             )
         if path.suffix != ".so":
-            raise ValueError(f"{who}: expected a name that ends in '.so', got '{path}'")
+            raise ValueError(f"{caller}: expected a name that ends in '.so', got '{path}'")
         if not path.parent.is_dir():
-            raise FileNotFoundError(f"{who}: there is no folder '{path.parent}'")
+            raise FileNotFoundError(f"{caller}: there is no folder '{path.parent}'")
         if path.exists() and not overwrite:
-            raise FileExistsError(f"{who}: '{path}' exists; pass overwrite=True to replace it")
+            raise FileExistsError(f"{caller}: '{path}' exists; pass overwrite=True to replace it")
         meta = description(self.name, self.signature, self.target, self.needs, self.assumes)
         try:
             write_library(self._text, path, meta, overwrite)
         except OSError as error:
-            text = f"{who}: '{path}' cannot be written: {error.strerror}"
+            text = f"{caller}: '{path}' cannot be written: {error.strerror}"
             raise OSError(error.errno, text) from error
 
     def __reduce__(self) -> object:

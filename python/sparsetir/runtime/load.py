@@ -47,7 +47,7 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
         instructions which this CPU lacks.
     """
     path = as_path("load", "path", path)
-    who = f"load: argument 'path': '{path}'"
+    caller = f"load: argument 'path': '{path}'"
     if not path.is_file():
         raise FileNotFoundError(f"load: argument 'path': expected a file, got '{path}'")
     try:
@@ -57,26 +57,26 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
         raise
     except Exception as error:  # TVM raises many types
         raise ValueError(
-            f"{who} is not a kernel exported by sparsetir: {first_line(error)}"
+            f"{caller} is not a kernel exported by sparsetir: {first_line(error)}"
         ) from error
     for parameter, how in signature.computed.items():
         if how["recipe"] not in RECIPES:
             raise ValueError(
-                f"{who}: computed parameter '{parameter}' takes the recipe '{how['recipe']}', "
+                f"{caller}: computed parameter '{parameter}' takes the recipe '{how['recipe']}', "
                 "which this version does not have: import the module that registers it before; "
                 f"there are {sorted(RECIPES)}"
             )
     missing = missing_features(target)
     if missing:
         raise RuntimeError(
-            f"{who}: compiled for a CPU with {', '.join(missing)}, which this one lacks; export "
+            f"{caller}: compiled for a CPU with {', '.join(missing)}, which this one lacks; export "
             "a kernel that was built for this one"
         )
     try:
         module = open_library(library)
     except Exception as error:
         raise RuntimeError(
-            f"{who}, compiled for {target.kind.name}, cannot be loaded here: {first_line(error)}"
+            f"{caller}, compiled for {target.kind.name}, cannot be loaded here: {first_line(error)}"
         ) from error
     try:
         return Kernel(
@@ -84,7 +84,7 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
             assumes=meta.get("assumes", {}),
         )  # fmt: skip
     except AttributeError as error:
-        raise ValueError(f"{who}: its library has no function '{name}'") from error
+        raise ValueError(f"{caller}: its library has no function '{name}'") from error
 
 
 def described(meta: dict[str, Any]) -> tuple[str, Signature, tvm.target.Target]:

@@ -158,7 +158,7 @@ def lower(
     sch = func if isinstance(func, Schedule) else Schedule(func)
     if schedule is not None:
         schedule(*(sch,) if config is None else (sch, config))
-    return _of_schedule(sch, target)
+    return _schedule_stages(sch, target)
 
 
 def lower_template(
@@ -185,7 +185,7 @@ def name_of(func: SparseFunc | tirx.PrimFunc) -> str:
     return str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "main"
 
 
-def _of_schedule(sch: Schedule, target: Target) -> Stages:
+def _schedule_stages(sch: Schedule, target: Target) -> Stages:
     """The stages of a schedule's function; the default one follows unless it is in stage II."""
     atomic = [it.name for it in sparse_iterations(sch.func) if ATOMIC in it.annotations]
     if atomic and not is_gpu(target):
@@ -367,7 +367,7 @@ def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.P
     """
     func = stages["III"].with_attr("global_symbol", name)
     if "II scheduled" not in stages:
-        return _of_any_alignment(name, func, stages)
+        return _relax_alignment(name, func, stages)
     shapes = natural_shapes(stages["II scheduled"])
     params: list[tirx.Var] = []
     views: list[tirx.Stmt] = []
@@ -389,7 +389,7 @@ def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.P
     return tirx.PrimFunc(params, s_tir.SBlockRealize([], True, block), attrs=func.attrs)
 
 
-def _of_any_alignment(name: str, func: tirx.PrimFunc, stages: Stages) -> tirx.PrimFunc:
+def _relax_alignment(name: str, func: tirx.PrimFunc, stages: Stages) -> tirx.PrimFunc:
     """Relax the alignment of a plain PrimFunc's arrays to that of their elements."""
     relaxed = {
         v: buffer_var(v.ty.shape, v.ty.dtype, v.name, v.ty.storage_scope, itemsize(str(v.ty.dtype)))
@@ -408,7 +408,7 @@ def _of_any_alignment(name: str, func: tirx.PrimFunc, stages: Stages) -> tirx.Pr
     return tirx.PrimFunc(params, body, ret_type=func.ret_type, attrs=func.attrs)
 
 
-def _disjoint(who: str, arrays: Mapping[str, Any], signature: Signature) -> list[tirx.Stmt]:
+def _disjoint(caller: str, arrays: Mapping[str, Any], signature: Signature) -> list[tirx.Stmt]:
     """Assertions that no written array shares memory with another one.
 
     arrays : by parameter
@@ -433,7 +433,7 @@ def _disjoint(who: str, arrays: Mapping[str, Any], signature: Signature) -> list
             start, length = spans[other]
             ends = begin + size <= start, start + length <= begin
             apart = tirx.any(size == 0, length == 0, *ends)
-            text = f"{who}: argument '{name}' is written and shares memory with '{other}'"
+            text = f"{caller}: argument '{name}' is written and shares memory with '{other}'"
             checks.append(tirx.AssertStmt(apart, ir.StringImm("ValueError"), [ir.StringImm(text)]))
     return checks
 

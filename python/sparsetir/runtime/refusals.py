@@ -7,9 +7,9 @@ from typing import TypeVar
 E = TypeVar("E", bound=Exception)
 
 
-def wrong(who: str, argument: str, expected: str, got: object, kind: type[E] = ValueError) -> E:
+def wrong(caller: str, argument: str, expected: str, got: object, kind: type[E] = ValueError) -> E:
     """Make the error to raise for an argument of a function.
 
     got : the actual value, or a text that describes it
     """
-    return kind(f"{who}: argument '{argument}': expected {expected}, got {got}")
+    return kind(f"{caller}: argument '{argument}': expected {expected}, got {got}")

@@ -10,7 +10,7 @@ accepted in other shapes, under any schedule: flat, with one dimension for these
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 from tvm.target import Target
+from tvm_ffi import structural_equal
 
 from sparsetir.runtime.arrays import (
     device_name,
@@ -30,16 +31,18 @@ from sparsetir.runtime.arrays import (
     strides,
 )
 from sparsetir.sparse_ir.affine import affine
-from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
+from sparsetir.sparse_ir.computed import computed_parameters, reads, value_parameters
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, make_func, same_indices, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
 from sparsetir.sparse_ir.promises import check_promises, promises_of
+from sparsetir.sparse_ir.recipes.locality import reuse_distance
 from sparsetir.sparse_ir.storage import Storage, elements_of, product
 from sparsetir.sparse_ir.tir import BINARY, dtype_of, is_one, size_text
 
 # Attribute of a signature's function: computed parameters that the compiled function lacks.
 NOT_PASSED = "not_passed"
 REMEMBERED = 64  # cached conversions of shapes
+REUSE_DISTANCE = reuse_distance.__name__
 PENDING = object()  # a placeholder for an array that does not exist yet
 
 
@@ -78,6 +81,7 @@ class Signature:
     index_arrays : positions of the caller's indptr and indices, and of other arrays that recipes
         read
     index_sizes : positions of the caller's scalars that bound index arrays, or that recipes read
+    gathered : positions of arrays whose rows are gathered, and of the indices that select these
     inferences : rules for the caller's scalars from shapes
     constants : by position, scalars that no shape implies, and whose only value is promised
     """
@@ -94,7 +98,7 @@ class Signature:
         self.names: list[str] = [n for n in self.position if n not in self.computed]
         absent = {str(n) for n in func.attrs.get(NOT_PASSED, [])}
         self.passed: list[str] = [n for n in self.position if n not in absent]
-        follow_values = of_values(func)
+        follow_values = value_parameters(func)
         self.of_values: list[str] = [n for n in follow_values if n not in absent]
         space = None if plain else PositionSpace(func)
         arrays = self.params if space is None else space.params
@@ -116,6 +120,7 @@ class Signature:
         self._find_structure(set(follow_values))
         self._name_sizes()
         self._infer()
+        self.gathered = [*self._find_gathered()]
 
     def _name_sizes(self) -> None:
         """Record which sizes are a caller's scalar (its position) or a number (~number), as most
@@ -128,6 +133,20 @@ class Signature:
             return place.get(size) if isinstance(size, ir.Var) else None
 
         self._named = [[named(size) for size in shape or []] for shape in self.shapes]
+
+    def _find_gathered(self) -> Iterator[tuple[int, int]]:
+        """Dense arrays with a dimension that an axis selects from for which rows are counted."""
+        counted = (how for how in self.computed.values() if how["recipe"] == REUSE_DISTANCE)
+        handles = {str(how["indices"])[1:] for how in counted} & {*self.names}
+        for axis in self.func.axes:
+            if axis.indices is None or axis.indices.name not in handles:
+                continue
+            for b in self.func.buffers:
+                place = -1 if b.handle is None else self.position.get(str(b.handle.name), -1)
+                outer = [a.length for a in (b.axes or ())[:-1] if a.kind == "dense_fixed"]
+                is_input = 0 <= place < len(self.names) and place not in self.outputs
+                if is_input and any(structural_equal(axis.length, n) for n in outer):
+                    yield place, self.position[str(axis.indices.name)]
 
     def _find_structure(self, follow_values: set[str]) -> None:
         """Find the caller's parameters that define the structure."""
@@ -473,31 +492,32 @@ def _renaming(func: tirx.PrimFunc) -> Callable[[ir.Expr], ir.Expr]:
 
 
 def bound(
-    who: str, place: Mapping[str, int], args: Sequence[object], kwargs: Mapping[str, object]
+    caller: str, place: Mapping[str, int], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Any]:
     """Arguments in the order of `place`, the position by name; None for omitted ones."""
     if not args and kwargs.keys() == place.keys():
         return [*map(kwargs.__getitem__, place)]
     if len(args) > len(place):
         raise TypeError(
-            f"{who}: expected at most {len(place)} arguments ({', '.join(place)}), got {len(args)}"
+            f"{caller}: expected at most {len(place)} arguments ({', '.join(place)}), got "
+            f"{len(args)}"
         )
     values = [*args, *([None] * (len(place) - len(args)))]
     for key, value in kwargs.items():
         position = place.get(key)
         if position is None:
-            raise TypeError(f"{who}: no argument '{key}'; there are {', '.join(place)}")
+            raise TypeError(f"{caller}: no argument '{key}'; there are {', '.join(place)}")
         if position < len(args):
-            raise TypeError(f"{who}: argument '{key}' is given twice")
+            raise TypeError(f"{caller}: argument '{key}' is given twice")
         values[position] = value
     return values
 
 
 def bound_by_name(
-    who: str, params: Sequence[str], args: Sequence[object], kwargs: Mapping[str, object]
+    caller: str, params: Sequence[str], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[str, Any]:
     """Arguments by the names of parameters, without omitted ones."""
-    values = bound(who, {name: i for i, name in enumerate(params)}, args, kwargs)
+    values = bound(caller, {name: i for i, name in enumerate(params)}, args, kwargs)
     return {name: x for name, x in zip(params, values, strict=True) if x is not None}
 
 
@@ -567,20 +587,20 @@ class Arguments:
         for i in self.arrays:
             self._refuse_kind(i, values[i])
         for i in self.arrays:
-            array, who = values[i], self.named(i)
+            array, caller = values[i], self.named(i)
             shape = [int(s) for s in array.shape]
             expected = self.signature.expected_shape(i, values, len(shape))
             if shape != expected:
                 why = self.signature.unmet_promises(expected, shape)
                 by = "" if why else self.signature.length_sources(i, expected, values)
                 legal = self.signature.expected_text(i, values)
-                raise ValueError(f"{who}: expected shape {legal}{why}, got {(*shape,)}{by}")
+                raise ValueError(f"{caller}: expected shape {legal}{why}, got {(*shape,)}{by}")
             if not is_contiguous(array):
                 raise ValueError(
-                    f"{who}: expected a contiguous array, got strides {strides(array)}"
+                    f"{caller}: expected a contiguous array, got strides {strides(array)}"
                 )
             if i in self.outputs and is_read_only(array):
-                raise ValueError(f"{who}: it is written, but the array is read-only")
+                raise ValueError(f"{caller}: it is written, but the array is read-only")
 
     def named(self, at: int) -> str:
         """The beginning of a message about an argument."""
@@ -608,25 +628,25 @@ class Arguments:
 
     def _refuse_kind(self, at: int, array: object) -> None:
         """Raise unless the value is an array of the expected dtype and device."""
-        who, dtype = self.named(at), self.signature.dtypes[at]
+        caller, dtype = self.named(at), self.signature.dtypes[at]
         instead = hidden(array)
         if instead:
-            raise TypeError(f"{who}: expected {instead}")
+            raise TypeError(f"{caller}: expected {instead}")
         layout = getattr(array, "layout", None)
         if layout is not None and "strided" not in str(layout):
-            raise TypeError(f"{who}: expected a dense array of values or indices, got {layout}")
+            raise TypeError(f"{caller}: expected a dense array of values or indices, got {layout}")
         if not is_array(array):
             raise TypeError(
-                f"{who}: expected a torch, NumPy or TVM array, got {type(array).__name__}"
+                f"{caller}: expected a torch, NumPy or TVM array, got {type(array).__name__}"
             )
         kind = self._kind
         device = device_name(array)
         if kind == "cpu" and device != "cpu":
-            raise ValueError(f"{who}: expected an array on the CPU, got one on {device}")
+            raise ValueError(f"{caller}: expected an array on the CPU, got one on {device}")
         if kind == "cuda" and device != "cuda":
-            raise ValueError(f"{who}: expected an array on a CUDA device, got one on {device}")
+            raise ValueError(f"{caller}: expected an array on a CUDA device, got one on {device}")
         if dtype_name(array) != dtype:
-            raise TypeError(f"{who}: expected dtype {dtype}, got {dtype_name(array)}")
+            raise TypeError(f"{caller}: expected dtype {dtype}, got {dtype_name(array)}")
 
 
 def _describe(value: object) -> str:

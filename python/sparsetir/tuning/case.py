@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -10,17 +10,22 @@ import ml_dtypes
 import numpy as np
 import tvm
 
+from sparsetir.data.sources import Stored
 from sparsetir.data.sparse_tensor import SparseMatrix
+from sparsetir.formats.pattern import Pattern
 from sparsetir.planning.plan import plan_of
 from sparsetir.planning.request import Request
 from sparsetir.planning.run_plan import Plan
+from sparsetir.planning.sparse_results import csr, result_of
 from sparsetir.records.task import Config
 from sparsetir.runtime.arrays import CACHE_LINE, is_array, itemsize, memory
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.schedules.operators.operands import Check
+from sparsetir.schedules.operators.operands import TOLERANCES, Check, first_wrong
+from sparsetir.schedules.operators.sparse_results import KRON
 from sparsetir.schedules.targets import TargetLike
 
 SEED = 0
+OPS = {"spgemm": "matmul"}  # names of immediate operators that differ from those of plans
 Array: TypeAlias = np.ndarray | tvm.runtime.Tensor
 
 
@@ -105,6 +110,62 @@ class OperatorCase(Case):
 
     def release(self) -> None:
         self.matrix.clear_cache()  # of conversions
+
+
+class SparseCase(Case):
+    """A request of sparse matrices with random values, and its exact result.
+
+    It is computed by the immediate operator: integers in their type, which wrap, others in float64.
+    """
+
+    def __init__(self, request: Request) -> None:
+        rng, dtype = np.random.default_rng(SEED), np.dtype(request.problem.result)
+        least, most = (-1.0, 1.0) if dtype.kind in "fcV" else (-2 * (dtype.kind == "i"), 3)
+        self.each = [
+            x.with_values(rng.uniform(least, most, x.nnz).astype(dtype))
+            for x in request.matrix.each
+        ]
+        matrices = request.matrix._replace(each=tuple(self.each))
+        self.request, self.target = replace(request, matrix=matrices), request.target
+        how = request.problem.how
+        exact, kept = ("float64",) * 2 if dtype.kind in "fcV" else (request.problem.dtype, dtype)
+        values = [x.values.astype(exact) for x in self.each]
+        self.expected = self._exact(how, values).astype(kept)
+        # The largest sum of absolute values of a result's terms, the unit of errors.
+        sums = self._exact("add" if how == "subtract" else how, [np.abs(x) for x in values]).values
+        self.scale = float(np.abs(sums[np.isfinite(sums)]).max(initial=1.0))
+
+    def _exact(self, how: str, values: Sequence[np.ndarray]) -> SparseMatrix:
+        """The result of a semiring or one of `COMBINED` with these values."""
+        op, (each, mask) = self.request.name, self.request.matrix
+        op = KRON if how == KRON else OPS.get(op, op)
+        operands = [csr(x)._replace(values=v) for x, v in zip(each, values, strict=True)]
+        result = result_of(op, how, operands, None if mask is None else csr(mask))
+        pattern = Pattern.from_csr(result.indptr, result.indices, result.shape, check=False)
+        return SparseMatrix.of_stored(Stored(pattern, result.values))
+
+    def prepared(self, config: Config, device: object = None) -> Candidate:
+        del device
+        plan = plan_of(self.request, config)
+        results = [plan()]
+
+        def call() -> None:
+            results[0] = plan()
+
+        size = sum(x.nnz * (x.values.itemsize + 4) for x in self.each)
+        about = {**costs(plan), "bytes": size}
+        return Candidate(call, lambda: self.error(results[0]), plan.kernel, about)
+
+    def error(self, result: SparseMatrix) -> str | None:
+        """The first error in a result, or None."""
+        expected = self.expected
+        for ours, right in zip(csr(result)[:2], csr(expected)[:2], strict=True):
+            if not np.array_equal(ours, right):
+                return f"other elements are stored: {result.nnz}, not {expected.nnz}"
+        got = np.asarray(result.values, "float64")
+        want = np.asarray(expected.values, "float64")
+        tolerance = TOLERANCES.get(str(result.dtype), 0.0) * self.scale
+        return first_wrong(np.isclose(got, want, 0, tolerance, equal_nan=True), got, want)
 
 
 def costs(plan: Plan) -> dict[str, Any]:

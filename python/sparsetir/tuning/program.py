@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.records.record import Key
-from sparsetir.records.task import Config, of_threads
+from sparsetir.records.task import Config, thread_text
 from sparsetir.runtime.arrays import is_array
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
@@ -121,7 +121,7 @@ class ProgramTask(Case):
         """A line for people; name : the name of the data."""
         sizes = ", ".join(f"{n}={x:,g}" for n, x in self.traits().items())
         on = f" on {name}" if name else ""
-        return ", ".join([f"{self.program.name}{on} ({sizes})", *of_threads(self)])
+        return ", ".join([f"{self.program.name}{on} ({sizes})", *thread_text(self)])
 
     # -- measured -------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class RemoteDevice:
                 self.remote.key, session_timeout=math.ceil(time_limit) + 1
             )
         except RuntimeError as error:
-            raise RemoteError(f"{self._who()}: {first_line(error)}") from error
+            raise RemoteError(f"{self._label()}: {first_line(error)}") from error
         finally:
             tracker.close()
 
@@ -146,7 +146,7 @@ class RemoteDevice:
             self._session = None
         self.case.matrix.clear_cache()
 
-    def _who(self) -> str:
+    def _label(self) -> str:
         return f"Remote '{self.remote.key}' of the tracker {self.remote.host}:{self.remote.port}"
 
     def _tracker(self) -> tvm.rpc.TrackerSession:
@@ -159,13 +159,13 @@ class RemoteDevice:
             socket.create_connection(where, timeout=REACH).close()
             tracker = rpc.connect_tracker(*where)
         except (OSError, RuntimeError) as error:
-            raise RemoteError(f"{self._who()}: the tracker cannot be reached: {error}") from error
+            raise RemoteError(f"{self._label()}: the tracker cannot be reached: {error}") from error
         keys = [info["key"].removeprefix("server:") for info in tracker.summary()["server_info"]]
         if self.remote.key not in keys:
             tracker.close()
             names = ", ".join(sorted(set(keys))) or "none"
             raise RemoteError(
-                f"{self._who()}: the tracker has no such device; those it has: {names} (a crash "
+                f"{self._label()}: the tracker has no such device; those it has: {names} (a crash "
                 "ends TVM's server of a device, which must then be restarted)"
             )
         return tracker

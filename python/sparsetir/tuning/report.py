@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import platform
 import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime, timezone
+from html import escape
+from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import tvm
 
@@ -20,11 +26,30 @@ from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram, TunedSparse, seconds
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 COUNT = 5  # best configs shown
 MOST_FAILURES = 50  # failures shown in full
 HEADS = ("", "time", "x default", "padding", "memory", "convert", "compile", "config")
 ONE_CONFIG = "There is one config for this problem, the default: nothing to choose."
 MEMORY = "Memory is that of the arranged matrix, padding the share of slots that hold no nonzero."
+# Colours by Okabe and Ito, which the colour-blind can distinguish.
+MEASURED, BEST, DEFAULT, FAILED = "#56b4e9", "#0072b2", "#e69f00", "#d55e00"
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "image.interpolation": "none",  # keeps images small
+}
+INCHES = 10.5  # width of a chart
+PIXELS = 96  # per inch, on a page
+DPI = 130  # of an image that consists of pixels
+MOST_TEXT = 150_000  # characters of an SVG; longer ones become pixels
+MOST_BARS = 15
 
 
 def ranked(tuned: Search) -> list[Trial]:
@@ -155,19 +180,17 @@ def _counts(tuned: Search) -> str:
 
 
 def _sections(tuned: Search, graph: str) -> list[Section]:
-    from sparsetir.tuning import charts
-
     best, trials, failures = ranked(tuned), tuned.trials, tuned.failures
     text = [_headline(tuned, best), *(short(t.config) for t in best[:1])]
     found = [Section("Result", [*text, _counts(tuned), *tuned.warnings])]
     if best:
         told = [*_notes(tuned), MEMORY]
         found.append(Section("Best configs", told, HEADS, _rows(tuned, best)))
-    drawn = charts.history(tuned) if trials else ""
+    drawn = _history(tuned) if trials else ""
     text = [] if drawn else ["There were no trials."]
     found.append(Section("Search history", text, picture=drawn))
     shares = {name: value for name, value in tuned.importances.items() if value > 0}
-    drawn = charts.importances(shares) if shares else ""
+    drawn = _importances(shares) if shares else ""
     text = [] if drawn else ["Too few trials worked to tell."]
     found.append(Section("Parameter importance", text, picture=drawn))
     found += _subject(tuned, best[0] if best else None, graph)
@@ -192,8 +215,6 @@ def _sections(tuned: Search, graph: str) -> list[Section]:
 
 def _subject(tuned: Search, best: Trial | None, graph: str) -> list[Section]:
     """Sections about the function and its schedule, or the matrix and its storage."""
-    from sparsetir.tuning import charts
-
     if isinstance(tuned, TunedProgram):
         found = [Section("The function", code=tuned.task.program.script())]
         config = None if best is None else best.config
@@ -207,12 +228,14 @@ def _subject(tuned: Search, best: Trial | None, graph: str) -> list[Section]:
     assert isinstance(tuned, Tuned)
     several = isinstance(tuned, TunedSparse)
     matrix = tuned.task.matrix.each[0] if several else tuned.task.matrix
-    found = [Section("The matrix", picture=charts.picture_of_pattern(matrix, graph))]
+    name = graph or None
+    drawn = _image("Stored elements", lambda: matrix.plot(name=name))
+    found = [Section("The matrix", picture=drawn)]
     if best is None:
         return found
     stored, text, picture = getattr(best.config, "format", None), [], ""
     if isinstance(stored, Format):
-        picture = charts.picture_of_format(matrix, stored, graph)
+        picture = _image(f"Storage in {stored}", lambda: matrix.plot(stored, name=name))
     else:
         size, share = memory(best.outcome.bytes), _padding(best)
         text = [f"In the layout of {type(best.config).__name__}: {size}, {share} padding."]
@@ -232,3 +255,87 @@ def _environment(tuned: Search) -> list[tuple[str, object]]:
         ("Python", platform.python_version()),
         ("written", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")),
     ]
+
+
+# -- charts and pictures, as images embedded in HTML ----------------------------------------------
+
+
+def _history(tuned: Search) -> str:
+    """Draw the time of each trial by number, the best so far as a line, failures at the top.
+
+    The default's time, if it was tried, is a horizontal line.
+    """
+    first = next((t for t in tuned.trials if t.config == tuned.default), None)
+    default = None if first is None else first.outcome.seconds
+    right, slow = ([t for t in tuned.trials if t.outcome.state == state] for state in (OK, PRUNED))
+
+    def draw() -> Figure:
+        figure, ax = _axes(3.6)
+        ax.set_yscale("log")
+        ax.scatter(*_points(right), c=MEASURED, s=26, label="measured")
+        ax.scatter(*_points(slow), facecolors="none", edgecolors=MEASURED, label="given up as slow")
+        numbers, times = _points(right)
+        ax.step(numbers, list(accumulate(times, min)), where="post", c=BEST, label="best so far")
+        if default:
+            ax.axhline(1e6 * default, c=DEFAULT, linestyle="--", label="default")
+        failed = [t.number for t in tuned.failures]
+        if failed:  # above all times, in units of the axes
+            across = ax.get_xaxis_transform()
+            ax.scatter(failed, [1.03] * len(failed), c=FAILED, marker="x", label="failed",
+                       transform=across, clip_on=False)  # fmt: skip
+        ax.set_xlabel("trial")
+        ax.set_ylabel("time of a call (µs)")
+        ax.grid(axis="y", linewidth=0.7)
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.06), ncols=5, fontsize=9)
+        return figure
+
+    return _image("Time of each trial", draw)
+
+
+def _importances(shares: Mapping[str, float]) -> str:
+    """Draw the importance of the most important parameters."""
+    shown = dict(sorted(shares.items(), key=lambda item: -item[1])[:MOST_BARS])
+
+    def draw() -> Figure:
+        figure, ax = _axes(0.9 + 0.3 * len(shown))
+        bars = ax.barh(list(shown), list(shown.values()), color=MEASURED, height=0.62)
+        ax.bar_label(bars, fmt="%.2f", padding=5, fontsize=9)
+        ax.invert_yaxis()
+        ax.set_xlabel("share of what times depend on")
+        ax.grid(axis="x", linewidth=0.7)
+        return figure
+
+    return _image("Parameter importance", draw)
+
+
+def _points(trials: Sequence[Trial]) -> tuple[list[int], list[float]]:
+    """The numbers of trials, and their times in µs."""
+    return [t.number for t in trials], [1e6 * seconds(t) for t in trials]
+
+
+def _axes(height: float) -> tuple[Figure, Axes]:
+    """A figure of the page's width, and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(INCHES, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _image(title: str, make: Callable[[], Figure]) -> str:
+    """A figure as an embedded image: SVG, or PNG if that is long."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        figure = make()
+        data, kind = _saved(figure, "svg"), "svg+xml"
+        if len(data) > MOST_TEXT:
+            data, kind = _saved(figure, "png"), "png"
+    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    width = f"max-width:{figure.get_figwidth() * PIXELS:.0f}px"
+    return f'<img alt="{escape(title)}" src="{source}" style="{width}">'
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format=kind, dpi=DPI, facecolor="white")
+    return file.getvalue()

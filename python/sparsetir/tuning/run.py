@@ -102,7 +102,7 @@ class Run:
 
     def finals(self, measurer: Measurer) -> list[Trial]:
         """Measure the best few again, against luck; return them with the default, by time."""
-        reference, default = self._reference(), self._store.of_default()
+        reference, default = self._reference(), self._store.default_trial()
         # Other processes may have measured a config, too.
         best: dict[Config, Trial] = {}
         for trial in sorted(self._ran(), key=seconds_of):
@@ -179,7 +179,7 @@ class Run:
 
     def _reference(self) -> Reference | None:
         """The default as a reference, once it has run."""
-        ran = self._store.of_default()
+        ran = self._store.default_trial()
         if ran is None or ran.outcome.seconds is None:
             return None
         return Reference(self._default, ran.outcome.seconds)

@@ -34,20 +34,20 @@ class ScheduleRef:
     @staticmethod
     def of(schedule: Callable[..., object]) -> ScheduleRef:
         """Make the reference to a function; ValueError, TypeError if workers cannot import it."""
-        who = "tune: argument 'schedule'"
+        caller = "tune: argument 'schedule'"
         if not callable(schedule):
-            raise TypeError(f"{who}: {EXPECTED}, got {type(schedule).__name__}")
+            raise TypeError(f"{caller}: {EXPECTED}, got {type(schedule).__name__}")
         name = getattr(schedule, "__qualname__", None)
         code = getattr(schedule, "__code__", None)
         if name is None or code is None:
-            raise TypeError(f"{who}: {EXPECTED}, got an object of {type(schedule).__name__}")
+            raise TypeError(f"{caller}: {EXPECTED}, got an object of {type(schedule).__name__}")
         if "<lambda>" in name:
-            raise ValueError(f"{who}: {EXPECTED}, got a lambda")
+            raise ValueError(f"{caller}: {EXPECTED}, got a lambda")
         if "." in name:
-            raise ValueError(f"{who}: {EXPECTED}, got '{name}', which is defined inside another")
+            raise ValueError(f"{caller}: {EXPECTED}, got '{name}', which is defined inside another")
         file = Path(code.co_filename)
         if not file.is_file():
-            raise ValueError(f"{who}: {EXPECTED}, got '{name}' of {file}, which is not a file")
+            raise ValueError(f"{caller}: {EXPECTED}, got '{name}' of {file}, which is not a file")
         module = str(schedule.__module__)
         return ScheduleRef(
             module if _is_importable(module, file) else "", str(file.resolve()), name

@@ -30,7 +30,7 @@ from sparsetir.sparse_ir.origins import ORIGINS
 from sparsetir.tuning.measure import START_LIMIT, Device, Measurer, cores_for
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.schedule_ref import importing, module_ref
-from sparsetir.tuning.sought import check_numbers, of_operator, of_program, refuse_options
+from sparsetir.tuning.sought import check_numbers, operator_search, program_search, refuse_options
 from sparsetir.tuning.tuned import Search, Tuned, TunedPlan, TunedProgram, TunedSparse
 
 if TYPE_CHECKING:
@@ -278,12 +278,12 @@ def tune(
     if isinstance(op, str):
         refuse_options(f"'{op}'", {"schedule": schedule, "space": space})
         device = None if remote is None else remote.key
-        tuned, found, first = of_operator(op, matrix, feat, *more, device=device, **on, **own)
+        tuned, found, first = operator_search(op, matrix, feat, *more, device=device, **on, **own)
         if type(tuned) is not Tuned:
             refuse_options(f"'{op}'", plugged_in)
     else:
         refuse_options("a function", {"feat": feat, "more": more or None, **own, **plugged_in})
-        tuned, found, first = of_program(op, matrix, schedule, space, **on)
+        tuned, found, first = program_search(op, matrix, schedule, space, **on)
     kept = _records(records)
     if transfer and kept is not None:
         # The default stays first.

@@ -34,7 +34,7 @@ MOST_CONFIGS = 100_000  # of a space that is enumerated
 SearchSetup: TypeAlias = tuple[Search, Space, list[Config]]
 
 
-def of_operator(
+def operator_search(
     op: str, *matrices: object, target: TargetLike, device: str | None, **options: object
 ) -> SearchSetup:
     """The search for an operator on a matrix, over the configs of its templates.
@@ -63,7 +63,7 @@ def of_operator(
     return TunedPlan(task, key, [], default, request=request), space, [default]
 
 
-def of_program(
+def program_search(
     program: object,
     arguments: object,
     schedule: Callable[..., object] | None,
@@ -98,22 +98,24 @@ def of_program(
 
 def _checked(choices: object) -> dict[str, tuple[object, ...]]:
     """Check a user's space."""
-    who = "tune: argument 'space'"
+    caller = "tune: argument 'space'"
     if not isinstance(choices, Mapping) or not choices:
-        raise ValueError(f"{who}: expected a dict of choices by name, got {choices!r}")
+        raise ValueError(f"{caller}: expected a dict of choices by name, got {choices!r}")
     out: dict[str, tuple[object, ...]] = {}
     for name, values in choices.items():
         if not isinstance(name, str):
-            raise ValueError(f"{who}: expected texts as names, got {name!r}")
+            raise ValueError(f"{caller}: expected texts as names, got {name!r}")
         if not isinstance(values, list | tuple | range) or not values:
-            raise ValueError(f"{who}: '{name}': expected a list of choices, got {values!r}")
+            raise ValueError(f"{caller}: '{name}': expected a list of choices, got {values!r}")
         for value in values:
             if not is_choice(value):
                 raise ValueError(
-                    f"{who}: '{name}': expected numbers, texts, booleans or None, got {value!r}"
+                    f"{caller}: '{name}': expected numbers, texts, booleans or None, got {value!r}"
                 )
         if len(set(values)) < len(values):
-            raise ValueError(f"{who}: '{name}': expected choices that differ, got {list(values)}")
+            raise ValueError(
+                f"{caller}: '{name}': expected choices that differ, got {list(values)}"
+            )
         out[name] = tuple(values)
     return out
 

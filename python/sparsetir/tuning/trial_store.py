@@ -71,7 +71,7 @@ class TrialStore:
         """Finished trials by number."""
         return [trial for _, trial in sorted(self._done.items())]
 
-    def of_default(self) -> Trial | None:
+    def default_trial(self) -> Trial | None:
         """The first trial of the default config."""
         return next((trial for trial in self.done() if trial.config == self._default), None)
 

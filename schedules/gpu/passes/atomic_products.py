@@ -227,15 +227,17 @@ class _Tile:
     read : (nest, the addition, a function that refuses) -> the product
     """
 
-    def __init__(self, who: str, func: tirx.PrimFunc, block: str, outer: int, read: Reader) -> None:
-        self.func, self.block, self.nest = func, block, find_nest(who, func, block)
+    def __init__(
+        self, caller: str, func: tirx.PrimFunc, block: str, outer: int, read: Reader
+    ) -> None:
+        self.func, self.block, self.nest = func, block, find_nest(caller, func, block)
         around = self.nest.loops[:outer]
         single = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in around if is_one(x.extent)}
         inside = Nest(block, self.nest.loops[outer:], substitute(self.nest.body, single))
 
         def refuse(expected: str) -> NoReturn:
             raise ScheduleError(
-                f"{who}: argument 'block': expected {expected}, got {inside.body} in block "
+                f"{caller}: argument 'block': expected {expected}, got {inside.body} in block "
                 f"'{block}'"
             )
 

@@ -44,7 +44,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
-WHO = "cooperative_copy"
+NAME = "cooperative_copy"
 BANK_BYTES = 16  # per row of the 8 that `ldmatrix` loads
 
 
@@ -59,13 +59,13 @@ def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int)
 
     Raises ScheduleError for a block that is not such a copy.
     """
-    nest = find_nest(WHO, func, copy)
-    extents = nest.extents(WHO)
+    nest = find_nest(NAME, func, copy)
+    extents = nest.extents(NAME)
     condition, source = _condition_and_value(nest.body, copy, vector)
     store, size = nest.body, element_bytes(nest.body.buffer)
     if extents[-1] % vector or not _is_neighbour(nest.loops[-1].loop_var, store, source):
         raise ScheduleError(
-            f"{WHO}: argument 'vector': expected a divisor of the {extents[-1]} neighbours that "
+            f"{NAME}: argument 'vector': expected a divisor of the {extents[-1]} neighbours that "
             f"the innermost loop of block '{copy}' copies, got {vector}"
         )
     if vector * size not in COPY_BYTES:
@@ -124,7 +124,7 @@ def _condition_and_value(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
         return None, body.value
     if not isinstance(value, ir.TensorLoad) or not shared:
         raise ScheduleError(
-            f"{WHO}: argument 'copy': expected a block that copies to shared memory, with zeros "
+            f"{NAME}: argument 'copy': expected a block that copies to shared memory, with zeros "
             f"where a condition does not hold, got '{copy}': {body}"
         )
     return condition, value

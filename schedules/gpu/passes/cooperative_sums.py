@@ -112,12 +112,12 @@ def cooperative_gather(
     return padded(func, work.store.buffer, element_bytes(work.store.buffer))
 
 
-def _check_vector(who: str, nest: Nest, load: Any, vector: int) -> None:
+def _check_vector(caller: str, nest: Nest, load: Any, vector: int) -> None:
     """Raise ScheduleError for a load that is not contiguous along the innermost loop."""
     last = int(nest.loops[-1].extent)
     if last % vector or vector * element_bytes(load.source) > VECTOR_BYTES:
         raise ScheduleError(
-            f"{who}: argument 'vector': expected a divisor of {last} neighbours, of at most "
+            f"{caller}: argument 'vector': expected a divisor of {last} neighbours, of at most "
             f"{VECTOR_BYTES} bytes, got {vector} {dtype_of(load)} in block '{nest.name}'"
         )
 

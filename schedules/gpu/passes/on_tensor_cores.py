@@ -34,7 +34,7 @@ from sparsetir.schedules.passes.nests import for_threads, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.tir import as_dtype
 
-WHO = "on_tensor_cores"
+NAME = "on_tensor_cores"
 ROWS, COLUMNS = 16, 8  # of an instruction
 TERMS = 8  # 16 bytes of 16-bit numbers
 
@@ -59,7 +59,7 @@ def on_tensor_cores(
         _check_types(dtypes, sums)
         return Warps(rows, columns, warps)
 
-    return divided_product(WHO, func, reduce, steps, made, pairs)
+    return divided_product(NAME, func, reduce, steps, made, pairs)
 
 
 def _check_types(dtypes: list[str], sums: str) -> None:
@@ -67,7 +67,7 @@ def _check_types(dtypes: list[str], sums: str) -> None:
     if dtype not in PRODUCTS or PRODUCTS[dtype].sums != sums:
         legal = ", ".join(f"{k} and {v.sums}" for k, v in PRODUCTS.items())
         raise ScheduleError(
-            f"{WHO}: argument 'reduce': expected factors and sums of {legal}, got {dtype} and "
+            f"{NAME}: argument 'reduce': expected factors and sums of {legal}, got {dtype} and "
             f"{sums}"
         )
 
@@ -79,7 +79,7 @@ class Warps(Division):
     warps : the numbers of warps among which these are divided
     """
 
-    who = WHO
+    caller = NAME
 
     def __init__(self, rows: int, columns: int, warps: tuple[int, int]) -> None:
         self.sizes, self.shape, self.warps = (rows, columns), warps, warps[0] * warps[1]
@@ -107,7 +107,7 @@ class Warps(Division):
 
     def _refuse(self, got: Any) -> None:
         raise ScheduleError(
-            f"{WHO}: argument 'reduce': expected rows and columns of a warp that {ROWS} and "
+            f"{NAME}: argument 'reduce': expected rows and columns of a warp that {ROWS} and "
             f"{COLUMNS} divide, and terms that {TERMS} does, got {got} for {list(self.shape)} warps"
         )
 
@@ -157,7 +157,7 @@ class Warps(Division):
             part = [step(as_dtype(count * depth, "int32"), rest)] if rest else []
             return tirx.SeqStmt([tirx.AllocBuffer(a), tirx.AllocBuffer(b), *whole, *part])
 
-        return for_threads(WHO, self.warps, code)
+        return for_threads(NAME, self.warps, code)
 
 
 def _at(buffer: Any, row: Any, many: int) -> list[Any]:

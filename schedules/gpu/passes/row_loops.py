@@ -148,14 +148,16 @@ def unroll_with_remainder(func: tirx.PrimFunc, iteration: Any, count: int) -> ti
 
     Raises ScheduleError if there is no such loop.
     """
-    who = "unroll_with_remainder"
+    caller = "unroll_with_remainder"
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ScheduleError(f"{who}: argument 'count': expected a positive integer, got {count!r}")
+        raise ScheduleError(
+            f"{caller}: argument 'count': expected a positive integer, got {count!r}"
+        )
     sch = s_tir.Schedule(func)
-    block = innermost_block(sch, iteration, who)
+    block = innermost_block(sch, iteration, caller)
     loops = sch.get_loops(block)
     if not loops:
-        raise ScheduleError(f"{who}: argument 'iteration': expected a block in a loop, got none")
+        raise ScheduleError(f"{caller}: argument 'iteration': expected a block in a loop, got none")
     loop = sch.get(loops[0])
     if count == 1:
         parts = [loop_with(loop, annotations={**loop.annotations, **AS_IT_IS})]

@@ -39,7 +39,7 @@ from sparsetir.sparse_ir.reduction import split_guards
 from sparsetir.sparse_ir.tir import dtype_of, free_vars, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "shared_tiles"
+NAME = "shared_tiles"
 
 
 def shared_tiles(
@@ -55,7 +55,7 @@ def shared_tiles(
     The copies are in blocks "<operand>_copy0", in a block "<block>_visit". Raises ScheduleError for
     operands that are read otherwise.
     """
-    nest = find_nest(WHO, func, block)
+    nest = find_nest(NAME, func, block)
     around, inner = nest.loops[:outer], nest.loops[outer:]
     conditions, statement = split_guards(nest.body)
     steps: list[Any] = []
@@ -64,7 +64,7 @@ def shared_tiles(
         value, load = _read(statement, operand, block)
         guards = [] if value is load else [value.args[0]]
         guards += conditions if number == len(operands) - 1 else []
-        loops = _of_tile([load, *guards], inner, operand, block)
+        loops = _tile_loops([load, *guards], inner, operand, block)
         tile = buffer_var([int(x.extent) for x in loops], dtype_of(load), f"{operand}_ws", "shared")
         tiles.append(tile)
         steps.append(_copy(f"{operand}_copy0", tile, loops, load, guards))
@@ -83,7 +83,7 @@ def _read(statement: Any, operand: str, block: str) -> tuple[Any, Any]:
     loads = [x for x in nodes_of(ir.TensorLoad, statement) if str(x.source.name) == operand]
     if len(loads) != 1:
         raise ScheduleError(
-            f"{WHO}: argument 'operands': expected '{operand}' to be read at one place in block "
+            f"{NAME}: argument 'operands': expected '{operand}' to be read at one place in block "
             f"'{block}', got {len(loads)}"
         )
     for call in nodes_of(ir.Call, statement):
@@ -92,7 +92,7 @@ def _read(statement: Any, operand: str, block: str) -> tuple[Any, Any]:
     return loads[0], loads[0]
 
 
-def _of_tile(used: list[Any], inner: list[Any], operand: str, block: str) -> list[Any]:
+def _tile_loops(used: list[Any], inner: list[Any], operand: str, block: str) -> list[Any]:
     """The loops of a tile, with that along memory last."""
     variables = set[Any]().union(*(free_vars(x) for x in used))
     load = used[0]
@@ -101,7 +101,7 @@ def _of_tile(used: list[Any], inner: list[Any], operand: str, block: str) -> lis
     constant = all(isinstance(x.extent, tirx.IntImm) for x in [*others, *along])
     if len(along) != 1 or not constant:
         raise ScheduleError(
-            f"{WHO}: argument 'operands': expected one of the loops inside to go along the last "
+            f"{NAME}: argument 'operands': expected one of the loops inside to go along the last "
             f"axis of '{operand}' in block '{block}', got {[x.loop_var.name for x in along]}"
         )
     return [*others, *along]

@@ -53,7 +53,7 @@ from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, nodes_of, substit
 from sparsetir.sparse_ir.tir import as_dtype, as_one, barrier, dtype_of, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "software_pipeline"
+NAME = "software_pipeline"
 MAX_SHARED = 48 * 1024  # bytes available to a kernel without a launch attribute
 ALIGNED = 64  # elements: the alignment of an array's start
 DYNAMIC_BYTES = 163 * 1024  # available to a launch, on sm_80
@@ -73,14 +73,14 @@ def software_pipeline(
     Raises ScheduleError for other blocks, and for copies that exceed shared memory.
     """
     if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
-        raise ScheduleError(f"{WHO}: argument 'stages': expected at least 1, got {stages!r}")
-    nest = find_nest(WHO, func, loop)
+        raise ScheduleError(f"{NAME}: argument 'stages': expected at least 1, got {stages!r}")
+    nest = find_nest(NAME, func, loop)
     parts = list(nest.body.seq) if isinstance(nest.body, tirx.SeqStmt) else [nest.body]
     ahead = [p for p in parts if _name(p) in copies]
     work = [p for p in parts if _name(p) not in copies]
     if len(ahead) != len(copies):
         raise ScheduleError(
-            f"{WHO}: argument 'copies': expected blocks in block '{loop}', among "
+            f"{NAME}: argument 'copies': expected blocks in block '{loop}', among "
             f"{[_name(p) for p in parts]}, got {list(copies)}"
         )
     buffers = _in_stages(_shared(ahead), stages, room)
@@ -90,7 +90,7 @@ def software_pipeline(
         left = accesses_of(func.body, old)
         if left:
             raise ScheduleError(
-                f"{WHO}: argument 'copies': expected what they copy to be used in the loop alone, "
+                f"{NAME}: argument 'copies': expected what they copy to be used in the loop alone, "
                 f"got {left[0]}"
             )
         func = with_buffer(func, old, new, list)
@@ -136,13 +136,13 @@ class _Pipeline:
         places = places_of(step, self.loops, [x.extent for x in self.loops])
         stage = as_dtype(tirx.floormod(step, as_dtype(self.stages, self.dtype)), "int32")
 
-        def of_stage(buffer: Any, indices: list[Any]) -> Any:
+        def staged(buffer: Any, indices: list[Any]) -> Any:
             new, (first, *rest) = self.buffers.get(buffer), indices
             if new is None:
                 return None
             return new, [stage, first, *rest] if rest else [stage * int(buffer.ty.shape[0]) + first]
 
-        return [redirected(with_fresh(p, places), of_stage) for p in parts]
+        return [redirected(with_fresh(p, places), staged) for p in parts]
 
 
 def _name(stmt: Any) -> str:
@@ -167,7 +167,7 @@ def _in_stages(buffers: list[Any], stages: int, room: int) -> dict[Any, Any]:
     size = sum(math.prod(shape) * element_bytes(old) for old, shape in shapes.items())
     if size > room:
         raise ScheduleError(
-            f"{WHO}: argument 'stages': expected stages of {size // stages} bytes each to fit in "
+            f"{NAME}: argument 'stages': expected stages of {size // stages} bytes each to fit in "
             f"{room} bytes of shared memory, got {stages}"
         )
     return {

@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.tir import as_one, cast, dtype_of, loop_over
 
-WHO = "thread_tiled_matmul"
+NAME = "thread_tiled_matmul"
 
 
 def thread_tiled_matmul(
@@ -62,13 +62,13 @@ def thread_tiled_matmul(
         del dtypes, sums
         return _Threads(rows, columns, warps, shape)
 
-    return divided_product(WHO, func, reduce, steps, made)
+    return divided_product(NAME, func, reduce, steps, made)
 
 
 class _Threads(Division):
     """Sums divided among threads, each with a tile of neighbours."""
 
-    who = WHO
+    caller = NAME
 
     def __init__(self, rows: int, columns: int, warps: int, shape: tuple[int, int]) -> None:
         self.sizes, self.warps, self.own = (rows, columns), warps, list(shape)
@@ -77,7 +77,7 @@ class _Threads(Division):
         exact = rows % shape[0] == 0 == columns % shape[1]
         if not exact or rows // shape[0] * self.across != warps * WARP:
             raise ScheduleError(
-                f"{WHO}: argument 'shape': expected {warps * WARP} tiles that make {rows} by "
+                f"{NAME}: argument 'shape': expected {warps * WARP} tiles that make {rows} by "
                 f"{columns} sums, got {shape}"
             )
 
@@ -119,19 +119,19 @@ class _Threads(Division):
                 value = tirx.BufferLoad(sums, place) + cast(a, wide) * cast(b, wide)
                 return tirx.BufferStore(sums, value, place)
 
-            def of_term(k: Any, n: Any) -> Any:
+            def add_term(k: Any, n: Any) -> Any:
                 loads = [loaded(x, k, n, 0) for x in sides if not x[0].along_sum]
                 return as_one([*loads, unrolled(self.own, lambda i, j: add(i, j, n))])
 
-            def of_places(k: Any, side: Any) -> Any:
+            def load_places(k: Any, side: Any) -> Any:
                 return unrolled([side[3]], lambda i: loaded(side, k, 0, i))
 
             k = tirx.Var("k", "int32")
             parts = [
-                *(of_places(k, x) for x in sides if x[0].along_sum),
-                unrolled([step], lambda n: of_term(k, n)),
+                *(load_places(k, x) for x in sides if x[0].along_sum),
+                unrolled([step], lambda n: add_term(k, n)),
             ]
             allocs = [tirx.AllocBuffer(b) for b in registers]
             return tirx.SeqStmt([*allocs, loop_over(k, terms // step, as_one(parts))])
 
-        return for_threads(WHO, self.warps, code)
+        return for_threads(NAME, self.warps, code)

@@ -58,7 +58,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 class Division:
     """A division of a tile's sums among threads.
 
-    who : the pass, for errors
+    caller : the pass, for errors
     sizes : rows and columns of the tile
     warps : warps per thread block
     own : extents of loops over a thread's sums
@@ -66,7 +66,7 @@ class Division:
     name : a name of the division with the sizes
     """
 
-    who: str
+    caller: str
     sizes: tuple[int, int]
     warps: int
     own: list[int]
@@ -152,11 +152,16 @@ def _added(sums: Any, index: list[Any], left: Any, right: Any, wide: str) -> Any
 
 
 def divided_product(
-    who: str, func: tirx.PrimFunc, reduce: str, steps: Sequence[str], make: Any, pairs: bool = False
+    caller: str,
+    func: tirx.PrimFunc,
+    reduce: str,
+    steps: Sequence[str],
+    make: Any,
+    pairs: bool = False,
 ) -> tirx.PrimFunc:
     """A stage-II function with a product of tiles divided among threads.
 
-    who : the name of the pass, for errors
+    caller : the name of the pass, for errors
     reduce : block that adds products of two 2-dimensional tiles in shared memory to a third,
         in "local" scope; loops of constant extents over rows, columns and terms
     make : (rows, columns, types of the factors, type of the sums) -> division
@@ -164,13 +169,13 @@ def divided_product(
 
     Raises ScheduleError for blocks of another form.
     """
-    nest = find_nest(who, func, reduce)
-    sizes, reduction = nest.extents(who), reduction_of(nest.body)
+    nest = find_nest(caller, func, reduce)
+    sizes, reduction = nest.extents(caller), reduction_of(nest.body)
     sums = reduction is not None and reduction.operator == "sum" and not reduction.conditions
     term: Any = reduction.term if reduction is not None and sums and len(sizes) == 3 else None
     loads = [uncast(f) for f in (term.a, term.b)] if isinstance(term, tirx.Mul) else []
     if not loads or not all(isinstance(x, ir.TensorLoad) for x in loads):
-        _refuse(who, nest)
+        _refuse(caller, nest)
     rows, _, terms = (x.loop_var for x in nest.loops)
     left, right = loads if rows in free_vars(loads[0]) else loads[::-1]
     old, dtypes = nest.body.buffer, [dtype_of(left), dtype_of(right)]
@@ -187,13 +192,13 @@ def divided_product(
     try:
         sch.tensorize(sch.get_loops(sch.get_sblock(reduce))[-3], name)
     except s_tir.ScheduleError:
-        _refuse(who, nest)
+        _refuse(caller, nest)
     return sums_by_thread(sch.mod["main"], steps, division, pairs)
 
 
-def _refuse(who: str, nest: Nest) -> NoReturn:
+def _refuse(caller: str, nest: Nest) -> NoReturn:
     raise ScheduleError(
-        f"{who}: argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared "
+        f"{caller}: argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared "
         f"memory, in loops over rows, columns and terms, got {nest.body} in block '{nest.name}'"
     )
 
@@ -226,7 +231,7 @@ def sums_by_thread(
         return substitute(map_expr(body, none), values_of(realize))
 
     func = func.with_body(map_expr(func.body, [(s_tir.SBlockRealize, opened)]))
-    nests = [find_nest(division.who, func, step) for step in steps]
+    nests = [find_nest(division.caller, func, step) for step in steps]
     bodies = [nest.body for nest in nests]
     used = {x.source for x in nodes_of(ir.TensorLoad, *bodies)}
     used |= {x.buffer for x in nodes_of(tirx.BufferStore, *bodies)}
@@ -238,7 +243,7 @@ def sums_by_thread(
     for left in accesses_of(func.body, sums):
         if any(free_vars(i) - constants for i in left.indices):
             raise ScheduleError(
-                f"{division.who}: argument 'steps': expected the blocks of all accesses of the "
+                f"{division.caller}: argument 'steps': expected the blocks of all accesses of the "
                 f"sums, got {left} in another"
             )
     new = buffer_var([math.prod(division.own)], dtype_of(sums), sums.name, "local")
@@ -256,8 +261,8 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
     loops = [x.loop_var for x in nest.loops]
     if len(loops) != 2 or set(loops) != set(indices):
         raise ScheduleError(
-            f"{division.who}: argument 'steps': expected loops over rows and columns of the sums "
-            f"around block '{nest.name}', got {[v.name for v in loops]} around {indices}"
+            f"{division.caller}: argument 'steps': expected loops over rows and columns of the "
+            f"sums around block '{nest.name}', got {[v.name for v in loops]} around {indices}"
         )
     conditions, written = split_guards(nest.body)
     store = isinstance(written, tirx.BufferStore) and not written.buffer.same_as(sums)

@@ -30,7 +30,7 @@ from sparsetir.sparse_ir.reduction import factors_of, reduction_of
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, nest_of, values_of
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "warp_mma_program"
+NAME = "warp_mma_program"
 ROWS = COLUMNS = 16  # of the product of two instructions
 REGISTERS = 128  # per thread, for tiles and factors; the rest is for everything else
 
@@ -55,7 +55,7 @@ class TileProgram:
         dtypes = {str(f.shared.ty.dtype) for f in self.factors}
         if len(dtypes) != 1:
             raise ScheduleError(
-                f"{WHO}: block '{block.name_hint}': expected factors of one type, float16 or "
+                f"{NAME}: block '{block.name_hint}': expected factors of one type, float16 or "
                 f"bfloat16, got {sorted(dtypes) or 'no products'}"
             )
         (self.dtype,) = dtypes
@@ -104,7 +104,7 @@ class TileProgram:
     def refuse(self, stmt: Any) -> NoReturn:
         """Refuse a statement."""
         raise ScheduleError(
-            f"{WHO}: block '{self.block.name_hint}': expected products, elements, sums over rows "
+            f"{NAME}: block '{self.block.name_hint}': expected products, elements, sums over rows "
             f"and loops around these, got\n{stmt}"
         )
 
@@ -127,7 +127,7 @@ class TileProgram:
         if len(lengths) != 1 or next(iter(lengths)) % ROWS:
             owned = sorted(lengths) or "none of its tiles is over it"
             raise ScheduleError(
-                f"{WHO}: argument 'owner': expected an axis of a multiple of {ROWS} coordinates, "
+                f"{NAME}: argument 'owner': expected an axis of a multiple of {ROWS} coordinates, "
                 f"got '{self.owner}' ({owned})"
             )
         groups = next(iter(lengths)) // ROWS
@@ -141,14 +141,14 @@ class TileProgram:
             axes = self._axes(buffer)
             if self.owner not in axes or len(axes) > 2:
                 raise ScheduleError(
-                    f"{WHO}: expected tiles of one or two axes, '{self.owner}' among them, got "
+                    f"{NAME}: expected tiles of one or two axes, '{self.owner}' among them, got "
                     f"'{buffer.name}' over {axes}"
                 )
             owner_at = axes.index(self.owner)
             columns = int(buffer.ty.shape[1 - owner_at]) if len(axes) == 2 else 0
             if columns % COLUMNS:
                 raise ScheduleError(
-                    f"{WHO}: expected tiles of a multiple of {COLUMNS} columns, got {columns} of "
+                    f"{NAME}: expected tiles of a multiple of {COLUMNS} columns, got {columns} of "
                     f"'{buffer.name}'"
                 )
             size = self.rows * columns // WARP if columns else self.rows // 8
@@ -219,7 +219,7 @@ class TileProgram:
             if isinstance(s, Loop):
                 if step is not None:
                     raise ScheduleError(
-                        f"{WHO}: expected no loops in others, got that of block '{s.name}' in "
+                        f"{NAME}: expected no loops in others, got that of block '{s.name}' in "
                         f"that of '{step.name}'"
                     )
                 self.loops.append(s)
@@ -283,7 +283,7 @@ class TileProgram:
         half = {dtype_of(n) for n in nodes_of(ir.TensorLoad, value)} & set(PRODUCTS)
         if len(half) != 1:
             raise ScheduleError(
-                f"{WHO}: expected factors that are loaded in float16 or bfloat16, got {value}"
+                f"{NAME}: expected factors that are loaded in float16 or bfloat16, got {value}"
             )
         (dtype,) = half
         loads = [n for n in nodes_of(ir.TensorLoad, value) if dtype_of(n) == dtype]
@@ -291,7 +291,7 @@ class TileProgram:
         outer = x if inner is k else k
         if extents[x] % COLUMNS or extents[k] % COLUMNS:
             raise ScheduleError(
-                f"{WHO}: expected extents that are multiples of {COLUMNS}, got "
+                f"{NAME}: expected extents that are multiples of {COLUMNS}, got "
                 f"{extents[x]} and {extents[k]} of {value}"
             )
         while isinstance(value, tirx.Cast) and dtype_of(value.value) == dtype:

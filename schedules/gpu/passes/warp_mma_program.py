@@ -54,7 +54,7 @@ from sparsetir.schedules.gpu.passes.software_pipeline import (
 )
 from sparsetir.schedules.gpu.passes.tile_elements import Elements
 from sparsetir.schedules.gpu.passes.tile_parts import VECTOR, Factor, Loop, Nest, RegisterTile, Side
-from sparsetir.schedules.gpu.passes.tile_programs import COLUMNS, ROWS, WHO, TileProgram
+from sparsetir.schedules.gpu.passes.tile_programs import COLUMNS, NAME, ROWS, TileProgram
 from sparsetir.schedules.passes.nests import block_of, for_threads, redirected, unrolled, with_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
@@ -80,12 +80,12 @@ def warp_mma_program(
     statements.
     """
     if stages not in (2, 3, 4):
-        raise ScheduleError(f"{WHO}: argument 'stages': expected 2 to 4, got {stages!r}")
+        raise ScheduleError(f"{NAME}: argument 'stages': expected 2 to 4, got {stages!r}")
     if isinstance(warps, bool) or not isinstance(warps, int) or warps < 1:
-        raise ScheduleError(f"{WHO}: argument 'warps': expected at least 1, got {warps!r}")
+        raise ScheduleError(f"{NAME}: argument 'warps': expected at least 1, got {warps!r}")
     blocks = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
     if not blocks:
-        raise ScheduleError(f"{WHO}: argument 'block': no block '{block}'")
+        raise ScheduleError(f"{NAME}: argument 'block': no block '{block}'")
     work = _Code(TileProgram(func, blocks[0], owner, warps))
     done = work.run()
     out = with_block(func, block, lambda _: done)

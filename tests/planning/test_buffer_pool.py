@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 
 from sparsetir import SparseMatrix
-from sparsetir.runtime import assembled, rooms
+from sparsetir.runtime import assembled, buffer_pool
 
 HOLDERS: dict[str, Callable[[np.ndarray], Any]] = {
     "a slice": lambda x: x[5:7],
@@ -27,9 +27,9 @@ HOLDERS: dict[str, Callable[[np.ndarray], Any]] = {
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep all arrays, up to 1 MiB of them."""
-    rooms.release()
-    monkeypatch.setattr(rooms, "LEAST", 0)
-    monkeypatch.setattr(rooms, "MOST", 1 << 20)
+    buffer_pool.release()
+    monkeypatch.setattr(buffer_pool, "LEAST", 0)
+    monkeypatch.setattr(buffer_pool, "MOST", 1 << 20)
     monkeypatch.setattr(assembled, "COPIED", 0)
 
 
@@ -40,13 +40,13 @@ def address(array: Any) -> int:
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.slow
 def test_a_room_is_free_when_nobody_has_anything_of_it(holder: str) -> None:
-    array = rooms.array((100, 2), np.dtype("float32")).reshape(-1)
+    array = buffer_pool.array((100, 2), np.dtype("float32")).reshape(-1)
     first = address(array)
     held = HOLDERS[holder](array)
 
     def is_free() -> bool:
-        is_same = address(rooms.array((100,), np.dtype("float64"))) == first
-        rooms.release()  # what it gave
+        is_same = address(buffer_pool.array((100,), np.dtype("float64"))) == first
+        buffer_pool.release()  # what it gave
         return is_same
 
     assert not is_free()
@@ -60,23 +60,26 @@ def test_a_room_is_free_when_nobody_has_anything_of_it(holder: str) -> None:
 
 def test_what_is_kept_is_bounded_and_given_back() -> None:
     def at() -> int:
-        return address(rooms.array((1 << 17,), np.dtype("float64")))  # 1 MiB
+        return address(buffer_pool.array((1 << 17,), np.dtype("float64")))  # 1 MiB
 
-    held = [rooms.array((1 << 17,), np.dtype("float64")) for _ in range(5)]
+    held = [buffer_pool.array((1 << 17,), np.dtype("float64")) for _ in range(5)]
     last = address(held[-1])
     while held:
         del held[0]
     assert at() == last  # the others are gone
     pair = [
-        rooms.array((1 << 17,), np.dtype("float64")),
-        rooms.array((1 << 17,), np.dtype("float64")),
+        buffer_pool.array((1 << 17,), np.dtype("float64")),
+        buffer_pool.array((1 << 17,), np.dtype("float64")),
     ]
     assert sum(address(x) == last for x in pair) == 1
     del pair
-    rooms.release()
-    assert rooms.array((1 << 18,), np.dtype("float64")).base is None  # too large to be kept
-    rooms.array((4,), np.dtype("float64"))[:] = 3
-    small, large = rooms.array((2,), np.dtype("float64")), rooms.array((1000,), np.dtype("float64"))
+    buffer_pool.release()
+    assert buffer_pool.array((1 << 18,), np.dtype("float64")).base is None  # too large to be kept
+    buffer_pool.array((4,), np.dtype("float64"))[:] = 3
+    small, large = (
+        buffer_pool.array((2,), np.dtype("float64")),
+        buffer_pool.array((1000,), np.dtype("float64")),
+    )
     assert not np.shares_memory(small, large)
 
 

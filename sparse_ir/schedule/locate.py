@@ -1,0 +1,194 @@
+"""Find the elements of an intersection in a table instead of by co-iteration.
+
+Before, with a pointer into each of two rows, for each j::
+
+    with T.sp_iter([I, J, T.intersect(T.attach(K2, J), K1)], "SRR", "sums") as [i, j, k]:
+        C[i] = C[i] + G[i, j] * A[j, k] * B[i, k]
+
+After `locate(k)` the row of B is in a table, which all j read::
+
+    with T.sp_iter([K1_all], "S", "K1_clear") as [k]:
+        K1_at[k] = -1
+        B_row[k] = 0.0
+    with T.sp_iter([I], "S", "sums") as [i]:
+        with T.sp_iter([K1], "S", "K1_fill") as [k]:
+            K1_at[k] = i
+            B_row[k] = B[i, k]
+        with T.sp_iter([J, T.attach(K2, J)], "RR", "sums_rest") as [j, k]:
+            C[i] = C[i] + T.Select(K1_at[k] == i, G[i, j] * A[j, k] * B_row[k], 0.0)
+
+The table is cleared once: what other rows have left in it has their mark. (Gustavson, "Two fast
+algorithms for sparse matrices", whose array of marks serves sums; Kjolstad et al., "Sparse tensor
+algebra with workspaces".)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from tvm import tirx
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import fresh_name
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    loads_of,
+    nodes_of,
+    same_indices,
+    visited_node,
+)
+from sparsetir.sparse_ir.reduction import add_guards, masked, reduction_of
+from sparsetir.sparse_ir.schedule.copies import reading
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    SparseIterationRef,
+    SpIter,
+    changed,
+    iteration_of,
+    loops_of,
+    place_of,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.workspaces import split_init
+from sparsetir.sparse_ir.tir import as_dtype, as_one
+
+NAME = "locate"
+
+
+@primitive
+def locate(
+    func: SparseFunc, loop: SpIter, at: SpIter | None = None
+) -> tuple[SparseFunc, list[SparseIterationRef]]:
+    """Find the elements of an intersection in a table instead of by co-iteration.
+
+    Parameters
+    ----------
+    loop : SpIter
+        A loop over the intersection of two axes, one under a root axis of an outer loop, the other
+        under a loop between these.
+    at : SpIter, optional
+        A loop around that root's, whose visits have tables of their own, as threads need; by
+        default there is one before the iteration.
+
+    Returns
+    -------
+    list of SparseIterationRef
+        The iterations that clear the table, that fill it with a row, and that read it.
+    """
+    return _Located(func, loop, at).run()
+
+
+class _Located:
+    """An intersection, with the loops around it.
+
+    table, row : the axis whose elements are found, and the loop over its parent
+    probe : the other member, which is iterated
+    """
+
+    def __init__(self, func: SparseFunc, loop: SpIter, at: SpIter | None) -> None:
+        self.func, self.it = func, iteration_of(NAME, func, loop)
+        self.loops = loops_of(self.it)
+        self.place = place_of(NAME, func, self.it, loop)
+        merged = self.loops[self.place].node
+        if not isinstance(merged, Axis) or merged.kind != "intersect" or len(merged.of) != 2:
+            self.refuse(f"expected a loop over an intersection of two axes, got '{loop.name}'")
+        if nodes_of(SparseIteration, self.it.body):
+            self.refuse("expected an iteration without nested ones")
+        self.around = 0 if at is None else place_of(NAME, func, self.it, at) + 1
+        self.row, self.table, self.probe = self._members(list(merged.of))
+
+    def refuse(self, message: str) -> NoReturn:
+        raise ScheduleError(f"{NAME}: {message}\n{show(self.it)}")
+
+    def _members(self, members: list[Any]) -> tuple[int, Axis, Any]:
+        """The place of the loop over the table's parent, the table's axis, and the other one."""
+        names = [getattr(visited_node(x.node), "name", None) for x in self.loops[: self.place]]
+        for table, probe in (members, members[::-1]):
+            parent = table.parent if isinstance(table, Axis) else None
+            if isinstance(table, Axis) and table.is_sparse and parent and parent.name in names:
+                row = names.index(parent.name)
+                below = probe.to if not isinstance(probe, Axis) else probe.parent
+                deep = below is not None and below.name in names[row + 1 :]
+                if parent.parent is None and deep and self.around <= row and table.unique:
+                    return row, table, probe
+        self.refuse(
+            "expected one axis of the intersection under a root that an outer loop visits, inside "
+            "of 'at', and the other one under a loop between them"
+        )
+
+    def _rows(self) -> list[SparseBuffer]:
+        """The buffers over the table's rows that the body reads."""
+        row, column = self.loops[self.row], self.loops[self.place]
+        out = []
+        for buffer in self.func.buffers:
+            loads = loads_of(self.it.body, buffer.var)
+            if not loads or self.table.name not in [a.name for a in buffer.axes or ()]:
+                continue
+            if any(not same_indices(x.indices, [row.var, column.var]) for x in loads):
+                self.refuse(f"expected '{buffer.name}' to be read at the row and the coordinate")
+            out.append(buffer)
+        return out
+
+    def run(self) -> tuple[SparseFunc, list[SparseIterationRef]]:
+        """The rewritten function and its handles."""
+        func, it, table, taken = self.func, self.it, self.table, list[str]()
+        row, column = self.loops[self.row], self.loops[self.place]
+
+        def fresh(name: str) -> str:
+            taken.append(fresh_name(func, name, taken))
+            return taken[-1]
+
+        whole = Axis(
+            name=fresh(f"{table.name}_all"), kind="dense_fixed", length=table.length,
+            idtype=table.idtype,
+        )  # fmt: skip
+        dtype = row.var.ty.dtype
+        marks = buffer_var([table.length], dtype, fresh(f"{table.name}_at"))
+        added = [SparseBuffer(var=marks, axes=[whole], handle=None)]
+        clear, fill = (tirx.Var(column.var.name, table.idtype) for _ in range(2))
+        none = [tirx.BufferStore(marks, as_dtype(-1, dtype), [clear])]
+        stores = [tirx.BufferStore(marks, row.var, [fill])]
+        body = it.body
+        for buffer in self._rows():
+            held = buffer_var([table.length], buffer.dtype, fresh(f"{buffer.name}_row"))
+            added.append(SparseBuffer(var=held, axes=[whole], handle=None))
+            # Cleared, too, so that threads may be proven to read what they have written.
+            none.append(tirx.BufferStore(held, tirx.const(0, buffer.dtype), [clear]))
+            value = tirx.BufferLoad(buffer.var, [row.var, fill])
+            stores.append(tirx.BufferStore(held, value, [fill]))
+            body = reading(body, buffer, held, [column.var])
+        clearing = self._over(whole, clear, fresh(f"{table.name}_clear"), none)
+        filling = self._over(table, fill, fresh(f"{table.name}_fill"), stores)
+        present = tirx.EQ(tirx.BufferLoad(marks, [column.var]), row.var)
+        reduction = reduction_of(body)
+        if reduction is not None and not reduction.conditions:
+            body = masked(reduction, present)
+        else:
+            body = add_guards([present], body)
+        inner = [*self.loops[self.row + 1 :]]
+        inner[self.place - self.row - 1] = Loop(self.probe, column.vars, column.kinds)
+        rest = changed(it, inner, name=fresh(f"{it.name}_rest"), init=None, body=body)
+        outer, rows = self.loops[: self.around], self.loops[self.around : self.row + 1]
+        name = fresh(f"{it.name}_rows") if outer else str(it.name)
+        visit = changed(it, rows, name=name, init=None, body=tirx.SeqStmt([filling, rest]))
+        new: Any = tirx.SeqStmt([clearing, visit])
+        if outer:
+            new = changed(it, outer, init=None, body=new)
+        axes = [whole]
+        if it.init is not None:
+            inits, more = split_init(func, it)
+            new, axes = tirx.SeqStmt([*inits, new]), [*axes, *more]
+        out = replaced(NAME, func, it, new, axes=axes, buffers=added)
+        return out, [SparseIterationRef(x.name) for x in (clearing, filling, rest)]
+
+    def _over(self, axis: Axis, var: Any, name: str, stores: list[Any]) -> SparseIteration:
+        return SparseIteration(
+            span=self.it.span, axes=[axis], kinds="S", name=name, vars=[var], init=None,
+            body=as_one(stores), annotations={},
+        )  # fmt: skip
