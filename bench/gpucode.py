@@ -18,10 +18,9 @@ from bench.harness import finish, measure_each
 from bench.report import table
 from sparsetir.formats import BSR, DBSR, SRBCRS
 from sparsetir.runtime.pipeline import kernel_of, lower_template
-from sparsetir.schedules.gpu.block_attention import WarpTiles
+from sparsetir.schedules.gpu.block_sddmm import WarpTiles
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
-from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.gpu.sddmm import FusedNonzeros
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
@@ -142,7 +141,7 @@ def relational() -> Cases:
         config = RelationalRows.for_features(feat, feat, k=k)
         by_name[f"{of} {feat}"] = (Rgms(weighted=weighted), config)
         for dtype in HALVES:
-            cores = RelationalTensorCores.for_features(feat, feat, dtype, k)
+            cores = RelationalRows.for_features(feat, feat, dtype, k, cores=True)
             by_name[f"{of} {feat} {dtype}"] = (Rgms(dtype, weighted=weighted, out="float32"), cores)
     return by_name
 

@@ -19,20 +19,11 @@ def expect(of: Any, argument: str, holds: bool, expected: str, *got: Any) -> Non
         )
 
 
-def expect_integers(
-    of: Any, *names: str, positive: bool = False, optional: tuple[str, ...] = ()
-) -> None:
-    """Raise ValueError if one of these fields is not a 32-bit integer.
-
-    optional : names of the fields that may be None
-    """
-    for name in names:
-        value = getattr(of, name)
-        if value is None and name in optional:
-            continue
-        allowed = range(1 if positive else -(2**31), 2**31)
-        fits = isinstance(value, int) and not isinstance(value, bool) and value in allowed
-        expect(of, name, fits, "a positive integer" if positive else "an integer")
+def expect_integer(of: Any, name: str) -> None:
+    """Raise ValueError if one of the fields is not a 32-bit integer."""
+    value = getattr(of, name)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    expect(of, name, whole and value in range(-(2**31), 2**31), "an integer")
 
 
 def expect_at_least(of: Any, **least: int) -> None:
@@ -82,14 +73,19 @@ class Config:
         """Raise ValueError if a number is out of bounds."""
         for name, says in self._numbers().items():
             value, (least, most) = getattr(self, name), says["range"]
+            if value is None and says["optional"]:
+                continue
+            wanted = "None, or " if says["optional"] else ""
             if says["power"]:
-                expect(self, name, is_power_of_two(value), "a power of two")
-            elif value is not None or not says["optional"]:
-                expect_integers(self, name)
-                wanted = "None, or " if says["optional"] else ""
-                wanted += f"{least} or more" if most is None else f"{least} to {most}"
-                fits = (least is None or least <= value) and (most is None or value <= most)
-                expect(self, name, fits, wanted)
+                wanted += "a power of two" if most is None else f"a power of two up to {most}"
+                expect(
+                    self, name, is_power_of_two(value) and (most is None or value <= most), wanted
+                )
+                continue
+            expect_integer(self, name)
+            wanted += f"{least} or more" if most is None else f"{least} to {most}"
+            fits = (least is None or least <= value) and (most is None or value <= most)
+            expect(self, name, fits, wanted)
 
     def _numbers(self) -> dict[str, Any]:
         return {f.name: f.metadata["number"] for f in fields(self) if "number" in f.metadata}

@@ -34,6 +34,7 @@ from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
 from sparsetir.schedules.passes.features_last import features_last
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.lookups import Lookups, lookups
+from sparsetir.schedules.passes.nests import of_params
 from sparsetir.schedules.passes.partial_sums import partial_sums
 from sparsetir.schedules.passes.prefetch import REUSE, with_reuse_distances
 from sparsetir.schedules.passes.versions import Versions, either, joined
@@ -41,9 +42,9 @@ from sparsetir.schedules.registers import sum_vectors
 from sparsetir.schedules.targets import l1_bytes, l2_bytes, pool, vector_bits, vector_registers
 from sparsetir.schedules.templates.element_tile import by_positions
 from sparsetir.schedules.templates.register_tile import (
-    STRAIGHT,
-    cast_before,
+    Straight,
     greatest_divisor,
+    of_blocks,
     straight_code,
     sums_of,
 )
@@ -58,10 +59,10 @@ from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, sparse_iterations, substitute
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_with
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import permutations
 
@@ -258,7 +259,7 @@ def _with_panels(
     narrow, wide = (size * 8 // bits for size in PANELS)
     # A row of a panel serves several rows of a block, or saves casts.
     few = reduction.block or tvm.DataType(gathered.dtype).bits < bits
-    least = narrow + 1 if few else max(PACK_FEATURES + 1, narrow)
+    least = narrow + (not reduction.block) if few else max(PACK_FEATURES + 1, narrow)
     known = int(feat) if isinstance(feat, tirx.IntImm) else None
     if known is not None and known < least:
         return rows
@@ -336,39 +337,28 @@ def _panels(func: SparseFunc, reduction: RowReduction, tile: int, target: Any) -
     bits, registers = vector_registers(target)
     lanes = bits // tvm.DataType(total).bits
     panels, *vectors = sch.split(reduction.features, [None, tile // lanes, lanes], tail="shift")
-    around, columns, held = [panels, reduction.rows, *reduction.block], reduction.columns, vectors
-    inside: list[SpIter] = []
+    rows = [panels, reduction.rows, *reduction.block]
+
+    def sums(around: list[SpIter], columns: list[SpIter], held: list[SpIter]) -> Straight:
+        steps = sums_of(
+            sch, reduction.iteration, reduction.result, around, columns, [*held, *vectors],
+            hoist=True, dtype=total, name=f"{reduction.result}_{tile}",
+        )  # fmt: skip
+        rows_of_b = [axis.name for axis in _rows_of(func, reduction)]
+        copies = sch.precompute(
+            str(reduction.gathered), panels, [*rows_of_b, *vectors], scope="global", dtype=total,
+            name=f"{reduction.gathered}_{tile}",
+        )  # fmt: skip
+        return [*steps, *((copy, len(vectors)) for copy in copies)]
+
     if reduction.block:
-        rows, last = around.pop(), columns[-1]
+        high = constant_length(func.axis(reduction.block[-1].name)) or 1
         most = max(1, sum_vectors(registers) * lanes // tile)
-        high, wide = (constant_length(func.axis(loop.axes[0])) for loop in (rows, last))
-        above, inner = sch.split(rows, [None, greatest_divisor(high or 1, most)])
-        around, held = [*around, above], [inner, *vectors]
-        if wide is not None and len(columns) > 1:
-            inside = sch.split(last, [None, greatest_divisor(wide, STRAIGHT)])
-            columns = [*columns[:-1], *inside]
-    start, (adds, loops), write = sums_of(
-        sch, reduction.iteration, reduction.result, around, columns, held, hoist=True,
-        dtype=total, name=f"{reduction.result}_{tile}",
-    )  # fmt: skip
-    rows_of_b = [axis.name for axis in _rows_of(func, reduction)]
-    copies = sch.precompute(
-        str(reduction.gathered), panels, [*rows_of_b, *vectors], scope="global", dtype=total,
-        name=f"{reduction.gathered}_{tile}",
-    )  # fmt: skip
-    steps = [start, write, *((copy, len(vectors)) for copy in copies)]
-    for name in _narrow_values(func, reduction) if inside else ():
-        casts, adds = cast_before(sch, adds, name, columns[-3], [held[0], *inside], total)
-        steps += casts
-    straight_code(sch, [*steps, (adds, loops + bool(inside))])
+        steps = of_blocks(sch, reduction, greatest_divisor(high, most), total, sums, rows[:-1])
+    else:
+        steps = sums(rows, reduction.columns, [])
+    straight_code(sch, steps)
     return default_schedule(_stage_two(sch), target, max(tile // lanes // 2, 1))
-
-
-def _narrow_values(func: SparseFunc, reduction: RowReduction) -> list[str]:
-    """Buffers over the rows of a block, of a narrower type than the sums."""
-    rows, bits = reduction.block[-1].axes[0], tvm.DataType(reduction.total).bits
-    over = [b for b in func.buffers if "float" in b.dtype and tvm.DataType(b.dtype).bits < bits]
-    return [b.name for b in over if rows in [axis.name for axis in b.axes or ()]]
 
 
 def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) -> list[Any]:
@@ -411,12 +401,7 @@ def _counts(axes: Sequence[Axis]) -> list[Any]:
 
 def _lowered_sizes(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:
     """Sizes of a stage-I function as parameters of its stage II, in int64; None stays None."""
-    named = {p.name: p for p in lowered.params}
-
-    def lowered_size(size: Any) -> Any:
-        return as_dtype(substitute(size, {v: named[v.name] for v in free_vars(size)}), "int64")
-
-    return [None if size is None else lowered_size(size) for size in sizes]
+    return [None if x is None else as_dtype(of_params(lowered, x), "int64") for x in sizes]
 
 
 def _int64(value: int) -> Any:

@@ -17,11 +17,8 @@ from sparsetir.schedules.operators.block_attention import BlockAttention, progra
 from sparsetir.schedules.operators.block_attention_backward import BlockAttentionBackward
 from sparsetir.schedules.operators.block_attention_backward import program as gradient_program
 from sparsetir.schedules.template import Template, register
-from sparsetir.schedules.templates.shapes import refuse_shape
-from sparsetir.sparse_ir.nodes import SparseIteration
+from sparsetir.schedules.templates.block_attention import visits_of_blocks
 from sparsetir.sparse_ir.schedule import Schedule
-
-NAME = "block_attention_gpu"
 
 
 def apply(sch: Schedule, config: WarpTiles) -> None:
@@ -39,13 +36,9 @@ def apply(sch: Schedule, config: WarpTiles) -> None:
 
     Raises ScheduleError for a program of another form.
     """
-    main = sch.func.body
-    local = [b.axes for b in sch.func.buffers if b.handle is None and b.axes]
-    if not isinstance(main, SparseIteration) or len({axes[-1].name for axes in local}) != 1:
-        refuse_shape(NAME, sch.func, "one iteration, and local buffers that end with the same axis")
-    sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration(main.name)), "block")
+    main, owner = visits_of_blocks(sch, "block_attention_gpu")
+    sch.parallelize(sch.get_sp_iters(main), "block")
     sch.lower()
-    owner = local[0][-1].name
     sch.rewrite(warp_mma_program, f"{main.name}0", owner, config.warps, config.stages)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm import tirx
 
-from sparsetir.schedules.arguments import expect, expect_integers
+from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.operators.problems import accumulator
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
 from sparsetir.schedules.templates.register_tile import Tiled
@@ -26,7 +26,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 VECTOR_BYTES = 16  # the widest load
 MAX_BLOCKS = 32  # per multiprocessor
 MAX_THREADS = 1024  # per block
-MAX_OCCUPANCY = 2048
+MAX_OCCUPANCY = 2048  # threads per multiprocessor
 MAX_ROWS = 2**31 - 1  # the most blocks of a CUDA grid, numbered in 32 bits
 MAX_SUMS = 64  # accumulators per thread: more would not stay in registers
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
@@ -50,16 +50,11 @@ class GpuTiled(Tiled):
     coarsen: int
     occupancy: int | None
 
-    def check(self, *integers: str) -> None:
-        """Raise ValueError for invalid fields, those above or other integers."""
-        sizes = ("threads", "vector", "coarsen", "feat", "occupancy")
-        optional = ("feat", "occupancy")
-        expect_integers(self, *integers, *sizes, positive=True, optional=optional)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         expect(self, "vector", self.vector in (1, 2, 4, 8), "1, 2, 4 or 8")
         fits = self.feat is None or self.feat % self.vector == 0
         expect(self, "feat", fits, f"a multiple of vector = {self.vector}")
-        fits = (self.occupancy or 1) <= MAX_OCCUPANCY
-        expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
 
     def check_product(self, argument: str, most: int, *factors: str) -> None:
         """Raise ValueError if a product of fields exceeds its limit."""

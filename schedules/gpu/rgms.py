@@ -15,6 +15,16 @@ launch; a preceding one sets Y to zero.
 
 A sparse convolution is the same with bucket 0 alone (`k=0`): each offset has at most one input per
 output. If there are no weights either, rows of X are copied unchanged.
+
+Products are computed by threads in any type, or on tensor cores, with 16-bit factors and float32
+accumulators, which are added to a float32 Y. The rows gathered for an element are summed in
+float32, then rounded to the type of X once: an error of half a unit in the last place of each inner
+sum, besides those of X and W. Accumulators of 16 bits would be rounded with each row. An inner sum
+beyond the range of float16 becomes an infinity. In bucket 0 without weights there is nothing to
+sum: rows are copied to shared memory asynchronously, and nothing is rounded.
+
+No number is combined with padding (see :mod:`sparsetir.schedules.gpu.passes.atomic_products`):
+padded rows and columns of a tile are multiplied, but not written.
 """
 
 from __future__ import annotations
@@ -23,61 +33,85 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.formats import Pattern
+from sparsetir.schedules.gpu import rgms_tiles
 from sparsetir.schedules.gpu.features import vector_width
-from sparsetir.schedules.gpu.rgms_tiles import (
-    RelationalTiles,
-    arrange,
-    in_tiles,
-    program,
-    sizes_of,
-    tile_of,
-)
+from sparsetir.schedules.gpu.passes.on_tensor_cores import ROWS
+from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
+from sparsetir.schedules.gpu.rgms_tiles import RelationalTiles, arrange, in_tiles, sizes_of, tile_of
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.targets import has_tensor_cores
 from sparsetir.schedules.template import Template, register
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
+
+NAME = "RelationalRows"
 
 
 @dataclass(frozen=True)
 class RelationalRows(RelationalTiles):
-    """Tiles without tensor cores, of any type.
-
-    shape : rows and features of the sums of a thread, kept in registers
-
-    Other fields as in :class:`RelationalTiles`.
-    """
-
-    shape: tuple[int, int] = (4, 4)
+    """Tiles of rows of relations; the fields are those of :class:`RelationalTiles`."""
 
     @classmethod
     def for_features(
-        cls, feat_in: int, feat: int, dtype: str = "float32", k: int = 5, rows: int = 32
-    ) -> RelationalRows:
+        cls, feat_in: int, feat: int, dtype: str = "float32", k: int = 5, rows: int | None = None,
+        cores: bool = False,
+    ) -> RelationalRows:  # fmt: skip
         """A configuration for numbers of features: at least 128 threads, with up to 16 by 2 sums.
 
         Neighbouring threads have columns two apart, so that each 32-byte sector gets two atomic
         additions of a warp; with four columns that would be four.
+
+        rows : per tile, by default 32, or 64 on tensor cores
+        cores : whether to use tensor cores, with at least four warps, of up to 32 by 32 sums
         """
+        rows = rows or (64 if cores else 32)
         tile = tile_of(feat)
-        sums = rows * tile // max(128, rows * tile // 32)
-        shape = sums // 2, 2
         vectors = vector_width(feat_in, dtype), vector_width(feat, dtype)
-        return cls(k, rows, tile, 16, vectors, 2, feat_in, feat, shape)
+        if cores:
+            depth = 16 if feat_in <= 16 else 32
+            by_rows = min(rows // ROWS, 4 if tile <= 32 else 2)
+            shares = by_rows, max(tile // 32, min(4 // by_rows, tile // 16))
+            return cls(k, rows, tile, depth, vectors, 2, feat_in, feat, None, shares)
+        sums = rows * tile // max(128, rows * tile // 32)
+        return cls(k, rows, tile, 16, vectors, 2, feat_in, feat, (sums // 2, 2))
 
 
 def configs(
     problem: Rgms, pattern: RelationPattern | Pattern, stats: Any, target: Any = None
 ) -> list[RelationalRows]:
-    """The configs that a search tries, the most promising first.
+    """The configs that a search tries, the most promising first; tensor cores where they fit.
 
     pattern : pattern of relations by rows by columns
     stats : statistics with the numbers of features, `feat_in` and `feat`
     """
-    del target
-    return [
-        RelationalRows.for_features(stats.feat_in, stats.feat, problem.dtype, k, min(rows, 64))
-        for k, rows in sizes_of(pattern)
-    ]
+    cores = target is not None and has_tensor_cores(target) and _unsupported(problem) is None
+    make, sizes = RelationalRows.for_features, (stats.feat_in, stats.feat, problem.dtype)
+    each = sizes_of(pattern)
+    on_cores = [make(*sizes, k, rows, cores=True) for k, rows in each if cores]
+    return on_cores + [make(*sizes, k, min(rows, 64)) for k, rows in each]
+
+
+def _unsupported(problem: Rgms) -> str | None:
+    """Why tensor cores do not support `problem`, or None."""
+    if problem.dtype not in PRODUCTS:
+        return f"dtype '{problem.dtype}'"
+    return None if problem.out == "float32" else f"out={problem.out!r}"
+
+
+def program(problem: Rgms, config: RelationalRows) -> SparseFunc:
+    """The program of :func:`sparsetir.schedules.gpu.rgms_tiles.program`.
+
+    Raises ScheduleError for problems that the config does not support.
+    """
+    missing = None if config.shares is None else _unsupported(problem)
+    if missing is not None:
+        raise ScheduleError(
+            f"rgms_gpu.program: argument 'problem': expected operands of float16 or bfloat16 with "
+            f"out='float32' on tensor cores, got {missing}"
+        )
+    return rgms_tiles.program(problem, config)
 
 
 def apply(sch: Schedule, config: RelationalRows) -> None:
@@ -93,9 +127,15 @@ def apply(sch: Schedule, config: RelationalRows) -> None:
 
     Stage II separates the sum over JB from that over K
     (:mod:`sparsetir.schedules.gpu.passes.atomic_products`), divides the steps among threads, and
-    places the buckets on one grid. Raises ScheduleError for a program of another form.
+    places the buckets on one grid. Raises ScheduleError for a program of another form, and for
+    tensor cores with operands of other types.
     """
-
+    dtypes = {b.dtype for b in sch.func.buffers} & set(PRODUCTS)
+    if config.shares is not None and len(dtypes) != 1:
+        raise ScheduleError(
+            f"{NAME}: argument 'sch': expected operands of one of {', '.join(PRODUCTS)} in "
+            f"'{sch.func.name}', got {sorted(dtypes)}"
+        )
     in_tiles(sch, config)
 
 

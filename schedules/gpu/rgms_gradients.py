@@ -65,19 +65,13 @@ class GradientTiles(RelationalTiles):
         weights of edges, all `rows` and features of X
     depth : terms of the product in shared memory at a time: rows, a divisor of `rows`, or features
         of Y
-    Other fields as in :class:`RelationalTiles`, with `shape` or with `shares`.
+    Other fields as in :class:`RelationalTiles`.
     """
 
     tile: tuple[int, int] = (32, 64)
-    shape: tuple[int, int] | None = (4, 4)
-    shares: tuple[int, int] | None = None
 
     def _check_tile(self) -> None:
         expect(self, "tile", is_pair(self.tile), "two numbers from 1 on")
-        if self.shares is not None:
-            expect(self, "shape", self.shape is None, "None beside 'shares'")
-            wanted = f"a multiple of {ROWS} on tensor cores"
-            expect(self, "depth", self.depth % ROWS == 0, wanted)
 
     @property
     def sums(self) -> tuple[int, int]:

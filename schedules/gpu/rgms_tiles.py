@@ -18,7 +18,7 @@ from tvm import ir, tirx
 from sparsetir.formats import Operand, Pattern, RelationalHyb
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.schedules.arguments import Config, expect, expect_integers
+from sparsetir.schedules.arguments import Config, expect, number
 from sparsetir.schedules.gpu.passes.atomic_products import matmul_then_dot, sum_then_matmul
 from sparsetir.schedules.gpu.passes.cooperative_copy import cooperative_copy
 from sparsetir.schedules.gpu.passes.cooperative_sums import cooperative_dot, cooperative_gather
@@ -33,10 +33,10 @@ from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator
 from sparsetir.schedules.passes.nests import WARP, find_nest
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
-from sparsetir.schedules.templates.shapes import Nest, refuse_shape
+from sparsetir.schedules.templates.shapes import Nest, set_and_updated
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc, loads_of
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.tir import free_vars
 from sparsetir.sparse_ir.traversal import map_expr
@@ -64,45 +64,41 @@ class RelationalTiles(Config):
     feat_in, feat : features of X and of Y as constants of the kernel. None: any that `vectors`
         divide
 
-    and one or both of
-
-    shape : rows and columns of the sums of a thread, kept in registers
+    shape : rows and columns of the sums of a thread, kept in registers; None on tensor cores
     shares : the numbers of warps among which the product is divided on tensor cores; each has a
-        multiple of 16 rows, and of 8 columns, and `depth` is a multiple of 16. If a config has both
-        fields, one of them is None
+        multiple of 16 rows, and of 8 columns, and `depth` is a multiple of 16. None without these
     """
 
     k: int = 5
-    rows: int = 32
+    rows: int = number(32)
     tile: Any = 64
-    depth: int = 16
+    depth: int = number(16)
     vectors: tuple[int, int] = (4, 4)
-    stages: int = 2
-    feat_in: int | None = None
-    feat: int | None = None
+    stages: int = number(2, most=4)
+    feat_in: int | None = number(None, optional=True)
+    feat: int | None = number(None, optional=True)
+    shape: Any = (4, 4)
+    shares: Any = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid fields."""
-        sizes = ("feat_in", "feat")
-        names = ("rows", "depth", "stages", *sizes)
-        expect_integers(self, *names, positive=True, optional=sizes)
+        super().__post_init__()
         _ = self.format  # the property checks k
-        expect(self, "stages", self.stages <= 4, "at most 4")
         two = is_pair(self.vectors) and set(self.vectors) <= {1, 2, 4, 8}
         expect(self, "vectors", two, "two of 1, 2, 4 and 8")
-        for name, vector in zip(sizes, self.vectors, strict=True):
+        for name, vector in zip(("feat_in", "feat"), self.vectors, strict=True):
             exact = (getattr(self, name) or 0) % vector == 0
             expect(self, name, exact, f"a multiple of vectors = {self.vectors}")
         self._check_tile()
         self._check_division()
 
     def _check_tile(self) -> None:
-        expect_integers(self, "tile", positive=True)
+        expect(self, "tile", isinstance(self.tile, int) and self.tile > 0, "1 or more")
         fits = self.depth % self.vectors[0] == 0 == self.tile % self.vectors[1]
         expect(self, "vectors", fits, f"divisors of {self.depth} and {self.tile} features")
 
     def _check_division(self) -> None:
-        (rows, columns), (shape, shares) = self.sums, self.division
+        (rows, columns), shape, shares = self.sums, self.shape, self.shares
         if shares is None:
             exact = is_pair(shape) and not (rows % shape[0] or columns % shape[1])
             threads = rows * columns // math.prod(shape) if exact else 0
@@ -111,16 +107,14 @@ class RelationalTiles(Config):
             fits = 0 < threads <= MAX_WARPS * WARP and threads % WARP == 0
             expect(self, "shape", fits, wanted)
             return
+        expect(self, "shape", shape is None, "None beside 'shares'")
+        deep = self.depth % ROWS == 0
+        expect(self, "depth", deep, f"a multiple of {ROWS} on tensor cores")
         exact = is_pair(shares) and math.prod(shares) <= MAX_WARPS
         exact = exact and not (rows % (shares[0] * ROWS) or columns % (shares[1] * COLUMNS))
         wanted = f"two numbers, {MAX_WARPS} together, that leave each a multiple of {ROWS} of "
         wanted += f"{rows} rows and of {COLUMNS} of {columns} columns"
         expect(self, "shares", exact, wanted)
-
-    @property
-    def division(self) -> tuple[Any, Any]:
-        """The fields `shape` and `shares`, one of which is None."""
-        return getattr(self, "shape", None), getattr(self, "shares", None)
 
     @property
     def sums(self) -> tuple[int, int]:
@@ -135,10 +129,9 @@ class RelationalTiles(Config):
     @property
     def warps(self) -> int:
         """Warps per thread block."""
-        shape, shares = self.division
-        if shares is not None:
-            return math.prod(shares)
-        return math.prod(self.sums) // math.prod(shape) // WARP
+        if self.shares is not None:
+            return math.prod(self.shares)
+        return math.prod(self.sums) // math.prod(self.shape) // WARP
 
     def tiles(self, feat: int) -> int:
         """The tiles of a feature size; raises ScheduleError if the config does not support it."""
@@ -168,10 +161,7 @@ def sizes_of(pattern: RelationPattern | Pattern) -> list[tuple[int, int]]:
 
     The first bucket is 5, as in SparseTIR's section 4.4.1; none exceeds that of the longest row.
     """
-    if isinstance(pattern, Pattern):
-        relations, m, n = pattern.shape
-        relation, row, column = pattern.coords
-        pattern = RelationPattern.of(relation, row, column, (relations, m, n))
+    pattern = RelationPattern.of_pattern(pattern)
     if not pattern.nnz:
         return [(0, 16)]
     longest = int(np.diff(pattern.indptr).max())
@@ -278,7 +268,7 @@ def in_tiles(
         loops.split(rows, [None, config.depth])
     _on_grid(sch, loops, f"{first}0", names, tiles)
     dtype, outer, (of_x, of_others) = part.dtype, tiles + len(part.tiles), config.vectors
-    if config.division[1] is not None:  # factors for tensor cores
+    if config.shares is not None:  # factors for tensor cores
         dtype = next((b.dtype for b in sch.func.buffers if b.dtype in PRODUCTS), dtype)
     for name in names:
         if part.kinds == "RR":
@@ -348,11 +338,10 @@ def _by_threads(
         sch.rewrite(cooperative_gather, gather, warps=config.warps, vector=vectors[0])
     sch.rewrite(cooperative_copy, matrix, warps=config.warps, vector=vectors[1])
     product, ends = f"{name}_product", [f"{name}_start", f"{name}_write"]
-    shape, shares = config.division
-    if shares is not None:
-        sch.rewrite(on_tensor_cores, product, ends, warps=shares)
+    if config.shares is not None:
+        sch.rewrite(on_tensor_cores, product, ends, warps=config.shares)
     else:
-        sch.rewrite(thread_tiled_matmul, product, ends, warps=config.warps, shape=shape)
+        sch.rewrite(thread_tiled_matmul, product, ends, warps=config.warps, shape=config.shape)
     sch.rewrite(software_pipeline, f"{name}_visit", steps, stages=config.stages, room=MAX_SHARED)
 
 
@@ -381,11 +370,7 @@ def _found(
     sch: Schedule, caller: str, kinds: Sequence[str], expected: str
 ) -> tuple[str, list[_Part]]:
     """The iteration that sets the result, and the parts that update it."""
-    first, *rest = (Nest(sch, caller, it) for it in sparse_iterations(sch.func))
-    if not first.dense or first.it.init is not None or not rest:
-        refuse_shape(
-            caller, sch.func, "an iteration that sets the result, and others that add to it"
-        )
+    first, rest = set_and_updated(sch, caller)
     parts = []
     for nest in rest:
         part = _part(nest)

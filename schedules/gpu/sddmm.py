@@ -16,8 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparsetir.schedules.arguments import expect, is_power_of_two
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.gpu.features import (
+    MAX_OCCUPANCY,
     MAX_THREADS,
     GpuTiled,
     feature_loops,
@@ -43,18 +44,16 @@ class FusedNonzeros(GpuTiled):
     Other fields as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
-    threads: int = 8
-    groups: int = 16
-    work: int = 2
-    vector: int = 4
-    coarsen: int = 2
-    feat: int | None = None
-    occupancy: int | None = 768
+    threads: int = number(8, most=WARP, power=True)
+    groups: int = number(16)
+    work: int = number(2)
+    vector: int = number(4)
+    coarsen: int = number(2)
+    feat: int | None = number(None, optional=True)
+    occupancy: int | None = number(768, most=MAX_OCCUPANCY, optional=True)
 
     def __post_init__(self) -> None:
-        self.check("groups", "work")
-        fits = is_power_of_two(self.threads) and self.threads <= WARP
-        expect(self, "threads", fits, f"a power of two up to {WARP}")
+        super().__post_init__()
         most = MAX_THREADS // self.threads
         expect(self, "groups", self.groups <= most, f"at most {most}")
 

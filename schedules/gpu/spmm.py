@@ -20,12 +20,14 @@ has one row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import s_tir, tirx
 
-from sparsetir.schedules.arguments import expect
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.gpu.features import (
+    MAX_OCCUPANCY,
     MAX_SUMS,
     MAX_THREADS,
     GpuTiled,
@@ -37,14 +39,13 @@ from sparsetir.schedules.gpu.features import (
     vector_width,
 )
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
-from sparsetir.schedules.passes.nests import redirected
+from sparsetir.schedules.passes.nests import with_buffer
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.schedules.template import SearchInput, Tried, around
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,16 @@ class RowSplit(GpuTiled):
     Other fields as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
-    threads: int = 32
-    rows_per_block: int = 4
-    vector: int = 4
-    coarsen: int = 1
-    feat: int | None = None
+    threads: int = number(32)
+    rows_per_block: int = number(4)
+    vector: int = number(4)
+    coarsen: int = number(1)
+    feat: int | None = number(None, optional=True)
     row_cache: bool = False
-    occupancy: int | None = 1024
+    occupancy: int | None = number(1024, most=MAX_OCCUPANCY, optional=True)
 
     def __post_init__(self) -> None:
-        self.check("rows_per_block")
+        super().__post_init__()
         self.check_product("rows_per_block", MAX_THREADS, "threads", "rows_per_block")
         self.check_product("coarsen", MAX_SUMS, "coarsen", "vector")
         alone = not self.row_cache or self.rows_per_block == 1
@@ -136,8 +137,8 @@ def _cache_rows(loops: Any, rows: str, elements: str) -> int:
     chunk = int(loops.get(threads).extent)
     block = loops.get_sblock(elements)
     chunks, _ = loops.split(loops.get_loops(block)[0], [None, chunk])
-    for number in reads_of_elements(loops, block):
-        copy = loops.cache_read(block, number, "shared")
+    for read in reads_of_elements(loops, block):
+        copy = loops.cache_read(block, read, "shared")
         loops.compute_at(copy, chunks)
         run_in_parallel(loops, loops.get_loops(copy)[-1], "threadIdx.x")
     return chunk
@@ -147,21 +148,14 @@ def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
     """Shorten the cached rows to a chunk: TVM makes them as long as the row."""
     blocks = nodes_of(s_tir.SBlock, func.body)
     arrays = [b for x in blocks for b in x.alloc_buffers if b.ty.storage_scope == "shared"]
-    small = {b: buffer_var([chunk], b.ty.dtype, b.name, "shared") for b in arrays}
+    for array in arrays:
+        small = buffer_var([chunk], array.ty.dtype, array.name, "shared")
+        func = with_buffer(func, array, small, partial(_within, chunk))
+    return func
 
-    def place(buffer: Any, indices: list[Any]) -> Any:
-        within = tirx.floormod(indices[-1], as_dtype(chunk, dtype_of(indices[-1])))
-        return (small[buffer], [within]) if buffer in small else None
 
-    def block(node: Any) -> Any:
-        return block_with(
-            node,
-            reads=[r for r in node.reads if r.source not in small],
-            writes=[r for r in node.writes if r.source not in small],
-            alloc_buffers=[small.get(b, b) for b in node.alloc_buffers],
-        )
-
-    return func.with_body(map_expr(redirected(func.body, place), [(s_tir.SBlock, block)]))
+def _within(chunk: int, indices: list[Any]) -> list[Any]:
+    return [tirx.floormod(indices[-1], as_dtype(chunk, dtype_of(indices[-1])))]
 
 
 def choices(search: SearchInput) -> Tried:

@@ -30,8 +30,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsetir.reductions import EXTREMA
-from sparsetir.schedules.arguments import expect, expect_one_of, is_power_of_two
+from sparsetir.schedules.arguments import expect, expect_one_of, number
 from sparsetir.schedules.gpu.features import (
+    MAX_OCCUPANCY,
     MAX_SUMS,
     MAX_THREADS,
     GpuTiled,
@@ -75,23 +76,20 @@ class Groups(GpuTiled):
     """
 
     split: str = "rows"
-    work: int = 1
-    lanes: int = 1
-    group: int = 1
-    threads: int = 8
-    vector: int = 4
-    coarsen: int = 1
-    block: int = 256
-    feat: int | None = None
-    occupancy: int | None = 1024
+    work: int = number(1)
+    lanes: int = number(1, power=True)
+    group: int = number(1, most=WARP, power=True)
+    threads: int = number(8)
+    vector: int = number(4)
+    coarsen: int = number(1)
+    block: int = number(256)
+    feat: int | None = number(None, optional=True)
+    occupancy: int | None = number(1024, most=MAX_OCCUPANCY, optional=True)
     rows: str = "table"
 
     def __post_init__(self) -> None:
         expect_one_of(self, split=SPLITS, rows=ROWS_FROM)
-        self.check("work", "lanes", "group", "block")
-        expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
-        fits = is_power_of_two(self.group) and self.group <= WARP
-        expect(self, "group", fits, f"a power of two up to {WARP}")
+        super().__post_init__()
         if self.split == "rows":
             wanted = f"at most lanes = {self.lanes}, the threads that share a row"
             expect(self, "group", self.group <= self.lanes, wanted)

@@ -24,7 +24,7 @@ from sparsetir.formats import Hyb
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.reductions import EXTREMA, REDUCERS
-from sparsetir.schedules.arguments import expect, is_power_of_two
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.gpu.features import (
     GpuTiled,
     feature_loops,
@@ -41,7 +41,7 @@ from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.schedules.template import SearchInput, Template, Tried, around, register
 from sparsetir.schedules.templates.row_shapes import row_pieces
-from sparsetir.schedules.templates.shapes import DenseLoops
+from sparsetir.schedules.templates.shapes import Nest
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -75,14 +75,12 @@ class HybRows(GpuTiled):
     coarsen: int = 1
     feat: int | None = None
     occupancy: int | None = 1024
-    unroll: int = 8
-    work: int | None = None
+    unroll: int = number(8, power=True)
+    work: int | None = number(None, power=True, optional=True)
 
     def __post_init__(self) -> None:
         _ = self.format, self.split  # these check the other fields
-        for name in ("unroll", "work"):
-            value = getattr(self, name)
-            expect(self, name, value is None or is_power_of_two(value), "a power of two")
+        super().__post_init__()
         parts = self.c * (self.k + 1)
         expect(self, "c", parts <= MAX_PARTS, f"c * (k + 1) to be at most {MAX_PARTS}", parts)
 
@@ -190,7 +188,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
         loops = sch.rewrite(_hide, [f"{add.name}0" for add in adds], pieces.first.result)
     for step in scalars + vectors:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
-    first = f"{pieces.first.iteration.name}0"
+    first = f"{pieces.first.it.name}0"
     _bind(loops, first, config.rows_per_block, 1)
     names = []
     for part, steps in zip(pieces.parts, parts, strict=True):
@@ -206,10 +204,12 @@ def apply(sch: Schedule, config: HybRows) -> None:
     occupy(sch, config, config.threads * config.rows_per_block)
 
 
-def _first(sch: Schedule, first: DenseLoops, config: HybRows) -> list[SparseIterationRef]:
+def _first(sch: Schedule, first: Nest, config: HybRows) -> list[SparseIterationRef]:
     """The iterations that set the result's initial values, in registers."""
-    tiles, w, threads, lane = feature_loops(sch, first.features, config)
-    sch.sparse_reorder(first.iteration, [tiles, *first.outer, threads, w, lane])
+    ref, handles = first.handles()
+    *outer, features = handles.values()
+    tiles, w, threads, lane = feature_loops(sch, features, config)
+    sch.sparse_reorder(ref, [tiles, *outer, threads, w, lane])
     return sch.precompute(first.result, threads, [w, lane])
 
 
@@ -231,8 +231,8 @@ def _unroll_slots(loops: Any, block: str, count: int) -> None:
     loops.unroll(straight)
     if count == 1:
         return
-    for number in reads_of_elements(loops, elements):
-        copy = loops.cache_read(elements, number, "local")
+    for read in reads_of_elements(loops, elements):
+        copy = loops.cache_read(elements, read, "local")
         loops.compute_at(copy, steps)
         vectors, lanes = loops.split(loops.get_loops(copy)[-1], [None, min(count, SLOT_VECTOR)])
         loops.unroll(vectors)

@@ -28,8 +28,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparsetir.schedules.arguments import expect
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.gpu.features import (
+    MAX_OCCUPANCY,
     MAX_ROWS,
     MAX_SUMS,
     MAX_THREADS,
@@ -51,6 +52,7 @@ from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.schedules.template import SearchInput, Template, Tried, register
+from sparsetir.schedules.templates.register_tile import packed_values
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import buffers_made_by
@@ -79,24 +81,23 @@ class PanelThreads(GpuTiled):
     Other fields as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
-    rows: int = 4
-    unroll: int = 4
+    rows: int = number(4)
+    unroll: int = number(4, most=MOST_UNROLLED)
     atomics: bool = False
     compact: bool = False
-    threads: int = 32
-    vector: int = 1
-    coarsen: int = 1
-    panels: int = 1
-    feat: int | None = None
-    occupancy: int | None = 1024
+    threads: int = number(32)
+    vector: int = number(1)
+    coarsen: int = number(1)
+    panels: int = number(1)
+    feat: int | None = number(None, optional=True)
+    occupancy: int | None = number(1024, most=MAX_OCCUPANCY, optional=True)
     packed: bool = True
 
     def __post_init__(self) -> None:
-        self.check("rows", "unroll", "panels")
+        super().__post_init__()
         most = MOST_ROWS if self.compact else MOST_BY_PATTERN
         wanted = f"2 to {most}" + ("" if self.compact else f", or with compact=True to {MOST_ROWS}")
         expect(self, "rows", 2 <= self.rows <= most, wanted)
-        expect(self, "unroll", self.unroll <= MOST_UNROLLED, f"at most {MOST_UNROLLED}")
         self.check_product("panels", MAX_THREADS, "threads", "panels")
         alike = not self.atomics or self.panels == 1 or self.threads % WARP == 0
         wanted = f"1 for threads = {self.threads}, as warps have one pattern each"
@@ -191,8 +192,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
         sch.bound(shape.rows, MAX_ROWS // ((1 << config.rows) - 1) * config.rows, "max")
     else:
         bound_rows(sch, shape)
-    over = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
-    elements = [shape.rows.axes[0], shape.columns[0].axes[0]]
+    values = packed_values(sch, shape) if config.packed else ()
     by = "count" if config.compact else "pattern"
     panels, patterns, entries, rows = sch.group_columns_by_pattern(
         shape.rows, shape.columns[0], config.rows, by=by
@@ -205,7 +205,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     held = [rows, w, lane]
     sch.sparse_reorder(shape.iteration, [*shape.heads, tiles, *order, entries, *held])
     start, reduce, write = sch.precompute(shape.result, above, held, dtype=accumulator(shape.dtype))
-    for name in [name for name, axes in over.items() if config.packed and axes == elements]:
+    for name in values:
         sch.pack(name, reduce)
     over_blocks(sch, shape.heads, tiles)
     if config.atomics:

@@ -26,9 +26,7 @@ from typing import Any
 from tvm import DataType
 
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Pattern
-from sparsetir.formats.decompose import decompose_format
-from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.schedules.arguments import expect, expect_integers
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.passes.cooperative_copy import cooperative_copy
 from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
@@ -41,16 +39,21 @@ from sparsetir.schedules.gpu.passes.software_pipeline import (
     software_pipeline,
 )
 from sparsetir.schedules.operators import block_spmm
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
-from sparsetir.schedules.operators.spmm import program as operator
+from sparsetir.schedules.operators.problems import (
+    Arranged,
+    CsrPattern,
+    Spmm,
+    refuse_unsupported,
+    unsupported,
+)
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.schedules.targets import has_tensor_cores
 from sparsetir.schedules.template import Template, register
+from sparsetir.schedules.templates.decomposed import in_format
 from sparsetir.schedules.templates.register_tile import Tiled
-from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
-from sparsetir.schedules.templates.shapes import refuse_shape
+from sparsetir.schedules.templates.row_shapes import block_reduction, product_of_blocks
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.tir import is_one
 
@@ -77,20 +80,17 @@ class TensorCores(Tiled):
     """
 
     format: Format
-    tile: int = 128
+    tile: int = number(128)
     warps: tuple[int, int] = (1, 4)
-    stages: int = 3
-    depth: int | None = None
-    vector: int = 8
+    stages: int = number(3, most=8)
+    depth: int | None = number(None, optional=True)
+    vector: int = number(8)
 
     def __post_init__(self) -> None:
-        expect_integers(
-            self, "tile", "stages", "vector", "depth", positive=True, optional=("depth",)
-        )
+        super().__post_init__()
         rows, columns = self._block()
         expect(self, "vector", self.vector in (1, 2, 4, 8, 16), "1, 2, 4, 8 or 16")
         expect(self, "tile", self.tile % self.vector == 0, f"a multiple of vector = {self.vector}")
-        expect(self, "stages", self.stages <= 8, "at most 8")
         warps = self.warps
         two = isinstance(warps, tuple) and len(warps) == 2 and min(warps) > 0
         expect(self, "warps", two and math.prod(warps) <= MAX_WARPS, f"two, {MAX_WARPS} together")
@@ -147,23 +147,12 @@ class TensorCores(Tiled):
 def engine(problem: Any, matrix: Any, stats: Any, target: Any, fmt: Any) -> list[TensorCores]:
     """The config for a format that the caller names, if the template supports its blocks."""
     del matrix
-    if fmt is None or serves(problem) is not None or not has_tensor_cores(target):
+    if fmt is None or unsupported(problem, PRODUCTS) is not None or not has_tensor_cores(target):
         return []
     try:
         return [TensorCores.for_features(fmt, stats.feat, problem.dtype)]
     except ValueError:  # unsupported blocks
         return []
-
-
-def serves(problem: Any) -> str | None:
-    """Return why the template does not support `problem`, or None."""
-    if problem.batched:
-        return "heads"
-    if problem.dtype not in PRODUCTS:
-        return f"dtype '{problem.dtype}'"
-    if problem.reduce != "sum":
-        return f"reduce='{problem.reduce}'"
-    return None
 
 
 def configs(problem: Any, matrix: CsrPattern, stats: Any, target: Any) -> list[TensorCores]:
@@ -172,7 +161,11 @@ def configs(problem: Any, matrix: CsrPattern, stats: Any, target: Any) -> list[T
     Padding for other patterns is the caller's choice, by the name of a format or a config.
     stats : :class:`sparsetir.schedules.search.choose.Statistics`
     """
-    if serves(problem) is not None or matrix.nnz == 0 or not has_tensor_cores(target):
+    if (
+        unsupported(problem, PRODUCTS) is not None
+        or matrix.nnz == 0
+        or not has_tensor_cores(target)
+    ):
         return []
     tried: list[TensorCores] = []
     for fmt in full_formats(matrix.coordinates):
@@ -197,32 +190,21 @@ def program(problem: Spmm, config: TensorCores) -> SparseFunc:
     m, n, feat : sizes
     and the arguments of the format's rules, among them the values `a_<rule>`
 
-    Raises ScheduleError for problems that :func:`serves` rejects.
+    Raises ScheduleError for other problems than sums of one matrix of a type with such products.
     """
-    _refuse("program", problem)
-    rules = config.format.rules(problem.operand)
-    unmasked = [rule.name for rule in rules if rule.masked]
-    return extract_preprocess(decompose_format(operator(problem), rules, unmasked))[1]
+    refuse_unsupported("spmm_tensor_cores.program", config, problem, PRODUCTS)
+    return in_format(problem, config.format, filled=True)
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: TensorCores) -> Arranged:
     """The arguments of :func:`program` that only depend on the pattern.
 
-    Raises ScheduleError for problems that :func:`serves` rejects.
+    Raises ScheduleError for the same problems.
     """
-    _refuse("arrange", problem)
+    refuse_unsupported("spmm_tensor_cores.arrange", config, problem, PRODUCTS)
     converted = matrix.stored_in(config.format, problem.operand)
     m, n = matrix.shape
     return Arranged(converted, {**converted.arguments(True), "m": int(m), "n": int(n)})
-
-
-def _refuse(where: str, problem: Any) -> None:
-    missing = serves(problem)
-    if missing is not None:
-        raise ScheduleError(
-            f"spmm_tensor_cores.{where}: argument 'config': {NAME} serves sums of one matrix in "
-            f"{' or '.join(PRODUCTS)}, got {missing}"
-        )
 
 
 def apply(sch: Schedule, config: TensorCores) -> None:
@@ -244,8 +226,10 @@ def apply(sch: Schedule, config: TensorCores) -> None:
 
     Raises ScheduleError for a program of another form, and for types without such products.
     """
-    firsts, shape = _parts(sch)
-    values, gathered, dtype = _operands(sch, shape)
+    shape = block_reduction(sch, NAME)
+    values, gathered, dtype = product_of_blocks(sch, shape, NAME, PRODUCTS)
+    firsts = {it.name for it in sparse_iterations(sch.func)} - {shape.iteration.name}
+    heads = [x for x in shape.heads if x not in shape.block]
     if config.vector > 1:
         sch.bound(shape.features, config.vector, "multiple")
     tiles, features = sch.split(shape.features, [None, config.tile])
@@ -256,12 +240,10 @@ def apply(sch: Schedule, config: TensorCores) -> None:
         steps, terms = sch.split(terms, [None, depth], tail="exact")
         outer = [*outer, steps]
     (rows,) = shape.block
-    order = [tiles, *shape.rows, *outer, rows, features, terms]
+    order = [tiles, *heads, shape.rows, *outer, rows, features, terms]
     sch.sparse_reorder(shape.iteration, order)
     sums = PRODUCTS[dtype].sums
-    start, reduce, write = sch.precompute(
-        shape.result, shape.rows[-1], [rows, features], dtype=sums
-    )
+    start, reduce, write = sch.precompute(shape.result, shape.rows, [rows, features], dtype=sums)
     visit, copies, product = f"{reduce.name}0", [], f"{reduce.name}0"
     if dense:
         *_, step, row, feature, term = sch.get_sp_iters(reduce)
@@ -271,49 +253,24 @@ def apply(sch: Schedule, config: TensorCores) -> None:
         product = f"{reduce.name}_rest0"
     loops = sch.lower()
     _bind(loops, f"{shape.iteration.name}0")
-    left = {it.name for it in sparse_iterations(sch.func)}  # the others initialise the result
-    for first in [x for x in firsts if x.iteration.name in left]:
-        _bind_first(loops, f"{first.iteration.name}0")
+    for it in sparse_iterations(sch.func):
+        if it.name in firsts:
+            _bind_first(loops, f"{it.name}0")
     sch.rewrite(materialize_loop_kinds)
     if not dense:
         sch.rewrite(shared_tiles, product, [values, gathered], outer=len(outer))
         visit, copies = f"{product}_visit", [f"{gathered}_copy0", f"{values}_copy0"]
     warps = math.prod(config.warps)
     size = DataType(dtype).itemsize
-    values_vector = math.gcd(COPY_BYTES[0] // size, depth if dense else int(shape.block_rows))
+    values_vector = math.gcd(
+        COPY_BYTES[0] // size, depth if dense else int(sch.func.axis(rows.name).length)
+    )
     sch.rewrite(cooperative_copy, copies[0], warps=warps, vector=min(config.vector, 16 // size))
     sch.rewrite(cooperative_copy, copies[1], warps=warps, vector=values_vector)
     others = [f"{start.name}0", f"{write.name}0"]
     sch.rewrite(on_tensor_cores, product, others, warps=config.warps, pairs=config.vector > 1)
     sch.rewrite(software_pipeline, visit, copies, stages=config.stages, room=DYNAMIC_BYTES)
     sch.rewrite(one_shared_array)
-
-
-def _parts(sch: Schedule) -> tuple[list[RowSums], RowSums]:
-    """The iterations of the initial values, and the iteration of the sums."""
-    all_sums = row_sums(sch, NAME)
-    firsts, sums = ([x for x in all_sums if bool(x.columns) == s] for s in (False, True))
-    if len(sums) != 1 or len(sums[0].block) != 1:
-        refuse_shape(NAME, sch.func, "one sum over blocks of rows")
-    return firsts, sums[0]
-
-
-def _operands(sch: Schedule, sums: RowSums) -> tuple[str, str, str]:
-    """The names of the values and of the operand with features, and their type."""
-    (it,) = [x for x in sparse_iterations(sch.func) if x.name == sums.iteration.name]
-    by_axis = {a.name: v for a, v, _ in it.axis_of()}
-    feature = by_axis[sums.features.name]
-    read = [b for b in sch.func.buffers if b.axes and b.name != sums.result]
-    read = [(b, loads_of(it.body, b.var)) for b in read]
-    read = [(b, loads) for b, loads in read if loads]
-    gathered = [b for b, x in read if x[0].indices[-1].same_as(feature)]
-    values = [b for b, _ in read if b not in gathered]
-    if len(gathered) != 1 or len(values) != 1:
-        refuse_shape(NAME, sch.func, "products of values and of an operand with features")
-    dtypes = {gathered[0].dtype, values[0].dtype}
-    if len(dtypes) != 1 or not dtypes <= set(PRODUCTS):
-        refuse_shape(NAME, sch.func, f"both factors to be {' or '.join(PRODUCTS)}")
-    return values[0].name, gathered[0].name, dtypes.pop()
 
 
 def _bind(loops: Any, block: str) -> None:

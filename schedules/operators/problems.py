@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from sparsetir.reductions import REDUCERS, REDUCTIONS
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.sparse_ir.computed import compute, computed_parameters
+from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.index_arrays import rows_increase
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.writer import Writer, cast, reduced
@@ -170,6 +171,31 @@ class Spmm(Problem):
     def operand(self) -> Operand:
         """A as formats take it."""
         return Operand({"A": self.dtype}, ("I", "J"), self.idtype)
+
+
+def unsupported(problem: Any, dtypes: Collection[str] = ()) -> str | None:
+    """What makes a problem other than a sum of one matrix, of one of some types if given; or None.
+
+    For templates that only serve such sums.
+    """
+    if problem.batched:
+        return "heads"
+    if problem.reduce != "sum":
+        return f"reduce='{problem.reduce}'"
+    return f"dtype '{problem.dtype}'" if dtypes and problem.dtype not in dtypes else None
+
+
+def refuse_unsupported(
+    caller: str, config: Any, problem: Any, dtypes: Collection[str] = ()
+) -> None:
+    """Raise ScheduleError for a problem that :func:`unsupported` names; caller : for its text."""
+    missing = unsupported(problem, dtypes)
+    if missing is not None:
+        types = f" in {' or '.join(sorted(dtypes))}" if dtypes else ""
+        raise ScheduleError(
+            f"{caller}: argument 'config': {type(config).__name__} serves sums of one "
+            f"matrix{types}, got {missing}"
+        )
 
 
 @dataclass(frozen=True)

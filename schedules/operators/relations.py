@@ -82,6 +82,16 @@ class RelationPattern(_Csf):
             order.astype(dtype),
         )
 
+    @staticmethod
+    def of_pattern(
+        pattern: RelationPattern | Pattern, idtype: str | None = None
+    ) -> RelationPattern:
+        """The pattern itself, or that of relations by rows by columns; idtype : as for `of`."""
+        if isinstance(pattern, RelationPattern):
+            return pattern
+        (relation, row, column), (relations, m, n) = pattern.coords, pattern.shape
+        return RelationPattern.of(relation, row, column, (relations, m, n), idtype)
+
     @property
     def nnz(self) -> int:
         """Number of elements."""

@@ -6,15 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from sparsetir.schedules.operators.operands import register
-from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.problems import Spmm, refuse_unsupported
 from sparsetir.schedules.operators.spmm import SPMM, written
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
-
-
-def serves(problem: Spmm) -> bool:
-    """Whether there is a program for a problem: sums of one matrix."""
-    return problem.reduce == "sum" and not problem.batched
 
 
 def program(problem: Spmm, config: Any = None) -> SparseFunc:
@@ -25,11 +19,7 @@ def program(problem: Spmm, config: Any = None) -> SparseFunc:
 
     Raises ScheduleError for a mean, a maximum and heads.
     """
-    if not serves(problem):
-        raise ScheduleError(
-            f"spmv: argument 'config': {type(config).__name__} serves sums of one matrix, "
-            f"got reduce='{problem.reduce}', batched={problem.batched}"
-        )
+    refuse_unsupported("spmv", config, problem)
     return written(problem, "spmv")
 
 

@@ -36,11 +36,9 @@ from typing import Any
 import tvm
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.passes.nests import find_nest, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.reduction import reduction_of
-from sparsetir.sparse_ir.tir import values_of, with_body
-from sparsetir.sparse_ir.traversal import map_expr
 
 SEGMENT_BITS = 128
 
@@ -55,40 +53,17 @@ def add_lanes(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
 
     Raises ScheduleError if there is no such nest.
     """
-    done: list[Any] = []
-
-    def visit(loop: Any) -> Any:
-        inner, loops = loop.body, [loop]
-        if isinstance(inner, tirx.For):
-            inner, loops = inner.body, [loop, inner]
-        if not isinstance(inner, s_tir.SBlockRealize) or inner.block.name_hint != block:
-            return loop
-        if len(inner.block.iter_vars) != len(loops):
-            return loop
-        done.append(_by_shuffles(loops, inner))
-        return done[-1]
-
-    out = with_body(func, map_expr(func.body, [(tirx.For, visit)]))
-    if not done:
-        raise ScheduleError(f"add_lanes: argument 'block': no loops around a block '{block}'")
-    return out
-
-
-def _by_shuffles(loops: list[Any], realize: Any) -> tirx.Stmt:
-    store, block = realize.block.body, realize.block.name_hint
-    reduction = reduction_of(store)
-    if reduction is None or not isinstance(reduction.term, ir.TensorLoad):
+    nest = find_nest("add_lanes", func, block)
+    store, reduction = nest.body, reduction_of(nest.body)
+    if reduction is None or not isinstance(reduction.term, ir.TensorLoad) or len(nest.loops) > 2:
         raise ScheduleError(
             f"add_lanes: argument 'block': expected '{block}' to combine lanes by an operator, got "
             f"{store}"
         )
     if isinstance(store.value, tirx.Select):
-        return loops[0]
-    parts = reduction.term
-    *groups, lanes = (int(loop.extent) for loop in loops)
-    values = values_of(realize)
-    kept = len(store.indices) - len(groups)
-    outer = [substitute(i, values) for i in store.indices[:kept]]
+        return func
+    *groups, lanes = nest.extents("add_lanes")
+    parts, outer = reduction.term, store.indices[: len(store.indices) - len(groups)]
     each = [[g] for g in range(groups[0])] if groups else [[]]
     rows = [tirx.BufferLoad(parts.source, [*outer, *g, _ramp(lanes)]) for g in each]
     total = add_up(rows, lanes, str(store.buffer.ty.dtype), reduction.combine)
@@ -100,7 +75,7 @@ def _by_shuffles(loops: list[Any], realize: Any) -> tirx.Stmt:
 
     reads, writes = [region(parts.source, *groups, lanes)], [region(store.buffer, *groups)]
     done = s_tir.SBlock([], reads, writes, block, body)
-    return s_tir.SBlockRealize([], True, done)
+    return replaced(func, nest, s_tir.SBlockRealize([], True, done))
 
 
 def _ramp(lanes: int) -> Any:

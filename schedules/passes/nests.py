@@ -7,7 +7,7 @@ write regions: such passes come last, when TVM's schedule is no longer used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from tvm import DataType, ir, s_tir, tirx
@@ -67,12 +67,19 @@ def find_nest(caller: str, func: tirx.PrimFunc, name: str) -> Nest:
 
 def replaced(func: tirx.PrimFunc, nest: Nest, new: Any) -> tirx.PrimFunc:
     """The function with a nest replaced by a statement."""
-    outermost = nest.loops[0].loop_var
+    return with_loop(func, nest.loops[0].loop_var, lambda _: new)
 
-    def visit(loop: Any) -> Any:
-        return new if loop.loop_var.same_as(outermost) else loop
 
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+def with_loop(func: tirx.PrimFunc, var: Any, change: Callable[[Any], Any]) -> tirx.PrimFunc:
+    """The function with the loop over a variable changed."""
+    rule = (tirx.For, lambda x: change(x) if x.loop_var.same_as(var) else x)
+    return func.with_body(map_expr(func.body, [rule]))
+
+
+def with_block(func: tirx.PrimFunc, name: str, change: Callable[[Any], Any]) -> tirx.PrimFunc:
+    """The function with the blocks of a name changed."""
+    rule = (s_tir.SBlock, lambda x: change(x) if str(x.name_hint) == name else x)
+    return func.with_body(map_expr(func.body, [rule]))
 
 
 def block_of(name: str, body: Any, buffers: Sequence[Any] = ()) -> Any:
@@ -153,6 +160,15 @@ def is_zero(value: Any) -> bool:
     return isinstance(value, tirx.IntImm | tirx.FloatImm) and float(value.value) == 0
 
 
+def of_params(func: tirx.PrimFunc, size: Any) -> Any:
+    """A size from another version of a function, in terms of the parameters of the same names.
+
+    Attributes keep the variables of the original function, for example.
+    """
+    named = {p.name: p for p in func.params}
+    return substitute(size, {v: named[v.name] for v in free_vars(size)})
+
+
 def unrolled(extents: Sequence[int], code: Callable[..., Any]) -> Any:
     """Unrolled loops around `code(*variables)`."""
     variables = [tirx.Var(f"u{n}", "int32") for n in range(len(extents))]
@@ -216,22 +232,26 @@ def with_buffer(
     The new buffer is allocated at the start of a visit of the outermost block.
     """
 
-    def block(node: Any) -> Any:
-        return block_with(
-            node,
-            reads=[r for r in node.reads if not r.source.same_as(old)],
-            writes=[r for r in node.writes if not r.source.same_as(old)],
-            alloc_buffers=[b for b in node.alloc_buffers if not b.same_as(old)],
-        )
-
     def allocation(node: Any) -> Any:
         return tirx.AllocBuffer(new) if node.buffer.same_as(old) else node
 
     has = any(n.buffer.same_as(old) for n in nodes_of(tirx.AllocBuffer, func.body))
     body = redirected(func.body, lambda b, idx: (new, index(idx)) if b.same_as(old) else None)
-    body = map_expr(body, [(s_tir.SBlock, block), (tirx.AllocBuffer, allocation)])
+    rules = [(s_tir.SBlock, lambda x: without_buffers(x, {old})), (tirx.AllocBuffer, allocation)]
+    body = map_expr(body, rules)
     out = func.with_body(substitute(body, {old: new} if has else {}))
     return out if has else allocated(out, new)
+
+
+def without_buffers(block: Any, gone: Container[Any]) -> Any:
+    """A block that does not declare some buffers."""
+    return block_with(
+        block,
+        reads=[r for r in block.reads if r.source not in gone],
+        writes=[r for r in block.writes if r.source not in gone],
+        alloc_buffers=[b for b in block.alloc_buffers if b not in gone],
+        match_buffers=[m for m in block.match_buffers if m.source.source not in gone],
+    )
 
 
 def allocated(func: tirx.PrimFunc, buffer: Any) -> tirx.PrimFunc:

@@ -25,12 +25,12 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.passes.nests import of_params, with_block, with_loop
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
-from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars
-from sparsetir.sparse_ir.traversal import map_expr
+from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of
 
 
 def opaque_step_loop(func: tirx.PrimFunc, iteration: Any, step: str | None = None) -> tirx.PrimFunc:
@@ -69,19 +69,16 @@ def opaque_step_loop(func: tirx.PrimFunc, iteration: Any, step: str | None = Non
     here = tirx.BufferLoad(cell, [0])
 
     def visits(node: Any) -> Any:
-        if not node.loop_var.same_as(loop.loop_var):
-            return node
         visit = here if step is not None else here - begin
         go_on = tirx.BufferStore(cell, here + one, [0])
         body = tirx.SeqStmt([substitute(node.body, {node.loop_var: visit}), go_on])
         return tirx.SeqStmt([tirx.BufferStore(cell, begin, [0]), tirx.While(here < end, body)])
 
     def declared(node: Any) -> Any:
-        if node.name_hint != owner.name_hint:
-            return node
         return block_with(node, alloc_buffers=[*node.alloc_buffers, cell])
 
-    return func.with_body(map_expr(func.body, [(tirx.For, visits), (s_tir.SBlock, declared)]))
+    func = with_loop(func, loop.loop_var, visits)
+    return with_block(func, str(owner.name_hint), declared)
 
 
 def _positions(func: tirx.PrimFunc, extent: Any) -> tuple[Any, Any, Any]:
@@ -91,9 +88,7 @@ def _positions(func: tirx.PrimFunc, extent: Any) -> tuple[Any, Any, Any]:
     for layout in func.attrs[LAYOUTS].values():
         for axis, indptr in zip(layout.axes, layout.indptr, strict=True):
             if indptr and indptr == offsets:
-                # Attributes keep the variables of the original function.
-                named = {p.name: p for p in func.params}
-                nnz = substitute(axis.nnz, {v: named[v.name] for v in free_vars(axis.nnz)})
+                nnz = of_params(func, axis.nnz)
                 return begin, end, tirx.min(nnz, as_dtype(1, dtype_of(nnz)))
     raise ScheduleError(
         "opaque_step_loop: argument 'step': expected the name of a parameter where a loop is not "

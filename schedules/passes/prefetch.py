@@ -20,13 +20,14 @@ Positions continue from row to row, so short rows are prefetched too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_equal
 
-from sparsetir.schedules.passes.nests import is_offset_of
+from sparsetir.schedules.passes.nests import is_offset_of, of_params, with_loop
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -50,7 +51,6 @@ from sparsetir.sparse_ir.tir import (
     nest_of,
     values_of,
 )
-from sparsetir.sparse_ir.traversal import map_expr
 
 CACHE_LINE = 64
 # Of the default schedule: visits ahead, and vectors of the narrowest tile that prefetches rows.
@@ -96,13 +96,7 @@ def prefetch_gathered(
     inner = {lp.loop_var: as_dtype(0, dtype_of(lp.loop_var)) for lp in loops[depth[-1] + 1 :]}
     values = {var: substitute(value, inner) for var, value in values.items()}
     prefetches = row_ahead(func, load, values, distance, span)
-
-    def visit(loop: Any) -> Any:
-        if not loop.loop_var.same_as(loops[depth[-1]].loop_var):
-            return loop
-        return loop_with(loop, body=tirx.SeqStmt([*prefetches, loop.body]))
-
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    return _with_first(func, loops[depth[-1]].loop_var, prefetches)
 
 
 def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx.PrimFunc:
@@ -149,13 +143,12 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
         prefetch(tirx.BufferLoad(x.source, [substitute(i, ahead) for i in x.indices]))
         for x in streams
     ]
+    return _with_first(func, s, prefetches)
 
-    def visit(loop: Any) -> Any:
-        if not loop.loop_var.same_as(s):
-            return loop
-        return loop_with(loop, body=tirx.SeqStmt([*prefetches, loop.body]))
 
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+def _with_first(func: tirx.PrimFunc, var: Any, first: list[tirx.Stmt]) -> tirx.PrimFunc:
+    """The function with statements at the start of each visit of a loop."""
+    return with_loop(func, var, lambda x: loop_with(x, body=tirx.SeqStmt([*first, x.body])))
 
 
 def rows_ahead(
@@ -284,12 +277,7 @@ def _from_here(func: tirx.PrimFunc, layout: Any, positions: list[Any]) -> Any:
     positions : of the axis's ancestors and its own; they select as many axes of the layout
     """
     *above, axis = layout.axes[: len(positions)]
-    # Attributes keep the variables of the original function.
-    named = {p.name: p for p in func.params}
-
-    def size(value: Any) -> Any:
-        return substitute(value, {v: named[v.name] for v in free_vars(value)})
-
+    size = partial(of_params, func)
     if not above or axis.kind == "dense_fixed":
         return size(axis.length)
     *parents, _ = positions

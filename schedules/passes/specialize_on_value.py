@@ -32,7 +32,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.nests import bound_in, with_fresh
+from sparsetir.schedules.passes.nests import bound_in, with_block, with_fresh
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of, same_indices
 from sparsetir.sparse_ir.tir import as_dtype, block_with, dtype_of, free_vars
@@ -84,11 +84,7 @@ def specialize_on_value(
         return tirx.IfThenElse(less, by_halves(some[:half]), by_halves(some[half:]))
 
     body = by_halves(list(values))
-
-    def visit(other: Any) -> Any:
-        return block_with(other, body=body) if str(other.name_hint) == block else other
-
-    return func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
+    return with_block(func, block, lambda other: block_with(other, body=body))
 
 
 def _chosen(caller: str, block: Any, what: str) -> Any:

@@ -5,12 +5,20 @@ See :mod:`sparsetir.schedules.passes.tile_isas` for the tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
+from sparsetir.schedules.passes.nests import (
+    Nest,
+    find_nest,
+    redirected,
+    replaced,
+    with_block,
+    without_buffers,
+)
 from sparsetir.schedules.passes.tile_isas import TileShape, begin, end, store, with_tiles
 from sparsetir.schedules.targets import NEEDS
 from sparsetir.sparse_ir.affine import affine
@@ -26,8 +34,6 @@ from sparsetir.sparse_ir.tir import (
     free_vars,
     loop_over,
     loop_with,
-    nest_of,
-    values_of,
 )
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -48,9 +54,7 @@ def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> t
     The omitted arrays are only read in the function.
     """
 
-    def visit(node: Any) -> Any:
-        if node.name_hint != block:
-            return node
+    def restricted(node: Any) -> Any:
         loads = [x for x in nodes_of(ir.TensorLoad, node.body) if x.source.name in buffers]
         regions = [
             tirx.BufferRegion(
@@ -60,7 +64,7 @@ def restrict_reads(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> t
         ]
         return block_with(node, reads=regions)
 
-    return func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
+    return with_block(func, block, restricted)
 
 
 def write_groups(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
@@ -88,31 +92,23 @@ def write_groups(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
             ...  # as before
     """
 
-    def make(loops: list[Any], realize: Any) -> tirx.Stmt:
-        across, group = loops
-        body, values = realize.block.body, values_of(realize)
-        value = body.value
-        guarded = isinstance(value, ir.Call) and value.op.name.endswith("if_then_else")
-        if not guarded:
-            raise ScheduleError(
-                f"write_groups: argument 'block': expected '{block}' to store an element or "
-                f"zero, got {value}"
-            )
-        condition, element, _ = value.args
-        last = {x.loop_var: x.extent - as_dtype(1, dtype_of(x.loop_var)) for x in loops}
-        whole = substitute(substitute(condition, values), last)
-        plain = tirx.BufferStore(body.buffer, element, body.indices)
-        stores = [
-            substitute(
-                substitute(plain, values), {group.loop_var: as_dtype(n, dtype_of(group.loop_var))}
-            )
-            for n in range(int(group.extent))
-        ]
-        var = tirx.Var(across.loop_var.name, dtype_of(across.loop_var))
-        each = substitute(tirx.SeqStmt(stores), {across.loop_var: var})
-        return tirx.IfThenElse(whole, loop_over(var, across.extent, each), loops[0])
-
-    return _with_nest("write_groups", func, block, 2, make)
+    nest = _innermost("write_groups", func, block)
+    body, (across, group) = nest.body, nest.loops
+    value = body.value
+    if not isinstance(value, ir.Call) or not value.op.name.endswith("if_then_else"):
+        raise ScheduleError(
+            f"write_groups: argument 'block': expected '{block}' to store an element or "
+            f"zero, got {value}"
+        )
+    condition, element, _ = value.args
+    last = {x.loop_var: x.extent - as_dtype(1, dtype_of(x.loop_var)) for x in nest.loops}
+    plain, dtype = tirx.BufferStore(body.buffer, element, body.indices), dtype_of(group.loop_var)
+    numbers = (as_dtype(n, dtype) for n in range(int(group.extent)))
+    stores = [substitute(plain, {group.loop_var: n}) for n in numbers]
+    var = tirx.Var(across.loop_var.name, dtype_of(across.loop_var))
+    each = substitute(tirx.SeqStmt(stores), {across.loop_var: var})
+    whole = loop_over(var, across.extent, each)
+    return replaced(func, nest, tirx.IfThenElse(substitute(condition, last), whole, across))
 
 
 def keep_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
@@ -171,82 +167,53 @@ def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.Pri
     """
     caller = "sums_in_tiles"
     memory = buffer_var([shape.rows, shape.features], shape.isa.types[1], "tile_sums")
-    old: list[Any] = []
+    nest = _innermost(caller, func, block)
+    conditions, written = split_guards(nest.body)
+    loads = nodes_of(ir.TensorLoad, written.value)
+    if len(loads) != 1 or nest.extents(caller) != [shape.rows, shape.features]:
+        raise ScheduleError(f"{caller}: argument 'block': expected '{block}' to write {shape}")
+    workspace = loads[0].source
+    func = replaced(func, nest, _written(shape, memory, nest, conditions, written))
 
-    def make(loops: list[Any], realize: Any) -> tirx.Stmt:
-        conditions, written = split_guards(realize.block.body)
-        loads = nodes_of(ir.TensorLoad, written.value)
-        if (
-            len(loads) != 1
-            or len(loops) != 2
-            or any(
-                int(x.extent) != n for x, n in zip(loops, (shape.rows, shape.features), strict=True)
-            )
-        ):
-            raise ScheduleError(f"{caller}: argument 'block': expected '{block}' to write {shape}")
-        old.append(loads[0].source)
-        return _written(shape, memory, loops, realize, conditions, written)
-
-    func = _with_nest(caller, func, block, 2, make)
-    workspace = old[0]
-
-    def without(node: Any) -> Any:
-        held = [v for v in node.alloc_buffers if not v.same_as(workspace)]
-        matched = [m for m in node.match_buffers if not m.source.source.same_as(workspace)]
-        reads, writes = (
-            [r for r in regions if not r.source.same_as(workspace)]
-            for regions in (node.reads, node.writes)
-        )
-        return block_with(
-            node, alloc_buffers=held, match_buffers=matched, reads=reads, writes=writes
-        )
-
-    func = func.with_body(map_expr(func.body, [(s_tir.SBlock, without)]))
+    rule = (s_tir.SBlock, lambda node: without_buffers(node, {workspace}))
+    func = func.with_body(map_expr(func.body, [rule]))
     func = func.with_attr(NEEDS, [*shape.isa.features])
     return _configured(func, shape, memory)
 
 
 def _written(
-    shape: TileShape, memory: Any, loops: list[Any], realize: Any, conditions: list[Any],
-    written: Any,
-) -> tirx.Stmt:  # fmt: skip
+    shape: TileShape, memory: Any, nest: Nest, conditions: list[Any], written: Any
+) -> tirx.Stmt:
     """Statements that write all sums of a product."""
-    values, types = values_of(realize), [dtype_of(x.loop_var) for x in loops]
-    workspace = nodes_of(ir.TensorLoad, written.value)[0].source
+    variables = [x.loop_var for x in nest.loops]
+    types = [dtype_of(v) for v in variables]
+    (load,) = nodes_of(ir.TensorLoad, written.value)
 
-    def visit(node: Any, row: Any, column: Any) -> Any:
-        place = zip(loops, (row, column), types, strict=True)
-        where = {x.loop_var: as_dtype(n, t) for x, n, t in place}
-        return substitute(substitute(node, values), where)
+    def visit(node: Any, *place: Any) -> Any:
+        at = zip(variables, place, types, strict=True)
+        return substitute(node, {v: as_dtype(n, t) for v, n, t in at})
 
-    direct = written.value.same_as(nodes_of(ir.TensorLoad, written.value)[0])
-    direct = direct and _is_row_major(written, values, loops)
-    through = [
-        store(
-            shape,
-            tile,
-            tirx.BufferLoad(memory, [as_dtype(r, types[0]), as_dtype(c, types[1])]),
-            pitch,
-        )
-        for (r, c), tile in shape.sums.items()
-        for pitch in [tirx.IntImm("int64", shape.features * 4)]
-    ]
-    mine = _reading(realize.block.body, workspace, memory)
-    row, column = (tirx.Var(x.loop_var.name, t) for x, t in zip(loops, types, strict=True))
-    slow = loop_over(row, shape.rows, loop_over(column, shape.features, visit(mine, row, column)))
-    if not all(_is_monotone(c, realize, values, loops) for c in conditions):
+    def from_memory(stmt: Any) -> Any:
+        def place(buffer: Any, indices: list[Any]) -> Any:
+            return (memory, indices) if buffer.same_as(load.source) else None
+
+        return redirected(stmt, place)
+
+    def stored(element: Any, pitch: Any) -> list[tirx.Stmt]:
+        return [store(shape, t, visit(element, *at), pitch) for at, t in shape.sums.items()]
+
+    pitch = tirx.IntImm("int64", shape.features * 4)
+    through = stored(tirx.BufferLoad(memory, variables), pitch)
+    row, column = (tirx.Var(v.name, t) for v, t in zip(variables, types, strict=True))
+    one_by_one = visit(from_memory(nest.body), row, column)
+    slow = loop_over(row, shape.rows, loop_over(column, shape.features, one_by_one))
+    if not all(_is_monotone(c, variables) for c in conditions):
         return tirx.SeqStmt([*through, slow])
-    steps: list[tirx.Stmt]
-    if direct:
+    if written.value.same_as(load) and _is_row_major(written, variables):
         stride = as_dtype(written.buffer.ty.shape[-1], "int64") * tirx.IntImm("int64", 4)
-        steps = [
-            store(
-                shape, tile, visit(tirx.BufferLoad(written.buffer, written.indices), r, c), stride
-            )
-            for (r, c), tile in shape.sums.items()
-        ]
+        steps = stored(tirx.BufferLoad(written.buffer, written.indices), stride)
     else:
-        row, plain = tirx.Var(row.name, types[0]), _reading(written, workspace, memory)
+        row, plain = tirx.Var(row.name, types[0]), from_memory(written)
         vectors: list[tirx.Stmt] = []
         for c in range(0, shape.features, LANES):
             lane = tirx.Var("lane", types[1])
@@ -260,34 +227,23 @@ def _written(
     return tirx.IfThenElse(tirx.all(*whole), as_one(steps), tirx.SeqStmt([*through, slow]))
 
 
-def _is_monotone(condition: Any, realize: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
+def _is_monotone(condition: Any, variables: list[Any]) -> bool:
     """Whether a condition holds for all visits of two loops if it holds for the last one."""
     if is_likely(condition):
         condition = condition.args[0]
     if isinstance(condition, tirx.And):
-        return all(_is_monotone(c, realize, values, loops) for c in (condition.a, condition.b))
-    mine = [x.loop_var for x in loops]
+        return all(_is_monotone(c, variables) for c in (condition.a, condition.b))
     if not isinstance(condition, tirx.LT):
         return False
-    smaller, limit = (substitute(x, values) for x in (condition.a, condition.b))
-    steps = [affine(smaller).step(v) for v in mine]
-    return not free_vars(limit) & set(mine) and all(n is not None and n >= 0 for n in steps)
+    steps = [affine(condition.a).step(v) for v in variables]
+    within = all(n is not None and n >= 0 for n in steps)
+    return within and not free_vars(condition.b) & set(variables)
 
 
-def _is_row_major(written: Any, values: dict[Any, Any], loops: list[Any]) -> bool:
+def _is_row_major(written: Any, variables: list[Any]) -> bool:
     """Whether the first loop is over rows, and the second one over a row's elements in order."""
-    mine = [x.loop_var for x in loops]
-    sums = [affine(substitute(i, values)) for i in written.indices]
-    return [[each.step(v) for v in mine] for each in sums] == [[1, 0], [0, 1]]
-
-
-def _reading(stmt: Any, workspace: Any, memory: Any) -> Any:
-    """A statement that reads the memory in place of the workspace."""
-
-    def load(node: Any) -> Any:
-        return tirx.BufferLoad(memory, node.indices) if node.source.same_as(workspace) else node
-
-    return map_expr(stmt, [(ir.TensorLoad, load)])
+    sums = map(affine, written.indices)
+    return [[each.step(v) for v in variables] for each in sums] == [[1, 0], [0, 1]]
 
 
 def _configured(func: tirx.PrimFunc, shape: TileShape, memory: Any) -> tirx.PrimFunc:
@@ -317,24 +273,7 @@ def _configured(func: tirx.PrimFunc, shape: TileShape, memory: Any) -> tirx.Prim
     return func.with_body(s_tir.SBlockRealize([], True, block_with(root, body=body)))
 
 
-def _with_nest(
-    caller: str, func: tirx.PrimFunc, block: str, depth: int,
-    make: Callable[[list[Any], Any], tirx.Stmt],
-) -> tirx.PrimFunc:  # fmt: skip
-    """The function with the innermost loops around a block replaced.
-
-    make : returns the replacement, given the loops, outermost first, and the block
-    """
-    for node in nodes_of(tirx.For, func.body):
-        loops, inner = nest_of(node)
-        first = node.loop_var
-        named = isinstance(inner, s_tir.SBlockRealize) and inner.block.name_hint == block
-        if not named or len(loops) != depth:
-            continue
-        new = make(loops, inner)  # not within the walk, which would hide the type of an error
-
-        def visit(loop: Any, first: Any = first, stmt: Any = new) -> Any:
-            return stmt if loop.loop_var.same_as(first) else loop
-
-        return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
-    raise ScheduleError(f"{caller}: argument 'block': no {depth} loops around a block '{block}'")
+def _innermost(caller: str, func: tirx.PrimFunc, block: str) -> Nest:
+    """The two innermost loops around a block."""
+    nest = find_nest(caller, func, block)
+    return nest._replace(loops=nest.loops[-2:])

@@ -755,29 +755,15 @@ def _vectors_and_rest(
     part = tirx.IfThenElse(whole * width < loop.extent, last, None)
     shorter = lanes // SHORTER
     if shorter > 1:
-        fewer = _vectors_and_rest(_with_fresh(loop), shorter, again, lambda _: [])
+        copied = with_fresh(loop, {}, blocks=True)
+        fewer = _vectors_and_rest(copied, shorter, again, lambda _: [])
     else:
         fewer = loop_over(rest, loop.extent, _copy(loop, rest, "_rest"))
     return tirx.IfThenElse(loop.extent >= width, tirx.SeqStmt([vectors, part]), fewer)
 
 
-def _with_fresh(loop: Any) -> Any:
-    """The same loop with fresh variables."""
-    var = tirx.Var(loop.loop_var.name, dtype_of(loop.loop_var))
-    return loop_with(loop, loop_var=var, body=_copy(loop, var, ""))
-
-
 def _copy(loop: Any, value: Any, suffix: str) -> tirx.Stmt:
     """The loop's block at another value of its variable, with fresh variables."""
-    realize, block = loop.body, loop.body.block
-    fresh = {v.var: tirx.Var(v.var.name, dtype_of(v.var)) for v in block.iter_vars}
-    iter_vars = [tirx.IterVar(v.dom, fresh[v.var], v.iter_type) for v in block.iter_vars]
-    reads, writes = (list(substitute(part, fresh)) for part in (block.reads, block.writes))
-    body = substitute(block.body, fresh)
-    init = None if block.init is None else substitute(block.init, fresh)
-    copied = block_with(
-        block, iter_vars=iter_vars, reads=reads, writes=writes,
-        name_hint=block.name_hint + suffix, body=body, init=init,
-    )  # fmt: skip
-    values = [substitute(v, {loop.loop_var: value}) for v in realize.iter_values]
-    return s_tir.SBlockRealize(values, realize.predicate, copied)
+    copied = with_fresh(loop.body, {loop.loop_var: value}, blocks=True)
+    block = block_with(copied.block, name_hint=copied.block.name_hint + suffix)
+    return s_tir.SBlockRealize(copied.iter_values, copied.predicate, block)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sparsetir.formats import BSR, DBSR, Format, Pattern
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm, unsupported
 from sparsetir.schedules.search.choose import Statistics, block_rows
 from sparsetir.schedules.targets import is_gpu
-from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed, is_full
 from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -21,7 +20,7 @@ def by_format(fmt: Format, problem: Spmm, pattern: Pattern, stats: Statistics, t
     accepts that padding is multiplied as zero times finite.
     Raises ScheduleError for problems that formats do not support.
     """
-    missing = decomposed.serves(problem)
+    missing = unsupported(problem)
     if missing is not None:
         raise ScheduleError(
             f"plan: argument 'format': formats are for sums of one matrix, got {missing}"

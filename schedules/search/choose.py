@@ -13,8 +13,7 @@ import numpy as np
 
 from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.multiversion import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
-from sparsetir.schedules.operators.problems import Spmm, vector_lanes
-from sparsetir.schedules.operators.spmv import serves
+from sparsetir.schedules.operators.problems import Spmm, unsupported, vector_lanes
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.search.visit_orders import WINDOW, panel_rows, panels_pay, sorting_pays
@@ -26,7 +25,6 @@ from sparsetir.schedules.targets import (
     l3_bytes,
     vector_registers,
 )
-from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
@@ -218,15 +216,15 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
         if (config.feat or 0) % config.tile == 0:
             configs.append(replace(config, parts=4, prefetch=0))
     sizes = (stats.m, stats.n, stats.nnz, stats.feat)
-    cpu = cpu_name(target)
+    cpu, plain = cpu_name(target), unsupported(problem) is None
     if sorting_pays(*sizes, stats.bytes, lanes):
         configs.insert(0, by_length(configs[0], stats))
-    if panels_pay(*sizes, lanes, cpu) and decomposed.serves(problem) is None:
+    if panels_pay(*sizes, lanes, cpu) and plain:
         configs.insert(0, panel_rows(stats, lanes, most, summed, parallel, cpu))
-    if 1 < stats.block and lanes <= stats.feat and decomposed.serves(problem) is None:
+    if 1 < stats.block and lanes <= stats.feat and plain:
         fmt = BSR(stats.block, stats.block)
         configs.insert(0, block_rows(problem, stats, fmt, True, target))
-    if stats.feat == 1 and serves(problem):
+    if stats.feat == 1 and plain:
         sliced = SlicedRows.for_pattern(
             problem, stats.m, stats.nnz, threads=stats.threads,
             work_of_threads=stats.work_of_threads, vector_bits=bits,

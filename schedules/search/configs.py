@@ -20,12 +20,15 @@ from sparsetir.formats.format import REGISTRY
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.registry import TEMPLATES
 
-# Templates of older versions: fields of RowTile that theirs lacked, or had in another form.
+# Templates of older versions: their names now, and fields that theirs lacked, or had otherwise.
 OLDER = {
-    "RowBlocks": {"prefetch": 8},
-    "SortedRows": {"tile": 32, "tiles_first": False, "window": 4096},
-    "PanelRows": {"tile": 64, "rows": 4},
-}
+    "RowBlocks": ("RowTile", {"prefetch": 8}),
+    "SortedRows": ("RowTile", {"tile": 32, "tiles_first": False, "window": 4096}),
+    "PanelRows": ("RowTile", {"tile": 64, "rows": 4}),
+    "RelationalTensorCores": (
+        "RelationalRows", {"depth": 32, "vectors": (8, 8), "shape": None, "shares": (2, 2)},
+    ),
+}  # fmt: skip
 # Fields of older versions whose work the default schedule now does.
 OUTGROWN = {"Decomposed": {"tile", "lanes", "feat"}}
 
@@ -114,8 +117,8 @@ def _from_data(caller: str, kind: str, data: Any) -> Any:
         raise ValueError(f"{caller}: '{kind}' is missing in {dict(data)!r}")
     name = data[kind]
     if isinstance(name, str) and kind == "template" and name in OLDER and name not in classes:
-        data = {**OLDER[name], **data}
-        name = "RowTile"
+        name, defaults = OLDER[name]
+        data = {**defaults, **data}
     if not isinstance(name, str) or name not in classes:
         raise ValueError(
             f"{caller}: unknown {kind} {name!r}; expected one of {', '.join(sorted(classes))}"

@@ -51,7 +51,12 @@ from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates import element_tile, row_tile
 from sparsetir.schedules.templates.register_tile import MAX_TILE, straight_code
 from sparsetir.schedules.templates.row_tile import LEAST, VECTORS, Half, RowTile
-from sparsetir.schedules.templates.shapes import ElementReduction, RowReduction, element_reduction
+from sparsetir.schedules.templates.shapes import (
+    ElementReduction,
+    Nest,
+    RowReduction,
+    element_reduction,
+)
 from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
@@ -81,24 +86,6 @@ PARTS, PANELS = (4,), (3, 4)  # of the columns; rows per panel
 AHEAD = (0, 4, 16)  # elements by which gathered rows are prefetched
 BLOCKS = (4, 16)  # of equal work, per thread
 OF_PATTERN = ("m", "n", "nnz")
-
-
-@dataclass(frozen=True)
-class _Nest:
-    """The loops of an iteration that can be tiled.
-
-    outer : spatial loops except the one along rows; sums : the reductions; along : the loop over
-    contiguous elements of the result; result, dtype : the name of its buffer, and the type; rows :
-    the loop of `outer` over rows that store elements, with only dense axes around it, or None
-    """
-
-    it: SparseIteration
-    outer: list[Loop]
-    sums: list[Loop]
-    along: Loop
-    result: str
-    dtype: str
-    rows: Loop | None
 
 
 def space_of(
@@ -131,10 +118,11 @@ def space_of(
     good default.
     """
     tried: dict[str, tuple[Any, ...]] = {}
-    nests = list(_nests(func))
+    nests = _nests(Schedule(func))
     for nest in nests:
         choices = _choices(func, nest, sizes, bits, threads, alone=len(nests) == 1)
-        tried |= {f"{nest.it.name}.{name}": tuple(values) for name, values in choices.items()}
+        name = nest.iteration.name
+        tried |= {f"{name}.{choice}": tuple(values) for choice, values in choices.items()}
     if tried:
         return tried
     tried = {**_parts(func, sizes), **_sizes(func, sizes)}
@@ -256,7 +244,7 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     if not config:
         return
     func = sch.func
-    nests = [x for x in _nests(func) if f"{x.it.name}.vectors" in config]
+    nests = [x for x in _nests(sch) if f"{x.iteration.name}.vectors" in config]
     if not nests:
         for name, loop in _sized(func):
             if size := config.get(f"{name}.size"):
@@ -276,14 +264,14 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     sch.rewrite(vectorize_innermost, bits, l2_bytes(), vectors)
 
 
-def _bits(nest: _Nest, config: Mapping[str, Any]) -> int:
+def _bits(nest: RowReduction, config: Mapping[str, Any]) -> int:
     """The size of a vector in bits."""
-    return config[f"{nest.it.name}.lanes"] * tvm.DataType(nest.dtype).bits
+    return config[f"{nest.iteration.name}.lanes"] * tvm.DataType(nest.dtype).bits
 
 
-def _vectors(nest: _Nest, config: Mapping[str, Any]) -> int:
+def _vectors(nest: RowReduction, config: Mapping[str, Any]) -> int:
     """The number of vectors per tile."""
-    return config[f"{nest.it.name}.vectors"]
+    return config[f"{nest.iteration.name}.vectors"]
 
 
 def _in_register(sch: Schedule, it: SparseIteration) -> None:
@@ -311,29 +299,29 @@ class RowTileOfAnySize(RowTile):
         return "shift" if self.feat is None else super().tail
 
 
-def _tile_of(nest: _Nest, config: Mapping[str, Any]) -> RowTile:
+def _tile_of(nest: RowReduction, config: Mapping[str, Any]) -> RowTile:
     """The tile that the choices of an iteration describe."""
-    chosen = {name: config[f"{nest.it.name}.{name}"] for name in CHOICES}
-    visit, _, number = config.get(f"{nest.it.name}.visit", ROWS_IN_TURN).partition(" ")
+    of = nest.iteration.name
+    chosen = {name: config[f"{of}.{name}"] for name in CHOICES}
+    visit, _, number = config.get(f"{of}.visit", ROWS_IN_TURN).partition(" ")
     vectors, lanes, order = chosen["vectors"], chosen["lanes"], chosen["order"]
     apart = order == "packed" or visit != ROWS_IN_TURN
     tile = RowTileOfAnySize(
         vectors * lanes, lanes, chosen["size"] or None, order == "packed",
-        order != "rows" or visit == "panels" or not nest.outer, parallel=chosen["parallel"],
+        order != "rows" or visit == "panels" or nest.rows is None, parallel=chosen["parallel"],
         blocks=chosen["blocks"] or int(apart) * pool(), packed=False,
     )  # fmt: skip
     return replace(tile, **{FIELDS[visit]: int(number)}) if number else tile
 
 
-def _in_tiles(sch: Schedule, nest: _Nest, config: Mapping[str, Any]) -> Half:
+def _in_tiles(sch: Schedule, nest: RowReduction, config: Mapping[str, Any]) -> Half:
     """An iteration in tiles, scheduled in stage I, and the remaining step for stage II."""
-    name = nest.it.name
+    name = nest.iteration.name
     tile, inner, ahead = _tile_of(nest, config), config[f"{name}.inner"], config[f"{name}.ahead"]
-    gathered = _gathered(sch.func, nest)
-    rows = _row_reduction(sch, nest, gathered)
+    gathered = _gathered(sch.func, find_iteration(sch.func, name)) if ahead else []
     if tile.feat:
-        sch.bound(rows.features, tile.feat, "exact")
-    steps, finish = row_tile.in_tiles(sch, rows, tile)
+        sch.bound(nest.features, tile.feat, "exact")
+    steps, finish = row_tile.in_tiles(sch, nest, tile)
     if inner:
         # Partial results of an inner sum, in separate registers.
         *sums, vector, lane = sch.get_sp_iters(steps[1][0])
@@ -347,66 +335,58 @@ def _in_tiles(sch: Schedule, nest: _Nest, config: Mapping[str, Any]) -> Half:
 
     def finish_stage_two(stage_two: Any) -> None:
         finish(stage_two)
-        for buffer, _ in gathered if ahead else ():
-            copied = tile.pack and buffer == rows.gathered
+        for buffer, _ in gathered:
+            copied = tile.pack and buffer == nest.gathered
             read = f"{buffer}_ws" if copied else buffer
             sch.rewrite(prefetch_gathered, innermost, read, ahead, tile.tile)
 
     return steps, finish_stage_two
 
 
-def _row_reduction(sch: Schedule, nest: _Nest, gathered: list[tuple[str, str]]) -> RowReduction:
-    """The loops of an iteration in the form that row tiles take.
+def _nests(sch: Schedule) -> list[RowReduction]:
+    """The top-level iterations that can be tiled, in the form that row tiles take."""
+    body = sch.func.body
+    top = body.seq if hasattr(body, "seq") else [body]
+    nests = (_nest(sch, it) for it in top if isinstance(it, SparseIteration))
+    return [nest for nest in nests if nest is not None]
 
-    gathered : the result of :func:`_gathered`
+
+def _nest(sch: Schedule, it: SparseIteration) -> RowReduction | None:
+    """The loops of an iteration that can be tiled; None if it has another form.
+
+    Loops are outside of rows, these, and inside of them: rows store elements, and only dense axes
+    are around them; without such, the first loop.
     """
-    ref = sch.get_sparse_iteration(nest.it.name)
-    handles = dict(zip((x.name for x in loops_of(nest.it)), sch.get_sp_iters(ref), strict=True))
-    outer = [handles[x.name] for x in nest.outer]
-    place = nest.outer.index(nest.rows) if nest.rows is not None else 0
-    operand, axis = gathered[0] if gathered else (None, None)
-    return RowReduction(
-        ref, outer[:place], outer[place] if outer else None, [handles[x.name] for x in nest.sums],
-        handles[nest.along.name], nest.result, operand, axis, nest.dtype, nest.dtype, False,
-        outer[place + 1 :],
-    )  # fmt: skip
-
-
-def _nests(func: SparseFunc) -> Iterator[_Nest]:
-    """The top-level iterations that can be tiled."""
-    body = func.body
-    for it in body.seq if hasattr(body, "seq") else [body]:
-        tileable = _nest(it) if isinstance(it, SparseIteration) else None
-        if tileable is not None:
-            yield tileable
-
-
-def _nest(it: SparseIteration) -> _Nest | None:
-    """The loops of an iteration that can be tiled; None if it has another form."""
-    reduction = reduction_of(it.body)
-    if reduction is None or split_guards(it.body)[0] or not reduction.store.indices:
+    nest = Nest(sch, "program_space", it)
+    loops, reduction = nest.loops, nest.reduction
+    if reduction is None or nest.store is None or split_guards(it.body)[0]:
         return None
-    loops, last = loops_of(it), reduction.store.indices[-1]
-    along = next((x for x in loops if len(x.vars) == 1 and x.var.same_as(last)), None)
-    if along is None or not isinstance(along.node, Axis) or along.node.kind != "dense_fixed":
-        return None
-    children = [x for x in loops if _is_under(x, along.node)]
+    along = [x for x in nest.along() if getattr(x.node, "kind", "") == "dense_fixed"]
     sums = [x for x in loops if x.kinds == "R" * len(x.kinds)]
-    if along.kinds != "S" or children or not sums or any(set(x.kinds) == {"S", "R"} for x in loops):
+    if not sums or [x.kinds for x in along] != ["S"]:
         return None
-    visited = {var for x in sums for var in x.vars}
-    if not any(x.indices[-1].same_as(last) and visited & free_vars(x)
-               for x in nodes_of(ir.TensorLoad, reduction.term) if x.indices):  # fmt: skip
+    features, visited = along[0], {var for x in sums for var in x.vars}
+    mixed = any(set(x.kinds) == {"S", "R"} for x in loops)
+    if mixed or any(_is_under(x, features.node) for x in loops):
+        return None
+    loads = [x.indices for x in nodes_of(ir.TensorLoad, reduction.term) if x.indices]
+    last = (x for x in loads if any(visited & free_vars(i) for i in x))
+    if not any(x[-1].same_as(features.var) for x in last):
         return None  # no operand is contiguous
-    outer = [x for x in loops if x is not along and "R" not in x.kinds]
+    outer = [x for x in loops if x is not features and "R" not in x.kinds]
     # Sums come after everything spatial, which must not depend on them.
-    if any(_is_under(x, axis) for x in outer for y in sums for axis in [y.node]):
+    if any(_is_under(x, y.node) for x in outer for y in sums):
         return None
     dense = takewhile(lambda x: getattr(x.node, "kind", "") == "dense_fixed", outer)
     rows = (x for x in dense if any(_is_under(y, x.node) and y.node.is_variable for y in loops))
-    result = reduction.store.buffer
-    name, dtype = str(result.name), str(result.ty.dtype)
-    return _Nest(it, outer, sums, along, name, dtype, next(rows, None))
+    place = outer.index(next(rows, outer[0])) if outer else 0
+    ref, handles = nest.handles()
+    around, columns = ([handles[x.axes] for x in some] for some in (outer, sums))
+    operand, axis = next(iter(_gathered(sch.func, it)), (None, None))
+    return RowReduction(
+        ref, around[:place], around[place] if around else None, columns, handles[features.axes],
+        nest.result, operand, axis, nest.dtype, nest.dtype, False, around[place + 1 :],
+    )  # fmt: skip
 
 
 def _is_under(loop: Loop, axis: Any) -> bool:
@@ -415,57 +395,68 @@ def _is_under(loop: Loop, axis: Any) -> bool:
 
 
 def _choices(
-    func: SparseFunc, nest: _Nest, sizes: Mapping[str, int], bits: int, threads: int, alone: bool
-) -> dict[str, Any]:
+    func: SparseFunc, nest: RowReduction, sizes: Mapping[str, int], bits: int, threads: int,
+    alone: bool,
+) -> dict[str, Any]:  # fmt: skip
     """The choices of one iteration; fewer if several iterations are tiled."""
-    size = _known(nest.along.node.length, sizes)
+    length = func.axis(nest.features.name).length
+    size = _known(length, sizes)
     lanes = max(1, bits // tvm.DataType(nest.dtype).bits)
     while size is not None and 1 < lanes and lanes > size:
         lanes //= 2
     most = min(MAX_TILE, size or MAX_TILE)
-    fixed = isinstance(nest.along.node.length, ir.Var) and size
-    gathered = _gathered(func, nest)
-    several = nest.outer and (size is None or size > lanes)
-    orders = ("rows", "tiles", *(["packed"] if gathered and alone else []))
+    fixed = isinstance(length, ir.Var) and size
+    several = nest.rows is not None and (size is None or size > lanes)
+    orders = ("rows", "tiles", *(["packed"] if nest.gathered and alone else []))
+    in_blocks = threads > 1 and _stored_by(func, nest)
     return {
         "vectors": [v for v in VECTORS if v * lanes <= max(most, lanes)],
         "lanes": (lanes,),
         "order": orders if several else ("rows",),
         "size": (size, 0) if fixed else (0,),
-        "inner": ("", *(x.name for x in nest.sums[:-1])),
-        "blocks": (0, *(n * threads for n in BLOCKS)) if threads > 1 and nest.rows else (0,),
+        "inner": ("", *(x.name for x in nest.columns[:-1])),
+        "blocks": (0, *(n * threads for n in BLOCKS)) if in_blocks else (0,),
         "parallel": (True, False) if threads > 1 else (False,),
-        "ahead": AHEAD if gathered else (0,),
-        "visit": tuple(_visits(nest, sizes)) if alone else (ROWS_IN_TURN,),
+        "ahead": AHEAD if nest.gathered else (0,),
+        "visit": tuple(_visits(func, nest, sizes)) if alone else (ROWS_IN_TURN,),
     }  # fmt: skip
 
 
-def _visits(nest: _Nest, sizes: Mapping[str, int]) -> Iterator[str]:
+def _visits(func: SparseFunc, nest: RowReduction, sizes: Mapping[str, int]) -> Iterator[str]:
     """Other orders of rows and of their columns, if columns are stored singly."""
     yield ROWS_IN_TURN
-    column, rows = nest.sums[0].node, getattr(nest.rows, "node", None)
-    alone = len(nest.sums) == 1 and _is_under(nest.sums[0], rows)
-    if not alone or rows is None or column.kind != "sparse_variable":
+    stored = [a for a in _stored_by(func, nest) if [a.name] == [x.name for x in nest.columns]]
+    if not stored or stored[0].kind != "sparse_variable":
         return
-    m, n, nnz = (_known(size, sizes) for size in (rows.length, column.length, column.nnz))
+    (column,) = stored
+    m, n, nnz = (_known(x, sizes) for x in (column.parent.length, column.length, column.nnz))
     if m and n and nnz:
         yield from (f"parts {parts}" for parts in PARTS)
         yield from (f"sorted {WINDOW}",) if m >= ROWS and nnz <= LENGTH * m else ()
         yield from (f"panels {rows}" for rows in PANELS if nnz >= LEAST * m * n)
 
 
-def _gathered(func: SparseFunc, nest: _Nest) -> list[tuple[str, str]]:
+def _stored_by(func: SparseFunc, nest: RowReduction) -> list[Axis]:
+    """The axes of varying lengths right under rows of a dense axis."""
+    if nest.rows is None:
+        return []
+    axes = [axis for axis, _, _ in find_iteration(func, nest.iteration.name).axis_of()]
+    under = [a for a in axes if a.is_variable and a.parent.name == nest.rows.name]
+    return [a for a in under if a.parent.kind == "dense_fixed"]
+
+
+def _gathered(func: SparseFunc, it: SparseIteration) -> list[tuple[str, str]]:
     """Buffers whose rows the innermost sum gathers by indices of a sparse axis.
 
     Each with the axis that is indexed.
     """
-    inner = nest.sums[-1]
+    inner = [x for x in loops_of(it) if x.kinds == "R" * len(x.kinds)][-1]
     visited = getattr(inner.node, "axis", inner.node)
     if not isinstance(visited, Axis) or not visited.is_sparse or len(inner.vars) != 1:
         return []
     axis_of: dict[str, str] = {}
     for buffer in func.buffers:
-        for load in loads_of(nest.it.body, buffer.var):
+        for load in loads_of(it.body, buffer.var):
             for axis, index in zip(buffer.axes or [], load.indices, strict=False):
                 dense = axis.kind == "dense_fixed"
                 if dense and isinstance(index, ir.Var) and index.same_as(inner.vars[0]):

@@ -1,6 +1,7 @@
 """Linear maps with blocked weights, on a CPU: some tokens by the rows of a block in registers.
 
-A vector of a block's values serves all tokens of a tile, a value of X all rows of a block.
+A vector of a block's values serves all tokens of a tile, a value of X all rows of a block. (The
+default schedule has one token at a time: with 128 tokens it takes 3 to 12 times as long.)
 """
 
 from __future__ import annotations

@@ -14,7 +14,13 @@ from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.format import REGISTRY
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import Config, expect
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import (
+    Arranged,
+    CsrPattern,
+    Spmm,
+    refuse_unsupported,
+    unsupported,
+)
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes.normal_form import normal_form
 from sparsetir.schedules.template import SearchInput, Template, Tried, register
@@ -49,15 +55,6 @@ class Decomposed(Config):
         return feat
 
 
-def serves(problem: Any) -> str | None:
-    """Why the template does not support `problem`, or None."""
-    if problem.batched:
-        return "heads"
-    if problem.reduce != "sum":
-        return f"reduce='{problem.reduce}'"
-    return None
-
-
 def refusal(fmt: Format, pattern: Pattern, problem: Any, count: int | None = None) -> str | None:
     """Why a format that takes too much space for a pattern is refused, or None.
 
@@ -79,18 +76,26 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     Sums are float32 (float64 for float64), and rounded once: a result that several iterations
     update is accumulated in an array of that type.
 
-    Raises ScheduleError for problems that :func:`serves` rejects.
+    Raises ScheduleError for other problems than sums of one matrix.
     """
-    _refuse("program", problem)
-    rules = config.format.rules(problem.operand)
-    unmasked = [rule.name for rule in rules if rule.masked] if config.filled else []
-    _, func = extract_preprocess(decompose_format(spmm(problem), rules, unmasked))
+    refuse_unsupported("decomposed.program", config, problem)
+    func = in_format(problem, config.format, config.filled)
     narrow = problem.accumulator != (problem.out or problem.dtype)
     if narrow and not sums_in_one_iteration(normal_form(func)):
         func = separate_sums(func, "C", problem.accumulator)
     sizes = zip("mn", _block_shape(config.format), strict=True) if config.filled else ()
     promises = [{"param": p, "kind": "multiple", "value": v} for p, v in sizes if v > 1]
     return func.with_attr("promises", promises) if promises else func
+
+
+def in_format(problem: Spmm, fmt: Format, filled: bool) -> SparseFunc:
+    """SpMM over CSR, decomposed by the rules of a format, without the copies.
+
+    filled : without masks
+    """
+    rules = fmt.rules(problem.operand)
+    unmasked = [rule.name for rule in rules if rule.masked] if filled else []
+    return extract_preprocess(decompose_format(spmm(problem), rules, unmasked))[1]
 
 
 def _block_shape(fmt: Format) -> tuple[int, int]:
@@ -107,21 +112,12 @@ def apply(sch: Schedule, config: Decomposed) -> None:
     """Leave a program unchanged, for the default schedule."""
 
 
-def _refuse(where: str, problem: Any) -> None:
-    missing = serves(problem)
-    if missing is not None:
-        raise ScheduleError(
-            f"decomposed.{where}: argument 'config': Decomposed serves sums of one matrix, got "
-            f"{missing}"
-        )
-
-
 def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
     """The arguments of :func:`program` that only depend on the pattern.
 
     Raises ScheduleError for a pattern that takes too much space in the format.
     """
-    _refuse("arrange", problem)
+    refuse_unsupported("decomposed.arrange", config, problem)
     if config.filled and _overhangs(config.format, matrix.shape):
         raise ScheduleError(
             "decomposed.arrange: argument 'config': expected a shape that blocks of "
@@ -160,7 +156,7 @@ def is_full(fmt: Format, pattern: Pattern, count: int | None = None) -> bool:
 def choices(search: SearchInput) -> Tried | None:
     """The formats of the library that do not pad the pattern too much, by name."""
     problem, stored = search.problem, search.pattern.coordinates
-    if serves(problem) is not None:
+    if unsupported(problem) is not None:
         return None
     configs: dict[str, Decomposed] = {}
     counts: dict[Any, int] = {}  # DBSR has the places of BSR

@@ -7,20 +7,22 @@ CPU). The dense operand is stored in tiles first, once per call, or by the calle
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from tvm import ir
 
 from sparsetir.formats import BSR, Pattern
 from sparsetir.formats.blocks import find_blocks
-from sparsetir.formats.decompose import decompose_format
-from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import Config, expect, expect_one_of, number
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
-from sparsetir.schedules.operators.spmm import program as spmm
+from sparsetir.schedules.operators.problems import (
+    Arranged,
+    CsrPattern,
+    Spmm,
+    refuse_unsupported,
+    unsupported,
+)
 from sparsetir.schedules.passes.tile_isas import TILE_ISAS, TileISA, TileShape, intrinsics, isa_of
 from sparsetir.schedules.passes.tile_nests import (
     keep_narrow,
@@ -30,12 +32,12 @@ from sparsetir.schedules.passes.tile_nests import (
 )
 from sparsetir.schedules.targets import allowed
 from sparsetir.schedules.template import Template, register
-from sparsetir.schedules.templates.row_shapes import row_sums
+from sparsetir.schedules.templates.decomposed import in_format
+from sparsetir.schedules.templates.row_shapes import block_reduction, product_of_blocks
+from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, stores_of
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.schedule.loops import find_iteration
-from sparsetir.sparse_ir.tir import free_vars
 
 NAME = "MatrixTiles"
 BLOCKS = (BSR(32, 32), BSR(16, 16))  # block sizes that fill tiles
@@ -100,10 +102,12 @@ def program(problem: Spmm, config: MatrixTiles) -> SparseFunc:
 
     Raises ScheduleError for batches, means and maxima, and types without such products.
     """
-    _refuse("program", problem, config)
-    rules = config.format.rules(problem.operand)
-    _, func = extract_preprocess(decompose_format(spmm(problem), rules, [r.name for r in rules]))
-    return func
+    refuse_unsupported("matrix_tiles.program", config, problem, _types(config))
+    return in_format(problem, config.format, filled=True)
+
+
+def _types(config: MatrixTiles) -> set[str]:
+    return TILE_ISAS[config.isa].keys() - {"int8"}
 
 
 def apply(sch: Schedule, config: MatrixTiles) -> None:
@@ -125,28 +129,23 @@ def apply(sch: Schedule, config: MatrixTiles) -> None:
 
     Raises ScheduleError for a program of another form, or of types without such products.
     """
-    total = _found(sch)
-    it = find_iteration(sch.func, total.iteration.name)
-    axes = {axis.name: (axis, var) for axis, var, _ in it.axis_of()}
-    isas = TILE_ISAS[config.isa]
-    left, right = _operands(it, axes[total.features.name][1], isas)
-    dtype = str(right.source.ty.dtype)
-    right_name, left_name = str(right.source.name), str(left.source.name)
-    (rows,), (blocks, inner), (within,) = total.rows, total.columns, total.block
-    width = int(axes[inner.name][0].length)
-    shape = _shape(total.block_rows, width, config.features, isas[dtype])
+    total, isas = _found(sch), TILE_ISAS[config.isa]
+    left_name, right_name, dtype = product_of_blocks(sch, total, NAME, isas)
+    rows, (blocks, inner), (within,) = total.rows, total.columns, total.block
+    high, width = (int(sch.func.axis(x.name).length) for x in (within, inner))
+    shape = _shape(high, width, config.features, isas[dtype])
     group = shape.isa.group
     tiles, columns = sch.split(total.features, [None, config.features])
     steps, pairs, lanes = sch.split(inner, [None, shape.depth // group, group])
     outer, held = [rows, tiles], [within, columns]
-    if shape.rows < total.block_rows:
+    if shape.rows < high:
         pieces, within = sch.split(within, [None, shape.rows])
         outer, held = [*outer, pieces], [within, columns]
     sch.sparse_reorder(total.iteration, [*outer, blocks, steps, *held, pairs, lanes])
     refs = sch.precompute(
         total.result, outer[-1], held, dtype=shape.isa.types[1], name=f"{total.result}_ws"
     )
-    if len(refs) != 3 or len(nodes_of(type(it), sch.func.body)) != 4:
+    if len(refs) != 3 or len(list(sparse_iterations(sch.func))) != 4:
         raise ScheduleError(f"{NAME}: expected sums that one iteration sets and adds up")
     whole = sch.get_sparse_iteration(total.iteration.name)
     buffer = sch.func.buffer(right_name)
@@ -201,7 +200,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: MatrixTiles) -> Arranged:
 
     Raises ScheduleError for a pattern that does not fill its blocks, unless `finite`.
     """
-    _refuse("arrange", problem, config)
+    refuse_unsupported("matrix_tiles.arrange", config, problem, _types(config))
     if not config.finite and not fills_blocks(matrix.coordinates, config.format):
         raise ScheduleError(
             f"matrix_tiles.arrange: argument 'config': expected a pattern that fills blocks of "
@@ -226,7 +225,7 @@ def configs(
         so by default they come before those of 16
     """
     name = isa_of(target, problem.dtype)
-    if name is None or problem.batched or problem.reduce != "sum":
+    if name is None or unsupported(problem) is not None:
         return []
     isa, fitting = TILE_ISAS[name][problem.dtype], []
     for fmt in formats:
@@ -263,21 +262,6 @@ def fills_blocks(pattern: Pattern, fmt: BSR) -> bool:
     return int((rows * columns).sum()) == pattern.nnz
 
 
-def _refuse(where: str, problem: Any, config: MatrixTiles) -> None:
-    missing, types = None, TILE_ISAS[config.isa].keys() - {"int8"}
-    if problem.batched:
-        missing = "heads"
-    elif problem.reduce != "sum":
-        missing = f"reduce='{problem.reduce}'"
-    elif problem.dtype not in types:
-        missing = f"dtype '{problem.dtype}'"
-    if missing is not None:
-        raise ScheduleError(
-            f"matrix_tiles.{where}: argument 'config': {NAME} serves sums of one matrix in "
-            f"{' or '.join(sorted(types))}, got {missing}"
-        )
-
-
 def _sizes(rows: int, columns: int, isa: TileISA) -> tuple[list[int], list[int]]:
     """Rows and columns of tiles that divide blocks."""
     return [r for r in isa.rows if rows % r == 0], [d for d in isa.depths if columns % d == 0]
@@ -299,28 +283,12 @@ def _one_of(sizes: range) -> str:
     return f"{kind} from {sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
 
 
-def _found(sch: Schedule) -> Any:
-    """The sums over blocks; raises ScheduleError if the program has other iterations, too."""
-    sums = [x for x in row_sums(sch, NAME) if x.columns]
-    one = len(sums) == 1 and len(sums[0].rows) == 1 and len(sums[0].block) == 1
-    if not one or len(sums[0].columns) != 2:
-        raise ScheduleError(f"{NAME}: expected one iteration that sums up blocks, such as of BSR")
-    return sums[0]
-
-
-def _operands(it: Any, features: Any, served: Collection[str]) -> tuple[Any, Any]:
-    """The loads that a term multiplies: of the blocks, and of the operand with features."""
-    store = stores_of(it.body)[0]
-    loads = [x for x in nodes_of(ir.TensorLoad, store.value) if not x.source.same_as(store.buffer)]
-    right = [x for x in loads if features in free_vars(x)]
-    left = [x for x in loads if x not in right]
-    types = {str(x.source.ty.dtype) for x in loads}
-    if len(right) != 1 or len(left) != 1 or len(types) != 1 or not types <= {*served}:
-        raise ScheduleError(
-            f"{NAME}: expected sums of products of two arrays of {' or '.join(served)}, got "
-            f"{store.value}"
-        )
-    return left[0], right[0]
+def _found(sch: Schedule) -> RowReduction:
+    """The sums over blocks; raises ScheduleError if the program has other sums, too."""
+    sums = block_reduction(sch, NAME)
+    if sums.heads != sums.block or len(sums.columns) != 2:
+        refuse_shape(NAME, sch.func, "one iteration that sums up blocks, such as of BSR")
+    return sums
 
 
 TEMPLATE = register(

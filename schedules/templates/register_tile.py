@@ -17,9 +17,10 @@ vectors of 16 features, where each element is loaded once for the tile::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import tvm
 from tvm import s_tir
 
 from sparsetir.schedules.arguments import Config, expect, is_power_of_two
@@ -27,6 +28,7 @@ from sparsetir.schedules.passes.equal_work import ROW_COST
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.shapes import RowReduction
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 MAX_TILE = 256
@@ -175,6 +177,38 @@ def in_registers(
     if shared and config.parallel:
         sch.parallelize(shared, race=race)
     return steps
+
+
+# (loops around, reductions, loops held in registers) -> start, reduce, write and others.
+Sums = Callable[[list[SpIter], list[SpIter], list[SpIter]], Straight]
+
+
+def of_blocks(
+    sch: Schedule, nest: RowReduction, rows: int, dtype: str, sums: Sums, around: Sequence[SpIter]
+) -> Straight:
+    """The register tile of sums over blocks: some rows of a block share what they gather.
+
+    Columns of a block are visited by straight-line code. Values of a narrower type are cast
+    together, before the loops of a block.
+
+    rows : of a block that are held at a time, a divisor of its rows
+    dtype : type of the sums
+    sums : for loops around those over rows, and all reductions
+    around : loops around the rows of a block
+    """
+    high, bits = nest.block[-1], tvm.DataType(dtype).bits
+    over = [b for b in sch.func.buffers if high.axes[0] in [a.name for a in b.axes or ()]]
+    narrow = [b.name for b in over if "float" in b.dtype and tvm.DataType(b.dtype).bits < bits]
+    *columns, last = nest.columns
+    width = constant_length(sch.func.axis(last.name)) if columns else None
+    straight = 1 if width is None else greatest_divisor(width, STRAIGHT)
+    above, held = sch.split(high, [None, rows])
+    inside = sch.split(last, [None, straight]) if straight > 1 else [last]
+    start, (adds, loops), *others = sums([*around, above], [*columns, *inside], [held])
+    for name in narrow if width is not None else ():
+        casts, adds = cast_before(sch, adds, name, columns[-1], [held, *inside], dtype)
+        others += casts
+    return [start, *others, (adds, loops + len(inside) - 1)]
 
 
 def cast_before(

@@ -4,7 +4,8 @@ Y[i, l] = sum over r, j, k of A[r, i, j] * X[j, k] * W[r, k, l]. For some rows o
 time, their gathered rows of X are summed in a small workspace, which is multiplied by W[r] with
 accumulators in registers, and added to the rows of Y: no intermediate has the size of edges x
 features. Threads have ranges of rows, for all relations, so that they do not race; the rows of Y
-of a range stay in cache from one relation to the next. (SparseTIR, section 4.4.)
+of a range stay in cache from one relation to the next. The default schedule multiplies per element:
+with 16 features it takes 16 times as long. (SparseTIR, section 4.4.)
 """
 
 from __future__ import annotations
@@ -109,28 +110,12 @@ def _lanes(feat: int, most: int) -> int:
     return most
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The iteration, and its loops over relations, rows, columns, and features of X and of Y.
+def _found(sch: Schedule) -> tuple[Nest, list[SpIter], list[SpIter], str, str]:
+    """The iteration of a program that sums products over the elements of relations' rows.
 
-    blocks : the loop over blocks of features, if there is one
-    result, gathered, matrices : names of Y, X and W
-    dtype : of Y
-    sets : whether Y is set, instead of added to
+    And its loops over relations, rows, columns, and features of X and of Y; the one over blocks of
+    features, if there is one; and the names of X and W.
     """
-
-    iteration: SparseIterationRef
-    loops: list[SpIter]
-    blocks: list[SpIter]
-    result: str
-    gathered: str
-    matrices: str
-    dtype: str
-    sets: bool
-
-
-def _found(sch: Schedule) -> _Found:
-    """The loops of a program that sums products over the elements of relations' rows."""
     nest = only_nest(sch, "TiledRelations")
     if not nest.plain or nest.reduction is None or len(nest.loops) not in (5, 6):
         nest.refuse("to be a sum over relations, columns and features")
@@ -153,19 +138,9 @@ def _found(sch: Schedule) -> _Found:
     matrices, _ = gathered_operand(nest, inside[0].var, {ends[0].var})
     if matrices is None:
         nest.refuse("to multiply by a dense matrix of each relation")
-    ref, handles = nest.handles()
-    loops_in_order = [handles[x.axes] for x in (*ends, *columns, *inside, *features)]
-    over_blocks = [handles[x.axes] for x in blocks]
-    return _Found(
-        ref,
-        loops_in_order,
-        over_blocks,
-        nest.result,
-        gathered,
-        matrices,
-        nest.dtype,
-        nest.it.init is not None,
-    )
+    _, handles = nest.handles()
+    in_order = [handles[x.axes] for x in (*ends, *columns, *inside, *features)]
+    return nest, in_order, [handles[x.axes] for x in blocks], gathered, matrices
 
 
 def apply(sch: Schedule, config: TiledRelations) -> None:
@@ -191,32 +166,32 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
                 W_ws[l0, k, l1, l2] = W[r, k, l0 * 64 + l1 * 16 + l2]
             with T.sp_iter([I_tiles], "S", "rgms_rest") as [i_tile]: ...
     """
-    shape = _found(sch)
-    relations, rows, columns, features_in, features = shape.loops
+    nest, loops, over_blocks, gathered, matrices = _found(sch)
+    relations, rows, columns, features_in, features = loops
     sch.bound(features_in, config.feat_in, "exact")
     sch.bound(features, config.feat, "exact")
     ranges, tiles, rows = sch.ranges(
         rows, "ranges", config.rows, cost=config.cost,
-        default=_ranges(sch, rows, shape.dtype, config) if config.ranges is None else config.ranges,
+        default=_ranges(sch, rows, nest.dtype, config) if config.ranges is None else config.ranges,
     )  # fmt: skip
-    for blocks in shape.blocks:
+    for blocks in over_blocks:
         sch.bound(blocks, config.blocks, "exact")
-    inside, outer = [*shape.blocks, features_in], [relations, ranges, tiles]
+    inside, outer = [*over_blocks, features_in], [relations, ranges, tiles]
     if config.depth < config.feat_in:
         deep, inside[-1] = sch.split(features_in, [None, config.depth])
         outer.append(deep)
     order = [*outer, rows, columns, *inside, features]
-    sch.sparse_reorder(shape.iteration, order)
-    total = accumulator(shape.dtype)
+    sch.sparse_reorder(SparseIterationRef(nest.it.name), order)
+    total = accumulator(nest.dtype)
     start, sums, product, write = sch.aggregate(
-        shape.result, outer[-1], rows, [columns], dtype=total
+        nest.result, outer[-1], rows, [columns], dtype=total
     )
     added_to = _written(sch, write)
-    name = shape.iteration.name
+    name = nest.it.name
     vectors = []
-    if shape.sets:
+    if nest.it.init is not None:
         vectors.append((sch.get_sparse_iteration(f"{name}_init"), config.lanes))
-    if total != shape.dtype:
+    if total != nest.dtype:
         vectors.append((sch.get_sparse_iteration(f"{name}_round"), config.lanes))
     apart = [ref for ref, _ in vectors]
     vectors += [(start, config.lanes_in), (write, config.lanes)]
@@ -224,7 +199,7 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     gathering = _summed(sch, sums, config)
     straight += [*gathering, *_multiplied(sch, product, config)]
     if config.packed:
-        straight.append((_packed(sch, shape.matrices, ranges, outer[3:], product, total), 2))
+        straight.append((_packed(sch, matrices, ranges, outer[3:], product, total), 2))
     if config.parallel:
         for ref in apart:
             sch.parallelize(sch.get_sp_iters(ref)[0])
@@ -236,7 +211,7 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     register_tile.straight_code(sch, straight)
     if config.prefetch:
         span = min(STRAIGHT * config.lanes_in, config.depth)
-        sch.rewrite(prefetch_gathered, gathering[1][0], shape.gathered, config.prefetch, span)
+        sch.rewrite(prefetch_gathered, gathering[1][0], gathered, config.prefetch, span)
     if config.ahead:
         sch.rewrite(prefetch_gathered, write, added_to, config.ahead, config.feat)
 
@@ -244,18 +219,13 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
 def arrange(pattern: Pattern | RelationPattern, problem: Rgms, config: TiledRelations) -> Arranged:
     """CSF by relation of a pattern of relations by rows by columns; CSF itself is unchanged."""
     del config
-    if isinstance(pattern, Pattern):
-        relations, m, n = pattern.shape
-        relation, row, column = pattern.coords
-        relations_of = RelationPattern.of(relation, row, column, (relations, m, n), problem.idtype)
-    else:
-        relations_of = pattern
-    return Arranged(Stored(relations_of.values, relations_of.keeps_order), relations_of.arguments())
+    stored = RelationPattern.of_pattern(pattern, problem.idtype)
+    return Arranged(Stored(stored.values, stored.keeps_order), stored.arguments())
 
 
 def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> dict[str, Any]:
     """The recipe of the number of ranges."""
-    rows = next(a for a in sch.func.axes if a.name == loop.name)
+    rows = sch.func.axis(loop.name)
     size = 8 if accumulator(dtype) == "float64" else 4
     return {
         "recipe": row_ranges.__name__, "m": keyword(rows.length), "rows": keyword(rows.nnz),
@@ -268,7 +238,7 @@ def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> 
 def _in_lanes(sch: Schedule, ref: SparseIterationRef, lanes: int) -> int:
     """Cut the last loop of an iteration into vectors; returns the number of loops to unroll."""
     *_, last = sch.get_sp_iters(ref)
-    length = next(int(a.length) for a in sch.func.axes if a.name == last.name)
+    length = int(sch.func.axis(last.name).length)
     sch.split(last, [None, greatest_divisor(length // lanes, STRAIGHT), lanes])
     return 2
 

@@ -6,7 +6,8 @@ dA[r, i, j] = sum over k, l of X[j, k] * W[r, k, l] * dY[i, l]
 Rows of a relation come in tiles. The values that a tile shares, sums of rows of X or rows of dY
 times W[r], are in a workspace that stays in the L1 cache, so that no intermediate has a row of
 features per element, or per row of each relation. Registers hold a tile of a relation's sums during
-the loop over a tile of rows. (SparseTIR, section 4.4.)
+the loop over a tile of rows. The default schedule multiplies per element: with 16 features it takes
+33 times as long. (SparseTIR, section 4.4.)
 """
 
 from __future__ import annotations

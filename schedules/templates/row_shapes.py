@@ -1,154 +1,67 @@
-"""Shapes of programs over rows: sums of any format, steps for each row, rows in pieces."""
+"""Shapes of programs over rows: sums over blocks, steps for each row, rows in pieces."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir
 
 from sparsetir.schedules.templates.shapes import (
-    DenseLoops,
     Nest,
     RowReduction,
-    gathered_operand,
     over_rows,
     refuse_shape,
+    set_and_updated,
 )
-from sparsetir.sparse_ir.nodes import (
-    Axis,
-    SparseIteration,
-    accesses_of,
-    nodes_of,
-    sparse_iterations,
-    stores_of,
-)
+from sparsetir.sparse_ir.nodes import Axis, SparseIteration, loads_of, sparse_iterations, stores_of
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.loops import Loop, inside, loops_of
-from sparsetir.sparse_ir.tir import free_vars
+from sparsetir.sparse_ir.schedule.loops import find_iteration, inside, loops_of
 
 
-@dataclass(frozen=True)
-class RowSums:
-    """Sums over the elements of rows of any format, for contiguous features.
+def block_reduction(sch: Schedule, caller: str) -> RowReduction:
+    """The only reduction of a program, over blocks that rows of them store.
 
-    Or iterations that initialise these, or compute a result from them.
-
-    rows : spatial loops around the sums, outermost first
-    columns : reductions; none if elements are set, or computed from sums
-    block : spatial, of constant extent, the rows of a block
-    block_rows : their number
-    features : spatial, contiguous in the result
-    result : name of a buffer
-    gathered, gathered_axis : the operand that has features, and the axis of it that columns index;
-        None if there is none
-    stored : the operand over rows and columns alone; None if there is none
-    """
-
-    iteration: SparseIterationRef
-    rows: list[SpIter]
-    columns: list[SpIter]
-    block: list[SpIter]
-    block_rows: int
-    features: SpIter
-    result: str
-    gathered: str | None
-    gathered_axis: str | None
-    stored: str | None
-
-
-def row_sums(sch: Schedule, caller: str) -> list[RowSums]:
-    """The loops of the iterations of a program that computes sums, such as a decomposed one.
+    Its other iterations only set the result. Rows may be those of a sparse axis.
 
     caller : the template, for messages
-    Raises ShapeError if one of them has another form, with the difference.
+    Raises ShapeError if the program has another form, with the difference.
     """
-    stages = [sch.func.body, *getattr(sch.func.body, "seq", [])]
-    iterations = [it for it in stages if isinstance(it, SparseIteration)]
-    results = {s.buffer for it in iterations if "R" in it.kinds for s in stores_of(it.body)}
-    if not results:
-        refuse_shape(caller, sch.func, "sums over what rows store")
-    return [_row_sum(sch, caller, it) for it in iterations if _accesses(it, results)]
+    sums = [it for it in sparse_iterations(sch.func) if "R" in it.kinds]
+    if len(sums) != 1:
+        refuse_shape(caller, sch.func, f"one iteration that sums, got {[it.name for it in sums]}")
+    nest = Nest(sch, caller, sums[0])
+    if nest.reduction is None or not nest.plain:
+        nest.refuse("to be a reduction over plain axes")
+    reduction = over_parents(nest)
+    if len(reduction.block) != 1:
+        nest.refuse("to visit the rows of a block, of a constant number, for each of its columns")
+    return reduction
 
 
-def _accesses(it: SparseIteration, buffers: set[Any]) -> bool:
-    return any(accesses_of(it.body, buffer) for buffer in buffers)
+def product_of_blocks(
+    sch: Schedule, sums: RowReduction, caller: str, served: Collection[str]
+) -> tuple[str, str, str]:
+    """The names of the values and of the operand with features, and the type of both.
 
-
-def _row_sum(sch: Schedule, caller: str, it: SparseIteration) -> RowSums:
-    nest = Nest(sch, caller, it)
-    features, columns = nest.along() if nest.plain else [], nest.loops_of_kind("R")
-    if len(features) != 1 or features[0] in columns:
-        nest.refuse("to store features side by side")
-    if columns and nest.reduction is None:
-        nest.refuse("to be a reduction")
-    summed = {x.name for x in columns}
-    parents = {a.name for x in nest.loops for a in x.node.ancestors()[:-1]}
-    block: list[Loop] = []
-    rows: list[Loop] = []
-    for loop in nest.loops:
-        if loop in columns or loop in features:
-            continue
-        if summed & {a.name for a in loop.node.ancestors()}:
-            refuse_shape(caller, sch.func, f"the rows of '{it.name}' to come before their columns")
-        inner = loop.name not in parents and (
-            _is_part(loop, nest.store, rows)
-            or bool(columns and rows and _is_axis_of_blocks(loop, nest.store, it, features[0]))
-        )
-        (block if columns and inner else rows).append(loop)
-    gathered, gathered_axis = gathered_operand(nest, features[0].var, {x.var for x in columns})
-    ref, handles = nest.handles()
-    return RowSums(
-        iteration=ref,
-        rows=[handles[x.axes] for x in rows],
-        columns=[handles[x.axes] for x in columns],
-        block=[handles[x.axes] for x in block],
-        block_rows=math.prod(int(x.node.length) for x in block),
-        features=handles[features[0].axes],
-        result=nest.result,
-        gathered=gathered,
-        gathered_axis=gathered_axis,
-        stored=_stored_operand(nest, {x.var for x in columns}, features[0].var),
-    )
-
-
-def _stored_operand(nest: Nest, columns: set[Any], feature: Any) -> str | None:
-    """The name of the operand indexed by all columns directly, and by no features."""
-    for load in nodes_of(ir.TensorLoad, nest.store.value):
-        used = {i for i in load.indices if isinstance(i, ir.Var)}
-        if columns and columns <= used and feature not in used:
-            return str(load.source.name)
-    return None
-
-
-def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:
-    """Whether a loop of constant extent is inside one over rows, as `ii` in `io * 8 + ii`."""
-    around = {x.var for x in rows}
-    indices = [free_vars(i) for i in store.indices]
-    part = any(loop.var in variables and variables & around for variables in indices)
-    return part and loop.node.kind == "dense_fixed" and _length(loop) is not None
-
-
-def _is_axis_of_blocks(loop: Any, store: Any, it: SparseIteration, features: Any) -> bool:
-    """Whether a loop of constant extent visits a separate axis, as rows of blocks do.
-
-    As `ii` in `C[io, ii, k] += A[io, jo, ii, ji] * B[jo, ji, k]`: the operand with features does
-    not depend on it.
+    served : the allowed types
+    Raises ShapeError if the sums are not over products of two such operands.
     """
-    gathered = [
-        load
-        for load in nodes_of(ir.TensorLoad, it.body)
-        if features.var in free_vars(load) and not load.source.same_as(store.buffer)
-    ]
-    alone = any(i.same_as(loop.var) for i in store.indices)
-    shared = bool(gathered) and not any(loop.var in free_vars(load) for load in gathered)
-    constant = loop.node.kind == "dense_fixed" and _length(loop) is not None
-    return alone and shared and constant and _length(loop) != 1
+    body = find_iteration(sch.func, sums.iteration.name).body
+    read = [b for b in sch.func.buffers if b.name != sums.result and loads_of(body, b.var)]
+    dtypes = {b.dtype for b in read}
+    if len(read) != 2 or sums.gathered is None or len(dtypes) > 1 or read[0].dtype not in served:
+        expected = f"products of values and an operand with features, both {' or '.join(served)}"
+        refuse_shape(caller, sch.func, expected)
+    (values,) = (b for b in read if b.name != sums.gathered)
+    return values.name, sums.gathered, values.dtype
 
 
-def _length(loop: Any) -> int | None:
-    return int(loop.node.length) if isinstance(loop.node.length, tirx.IntImm) else None
+def over_parents(nest: Nest) -> RowReduction:
+    """The reduction of a nest over the rows that store its outermost columns."""
+    columns = nest.loops_of_kind("R")
+    under = columns[0].node.parent if nest.plain and columns else None
+    return over_rows(nest, [x for x in nest.loops if under is not None and x.name == under.name])
 
 
 @dataclass(frozen=True)
@@ -204,7 +117,7 @@ class RowPieces:
     operator : "sum", "max", ...
     """
 
-    first: DenseLoops
+    first: Nest
     parts: list[RowReduction]
     operator: str
 
@@ -215,12 +128,9 @@ def row_pieces(sch: Schedule, caller: str) -> RowPieces:
     caller : the template, for messages
     Raises ShapeError if the program has another form, with the difference.
     """
-    first, *rest = (Nest(sch, caller, it) for it in sparse_iterations(sch.func))
-    sets = first.dense and first.it.init is None
-    if not sets or not rest or first.along() != first.loops[-1:]:
-        refuse_shape(
-            caller, sch.func, "an iteration that sets the result, and others that add to it"
-        )
+    first, rest = set_and_updated(sch, caller)
+    if first.along() != first.loops[-1:]:
+        first.refuse("to set features side by side")
     parts: list[RowReduction] = []
     operators: set[str] = set()
     for nest in rest:
@@ -228,14 +138,7 @@ def row_pieces(sch: Schedule, caller: str) -> RowPieces:
         if nest.reduction is None or not adds or nest.result != first.result:
             nest.refuse(f"to add to '{first.result}'")
         operators.add(nest.reduction.operator)
-        columns = nest.loops_of_kind("R")
-        under = columns[0].node.parent if nest.plain and len(columns) == 1 else None
-        parts.append(
-            over_rows(nest, [x for x in nest.loops if under is not None and x.name == under.name])
-        )
+        parts.append(over_parents(nest))
     if len(operators) > 1:
         refuse_shape(caller, sch.func, f"one operator, got {sorted(operators)}")
-    ref, handles = first.handles()
-    *outer, features = handles.values()
-    set_first = DenseLoops(ref, outer, features, first.result, first.dtype)
-    return RowPieces(set_first, parts, *operators)
+    return RowPieces(first, parts, *operators)

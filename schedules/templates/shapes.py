@@ -132,23 +132,6 @@ def element_reduction(sch: Schedule, caller: str) -> ElementReduction:
     return ElementReduction(ref, elements, summed, nest.result, operands, nest.dtype)
 
 
-@dataclass(frozen=True)
-class DenseLoops:
-    """Values of dense loops.
-
-    outer : one or more loops
-    features : contiguous in the result
-    result : name of a buffer
-    dtype : of the result
-    """
-
-    iteration: SparseIterationRef
-    outer: list[SpIter]
-    features: SpIter
-    result: str
-    dtype: str
-
-
 def row_reduction(sch: Schedule, caller: str) -> RowReduction:
     """The loops of a program that reduces over the elements of rows, recognised by their kinds.
 
@@ -172,7 +155,9 @@ def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
     if len(features) != 1 or len(rows) != 1 or features == rows or not columns or not dense:
         nest.refuse("to visit rows, what they store, and features")
     gathered = gathered_operand(nest, features[0].var, {x.var for x in columns})
-    block = [x for x in heads if nest.is_row_of_block(x, gathered[0])]
+    above = {axis.parent.name for axis, _, _ in nest.it.axis_of() if axis.parent is not None}
+    leaves = [x for x in heads if x.name not in above]
+    block = [x for x in leaves if nest.is_row_of_block(x, gathered[0])]
     ref, handles = nest.handles()
     return RowReduction(
         ref, [handles[x.axes] for x in heads], handles[rows[0].axes],
@@ -298,6 +283,16 @@ def only_nest(sch: Schedule, caller: str, among: Collection[str] | None = None) 
     if len(iterations) != 1:
         refuse_shape(caller, sch.func, f"one iteration, got {[it.name for it in iterations]}")
     return Nest(sch, caller, iterations[0])
+
+
+def set_and_updated(sch: Schedule, caller: str) -> tuple[Nest, list[Nest]]:
+    """The iteration that sets the result of a program, and those that update it."""
+    first, *rest = (Nest(sch, caller, it) for it in sparse_iterations(sch.func))
+    if not first.dense or first.it.init is not None or not rest:
+        refuse_shape(
+            caller, sch.func, "an iteration that sets the result, and others that add to it"
+        )
+    return first, rest
 
 
 class ShapeError(ScheduleError):

@@ -21,10 +21,11 @@ from sparsetir.schedules.registers import feat_field, tasks
 from sparsetir.schedules.template import SearchInput, Template, Tried, around, register
 from sparsetir.schedules.templates import decomposed, register_tile
 from sparsetir.schedules.templates.decomposed import Decomposed
-from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
+from sparsetir.schedules.templates.register_tile import Straight
+from sparsetir.schedules.templates.row_shapes import block_reduction
 from sparsetir.schedules.templates.shapes import refuse_shape
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.schedule import Schedule, SpIter
 
 
 @dataclass(frozen=True)
@@ -79,35 +80,21 @@ def apply(sch: Schedule, config: BlockRows) -> None:
                     ...                               # spmm_bsr_reduce over [JI, II1, K1, K2]
                 ...                                   # spmm_bsr_write
     """
-    sums = _blocks(sch)
-    stored = str(sums.stored)
-    above, held = sch.split(sums.block[0], [None, config.rows])
-    inner, *across = [*sums.rows]
-    blocks, inner = ([], inner) if across else register_tile.in_blocks(sch, inner, config)
-    *columns, last = sums.columns
-    straight = register_tile.greatest_divisor(config.format.cols, register_tile.STRAIGHT)
-    last = sch.split(last, [None, straight]) if straight > 1 else [last]
-    total = accumulator(sch.func.buffer(sums.result).dtype)
-    start, reduce, write, *copies = register_tile.in_registers(
-        sch, sums, config, [inner, *across, above], [*columns, *last], shared=blocks, held=[held],
-        tiles_at=0, pack=config.pack, dtype=total,
-    )  # fmt: skip
-    adds, loops = reduce
-    if sch.func.buffer(stored).dtype != total:
-        casts, adds = register_tile.cast_before(
-            sch, adds, stored, columns[-1], [held, *last], total
-        )
-        copies += casts
-    register_tile.straight_code(sch, [start, write, (adds, loops + (straight > 1)), *copies])
+    nest = block_reduction(sch, "BlockRows")
+    if nest.gathered is None or len(nest.columns) < 2:
+        refuse_shape("BlockRows", sch.func, "sums over blocks of rows and columns")
+    heads = [x for x in nest.heads if x not in nest.block]
+    blocks, rows = ([], nest.rows) if heads else register_tile.in_blocks(sch, nest.rows, config)
+    total = accumulator(nest.dtype)
 
+    def sums(around: list[SpIter], columns: list[SpIter], held: list[SpIter]) -> Straight:
+        return register_tile.in_registers(
+            sch, nest, config, around, columns, shared=blocks, held=held, tiles_at=0,
+            pack=config.pack, dtype=total,
+        )  # fmt: skip
 
-def _blocks(sch: Schedule) -> RowSums:
-    """The sums of a program over blocks; raises ShapeError if it has another form."""
-    sums = [s for s in row_sums(sch, "BlockRows") if s.columns]
-    fits = len(sums) == 1 and len(sums[0].block) == 1 and len(sums[0].columns) > 1
-    if not fits or None in (sums[0].gathered, sums[0].stored):
-        refuse_shape("BlockRows", sch.func, "one sum over blocks of rows and columns")
-    return sums[0]
+    steps = register_tile.of_blocks(sch, nest, config.rows, total, sums, [*heads, rows])
+    register_tile.straight_code(sch, steps)
 
 
 def _stored(config: BlockRows) -> Decomposed:

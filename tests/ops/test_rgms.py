@@ -15,7 +15,6 @@ from refusals import refusals
 from sparsetir import ops
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
-from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.targets import resolve_target
 
 N, M, RELATIONS, E = 9, 7, 5, 40
@@ -264,20 +263,20 @@ def sparse_graph():
 
 @requires_cuda_text
 @pytest.mark.parametrize(
-    ("dtype", "weighted", "reduce", "template"),
+    ("dtype", "weighted", "reduce", "cores"),
     by_turns(
         [
-            (torch.float32, True, "sum", RelationalRows),
-            (torch.bfloat16, False, "sum", RelationalTensorCores),
-            (torch.float16, False, "mean", RelationalTensorCores),
-            (torch.float64, True, "mean", RelationalRows),
+            (torch.float32, True, "sum", False),
+            (torch.bfloat16, False, "sum", True),
+            (torch.float16, False, "mean", True),
+            (torch.float64, True, "mean", False),
         ],
         2,
     ),
     ids=str,
 )
 @pytest.mark.default(1)
-def test_on_a_gpu(dtype, weighted, reduce, template, monkeypatch):
+def test_on_a_gpu(dtype, weighted, reduce, cores, monkeypatch):
     """The result and all gradients are of kernels, with odd features too."""
     from sparsetir.ops import rgms_kernels
 
@@ -287,4 +286,6 @@ def test_on_a_gpu(dtype, weighted, reduce, template, monkeypatch):
     x, weight, a = operands(dtype, 15, 16, 57, 3, 24)
     agree(sparse_graph(), x, weight, a if weighted else None, reduce, 24)
     gradients = [GradientTiles] * (1 + weighted)
-    assert [type(config) for _, config in kernels] == [template, *gradients]
+    assert [type(config) for _, config in kernels] == [RelationalRows, *gradients]
+    (_, config), *_ = kernels
+    assert (config.shares is not None) == cores

@@ -19,8 +19,7 @@ from small import small
 from sparsetir.formats import BSR
 from sparsetir.formats.pattern import Pattern
 from sparsetir.planning.plan import requested as request
-from sparsetir.runtime.pipeline import lower_template
-from sparsetir.schedules.gpu.spmm import RowSplit
+from sparsetir.runtime.pipeline import kernel_of, lower_template
 from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.targets import resolve_target
@@ -86,17 +85,13 @@ def test_stages_of_a_stage_one_function():
     assert text(stages) == text(sparsetir.build(func).stages)
 
 
-@pytest.mark.parametrize("target", ["llvm", GPU], ids=["cpu", "gpu"])
-def test_last_passes_are_in_stage_three(target):
-    """`build` compiles it as it is: local buffers of CPUs on the stack, GPUs' where they were."""
-    template, problem, config = (
-        (TEMPLATES[RowTile, Spmm], request("spmm", A, 32).problem, RowTile(tile=32, lanes=8))
-        if target == "llvm"
-        else (TEMPLATES[RowSplit, Spmm], request("spmm", A, 32).problem, RowSplit.for_features(32))
-    )
-    stages_text = text(lower_template(template, problem, config, target))
-    assert '"local"' in stages_text["II scheduled"]
-    assert ('"local"' in stages_text["III"]) == (target is GPU)
+def test_sums_of_cpus_are_in_registers():
+    """Not in TVM's workspaces, as those of scope "local", or of 1024 bytes and more, would be."""
+    problem = request("spmm", A, 256).problem
+    for config in (RowTile(tile=32, lanes=8), RowTile(tile=256, lanes=16)):
+        stages = lower_template(TEMPLATES[RowTile, Spmm], problem, config, "llvm")
+        assert '"local"' in text(stages)["III"]
+        assert "AllocWorkspace" not in kernel_of(stages, resolve_target("llvm")).source()
 
 
 def test_a_function_of_stage_two_is_taken_as_it_is():

@@ -8,6 +8,7 @@ from schedule_common import says, table
 from sparsetir import formats
 from sparsetir.formats import CSR, DIA, ELL, Hyb, Mixture, RelationalHyb, by_band
 from sparsetir.formats.format import REGISTRY
+from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
@@ -54,7 +55,7 @@ MatrixTiles(BSR(32, 16), 16, finite=True, blocks=4, parallel=False)
 Decomposed(BSR(8, 8), filled=True)
 TiledRelations(48, 32, rows=6, depth=16, ranges=3)
 RelationalRows(3, 16, 32, shape=(1, 4), feat=64)
-RelationalTensorCores(0, 32, 64, vectors=(8, 4), shares=(1, 4))
+RelationalRows(0, 32, 64, vectors=(8, 4), shape=None, shares=(1, 4))
 BlockTiles(8, 2, 3, parallel=False)
 WarpTiles(2, 3)
 BlockTile(4, 8)
@@ -96,6 +97,10 @@ def test_absent_fields_have_their_defaults():
         ("RowBlocks", RowTile(64, prefetch=8)),
         ("SortedRows", RowTile(64, window=4096, tiles_first=False)),
         ("PanelRows", RowTile(64, rows=4)),
+        (
+            "RelationalTensorCores",
+            RelationalRows(depth=32, vectors=(8, 8), shape=None, shares=(2, 2)),
+        ),
     ):
         assert from_data({"template": name, "tile": 64}) == config
     assert from_data({"template": "RowBlocks", "prefetch": 0}) == RowTile()
@@ -180,8 +185,8 @@ TiledRelations(32, 32, ranges=0)  # 'ranges': expected None, or 1 or more
 ChunkTiles(4, 4, lanes=3)  # 'lanes': expected a power of two
 BlockTiles(lanes=3)  # 'lanes': expected a power of two
 BlockTiles(tile=0)  # 'tile': expected 1 or more
-RowSplit(threads=0)  # 'threads': expected .. positive integer, got 0
-RowSplit(occupancy=4096)  # 'occupancy': expected .. at most 2048, got 4096
+RowSplit(threads=0)  # 'threads': expected 1 or more, got 0
+RowSplit(occupancy=4096)  # 'occupancy': expected None, or 1 to 2048, got 4096
 RowSplit(threads=512, rows_per_block=4)  # 'rows_per_block': expected .. at most 1024, got 2048
 RowSplit(vector=3)  # 'vector': expected .. 1, 2, 4 or 8, got 3
 RowSplit(coarsen=32)  # 'coarsen': expected .. at most 64, got 128
@@ -189,16 +194,16 @@ RowSplit(feat=30)  # 'feat': expected .. a multiple of vector = 4, got 30
 RowSplit(row_cache=True)  # 'row_cache': expected .. rows_per_block = 1
 HybRows(c=100)  # 'c': expected c * (k + 1) to be at most 120, got 600
 HybRows(unroll=3)  # 'unroll': expected a power of two, got 3
-HybRows(work=0)  # 'work': expected a power of two, got 0
+HybRows(work=0)  # 'work': expected None, or a power of two, got 0
 HybRows(vector=3)  # 'vector'
 Groups(split="columns")  # 'split': expected one of rows, non-zeros, got 'columns'
-Groups(work=0)  # 'work': expected a positive integer, got 0
+Groups(work=0)  # 'work': expected 1 or more, got 0
 Groups("non-zeros", rows="x")  # 'rows': expected one of table, search, blocks, got 'x'
 Groups(lanes=6)  # 'lanes': expected a power of two, got 6
 Groups(lanes=64, group=64)  # 'group': expected a power of two up to 32, got 64
 Groups(block=2048)  # 'block': expected a multiple of 8 threads .. at most 1024, got 2048
 Groups(coarsen=32)  # 'coarsen': expected .. at most 64, got 128
-Groups(occupancy=4096)  # 'occupancy': expected .. at most 2048, got 4096
+Groups(occupancy=4096)  # 'occupancy': expected None, or 1 to 2048, got 4096
 Groups(vector=3)  # 'vector': expected 1, 2, 4 or 8, got 3
 Groups(feat=30)  # 'feat': expected a multiple of vector = 4, got 30
 Groups(lanes=4, group=8)  # 'group': expected at most lanes = 4, .. got 8
@@ -208,22 +213,22 @@ Groups(rows="search")  # 'rows': expected "table" for split = 'rows', got 'searc
 Groups(lanes=32, group=32, block=384)  # 'block': expected a multiple of 256 threads .. got 384
 PanelThreads(rows=7)  # 'rows': expected 2 to 6, or with compact=True to 8, got 7
 PanelThreads(rows=9, compact=True)  # 'rows': expected 2 to 8, got 9
-PanelThreads(unroll=17)  # 'unroll': expected at most 16, got 17
+PanelThreads(unroll=17)  # 'unroll': expected 1 to 16, got 17
 PanelThreads(threads=8, panels=2, atomics=True)  # 'panels': expected 1 for threads = 8
 PanelThreads(panels=64)  # expected threads * panels to be at most 1024, got 2048
 PanelThreads(rows=6, coarsen=4, vector=4)  # rows * coarsen * vector to be at most 64, got 96
 FusedNonzeros(threads=3)  # 'threads': expected a power of two up to 32, got 3
 FusedNonzeros(threads=64)  # 'threads': expected a power of two up to 32, got 64
 FusedNonzeros(groups=512)  # 'groups': expected at most 128, got 512
-FusedNonzeros(work=0)  # 'work': expected a positive integer, got 0
+FusedNonzeros(work=0)  # 'work': expected 1 or more, got 0
 FusedNonzeros(vector=3)  # 'vector': expected 1, 2, 4 or 8, got 3
 FusedNonzeros(feat=30)  # 'feat': expected a multiple of vector = 4, got 30
 TensorCores(ELL())  # 'format': expected BSR, DBSR or SRBCRS of multiples of 8
 TensorCores(BSR(4, 8))  # 'format': expected BSR, DBSR or SRBCRS of multiples of 8
 TensorCores(BSR(32, 32), vector=3)  # 'vector': expected 1, 2, 4, 8 or 16, got 3
 TensorCores(BSR(32, 32), tile=36)  # 'tile': expected a multiple of vector = 8, got 36
-TensorCores(BSR(32, 32), stages=9)  # 'stages': expected at most 8, got 9
-TensorCores(BSR(32, 32), stages=0)  # 'stages': expected a positive integer, got 0
+TensorCores(BSR(32, 32), stages=9)  # 'stages': expected 1 to 8, got 9
+TensorCores(BSR(32, 32), stages=0)  # 'stages': expected 1 to 8, got 0
 TensorCores(BSR(32, 32), depth=24)
     'depth': expected None or a multiple of 8 that divides 32, got 24
 TensorCores(BSR(32, 32), warps=(3, 1))
@@ -231,12 +236,14 @@ TensorCores(BSR(32, 32), warps=(3, 1))
 TensorCores(BSR(32, 32), warps=(1, 32))  # 'warps': expected two, 16 together, got (1, 32)
 TensorCores(BSR(32, 32), warps=4)  # 'warps': expected two, 16 together, got 4
 RelationalRows(vectors=(3, 4))  # 'vectors': expected two of 1, 2, 4 and 8, got (3, 4)
-RelationalTensorCores(depth=24)  # 'depth': expected a multiple of 16, got 24
+RelationalRows(depth=24, shape=None, shares=(2, 2))
+    'depth': expected a multiple of 16 on tensor cores, got 24
 RelationalRows(shape=(3, 4))  # 'shape': expected two numbers that make 32 by 64 sums with
-RelationalTensorCores(shares=(4, 1))  # 'shares': expected two numbers, 16 together, that leave
-RelationalRows(stages=5)  # 'stages': expected at most 4, got 5
+RelationalRows(shape=None, shares=(4, 1))
+    'shares': expected two numbers, 16 together, that leave
+RelationalRows(stages=5)  # 'stages': expected 1 to 4, got 5
 RelationalRows(feat=30)  # 'feat': expected a multiple of vectors = (4, 4), got 30
-RelationalRows(rows=0)  # 'rows': expected a positive integer, got 0
+RelationalRows(rows=0)  # 'rows': expected 1 or more, got 0
 GradientTiles(vectors=(3, 4))  # 'vectors': expected two of 1, 2, 4 and 8, got (3, 4)
 GradientTiles(depth=24, shape=None, shares=(1, 1))
     'depth': expected a multiple of 16 on tensor cores
@@ -244,10 +251,10 @@ GradientTiles(shape=(3, 4))
     'shape': expected two numbers that make 32 by 64 sums with a multiple of 32
 GradientTiles(shape=None, shares=(4, 1))
     'shares': expected two numbers, 16 together, that leave each
-GradientTiles(stages=5)  # 'stages': expected at most 4, got 5
+GradientTiles(stages=5)  # 'stages': expected 1 to 4, got 5
 GradientTiles(tile=(0, 16))  # 'tile': expected two numbers from 1 on, got (0, 16)
 GradientTiles(feat=30)  # 'feat': expected a multiple of vectors = (4, 4), got 30
-GradientTiles(rows=0)  # 'rows': expected a positive integer, got 0
+GradientTiles(rows=0)  # 'rows': expected 1 or more, got 0
 Spmm("float16", out="float64")  # 'out': expected None, 'float16' or 'flo
 Spmm("int8")  # 'dtype'
 Rgms("int8")  # 'dtype'

@@ -24,7 +24,7 @@ block_attention=operators.block_attention
 block_attention_cpu=templates.block_attention edge_attention=operators.edge_attention
 rgms=operators.rgms rgms_backward=templates.rgms_backward rgms_cpu=templates.rgms rgms_gpu=gpu.rgms
 rgms_gradients_gpu=gpu.rgms_gradients
-rgms_tensor_cores=gpu.rgms_tensor_cores sddmm=operators.sddmm sddmm_gpu=gpu.sddmm
+sddmm=operators.sddmm sddmm_gpu=gpu.sddmm
 spmm=operators.spmm spmm_blocks=templates.spmm_blocks spmm_groups=gpu.spmm_groups
 spmm_hyb=gpu.spmm_hyb spmm_tensor_cores=gpu.spmm_tensor_cores spmv=operators.spmv
 spmm_cpu=templates.row_tile spmv_cpu=templates.spmv
@@ -150,7 +150,7 @@ given(Spmm("float16"), PanelThreads(atomics=True))  # ScheduleError: PanelThread
 given(Spmm("float16"), PanelThreads(compact=True))
     # ScheduleError: expected atomics=False and compact=False for float16
 spmm_tensor_cores.program(Spmm("float16", batched=True), TensorCores(BSR(32, 32)))
-    # ScheduleError: serves sums of one matrix in float16 or bfloat16 or int8, got heads
+    # ScheduleError: serves sums of one matrix in bfloat16 or float16 or int8, got heads
 spmm_tensor_cores.program(Spmm(), TensorCores(BSR(32, 32)))
     # ScheduleError: serves sums of one matrix in .. got dtype 'float32'
 spmm_tensor_cores.arrange(NOTHING, Spmm("float16", reduce="max"), TensorCores(BSR(32, 32)))
@@ -159,10 +159,10 @@ given(Spmm("float16"), TensorCores(BSR(128, 128), warps=(4, 2), stages=8, depth=
     # ScheduleError: stages of .. bytes each to fit in 166912 bytes of shared memory, got 8
 rgms_gpu.program(Rgms("float16"), RelationalRows())
     # ScheduleError: 'problem': expected a result of float32 or float64
-rgms_tensor_cores.program(Rgms(), RelationalTensorCores())
-    # ScheduleError: with out='float32', got dtype 'float32'
-rgms_tensor_cores.program(Rgms("float16"), RelationalTensorCores())
-    # ScheduleError: with out='float32', got out=None
+rgms_gpu.program(Rgms(), RelationalRows(depth=16, shape=None, shares=(1, 1)))
+    # ScheduleError: with out='float32' on tensor cores, got dtype 'float32'
+rgms_gpu.program(Rgms("float16"), RelationalRows(depth=16, shape=None, shares=(1, 1)))
+    # ScheduleError: with out='float32' on tensor cores, got out=None
 rgms_gradients_gpu.program(RgmsGradient(), GradientTiles(shape=None, shares=(1, 1)))
     # ScheduleError: 'problem': expected operands of float16 or bfloat16
 """,
@@ -178,16 +178,17 @@ on(usual("elementwise"), spmv_cpu, SlicedRows())
 on(usual("elementwise"), spmm_cpu, RowTile())
     # ScheduleError: RowTile: argument 'sch': expected 'elementwise' to be a reduction
 on(spmm.program(Spmm()), spmm_blocks, BlockRows(BSR(8, 8)))
-    # ScheduleError: BlockRows: .. sum over blocks of rows and columns
+    # ScheduleError: BlockRows: .. 'spmm' to visit the rows of a block, of a constant number
 on(changed(SUMS, f'T.sp_iter_attr({{"ordered": 1}}); {SUMS[:17]}'), spmm_blocks,
    BlockRows(BSR(4, 4), 4, 16, 8))
     # ScheduleError: BlockRows: argument 'sch': expected 'sums' to be a reduction
 on(changed("Y[r * 4 + p, f]", "Y[f, r * 4 + p]"), spmm_blocks, BlockRows(BSR(4, 4), 4, 16, 8))
-    # ScheduleError: BlockRows: argument 'sch': expected 'sums' to store features side by side
+    # ScheduleError: BlockRows: argument 'sch': expected 'sums' to visit rows, what they
+    store, and features
 on(changed("SRSRS", "SSSSS"), spmm_blocks, BlockRows(BSR(4, 4), 4, 16, 8))
-    # ScheduleError: BlockRows: argument 'sch': expected sums over what rows store
+    # ScheduleError: BlockRows: argument 'sch': expected one iteration that sums, got []
 on(decomposed.program(Spmm(), Decomposed(CSC())), spmm_blocks, BlockRows(BSR(4, 4), 4, 16, 8))
-    # ScheduleError: BlockRows: .. rows of 'spmm_csc' to come before
+    # ScheduleError: BlockRows: .. expected 'spmm_csc' to visit rows, what they store, and features
 given(Spmm(), BlockRows(BSR(4, 4), 4, 16, 8))  # ScheduleError: scheduled for no threads
 given(Spmm("bfloat16"), MatrixTiles(BSR(32, 32)), {**TARGET, "mcpu": "x86-64-v4"})
     # ScheduleError: lower: 'spmm' is scheduled for a CPU with amx-tile and amx-bf16, which target
@@ -195,7 +196,7 @@ given(Spmm("bfloat16"), MatrixTiles(BSR(32, 32)), {**TARGET, "mcpu": "x86-64-v4"
 given(Spmm("float16"), MatrixTiles(BSR(32, 32)), TARGET)
     # ScheduleError: for a CPU with amx-fp16, which target .. sapphirerapids
 lower(spmm.program(Spmm("bfloat16")), matrix_tiles.apply, MatrixTiles(BSR(32, 32)), TARGET)
-    # ScheduleError: MatrixTiles: expected one iteration that sums up block
+    # ScheduleError: MatrixTiles: argument 'sch': expected 'spmm' to visit the rows of a block
 on(spmm.program(Spmm()), rgms_cpu, TiledRelations.for_sizes(32, 32))
     # ShapeError: TiledRelations: argument 'sch'
 lower(spmm.program(Spmm(), None), rgms_backward.apply, ChunkTiles(4, 4))
@@ -214,7 +215,8 @@ lower(usual("mttkrp"), spmm_groups.apply, Groups(lanes=4, group=4), GPU)
     # ScheduleError: strip_mine_rows: expected a reduction over .. under a dense one
 lower(usual("mttkrp"), spmm_groups.apply, Groups("non-zeros", work=4), GPU)
     # ScheduleError: Groups: .. expected one loop over what rows store
-on(rgms_gpu.program(Rgms(), RelationalRows(0)), rgms_tensor_cores, RelationalTensorCores(0))
+on(rgms_gpu.program(Rgms(), RelationalRows(0)), rgms_gpu,
+   RelationalRows(0, shape=None, shares=(1, 1)))
     # ScheduleError: expected operands of one of float16, bfloat16, int8
 on(rgms.program(Rgms()), rgms_gpu, RelationalRows())
     # ScheduleError: RelationalRows: .. an iteration that sets the result

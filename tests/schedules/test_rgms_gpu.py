@@ -20,7 +20,6 @@ from sparsetir.formats import Pattern
 from sparsetir.runtime.pipeline import kernel_of, lower_template
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
-from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, RgmsGradient, gradient
 from sparsetir.schedules.passes.launches import count_launches
@@ -38,8 +37,7 @@ def config_of(problem: Any, feat_in: int, feat: int, k: int = 1, rows: int = 32)
     cores = problem.dtype in UNITS
     if isinstance(problem, RgmsGradient):
         return GradientTiles.for_features(problem, feat_in, feat, k, rows, cores)
-    template = RelationalTensorCores if cores else RelationalRows
-    return template.for_features(feat_in, feat, problem.dtype, k)
+    return RelationalRows.for_features(feat_in, feat, problem.dtype, k, cores=cores)
 
 
 def for_any_size(problem: RgmsGradient) -> GradientTiles:
@@ -51,7 +49,7 @@ def for_any_size(problem: RgmsGradient) -> GradientTiles:
 # A kernel of each, for all patterns and sizes.
 KINDS = {
     "rows": (PLAIN, RelationalRows(k=1, tile=32, shape=(2, 4))),
-    "cores": (HALF, RelationalTensorCores(k=1, tile=32, vectors=(4, 4))),
+    "cores": (HALF, RelationalRows(1, 32, 32, 32, (4, 4), shape=None, shares=(2, 2))),
     "weights": (WEIGHTS, for_any_size(WEIGHTS)),
     "edges": (EDGES, for_any_size(EDGES)),
     "weights on cores": (HALF_WEIGHTS, for_any_size(HALF_WEIGHTS)),
@@ -253,9 +251,9 @@ SHAPES = {
     "many threads": (PLAIN, RelationalRows(1, 64, 64, 8, (2, 1), 3, shape=(4, 4))),
     "a column each": (PLAIN, RelationalRows(1, 32, 16, 16, (1, 1), 4, shape=(4, 1))),
     "16 bits by rows": (HALF, RelationalRows.for_features(36, 68, "float16", 2)),
-    "one warp": (HALF, RelationalTensorCores(1, 16, 16, 16, (4, 4), 1, shares=(1, 1))),
-    "eight warps": (HALF, RelationalTensorCores(1, 64, 64, 48, (2, 2), 3, shares=(2, 4))),
-    "warps of rows": (HALF, RelationalTensorCores(1, 128, 32, 64, (1, 1), 2, shares=(8, 1))),
+    "one warp": (HALF, RelationalRows(1, 16, 16, 16, (4, 4), 1, shape=None, shares=(1, 1))),
+    "eight warps": (HALF, RelationalRows(1, 64, 64, 48, (2, 2), 3, shape=None, shares=(2, 4))),
+    "warps of rows": (HALF, RelationalRows(1, 128, 32, 64, (1, 1), 2, shape=None, shares=(8, 1))),
     "one stage": (WEIGHTS, GradientTiles(1, 32, (64, 32), 32, stages=1, shape=(8, 2))),
     "three stages": (EDGES, GradientTiles(1, 32, (32, 16), 8, (2, 4), 3, shape=(4, 1))),
     "half of the type": (HALF_WEIGHTS, GradientTiles(1, 32, (32, 32), shape=(4, 2))),

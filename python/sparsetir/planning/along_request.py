@@ -135,11 +135,8 @@ class OfRelations(Request):
         """CSF by relation for CPUs, coordinates for GPUs."""
         if isinstance(self.matrix, RelationPattern):
             return self.matrix
-        if self.gpu:
-            return self.matrix.pattern
-        (relations, m, n), idtype = self.matrix.shape, self.problem.idtype
-        relation, row, column = self.matrix.pattern.coords
-        return RelationPattern.of(relation, row, column, (relations, m, n), idtype)
+        pattern = self.matrix.pattern
+        return pattern if self.gpu else RelationPattern.of_pattern(pattern, self.problem.idtype)
 
     def check(self, config: Config) -> None:
         serves = getattr(config, "feat_in", None)

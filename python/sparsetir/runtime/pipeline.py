@@ -31,6 +31,7 @@ from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.signature import Signature, changed_layout, natural_shapes, signature_of
 from sparsetir.schedules.default import default_schedule
 from sparsetir.schedules.multiversion import multiversion
+from sparsetir.schedules.passes import locals_on_stack
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.conditions_in_place import conditions_in_place
 from sparsetir.schedules.passes.equal_work import equal_work
@@ -38,7 +39,6 @@ from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.held_choices import held_choices
 from sparsetir.schedules.passes.ieee_floats import ieee_floats
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
-from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.loops_from_zero import loops_from_zero
 from sparsetir.schedules.passes.normal_form import normal_form
 from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds
@@ -46,7 +46,6 @@ from sparsetir.schedules.passes.rounded_bfloat16 import rounded_bfloat16
 from sparsetir.schedules.passes.serial_lanes import serial_lanes
 from sparsetir.schedules.passes.short_loops import short_loops
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
-from sparsetir.schedules.passes.split_local_buffers import split_local_buffers
 from sparsetir.schedules.passes.supported_operations import supported_operations
 from sparsetir.schedules.passes.whole_workspaces import (
     WHOLE,
@@ -88,8 +87,6 @@ LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
     False: (
         lambda func, _: short_loops(func, work_of_threads()) if pool() > 1 else func,
         lambda func, _: equal_work(func, pool()),
-        lambda func, _: split_local_buffers(func),
-        lambda func, _: locals_on_stack(func),
         lambda func, _: sound_tail_hints(func),
         lambda func, _: bounded_shifts(serial_lanes(func)),
         lambda func, _: conditions_in_place(loops_from_zero(func)),
@@ -140,8 +137,8 @@ def lower(
     Returns
     -------
     Stages
-        "III" is the result of the target's last passes (locals on the stack for CPUs, constants
-        that print exactly for GPUs), and has only the computed parameters that it needs.
+        "III" is the result of the target's last passes (such as constants that print exactly for
+        GPUs), and has only the computed parameters that it needs.
 
     Raises
     ------
@@ -359,10 +356,8 @@ def compile_stages(stages: Mapping[str, Stages], target: Target) -> object:
         left_out.add("FlattenBuffer")
     with without_passes(left_out) if left_out else contextlib.nullcontext():
         mod = tvm.IRModule(functions)
-        # Named for GPUs alone, whose host part launches: the default needs no name.
-        if is_gpu(target):
-            return tvm.compile(mod, target=target, tir_pipeline=PIPELINE)
-        return tvm.compile(mod, target=target)
+        pipeline = PIPELINE if is_gpu(target) else locals_on_stack.PIPELINE
+        return tvm.compile(mod, target=target, tir_pipeline=pipeline)
 
 
 def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.PrimFunc:

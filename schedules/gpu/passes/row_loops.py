@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.nests import bound_in, with_fresh
+from sparsetir.schedules.passes.nests import bound_in, with_block, with_fresh, with_loop
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of
@@ -118,12 +118,9 @@ def skip_if_empty(func: tirx.PrimFunc, block: str, iteration: Any) -> tirx.PrimF
             f"its loop is known, got {block!r}"
         )
 
-    def visit(node: Any) -> Any:
-        if str(node.name_hint) != block:
-            return node
-        return block_with(node, body=tirx.IfThenElse(some, node.body, None))
-
-    return func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
+    return with_block(
+        func, block, lambda x: block_with(x, body=tirx.IfThenElse(some, x.body, None))
+    )
 
 
 def unroll_with_remainder(func: tirx.PrimFunc, iteration: Any, count: int) -> tirx.PrimFunc:
@@ -162,16 +159,11 @@ def unroll_with_remainder(func: tirx.PrimFunc, iteration: Any, count: int) -> ti
     if not loops:
         raise ScheduleError(f"{caller}: argument 'iteration': expected a block in a loop, got none")
     loop = sch.get(loops[0])
-    var = loop.loop_var
     if count == 1:
         parts = [loop_with(loop, annotations={**loop.annotations, **AS_IT_IS})]
     else:
         parts = _parts(loop, count)
-
-    def replace(node: Any) -> Any:
-        return as_one(parts) if node.loop_var.same_as(var) else node
-
-    return func.with_body(map_expr(func.body, [(tirx.For, replace)]))
+    return with_loop(func, loop.loop_var, lambda _: as_one(parts))
 
 
 def _parts(loop: Any, count: int) -> list[Any]:

@@ -46,10 +46,11 @@ from sparsetir.schedules.passes.nests import (
     replaced,
     with_buffer,
     with_fresh,
+    without_buffers,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, nodes_of, substitute
-from sparsetir.sparse_ir.tir import as_dtype, as_one, barrier, block_with, dtype_of, loop_over
+from sparsetir.sparse_ir.tir import as_dtype, as_one, barrier, dtype_of, loop_over
 from sparsetir.sparse_ir.traversal import map_expr
 
 NAME = "software_pipeline"
@@ -216,13 +217,7 @@ def one_shared_array(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return node
         return tirx.AllocBuffer(whole) if node.buffer.same_as(arrays[0]) else tirx.Evaluate(0)
 
-    def block(node: Any) -> Any:
-        return block_with(
-            node,
-            reads=[r for r in node.reads if r.source not in begins],
-            writes=[r for r in node.writes if r.source not in begins],
-        )
-
-    rules = [(tirx.AllocBuffer, allocation), (s_tir.SBlock, block)]
+    declared = (s_tir.SBlock, lambda node: without_buffers(node, begins))
+    rules = [(tirx.AllocBuffer, allocation), declared]
     body = map_expr(redirected(func.body, at), rules)
     return func.with_body(substitute(body, dict.fromkeys(arrays, whole)))

@@ -55,7 +55,7 @@ from sparsetir.schedules.gpu.passes.software_pipeline import (
 from sparsetir.schedules.gpu.passes.tile_elements import Elements
 from sparsetir.schedules.gpu.passes.tile_parts import VECTOR, Factor, Loop, Nest, RegisterTile, Side
 from sparsetir.schedules.gpu.passes.tile_programs import COLUMNS, NAME, ROWS, TileProgram
-from sparsetir.schedules.passes.nests import block_of, for_threads, redirected, unrolled
+from sparsetir.schedules.passes.nests import block_of, for_threads, redirected, unrolled, with_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.tir import as_dtype, as_one, barrier, block_with, dtype_of, loop_over
@@ -87,7 +87,8 @@ def warp_mma_program(
     if not blocks:
         raise ScheduleError(f"{NAME}: argument 'block': no block '{block}'")
     work = _Code(TileProgram(func, blocks[0], owner, warps))
-    out = _with_block(func, work.run())
+    done = work.run()
+    out = with_block(func, block, lambda _: done)
     for f in work.factors:
         out = cooperative_copy(out, f.copy, warps=work.warps, vector=VECTOR if f.plain() else 1)
     for loop in work.program.loops:
@@ -95,16 +96,8 @@ def warp_mma_program(
         if copies:
             out = software_pipeline(out, loop.name, copies, stages=stages, room=DYNAMIC_BYTES)
     (compiled,) = [b for b in nodes_of(s_tir.SBlock, out.body) if str(b.name_hint) == block]
-    return _with_block(out, work.closed(compiled))
-
-
-def _with_block(func: tirx.PrimFunc, block: Any) -> tirx.PrimFunc:
-    """The function with another block of the same name."""
-
-    def visit(node: Any) -> Any:
-        return block if str(node.name_hint) == str(block.name_hint) else node
-
-    return func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
+    closed = work.closed(compiled)
+    return with_block(out, block, lambda _: closed)
 
 
 class _Code:
