@@ -23,7 +23,7 @@ from bench.peers.libraries import OURS
 from bench.peers.ours import describe
 from bench.peers.turns import Outcome
 from sparsetir.schedules.operators.registry import OPERATORS
-from sparsetir.tuning.process import one_line
+from sparsetir.tuning.serving import one_line
 
 COPIES, ROUNDS, CALLS = 3, 5, 20
 TARGET = "cuda"  # instead of a number of threads

@@ -22,7 +22,7 @@ from sparsetir.schedules.operators.names import OPS
 from sparsetir.schedules.operators.operands import CHUNK, gathered
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.tuning.case import aligned
-from sparsetir.tuning.process import Missing
+from sparsetir.tuning.serving import Missing
 
 Calls = dict[str, Callable[[], Any]]
 DTYPES = ("float32", "float16", "bfloat16", "float64")  # of torch

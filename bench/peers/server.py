@@ -18,7 +18,7 @@ from bench.peers import cases
 from bench.peers.libraries import PEERS, Peer
 from bench.timing import timed
 from sparsetir.runtime.file_errors import first_line
-from sparsetir.tuning.process import Missing, serve
+from sparsetir.tuning.serving import Missing, serve
 from sparsetir.tuning.timing import turn, warm_up
 
 WARM_UP = 0.002  # seconds of calls before those that count, at least one call

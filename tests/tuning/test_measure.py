@@ -25,6 +25,7 @@ from sparsetir.planning.request import Request
 from sparsetir.records.task import Outcome, Reference
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.tuning import process as processes
+from sparsetir.tuning import serving
 from sparsetir.tuning.case import OperatorCase
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.timing import timed
@@ -278,7 +279,7 @@ def test_orphans_end_where_the_system_does_not_end_them(monkeypatch) -> None:
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setattr(os, "_exit", ended.append)
-    processes._watch(7)
+    serving._watch(7)
     assert ended == [1] and not list(parents)
 
 

@@ -186,7 +186,7 @@ def kernel() -> Facts:
 
     import sparsetir
     from sparsetir.runtime.kernel_cache import VARIABLE
-    from sparsetir.tuning.process import one_line
+    from sparsetir.tuning.serving import one_line
 
     rng = np.random.default_rng(0)
     matrix = sp.random_array((200, 100), density=0.05, format="csr", dtype="float32", rng=rng)

@@ -7,7 +7,7 @@ from sparsetir.runtime.kernel_cache import kept_kernel
 from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.targets import host_target
 from sparsetir.sparse_ir.script.parser import from_source
-from sparsetir.tuning.process import serve
+from sparsetir.tuning.serving import serve
 
 
 class Compiler:

@@ -1,24 +1,18 @@
-"""A process that answers requests: its client, and its server."""
+"""The client of a process that answers requests; `serving` is the server."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from sparsetir.machine import this_machine
-from sparsetir.runtime.file_errors import first_line
 
 # Each measured library reads one of these when it is loaded.
 THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -29,8 +23,6 @@ LAST = 4096  # bytes at the end of a process's output to search for its last lin
 # The first statements: later output goes to stderr. Garbage collection during imports would take a
 # fifth of the start; `serve` enables it again.
 START = "import gc, os, sys; gc.disable(); answers = os.dup(1); os.dup2(2, 1); parent = {parent}; "
-KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see that its parent is gone
-EVERY = 1.0  # seconds between checks for the parent, if the system does not end orphans
 
 
 class Ended(Exception):
@@ -48,7 +40,7 @@ class Process:
     """A process of this Python that exchanges requests and answers as lines of JSON.
 
     code : its code, with the variables `answers`, a file descriptor to write to, and `parent`, the
-        pid of this process, for :func:`serve`
+        pid of this process, for :func:`sparsetir.tuning.serving.serve`
     arguments : its `sys.argv[1:]`
     environment : all environment variables
     folder : its working directory; by default this process's
@@ -209,63 +201,3 @@ def _oom_kills() -> int:
     except OSError:
         return 0
     return next((int(x.split()[1]) for x in lines if x.startswith("oom_kill ")), 0)
-
-
-# -- the server ------------------------------------------------------------------------------------
-
-
-class Missing(Exception):
-    """Raised if the requested object does not exist here, which is not an error."""
-
-
-def serve(answers: int, parent: int, make: Callable[[], object]) -> None:
-    """Answer requests until stdin ends: a line when `make` has made the server, then one each.
-
-    A request is {"op": the name of a method, ...its arguments}, an answer the dict it returns:
-    {"missing": text} for :class:`Missing`, {"failed": text} for another error.
-
-    answers : file descriptor
-    parent : pid of the client, with which this process dies
-    """
-    _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
-    with os.fdopen(answers, "w", buffering=1) as out:
-        made: list[Any] = []
-        print(json.dumps(_answer(lambda: made.append(make()))), file=out)
-        gc.freeze()
-        gc.enable()
-        for line in sys.stdin if made else ():
-            request = json.loads(line)
-            op = request.pop("op")
-            print(json.dumps(_answer(lambda: getattr(made[0], op)(**request))), file=out)  # noqa: B023
-
-
-def one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return ": ".join([type(error).__name__, *lines[:1]])
-
-
-def _answer(action: Callable[[], dict[str, object] | None]) -> dict[str, object]:
-    try:
-        return action() or {}
-    except (Missing, NotImplementedError) as error:
-        return {"missing": first_line(error)}
-    except Exception as error:  # the parent reports it
-        return {"failed": one_line(error)}
-
-
-def _die_with(parent: int) -> None:
-    """Make this process end with the one that started it."""
-    if this_machine().system == "linux":
-        ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:
-        os._exit(1)  # the parent ended before the call above took effect
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(EVERY)
-    os._exit(1)

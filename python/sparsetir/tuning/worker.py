@@ -26,8 +26,9 @@ from sparsetir.schedules.search import configs
 from sparsetir.schedules.targets import is_gpu, resolve_target
 from sparsetir.tuning.case import Case, OperatorCase, SparseCase
 from sparsetir.tuning.measure import DeviceError
-from sparsetir.tuning.process import is_out_of_memory, one_line, serve
+from sparsetir.tuning.process import is_out_of_memory
 from sparsetir.tuning.schedule_ref import load_module
+from sparsetir.tuning.serving import one_line, serve
 from sparsetir.tuning.timing import timed
 
 
@@ -143,7 +144,7 @@ def limit_memory(more: int | None) -> None:
 
 
 def serve_tuner(answers: int, parent: int, task: str, *modules: str) -> None:
-    """Answer until stdin ends; see :func:`sparsetir.tuning.process.serve` and :class:`Tuner`."""
+    """Answer until stdin ends; see :func:`sparsetir.tuning.serving.serve` and :class:`Tuner`."""
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # TVM's handler prints addresses, at length
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     serve(answers, parent, lambda: Tuner(task, modules))
