@@ -27,6 +27,7 @@ import tvm
 import tvm_ffi
 from tvm.tirx.build import codegen_build
 
+from sparsetir.schedules.passes import locals_on_stack
 from sparsetir.schedules.passes.whole_workspaces import without_passes
 
 # Whether tests compile all kernels as users do: with LLVM's optimisations, and all versions.
@@ -34,6 +35,7 @@ AS_USERS = bool(os.environ.get("TESTS_AS_USERS"))
 FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "kernels"
 UNUSED = 14 * 24 * 3600  # seconds after which a file that no test asked for is removed
 OPTIMISATIONS = ("HoistIfThenElse", "InsertHoistIfThenElse", "CommonSubexprElim")  # of TVM
+ON_STACK = {"tir_pipeline": locals_on_stack.PIPELINE}  # the option of kernels for CPUs
 LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
 
 
@@ -74,21 +76,21 @@ class Cache:
     def compile(self, mod: Any, target: Any = None, **options: Any) -> Any:
         """Like `tvm.compile`; for a CPU from the folder, or into it."""
         passes = tvm.transform.PassContext.current()
-        if options or not _kept(mod, target, passes):
+        if options not in ({}, ON_STACK) or not _kept(mod, target, passes):
             return self._real(mod, target=target, **options)
 
         def again() -> Any:
             with passes:
-                return self._real(mod, target=target)
+                return self._real(mod, target=target, **options)
 
         used = _without_optimisations(target) if self.quick else target
-        library = self.folder / f"{key(mod, used)}.so"
+        library = self.folder / f"{key(mod, used, bool(options))}.so"
         with self._alone(library):
             if library.exists():
                 os.utime(library)
                 return Kept(library, again)
             with without_passes(OPTIMISATIONS if self.quick else ()):
-                compiled = self._real(mod, target=used)
+                compiled = self._real(mod, target=used, **options)
             if not self._write(compiled.mod, library):
                 return again() if self.quick else compiled
             return Kept(library, again if self.quick else lambda: compiled)
@@ -139,8 +141,10 @@ def _linked(module: Any, folder: str) -> str | None:
     return f"{folder}/kernel.so"
 
 
-def key(mod: Any, target: Any) -> str:
+def key(mod: Any, target: Any, on_stack: bool = False) -> str:
     """A digest of everything that determines what `tvm.compile` writes.
+
+    on_stack : whether small buffers are kept on the stack, by a pass of ours
 
     TVM's hash of the functions leaves out names alone, of which messages have those of parameters.
     """
@@ -149,7 +153,8 @@ def key(mod: Any, target: Any) -> str:
         for gv, func in mod.functions.items()
     )
     number = tvm_ffi.structural_hash(mod)
-    parts = (tvm.__version__, tvm_ffi.__version__, str(target), str(names), str(number))
+    ours = Path(locals_on_stack.__file__).read_text() if on_stack else ""
+    parts = (tvm.__version__, tvm_ffi.__version__, str(target), str(names), str(number), ours)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
