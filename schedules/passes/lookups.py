@@ -44,7 +44,7 @@ def lookups(func: SparseFunc, threads: int) -> Lookups | None:
     None for another program.
     """
     having = _intersecting(func)
-    if len(having) != 1:
+    if len(having) != 1 or having[0].annotations:
         return None
     loops = loops_of(having[0])
     kinds = [getattr(x.node, "kind", None) for x in loops]

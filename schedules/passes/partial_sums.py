@@ -36,10 +36,11 @@ def partial_sums(func: SparseFunc, count: int = PARTS) -> tuple[SparseFunc, list
     count : the number of parts
 
     None for a program of another shape: several iterations, an outermost loop that is no reduction
-    over a dense axis of rows, or a result of more than LARGEST elements.
+    over a dense axis of rows, a result of more than LARGEST elements; or with annotations.
     """
     it = func.body
-    if not isinstance(it, SparseIteration) or nodes_of(SparseIteration, it.body):
+    nested = isinstance(it, SparseIteration) and nodes_of(SparseIteration, it.body)
+    if not isinstance(it, SparseIteration) or nested or it.annotations:
         return None
     loops, reduction = loops_of(it), reduction_of(it.body)
     rows = loops[0].node if loops else None

@@ -35,9 +35,11 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     buffer_var,
+    flat_axes,
     loads_of,
     nodes_of,
     same_indices,
+    stores_of,
     visited_node,
 )
 from sparsetir.sparse_ir.reduction import add_guards, masked, reduction_of
@@ -103,7 +105,8 @@ class _Located(Steps):
                 row = names.index(parent.name)
                 below = probe.to if not isinstance(probe, Axis) else probe.parent
                 deep = below is not None and below.name in names[row + 1 :]
-                if parent.parent is None and deep and self.around <= row and table.unique:
+                unique = table.unique and flat_axes([probe])[0].unique
+                if parent.parent is None and deep and self.around <= row and unique:
                     return row, table, probe
         self.refuse(
             "expected one axis of the intersection under a root that an outer loop visits, inside "
@@ -113,10 +116,17 @@ class _Located(Steps):
     def _rows(self) -> list[SparseBuffer]:
         """The buffers over the table's rows that the body reads."""
         row, column = self.loops[self.row], self.loops[self.place]
+        written = [store.buffer for store in stores_of(self.it.body, self.it.init)]
         out = []
         for buffer in self.func.buffers:
+            if self.table.name not in [a.name for a in buffer.axes or ()]:
+                continue
+            if any(buffer.var.same_as(other) for other in written):
+                self.refuse(
+                    f"expected '{buffer.name}', which has the rows of the table, to be read"
+                )
             loads = loads_of(self.it.body, buffer.var)
-            if not loads or self.table.name not in [a.name for a in buffer.axes or ()]:
+            if not loads:
                 continue
             if any(not same_indices(x.indices, [row.var, column.var]) for x in loads):
                 self.refuse(f"expected '{buffer.name}' to be read at the row and the coordinate")

@@ -200,7 +200,7 @@ with T.sp_iter({over}, "{kinds}", "f") as [{variables}]:
 
 
 def test_sums_that_stay_whole() -> None:
-    """Rows that are no reduction, and results with too many elements for a copy each."""
+    """Rows that are no reduction, results with too many elements for a copy each, small work."""
     rows = """
 with T.sp_iter([I, J], "SR", "f") as [i, j]:
     OUT[i] = OUT[i] + A[i, j]
@@ -211,3 +211,30 @@ with T.sp_iter([I, J, K], "RRS", "f") as [i, j, k]:
 """
     assert partial_sums(making("f", rows, A="I J", OUT="I")("float32", "")) is None
     assert partial_sums(making("f", wide, A="I J", X="N K", OUT="K")("float32", "")) is None
+    for name in ("all of it", "the pattern alone"):
+        sch = sparsetir.Schedule(program(name))
+        sch.annotate(sch.get_sparse_iteration("f"), "threads", 1)
+        assert lookups(sch.func, 2) is None and partial_sums(sch.func) is None
+        assert "T.parallel" not in sparsetir.build(sch).stages["II scheduled"].script()
+
+
+SAMPLED = """
+with T.sp_iter([I, J, T.intersect(T.attach(K2, J), K1)], "SRS", "f") as [i, j, k]:
+    OUT[i, k] = OUT[i, k] + G[i, j] * A[j, k]
+"""
+
+
+def test_results_at_the_row_itself_are_not_copied() -> None:
+    """A product at the elements of the row, which updates what a table would have copied."""
+    make = making("f", SAMPLED, AXES, G="I J", A="N K2", OUT="I K1")
+    func = make("float32", "int32")
+    assert lookups(func, 2) is None
+    rng, args = np.random.default_rng(0), {"m": 40, "n": 30, "feat": 50}
+    for name, (rows, cols) in {"g": (40, 30), "a": (30, 50), "b": (40, 50)}.items():
+        args |= {name + k: v for k, v in csr(rng, rows, cols, 0.3, "int32", False).items()}
+    args["out"] = args["b"]
+    args = {str(p.name): args[str(p.name)] for p in func.params}
+    mine, expected = copied(args), copied(args)
+    sparsetir.interpret(func, expected)
+    sparsetir.build(func)(**mine)
+    np.testing.assert_allclose(mine["out"], expected["out"], rtol=1e-5)
