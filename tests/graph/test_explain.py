@@ -83,3 +83,24 @@ def test_a_program_that_is_refused_is_left(monkeypatch):
     model, args = made("raw")
     (graph,) = sparsetir.explain(model, *args).graphs
     assert not graph.found and any("reduction index_add (30, 8): no such" in x for x in graph.left)
+
+
+def test_compiled_models_and_functions(quick_kernels):
+    """They are explained as what they were compiled from."""
+    edges = torch.randint(0, 20, (2, 90))
+
+    def summed(x):
+        rows = edges[1][:, None].expand(-1, x.shape[1])
+        first = torch.full((20, 3), -torch.inf).scatter_reduce(0, rows, x[edges[0]], "amax")
+        return torch.zeros(20, 3).scatter_add(0, rows, x[edges[0]].exp()), first
+
+    x = torch.rand(20, 3)
+    for compiled in (torch.compile(summed, backend="sparsetir"), summed):
+        (graph,) = sparsetir.explain(compiled, x).graphs
+        (_, left) = graph.left
+        assert left.endswith(
+            "'amax' with initial values, not of torch.zeros with include_self=False"
+        )
+        assert len(graph.found) == 1
+    model = torch.compile(torch.nn.Linear(3, 3), backend="sparsetir")
+    assert "addmm" in str(sparsetir.explain(model, x))

@@ -66,8 +66,8 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     Parameters
     ----------
     model : torch.nn.Module or function
-        It is run four times, forward and backward, in its current training mode. A module is
-        copied first, so that its parameters and buffers are not changed.
+        The model, compiled or not. It is run four times, forward and backward, in its current
+        training mode. A module is copied first, so that its parameters and buffers are not changed.
     *inputs, **options
         Its arguments. Gradients are computed where parameters or inputs require them.
 
@@ -90,6 +90,8 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     --------
     >>> print(sparsetir.explain(model, x, edge_index))  # doctest: +SKIP
     """
+    for original in ("_orig_mod", "_torchdynamo_orig_callable"):  # of a compiled model or function
+        model = getattr(model, original, model)
     backend = Backend(noted=True)
     run = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
     call = torch.compile(run, backend=backend)

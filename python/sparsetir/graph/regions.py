@@ -303,6 +303,17 @@ def reduction_of(node: fx.Node, named: bool = True) -> Reduction | None:
     return Reduction(None if is_zero(base) else base, rows, values, reduce)
 
 
+def _why_unknown(node: fx.Node) -> str:
+    """Why a reduction at indices is none that :func:`reduction_of` knows."""
+    if node.target == aten.scatter_reduce.two:
+        name = str(node.args[4])
+        if REDUCTION_NAMES.get(name, "") in EXTREMA:
+            return f"{name!r} with initial values, not of torch.zeros with include_self=False"
+        if REDUCTION_NAMES.get(name, "") != "sum":
+            return f"{name!r} is not among the reductions that are known"
+    return "of another form than those that are known"
+
+
 def is_reduction(node: fx.Node) -> bool:
     """Whether an operator reduces at indices, in any form."""
     if node.target == aten.index_put.default:
@@ -390,7 +401,7 @@ class _Finder:
                 known = ", ".join(DTYPES.values())
                 why = f"of {dtype} on {node.meta['val'].device.type}, not of {known} on a CPU"
             elif why is None and kind == "reduction":
-                why = "of another form than those that are known"
+                why = _why_unknown(node)
             elif why is None:
                 why = "read by " + ", ".join(sorted({str(u.target) for u in node.users}))
             out.append(f"{kind} {node.name} {tuple(shape_of(node))}: {why}")
