@@ -43,6 +43,17 @@ def test_what_is_left() -> None:
         assert aligned_rows(array, INDICES) is array
 
 
+@pytest.mark.parametrize("offset", [0, 16])
+def test_operands_that_are_written_are_refused(offset: int) -> None:
+    """A copy must not hide that the result shares memory with an operand."""
+    A = sp.random_array((1500, 1500), density=0.02, format="csr", rng=0, dtype="float32")
+    kernel = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
+    b = beside_a_line(np.ones((1500, 32), "float32"), offset)
+    with pytest.raises(ValueError, match="'c' is written and shares memory with 'b'"):
+        kernel(A.data, b, b, A.indptr, A.indices, 1500, 1500, A.nnz, 32)
+    np.testing.assert_array_equal(b, 1)
+
+
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_results_are_the_same(kind: str) -> None:
     torch = pytest.importorskip("torch")

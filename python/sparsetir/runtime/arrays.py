@@ -174,16 +174,21 @@ def gathers_often(uses: int, rows: int, row: int) -> bool:
     return often and row <= LONGEST_ALIGNED and row % CACHE_LINE == 0
 
 
-def aligned_rows(array: Any, indices: Any) -> Any:
+def aligned_rows(array: Any, indices: Any, written: Sequence[object] = ()) -> Any:
     """A contiguous array of NumPy at a cache line, copied if its rows are gathered by so many
-    indices that this pays. (Other libraries allocate at cache lines.)"""
+    indices that this pays. (Other libraries allocate at cache lines.)
+
+    written : arrays that the kernel writes; one that shares their memory is left, to be refused
+    """
     if not isinstance(array, np.ndarray) or array.nbytes < LEAST_ALIGNED or array.ndim < 2:
         return array
     if not array.flags.c_contiguous:
         return array
     row = array.shape[-1] * array.itemsize
     often = gathers_often(math.prod(indices.shape), array.nbytes // max(1, row), row)
-    return at_cache_line(array) if often else array
+    if not often or any(overlap(array, other, array.itemsize) for other in written):
+        return array
+    return at_cache_line(array)
 
 
 def at_cache_line(array: Any) -> Any:

@@ -186,7 +186,7 @@ class Kernel:
                 seen = self._check_new_arrays(values, key)
             values += self._with_values(values, *seen[1:]) if seen[2] else seen[1]
         for i, by in self.gathered:
-            values[i] = aligned_rows(values[i], values[by])
+            values[i] = aligned_rows(values[i], values[by], [values[o] for o in self._outputs])
         arrays = [values[i] for i in self._arrays]
         numpy = True
         for array in arrays:
