@@ -1,4 +1,4 @@
-"""Extensions of the default schedule for three shapes of programs on CPUs.
+"""Extensions of the default schedule for some shapes of programs on CPUs.
 
 If rows are gathered often, packing some of their features, as many as the L2 cache holds, pays (see
 :mod:`sparsetir.schedules.templates.row_tile`). With few features, waking worker threads takes as
@@ -16,8 +16,9 @@ long as all rows::
 
 Sums over features for each nonzero are computed by position, equally many per thread, in column
 parts whose rows stay in cache; with one part, in the order of storage. Steps of rows for
-neighbouring features, such as a softmax of heads, vectorise over these. Sums over all rows are
-computed in parts.
+neighbouring features, such as a softmax of heads, vectorise over these. Operands with strided
+features are copied first, sums over all rows are computed in parts, and intersections of a row with
+many others look its elements up in a table.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 For `t = G[i, j] * G[j, k] * G[i, k]`, the triangles of a graph, co-iteration visits the row i again
 for each j. A table of the row is filled once (:mod:`sparsetir.sparse_ir.schedule.locate`), and read
-at the elements of the row j, in vectors. Each of the parts of the rows, one per thread or more, has
-a table of its own.
+at the elements of the row j, in vectors. For threads the rows are in parts with a table each.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class Lookups(NamedTuple):
 
 
 def lookups(func: SparseFunc, threads: int) -> Lookups | None:
-    """Both forms of a program with one intersection whose one member is the same in several visits;
-    None for another program.
+    """Both forms of a program in which several visits intersect one row with others; None for
+    another program, and for an iteration with annotations.
     """
     having = _intersecting(func)
     if len(having) != 1 or having[0].annotations:

@@ -44,7 +44,14 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import add_guards, masked, reduction_of
 from sparsetir.sparse_ir.schedule.copies import reading
-from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, SpIter, change_of, changed
+from sparsetir.sparse_ir.schedule.loops import (
+    Change,
+    Loop,
+    SparseIterationRef,
+    SpIter,
+    change_of,
+    changed,
+)
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.steps import Steps
 from sparsetir.sparse_ir.tir import as_dtype, as_one
@@ -83,7 +90,7 @@ class _Located(Steps):
     probe : the other member, which is iterated
     """
 
-    def __init__(self, change: Any) -> None:
+    def __init__(self, change: Change) -> None:
         super().__init__(change)
         self.place, *at = self.places
         merged = self.chosen[0].node

@@ -22,19 +22,19 @@ from sparsetir.expressions.trees import (
     Tree,
     accesses,
     indices_of,
+    replaced,
     walk,
 )
-from sparsetir.expressions.trees import replaced as replaced_in
 
 COSTLY = {"/", "**", *FUNCTIONS} - {"floor", "ceil"}
-# Visits of a kept result, written and read, that cost what a division or a function does.
+# The cost of writing and reading a result of a step, in divisions.
 COST_OF_KEEPING = 2
 
 
 def hoisted(
     steps: Sequence[Assignment], sizes: Mapping[object, int], stored: Mapping[str, int]
 ) -> tuple[Assignment, ...]:
-    """Move costly parts of terms that read dense operands only to steps of their own, where that
+    """Give costly parts of terms that only read dense operands steps of their own, where that
     computes them less often.
 
     sizes : size of each index
@@ -70,11 +70,11 @@ class _Term:
         """The term that reads the results of the steps."""
         if not any(_is_costly(x) for x in walk(self.term.value)):
             return self.term
-        value = replaced_in(self._with_near_divisors(self.term.value), self._kept)
+        value = replaced(self._with_near_divisors(self.term.value), self._kept)
         return replace(self.term, value=value)
 
     def _kept(self, tree: Tree) -> Tree | None:
-        """The result of a step that computes a costly part; None if the term had better do it."""
+        """The result of a new step that computes a costly part; None if that takes longer."""
         names, costly = indices_of(tree), any(_is_costly(x) for x in walk(tree))
         if not (names and costly and self._is_dense(tree)):
             return None
@@ -92,7 +92,7 @@ class _Term:
         return self.work.of([tree], []) * (1 + COST_OF_KEEPING * kept)
 
     def _with_near_divisors(self, tree: Tree) -> Tree:
-        """Divide, instead of a product, the factor with which a divisor is computed least often."""
+        """The product with each divisor under the factor for which it divides least often."""
         factors, divisors = _quotient(tree)
         if not divisors or len(factors) < 2:
             return tree

@@ -135,7 +135,8 @@ class Signature:
         self._named = [[named(size) for size in shape or []] for shape in self.shapes]
 
     def _find_gathered(self) -> Iterator[tuple[int, int]]:
-        """Dense arrays with a dimension that an axis selects from for which rows are counted."""
+        """Pairs for :attr:`gathered`: dense inputs of which an axis with a reuse distance selects
+        rows, and its indices."""
         counted = (how for how in self.computed.values() if how["recipe"] == REUSE_DISTANCE)
         handles = {str(how["indices"])[1:] for how in counted} & {*self.names}
         for axis in self.func.axes:
