@@ -43,7 +43,7 @@ OF_DEFAULT = {"J_indices_reuse": {"recipe": "reuse_distance", "indices": "$indic
 
 def kept(kernel):
     """The blocks of the last index arrays that a kernel met, before what the default adds."""
-    blocks, block_ptr, _ = list(kernel._passed.values())[-1][1]
+    blocks, block_ptr, _ = kernel._seen[0].computed
     return blocks, np.from_dlpack(block_ptr)
 
 
@@ -97,10 +97,34 @@ def test_what_is_kept_goes_with_the_matrix():
     kernel = sparsetir.build(blocked())
     args = plain_arguments()
     kernel(**args)
-    assert kernel._passed
+    assert kernel._seen
     del args["indices"]
     gc.collect()
-    assert not kernel._passed
+    assert not kernel._seen
+
+
+def test_remembered_arrays_are_passed_as_the_caller_has_them_now(built):
+    args = plain_arguments()
+    right(built, args)
+    for name in ("indptr", "indices"):
+        args[name].flags.writeable = False
+    right(built, args)
+    args["c"].flags.writeable = False
+    refuse("built(**args)  # ValueError: 'c': it is written, but the array is read-only",
+           globals(), locals())  # fmt: skip
+    args = {name: array.copy() for name, array in plain_arguments().items()}
+    right(built, args)
+    with pytest.raises(ValueError, match="referenced"):  # NumPy does not move its memory
+        args["indices"].resize(len(args["indices"]) + 1, refcheck=False)
+
+
+def test_sizes_of_other_types_are_refused_where_equal_ones_are_remembered(built):
+    args = plain_arguments(1, 30)
+    numbers = {**args, **sizes(args)}
+    built(**numbers)
+    for value in (True, 1.0):
+        numbers["m"] = value
+        refuse("built(**numbers)  # TypeError: 'm': expected an integer", globals(), locals())
 
 
 def test_threads(built):

@@ -180,9 +180,7 @@ def aligned_rows(array: Any, indices: Any, written: Sequence[object] = ()) -> An
 
     written : arrays that the kernel writes; one that shares their memory is left, to be refused
     """
-    if not isinstance(array, np.ndarray) or array.nbytes < LEAST_ALIGNED or array.ndim < 2:
-        return array
-    if not array.flags.c_contiguous:
+    if not isinstance(array, np.ndarray) or array.ndim < 2 or not array.flags.c_contiguous:
         return array
     row = array.shape[-1] * array.itemsize
     often = gathers_often(math.prod(indices.shape), array.nbytes // max(1, row), row)
@@ -354,9 +352,17 @@ def _plain_tvm(tensor: Any) -> object:
 class _Memory:
     """An object for `np.asarray` that keeps the owner of the memory alive."""
 
-    def __init__(self, owner: np.ndarray, interface: dict[str, object]) -> None:
+    def __init__(self, owner: np.ndarray | None, interface: dict[str, object]) -> None:
         self.owner = owner
         self.__array_interface__ = interface
+
+
+def unowned(array: np.ndarray) -> object:
+    """A tensor of TVM's on the memory of a contiguous array, valid as long as the caller keeps the
+    array."""
+    interface = {**array.__array_interface__, "strides": None}
+    interface["data"] = (interface["data"][0], False)
+    return tvm_ffi.from_dlpack(plain_view(np.asarray(_Memory(None, interface))))
 
 
 def _plain_numpy(array: np.ndarray) -> object:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
 
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import (
+    LEAST_ALIGNED,
     aligned_rows,
     check_memory,
     count_writes,
@@ -21,6 +23,7 @@ from sparsetir.runtime.arrays import (
     plain_view,
     reference,
     to_numpy,
+    unowned,
 )
 from sparsetir.runtime.file_errors import as_path
 from sparsetir.runtime.kernel_file import write_library
@@ -33,9 +36,32 @@ from sparsetir.sparse_ir.structure import check_structure
 
 # Sets of index arrays that a kernel remembers as valid, with the parameters computed from them.
 REMEMBERED = 8
-# Positions of index arrays with references to them, the parameters computed from them, and the
-# orders of parameters that follow values.
-Seen = tuple[tuple[tuple[int, Callable[[], object]], ...], list[object], dict[str, np.ndarray]]
+
+
+class Seen(NamedTuple):
+    """Index arrays that a kernel remembers as valid.
+
+    sizes : the scalars that they were checked for
+    references : their positions, each with a function that returns the array
+    views : positions of NumPy's, each with a tensor of TVM's on its memory, which a call takes in a
+        fifth of a microsecond less. It does not keep the array alive; NumPy does not move memory of
+        arrays with weak references
+    computed : the parameters computed from them
+    orders : the orders of parameters that follow values
+    """
+
+    sizes: object
+    references: tuple[tuple[int, Callable[[], object]], ...]
+    views: tuple[tuple[int, object], ...]
+    computed: list[object]
+    orders: dict[str, np.ndarray]
+
+    @property
+    def alive(self) -> bool:
+        """Whether none of the arrays has been freed."""
+        return all(array() is not None for _, array in self.references)
+
+
 WRITTEN = (
     "it is written, and requires a gradient, which would not be that of what is written; give "
     "another tensor, or call under torch.no_grad()"
@@ -138,6 +164,7 @@ class Kernel:
             self._run = self.entry = refusing(name, refused) if refused else module[name]
         self._given = binder = Arguments(name, signature, target)
         self._count, self._limits = binder.count, binder.limits
+        self._numpy = binder.types(np.ndarray)
         self._arrays, self._scalars, self._outputs = binder.arrays, binder.scalars, binder.outputs
         self.gathered = [] if is_gpu(target) else signature.gathered
         self._other_shapes: tuple[int, ...] = ()  # positions where arrays of other shapes were seen
@@ -146,15 +173,18 @@ class Kernel:
         places = [(signature.position[p["param"]], p) for p in signature.promises]
         self._promised = tuple((i, *promised_range(p)) for i, p in places if i < self._count)
         self._index = (*signature.index_arrays,)
-        self._index_sizes = tuple(signature.index_sizes)
         self.computed = signature.computed
+        self._remembers = bool(self.computed or (check and self._index))
+        sizes = signature.index_sizes if self._remembers else []
+        self._sizes_of = itemgetter(*sizes) if sizes else lambda values: ()
+        # Other sizes are checked once, with index arrays.
+        self._other_limits = tuple(limit for limit in self._limits if limit[0] not in sizes)
         self._made = signature.passed[self._count :]
         self._steady = [name for name in self._made if name not in signature.of_values]
         self._read = {name for how in self.computed.values() for name in reads(how)}
         estimates = {name: valid_for_any(self.computed[name]) for name in self._made}
         self.estimates = {name: x for name, x in estimates.items() if x is not None}
-        # By ids of checked index arrays, and the sizes that they were checked for.
-        self._passed: dict[tuple[object, ...], Seen] = {}
+        self._seen: list[Seen] = []  # the newest first
 
     def __call__(self, *args: object, **kwargs: object) -> None:
         """Run the kernel; see the class.
@@ -164,10 +194,11 @@ class Kernel:
         *args, **kwargs
             The function's parameters, in order or by name.
         """
-        values: list[Any] = list(args)
+        values: list[Any] = [*args]
         if kwargs or len(values) != self._count:
             values = self._given.bind(args, kwargs)
-        for i, kind, low, high in self._limits:
+        numpy = [*map(type, values)] == self._numpy
+        for i, kind, low, high in self._other_limits if numpy else self._limits:
             value = values[i]
             if type(value) is not kind or not low <= value <= high:
                 self._given.complete(values)
@@ -175,25 +206,22 @@ class Kernel:
         for i, low, high, step in self._promised:
             if not low <= values[i] <= high or values[i] % step:
                 self._given.refuse_broken_promise(values)
-        if self.computed or (self.check and self._index):
-            key = (*[id(values[i]) for i in self._index], *[values[i] for i in self._index_sizes])
-            seen = self._passed.get(key)
-            for i, array in seen[0] if seen is not None else ():
-                if array() is not values[i]:
-                    seen = None
-                    break
-            if seen is None:
-                seen = self._check_new_arrays(values, key)
-            values += self._with_values(values, *seen[1:]) if seen[2] else seen[1]
+        seen = self._remembered(values) if self._remembers else None
         for i, by in self.gathered:
-            values[i] = aligned_rows(values[i], values[by], [values[o] for o in self._outputs])
-        arrays = [values[i] for i in self._arrays]
-        numpy = True
-        for array in arrays:
-            if type(array) is not np.ndarray:
-                numpy, why = False, self._without_gradient
-                check_memory(self.name, self._array_names, arrays, why)
-                break
+            if isinstance(values[i], np.ndarray) and values[i].nbytes >= LEAST_ALIGNED:
+                values[i] = aligned_rows(values[i], values[by], [values[o] for o in self._outputs])
+        if not numpy:
+            arrays = [values[i] for i in self._arrays]
+            for array in arrays:
+                if type(array) is not np.ndarray:
+                    check_memory(self.name, self._array_names, arrays, self._without_gradient)
+                    break
+            else:
+                numpy = True
+        if seen is not None:
+            values += self._with_values(values, seen) if seen.orders else seen.computed
+            for i, view in seen.views:
+                values[i] = view
         refusal = None
         try:
             self._run(*(self._in_natural_shape(values) if self._other_shapes else values))
@@ -512,7 +540,19 @@ class Kernel:
 
     # -- index arrays, and parameters computed from them ---------------------------------------
 
-    def _check_new_arrays(self, values: list[object], key: tuple[object, ...]) -> Seen:
+    def _remembered(self, values: list[Any]) -> Seen:
+        """The record of a call's index arrays; they are checked if there is none."""
+        sizes = self._sizes_of(values)
+        for seen in self._seen:
+            for i, array in seen.references:
+                if array() is not values[i]:
+                    break
+            else:
+                if seen.sizes == sizes:
+                    return seen
+        return self._check_new_arrays(values, sizes)
+
+    def _check_new_arrays(self, values: list[Any], sizes: object) -> Seen:
         """Check index arrays that are new with these sizes, and compute parameters from them."""
         self._given.refuse(values)
         names = self.signature.names
@@ -522,7 +562,7 @@ class Kernel:
         if self.check:
             check_structure(self.signature.func, arguments)
         extra = compute(self.signature.func, arguments, names=self._made) if self.computed else {}
-        forget = _evict_callback(self, key) if self.computed else None
+        forget = _evict_callback(self)
         references = tuple((i, reference(values[i], forget)) for i in self._index)
         orders: dict[str, np.ndarray] = {}
         if self.signature.of_values:
@@ -531,9 +571,15 @@ class Kernel:
             self.of_values(natural, extra)
             how = {n: str(self.computed[n]["order"])[1:] for n in self.signature.of_values}
             orders = {n: {**arguments, **extra}[order].astype(np.intp) for n, order in how.items()}
-        seen = references, self._placed(values, [extra[n] for n in self._steady]), orders
-        # A new dictionary each time: other threads may be reading the old one.
-        self._passed = {**dict(list(self._passed.items())[1 - REMEMBERED :]), key: seen}
+        computed = self._placed(values, [extra[n] for n in self._steady])
+        views = tuple(
+            (i, unowned(self.signature.view(i, values)))
+            for i in self._index
+            if type(values[i]) is np.ndarray and i not in self._outputs
+        )
+        seen = Seen(sizes, references, views, computed, orders)
+        # A new list each time: other threads may be reading the old one.
+        self._seen = [seen, *self._seen[: REMEMBERED - 1]]
         return seen
 
     def _placed(self, values: list[Any], computed: Iterable[object]) -> list[object]:
@@ -542,12 +588,10 @@ class Kernel:
         kind = "cpu" if "cpu" in self.target.keys else self.target.kind.name
         return [placed(v, kind, arrays) if is_array(v) else v for v in computed]
 
-    def _with_values(
-        self, values: list[Any], steady: list[object], orders: dict[str, np.ndarray]
-    ) -> list[object]:
+    def _with_values(self, values: list[Any], seen: Seen) -> list[object]:
         """All computed arguments, in order: the steady ones, and those that depend on `values`."""
         packed: list[np.ndarray] = []
-        for name, order in orders.items():
+        for name, order in seen.orders.items():
             i = self.signature.position[str(self.computed[name]["values"])[1:]]
             try:
                 packed.append(to_numpy(values[i]).take(order))
@@ -559,8 +603,8 @@ class Kernel:
                     f"{self._given.named(i)}: expected {order.max() + 1} elements or more, which "
                     f"it is packed from, got {len(values[i])}"
                 ) from None
-        by_name = dict(zip(orders, self._placed(values, packed), strict=True))
-        rest = iter(steady)
+        by_name = dict(zip(seen.orders, self._placed(values, packed), strict=True))
+        rest = iter(seen.computed)
         return [by_name[name] if name in by_name else next(rest) for name in self._made]
 
 
@@ -578,13 +622,13 @@ def description(
     }
 
 
-def _evict_callback(kernel: Kernel, key: tuple[object, ...]) -> Callable[[object], None]:
-    """The callback that drops computed arguments when an array they depend on is freed."""
+def _evict_callback(kernel: Kernel) -> Callable[[object], None]:
+    """The callback that drops records of index arrays when one of these is freed."""
     referred = weakref.ref(kernel)
 
     def forget(_: object) -> None:
         kernel = referred()
         if kernel is not None:
-            kernel._passed = {k: seen for k, seen in kernel._passed.items() if k != key}
+            kernel._seen = [seen for seen in kernel._seen if seen.alive]
 
     return forget

@@ -496,8 +496,11 @@ def bound(
     caller: str, place: Mapping[str, int], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[Any]:
     """Arguments in the order of `place`, the position by name; None for omitted ones."""
-    if not args and kwargs.keys() == place.keys():
-        return [*map(kwargs.__getitem__, place)]
+    if not args and len(kwargs) == len(place):
+        try:
+            return [*map(kwargs.__getitem__, place)]
+        except KeyError:  # another name, which is refused below
+            pass
     if len(args) > len(place):
         raise TypeError(
             f"{caller}: expected at most {len(place)} arguments ({', '.join(place)}), got "
@@ -543,6 +546,11 @@ class Arguments:
         self._kind = "cpu" if "cpu" in target.keys else target.kind.name
         limits = [(i, _limits(signature.dtypes[i])) for i in self.scalars]
         self.limits = tuple((i, *limit) for i, limit in limits if limit is not None)
+
+    def types(self, array: type) -> list[type | None]:
+        """The types of values that need no conversion, if arrays are of type `array`."""
+        kinds = dict.fromkeys(self.arrays, array) | {i: kind for i, kind, *_ in self.limits}
+        return [kinds.get(i) for i in range(self.count)]
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
         """Values in order, None for omitted scalars."""
