@@ -57,6 +57,7 @@ def pattern_entries(
         held, number = np.unique(_places(indptr, indices, n, rows), return_inverse=True)
         mask = np.zeros(len(held), np.uint8)
         np.bitwise_or.at(mask, number, bits)
+        held = held.astype(np.int64)  # panels times patterns times columns may exceed panels * n
         return np.sort((held // n * patterns + place[mask]) * n + held % n)
     stored = _table(indptr, indices, n, rows)
     masks = stored[:, 0].copy()

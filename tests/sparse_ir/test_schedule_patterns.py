@@ -54,6 +54,13 @@ def test_what_is_added_is_under_the_pattern_s_condition() -> None:
         assert mine in text.split("C[")[0]
 
 
+def test_entries_of_a_large_matrix_exceed_32_bits():
+    n = 40_000  # panels * n do not, panels * patterns * n do
+    indptr = np.repeat(np.arange(2, dtype="int32"), [n, 1])
+    (entry,) = recipes.pattern_entries(indptr, np.array([n - 1], "int32"), n, 4)
+    assert entry == ((n // 4 - 1) * 15 + 7) * n + n - 1
+
+
 @examples(
     60, 1000, m=st.integers(0, 20), n=st.integers(0, 12), density=st.floats(0, 1),
     rows=st.integers(2, 8), seed=st.integers(0, 99), wide=st.sampled_from((1, 1000)),

@@ -13,7 +13,9 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.kernel_cache import kept_kernel
 from sparsetir.runtime.pipeline import kernels_of, lower, name_of
 from sparsetir.runtime.refusals import wrong
-from sparsetir.schedules.targets import TargetLike, resolve_target
+from sparsetir.runtime.row_panels import by_pattern
+from sparsetir.schedules.row_panels import row_panels
+from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
@@ -98,7 +100,12 @@ def build(
     if isinstance(obj, SparseFunc | Schedule):
         now = _snapshot(obj)
         stages, what = partial(lower, now, schedule, config, target), partial(_text, now, schedule)
-        return kept_kernel(what, target, stages, check)[0]
+        kernel = kept_kernel(what, target, stages, check)[0]
+        by_default = isinstance(now, SparseFunc) and schedule is None and not is_gpu(target)
+        panels = row_panels(now, target) if by_default and check else None
+        if panels is not None:
+            kernel.by_pattern = by_pattern(now, panels, kernel.signature.names, target)
+        return kernel
     stages = {name: lower(f, schedule, config, target) for name, f in functions.items()}
     kernels = kernels_of(stages, target, check)
     return next(iter(kernels.values())) if len(kernels) == 1 else kernels

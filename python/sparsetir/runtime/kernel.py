@@ -38,6 +38,9 @@ from sparsetir.sparse_ir.structure import check_structure
 REMEMBERED = 8
 
 
+ByPattern = Callable[[Mapping[str, Any]], "Callable[[Sequence[Any]], Kernel | None] | None"]
+
+
 class Seen(NamedTuple):
     """Index arrays that a kernel remembers as valid.
 
@@ -48,6 +51,7 @@ class Seen(NamedTuple):
         arrays with weak references
     computed : the parameters computed from them
     orders : the orders of parameters that follow values
+    other : selects another kernel that suits the pattern by a call's arguments
     """
 
     sizes: object
@@ -55,6 +59,7 @@ class Seen(NamedTuple):
     views: tuple[tuple[int, object], ...]
     computed: list[object]
     orders: dict[str, np.ndarray]
+    other: Callable[[Sequence[Any]], Kernel | None] | None
 
     @property
     def alive(self) -> bool:
@@ -114,6 +119,10 @@ class Kernel:
     gathered : list of (int, int)
         Positions of arrays whose rows are gathered, and of the indices that select these. NumPy's
         arrays begin anywhere; where it pays, a call copies them to the start of a cache line.
+    by_pattern : callable, optional
+        For index arrays and sizes by name, a function that selects the kernel for later calls with
+        them, by all arguments in order. None, of it or from it, is for this kernel. Set by
+        :func:`sparsetir.build`.
     entry : tvm.runtime.PackedFunc
         TVM's function, which takes the arguments `signature.passed` in order; only TVM checks them.
 
@@ -184,6 +193,7 @@ class Kernel:
         self._read = {name for how in self.computed.values() for name in reads(how)}
         estimates = {name: valid_for_any(self.computed[name]) for name in self._made}
         self.estimates = {name: x for name, x in estimates.items() if x is not None}
+        self.by_pattern: ByPattern | None = None
         self._seen: list[Seen] = []  # the newest first
 
     def __call__(self, *args: object, **kwargs: object) -> None:
@@ -207,6 +217,9 @@ class Kernel:
             if not low <= values[i] <= high or values[i] % step:
                 self._given.refuse_broken_promise(values)
         seen = self._remembered(values) if self._remembers else None
+        other = None if seen is None or seen.other is None else seen.other(values)
+        if other is not None:
+            return other(*values)
         for i, by in self.gathered:
             if isinstance(values[i], np.ndarray) and values[i].nbytes >= LEAST_ALIGNED:
                 values[i] = aligned_rows(values[i], values[by], [values[o] for o in self._outputs])
@@ -577,9 +590,11 @@ class Kernel:
             for i in self._index
             if type(values[i]) is np.ndarray and i not in self._outputs
         )
-        seen = Seen(sizes, references, views, computed, orders)
+        seen = Seen(sizes, references, views, computed, orders, None)
+        # Only from the second call on: preparing another kernel takes as long as some ten calls.
+        later = None if self.by_pattern is None else self.by_pattern(arguments)
         # A new list each time: other threads may be reading the old one.
-        self._seen = [seen, *self._seen[: REMEMBERED - 1]]
+        self._seen = [seen._replace(other=later), *self._seen[: REMEMBERED - 1]]
         return seen
 
     def _placed(self, values: list[Any], computed: Iterable[object]) -> list[object]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import ir, tirx
@@ -46,8 +45,7 @@ REUSE_DISTANCE = reuse_distance.__name__
 PENDING = object()  # a placeholder for an array that does not exist yet
 
 
-@dataclass(frozen=True)
-class Inference:
+class Inference(NamedTuple):
     """A rule for a scalar from an array of some rank: (shape[dim] - minus) / known scalars.
 
     divide : positions of the known scalars, or ~number for constants
@@ -245,23 +243,23 @@ class Signature:
 
     @staticmethod
     def _follow(steps: list[Inference], values: list[Any]) -> None:
-        for step in steps:
-            if values[step.scalar] is not None:
+        for scalar, array, rank, dim, minus, divide in steps:
+            if values[scalar] is not None:
                 continue
             try:
-                shape = values[step.array].shape
+                shape = values[array].shape
             except (AttributeError, RuntimeError):  # no array, or a nested tensor
                 continue
-            if len(shape) != step.rank:
+            if len(shape) != rank:
                 continue
-            size = int(shape[step.dim]) - step.minus
-            for i in step.divide:
+            size = int(shape[dim]) - minus
+            for i in divide:
                 by = values[i] if i >= 0 else ~i
                 if by is None:
                     break
                 size //= by or 1
             else:
-                values[step.scalar] = size
+                values[scalar] = size
 
     def shape_of(
         self, at: int, values: Sequence[Any], *, any_form: bool = False

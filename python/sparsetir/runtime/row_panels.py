@@ -1,0 +1,54 @@
+"""Kernels of a built program for patterns whose rows share columns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import tvm
+from tvm.target import Target
+
+from sparsetir.runtime.kernel import ByPattern, Kernel
+from sparsetir.runtime.kernel_cache import kept_kernel
+from sparsetir.runtime.pipeline import lower
+from sparsetir.runtime.pool import work_of_threads
+from sparsetir.schedules.row_panels import RowPanels
+from sparsetir.schedules.templates.row_tile import apply
+from sparsetir.sparse_ir.nodes import SparseFunc
+
+# One kernel at a time: TVM sets LLVM's options for the whole process.
+_compiling = threading.Lock()
+
+
+def by_pattern(
+    func: SparseFunc, panels: RowPanels, names: Sequence[str], target: Target
+) -> ByPattern:
+    """The attribute :attr:`Kernel.by_pattern` of a program's kernel.
+
+    names : the caller's parameters, in order
+    """
+
+    @lru_cache
+    def compiled(config: Any) -> Kernel:
+        what = f"{tvm.ir.save_json(func)} {config!r}"
+        with _compiling:
+            return kept_kernel(lambda: what, target, partial(lower, func, apply, config, target))[0]
+
+    def of(arguments: Mapping[str, Any]) -> Callable[[Sequence[Any]], Kernel | None] | None:
+        if not panels.pay(arguments):
+            return None
+        n, nnz = arguments.get(str(panels.columns), panels.columns), len(arguments[panels.indices])
+
+        @lru_cache
+        def for_features(feat: int) -> Kernel | None:
+            config = panels.config(n, feat) if nnz * feat >= work_of_threads() else None
+            return None if config is None else compiled(config)
+
+        if isinstance(panels.features, int):
+            return lambda values, feat=panels.features: for_features(feat)
+        place = names.index(panels.features)
+        return lambda values: for_features(values[place])
+
+    return of

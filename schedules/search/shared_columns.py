@@ -1,0 +1,53 @@
+"""Columns that neighbouring rows have in common, and whether panels of rows pay for them.
+
+Rows of finite elements, of Jacobians and of some pruned weights agree in groups, in matrices whose
+share of nonzeros says nothing of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsetir.schedules.targets import l2_bytes
+
+# Places in which a pattern is sampled, and the most nonzeros of each.
+WINDOWS, MOST = 4, 1 << 14
+# The most places of a table of columns in panels per nonzero; beyond it nonzeros are sorted.
+TABLE = 24
+# The least nonzeros per row and column, and per distinct column of a panel, for which panels pay.
+LENGTH, SHARED = 24, 1.75
+CACHES = 2  # multiple of the L2 cache that a tile of B may have
+
+
+def shared_columns(indptr: np.ndarray, indices: np.ndarray, rows: int) -> float:
+    """Nonzeros per distinct column in panels of `rows` rows: 1 if none is shared, at most `rows`.
+
+    Of up to 65,536 nonzeros, in four places.
+    """
+    m, nnz = len(indptr) - 1, len(indices)
+    n, size = int(indices.max(initial=0)) + 1, min(-(-nnz // WINDOWS), MOST)
+    held = distinct = 0
+    for begin in np.linspace(0, nnz - size, WINDOWS):
+        first, last = np.searchsorted(indptr, [begin, begin + size], "right") - 1
+        first, last = first // rows * rows, min(m, -(-last // rows) * rows)
+        panels = -(-(last - first) // rows)
+        panel = np.repeat(np.arange(last - first) // rows * n, np.diff(indptr[first : last + 1]))
+        places = panel + indices[indptr[first] : indptr[last]]
+        held += len(places)
+        if panels * n <= TABLE * len(places):
+            table = np.zeros(panels * n, np.bool_)
+            table[places] = True
+            distinct += np.count_nonzero(table)
+        else:
+            distinct += len(np.unique(places))
+    return held / max(1, distinct)
+
+
+def long_rows(m: int, n: int, nnz: int) -> bool:
+    """Whether rows are long enough for panels, and rows of B read often enough for their copy."""
+    return min(m, n) > 0 and nnz >= LENGTH * max(m, n)
+
+
+def tile_fits(n: int, row: int) -> bool:
+    """Whether a tile of B, of `row` bytes per row, stays near enough for visits by pattern."""
+    return n * row <= CACHES * l2_bytes()

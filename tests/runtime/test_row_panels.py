@@ -1,0 +1,153 @@
+"""Built kernels visit rows that share columns in panels, from the second call on."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import sparsetir
+from programs import PROGRAMS
+from refusals import refuse
+from sparsetir.runtime import row_panels as kernels
+from sparsetir.schedules.row_panels import ROWS, row_panels
+from sparsetir.schedules.search import shared_columns as rules
+from sparsetir.schedules.search.shared_columns import SHARED, shared_columns
+from sparsetir.schedules.targets import resolve_target
+
+LLVM = resolve_target("llvm")
+
+
+def grouped(m: int, n: int, length: int, group: int, seed: int = 0) -> sp.csr_array:
+    """A matrix of rows of one length of which each `group` store the same columns."""
+    rng = np.random.default_rng(seed)
+    columns = [np.sort(rng.permutation(n)[:length]) for _ in range(-(-m // group))]
+    indices = np.concatenate([columns[row // group] for row in range(m)]).astype("int32")
+    values = rng.integers(1, 9, m * length).astype("float32")
+    return sp.csr_array((values, indices, np.arange(m + 1, dtype="int32") * length), (m, n))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Panels pay for little work."""
+    monkeypatch.setattr(kernels, "work_of_threads", lambda: 1)
+    monkeypatch.setattr(rules, "LENGTH", 0)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    return sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
+
+
+def run(kernel, a: sp.csr_array, feat: int) -> dict[str, np.ndarray]:
+    """Call a kernel three times with the same arrays, and check each result; returns them."""
+    b = np.random.default_rng(1).integers(0, 9, (a.shape[1], feat)).astype("float32")
+    args = {"a": a.data, "b": b, "c": None, "indptr": a.indptr, "indices": a.indices}
+    for _ in range(3):
+        args["c"] = np.full((a.shape[0], feat), np.nan, "float32")
+        kernel(**args)
+        np.testing.assert_array_equal(args["c"], a @ b)
+    return args
+
+
+def other(kernel, args: dict[str, np.ndarray]) -> object:
+    """The kernel that runs for arguments seen last."""
+    (m, feat), n, nnz = args["c"].shape, len(args["b"]), len(args["a"])
+    chosen = kernel._seen[0].other
+    return None if chosen is None else chosen([*args.values(), m, n, nnz, feat])
+
+
+@pytest.mark.parametrize("feat", [32, 60, 64, 127, 192])
+@pytest.mark.parametrize("m", [2, 41])
+def test_rows_in_panels(small, kernel, feat, m):
+    args = run(kernel, grouped(m, 30, 20, 4), feat)
+    panels = other(kernel, args)
+    assert "I_panels" in panels.stages["I"].script() and panels.computed.keys() > {"blocks"}
+    assert other(kernel, run(kernel, grouped(m, 30, 20, 1), feat)) in (None, panels)
+
+
+def test_rows_without_columns_in_common_and_few_features(small, kernel):
+    assert other(kernel, run(kernel, grouped(40, 400, 10, 1), 64)) is None
+    assert other(kernel, run(kernel, grouped(40, 30, 20, 4), 24)) is None  # less than a tile
+    assert other(kernel, run(kernel, grouped(40, 30, 20, 4), 90)) is None  # tiles would overlap
+
+
+def test_panels_are_prepared_by_the_second_call(small, kernel, monkeypatch):
+    monkeypatch.setattr(kernels, "kept_kernel", None)
+    fresh, a = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32")), grouped(40, 30, 20, 4)
+    args = [
+        a.data,
+        np.ones((30, 64), "float32"),
+        np.empty((40, 64), "float32"),
+        a.indptr,
+        a.indices,
+    ]
+    fresh(*args)
+    with pytest.raises(TypeError, match="not callable"):
+        fresh(*args)
+
+
+def test_little_work_and_short_rows_stay(kernel):
+    assert other(kernel, run(kernel, grouped(40, 40, 30, 4), 64)) is None
+    assert other(kernel, run(kernel, grouped(4096, 4096, 8, 4), 64)) is None
+
+
+def test_torch_and_refusals_are_those_of_the_kernel(small, kernel):
+    a = grouped(41, 30, 20, 4)
+    args = run(kernel, a, 64)
+    tensors = {name: torch.from_numpy(x) for name, x in args.items()}
+    for _ in range(2):
+        tensors["c"].zero_()
+        before = tensors["c"]._version
+        kernel(**tensors)
+        np.testing.assert_array_equal(tensors["c"], a @ args["b"])
+        assert tensors["c"]._version == before + 1
+    bad = {**args, "b": args["b"][:, ::2]}
+    wide = {**args, "a": args["a"].astype("float64")}
+    locked = {**args, "c": args["c"].copy()}
+    locked["c"].flags.writeable = False
+    refuse(
+        """
+        kernel(**wide)  # TypeError: 'a': expected dtype float32
+        kernel(**bad)  # ValueError: spmm: argument 'b'
+        kernel(**locked)  # ValueError: 'c': it is written, but the array is read-only
+        """,
+        globals(),
+        locals(),
+    )
+
+
+def test_what_is_kept_goes_with_the_matrix(small, kernel):
+    args = run(kernel, grouped(41, 30, 20, 4), 64)
+    panels, indices = other(kernel, args), weakref.ref(args["indices"])
+    assert panels._seen
+    args.clear()
+    gc.collect()
+    assert indices() is None and not panels._seen
+
+
+def test_programs_of_other_shapes_and_schedules():
+    spmm = PROGRAMS["spmm"].make("float32", "int32")
+    assert row_panels(spmm, LLVM).rows in (ROWS - 1, ROWS)
+    for name in ("sddmm", "spmv"):
+        assert row_panels(PROGRAMS[name].make("float32", "int32"), LLVM) is None
+    assert sparsetir.build(spmm, schedule=lambda sch: None).by_pattern is None
+    assert sparsetir.build(spmm, check=False).by_pattern is None
+
+
+@pytest.mark.parametrize(("m", "n", "length"), [(400, 300, 30), (9000, 200_000, 30), (3, 5, 2)])
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_columns_in_common(m, n, length, group):
+    a = grouped(m, n, length, group)
+    panels = [a[row : row + 4].indices for row in range(0, m, 4)]
+    exact = a.nnz / sum(len(np.unique(columns)) for columns in panels)
+    assert shared_columns(a.indptr, a.indices, 4) == pytest.approx(exact, rel=0.05)
+    assert (exact >= SHARED) == (group > 1) or m == 3
+
+
+def test_columns_in_common_of_nothing():
+    assert shared_columns(np.zeros(9, "int32"), np.zeros(0, "int32"), 4) == 0
