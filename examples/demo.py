@@ -132,7 +132,7 @@ def main() -> None:
     """Print all of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default, what in (
-        ("size", 2048, "of the weight to tune for"), ("features", 64, "of each node"),
+        ("size", 2048, "of the weight to tune for"), ("features", 96, "of each node"),
         ("trials", 24, "schedules to measure, at most"), ("seconds", 15, "of the search, at most"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} ({default})")
@@ -177,7 +177,8 @@ def main() -> None:
 
     weight, size = pruned(options.size), options.size
     print(f"\n6. Tuned to a matrix, a pruned weight of {size:,} x {size:,}. In it {GROUP} rows")
-    print(f"   each keep the same columns ({weight.nnz:,} numbers). The default is for any matrix.")
+    print(f"   each keep the same columns ({weight.nnz:,} numbers). The default makes use of that")
+    print(f"   where its tiles are full, which {features} features do not fill.")
     print(f"   Up to {options.trials} schedules are built, checked and measured:\n", flush=True)
     x = rng.random((size, features), "float32")
     tuned = sparsetir.tune(

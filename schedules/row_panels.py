@@ -11,7 +11,9 @@ rows: structural matrices (bcsstk13, 14, 16) 0.74, Jacobians and finite elements
 a node 0.70, groebner_id2003_aug 0.64, mbeacxc 0.68, a pruned weight that keeps the same columns in
 eight rows 0.55. Below the bounds of :mod:`sparsetir.schedules.search.shared_columns`: random ones
 with 30 % stored 0.78 to 1.03, with 20 % up to 1.06, rows of 20 elements up to 1.4, tiles of three
-times the L2 cache up to 1.2. Tiles of two vectors pay alone: several take up to twice as long.
+times the L2 cache up to 1.2. Tiles of two vectors pay alone: several take up to twice as long. With
+16 registers of 256 bits there is no room for more than two: 0.60 to 0.78 with 16 features, 0.9 to
+1.3 with more.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ from sparsetir.schedules.search.program_space import RowTileOfAnySize
 from sparsetir.schedules.search.shared_columns import SHARED, long_rows, shared_columns, tile_fits
 from sparsetir.schedules.search.visit_orders import VECTORS
 from sparsetir.schedules.targets import pool, vector_registers
+from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED
 from sparsetir.schedules.templates.shapes import ShapeError, row_reduction
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
-ROWS = 4
+BITS = 256  # the least of a vector for which panels were measured
 # The most features that tiles compute, as a multiple of those that there are.
 OVERLAP = 1.125
 
@@ -41,36 +44,37 @@ class RowPanels(NamedTuple):
 
     indptr, indices : parameters
     columns, features : parameters, or numbers
-    rows : of a panel
     lanes : of a vector
     bytes : of an element
+    wide : whether registers hold the sums of a panel for tiles of four vectors
     """
 
     indptr: str
     indices: str
     columns: str | int
     features: str | int
-    rows: int
     lanes: int
     bytes: int
+    wide: bool
 
     def pay(self, arguments: Mapping[str, Any]) -> bool:
         """Whether rows share enough columns, by the index arrays and sizes among the arguments."""
         indptr, indices = arguments[self.indptr], arguments[self.indices]
         n = arguments.get(str(self.columns), self.columns)
         long = long_rows(len(indptr) - 1, n, len(indices))
-        return long and shared_columns(indptr, indices, self.rows) >= SHARED
+        return long and shared_columns(indptr, indices, ROWS_UNPACKED) >= SHARED
 
     def config(self, n: int, feat: int) -> RowTileOfAnySize | None:
         """The panels for a number of columns and of features; None if single rows are faster."""
         vectors = VECTORS if feat >= VECTORS * self.lanes else VECTORS // 2
         tile = vectors * self.lanes
         whole = tile <= feat and -(-feat // tile) * tile <= OVERLAP * feat
-        if not whole or not tile_fits(n, tile * self.bytes):
+        few = feat <= tile or self.wide
+        if not whole or not few or not tile_fits(n, tile * self.bytes):
             return None
         return RowTileOfAnySize(
-            tile, self.lanes, pack=vectors == VECTORS, blocks=pool(), parallel=pool() > 1,
-            rows=self.rows, packed=False,
+            tile, self.lanes, pack=True, blocks=pool(), parallel=pool() > 1, rows=ROWS_UNPACKED,
+            packed=False,
         )  # fmt: skip
 
 
@@ -99,12 +103,14 @@ def row_panels(func: SparseFunc, target: Any) -> RowPanels | None:
     bits, registers = vector_registers(target)
     if along != {nest.result, nest.gathered} or not same or dtype.bits not in (32, 64):
         return None
+    if bits < BITS:
+        return None
     n, feat = _size(axis.length), _size(features.length)
     if n is None or feat is None:
         return None
-    rows = ROWS if sum_vectors(registers) >= ROWS * VECTORS else ROWS - 1
     names = str(axis.indptr.name), str(axis.indices.name)
-    return RowPanels(*names, n, feat, rows, bits // dtype.bits, dtype.bits // 8)
+    wide = sum_vectors(registers) >= ROWS_UNPACKED * VECTORS
+    return RowPanels(*names, n, feat, bits // dtype.bits, dtype.bits // 8, wide)
 
 
 def _size(size: Any) -> str | int | None:

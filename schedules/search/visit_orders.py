@@ -6,7 +6,7 @@ from typing import Any
 
 from sparsetir.schedules.registers import feature_tile, tasks
 from sparsetir.schedules.targets import l2_bytes
-from sparsetir.schedules.templates.row_tile import RowTile
+from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED, RowTile
 
 # The least rows for which no branch predictor remembers their lengths, and the greatest length for
 # which the end of a row takes a good part of its time.
@@ -77,14 +77,16 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -
 
 
 def panel_rows(
-    stats: Any, lanes: int, sums: int, summed: int, parallel: bool, cpu: str = ""
-) -> RowTile:
+    stats: Any, lanes: int, sums: int, summed: int, parallel: bool, cpu: str = "",
+    sharing: bool = False,
+) -> RowTile:  # fmt: skip
     """Panels for a pattern, with as many accumulator vectors as there are registers for.
 
     stats : :class:`sparsetir.schedules.search.choose.Statistics`
     sums : accumulator vectors that registers hold
     summed : bytes per accumulator
     cpu : its name in LLVM
+    sharing : whether rows share columns: then there are four, for values of each call, too
 
     More rows are more loops, 15 for four, 31 for five and 63 for six, of fewer visits each. Zen 5
     takes 1.05 to 1.2 times less time for five or six than for four if a tile has four vectors
@@ -103,6 +105,7 @@ def panel_rows(
     wide = tile.tile >= VECTORS * tile.lanes
     elements = ELEMENTS.get(cpu, ELEMENTS_ELSEWHERE) if wide else ELEMENTS_ELSEWHERE
     rows = 3 + sum(stats.nnz >= stats.m * least for least in elements)
+    rows = max(rows, ROWS_UNPACKED) if sharing else rows
     rows = min(rows, 3) if sums < 4 * VECTORS else rows
     tiles = -(-stats.feat // tile.tile)
     blocks = tasks(stats.threads, tiles) if parallel else 1

@@ -30,6 +30,7 @@ from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.schedules.registers import feat_field, tasks
+from sparsetir.schedules.search.shared_columns import SHARED
 from sparsetir.schedules.template import SearchInput, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight
@@ -301,7 +302,8 @@ def choices(search: SearchInput) -> Tried:
     visits = ["rows"]
     if any(config.window for config in listed):
         visits += [f"sorted {window}" for window in WINDOWS]
-    dense = stats.nnz >= LEAST * stats.m * stats.n and lanes <= feat
+    dense = stats.nnz >= LEAST * stats.m * stats.n or stats.shared >= SHARED
+    dense = dense and lanes <= feat
     if dense and problem.reduce == "sum" and not problem.batched:
         visits += [f"panels {rows}" for rows in range(2, MOST_ROWS + 1)]
         # Results of compacted panels are updated.

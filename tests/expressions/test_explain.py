@@ -87,7 +87,7 @@ def test_a_schedule(by_name):
 
 
 def test_a_kernel_is_the_one_that_is_shown(monkeypatch, kernel):
-    monkeypatch.setattr(explained, "lower", None)
+    monkeypatch.setattr(explained, "build", None)
     report = sparsetir.explain(kernel, GIVEN)
     assert report.kernel is kernel and report.title.endswith(", as it was built")
     assert report.facts["roofline"]["visits"] == MATRIX.nnz * 8

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import sparsetir
 from drawing import examples
 from sparsetir.formats import BSR
+from sparsetir.planning.plan import requested
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows
@@ -82,6 +83,26 @@ BLOCKED = Statistics(m=1024, n=1024, nnz=10**5, feat=512, block=32)
 
 
 PRUNED = Statistics(m=512, n=1024, nnz=512 * 1024 // 5, feat=128)
+
+
+def test_panels_of_rows_that_share_columns():
+    mesh = Statistics(m=5000, n=2000, nnz=250_000, feat=128, shared=3.0)
+    config = choose(Spmm(), mesh, CPU)
+    assert (config.rows, config.pack, config.unpacked.rows) == (4, True, 4)
+    for other in ({"shared": 1.5}, {"feat": 24}, {"n": 10**5}):
+        assert not choose(Spmm(), replace(mesh, **other), CPU).in_panels
+    few_registers = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
+    assert not choose(Spmm(), mesh, few_registers).in_panels
+    assert choose(Spmm(), replace(mesh, feat=16), few_registers).in_panels
+
+
+def test_plans_measure_columns_in_common_of_long_rows():
+    rows = np.repeat(np.sort(np.argsort(RNG.random((100, 300)))[:, :30]), 4, axis=0)
+    for matrix, shared in ((rows, 4), (rows[RNG.permutation(400)], 1), (rows[:, :20], 1)):
+        indptr = np.arange(401) * matrix.shape[1]
+        a = sp.csr_array((np.ones(matrix.size, "float32"), matrix.ravel(), indptr), (400, 300))
+        statistics = requested("spmm", sparsetir.SparseMatrix(a), 64).statistics
+        assert statistics.shared == shared
 
 
 def test_panels_of_pruned_weights():

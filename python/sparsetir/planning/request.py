@@ -30,11 +30,13 @@ from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.search.by_format import by_format, on_engine
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.locality import Locality
+from sparsetir.schedules.search.shared_columns import long_rows, shared_columns
 from sparsetir.schedules.search.spaces import Space, space
 from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.template import Branch, Choices, Template
 from sparsetir.schedules.templates.of_program import check_choices
 from sparsetir.schedules.templates.registry import template_of, templates_for
+from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED
 
 # Defaults of options, if not None.
 DEFAULTS = {"reduce": "sum", "weighted": True, "semiring": "plus_times"}
@@ -493,6 +495,10 @@ def matrix_request(
     if isinstance(problem, Spmm) and not is_gpu(target) and statistics.asks_for_locality:
         columns = matrix.indices if isinstance(matrix, CsrPattern) else matrix.pattern.columns
         statistics = replace(statistics, locality=Locality.of(columns))
+    planned = isinstance(problem, Spmm) and not is_gpu(target) and isinstance(matrix, SparseMatrix)
+    if planned and long_rows(m, n, matrix.nnz):
+        arrays = matrix.pattern.indptr, matrix.pattern.columns
+        statistics = replace(statistics, shared=shared_columns(*arrays, ROWS_UNPACKED) // 0.25 / 4)
     there = (*operator.dims, *["a"] * operator.reads_values)
     sizes, callers = {"heads": heads or 1, "feat": feat}, {"heads": heads, "feat": feat}
     return OnMatrix(

@@ -104,7 +104,7 @@ def build(
         by_default = isinstance(now, SparseFunc) and schedule is None and not is_gpu(target)
         panels = row_panels(now, target) if by_default and check else None
         if panels is not None:
-            kernel.by_pattern = by_pattern(now, panels, kernel.signature.names, target)
+            kernel.by_pattern = by_pattern(kernel, now, panels)
         return kernel
     stages = {name: lower(f, schedule, config, target) for name, f in functions.items()}
     kernels = kernels_of(stages, target, check)

@@ -17,8 +17,8 @@ from tvm.sym import Analyzer
 from sparsetir._versions import VERSION
 from sparsetir.runtime import pool
 from sparsetir.runtime.bound_arguments import bound_arguments
+from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.runtime.pipeline import kernel_of, lower
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.texts import Section, as_html, as_markdown, as_text, many, micros, readable
 from sparsetir.schedules.loop_shapes import loop_shapes
@@ -153,7 +153,9 @@ def explain_program(
         kernel = what
     else:
         resolved = resolve_target("llvm" if target is None else target)
-        kernel = kernel_of(lower(what, schedule, target=resolved), resolved)
+        kernel = build(what, resolved, schedule=schedule)
+    if values:  # they may choose the order of rows
+        kernel = kernel.chosen_for(values)
     for place in kernel.signature.outputs if values else ():
         written = kernel.signature.names[place]
         values[written] = values[written].copy()

@@ -216,11 +216,11 @@ class Kernel:
         for i, low, high, step in self._promised:
             if not low <= values[i] <= high or values[i] % step:
                 self._given.refuse_broken_promise(values)
-        seen = self._remembered(values) if self._remembers else None
-        other = None if seen is None or seen.other is None else seen.other(values)
-        if other is not None:
-            return other(*values)
-        for i, by in self.gathered:
+        kernel, seen = self, self._remembered(values) if self._remembers else None
+        if seen is not None and seen.other is not None:
+            kernel = seen.other(values) or self
+            seen = seen if kernel is self else kernel._remembered(values)
+        for i, by in kernel.gathered:
             if isinstance(values[i], np.ndarray) and values[i].nbytes >= LEAST_ALIGNED:
                 values[i] = aligned_rows(values[i], values[by], [values[o] for o in self._outputs])
         if not numpy:
@@ -232,16 +232,16 @@ class Kernel:
             else:
                 numpy = True
         if seen is not None:
-            values += self._with_values(values, seen) if seen.orders else seen.computed
+            values += kernel._with_values(values, seen) if seen.orders else seen.computed
             for i, view in seen.views:
                 values[i] = view
         refusal = None
         try:
-            self._run(*(self._in_natural_shape(values) if self._other_shapes else values))
+            kernel._run(*(kernel._in_natural_shape(values) if kernel._other_shapes else values))
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             refusal = error
         if refusal is not None:
-            self.run_refused(values, refusal)
+            kernel.run_refused(values, refusal)
         if not numpy:
             count_writes([values[i] for i in self._outputs])
 
@@ -291,6 +291,31 @@ class Kernel:
         self._given.complete(values)
         named = zip(self.signature.names, values, strict=True)
         return {name: x for name, x in named if x is not PENDING}
+
+    def chosen_for(self, given: Mapping[str, object]) -> Kernel:
+        """The kernel that runs from the second call with the same index arrays on.
+
+        Parameters
+        ----------
+        given : mapping
+            Arguments by name; scalars that the shapes of arrays imply may be left out.
+
+        Returns
+        -------
+        Kernel
+            This one, but for a program and pattern with another order of rows.
+
+        Raises
+        ------
+        TypeError, ValueError, StructureError
+            As a call does.
+        """
+        values = [*self.completed(given).values()]
+        if self.by_pattern is None:
+            return self
+        self._remembered(values)
+        other = self._remembered(values).other
+        return (None if other is None else other(values)) or self
 
     @property
     def assumes(self) -> Mapping[str, int]:

@@ -8,7 +8,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import tvm
-from tvm.target import Target
 
 from sparsetir.runtime.kernel import ByPattern, Kernel
 from sparsetir.runtime.kernel_cache import kept_kernel
@@ -22,19 +21,16 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 _compiling = threading.Lock()
 
 
-def by_pattern(
-    func: SparseFunc, panels: RowPanels, names: Sequence[str], target: Target
-) -> ByPattern:
-    """The attribute :attr:`Kernel.by_pattern` of a program's kernel.
-
-    names : the caller's parameters, in order
-    """
+def by_pattern(kernel: Kernel, func: SparseFunc, panels: RowPanels) -> ByPattern:
+    """The attribute :attr:`Kernel.by_pattern` of a program's kernel."""
+    names, target = kernel.signature.names, kernel.target
 
     @lru_cache
     def compiled(config: Any) -> Kernel:
         what = f"{tvm.ir.save_json(func)} {config!r}"
         with _compiling:
-            return kept_kernel(lambda: what, target, partial(lower, func, apply, config, target))[0]
+            stages = partial(lower, func, apply, config, target)
+            return kept_kernel(lambda: what, target, stages)[0]
 
     def of(arguments: Mapping[str, Any]) -> Callable[[Sequence[Any]], Kernel | None] | None:
         if not panels.pay(arguments):
