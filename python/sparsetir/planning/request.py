@@ -495,8 +495,8 @@ def matrix_request(
     if isinstance(problem, Spmm) and not is_gpu(target) and statistics.asks_for_locality:
         columns = matrix.indices if isinstance(matrix, CsrPattern) else matrix.pattern.columns
         statistics = replace(statistics, locality=Locality.of(columns))
-    planned = isinstance(problem, Spmm) and not is_gpu(target) and isinstance(matrix, SparseMatrix)
-    if planned and long_rows(m, n, matrix.nnz):
+    on_cpu = isinstance(problem, Spmm) and not is_gpu(target)
+    if on_cpu and isinstance(matrix, SparseMatrix) and long_rows(m, n, matrix.nnz):
         arrays = matrix.pattern.indptr, matrix.pattern.columns
         statistics = replace(statistics, shared=shared_columns(*arrays, ROWS_UNPACKED) // 0.25 / 4)
     there = (*operator.dims, *["a"] * operator.reads_values)

@@ -101,10 +101,9 @@ def build(
         now = _snapshot(obj)
         stages, what = partial(lower, now, schedule, config, target), partial(_text, now, schedule)
         kernel = kept_kernel(what, target, stages, check)[0]
-        by_default = isinstance(now, SparseFunc) and schedule is None and not is_gpu(target)
-        panels = row_panels(now, target) if by_default and check else None
-        if panels is not None:
-            kernel.by_pattern = by_pattern(kernel, now, panels)
+        if isinstance(now, SparseFunc) and schedule is None and check and not is_gpu(target):
+            panels = row_panels(now, target)
+            kernel.by_pattern = None if panels is None else by_pattern(kernel, now, panels)
         return kernel
     stages = {name: lower(f, schedule, config, target) for name, f in functions.items()}
     kernels = kernels_of(stages, target, check)
