@@ -62,7 +62,7 @@ class RowPanels(NamedTuple):
         indptr, indices = arguments[self.indptr], arguments[self.indices]
         n = arguments.get(str(self.columns), self.columns)
         long = long_rows(len(indptr) - 1, n, len(indices))
-        return long and shared_columns(indptr, indices, ROWS_UNPACKED) >= SHARED
+        return long and shared_columns(indptr, indices, n, ROWS_UNPACKED) >= SHARED
 
     def config(self, n: int, feat: int) -> RowTileOfAnySize | None:
         """The panels for a number of columns and of features; None if single rows are faster."""

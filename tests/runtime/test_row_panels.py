@@ -145,9 +145,9 @@ def test_columns_in_common(m, n, length, group):
     a = grouped(m, n, length, group)
     panels = [a[row : row + 4].indices for row in range(0, m, 4)]
     exact = a.nnz / sum(len(np.unique(columns)) for columns in panels)
-    assert shared_columns(a.indptr, a.indices, 4) == pytest.approx(exact, rel=0.05)
+    assert shared_columns(a.indptr, a.indices, n, 4) == pytest.approx(exact, rel=0.05)
     assert (exact >= SHARED) == (group > 1) or m == 3
 
 
 def test_columns_in_common_of_nothing():
-    assert shared_columns(np.zeros(9, "int32"), np.zeros(0, "int32"), 4) == 0
+    assert shared_columns(np.zeros(9, "int32"), np.zeros(0, "int32"), 5, 4) == 0

@@ -102,7 +102,7 @@ def test_plans_measure_columns_in_common_of_long_rows():
         indptr = np.arange(401) * matrix.shape[1]
         a = sp.csr_array((np.ones(matrix.size, "float32"), matrix.ravel(), indptr), (400, 300))
         statistics = requested("spmm", sparsetir.SparseMatrix(a), 64).statistics
-        assert statistics.shared == shared
+        assert round(statistics.shared) == shared
 
 
 def test_panels_of_pruned_weights():

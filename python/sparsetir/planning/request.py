@@ -498,7 +498,7 @@ def matrix_request(
     on_cpu = isinstance(problem, Spmm) and not is_gpu(target)
     if on_cpu and isinstance(matrix, SparseMatrix) and long_rows(m, n, matrix.nnz):
         arrays = matrix.pattern.indptr, matrix.pattern.columns
-        statistics = replace(statistics, shared=shared_columns(*arrays, ROWS_UNPACKED) // 0.25 / 4)
+        statistics = replace(statistics, shared=round(shared_columns(*arrays, n, ROWS_UNPACKED), 1))
     there = (*operator.dims, *["a"] * operator.reads_values)
     sizes, callers = {"heads": heads or 1, "feat": feat}, {"heads": heads, "feat": feat}
     return OnMatrix(
