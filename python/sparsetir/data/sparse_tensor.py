@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# Rows of which scipy gets row pointers, however few elements there are.
-FEW_ROWS = 2**20
+# Rows and columns that scipy may compress, however few elements there are.
+FEW_LINES = 2**20
 
 
 class _Structure:
@@ -46,12 +46,17 @@ class _Structure:
 
     def transpose(self) -> tuple[_Structure, np.ndarray, np.ndarray]:
         if self.transposed is None:
-            rows, cols = self.pattern.coords
-            shape = self.pattern.shape[::-1]
-            coords, places = sources.distinct([cols, rows], shape)
-            order = np.empty_like(places)
-            order[places] = np.arange(len(places), dtype=places.dtype)
-            other = _Structure(Pattern(coords, shape))
+            shape, positions = self.pattern.shape[::-1], self.positions
+            if positions.format == "csr":
+                turned = positions.tocsc()
+                order = turned.data - 1
+                pattern = Pattern.from_csr(turned.indptr, turned.indices, shape, check=False)
+            else:
+                order = np.lexsort(self.pattern.coords)
+                pattern = Pattern([c[order] for c in self.pattern.coords[::-1]], shape)
+            places = np.empty_like(order)
+            places[order] = np.arange(len(order), dtype=order.dtype)
+            other = _Structure(pattern)
             other.transposed = self, places, order
             self.transposed = other, order, places
         return self.transposed
@@ -61,7 +66,7 @@ class _Structure:
         """An array of scipy with the positions of elements, from 1, as values."""
         pattern, count = self.pattern, self.pattern.nnz + 1
         numbers = np.arange(1, count, dtype=index_type(count))
-        if pattern.order != 2 or pattern.shape[0] > FEW_ROWS + 8 * count:
+        if pattern.order != 2 or max(pattern.shape) > FEW_LINES + 8 * count:
             return scipy.sparse.coo_array((numbers, tuple(pattern.coords)), pattern.shape)
         pattern.check_once()
         arrays = numbers, pattern.columns, pattern.indptr
