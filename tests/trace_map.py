@@ -124,7 +124,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as empty:
         cache = Cache(Path(empty), tvm.compile)
         cache.quick, tvm.compile = True, cache.compile
-        with assume(
-            real_machine()._replace(caches={"L2": 512 << 10})
-        ):  # rows of X are not all in it
+        small = real_machine()._replace(caches={"L2": 512 << 10})  # rows of X are not all in it
+        with assume(small):
             print(json.dumps(sections()))
