@@ -43,6 +43,7 @@ from sparsetir.schedules.passes.nests import (
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
+from sparsetir.sparse_ir.tile_marks import conjuncts
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     cast,
@@ -264,7 +265,8 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
             f"{division.caller}: argument 'steps': expected loops over rows and columns of the "
             f"sums around block '{nest.name}', got {[v.name for v in loops]} around {indices}"
         )
-    conditions, written = split_guards(nest.body)
+    guards, written = split_guards(nest.body)
+    conditions = [c for guard in guards for c in conjuncts(guard)]
     store = isinstance(written, tirx.BufferStore) and not written.buffer.same_as(sums)
 
     def code(warp: Any, lane: Any) -> Any:
@@ -275,13 +277,31 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
             body = redirected(stmt, lambda b, _: held if b.same_as(sums) else None)
             return substitute(body, values)
 
-        def several(*idx: Any) -> Any:
-            n = tirx.Var("pair", "int32")
-            all_of = loop_over(n, division.own[-1], one(written, *idx, n), tirx.ForKind.VECTORIZED)
-            return add_guards([one(c, *idx, as_dtype(0, "int32")) for c in conditions], all_of)
+        if not (pairs and store and not division.turned):
+            return unrolled(division.own, lambda *index: one(nest.body, *index))
+        zero, (row, column) = as_dtype(0, "int32"), indices
+        on_column = [c for c in conditions if column in free_vars(c)]
 
-        if pairs and store and not division.turned:
-            return unrolled(division.own[:-1], several)
-        return unrolled(division.own, lambda *index: one(nest.body, *index))
+        def stored(guards: list[Any]) -> Any:
+            """All sums, by rows; guards : conditions on each pair of columns."""
+
+            def pair(i: Any, j: Any, r: Any) -> Any:
+                n = tirx.Var("pair", "int32")
+                both = loop_over(n, 2, one(written, i, j, r, n), tirx.ForKind.VECTORIZED)
+                return add_guards([one(c, i, j, r, zero) for c in guards], both)
+
+            def of_row(i: Any, r: Any) -> Any:
+                across = unrolled([division.own[1]], lambda j: pair(i, j, r))
+                on_row = [c for c in conditions if column not in free_vars(c)]
+                return add_guards([one(c, i, zero, r, zero) for c in on_row], across)
+
+            return unrolled([division.own[0], division.own[2]], of_row)
+
+        if not on_column or any(row in free_vars(c) for c in on_column):
+            return stored(on_column)
+        # Stores under no condition of their own share the address of their row.
+        tiles = [as_dtype(j, "int32") for j in range(division.own[1])]
+        whole = [one(c, zero, j, zero, zero) for c in on_column for j in tiles]
+        return tirx.IfThenElse(tirx.all(*whole), stored([]), stored(on_column))
 
     return for_threads(nest.name, division.warps, code)
