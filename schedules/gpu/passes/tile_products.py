@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NoReturn
 
 from tvm import ir, s_tir, tirx
@@ -63,6 +64,7 @@ class Division:
     sizes : rows and columns of the tile
     warps : warps per thread block
     own : extents of loops over a thread's sums
+    rows : which of these run over rows
     turned : whether the innermost of these runs down a column
     name : a name of the division with the sizes
     """
@@ -71,6 +73,7 @@ class Division:
     sizes: tuple[int, int]
     warps: int
     own: list[int]
+    rows: tuple[int, ...] = (0,)
     turned = False
     name: str
 
@@ -277,31 +280,45 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
             body = redirected(stmt, lambda b, _: held if b.same_as(sums) else None)
             return substitute(body, values)
 
-        if not (pairs and store and not division.turned):
-            return unrolled(division.own, lambda *index: one(nest.body, *index))
-        zero, (row, column) = as_dtype(0, "int32"), indices
+        vector = pairs and store and not division.turned
+        if not conditions and not vector:
+            return unrolled(division.own, lambda *index: one(written, *index))
+        row, column = indices
+        on_row = [c for c in conditions if column not in free_vars(c)]
         on_column = [c for c in conditions if column in free_vars(c)]
+        across = [k for k in range(len(division.own)) if k not in division.rows]
+        extents, zero, first = [division.own[k] for k in across], as_dtype(0, "int32"), []
+        if vector:  # along the last loop over columns; conditions are those of its first one
+            extents, first = extents[:-1], [zero]
+
+        def visit(stmt: Any, of_rows: Sequence[Any], of_columns: Sequence[Any]) -> Any:
+            places = dict(zip((*division.rows, *across), (*of_rows, *of_columns), strict=True))
+            return one(stmt, *(places[k] for k in range(len(places))))
 
         def stored(guards: list[Any]) -> Any:
-            """All sums, by rows; guards : conditions on each pair of columns."""
+            """All sums, by rows; guards : conditions on each column, or pair."""
 
-            def pair(i: Any, j: Any, r: Any) -> Any:
-                n = tirx.Var("pair", "int32")
-                both = loop_over(n, 2, one(written, i, j, r, n), tirx.ForKind.VECTORIZED)
-                return add_guards([one(c, i, j, r, zero) for c in guards], both)
+            def of_row(*r: Any) -> Any:
+                def each(*c: Any) -> Any:
+                    inside = [visit(guard, r, [*c, *first]) for guard in guards]
+                    if not vector:
+                        return add_guards(inside, visit(written, r, c))
+                    n = tirx.Var("pair", "int32")
+                    both = visit(written, r, [*c, n])
+                    both = loop_over(n, division.own[-1], both, tirx.ForKind.VECTORIZED)
+                    return add_guards(inside, both)
 
-            def of_row(i: Any, r: Any) -> Any:
-                across = unrolled([division.own[1]], lambda j: pair(i, j, r))
-                on_row = [c for c in conditions if column not in free_vars(c)]
-                return add_guards([one(c, i, zero, r, zero) for c in on_row], across)
+                zeros = [zero] * len(across)
+                return add_guards([visit(c, r, zeros) for c in on_row], unrolled(extents, each))
 
-            return unrolled([division.own[0], division.own[2]], of_row)
+            return unrolled([division.own[k] for k in division.rows], of_row)
 
         if not on_column or any(row in free_vars(c) for c in on_column):
             return stored(on_column)
         # Stores under no condition of their own share the address of their row.
-        tiles = [as_dtype(j, "int32") for j in range(division.own[1])]
-        whole = [one(c, zero, j, zero, zero) for c in on_column for j in tiles]
+        zeros, every = [zero] * len(division.rows), product(*map(range, extents))
+        places = [[*(as_dtype(x, "int32") for x in place), *first] for place in every]
+        whole = [visit(c, zeros, place) for c in on_column for place in places]
         return tirx.IfThenElse(tirx.all(*whole), stored([]), stored(on_column))
 
     return for_threads(nest.name, division.warps, code)
