@@ -67,10 +67,11 @@ class _Structure:
         pattern, count = self.pattern, self.pattern.nnz + 1
         numbers = np.arange(1, count, dtype=index_type(count))
         if pattern.order != 2 or max(pattern.shape) > FEW_LINES + 8 * count:
-            return scipy.sparse.coo_array((numbers, tuple(pattern.coords)), pattern.shape)
-        pattern.check_once()
-        arrays = numbers, pattern.columns, pattern.indptr
-        out = scipy.sparse.csr_array(arrays, pattern.shape)
+            out: Any = scipy.sparse.coo_array((numbers, tuple(pattern.coords)), pattern.shape)
+        else:
+            pattern.check_once()
+            arrays = numbers, pattern.columns, pattern.indptr
+            out = scipy.sparse.csr_array(arrays, pattern.shape)
         out.has_canonical_format = True
         return out
 
