@@ -171,18 +171,18 @@ class _Code:
         in_loops = {x.factor.shared.name for x in read if x not in self.program.held}
         staged = {f.shared.name for f in self.factors if f.step is not None}
         begins: dict[Any, int] = {}
-        rooms: list[tuple[int, int]] = []  # places and sizes of last stages
+        last_stages: list[tuple[int, int]] = []  # places and sizes
         size = 0
         for array in sorted(shared, key=lambda b: b.name not in staged):
             length = int(array.ty.shape[0])
-            fitting = [r for r in rooms if r[1] >= length and array.name not in in_loops]
+            fitting = [r for r in last_stages if r[1] >= length and array.name not in in_loops]
             begins[array] = fitting[0][0] if fitting else size
             if fitting:
-                rooms.remove(fitting[0])
+                last_stages.remove(fitting[0])
                 continue
             size += length
             if array.name in staged:
-                rooms.append((size - length // self.stages, length // self.stages))
+                last_stages.append((size - length // self.stages, length // self.stages))
         return begins, size
 
     def _by_threads(self, name: str, stmt: Any) -> Any:
