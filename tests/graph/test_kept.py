@@ -17,8 +17,16 @@ MODELS = {
     "GAT": lambda: Wrapped(pyg.GATConv(6, 4, heads=2)),  # self loops: a prelude
     "GATv2": lambda: Wrapped(pyg.GATv2Conv(6, 4, heads=2, edge_dim=3)),  # products at edges
     "GCN": lambda: Wrapped(pyg.GCNConv(6, 8)),
+    "numbers": lambda: Numbers(),  # with constants in the graph
     "SAGE": lambda: Wrapped(pyg.SAGEConv(6, 8, aggr="max")),
 }
+
+
+class Numbers(torch.nn.Module):
+    def forward(self, x, edges):
+        first = torch.tensor(2.5)
+        values = torch.where(x[edges[0]] > 0, x[edges[0]] * first, torch.tensor(0.5).to(x.dtype))
+        return torch.zeros_like(x).index_add(0, edges[1], values)
 
 
 class Constant(torch.nn.Module):

@@ -12,6 +12,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, fx
 from torch._functorch import config as functorch_config
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx.node import map_aggregate, map_arg
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetir.graph import ahead
 from sparsetir.graph.operator import Region, RegionProduct
@@ -91,15 +93,17 @@ class Code(OutputCode):  # type: ignore[misc, valid-type]
         """Replace the function by bytes, in the copy that torch pickles."""
         memory = io.BytesIO()
         try:
-            _Pickler(memory).dump(self._parts)
+            with _disable_current_modes():  # torch traces with tensors without values
+                _Pickler(memory).dump(self._parts)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise BypassAOTAutogradCache(str(error)) from error
         self._parts, self._run = memory.getvalue(), None
 
     def post_compile(self, *_: Any) -> None:
         """Make the function of its bytes."""
-        self._parts = make, parts = pickle.loads(self._parts)
-        self._run = make(*parts)
+        with _disable_current_modes():
+            self._parts = make, parts = pickle.loads(self._parts)
+            self._run = make(*parts)
 
     def set_triton_bundle(self, _: Any) -> None:
         """Do nothing, as there is no code of Triton's."""
@@ -117,6 +121,8 @@ class _Details(AOTAutogradCacheDetails):  # type: ignore[misc, valid-type]
         others = {_namespace(node.target) for node in gm.graph.nodes} - NAMESPACES - {""}
         if others:
             raise BypassAOTAutogradCache(f"operators of {sorted(others)} may change")
+        if gm.graph.find_nodes(op="get_attr"):  # whose values are no part of the key
+            raise BypassAOTAutogradCache("constants of the model")
         tensors = [x for x in example_inputs if isinstance(x, Tensor)]
         memory = {x.untyped_storage()._cdata for x in tensors}
         numbers = [x for x in example_inputs if isinstance(x, torch.SymInt | int)]
@@ -143,19 +149,22 @@ def _namespace(target: Any) -> str:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler of graphs of operators and regions, which have no tensors."""
+    """A pickler of graphs of operators and regions, whose constants are numbers."""
 
     def reducer_override(self, x: Any) -> Any:
         if isinstance(x, fx.GraphModule):
-            return _module, (_nodes(x.graph),)
+            constants = {n.target: getattr(x, n.target) for n in x.graph.find_nodes(op="get_attr")}
+            return _module, (_nodes(x.graph), constants)
         if isinstance(x, OpOverload):
             return _operator, (x.namespace, x._opname, x._overloadname)
         if isinstance(x, Region | RegionProduct):
             return type(x), (x.program,)
         if isinstance(x, Run):
             return Run, (x.gradient,)
-        if isinstance(x, Tensor):
+        if isinstance(x, Tensor) and x.dim():
             raise pickle.PicklingError("tensors are not kept")
+        if isinstance(x, Tensor):
+            return partial(torch.tensor, dtype=x.dtype), (x.item(),)
         return NotImplemented
 
 
@@ -164,8 +173,6 @@ class _Number(int):
 
 
 def _nodes(graph: fx.Graph) -> list[tuple[Any, ...]]:
-    if graph.find_nodes(op="get_attr"):
-        raise pickle.PicklingError("constants are not kept")
     numbers = {node: _Number(n) for n, node in enumerate(graph.nodes)}
 
     def numbered(x: Any) -> Any:
@@ -174,7 +181,7 @@ def _nodes(graph: fx.Graph) -> list[tuple[Any, ...]]:
     return [(n.op, n.target, numbered(n.args), numbered(n.kwargs), n.name) for n in graph.nodes]
 
 
-def _module(nodes: list[tuple[Any, ...]]) -> fx.GraphModule:
+def _module(nodes: list[tuple[Any, ...]], constants: dict[str, Any]) -> fx.GraphModule:
     graph, made = fx.Graph(), list[fx.Node]()
     regions = [target for _, target, *_ in nodes if isinstance(target, Region | RegionProduct)]
     ahead.begin(region.program.expected() for region in regions)
@@ -185,7 +192,7 @@ def _module(nodes: list[tuple[Any, ...]]) -> fx.GraphModule:
     for op, target, args, kwargs, name in nodes:
         args, kwargs = map_aggregate(args, node), map_aggregate(kwargs, node)
         made.append(graph.create_node(op, target, args, kwargs, name))
-    return fx.GraphModule({}, graph)
+    return fx.GraphModule(constants, graph)
 
 
 def _operator(namespace: str, name: str, overload: str) -> OpOverload:
