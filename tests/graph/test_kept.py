@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch._dynamo.utils import counters
 
 pytest.importorskip("torch_geometric")
@@ -77,6 +78,20 @@ def test_loaded_backward_runs_again_and_batched(folder):
         for a, b in zip(together, map(torch.stack, zip(*each, strict=True)), strict=True):
             torch.testing.assert_close(a, b)
     assert loaded() == 1
+
+
+def test_loaded_backward_in_compiled_autograd(folder):
+    model, args = MODELS["GCN"](), (torch.randn(20, 6), torch.randint(0, 20, (2, 90)))
+    expected = torch.autograd.grad(model(*args).sum(), list(model.parameters()))
+    for step in range(2):
+        call, loaded = again(model)
+        out = call(*args).sum()
+        with compiled_autograd._enable(torch.compile(backend="eager", dynamic=True)):
+            model.zero_grad()
+            out.backward()
+        for x, grad in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(x.grad, grad)
+        assert loaded() == step
 
 
 def test_graphs_of_other_circumstances_are_not_loaded(folder, monkeypatch):
