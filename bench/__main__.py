@@ -129,6 +129,9 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...], int | None]] = {
         THREADS_OF_ALL, option("--arch", default="sm_90", help="default: sm_90"),
         option("--kernels", default="", help="those whose names hold this (default: all)"),
     ), None),
+    "gpu_counts": ("what GPU kernels do, by their PTX, beside plain ones: no GPU, no times", (
+        option("--kernels", default="", help="those whose names hold this (default: all)"),
+    ), 1),
     "readme": ("all figures of the README and the pages, in one file", (
         THREADS_OF_ALL, option("--data", type=Path, help="graphs/, matrices/, pruned/, tensors/"),
         number("--minutes", 40, "for all of it", float),

@@ -30,7 +30,7 @@ from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
-from sparsetir.sparse_ir.tile_marks import is_likely
+from sparsetir.sparse_ir.tile_marks import conjuncts
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     as_one,
@@ -157,7 +157,7 @@ def _init_nest(realize: Any, path: list[Any]) -> tuple[Any, tirx.Stmt] | None:
         values.append(value)
 
     predicate = tirx.const(True, "bool")
-    for term in _conjuncts(realize.predicate):
+    for term in conjuncts(realize.predicate):
         if not free_vars(term) & reduced:
             predicate = tirx.all(predicate, substitute(term, renamed))
     init_block = s_tir.SBlock(
@@ -173,13 +173,3 @@ def _init_nest(realize: Any, path: list[Any]) -> tuple[Any, tirx.Stmt] | None:
         extent = substitute(loop.extent, renamed)
         nest = loop_with(loop, loop_var=var, extent=extent, body=nest)
     return (reduce_loops[0] if reduce_loops else None), nest
-
-
-def _conjuncts(expr: Any) -> list[Any]:
-    if isinstance(expr, tirx.And):
-        return [*_conjuncts(expr.a), *_conjuncts(expr.b)]
-    if isinstance(expr, tirx.IntImm):
-        return []
-    if is_likely(expr):
-        return _conjuncts(expr.args[0])
-    return [expr]

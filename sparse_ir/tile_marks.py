@@ -67,6 +67,13 @@ def is_likely(condition: Any) -> bool:
     return _is_call(condition, LIKELY)
 
 
+def conjuncts(condition: Any) -> list[Any]:
+    """The conditions whose conjunction a condition is, without marks by `T.likely`."""
+    if isinstance(condition, tirx.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    return conjuncts(condition.args[0]) if is_likely(condition) else [condition]
+
+
 def without_marks(tree: Any) -> Any:
     """A tree in which tails become `T.likely` and bounds `T.min`, which TVM's passes know.
 

@@ -758,3 +758,25 @@ def test_all_blocks_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PtxError, match="race: block 9.* which block 0"):
         launch("setp.eq.u32 %p1, %r0, 0;\n rem.u32 %r2, %r1, 9; mad.wide.u32 %d3, %r2, 4, %d0;\n"
                "@%p1 st.global.u32 [%d3], %r1;", x, threads=64, grid=10)  # fmt: skip
+
+
+def test_the_cost_of_a_launch() -> None:
+    """Warps' instructions with the lanes on, sectors by warp and by launch, passes over banks."""
+    room, total = np.zeros(80, "uint32"), np.zeros(1, "uint32")
+    x, shared = room[-room.ctypes.data % 32 // 4 :], ".shared .align 16 .b8 S[1024];"
+    body = """
+      add.s64 %d3, %d0, %d20; mov.u32 %r2, S; mad.lo.u32 %r3, %r0, 8, %r2; st.shared.u32 [%r3], %r0;
+      ld.global.u32 %r4, [%d0]; st.global.u32 [%d3], %r0;
+      setp.lt.u32 %p1, %r0, 40; @!%p1 bra END; red.global.add.u32 [%d1], 1; END:"""
+    counts = launch(body, x, total, threads=64, shared=shared, races=False, cost=True)
+    # Without `mov` and `ret`, and with one of REGISTERS.
+    assert counts["instructions"] == 2 * 8 + 2 and counts["lanes"] == 64 * 8 + 40
+    assert [counts[f"{kind} sectors"] for kind in ("load", "store", "atomic")] == [2, 2 * 4, 2]
+    assert counts["memory sectors"] == 1 + 8 + 2
+    assert counts["shared passes"] == 2 * counts["least passes"] == 4
+    counts = launch("""
+      mov.u32 %r2, S; mad.lo.u32 %r3, %r0, 16, %r2; st.shared.v4.u32 [%r3], {%r0, %r0, %r0, %r0};
+      ld.shared.v4.u32 {%r4, %r5, %r6, %r7}, [%r2];""",
+      shared=shared, races=False, cost=True,
+    )  # fmt: skip
+    assert counts["shared passes"] == counts["least passes"] == 4 + 4

@@ -59,10 +59,14 @@ class FusedNonzeros(GpuTiled):
 
     @classmethod
     def for_features(cls, feat: int, dtype: str = "float32") -> FusedNonzeros:
-        """A configuration for a feature size: short rows get fewer threads and more nonzeros."""
+        """A configuration for a feature size: short rows get fewer threads and more nonzeros.
+
+        A thread has two vectors of features, or four where eight threads or more share a nonzero.
+        """
         vector = vector_width(feat, dtype)
         vectors = feat // vector
-        threads = min(WARP, 1 << max(0, (vectors - 1).bit_length() - 1))
+        threads = 1 << max(0, (vectors - 1).bit_length() - 1)
+        threads = min(WARP, max(8, threads // 2)) if threads > 8 else threads
         coarsen = min(4, -(-vectors // threads))
         work = 4 if coarsen <= 2 else 2  # up to 16 loads in flight, for which there are registers
         return cls(threads, 128 // threads, work, vector, coarsen, feat)

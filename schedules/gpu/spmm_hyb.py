@@ -86,8 +86,14 @@ class HybRows(GpuTiled):
 
     @classmethod
     def for_features(cls, feat: int, dtype: str = "float32", c: int = 1, k: int = 5) -> HybRows:
-        """A configuration for a feature size, like :meth:`RowSplit.for_features`."""
+        """A configuration for a feature size, like :meth:`RowSplit.for_features`.
+
+        Rows of a bucket are equally long, so several in a warp do not wait for each other: eight
+        threads, with four vectors each, issue half the instructions for the same sectors.
+        """
         split = RowSplit.for_features(feat, dtype)
+        if feat % (32 * split.vector) == 0:
+            return cls(c, k, 8, 16, split.vector, coarsen=4, feat=feat)
         return cls(c, k, split.threads, split.rows_per_block, split.vector, feat=feat)
 
     @property

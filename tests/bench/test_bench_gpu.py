@@ -17,6 +17,7 @@ from bench.blocks import KINDS, Case
 from bench.gpu_day import Step
 from bench.peers import cusparse, gpu
 from bench.ways import Device
+from cuda_runner import requires_cuda_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -124,6 +125,38 @@ def test_without_a_gpu_it_says_so(module, capsys):
         pytest.skip("there is one")
     module.run(argparse.Namespace(target="cuda", quick=True))
     assert capsys.readouterr().out == "no CUDA device: skipped\n"
+
+
+# -- counts of interpreted kernels ---------------------------------------------------------------
+
+
+@requires_cuda_text
+def test_counts_of_kernels(tmp_path, capsys):
+    """The plain product: a row takes a warp, a nonzero its row of B."""
+    from bench import gpu_counts
+
+    args = parser().parse_args(["gpu_counts", "--quick", "--out", str(tmp_path)])
+    gpu_counts.run(args)
+    assert "SpMM CSR 32, plain" in capsys.readouterr().out
+    (written,) = tmp_path.glob("gpu_counts-none-*.json")
+    (cell,) = json.loads(written.read_text())["results"]["cells"]
+    assert not cell["wrong"] and cell["plain"]["lanes of a warp"] == 32
+    assert cell["plain"]["stores for useful"] == 1 < cell["plain"]["loads for useful"] < 2
+    assert all(bound["us"] > 0 for way in ("plain", "sparsetir") for bound in
+               cell[way]["bounds"].values())  # fmt: skip
+
+
+def test_bounds_and_occupancy():
+    """An A100: 164 KB of shared memory and 65,536 registers for 64 warps."""
+    from bench.gpu_counts import GPUS
+
+    gpu = GPUS["A100"]
+    shares = [gpu.occupancy(*of) for of in ((32, 256, 0), (128, 128, 0), (32, 128, 87120))]
+    assert shares == [1, 0.25, 0.0625]
+    bounds = gpu.bounds({"instructions": 4 * 108 * 1410, "load sectors": 0, "store sectors": 160,
+                         "atomic sectors": 0, "memory sectors": 1, "shared passes": 108,
+                         "tensor operations": 312})  # fmt: skip
+    assert [round(1e12 * x) for x in bounds.values()] == [10**6, 709, 21, 709, 1]
 
 
 # -- a day on a GPU ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from data.sparse_tensor_common import dense, same
 from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor
 from sparsetir.formats import CSR
+from sparsetir.sparse_ir.errors import StructureError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Sparse .*:UserWarning", "ignore:.* encountered in:RuntimeWarning"
@@ -407,6 +408,19 @@ def test_elements_of_three_axes(tensor):
     assert sparse[1, 2, 3] == tensor[1, 2, 3]
 
 
+def test_positions_are_computed_once_and_checked():
+    arrays = sp.csr_array(np.tri(5, dtype=np.float32))
+    matrix, other = SparseMatrix(arrays), SparseMatrix(arrays)
+    assert matrix[4, 1] == 1 and matrix.T[1, 4] == 1
+    kept = matrix._structure.positions
+    assert matrix.with_values(np.arange(15.0))[4, 1] == 11 and matrix.sum() == 15
+    assert matrix._structure.positions is kept
+    assert np.shares_memory(kept.indices, matrix.pattern.columns)
+    arrays.indices[0] = 99
+    with pytest.raises(StructureError, match="axis 1"):
+        other[0, 0]
+
+
 @COO_OF_THREE  # older ones make dense arrays of as many rows
 def test_far_coordinates():
     far = 2**40
@@ -487,7 +501,7 @@ test_refusals = refusals(
     A.transpose((0, 0))  # ValueError: SparseMatrix.transpose: repeated axis
     A.sum(2)          # AxisError: SparseMatrix.sum: axis 2 is out of bounds
     SparseMatrix.vstack([])  # ValueError: SparseMatrix.vstack: argument 'tensors': expected some
-    SparseMatrix.vstack([A, A.T])  # ValueError: SparseMatrix.vstack: blocks[:,0] has incompatible
+    SparseMatrix.vstack([A, A.T])  # ValueError: SparseMatrix.vstack:
     SparseTensor.vstack([T])  # ValueError: SparseTensor.vstack:
     np.ones((2, 3)) @ A  # ValueError: __rmatmul__: argument 'x': expected shape (61,) or (batch
     [1, 2] @ A        # TypeError: unsupported operand

@@ -987,6 +987,29 @@ def test_chains_of_sparse_operands_are_products_where_that_visits_less():
         np.testing.assert_allclose(plan(), A @ (A @ X), **CLOSE)
 
 
+@pytest.mark.parametrize(
+    "text, steps",
+    {
+        "C[j,m,k] = A[m,j] * X[k,l,i]": ["T0[k] ="],  # 16 * 30 * 25 numbers once, not per element
+        "C[i] = A[i,j] * X[k,j,l] * Y[m]": ["T0[j] =", "T1[0] ="],
+        "C[m] = -A[i,j] * B[k,m]": ["T0[0] ="],
+        "C[i] = A[i,j] * Y[i]": [],  # nothing is saved
+    }.items(),
+)
+def test_what_one_factor_alone_has_is_summed_before(text, steps):
+    rng = np.random.default_rng(0)
+    A, B = (sp.random_array((30, 25), density=0.2, format="csr", rng=rng) for _ in range(2))
+    X = rng.random((16, 25, 30))
+    operands = {"A": A, "B": B, "X": X, "Y": rng.random(30)}
+    operands = {name: operand for name, operand in operands.items() if f"{name}[" in text}
+    plan = sparsetir.plan(text, **operands)
+    expected = einsum(text, **operands, optimize=False)
+    np.testing.assert_allclose(plan(), expected, **CLOSE)
+    program = plan.programs[0].script().replace("T0[()]", "T0[0]").replace("T1[()]", "T1[0]")
+    assert [step for step in steps if step not in program] == []
+    assert ("T0" in program) == bool(steps)
+
+
 M, V = SparseMatrix(sp.eye(3, format="csr")), np.ones(3)
 
 

@@ -4,7 +4,8 @@ All warps of a launch (or of some of its blocks) advance together: a register is
 threads, 32 neighbours a warp, and NumPy runs an instruction for all threads that have come to it.
 `parse` reads PTX, `order` says which threads go first where they part, `machine` runs them,
 `memory` knows buffers and who touched them, `instructions` and `matrices` say what each instruction
-does, and `arithmetic` what types are. Semantics are those of NVIDIA's PTX ISA, 8.x.
+does, `arithmetic` what types are, and `counting` what a launch costs. Semantics are those of
+NVIDIA's PTX ISA, 8.x.
 
 `PtxError` is raised for
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ptx import instructions
 from ptx.arithmetic import KINDS
+from ptx.counting import Cost
 from ptx.memory import WINDOWS, Accesses, Buffer, Epochs, Global, OutOfBounds, PtxError, Race
 from ptx.parse import EXIT, Statement, Text, parse, readable
 
@@ -78,6 +79,7 @@ class Kernel:
         races: bool = True,
         equal: bool = False,
         seed: int = 0,
+        cost: bool = False,
     ) -> Counter[str]:
         """Run all blocks; the number of "barriers" of blocks, "shuffles" and "atomics" of lanes.
 
@@ -85,6 +87,7 @@ class Kernel:
         dynamic : bytes of dynamic shared memory
         races : whether races are looked for; equal : but for threads that write the same value
         seed : of the order of blocks and of atomics
+        cost : whether to count what `counting` says, too
 
         Raises `PtxError`.
         """
@@ -93,6 +96,7 @@ class Kernel:
         if len(values) != len(self.text.params):
             raise PtxError(f"expected {len(self.text.params)} values, got {len(values)}")
         launch = Launch(self, grid, block, values, memory, dynamic, races, equal, seed)
+        launch.cost = Cost(launch.counts) if cost else None
         blocks = np.arange(launch.blocks)
         if seed:
             launch.random.shuffle(blocks)
@@ -125,6 +129,7 @@ class Launch:
         self.races, self.equal, self.dynamic = races, equal, dynamic
         self.random = np.random.default_rng(seed)
         self.counts: Counter[str] = Counter()
+        self.cost: Cost | None = None
         self.blocks = int(np.prod(grid, dtype=np.int64))
         self.threads = int(np.prod(block))
         self.per_block = -(-self.threads // WARP) * WARP
@@ -192,6 +197,8 @@ class Run:
                 continue
             (ids,) = (self.at == now).nonzero()
             lanes = Lanes(ids, len(ids) == self.count)
+            if self.launch.cost is not None:
+                self.launch.cost.issued(blocks[now], ids)
             for statement, step in steps[now]:
                 try:
                     step(self, lanes)
@@ -322,6 +329,8 @@ class Run:
             return [(every, self.local, address + lanes.ids * rows)]
         offset = address + self.block_of[lanes.ids] * self.launch.shared_size
         self.touched.filled(offset, size, how)
+        if self.launch.cost is not None and how != "arrived":
+            self.launch.cost.in_shared(address, lanes.ids, size)
         plain = "write" if how in ("copy", "arrived") else how
         if self.launch.races:  # a copy may write from where it begins to where it is waited for
             self._raced(self.touched, offset, lanes, size, plain, self.shared, values)
@@ -346,6 +355,8 @@ class Run:
             if "nc" in ways and ways & {"write", "atomic"}:
                 raise PtxError(f"{buffer.name} is read by ld.global.nc, and written")
             offset = address[which] - buffer.base
+            if self.launch.cost is not None:
+                self.launch.cost.in_global(address[which], lanes.ids[which], how, buffer)
             accesses = self.launch.touched.get(id(buffer))
             if accesses is not None and how != "nc":
                 some = Lanes(lanes.ids[which], False)

@@ -78,6 +78,8 @@ def _multiply(op: Made) -> Step:
 
     def run_it(run: Run, lanes: Lanes) -> None:
         count = run.whole_warps(lanes, "mma.sync")
+        if run.launch.cost is not None:
+            run.launch.counts["tensor operations"] += count * 2 * 16 * 8 * depth
 
         def fragment(registers: list[Array]) -> Array:
             return np.stack([r.reshape(count, 32) for r in registers], -1)

@@ -412,3 +412,40 @@ def test_short_loops_stay_on_the_calling_thread(monkeypatch: pytest.MonkeyPatch)
     rows = pipeline.lower(SUMS)["III"]
     monkeypatch.setattr(pipeline, "short_loops", lambda func, _: func)
     tvm.ir.assert_structural_equal(rows, pipeline.lower(SUMS)["III"], map_free_vars=True)
+
+
+FILLED = """
+@T.prim_func
+def filled(c: T.handle, d: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32,
+           k: T.int32, nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.dense_fixed(n)
+    K = T.dense_fixed(k)
+    S = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    C = T.match_sparse_buffer(c, (I, J, K), "float16")
+    D = T.match_sparse_buffer(d, (J, K, I), "float64")
+    with T.sp_iter([I, J, K], "SSS", "ones") as [i, j, k]:
+        C[i, j, k] = T.float16(1.0)
+    with T.sp_iter([I, J, K], "SSS", "across") as [i, j, k]:
+        D[j, k, i] = T.float64(-2.0)
+    with T.sp_iter([I, S, K], "SSS", "twos") as [i, j, k]:
+        C[i, j, k] = T.float16(2.0)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_fills_are_one_loop(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fill in order is one loop in a part per thread, apart from what follows; others stay."""
+    monkeypatch.setattr(pipeline, "pool", lambda: threads)
+    monkeypatch.setattr(pipeline, "work_of_threads", lambda: 100)
+    func = sparsetir.from_source(FILLED)
+    text = str(pipeline.lower(func)["III"])
+    assert text.count("for C_at in") == 1 + (threads > 1) and "for D_at" not in text
+    assert (f"for C_part in T.parallel(T.int64({threads}))" in text) == (threads > 1)
+    kernel = sparsetir.build(func)
+    for m, n, k in ((0, 3, 4), (3, 4, 1), (5, 7, 2), (5, 7, 3), (13, 11, 1)):
+        matrix = sp.csr_array(np.eye(m, n, dtype="float32"))
+        c, d = np.full((m, n, k), np.nan, "float16"), np.full((n, k, m), np.nan)
+        kernel(c, d, matrix.indptr, matrix.indices, m, n, k, matrix.nnz)
+        np.testing.assert_array_equal(c, 1 + np.eye(m, n)[:, :, None] * np.ones(k))
+        np.testing.assert_array_equal(d, -2)

@@ -7,7 +7,7 @@ values of any type follow, and stored zeros are kept. scipy also reduces and com
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +137,9 @@ class ArrayMethods:
         def with_values(self, values: object) -> Self: ...
         @classmethod
         def _adopted(cls, caller: str, data: Any) -> Any: ...
-        def _derived(self, coords: list[Any], values: Any, shape: Sequence[int]) -> Any: ...
+        def _as_scipy(self, values: np.ndarray | None = None) -> Any: ...
+        def _derived(self, moved: Any, values_of: Callable[[np.ndarray], np.ndarray]) -> Any: ...
+        def _taken(self, kept: np.ndarray) -> Self: ...
 
     sign, sqrt, conj, expm1, log1p = map(_function, ("sign", "sqrt", "conj", "expm1", "log1p"))
     sin, arcsin, sinh, arcsinh = map(_function, ("sin", "arcsin", "sinh", "arcsinh"))
@@ -204,7 +206,7 @@ class ArrayMethods:
 
     def eliminate_zeros(self) -> Any:
         """A tensor without stored zeros; unlike in scipy, this one is not changed."""
-        return self._derived([*self.nonzero()], self.values[self.values != 0], self.shape)
+        return self._taken(np.flatnonzero(self.values != 0))
 
     def reshape(self, *shape: Any) -> Any:
         """A tensor with the same elements in another shape, in row-major order.
@@ -241,7 +243,7 @@ class ArrayMethods:
         """
         if axes is None:
             return self.T
-        return self._moved("transpose", lambda positions: positions.transpose(tuple(axes)))
+        return self._moved("transpose", lambda positions: positions.tocoo().transpose(tuple(axes)))
 
     def __getitem__(self, key: Any) -> Any:
         """A number, a tensor, or for lists of all coordinates an array; copies, as in scipy.
@@ -254,20 +256,18 @@ class ArrayMethods:
             raise wrong(caller, "key", expected, key, IndexError)
         each = key if isinstance(key, tuple) else (key,)
         key = tuple(to_host(caller, "key", index) if is_torch(index) else index for index in each)
-        of_two = self.ndim == 2  # older versions of scipy cannot index COO
-        return self._moved("__getitem__", lambda x: (x.tocsr() if of_two else x)[key])
+        return self._moved("__getitem__", lambda positions: positions[key])
 
     def _moved(self, name: str, move: Callable[[Any], Any]) -> Any:
         """Apply a function of scipy's to the positions of elements, counted from 1."""
         with _named(f"{type(self).__name__}.{name}"):
-            moved = move(self._as_scipy(np.arange(1, self.nnz + 1)))
+            moved: Any = move(self._as_scipy())
         if not scipy.sparse.issparse(moved):
-            return np.append(np.zeros(1, self.dtype), self.values)[moved]
-        moved: Any = moved.tocoo()
-        return self._derived([*moved.coords], self.values[moved.data - 1], moved.shape)
-
-    def _as_scipy(self, values: np.ndarray) -> Any:
-        return scipy.sparse.coo_array((values, tuple(self.pattern.coords)), shape=self.shape)
+            positions = np.asarray(moved)
+            out, stored = np.zeros(positions.shape, self.dtype), positions > 0
+            out[stored] = self.values[positions[stored] - 1]
+            return out[()]
+        return self._derived(moved, lambda positions: self.values[positions - 1])
 
     def _wide(self) -> Any:
         """Convert to scipy, with narrow floating point as float64."""
@@ -291,8 +291,7 @@ class ArrayMethods:
             reduced = reduced.reshape(shape)
         if not scipy.sparse.issparse(reduced):
             return self._narrowed(reduced, dtype)
-        kept: Any = reduced.tocoo()
-        return self._derived([*kept.coords], self._narrowed(kept.data, dtype), kept.shape)
+        return self._derived(reduced, lambda data: self._narrowed(data, dtype))
 
     @classmethod
     def _stacked(cls, name: str, tensors: Iterable[Any]) -> Any:
@@ -303,9 +302,9 @@ class ArrayMethods:
         begins = starts(np.array([x.nnz for x in parts]))
         each = [x._as_scipy(np.arange(*begins[n : n + 2])) for n, x in enumerate(parts)]
         with _named(caller):
-            joined: Any = getattr(scipy.sparse, name)(each, format="coo")
+            joined = getattr(scipy.sparse, name)(each)
         values = np.concatenate([x.values for x in parts])
-        return parts[0]._derived([*joined.coords], values[joined.data], joined.shape)
+        return parts[0]._derived(joined, lambda positions: values[positions])
 
     def __mul__(self, other: object) -> Any:
         """Multiply values by a number, or by those of a dense array; typed as in NumPy."""
@@ -343,11 +342,12 @@ class ArrayMethods:
             refuse_gradient(caller, other)
             other = to_host(caller, "other", other)
             try:
-                every = np.broadcast_to(other, self.shape)
+                np.broadcast_to(other, self.shape)
             except ValueError:
                 expected = f"a shape that broadcasts to {self.shape}"
                 raise wrong(caller, "other", expected, other.shape) from None
-            other = every[tuple(self.pattern.coords)]
+            own = zip(self.pattern.coords[self.ndim - other.ndim :], other.shape, strict=True)
+            other = other[tuple(c if length > 1 else 0 for c, length in own)]
         return self.with_values(op(self.values, other))
 
     __eq__, __ne__ = _comparison("eq"), _comparison("ne")
@@ -372,8 +372,7 @@ class ArrayMethods:
         second = self._adopted(caller, other)
         if second.shape != self.shape:
             raise wrong(caller, "other", f"shape {self.shape}", second.shape)
-        true: Any = op(self._wide(), second._wide()).tocoo()
-        return self._derived([*true.coords], true.data, true.shape)
+        return self._derived(op(self._wide(), second._wide()), lambda data: data)
 
 
 @contextmanager

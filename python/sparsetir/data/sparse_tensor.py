@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from copy import copy
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,15 @@ from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_format import RuleFormat
 from sparsetir.runtime.arrays import is_array, is_torch
 from sparsetir.runtime.refusals import wrong
-from sparsetir.sparse_ir.index_arrays import is_integer
+from sparsetir.sparse_ir.index_arrays import index_type, is_integer
 
 if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
+
+
+# Rows and columns that scipy may compress, however few elements there are.
+FEW_LINES = 2**20
 
 
 class _Structure:
@@ -41,15 +46,33 @@ class _Structure:
 
     def transpose(self) -> tuple[_Structure, np.ndarray, np.ndarray]:
         if self.transposed is None:
-            rows, cols = self.pattern.coords
-            shape = self.pattern.shape[::-1]
-            coords, places = sources.distinct([cols, rows], shape)
-            order = np.empty_like(places)
-            order[places] = np.arange(len(places), dtype=places.dtype)
-            other = _Structure(Pattern(coords, shape))
+            shape, positions = self.pattern.shape[::-1], self.positions
+            if positions.format == "csr":
+                turned = positions.tocsc()
+                order = turned.data - 1
+                pattern = Pattern.from_csr(turned.indptr, turned.indices, shape, check=False)
+            else:
+                order = np.lexsort(self.pattern.coords)
+                pattern = Pattern([c[order] for c in self.pattern.coords[::-1]], shape)
+            places = np.empty_like(order)
+            places[order] = np.arange(len(order), dtype=order.dtype)
+            other = _Structure(pattern)
             other.transposed = self, places, order
             self.transposed = other, order, places
         return self.transposed
+
+    @cached_property
+    def positions(self) -> Any:
+        """An array of scipy with the positions of elements, from 1, as values."""
+        pattern, count = self.pattern, self.pattern.nnz + 1
+        numbers = np.arange(1, count, dtype=index_type(count))
+        if pattern.order != 2 or max(pattern.shape) > FEW_LINES + 8 * count:
+            return scipy.sparse.coo_array((numbers, tuple(pattern.coords)), pattern.shape)
+        pattern.check_once()
+        arrays = numbers, pattern.columns, pattern.indptr
+        out = scipy.sparse.csr_array(arrays, pattern.shape)
+        out.has_canonical_format = True
+        return out
 
 
 class SparseTensor(ArrayMethods):
@@ -279,6 +302,7 @@ class SparseTensor(ArrayMethods):
         """Drop the conversions, including those of tensors that share them, and the transpose."""
         self._structure.conversions.clear()
         self._structure.transposed = None
+        self._structure.__dict__.pop("positions", None)
         self._arguments.clear()
 
     def to_scipy(self) -> Any:
@@ -372,10 +396,31 @@ class SparseTensor(ArrayMethods):
         refuse_gradient(caller, data)
         return data if isinstance(data, cls) else cls(data)
 
-    def _derived(self, coords: list[Any], values: Any, shape: Sequence[int]) -> Any:
-        """A tensor of this class, or a SparseTensor if the number of axes differs."""
-        stored = sources.ordered(coords, values, tuple(shape))
-        cls = type(self) if len(shape) == self.ndim else SparseTensor
+    def _taken(self, kept: np.ndarray) -> Self:
+        """A tensor of the elements at increasing positions."""
+        return self.of_stored(sources.Stored(self.pattern.take(kept), self._values[kept]))
+
+    def _as_scipy(self, values: np.ndarray | None = None) -> Any:
+        """An array of scipy with values, or positions from 1, that shares the coordinates."""
+        out = copy(self._structure.positions)
+        if values is not None:
+            out.data = values
+        return out
+
+    def _derived(self, moved: Any, values_of: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """Make a tensor of an array of scipy, with values computed from its data.
+
+        It has this class, or is a SparseTensor if the number of axes differs.
+        """
+        cls = type(self) if len(moved.shape) == self.ndim else SparseTensor
+        if moved.ndim == 2 and moved.format != "coo":
+            moved = moved.tocsr()
+            moved.sort_indices()
+            indices = moved.indices.astype(index_type(max(*moved.shape, moved.nnz)), copy=False)
+            pattern = Pattern.from_csr(moved.indptr, indices, moved.shape, check=False)
+            return cls.of_stored(sources.Stored(pattern, values_of(moved.data)))
+        moved = moved.tocoo()
+        stored = sources.ordered([*moved.coords], values_of(moved.data), moved.shape)
         return cls.of_stored(sources.Stored(stored.pattern, stored.values))
 
     def _set(self, stored: sources.Stored) -> None:

@@ -36,6 +36,7 @@ from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.conditions_in_place import conditions_in_place
 from sparsetir.schedules.passes.equal_work import equal_work
 from sparsetir.schedules.passes.exact_constants import exact_constants
+from sparsetir.schedules.passes.flat_fills import flat_fills
 from sparsetir.schedules.passes.held_choices import held_choices
 from sparsetir.schedules.passes.ieee_floats import ieee_floats
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
@@ -85,6 +86,7 @@ from sparsetir.sparse_ir.workers import units_of
 # that it was lowered from.
 LAST: dict[bool, tuple[Callable[..., tirx.PrimFunc], ...]] = {
     False: (
+        lambda func, _: flat_fills(func, pool(), work_of_threads()),
         lambda func, _: short_loops(func, work_of_threads()) if pool() > 1 else func,
         lambda func, _: equal_work(func, pool()),
         lambda func, _: sound_tail_hints(func),

@@ -69,7 +69,7 @@ from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, guarded,
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, distinct, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import add_guards, factors_of, split_guards
-from sparsetir.sparse_ir.tile_marks import is_likely
+from sparsetir.sparse_ir.tile_marks import conjuncts
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     cast,
@@ -112,21 +112,13 @@ def atomic_product(body: Any) -> AtomicProduct | None:
         str(getattr(call.args[0], "value", "")) != ATOMIC_ADD
     ):
         return None
-    guards = [c for condition in conditions for c in _each(condition)]
+    guards = [c for condition in conditions for c in conjuncts(condition)]
     factors = []
     for factor in factors_of(call.args[2]):
         plain, more = _without_choice(factor)
         factors.append(plain)
         guards += more
     return AtomicProduct(call.args[1].args[0], factors, distinct(guards))
-
-
-def _each(condition: Any) -> list[Any]:
-    if isinstance(condition, tirx.And):
-        return [*_each(condition.a), *_each(condition.b)]
-    if is_likely(condition):
-        return _each(condition.args[0])
-    return [condition]
 
 
 def _without_choice(factor: Any) -> tuple[Any, list[Any]]:
@@ -138,7 +130,7 @@ def _without_choice(factor: Any) -> tuple[Any, list[Any]]:
     if condition is None:
         return factor, []
     plain, dropped = _without_choice(value)
-    return plain, [*_each(condition), *dropped]
+    return plain, [*conjuncts(condition), *dropped]
 
 
 def sum_then_matmul(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> tirx.PrimFunc:

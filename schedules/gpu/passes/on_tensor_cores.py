@@ -93,6 +93,7 @@ class Warps(Division):
         if not fits or rows % warps[0] or columns % warps[1]:
             self._refuse([rows, columns])
         self.own = [*self.tiles, 2, 2]
+        self.rows = (1, 3) if self.turned else (0, 2)
 
     def intrinsic(self, dtype: str, terms: int, along: tuple[bool, bool] = (True, False)) -> str:
         """Register the product as an intrinsic for TVM's `tensorize`; return its name.

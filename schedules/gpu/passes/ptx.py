@@ -7,11 +7,13 @@ matrices from there (`ldmatrix`), and products of tiles by the 32 threads of a w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from tvm import tirx
+from tvm.backend.cuda.op import cuda_func_call
 
 COPY_BYTES = (16, 8, 4)  # the sizes of one `cp.async`
 
@@ -86,6 +88,25 @@ def copy_async(to: Any, source: Any, size: int, condition: Any = None) -> Any:
         count.append(tirx.Select(condition, some, none))
     addresses = tirx.address_of(to), tirx.address_of(source)
     return _instruction(f"cp.async.{cache_at}.shared.global", *addresses, *count)
+
+
+def exponential(power: Any) -> Any:
+    """`exp` of a float32 expression, by the instruction for powers of 2; below 2**-126 it is zero.
+
+    For the exponential of a difference, which is at most 1 in a softmax, the factor log2(e) costs
+    nothing. CUDA's `expf` takes ten instructions to be right to the last bits of large powers.
+    """
+    scale = tirx.const(math.log2(math.e), "float32")
+    if isinstance(power, tirx.Sub):
+        power = tirx.call_pure_extern("float32", "fmaf", power.a, scale, power.b * -scale)
+    else:
+        power = power * scale
+    name = "sparsetir_exp2"
+    source = f"""__forceinline__ __device__ float {name}(float x) {{
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+}}"""
+    return cuda_func_call(name, power, source_code=source, return_type="float32")
 
 
 def commit_copies() -> Any:

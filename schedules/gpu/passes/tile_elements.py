@@ -8,6 +8,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.schedules.gpu.passes.fragments import SUMS, place_of_sum
+from sparsetir.schedules.gpu.passes.ptx import exponential
 from sparsetir.schedules.gpu.passes.tile_parts import Nest, RegisterTile
 from sparsetir.schedules.gpu.passes.tile_programs import ROWS, TileProgram
 from sparsetir.schedules.passes.nests import WARP, unrolled
@@ -123,7 +124,11 @@ class Elements:
                 return node
             return tirx.BufferLoad(tile.registers, [self._number(tile, index)])
 
-        return map_expr(expr, [(ir.TensorLoad, load)])
+        def call(node: Any) -> Any:
+            is_exp = isinstance(node.op, ir.Op) and node.op.name == "tirx.exp"
+            return exponential(*node.args) if is_exp and dtype_of(node) == "float32" else node
+
+        return map_expr(expr, [(ir.TensorLoad, load), (ir.Call, call)])
 
     def _number(self, tile: RegisterTile, index: Any) -> Any:
         """The index of a value among those that a lane holds of a tile."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NoReturn
 
 from tvm import ir, s_tir, tirx
@@ -43,6 +44,7 @@ from sparsetir.schedules.passes.nests import (
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
+from sparsetir.sparse_ir.tile_marks import conjuncts
 from sparsetir.sparse_ir.tir import (
     as_dtype,
     cast,
@@ -62,6 +64,7 @@ class Division:
     sizes : rows and columns of the tile
     warps : warps per thread block
     own : extents of loops over a thread's sums
+    rows : which of these run over rows
     turned : whether the innermost of these runs down a column
     name : a name of the division with the sizes
     """
@@ -70,6 +73,7 @@ class Division:
     sizes: tuple[int, int]
     warps: int
     own: list[int]
+    rows: tuple[int, ...] = (0,)
     turned = False
     name: str
 
@@ -264,7 +268,8 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
             f"{division.caller}: argument 'steps': expected loops over rows and columns of the "
             f"sums around block '{nest.name}', got {[v.name for v in loops]} around {indices}"
         )
-    conditions, written = split_guards(nest.body)
+    guards, written = split_guards(nest.body)
+    conditions = [c for guard in guards for c in conjuncts(guard)]
     store = isinstance(written, tirx.BufferStore) and not written.buffer.same_as(sums)
 
     def code(warp: Any, lane: Any) -> Any:
@@ -275,13 +280,45 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
             body = redirected(stmt, lambda b, _: held if b.same_as(sums) else None)
             return substitute(body, values)
 
-        def several(*idx: Any) -> Any:
-            n = tirx.Var("pair", "int32")
-            all_of = loop_over(n, division.own[-1], one(written, *idx, n), tirx.ForKind.VECTORIZED)
-            return add_guards([one(c, *idx, as_dtype(0, "int32")) for c in conditions], all_of)
+        vector = pairs and store and not division.turned
+        if not conditions and not vector:
+            return unrolled(division.own, lambda *index: one(written, *index))
+        row, column = indices
+        on_row = [c for c in conditions if column not in free_vars(c)]
+        on_column = [c for c in conditions if column in free_vars(c)]
+        across = [k for k in range(len(division.own)) if k not in division.rows]
+        extents, zero, first = [division.own[k] for k in across], as_dtype(0, "int32"), []
+        if vector:  # along the last loop over columns; conditions are those of its first one
+            extents, first = extents[:-1], [zero]
 
-        if pairs and store and not division.turned:
-            return unrolled(division.own[:-1], several)
-        return unrolled(division.own, lambda *index: one(nest.body, *index))
+        def visit(stmt: Any, of_rows: Sequence[Any], of_columns: Sequence[Any]) -> Any:
+            places = dict(zip((*division.rows, *across), (*of_rows, *of_columns), strict=True))
+            return one(stmt, *(places[k] for k in range(len(places))))
+
+        def stored(guards: list[Any]) -> Any:
+            """All sums, by rows; guards : conditions on each column, or pair."""
+
+            def of_row(*r: Any) -> Any:
+                def each(*c: Any) -> Any:
+                    inside = [visit(guard, r, [*c, *first]) for guard in guards]
+                    if not vector:
+                        return add_guards(inside, visit(written, r, c))
+                    n = tirx.Var("pair", "int32")
+                    both = visit(written, r, [*c, n])
+                    both = loop_over(n, division.own[-1], both, tirx.ForKind.VECTORIZED)
+                    return add_guards(inside, both)
+
+                zeros = [zero] * len(across)
+                return add_guards([visit(c, r, zeros) for c in on_row], unrolled(extents, each))
+
+            return unrolled([division.own[k] for k in division.rows], of_row)
+
+        if not on_column or any(row in free_vars(c) for c in on_column):
+            return stored(on_column)
+        # Stores under no condition of their own share the address of their row.
+        zeros, every = [zero] * len(division.rows), product(*map(range, extents))
+        places = [[*(as_dtype(x, "int32") for x in place), *first] for place in every]
+        whole = [visit(c, zeros, place) for c in on_column for place in places]
+        return tirx.IfThenElse(tirx.all(*whole), stored([]), stored(on_column))
 
     return for_threads(nest.name, division.warps, code)

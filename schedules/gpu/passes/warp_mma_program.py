@@ -86,7 +86,7 @@ def warp_mma_program(
     blocks = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
     if not blocks:
         raise ScheduleError(f"{NAME}: argument 'block': no block '{block}'")
-    work = _Code(TileProgram(func, blocks[0], owner, warps))
+    work = _Code(TileProgram(func, blocks[0], owner, warps), stages)
     done = work.run()
     out = with_block(func, block, lambda _: done)
     for f in work.factors:
@@ -103,8 +103,9 @@ def warp_mma_program(
 class _Code:
     """The code of threads that replaces a tile program."""
 
-    def __init__(self, program: TileProgram) -> None:
+    def __init__(self, program: TileProgram, stages: int) -> None:
         self.program, self.rows, self.warps = program, program.rows, program.warps
+        self.stages = stages
         self.block, self.dtype, self.factors = program.block, program.dtype, program.factors
         self.warp, self.lane = tirx.Var("warp", "int32"), tirx.Var("lane", "int32")
         self.elements = Elements(program, self.warp, self.lane)
@@ -132,17 +133,16 @@ class _Code:
         """
         allocs = [s.buffer for s in node.body.seq if isinstance(s, tirx.AllocBuffer)]
         shared = [b for b in allocs if b.ty.storage_scope == "shared"]
-        sizes = [int(b.ty.shape[0]) for b in shared]
-        begins = {b: sum(sizes[:n]) for n, b in enumerate(shared)}
-        scope = "shared" if sum(sizes) * HALF_BYTES <= MAX_SHARED else "shared.dyn"
-        array = buffer_var([sum(sizes)], self.dtype, "factors", scope, align=64)
+        begins, size = self._begins(shared)
+        scope = "shared" if size * HALF_BYTES <= MAX_SHARED else "shared.dyn"
+        array = buffer_var([size], self.dtype, "factors", scope, align=64)
 
         def at(buffer: Any, indices: list[Any]) -> Any:
             if buffer not in begins:
                 return None
             return array, [indices[0] + as_dtype(begins[buffer], "int32")]
 
-        last = tirx.BufferLoad(array, [as_dtype(sum(sizes) - 1, "int32")])
+        last = tirx.BufferLoad(array, [as_dtype(size - 1, "int32")])
         kept = [tirx.AllocBuffer(b) for b in [array, *(b for b in allocs if b not in begins)]]
         use = tirx.Evaluate(tirx.address_of(last))
         rest = tirx.SeqStmt([*kept, use, *node.body.seq[len(allocs) :]])
@@ -160,6 +160,30 @@ class _Code:
             return map_expr(body, [(tirx.For, visit)])
 
         return block_with(node, body=for_threads(f"{node.name_hint}_tiles", self.warps, code))
+
+    def _begins(self, shared: list[Any]) -> tuple[dict[Any, int], int]:
+        """The place of each array in the one that holds them all, and the size of that.
+
+        A factor that is only loaded to registers, before the loops, lies where the last stage of
+        another is: copies to that begin behind a barrier of the loop.
+        """
+        read = [x for sides in self.program.sides.values() for x in sides if isinstance(x, Side)]
+        in_loops = {x.factor.shared.name for x in read if x not in self.program.held}
+        staged = {f.shared.name for f in self.factors if f.step is not None}
+        begins: dict[Any, int] = {}
+        rooms: list[tuple[int, int]] = []  # places and sizes of last stages
+        size = 0
+        for array in sorted(shared, key=lambda b: b.name not in staged):
+            length = int(array.ty.shape[0])
+            fitting = [r for r in rooms if r[1] >= length and array.name not in in_loops]
+            begins[array] = fitting[0][0] if fitting else size
+            if fitting:
+                rooms.remove(fitting[0])
+                continue
+            size += length
+            if array.name in staged:
+                rooms.append((size - length // self.stages, length // self.stages))
+        return begins, size
 
     def _by_threads(self, name: str, stmt: Any) -> Any:
         """A statement in terms of warp and lane, for all of them."""
