@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 
-from sparsetir.graph import ahead, capture
+from sparsetir.graph import ahead, capture, kept
 from sparsetir.graph.batched import one_by_one
 from sparsetir.graph.calls import Call
 from sparsetir.graph.checked import Checked
@@ -104,7 +105,10 @@ def backend(
         to compare the first results of each graph with those of torch's operators, and to raise
         RuntimeError if they differ
     """
-    return Backend()(module, inputs, options)
+    chosen = _chosen(options)
+    keep = chosen == Options("eager") and kept.may_keep()
+    with kept.keeping() if keep else nullcontext():
+        return compile_graph(module, inputs, Graph(), chosen, keep)
 
 
 capture.install(lambda asked: asked is backend or isinstance(asked, Backend))
@@ -138,9 +142,14 @@ def _chosen(options: Mapping[str, Any]) -> Options:
 
 
 def compile_graph(
-    module: fx.GraphModule, inputs: Sequence[Any], about: Graph, options: Options
-) -> Callable[..., Any]:
-    """Compile a graph of dynamo's to a function; record the outcome in `about`."""
+    module: fx.GraphModule, inputs: Sequence[Any], about: Graph, options: Options,
+    keep: bool = False,
+) -> Callable[..., Any]:  # fmt: skip
+    """Compile a graph of dynamo's to a function; record the outcome in `about`.
+
+    keep : whether the function is kept in files, within :func:`kept.keeping`; if it is loaded from
+        there, nothing is recorded
+    """
     of_edges = set[str]()  # names of arguments
     returned = 0  # results that the forward graph returns to the caller
     checked = Checked(lambda: [f.node for f in about.found]) if options.check else None
@@ -175,6 +184,9 @@ def compile_graph(
 
     def runner(graph: fx.GraphModule, is_edges: Test | None, direction: str) -> Run:
         prelude = None if is_edges is None else split(graph, is_edges, returned)
+        if keep:
+            main = _direct(graph if prelude is None else prelude.main, None)
+            return kept.Code(_whole, prelude, main, direction == "backward")
         run = _runner(graph, about, prelude, direct(direction))
         return run if checked is None else _boxed(checked.compare(direction, run))
 
@@ -199,7 +211,8 @@ def compile_graph(
         return runner(graph, is_edges, "forward")
 
     def backward(graph: fx.GraphModule, _: Any) -> Any:
-        return _boxed(one_by_one(graph, runner(graph, None, "backward")))
+        run = runner(graph, None, "backward")
+        return run if keep else _boxed(one_by_one(graph, run))
 
     def inference(graph: fx.GraphModule, _: Any) -> Any:
         (output,) = graph.graph.find_nodes(op="output")
@@ -209,10 +222,12 @@ def compile_graph(
         rewritten(graph, len(output.args[0]), places)
         return runner(graph, is_edges, "inference")
 
+    compilers = forward, backward, inference
+    fore, back, infer = map(kept.compiler, compilers) if keep else compilers
     compiler = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=backward,
-        inference_compiler=inference,
+        fw_compiler=fore,
+        bw_compiler=back,
+        inference_compiler=infer,
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
@@ -229,7 +244,11 @@ def _runner(
     if prelude is None:
         return _boxed(direct(graph))
     about.preludes.append(prelude)
-    main = direct(prelude.main)
+    return _after(prelude, direct(prelude.main))
+
+
+def _after(prelude: Prelude, main: Run) -> Run:
+    """A function that runs a prelude, and the rest of its graph on its results."""
 
     def run(args: list[Any]) -> Any:
         main_args = prelude(args)
@@ -237,6 +256,12 @@ def _runner(
         return main(main_args)
 
     return _boxed(run)
+
+
+def _whole(prelude: Prelude | None, main: fx.GraphModule, is_backward: bool) -> Run:
+    """The function of a graph that is kept."""
+    run = _function(main) if prelude is None else _after(prelude, _function(main))
+    return one_by_one(main, run) if is_backward else run
 
 
 def _function(graph: fx.GraphModule) -> Run:

@@ -12,17 +12,21 @@ checks which backend it is for.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch._dynamo import callback, config, disable
+from torch._dynamo import callback, config, disable, symbolic_convert
 from torch._dynamo.exc import UserError, UserErrorType
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 FLAG = "capture_dynamic_output_shape_ops"
 OF_FIRST = "specialize_float"  # set when a function is compiled for the first time
+# Finds the function of a line of source by splitting its file into tokens. Torch 2.13 calls it for
+# each operator that it traces, from Python 3.11 on, for a log that is off.
+NAME_OF_LINE = "get_funcname"
 # Attributes by which torch's wrappers of a backend hold it.
 INNER = ("_torchdynamo_orig_backend", "compiler_fn")
 
@@ -35,7 +39,7 @@ class _Compilation:
     ) -> None:
         self._callbacks = callbacks
         self._wanted = wanted
-        self._before: dict[str, bool] = {}
+        self._before: dict[tuple[Any, str], Any] = {}
 
     # A backward pass in a compiled function nests compilations. If dynamo compiled these methods in
     # turn, it would deadlock on the lock that it holds meanwhile.
@@ -45,20 +49,36 @@ class _Compilation:
         compilation = _compilation()
         if any(map(self._wanted, _backends(compilation))):
             is_first = "cache_entry" in compilation and compilation["cache_entry"] is None
-            flags = (FLAG, OF_FIRST) if is_first and hasattr(config, OF_FIRST) else (FLAG,)
-            self._before = {flag: getattr(config, flag) for flag in flags}
-            for flag in flags:
-                setattr(config, flag, True)
+            wanted: dict[tuple[Any, str], Any] = {(config, FLAG): True}
+            if is_first and hasattr(config, OF_FIRST):
+                wanted[config, OF_FIRST] = True
+            if hasattr(symbolic_convert, NAME_OF_LINE) and not _logs():
+                wanted[symbolic_convert, NAME_OF_LINE] = lambda *_: None
+            self._before = {(of, name): getattr(of, name) for of, name in wanted}
+            for (of, name), value in wanted.items():
+                setattr(of, name, value)
 
     @disable
     def __exit__(self, *raised: Any) -> None:
         error = raised[1]
-        for flag, value in self._before.items():
-            setattr(config, flag, value)
+        for (of, name), value in self._before.items():
+            setattr(of, name, value)
         self._callbacks.__exit__(*raised)
         # Without the flag, code that needs a data-dependent size would come after a graph break.
-        if self._before.get(FLAG) is False and isinstance(error, GuardOnDataDependentSymNode):
+        if self._before.get((config, FLAG)) is False and isinstance(
+            error, GuardOnDataDependentSymNode
+        ):
             raise UserError(UserErrorType.DYNAMIC_CONTROL_FLOW, str(error)) from error
+
+
+def _logs() -> bool:
+    """Whether some log of dynamo's tracing is on."""
+    names = (
+        "_dynamo",
+        "_dynamo.output_graph.__trace_call",
+        "_dynamo.symbolic_convert.__trace_source",
+    )
+    return any(logging.getLogger(f"torch.{name}").isEnabledFor(logging.DEBUG) for name in names)
 
 
 def _compilation() -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -24,8 +26,7 @@ from sparsetir.reductions import EXTREMA
 from sparsetir.runtime.kernel import Kernel
 
 # Programs by number, as torch's operators take no objects; equal programs share a number.
-PROGRAMS: list[Program] = []
-_numbers: dict[Program, int] = {}
+PROGRAMS: dict[int, Program] = {}
 # Regions of single calls, by negative numbers.
 _calls: WeakValueDictionary[int, Region | RegionProduct] = WeakValueDictionary()
 CHUNK = 1 << 20  # bytes of edge values that a product with them computes at a time
@@ -35,12 +36,13 @@ _next = itertools.count(-1, -1)
 CALLS, MANY = 16, 1 << 16
 
 
+@cache
 def number_of(program: Program) -> int:
-    """The number by which the operator looks up a program."""
-    if program not in _numbers:
-        _numbers[program] = len(PROGRAMS)
-        PROGRAMS.append(program)
-    return _numbers[program]
+    """The number by which the operator looks up a program: the same in all processes, as torch
+    keeps graphs with such numbers."""
+    number = int.from_bytes(hashlib.sha256(repr(program).encode()).digest()[:7])
+    PROGRAMS[number] = program
+    return number
 
 
 def called(node: fx.Node, calls: list[Call] | None = None) -> Region | RegionProduct:

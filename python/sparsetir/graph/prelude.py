@@ -44,6 +44,9 @@ class Part:
         self.runs = 0
         self._key = object()  # the key of cached results; an id could be reused
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "nodes": []}
+
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """The part's results for the arguments of the whole graph."""
         arguments = [args[n] for n in self._given]

@@ -1,4 +1,4 @@
-"""Kernels kept in files across processes.
+"""Kernels, and graphs of torch that call them, kept in files across processes.
 
 A file is named by a hash of all that its kernel depends on: the program with the choices of its
 schedule, the target, the machine as schedules see it, the versions of TVM and this package, and the
@@ -105,6 +105,17 @@ def is_kept(what: str) -> bool:
     return path is not None and path.exists()
 
 
+def folder_of_graph(key: str) -> Path:
+    """The folder of a compiled graph, where kernels are kept; key : torch's."""
+    path = _path(f"graph {key}", host_target())
+    assert path is not None
+    folder = path.with_suffix(".graph")
+    for file in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            os.utime(file)
+    return folder
+
+
 def _path(what: str, target: tvm.target.Target) -> Path | None:
     """The file of a kernel; None for one that is not kept."""
     folder = cache_folder()
@@ -157,7 +168,7 @@ def _make_room(folder: Path) -> None:
     for scratch in folder.glob(f"{SCRATCH}*"):
         if time.time() - scratch.stat().st_mtime > LEFT:
             shutil.rmtree(scratch, ignore_errors=True)
-    files = [(file.stat(), file) for file in folder.glob("*.so")]
+    files = [(file.stat(), file) for file in (*folder.glob("*.so"), *folder.glob("*.graph/*"))]
     size = sum(status.st_size for status, _ in files)
     for status, file in sorted(files, key=lambda pair: pair[0].st_mtime):
         if size <= MOST_BYTES:
