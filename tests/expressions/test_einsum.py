@@ -693,6 +693,16 @@ def test_gradients_of_first_and_second_order(row, check):
     assert check(run, leaves, fast_mode=True)
 
 
+@pytest.mark.parametrize("format", ["csf", "dcsf"])
+def test_gradients_that_visit_levels_in_another_order(format):
+    """Also those below a compressed root, which is below an axis of length 1."""
+    dense, operands = inputs("C[i] = A[k,j] * P[k,i,j]", "P", "", "some")
+    P, A = operands["P"].to_torch("coo"), torch.from_numpy(dense["A"]).requires_grad_()
+    result = einsum("C[i] = A[k,j] * P[k,i,j]", A=A, P=P, formats={"P": format})
+    (grad,) = torch.autograd.grad(result.sum(), A)
+    np.testing.assert_allclose(grad, dense["P"].sum(1))
+
+
 def test_gradients_beside_a_sparse_vector():
     """The axis that a merged one is attached to stays around it."""
     _, operands = inputs("C[i,l] = P[i,l,j] * a[j]", "P a", "", "some")

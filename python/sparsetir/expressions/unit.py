@@ -114,9 +114,9 @@ class Unit:
         values = {n: of for n, of in self.values.items() if n != self.result}
         values |= {n: (GRAD, self.values[self.result][1]) for n in new if n != result}
         values[result] = self.values[param][0], self.values[param][1]
-        moved = [tuple(names) for names in transposed_axes(derived)]
+        moved = transposed_axes(derived)  # with the axis of length 1 above a compressed root
         levels = {
-            key: next((m for m in moved if sorted(m) == sorted(names)), names)
+            key: next((tuple(n for n in m if n in names) for m in moved if {*names} <= {*m}), names)
             for key, names in self.levels.items()
         }
         return Unit(self.program, derived, values, result, levels)
