@@ -693,6 +693,38 @@ def test_gradients_of_first_and_second_order(row, check):
     assert check(run, leaves, fast_mode=True)
 
 
+def test_repeated_calls_read_their_operands_again():
+    """What is kept by types and shapes depends on nothing else."""
+    text = "C[i,k] = n * A[i,j] * X[j,k]"
+    dense, operands = inputs("C[i,k] = A[i,j] * X[j,k]", "A", "", "some")
+    A, X = operands["A"], dense["X"]
+    want = dense["A"] @ X
+    for n in (1.0, 2.0, 3):
+        np.testing.assert_allclose(einsum(text, A=A, X=X, n=n), n * want)
+    X[:] *= 2
+    np.testing.assert_allclose(einsum(text, A=A, X=X, n=1.0), 2 * want)
+    wide = np.repeat(X, 2, 1)
+    np.testing.assert_allclose(einsum(text, A=A, X=wide[:, ::2], n=1.0), 2 * want)
+    np.testing.assert_allclose(einsum(text, A=A, X=wide, n=1.0)[:, 1::2], 2 * want)
+    np.testing.assert_allclose(
+        einsum(text, A=A.with_values(A.values + A.values), X=X, n=1.0), 4 * want
+    )
+    assert einsum(text, A=A, X=X.astype("float32"), n=1.0).dtype == "float64"
+    out = np.empty_like(want)
+    assert einsum(text, A=A, X=X, n=1.0, out=out) is out
+    np.testing.assert_allclose(out, 2 * want)
+    for wrong in (out[:-1], out.astype("float32"), torch.from_numpy(out)):
+        with pytest.raises(ValueError, match="argument 'out': expected a ndarray to write to"):
+            einsum(text, A=A, X=X, n=1.0, out=wrong)
+    with pytest.raises(ValueError, match="'j'"):
+        einsum(text, A=A, X=X[:-1], n=1.0)
+    text = "C[i,j] = d[i] * A[i,j]"
+    for d in (want[:, 0], want[:, 1]):
+        result = einsum(text, A=A, d=d, like="A")
+        assert result.pattern is A.pattern
+        np.testing.assert_allclose(result.toarray(), d[:, None] * dense["A"])
+
+
 @pytest.mark.parametrize("format", ["csf", "dcsf"])
 def test_gradients_that_visit_levels_in_another_order(format):
     """Also those below a compressed root, which is below an axis of length 1."""

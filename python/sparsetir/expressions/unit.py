@@ -218,6 +218,7 @@ class Bound:
             if b.handle is not None and b.handle.name == unit.result
         )  # fmt: skip
         self.dtype, over = buffer.dtype, unit.values[unit.result][1]
+        self._dtype = np.dtype(self.dtype)  # of its name it takes as long as a small product
         self.over = None if over is None else self.stored[over]
         self.shape: tuple[int, ...] = ()
         if self.over is not None:
@@ -257,7 +258,7 @@ class Bound:
     def empty(self, torch: bool) -> Any:
         """Allocate the result, in torch or NumPy."""
         if not torch:
-            return empty(self.shape, self.dtype)
+            return empty(self.shape, self._dtype)
         import torch as loaded
 
         return loaded.empty(self.shape, dtype=torch_dtype(self.dtype))
