@@ -488,6 +488,22 @@ def test_sparse_results_of_bfloat16():
     assert torch.equal(result.values(), 2 * values)
 
 
+@pytest.mark.parametrize("use", [
+    lambda C: C.to_dense() ** 2, lambda C: torch.sparse.sum(C), lambda C: C.values() ** 2,
+    lambda C: torch.sparse.mm(C.t(), C).to_dense(), lambda C: (C + C.t()).to_dense(),
+])  # fmt: skip
+def test_results_in_coo_take_gradients_at_any_coordinates(use):
+    A = torch.rand(5, 5, dtype=torch.float64) * (torch.rand(5, 5) > 0.5)
+    grads = []
+    for ours in (True, False):
+        x = torch.arange(1.0, 6, dtype=torch.float64).requires_grad_()
+        C = (x[:, None] * A).to_sparse()
+        if ours:
+            C = einsum("C[i,j] = x[i] * A[i,j]", A=A.to_sparse(), x=x, format="coo")
+        grads.append(torch.autograd.grad(use(C).sum(), x)[0])
+    torch.testing.assert_close(*grads)
+
+
 def test_gradients_of_sparse_results_refuse_values_that_changed():
     _, A = array((5, 5), "some", np.random.default_rng(0), True)
     a = torch.rand(A.nnz, dtype=torch.float64, requires_grad=True)

@@ -272,15 +272,15 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
         return kind.of_stored(Stored(pattern, host, None))
     import torch as loaded
 
+    from sparsetir.ops.sparse_results import compressed, coordinates
+
     torch: Any = loaded
     layout: Any = like
     if not isinstance(like, torch.layout):
         layout = getattr(like, "layout", torch.sparse_csr)
     if pattern.order != 2 or layout == torch.sparse_coo:
         at = torch.from_numpy(np.stack(pattern.coords).astype(np.int64))
-        return torch.sparse_coo_tensor(
-            at, values, pattern.shape, is_coalesced=True, check_invariants=False
-        )
+        return coordinates(at, values, pattern.shape)
     idtype = pattern.idtype
     if layout == torch.sparse_csc:
         stored = level_arrays(pattern, csf_levels(2), (1, 0), idtype)
@@ -288,8 +288,6 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
     else:
         layout, arrays = torch.sparse_csr, (pattern.indptr, pattern.columns)
     index = [torch.from_numpy(np.ascontiguousarray(x, idtype)) for x in arrays]
-    from sparsetir.ops.sparse_results import compressed
-
     return compressed(layout, index, values, pattern.shape)
 
 
