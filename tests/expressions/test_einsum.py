@@ -670,6 +670,8 @@ z = A[i,j] * B[i,j]                                    ; A B
 C[i,k] = A[i,j] * B[k,j]                               ; A B
 y[i] = relu(sum(j, A[i,j] * x[j]) - 1) / sum(j, A[i,j] + 1); A
 y[i] += A[i,j] * x[j]                                  ; A
+y[i] = A[i,j] * exp(x[j] - max(j, (A[i,j] != 0) * x[j])); A
+C[i,k] = min(j, A[i,j] * X[j,k] + Y[i,k])              ; A
 z = A[i,j] * B[j,k] * D[i,k]                           ; A B D
 C[i,l] = A[i,j] * B[j,k] * X[k,l]                      ; A B
 """.strip().splitlines()]  # fmt: skip
@@ -707,6 +709,26 @@ def test_gradients_of_first_and_second_order(row, check):
         return einsum(row[0].strip(), **args)
 
     assert check(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize(("name", "reduce"), [("max", torch.amax), ("min", torch.amin)])
+def test_gradients_of_extrema_are_shared_by_the_terms_that_attain_them(name, reduce):
+    """As in torch; empty rows have none."""
+    dense = torch.tensor([[1.0, 2, 2, -1], [0, 0, 0, 0], [3, 1, 0, 3]], dtype=torch.float64)
+    A = dense.to_sparse_csr().requires_grad_()
+    grads = []
+    for ours in (True, False):
+        x = torch.ones(4, dtype=torch.float64).requires_grad_()
+        if ours:
+            y = einsum(f"y[i] = {name}(j, A[i,j] * x[j])", A=A, x=x)
+            assert torch.isinf(y[1])
+        else:
+            absent = float("-inf" if name == "max" else "inf")
+            y = reduce(torch.where(dense == 0, absent, dense * x), 1)
+        (y[::2] * torch.tensor([1.0, 2], dtype=torch.float64)).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+    assert A.grad.values().sum() == 3
 
 
 def test_repeated_calls_read_their_operands_again():

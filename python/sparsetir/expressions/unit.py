@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm import tirx
 
 from sparsetir.expressions.declarations import Key
+from sparsetir.expressions.extremum import attaining
 from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
 from sparsetir.expressions.program import Program
 from sparsetir.expressions.row_sums import MOST_CHANGES, is_row_sum, slices_of
@@ -86,6 +87,23 @@ class Unit:
     def assembled(self) -> AssembledKernel | LevelsKernel:
         """The kernel of a sparse result with its pattern."""
         return build_assembled(self.func)
+
+    @cached_property
+    def attaining(self) -> list[Unit]:
+        """For maxima and minima the number, and the sum, of the weighted terms that attain them.
+
+        Their last two inputs are the result and the weights.
+        """
+        units: list[Unit] = []
+        for counts in (True, False):
+            made = attaining(self.func, self.result, counts)
+            if made is not None:
+                func, weights, result = made
+                name, over = self.values[self.result]
+                values = {n: of for n, of in self.values.items() if n != self.result}
+                values |= {self.result: (name, over), weights: (name, over), result: (name, over)}
+                units.append(Unit(self.program, func, values, result, self.levels))
+        return units
 
     def dims(self, key: Key) -> tuple[int, ...]:
         """The dimension of each level of a pattern, from the root down."""
@@ -205,6 +223,7 @@ class Bound:
     ) -> None:  # fmt: skip
         self.unit, self.sizes, self.idtype = unit, sizes, idtype
         self._gradients: dict[str, Bound] = {}
+        self._attaining: list[Bound] | None = None
         self._known, self.stored = fixed_arguments(unit, sizes, patterns, idtype)
         # For each input its operand, and the level arrays that permute its values, if any.
         keys = [unit.values[n][1] for n in unit.inputs]
@@ -266,6 +285,13 @@ class Bound:
     def natural(self, values: Any) -> Any:
         """Permute the result from the order of its levels into that of its pattern."""
         return values if self.over is None else self.over.restored(values)
+
+    def attaining(self, patterns: Mapping[str, Pattern]) -> list[Bound]:
+        """The units of :attr:`Unit.attaining`, bound to the same patterns and sizes."""
+        if self._attaining is None:
+            known = self.sizes, patterns, self.idtype
+            self._attaining = [Bound(unit, *known) for unit in self.unit.attaining]
+        return self._attaining
 
     def gradient(self, param: str, patterns: Mapping[str, Pattern]) -> Bound:
         """The gradient for an input, bound to the same patterns and sizes."""
