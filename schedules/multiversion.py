@@ -74,6 +74,8 @@ PACK_DEGREE = 28
 PACK_FEATURES = 64
 # Multiplications that take about as long as waking the other threads.
 WORK_OF_THREADS = 1 << 20
+# Elements that are put in a table in the time of a search in a row.
+SEARCH = 4
 # Bytes per row of a panel; the wider ones if all rows, or those reused soon, are in cache.
 PANELS = (128, 256)
 
@@ -161,17 +163,26 @@ def _by_parts(func: SparseFunc, visited: list[Axis], target: Any, work: int) -> 
 
 
 def _by_lookups(found: Lookups, target: Any, work: int) -> dict[str, Any]:
-    """An intersection by a table, unless clearing it would take longer than visits save."""
+    """Rows looked up in a table, unless clearing or filling it would take longer than it saves."""
     lowered = lower_sparse_iter(found.merged)
     located = default_schedule(lower_sparse_iter(found.located), target)
     probe, outside = found.probe, _counts(found.outside) or [found.outside[0].length]
     stored, rows = (probe.nnz_cols, 1) if probe.nnz is None else (probe.nnz, probe.parent.length)
-    stored, rows, *visits = _lowered_sizes([stored, as_dtype(rows, "int64"), *outside], located)
-    each = tirx.floordiv(stored, tirx.max(rows, _int64(1)))
-    located = _on_threads(prod(visits) * each, located, work)
-    size, *visits = _lowered_sizes([probe.length, *outside], located)
+    sizes = [probe.length, stored, as_dtype(rows, "int64"), *outside]
+
+    def visits(func: tirx.PrimFunc) -> tuple[Any, Any, Any]:
+        """The length of the table, the visits of the probe's rows, and of its elements."""
+        size, stored, rows, *others = _lowered_sizes(sizes, func)
+        return size, prod(others), prod(others) * tirx.floordiv(stored, tirx.max(rows, _int64(1)))
+
+    located = _on_threads(visits(located)[-1], located, work)
+    size, of_rows, of_elements = visits(located)
+    pays = of_rows >= size
+    if found.searched is not None:
+        filled = prod(_lowered_sizes(_counts(found.searched.ancestors()), located))
+        pays = tirx.all(pays, (of_rows + of_elements) * _int64(SEARCH) >= filled)
     merged = default_schedule(lowered, target)
-    done = either(prod(visits) >= size, located, merged, ("located", "merged"))
+    done = either(pays, located, merged, ("located", "merged"))
     return {"I": found.merged, "II": lowered, "II scheduled": done}
 
 

@@ -112,11 +112,16 @@ def _call(expr: Any, g: Any, operand: Any) -> list[Term]:
     if name in CONSTANT:
         return []
     x, *others = expr.args
-    if name == "pow" and not loads_of(others[0], operand):
-        return _terms(x, _power(g, x, others[0]), operand)
+    at, value = (cast(v, dtype_of(g)) if dtype_of(v).endswith("16") else v for v in (x, expr))
+    if name == "pow":
+        (exponent,) = others
+        # As in torch, a power of zero does not change with its exponent.
+        still = tirx.all(tirx.EQ(x, zero(dtype_of(x))), exponent >= zero(dtype_of(exponent)))
+        changes = tirx.Select(still, zero(dtype_of(g)), g * value * tirx.log(at))
+        of_base = _terms(x, _power(g, x, exponent), operand)
+        return of_base + _terms(exponent, changes, operand)
     if name not in DERIVATIVES or others:
         raise NoAdjointError(f"{name}, in {expr}")
-    at, value = (cast(v, dtype_of(g)) if dtype_of(v).endswith("16") else v for v in (x, expr))
     return _terms(x, DERIVATIVES[name](g, at, value), operand)
 
 
@@ -151,6 +156,7 @@ DERIVATIVES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "sigmoid": lambda g, x, e: g * e * (1.0 - e),
     "sin": lambda g, x, e: g * tirx.cos(x),
     "cos": lambda g, x, e: -(g * tirx.sin(x)),
+    "tan": lambda g, x, e: g * (1.0 + e * e),
     "sinh": lambda g, x, e: g * tirx.cosh(x),
     "cosh": lambda g, x, e: g * tirx.sinh(x),
     "erf": lambda g, x, e: g * (2 / math.sqrt(math.pi)) * tirx.exp(-(x * x)),

@@ -83,7 +83,7 @@ def gradient(
         another one writes; several may write one result if the later ones add to it. Terms are
         expressions of loads with `+ - * /`, casts, `T.Select`, `T.if_then_else`, `T.max`, `T.min`,
         `T.exp`, `T.log` and variants, `T.sqrt`, `T.rsqrt`, `T.tanh`, `T.sigmoid`, `T.sin`,
-        `T.cos`, `T.erf`, `T.abs`, and `T.pow` with an exponent that does not depend on the operand.
+        `T.cos`, `T.tan`, `T.erf`, `T.abs`, and `T.pow`.
     wrt : str
         The operand, of a float type: the name of its buffer or parameter.
     transpose : bool, optional

@@ -1,4 +1,4 @@
-"""Find the elements of an intersection in a table instead of by co-iteration.
+"""Find elements of a row in a table instead of by co-iteration or by search.
 
 Before, with a pointer into each of two rows, for each j::
 
@@ -17,6 +17,13 @@ After `locate(k)` the row of B is in a table, which all j read::
         with T.sp_iter([J, T.attach(K2, J)], "RR", "sums_rest") as [j, k]:
             C[i] = C[i] + T.Select(K1_at[k] == i, G[i, j] * A[j, k] * B_row[k], 0.0)
 
+The same for rows that are searched, such as that of B in::
+
+    with T.sp_iter([I, J, T.attach(K2, J)], "SRR", "sums") as [i, j, k]:
+        C[i] = C[i] + G[i, j] * A[j, k] * B[i, k]
+
+where B[i, k] becomes T.Select(K1_at[k] == i, B_row[k], 0.0).
+
 The table is cleared once: what other rows have left in it has their mark. (Gustavson, "Two fast
 algorithms for sparse matrices", whose array of marks serves sums; Kjolstad et al., "Sparse tensor
 algebra with workspaces".)
@@ -26,7 +33,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
+import tvm_ffi
+from tvm import ir, tirx
 
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -54,20 +62,22 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.steps import Steps
-from sparsetir.sparse_ir.tir import as_dtype, as_one
+from sparsetir.sparse_ir.tir import as_dtype, as_one, zero
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 @primitive
 def locate(
     func: SparseFunc, loop: SpIter, at: SpIter | None = None
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-    """Find the elements of an intersection in a table instead of by co-iteration.
+    """Find elements of a row in a table instead of by co-iteration or by search.
 
     Parameters
     ----------
     loop : SpIter
         A loop over the intersection of two axes, one under a root axis of an outer loop, the other
-        under a loop between these.
+        under a loop between these. Or one, with a loop between, at whose coordinates the body reads
+        a buffer over a root axis of an outer loop and an axis under it that no loop visits.
     at : SpIter, optional
         A loop around that root's, whose visits have tables of their own, as threads need; by
         default there is one before the iteration.
@@ -82,26 +92,47 @@ def locate(
 
 
 class _Located(Steps):
-    """An intersection, with the loops around it.
+    """A loop whose visits look elements of a row up, with the loops around it.
 
-    place : of the loop over the intersection
+    place : its place
     around : the number of loops around those whose visits share a table
     row, table : the place of the loop over its parent, and the axis whose elements are found
-    probe : the other member, which is iterated
+    probe : the axis that is iterated: the other member of an intersection, or the loop's
     """
 
     def __init__(self, change: Change) -> None:
         super().__init__(change)
         self.place, *at = self.places
-        merged = self.chosen[0].node
-        if not isinstance(merged, Axis) or merged.kind != "intersect" or len(merged.of) != 2:
-            self.refuse(
-                f"expected a loop over an intersection of two axes, got '{self.chosen[0].name}'"
-            )
         if nodes_of(SparseIteration, self.it.body):
             self.refuse("expected an iteration without nested ones")
         self.around = at[0] + 1 if at else 0
-        self.row, self.table, self.probe = self._members(list(merged.of))
+        node = self.chosen[0].node
+        self.searched = not isinstance(node, Axis) or node.kind != "intersect" or len(node.of) != 2
+        if self.searched:
+            self.row, self.table, self.probe = *self._searched(), node
+        else:
+            self.row, self.table, self.probe = self._members(list(node.of))
+
+    def _searched(self) -> tuple[int, Axis]:
+        """The place of the loop over the rows that the body searches, and the axis under these."""
+        names = [getattr(visited_node(x.node), "name", None) for x in self.loops[: self.place]]
+        (column,) = flat_axes([self.loops[self.place].node])[:1]
+        visited = {name for loop in self.loops for name in loop.axes}
+        for buffer in self.func.buffers:
+            axes = buffer.axes or ()
+            if len(axes) != 2 or not loads_of(self.it.body, buffer.var):
+                continue
+            root, table = axes
+            free = table.parent is not None and table.parent.name == root.name in names
+            free = free and root.parent is None and table.unique and table.name not in visited
+            same = table.idtype == column.idtype
+            same = same and tvm_ffi.structural_equal(table.length, column.length)
+            if free and same and self.around <= names.index(root.name) < self.place - 1:
+                return names.index(root.name), table
+        self.refuse(
+            "expected a loop over an intersection of two axes, or one at whose coordinates rows of "
+            f"an outer loop are read, with a loop between, got '{self.chosen[0].name}'"
+        )
 
     def _members(self, members: list[Any]) -> tuple[int, Axis, Any]:
         """The place of the loop over the table's parent, the table's axis, and the other one."""
@@ -151,8 +182,10 @@ class _Located(Steps):
         marks = self._array(whole, f"{table.name}_at", dtype)
         none = [tirx.BufferStore(marks, as_dtype(-1, dtype), [clear])]
         stores = [tirx.BufferStore(marks, row.var, [fill])]
+        rows: list[Any] = []
         for buffer in self._rows():
             held = self._array(whole, f"{buffer.name}_row", buffer.dtype)
+            rows.append(held)
             # Cleared, too, so that threads may be proven to read what they have written.
             none.append(tirx.BufferStore(held, tirx.const(0, buffer.dtype), [clear]))
             value = tirx.BufferLoad(buffer.var, [row.var, fill])
@@ -162,16 +195,18 @@ class _Located(Steps):
         filling = self._over(table, fill, f"{table.name}_fill", stores)
         present = tirx.EQ(tirx.BufferLoad(marks, [column.var]), row.var)
         reduction = reduction_of(body)
-        if reduction is not None and not reduction.conditions:
+        if self.searched:
+            body = _or_zero(body, present, rows)
+        elif reduction is not None and not reduction.conditions:
             body = masked(reduction, present)
         else:
             body = add_guards([present], body)
         inner = [*self.loops[self.row + 1 :]]
         inner[self.place - self.row - 1] = Loop(self.probe, column.vars, column.kinds)
         rest = changed(self.it, inner, name=self.name("rest"), init=None, body=body)
-        outer, rows = self.loops[: self.around], self.loops[self.around : self.row + 1]
+        outer, shared = self.loops[: self.around], self.loops[self.around : self.row + 1]
         name = self.name("rows") if outer else str(self.it.name)
-        visit = changed(self.it, rows, name=name, init=None, body=tirx.SeqStmt([filling, rest]))
+        visit = changed(self.it, shared, name=name, init=None, body=tirx.SeqStmt([filling, rest]))
         before = self.split_init() if self.it.init is not None else []
         out = self.put_steps(outer, [clearing, visit], before)
         return out, [SparseIterationRef(x.name) for x in (clearing, filling, rest)]
@@ -186,3 +221,13 @@ class _Located(Steps):
             span=self.it.span, axes=[axis], kinds="S", name=fresh_name(self.func, name), vars=[var],
             init=None, body=as_one(stores), annotations={},
         )  # fmt: skip
+
+
+def _or_zero(stmt: Any, present: Any, rows: list[Any]) -> Any:
+    """A statement that reads zeros from rows where a condition does not hold."""
+
+    def load(node: Any) -> Any:
+        held = any(node.source.same_as(row) for row in rows)
+        return tirx.Select(present, node, zero(str(node.ty.dtype))) if held else node
+
+    return map_expr(stmt, [(ir.TensorLoad, load)])

@@ -488,6 +488,22 @@ def test_sparse_results_of_bfloat16():
     assert torch.equal(result.values(), 2 * values)
 
 
+@pytest.mark.parametrize("use", [
+    lambda C: C.to_dense() ** 2, lambda C: torch.sparse.sum(C), lambda C: C.values() ** 2,
+    lambda C: torch.sparse.mm(C.t(), C).to_dense(), lambda C: (C + C.t()).to_dense(),
+])  # fmt: skip
+def test_results_in_coo_take_gradients_at_any_coordinates(use):
+    A = torch.rand(5, 5, dtype=torch.float64) * (torch.rand(5, 5) > 0.5)
+    grads = []
+    for ours in (True, False):
+        x = torch.arange(1.0, 6, dtype=torch.float64).requires_grad_()
+        C = (x[:, None] * A).to_sparse()
+        if ours:
+            C = einsum("C[i,j] = x[i] * A[i,j]", A=A.to_sparse(), x=x, format="coo")
+        grads.append(torch.autograd.grad(use(C).sum(), x)[0])
+    torch.testing.assert_close(*grads)
+
+
 def test_gradients_of_sparse_results_refuse_values_that_changed():
     _, A = array((5, 5), "some", np.random.default_rng(0), True)
     a = torch.rand(A.nnz, dtype=torch.float64, requires_grad=True)
@@ -654,6 +670,8 @@ z = A[i,j] * B[i,j]                                    ; A B
 C[i,k] = A[i,j] * B[k,j]                               ; A B
 y[i] = relu(sum(j, A[i,j] * x[j]) - 1) / sum(j, A[i,j] + 1); A
 y[i] += A[i,j] * x[j]                                  ; A
+y[i] = A[i,j] * exp(x[j] - max(j, (A[i,j] != 0) * x[j])); A
+C[i,k] = min(j, A[i,j] * X[j,k] + Y[i,k])              ; A
 z = A[i,j] * B[j,k] * D[i,k]                           ; A B D
 C[i,l] = A[i,j] * B[j,k] * X[k,l]                      ; A B
 """.strip().splitlines()]  # fmt: skip
@@ -691,6 +709,68 @@ def test_gradients_of_first_and_second_order(row, check):
         return einsum(row[0].strip(), **args)
 
     assert check(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize(("name", "reduce"), [("max", torch.amax), ("min", torch.amin)])
+def test_gradients_of_extrema_are_shared_by_the_terms_that_attain_them(name, reduce):
+    """As in torch; empty rows have none."""
+    dense = torch.tensor([[1.0, 2, 2, -1], [0, 0, 0, 0], [3, 1, 0, 3]], dtype=torch.float64)
+    A = dense.to_sparse_csr().requires_grad_()
+    grads = []
+    for ours in (True, False):
+        x = torch.ones(4, dtype=torch.float64).requires_grad_()
+        if ours:
+            y = einsum(f"y[i] = {name}(j, A[i,j] * x[j])", A=A, x=x)
+            assert torch.isinf(y[1])
+        else:
+            absent = float("-inf" if name == "max" else "inf")
+            y = reduce(torch.where(dense == 0, absent, dense * x), 1)
+        (y[::2] * torch.tensor([1.0, 2], dtype=torch.float64)).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+    assert A.grad.values().sum() == 3
+
+
+def test_repeated_calls_read_their_operands_again():
+    """What is kept by types and shapes depends on nothing else."""
+    text = "C[i,k] = n * A[i,j] * X[j,k]"
+    dense, operands = inputs("C[i,k] = A[i,j] * X[j,k]", "A", "", "some")
+    A, X = operands["A"], dense["X"]
+    want = dense["A"] @ X
+    for n in (1.0, 2.0, 3):
+        np.testing.assert_allclose(einsum(text, A=A, X=X, n=n), n * want)
+    X[:] *= 2
+    np.testing.assert_allclose(einsum(text, A=A, X=X, n=1.0), 2 * want)
+    wide = np.repeat(X, 2, 1)
+    np.testing.assert_allclose(einsum(text, A=A, X=wide[:, ::2], n=1.0), 2 * want)
+    np.testing.assert_allclose(einsum(text, A=A, X=wide, n=1.0)[:, 1::2], 2 * want)
+    np.testing.assert_allclose(
+        einsum(text, A=A.with_values(A.values + A.values), X=X, n=1.0), 4 * want
+    )
+    assert einsum(text, A=A, X=X.astype("float32"), n=1.0).dtype == "float64"
+    out = np.empty_like(want)
+    assert einsum(text, A=A, X=X, n=1.0, out=out) is out
+    np.testing.assert_allclose(out, 2 * want)
+    for wrong in (out[:-1], out.astype("float32"), torch.from_numpy(out)):
+        with pytest.raises(ValueError, match="argument 'out': expected a ndarray to write to"):
+            einsum(text, A=A, X=X, n=1.0, out=wrong)
+    with pytest.raises(ValueError, match="'j'"):
+        einsum(text, A=A, X=X[:-1], n=1.0)
+    text = "C[i,j] = d[i] * A[i,j]"
+    for d in (want[:, 0], want[:, 1]):
+        result = einsum(text, A=A, d=d, like="A")
+        assert result.pattern is A.pattern
+        np.testing.assert_allclose(result.toarray(), d[:, None] * dense["A"])
+
+
+@pytest.mark.parametrize("format", ["csf", "dcsf"])
+def test_gradients_that_visit_levels_in_another_order(format):
+    """Also those below a compressed root, which is below an axis of length 1."""
+    dense, operands = inputs("C[i] = A[k,j] * P[k,i,j]", "P", "", "some")
+    P, A = operands["P"].to_torch("coo"), torch.from_numpy(dense["A"]).requires_grad_()
+    result = einsum("C[i] = A[k,j] * P[k,i,j]", A=A, P=P, formats={"P": format})
+    (grad,) = torch.autograd.grad(result.sum(), A)
+    np.testing.assert_allclose(grad, dense["P"].sum(1))
 
 
 def test_gradients_beside_a_sparse_vector():

@@ -45,6 +45,22 @@ with T.sp_iter({OVER}, "SRR", "f") as [i, j, k]:
     if G[i, j] > 0.0:
         OUT[i] = OUT[i] + A[j, k] * B[i, k]
 """),
+    "a row that is searched": ("I", """
+with T.sp_iter([I, J, T.attach(K2, J)], "SRR", "f") as [i, j, k]:
+    with T.init():
+        OUT[i] = 0.0
+    OUT[i] = OUT[i] + G[i, j] * (A[j, k] - B[i, k])
+"""),
+    "elements whose row is searched": ("I J", """
+with T.sp_iter([T.fuse(I, J), T.attach(K2, J)], "SSR", "f") as [i, j, k]:
+    with T.init():
+        OUT[i, j] = 0.0
+    OUT[i, j] = OUT[i, j] + A[j, k] * B[i, k]
+"""),
+    "elements of another matrix": ("N K2", """
+with T.sp_iter([I, J, T.attach(K2, J)], "RSS", "f") as [i, j, k]:
+    OUT[j, k] = OUT[j, k] + G[i, j] * B[i, k]
+"""),
     "the pattern alone": ("", f"""
 with T.sp_iter({OVER}, "RRR", "f") as [i, j, k]:
     OUT[()] = OUT[()] + 1.0
@@ -79,7 +95,7 @@ def arguments(
     args: dict[str, Any] = {"m": m, "n": n, "feat": feat}
     for name, (rows, cols) in {"g": (m, n), "a": (n, feat), "b": (m, feat)}.items():
         args |= {name + k: v for k, v in csr(rng, rows, cols, density, idtype, strange).items()}
-    size = {"": (), "I": (m,), "I J": (args["g_nnz"],)}
+    size = {"": (), "I": (m,), "I J": (args["g_nnz"],), "N K2": (args["a_nnz"],)}
     axes = " ".join(a.name for a in func.buffer("OUT").axes or ())
     args["out"] = np.full(size[axes], 2.0, "float32")
     return {str(p.name): args[str(p.name)] for p in func.params}
@@ -154,7 +170,9 @@ test_refused_lookups = refusals(
 locate("I, J, T.union(T.attach(K2, J), K1)", "RRR", "i, j, k")
     # ScheduleError: locate: expected a loop over an intersection of two axes
 locate("I, J", "RR", "i, j")
-    # ScheduleError: locate: expected a loop over an intersection of two axes, got 'J'
+    # ScheduleError: locate: expected a loop over an intersection of two axes, or one at whose
+locate("I, J, T.attach(K2, J)", "RRR", "i, j, k")
+    # ScheduleError: a loop between, got 'K2'
 locate("I, T.intersect(K1, K3)", "RR", "i, k")
     # ScheduleError: locate: expected one axis of the intersection under a root
 locate("I, J, T.intersect(T.attach(K2, J), K1)", "RRR", "i, j, k", at=1)

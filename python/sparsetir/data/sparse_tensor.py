@@ -200,10 +200,25 @@ class SparseTensor(ArrayMethods):
         SparseTensor
             A tensor of the same class.
         """
+        caller = f"{type(self).__name__}.with_values"
+        return self.holding(sources.check_values(caller, values, self.nnz))
+
+    def holding(self, values: np.ndarray) -> Self:
+        """Do the same as :meth:`with_values` for values that are known to fit.
+
+        Parameters
+        ----------
+        values : (nnz,) ndarray
+            Contiguous values in the order of the pattern.
+
+        Returns
+        -------
+        SparseTensor
+            A tensor of the same class.
+        """
         out = type(self).__new__(type(self))
         out._structure, out._places = self._structure, self._places
-        out._values = sources.check_values(f"{type(self).__name__}.with_values", values, self.nnz)
-        out._arguments = {}
+        out._values, out._arguments = values, {}
         return out
 
     def astype(self, dtype: DTypeLike) -> Self:

@@ -92,4 +92,15 @@ def run(
 
     skipped : whether to leave the result unwritten, as only its gradients are needed
     """
-    return Run.apply(bound, patterns, skipped, *values)
+    terms = bound.attaining(patterns)
+    if not terms:
+        return Run.apply(bound, patterns, skipped, *values)
+    known = [x.detach() for x in values]
+    best = bound(known, bound.empty(True))
+
+    def sums(values: list[Any]) -> Any:
+        count, total = terms
+        number = count([*known, best, torch.ones_like(best)], count.empty(True))
+        return run(total, patterns, [*values, best, 1 / number], skipped=True)
+
+    return Known.apply(best, sums, *values)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from sparsetir.expressions.checks import sizes_of
 from sparsetir.expressions.compiled import LIKE, MOST_KEPT, MOST_TRIED, Compiled, Options, compiled
 from sparsetir.expressions.contraction import contracted
 from sparsetir.expressions.invariants import hoisted
-from sparsetir.expressions.levels import level_arrays
+from sparsetir.expressions.levels import LevelArrays, level_arrays
 from sparsetir.expressions.operands import Operand, name_of, patterns_of, read
 from sparsetir.expressions.storage import csf_levels
 from sparsetir.expressions.unit import Bound, Unit
@@ -36,8 +36,12 @@ class BoundExpression:
         self.compiled = compiled
         shapes = {n: x.shape for n, x in operands.items()}
         self.sizes = sizes_of(compiled.who, compiled.statement, shapes)
+        self.keys: list[Hashable] = []  # in the cache
         self.held: object = None  # weak references that drop it when a pattern is freed
         self._bound: dict[bool, list[Bound]] = {}
+        self._names = [*operands]
+        # The program of the expression, with the place of each input's operand and its levels.
+        self._whole: tuple[Bound, list[tuple[int, LevelArrays | None]]] | None = None
         if compiled.like is not None:
             expected = tuple(self.sizes[n] for n in compiled.statement.result.plain)
             if shapes[compiled.like] != expected:
@@ -109,7 +113,7 @@ class BoundExpression:
             graded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         this = self.compiled
         if out is not None:
-            self._check_out(out, bool(tensors), graded)
+            self.check_out(out, bool(tensors), graded)
         if this.open_form is None:
             values = self._graded(operands) if graded else self._plain(operands, bool(tensors), out)
             if this.like is None:
@@ -127,6 +131,12 @@ class BoundExpression:
         if graded:
             values = self._known(values, at, operands)
         return _sparse(at, values, _layout(this.options, values))
+
+    def repeats(self, operands: Mapping[str, Operand], arrays: Sequence[Any]) -> bool:
+        """Whether :meth:`values_of` gives the result's values for such arrays, as they are."""
+        this, same = self.compiled, zip(operands.values(), arrays, strict=True)
+        at_mask = this.like == this.options.like and this.open_form is None
+        return at_mask and all(x.constant or x.values is array for x, array in same)
 
     def _known(self, values: Any, at: Operand, operands: Mapping[str, Operand]) -> Any:
         """The computed values of a sparse result, with gradients: those at its pattern."""
@@ -148,15 +158,28 @@ class BoundExpression:
         return Known.apply(values, function, *tensors)
 
     def _plain(self, operands: Mapping[str, Operand], torch: bool, out: Any) -> Any:
-        """Compute the result by one program."""
-        (bound,) = self.bound(operands)
-        values, steady = [], []
-        for name, levels in bound.sources:
-            operand = operands[name]
-            x = operand.values
+        """Compute the values of the result by one program."""
+        if self._whole is None:
+            (bound,) = self.bound(operands)
+            self._whole = bound, [(self._names.index(n), levels) for n, levels in bound.sources]
+        each = operands.values()
+        return self.values_of([x.values for x in each], [x.steady for x in each], torch, out)
+
+    def values_of(
+        self, arrays: Sequence[Any], steady: Sequence[bool], torch: bool, out: Any
+    ) -> Any:  # fmt: skip
+        """Compute the values of the result again.
+
+        arrays, steady : the values of each operand, and whether they are a SparseTensor's
+        """
+        assert self._whole is not None
+        bound, sources = self._whole
+        values, unchanged = [], []
+        for n, levels in sources:
+            x = arrays[n]
             if levels is not None:
-                x = levels.values(x, operand.steady)
-            steady.append(operand.steady or levels is not None)
+                x = levels.values(x, steady[n])
+            unchanged.append(steady[n] or levels is not None)
             if type(x) is not np.ndarray:
                 x = (x.detach() if x.requires_grad else x).contiguous()
             elif not x.flags.c_contiguous:
@@ -165,14 +188,14 @@ class BoundExpression:
         direct = out is not None and _is_disjoint(out, values)
         result: Any = out if direct else bound.empty(torch)
         if self.compiled.statement.accumulates:
-            result[...] = operands[self.compiled.result_name].values
-        result = bound.natural(bound(values, result, steady))
+            result[...] = arrays[self._names.index(self.compiled.result_name)]
+        result = bound.natural(bound(values, result, unchanged))
         if out is None or direct:
             return result
         out[...] = result
         return out
 
-    def _check_out(self, out: Any, torch: bool, graded: bool) -> None:
+    def check_out(self, out: Any, torch: bool, graded: bool) -> None:
         """Raise for an array that the result cannot be written to."""
         this = self.compiled
         if graded or this.like is not None or this.open_form is not None:
@@ -243,11 +266,13 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
     assert pattern is not None
     host: Any = values
     if isinstance(like, SparseTensor) and not is_torch(values):
-        return like.with_values(values)
+        return like.holding(values)
     if not is_torch(values):
         kind = SparseMatrix if pattern.order == 2 else SparseTensor
         return kind.of_stored(Stored(pattern, host, None))
     import torch as loaded
+
+    from sparsetir.ops.sparse_results import compressed, coordinates
 
     torch: Any = loaded
     layout: Any = like
@@ -255,9 +280,7 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
         layout = getattr(like, "layout", torch.sparse_csr)
     if pattern.order != 2 or layout == torch.sparse_coo:
         at = torch.from_numpy(np.stack(pattern.coords).astype(np.int64))
-        return torch.sparse_coo_tensor(
-            at, values, pattern.shape, is_coalesced=True, check_invariants=False
-        )
+        return coordinates(at, values, pattern.shape)
     idtype = pattern.idtype
     if layout == torch.sparse_csc:
         stored = level_arrays(pattern, csf_levels(2), (1, 0), idtype)
@@ -265,12 +288,11 @@ def _sparse(mask: Operand, values: Any, like: object) -> Any:
     else:
         layout, arrays = torch.sparse_csr, (pattern.indptr, pattern.columns)
     index = [torch.from_numpy(np.ascontiguousarray(x, idtype)) for x in arrays]
-    from sparsetir.ops.sparse_results import compressed
-
     return compressed(layout, index, values, pattern.shape)
 
 
-_kept: dict[object, BoundExpression] = {}
+_kept: dict[Hashable, BoundExpression] = {}
+recalled = _kept.get  # the bound expression of a key, if any
 
 
 def bound_expression(
@@ -283,12 +305,23 @@ def bound_expression(
     kept = _kept.get(key)
     if kept is None:
         kept = BoundExpression(compiled(who, text, operands, options), operands)
-        forget: Callable[[object], object] = lambda _: _kept.pop(key, None)  # noqa: E731
+        forget = partial(_forget, kept.keys)
         kept.held = [weakref.ref(p, forget) for p in patterns_of(operands).values()]
-        if len(_kept) >= MOST_KEPT:
-            _kept.pop(next(iter(_kept)), None)
-        _kept[key] = kept
+        keep(key, kept)
     return kept
+
+
+def keep(key: Hashable, expression: BoundExpression) -> None:
+    """Cache a bound expression by one more key, with ids of its operands' patterns."""
+    if len(_kept) >= MOST_KEPT:
+        _kept.pop(next(iter(_kept)), None)
+    _kept[key] = expression
+    expression.keys.append(key)
+
+
+def _forget(keys: Iterable[Hashable], _: object) -> None:
+    for key in keys:
+        _kept.pop(key, None)
 
 
 class ExpressionPlan:

@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm import tirx
 
 from sparsetir.expressions.declarations import Key
+from sparsetir.expressions.extremum import attaining
 from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
 from sparsetir.expressions.program import Program
 from sparsetir.expressions.row_sums import MOST_CHANGES, is_row_sum, slices_of
@@ -87,6 +88,23 @@ class Unit:
         """The kernel of a sparse result with its pattern."""
         return build_assembled(self.func)
 
+    @cached_property
+    def attaining(self) -> list[Unit]:
+        """For maxima and minima the number, and the sum, of the weighted terms that attain them.
+
+        Their last two inputs are the result and the weights.
+        """
+        units: list[Unit] = []
+        for counts in (True, False):
+            made = attaining(self.func, self.result, counts)
+            if made is not None:
+                func, weights, result = made
+                name, over = self.values[self.result]
+                values = {n: of for n, of in self.values.items() if n != self.result}
+                values |= {self.result: (name, over), weights: (name, over), result: (name, over)}
+                units.append(Unit(self.program, func, values, result, self.levels))
+        return units
+
     def dims(self, key: Key) -> tuple[int, ...]:
         """The dimension of each level of a pattern, from the root down."""
         pattern = self.program.patterns[key]
@@ -114,9 +132,9 @@ class Unit:
         values = {n: of for n, of in self.values.items() if n != self.result}
         values |= {n: (GRAD, self.values[self.result][1]) for n in new if n != result}
         values[result] = self.values[param][0], self.values[param][1]
-        moved = [tuple(names) for names in transposed_axes(derived)]
+        moved = transposed_axes(derived)  # with the axis of length 1 above a compressed root
         levels = {
-            key: next((m for m in moved if sorted(m) == sorted(names)), names)
+            key: next((tuple(n for n in m if n in names) for m in moved if {*names} <= {*m}), names)
             for key, names in self.levels.items()
         }
         return Unit(self.program, derived, values, result, levels)
@@ -205,6 +223,7 @@ class Bound:
     ) -> None:  # fmt: skip
         self.unit, self.sizes, self.idtype = unit, sizes, idtype
         self._gradients: dict[str, Bound] = {}
+        self._attaining: list[Bound] | None = None
         self._known, self.stored = fixed_arguments(unit, sizes, patterns, idtype)
         # For each input its operand, and the level arrays that permute its values, if any.
         keys = [unit.values[n][1] for n in unit.inputs]
@@ -218,6 +237,7 @@ class Bound:
             if b.handle is not None and b.handle.name == unit.result
         )  # fmt: skip
         self.dtype, over = buffer.dtype, unit.values[unit.result][1]
+        self._dtype = np.dtype(self.dtype)  # of its name it takes as long as a small product
         self.over = None if over is None else self.stored[over]
         self.shape: tuple[int, ...] = ()
         if self.over is not None:
@@ -257,7 +277,7 @@ class Bound:
     def empty(self, torch: bool) -> Any:
         """Allocate the result, in torch or NumPy."""
         if not torch:
-            return empty(self.shape, self.dtype)
+            return empty(self.shape, self._dtype)
         import torch as loaded
 
         return loaded.empty(self.shape, dtype=torch_dtype(self.dtype))
@@ -265,6 +285,13 @@ class Bound:
     def natural(self, values: Any) -> Any:
         """Permute the result from the order of its levels into that of its pattern."""
         return values if self.over is None else self.over.restored(values)
+
+    def attaining(self, patterns: Mapping[str, Pattern]) -> list[Bound]:
+        """The units of :attr:`Unit.attaining`, bound to the same patterns and sizes."""
+        if self._attaining is None:
+            known = self.sizes, patterns, self.idtype
+            self._attaining = [Bound(unit, *known) for unit in self.unit.attaining]
+        return self._attaining
 
     def gradient(self, param: str, patterns: Mapping[str, Pattern]) -> Bound:
         """The gradient for an input, bound to the same patterns and sizes."""

@@ -365,6 +365,35 @@ def compressed(
     return torch.sparse_compressed_tensor(pointers, indices, values, shape, **options)
 
 
+def coordinates(index: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A sparse tensor in COO; index : its coordinates, sorted and distinct, in columns."""
+    if values.requires_grad and torch.is_grad_enabled():
+        return _Coordinates.apply(values, index, shape)
+    return torch.sparse_coo_tensor(index, values, shape, is_coalesced=True, check_invariants=False)
+
+
+class _Coordinates(torch.autograd.Function):
+    """A tensor in COO, for whose gradient torch itself looks coordinates up in a hash table."""
+
+    @staticmethod
+    def forward(ctx: Context, values: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
+        ctx.others = shape
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(index)
+        return coordinates(index, values.detach(), shape)
+
+    @staticmethod
+    def backward(ctx: Context, *grads: Tensor) -> object:
+        (grad,), (index,) = grads, ctx.saved_tensors
+        if grad is None:
+            return None, None, None
+        there = grad.coalesce() if grad.layout is torch.sparse_coo else grad
+        if there.layout is not torch.sparse_coo or not torch.equal(there.indices(), index):
+            ones = torch.ones(index.shape[1], dtype=grad.dtype)
+            there = grad.sparse_mask(coordinates(index, ones, tuple(ctx.others)))
+        return there.values(), None, None
+
+
 class _Compressed(torch.autograd.Function):
     """A sparse tensor, whose gradient torch itself makes dense, with room for m n elements."""
 

@@ -146,14 +146,14 @@ def overlap(a: object, b: object, itemsize: int, other: int | None = None) -> bo
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """A new NumPy array that begins at a cache line, like torch's, unless it is small.
+    """A new NumPy array that begins at a cache line, like torch's, if it has rows and is not small.
 
     Large arrays of `np.empty` begin 16 bytes into a line, so that every other vector of 32 bytes,
     and each of 64, is loaded from two lines.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
-    if size < LEAST_ALIGNED:
+    if size < LEAST_ALIGNED or len(shape) < 2:
         return np.empty(shape, dtype)
     # A single allocation: if two are freed together, the C library returns the memory each time.
     memory = np.empty(size + CACHE_LINE, np.uint8)
