@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.passes.consecutive_parts import CONSECUTIVE
 from sparsetir.schedules.passes.nests import is_offset_of, wide_indices
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
@@ -26,18 +27,27 @@ def loop_shapes(lowered: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> dict[str, s
     scheduled : the function after it; possibly restricted to the branches that some sizes take
     """
     out: dict[str, str] = {}
+    parts = [x for x in nodes_of(tirx.For, scheduled.body) if CONSECUTIVE in x.annotations]
+    owned = [b.name_hint for b in nodes_of(s_tir.SBlock, *parts)]
     for loop in nodes_of(tirx.For, lowered.body):
         if not nodes_of(tirx.For, loop.body):
             for realize in nodes_of(s_tir.SBlockRealize, loop.body)[-1:]:
                 name = str(realize.block.name_hint)
                 if stores_of(realize.block.body):
                     out[name] = _shape(name, scheduled) or _reason(loop, realize)
+                    if any(_blocks_of(name).fullmatch(x) for x in owned):
+                        out[name] += "; each thread updates the elements that it owns"
     return out
+
+
+def _blocks_of(name: str) -> re.Pattern[str]:
+    """The names of the blocks that a schedule made of one."""
+    return re.compile(rf"{re.escape(name)}(_.*)?")
 
 
 def _shape(name: str, scheduled: tirx.PrimFunc) -> str:
     """The vectors of a block; "" if it has none."""
-    blocks_of = re.compile(rf"{re.escape(name)}(_.*)?")
+    blocks_of = _blocks_of(name)
     loops = [x for x in nodes_of(tirx.For, scheduled.body) if x.kind == tirx.ForKind.VECTORIZED]
     blocks = [b for b in nodes_of(s_tir.SBlock, scheduled.body) if blocks_of.fullmatch(b.name_hint)]
     mine, around = set(blocks), {x for b in blocks for x in nodes_of(tirx.For, b.body)}

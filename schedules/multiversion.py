@@ -17,8 +17,8 @@ long as all rows::
 Sums over features for each nonzero are computed by position, equally many per thread, in column
 parts whose rows stay in cache; with one part, in the order of storage. Steps of rows for
 neighbouring features, such as a softmax of heads, vectorise over these. Operands with strided
-features are copied first, sums over all rows are computed in parts, and intersections of a row with
-many others look its elements up in a table.
+features are copied first, sums over all rows are computed in parts, intersections of a row with
+many others look its elements up in a table, and threads own parts of what a scatter updates.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from sparsetir.schedules.passes.features_last import features_last
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.lookups import Lookups, lookups
 from sparsetir.schedules.passes.nests import of_params
+from sparsetir.schedules.passes.owner_computes import MOST_PARTS, owner_computes, with_cuts
 from sparsetir.schedules.passes.partial_sums import partial_sums
 from sparsetir.schedules.passes.prefetch import REUSE, with_reuse_distances
 from sparsetir.schedules.passes.versions import Versions, either, joined
@@ -60,7 +61,13 @@ from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, sparse_iterations
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    sparse_iterations,
+)
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_with
@@ -100,6 +107,7 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
         parts = partial_sums(func) if pool() > 1 else None
         if parts is not None:
             return _inlined(_by_parts(*parts, target, work))
+        func = with_cuts(func, owners()) if owners() > 1 else func
     func = with_reuse_distances(func)
     lowered = lower_sparse_iter(func)
     versions = versions_by_size(s_tir.renew_defs(lowered), target)
@@ -107,6 +115,7 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
     if not begun:
         scheduled = _by_rows(func, versions, target, work)
         scheduled = _by_steps(func, scheduled, target)
+        scheduled = _by_owners(func, scheduled, work)
     return _inlined({"I": func, "II": lowered, "II scheduled": scheduled})
 
 
@@ -160,6 +169,34 @@ def _by_parts(func: SparseFunc, visited: list[Axis], target: Any, work: int) -> 
     counts = _counts(visited) or [visited[0].length]
     visits = prod(_lowered_sizes(counts, scheduled))
     return {"I": func, "II": lowered, "II scheduled": _on_threads(visits, scheduled, work)}
+
+
+def _by_owners(func: SparseFunc, scheduled: tirx.PrimFunc, work: int) -> tirx.PrimFunc:
+    """Scatters in parts, for more visits than waking threads and finding their elements take.
+
+    scheduled : for fewer visits; the result for a program that does not scatter
+    """
+    owned = owner_computes(scheduled, owners()) if owners() > 1 else None
+    if owned is None:
+        return scheduled
+    by_owner, least = owned
+    factors = (_lowered_sizes(_visits(it), scheduled) for it in sparse_iterations(func))
+    visits = sum((prod(of_one, start=_int64(1)) for of_one in factors), start=_int64(0))
+    many = tirx.all(*(visits >= x for x in (_int64(work), *_lowered_sizes(least, scheduled))))
+    return either(many, by_owner, scheduled, ("owners", "one_thread"))
+
+
+def _visits(it: SparseIteration) -> list[Any]:
+    """Factors of the number of visits of an iteration."""
+    axes = flat_axes(it.axes)
+    above = {x.name for axis in axes if axis.is_variable for x in axis.ancestors()[:-1]}
+    sizes = [(axis.nnz, axis.nnz_cols, axis.length) for axis in axes if axis.name not in above]
+    return [next(size for size in of_axis if size is not None) for of_axis in sizes]
+
+
+def owners() -> int:
+    """The number of parts of scatters."""
+    return min(pool(), MOST_PARTS)
 
 
 def _by_lookups(found: Lookups, target: Any, work: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from sparsetir.schedules.passes.consecutive_parts import consecutive_parts
 from sparsetir.sparse_ir.tir import constant
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -43,7 +44,9 @@ def _pipeline() -> tuple[Any, Any, Any]:
     lowered, finished, of_device = tirx.get_tir_pipeline("s_tir")
 
     def host() -> Any:
-        keep = tirx.transform.prim_func_pass(lambda func, *_: locals_on_stack(func), opt_level=0)
+        keep = tirx.transform.prim_func_pass(
+            lambda func, *_: locals_on_stack(consecutive_parts(func)), opt_level=0
+        )
         return tvm.ir.transform.Sequential([keep, finished()])
 
     return lowered, host, of_device

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.index_arrays import row_numbers
 from sparsetir.sparse_ir.recipes.registry import Below, TilesOf, recipe
 
 RANGES_PER_THREAD = 4
@@ -127,3 +128,24 @@ def places_in_tiles(starts: np.ndarray, size: int) -> np.ndarray:
     places = np.arange(starts[-1], dtype=starts.dtype)
     places -= np.repeat(starts[:-1], np.diff(starts))
     return places
+
+
+@recipe
+def range_cuts(indptr: np.ndarray, indices: np.ndarray, n: int, parts: int) -> np.ndarray:
+    """(rows, parts + 1) the positions where each row passes from one range to the next.
+
+    indptr : (rows + 1,) offsets of rows
+    indices : (nnz,) coordinates, 0 .. n - 1, whose ranges hold about equally many elements
+    parts : the number of ranges
+
+    If the elements of a row are not in the order of ranges, all elements are in the first part.
+    """
+    work = np.cumsum(np.bincount(indices, minlength=n))
+    inner = np.searchsorted(work, len(indices) * np.arange(1, parts) // parts, "right")
+    range_of = np.cumsum(np.bincount(inner, minlength=n + 1)[:n])
+    rows, first = len(indptr) - 1, row_numbers(indptr) * parts
+    place = first + range_of[indices]
+    if np.any(place[1:] < place[:-1]):
+        place = first
+    counts = np.bincount(place, minlength=rows * parts).reshape(rows, parts)
+    return indptr[:-1, None] + np.cumsum(np.insert(counts, 0, 0, axis=1), axis=1)

@@ -177,7 +177,8 @@ def test_races_name_their_accesses():
 SHAPES = {
     "spmm": {"spmm1": "tiles of 16 + 16 in registers"},
     "spmm_coo_scatter": {
-        "zero0": "left to LLVM, which has vectors for it", "scatter0": "vectors of at most 8 lanes",
+        "zero0": "left to LLVM, which has vectors for it",
+        "scatter0": "vectors of at most 8 lanes; each thread updates the elements that it owns",
     },
 }  # fmt: skip
 
