@@ -58,7 +58,7 @@ from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.search import load_one, store_one
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tail_predicates import resolve_tails
-from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, loop_with, pass_on
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, loop_with, pass_on
 from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator
 from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 from sparsetir.sparse_ir.workers import (
@@ -300,7 +300,8 @@ class _Lowering:
             spatial = [u for u in units if set(u.kinds) == {"S"}]
             pads = [cond for u in spatial for cond in u.pads]
             init = _guarded(pads, self._stmt(it.init, scope))
-            if scope.searches:  # they would have to precede the init, outside its block
+            # Searches would have to precede the init, outside its block.
+            if scope.searches or _found_later(init, units):
                 scope.searches, scope.rows, init = [], [], None
         before: list[tirx.Stmt] = []
         if it.init is not None and init is None:
@@ -448,6 +449,13 @@ class _Lowering:
                 rng = ir.Range.from_min_extent(as_dtype(0, dtype_of(size)), size)
             ranges.append(rng)
         return tirx.BufferRegion(region.source, ranges)
+
+
+def _found_later(init: tirx.Stmt, units: list[PositionLoop]) -> bool:
+    """Whether an init, in its loops, needs what the reduction's block finds by searches."""
+    first = next(n for n, u in enumerate(units) if "R" in u.kinds)
+    found = {v for u in units[first:] for search in u.searches for v in search.locals}
+    return bool(found & free_vars(init_loops(init, units[first:])))
 
 
 def _guarded(conditions: list[Any], stmt: tirx.Stmt) -> tirx.Stmt:

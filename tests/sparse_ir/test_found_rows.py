@@ -264,3 +264,33 @@ def test_visits_that_go_in_strides(rows: str, tail: str) -> None:
 def test_runs_on_a_gpu(rows: str, tail: str, idtype: str) -> None:
     kernel = CudaStages(program(idtype=idtype), by_threads(rows, tail, runs=True))
     check(lambda args: kernel(args)["c"], idtype)
+
+
+BELOW = text_of("below", """
+with T.sp_iter([F, T.fuse(O, I), J], "RSSS", "it") as [f, o, i, j]:
+    with T.init():
+        OUT[o, i, j] = -1.0
+    OUT[o, i, j] = OUT[o, i, j] + A[o, i, j] * B[f]
+""", """
+O = T.dense_fixed(1)
+I = T.sparse_variable(O, (m, rows), (i_ptr, i_idx))
+J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+F = T.dense_fixed(feat)
+""", A="O I J", B="F", OUT="O I J")  # fmt: skip
+
+
+def test_init_of_elements_below_searched_rows() -> None:
+    """The loop over `j` needs `o`, which a visit searches for: the init has loops before."""
+    kernel, rng = sparsetir.build(sparsetir.from_source(BELOW)), np.random.default_rng(0)
+    for rows in FIBERS:
+        lengths = np.array([*map(len, rows)], "int32")
+        m, nnz = len(lengths), lengths.sum()
+        i_ptr, i_idx = np.array([0, m], "int32"), np.arange(m, dtype="int32")
+        j_ptr, j_idx = np.cumsum([0, *lengths]), within(lengths)
+        a, b = rng.random(nnz, dtype="float32"), rng.random(5, dtype="float32")
+        out = np.full_like(a, np.nan)
+        kernel(
+            i_ptr=i_ptr, i_idx=i_idx, j_ptr=j_ptr.astype("int32"), j_idx=j_idx.astype("int32"),
+            m=m, n=7, rows=m, nnz_j=int(nnz), feat=5, a=a, b=b, out=out,
+        )  # fmt: skip
+        np.testing.assert_allclose(out, a * b.sum() - 1, rtol=1e-5)
