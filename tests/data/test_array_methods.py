@@ -408,6 +408,32 @@ def test_elements_of_three_axes(tensor):
     assert sparse[1, 2, 3] == tensor[1, 2, 3]
 
 
+@COO_OF_THREE
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "float16"])
+def test_operators_of_rows_and_tensors(dtype):
+    """By scipy: of tensors of any order, and of a matrix with a row, as in NumPy."""
+    D = (np.random.default_rng(0).integers(-3, 4, (6, 6)) * np.tri(6)).astype(dtype)
+    A = SparseMatrix(sp.csr_array(D.astype("float64"))).astype(dtype)
+    for got, exact in (
+        (A[3] + A[4], D[3] + D[4]), (A[3] - A[4], D[3] - D[4]), (A[3] * A[4], D[3] * D[4]),
+        (A * A[3], D * D[3]), (A * A[3:4], D * D[3:4]), (A * A[:, [1]], D * D[:, [1]]),
+        (A @ A[3], D @ D[3]), (A[3] @ A, D[3] @ D),
+    ):  # fmt: skip
+        assert got.dtype == D.dtype
+        same(got, exact, zeros=True)
+    assert A[3] @ A[4] == D[3] @ D[4] and isinstance(A * A[3], SparseMatrix)
+    T = SparseTensor.from_dense(D.reshape(2, 3, 6))
+    same(T + T * 2 - T * T, 3 * D.reshape(2, 3, 6) - D.reshape(2, 3, 6) ** 2, zeros=True)
+
+
+def test_gradients_do_not_end_in_operators():
+    A = SparseMatrix(sp.csr_array(np.tri(4)))
+    other = torch.from_numpy(np.tri(4)).to_sparse_csr().requires_grad_()
+    for operate in (operator.add, operator.sub, operator.mul, operator.matmul, SparseMatrix.kron):
+        with pytest.raises(TypeError, match="without a gradient"):
+            operate(A, other)
+
+
 def test_positions_are_computed_once_and_checked():
     arrays = sp.csr_array(np.tri(5, dtype=np.float32))
     matrix, other = SparseMatrix(arrays), SparseMatrix(arrays)

@@ -306,9 +306,35 @@ class ArrayMethods:
         values = np.concatenate([x.values for x in parts])
         return parts[0]._derived(joined, lambda positions: values[positions])
 
-    def __mul__(self, other: object) -> Any:
-        """Multiply values by a number, or by those of a dense array; typed as in NumPy."""
+    def __add__(self, other: Any) -> Any:
+        """Add a tensor."""
+        return self._with_tensor(operator.add, other)
+
+    def __sub__(self, other: Any) -> Any:
+        """Subtract a tensor."""
+        return self._with_tensor(operator.sub, other)
+
+    def __matmul__(self, other: Any) -> Any:
+        """Multiply by a tensor, the last axis by its first."""
+        return self._with_tensor(operator.matmul, other)
+
+    def __mul__(self, other: Any) -> Any:
+        """Multiply values by a number, or by those of a dense array or a tensor; typed as in
+        NumPy."""
+        if isinstance(other, ArrayMethods):
+            return self._with_tensor(operator.mul, other)
         return self._scaled(operator.mul, other)
+
+    def _with_tensor(self, op: Callable[[Any, Any], Any], other: Any) -> Any:
+        """Compute with another tensor by scipy, for tensors that are not two matrices."""
+        if not isinstance(other, ArrayMethods):
+            return NotImplemented
+        dtype = np.result_type(self.dtype, other.dtype)
+        with _named(f"{type(self).__name__}.__{op.__name__}__"):
+            result = op(self._wide(), other._wide())
+        if not scipy.sparse.issparse(result):
+            return np.asarray(result).astype(dtype)[()]
+        return self._derived(result, lambda data: data.astype(dtype))
 
     def __rmul__(self, other: object) -> Any:
         """Multiply a number or a dense array by the values."""

@@ -628,6 +628,8 @@ class SparseMatrix(SparseTensor):
         """
         if isinstance(x, SparseMatrix) or sources.is_sparse(x):
             return self.matmul(x)
+        if isinstance(x, SparseTensor):
+            return super().__matmul__(x)
         return hooks.product(self, x, self._products)
 
     def __rmatmul__(self, x: object) -> Any:
@@ -811,7 +813,9 @@ class SparseMatrix(SparseTensor):
         return self._combined("subtract", other)
 
     def __mul__(self, other: object) -> Self:
-        """Elementwise A * B, see :meth:`multiply`; dense factors as for any tensor."""
+        """Elementwise A * B, see :meth:`multiply`; other factors as for any tensor."""
+        if isinstance(other, SparseTensor) and other.shape != self.shape:
+            return super().__mul__(other)
         by_element = self._combined("multiply", other)
         return super().__mul__(other) if by_element is NotImplemented else by_element
 
@@ -828,10 +832,14 @@ class SparseMatrix(SparseTensor):
 
     def _with_others(self, op: str, *others: object, **options: object) -> Any:
         caller = f"SparseMatrix.{op}"
+        for x in others:
+            refuse_gradient(caller, x)
         known = [SparseMatrix.adopt(caller, "other", x) for x in others]
         return self._combined(op, *known, **options)
 
     def _combined(self, op: str, *others: object, **options: object) -> Any:
+        for x in filter(sources.is_sparse, others):
+            refuse_gradient(f"SparseMatrix.{op}", x)
         result = hooks.sparse_operation(op, self, *others, **options)
         return result if result is NotImplemented else self.of_stored(result)
 
