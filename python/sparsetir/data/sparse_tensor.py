@@ -622,7 +622,8 @@ class SparseMatrix(SparseTensor):
 
         The result has a tensor's type; for NumPy the type that holds those of x and the values,
         among float16, bfloat16, float32 and float64. Gradients of tensors propagate. The plan for a
-        number of features is kept with the matrix.
+        number of features is kept with the matrix; the first product with an array of NumPy makes
+        none, and the last bits of sums may differ from later ones.
 
         For a sparse x, including scipy's and torch's, the result of :meth:`matmul`.
         """
@@ -838,8 +839,9 @@ class SparseMatrix(SparseTensor):
         return self._combined(op, *known, **options)
 
     def _combined(self, op: str, *others: object, **options: object) -> Any:
-        for x in filter(sources.is_sparse, others):
-            refuse_gradient(f"SparseMatrix.{op}", x)
+        for x in others:
+            if not isinstance(x, SparseTensor) and sources.is_sparse(x):
+                refuse_gradient(f"SparseMatrix.{op}", x)
         result = hooks.sparse_operation(op, self, *others, **options)
         return result if result is NotImplemented else self.of_stored(result)
 

@@ -35,14 +35,17 @@ from sparsetir.planning.request import (
 from sparsetir.planning.run_plan import Plan
 from sparsetir.planning.sparse_plan import RowTablesPlan, SparsePlan, ValuesPlan
 from sparsetir.planning.sparse_request import sparse_request
-from sparsetir.records.records import by_record, recorded_config
+from sparsetir.records.records import by_record, recorded_config, there_are_records
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array, is_torch
+from sparsetir.runtime.build import build
+from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.refusals import wrong
+from sparsetir.schedules.operators import spmm
 from sparsetir.schedules.operators.names import is_along_edges, is_message
 from sparsetir.schedules.operators.operands import Operator
-from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.registry import ALONG, OF_MATRICES, OPERATORS
 from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.targets import TargetLike, resolve_target
@@ -54,6 +57,8 @@ MAKERS = {
     "relations": relational_request,
     "matrices": sparse_request,
 }
+# The place of the first product among those of a matrix, which makes no plan.
+FIRST = "first"
 # All options of operators; each operator has some of them.
 OPTIONS = {
     name for each in (OPERATORS, ALONG, OF_MATRICES) for x in each.values() for name in x.options
@@ -434,9 +439,17 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
     x = np.asarray(x)
     dtype = x.dtype if x.dtype == matrix.dtype else np.result_type(x.dtype, matrix.dtype)
     x = np.ascontiguousarray(x, dtype)
+    if x.shape[1:] == (0,):
+        return np.empty((matrix.shape[0], 0), dtype)
     is_expression = dtype.kind in "biu"  # operators are for floats alone
     key = x.shape[1:], dtype
+    if key not in plans and not plans and not there_are_records():
+        once = _product_once(matrix, x)
+        if once is not None:
+            plans[FIRST] = None
+            return once
     if key not in plans:
+        plans.pop(FIRST, None)
         while len(plans) >= MOST_PLANS:
             plans.pop(next(iter(plans)))
         if is_expression:
@@ -447,3 +460,34 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
             plans[key] = plan("spmv" if x.ndim == 1 else "spmm", matrix, x)
     made = plans[key]
     return made(A1=x).astype(dtype, copy=False) if is_expression else made(x)
+
+
+def _product_once(matrix: SparseMatrix, x: np.ndarray) -> np.ndarray | None:
+    """`A @ x` by the kernel of all patterns, for a matrix that may be multiplied just once.
+
+    A plan takes a millisecond, and up to twenty times as long as its kernel. None for a type that
+    the kernel is not for. The order of sums is a plan's.
+    """
+    pattern, dtype = matrix.pattern, x.dtype.name
+    if dtype not in ("float32", "float64") or pattern.idtype != pattern.indptr.dtype.name:
+        return None
+    pattern.check_once()
+    kernel, (m, n) = _kernel_of_all(dtype, pattern.idtype), matrix.shape
+    b = x if x.ndim == 2 else x[:, None]
+    out = np.empty((m, b.shape[1]), x.dtype)
+    named = {
+        "a": matrix.values.astype(dtype, copy=False), "b": b, "out": out,
+        "indptr": pattern.indptr, "indices": pattern.columns, "m": m, "n": n, "nnz": matrix.nnz,
+        "feat": b.shape[1],
+    }  # fmt: skip
+    named |= kernel.compute_passed(named, estimate=True)
+    try:
+        kernel.entry(*(named[name] for name in kernel.signature.passed))
+    except (TypeError, ValueError, BufferError):  # such as arrays that must not be written
+        return None
+    return out if x.ndim == 2 else out[:, 0]
+
+
+@lru_cache
+def _kernel_of_all(dtype: str, idtype: str) -> Kernel:
+    return build(spmm.program(Spmm(dtype, idtype)), check=False)
