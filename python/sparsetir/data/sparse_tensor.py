@@ -833,9 +833,12 @@ class SparseMatrix(SparseTensor):
 
     def _with_others(self, op: str, *others: object, **options: object) -> Any:
         caller = f"SparseMatrix.{op}"
+        known: list[SparseMatrix] = []
         for x in others:
-            refuse_gradient(caller, x)
-        known = [SparseMatrix.adopt(caller, "other", x) for x in others]
+            if not isinstance(x, SparseMatrix):
+                refuse_gradient(caller, x)
+                x = SparseMatrix.adopt(caller, "other", x)
+            known.append(x)
         return self._combined(op, *known, **options)
 
     def _combined(self, op: str, *others: object, **options: object) -> Any:
