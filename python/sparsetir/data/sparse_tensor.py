@@ -815,8 +815,9 @@ class SparseMatrix(SparseTensor):
 
     def __mul__(self, other: object) -> Self:
         """Elementwise A * B, see :meth:`multiply`; other factors as for any tensor."""
-        if isinstance(other, SparseTensor) and other.shape != self.shape:
-            return super().__mul__(other)
+        if isinstance(other, SparseTensor):
+            if other._structure.pattern.shape != self._structure.pattern.shape:
+                return super().__mul__(other)
         by_element = self._combined("multiply", other)
         return super().__mul__(other) if by_element is NotImplemented else by_element
 
