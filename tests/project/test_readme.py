@@ -89,6 +89,7 @@ def outputs(page, tmp_path_factory):
         install(patch)
     for n, (code, _) in enumerate(blocks(page)):
         name = f"page_block_{n}"
+        code = code.replace('if __name__ == "__main__":', "if True:")
         (folder / f"{name}.py").write_text(code)
         spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
