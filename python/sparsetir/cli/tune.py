@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -143,7 +144,9 @@ def run(args: argparse.Namespace) -> int:
     for title, call, options, report in searches:
         if runs and not args.json:
             print()
-        tuned = tune(*call, **options, progress=Bar(title, args.seconds))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "tune: ", RuntimeWarning)  # the table has them
+            tuned = tune(*call, **options, progress=Bar(title, args.seconds))
         facts, code = _print_results(args, tuned, options.get("graph", ""), where, report)
         runs.append(facts)
         codes.append(code)
