@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
+from tvm.support.cc import get_cc
 
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import (
@@ -535,6 +537,8 @@ class Kernel:
             For a folder that does not exist.
         OSError
             If it cannot be written; then no partial file is left.
+        RuntimeError
+            Without a C compiler, which links the library.
         """
         caller = f"{self.name}: export: argument 'path'"
         path = as_path(f"{self.name}: export", "path", path)
@@ -548,6 +552,11 @@ class Kernel:
             raise FileNotFoundError(f"{caller}: there is no folder '{path.parent}'")
         if path.exists() and not overwrite:
             raise FileExistsError(f"{caller}: '{path}' exists; pass overwrite=True to replace it")
+        if shutil.which(compiler := get_cc() or "") is None:
+            raise RuntimeError(
+                f"{self.name}: export: expected a C compiler on PATH, such as gcc or clang, or its "
+                f"path in CXX, as it links the library; got {compiler or 'none'}"
+            )
         meta = description(self.name, self.signature, self.target, self.needs, self.assumes)
         try:
             write_library(self._text, path, meta, overwrite)
