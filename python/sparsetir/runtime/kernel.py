@@ -497,9 +497,10 @@ class Kernel:
 
         Parameters
         ----------
-        kind : {"ll", "asm"}, optional
-            For CPUs LLVM's text (the default) or assembly; for GPUs by default the text of the
-            kernels, else that of the host part.
+        kind : {"ll", "asm", "cuda"}, optional
+            For CPUs LLVM's text (the default) or assembly. For GPUs "cuda", the kernels' CUDA text,
+            is the default, which `nvcc -ptx` compiles to PTX; "ll" and "asm" are of the part that
+            runs on the host, and launches them.
 
         Returns
         -------
@@ -513,8 +514,9 @@ class Kernel:
         if device and kind in (None, self.target.kind.name):
             return "\n".join(m.inspect_source() for m in device)
         if kind not in (None, "ll", "asm"):
-            names = ["ll", "asm", *([self.target.kind.name] if device else [])]
-            raise wrong(f"{self.name}: source", "kind", f"one of {names}", f"{kind!r}")
+            own = "'cuda' (nvcc -ptx compiles it to PTX), or of the host part " if device else ""
+            expected = f"{own}'ll' or 'asm'"
+            raise wrong(f"{self.name}: source", "kind", expected, f"{kind!r}")
         return module.inspect_source(kind or "ll")
 
     def export(self, path: str | Path, *, overwrite: bool = False) -> None:
