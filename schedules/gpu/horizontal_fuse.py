@@ -12,6 +12,7 @@ After `horizontal_fuse(sch)`, in stage II, `spmm_b0` and `spmm_b1` share a grid,
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,9 +66,9 @@ def horizontal_fuse(
     -----
     Fused parts run in no particular order. In stage I, parts that all update a buffer by sums (of
     float32, float64 or int32; maxima, minima of float32 or int32) become atomic updates, unless the
-    buffer is `independent`: a float sum may differ in its last bits from run to run. A preceding
-    `precompute` leaves one such update per row and feature. Values that `decompose_format` copies
-    back are known to be disjoint.
+    buffer is `independent`; after `sch.lower()` they cannot, and there is a RuntimeWarning. A float
+    sum may differ in its last bits from run to run. A preceding `precompute` leaves one such update
+    per row and feature. Values that `decompose_format` copies back are known to be disjoint.
     """
     if not isinstance(sch, Schedule):
         raise ScheduleError(
@@ -82,9 +83,19 @@ def horizontal_fuse(
                 f"horizontal_fuse: argument 'parts': expected a list of iterations among "
                 f"{[*top]}, got {name!r}"
             )
+    updates = _updates_of_shared([top[n] for n in names or top], independent)
     if sch.stage_two is None:
-        for name in _updates_of_shared([top[n] for n in names or top], independent):
+        for name in updates:
             sch.atomic(sch.get_sparse_iteration(name))
+    elif updates and names is None:  # with names the pass refuses
+        warnings.warn(
+            f"horizontal_fuse: {', '.join(updates)} remain a launch each, as each updates what "
+            "others update, and the schedule has been lowered: call horizontal_fuse before "
+            "sch.lower(), or sch.atomic of them, or name the buffer in 'independent' if they "
+            "update different elements",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     names = names and [f"{name}0" for name in names]
     sch.rewrite(bind_to_threads)
     sch.rewrite(on_one_thread)

@@ -73,7 +73,8 @@ class Operator:
         result's shape: the result, and the sum of the absolute values of the terms of each element
         (for a maximum their largest), the unit of errors
     reductions : the supported reductions
-    vectors : whether callers have no dimension of features
+    vectors : whether callers have no dimension of features, as is the case for an operator on a
+        matrix without "k" among `dims`
     program : (problem) -> stage-I function, whose parameters have the names of `dims`, "a" for
         values, and of :meth:`sparsetir.schedules.operators.problems.CsrPattern.arguments`
     transposed : whether it visits the columns of the caller's matrix: it takes the transposed
@@ -105,6 +106,10 @@ class Operator:
     fit: Callable[..., dict[str, Any]] | None = None
     dtypes: tuple[str, ...] = DTYPES
     scratch: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.on == "matrix" and "k" not in "".join(self.dims.values()):
+            object.__setattr__(self, "vectors", True)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -14,6 +14,9 @@ from sparsetir.cli import main
 from sparsetir.runtime import explained
 from sparsetir.runtime.pipeline import lower
 from sparsetir.schedules.loop_shapes import loop_shapes
+from sparsetir.sparse_ir.computed import compute
+from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.schedule import Schedule
 
 SPMM = f"""
 import sparsetir
@@ -165,6 +168,34 @@ def test_visits_are_counted():
     i, j, k = (np.diff(args[f"{axis}_ptr"]) for axis in "ijk")
     assert visits == (i * j * k).sum() > 0
     assert counted["add_csr"][0] is None  # merged axes: not known before they are visited
+
+
+CUTS = {
+    "rows": ("spmm", lambda sch, i, j, k: sch.divide(i, 8)),
+    "equal work": ("spmm", lambda sch, i, j, k: sch.divide(i, "parts", by="work")),
+    "elements": ("spmm", lambda sch, i, j, k: sch.divide(j, 3)),
+    "columns": ("spmm", lambda sch, i, j, k: sch.divide(j, 3, by="coordinates")),
+    "tiles": ("spmm", lambda sch, i, j, k: sch.split(j, [None, 2])),
+    "features": ("spmm", lambda sch, i, j, k: sch.divide(k, 2)),
+    "pieces": ("spmm", lambda sch, i, j, k: sch.divide(fused(sch, i, j), 4)),
+    "positions": ("sddmm_fused", lambda sch, ij, k: sch.divide(ij, 4)),
+}
+
+
+def fused(sch, *loops):
+    return sch.sparse_fuse(sch.get_sparse_iteration(loops[0].iteration), loops)
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_parts_have_the_visits_of_the_whole(name):
+    tested, cut = CUTS[name]
+    func, args = program(tested)
+    sch = Schedule(func)
+    (it,) = sparse_iterations(func)
+    cut(sch, *sch.get_sp_iters(sch.get_sparse_iteration(it.name)))
+    assert "T.part(" in sch.func.script()
+    work = explained.work_of(sch.func, args, compute(sch.func, args))
+    assert work == explained.work_of(func, args) and work["visits"]
 
 
 def test_races_name_their_accesses():

@@ -13,8 +13,11 @@ import torch
 
 import sparsetir
 from ops_table import PATTERNS as ALL
+from programs import PROGRAMS
 from refusals import refuse
 from sparsetir import ops
+from sparsetir.schedules.operators.gradients import with_names
+from sparsetir.schedules.operators.operands import OfProgram, Operator, register
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.template import Choices
 
@@ -188,3 +191,20 @@ def test_refusals():
             # ValueError: argument 'x': expected shape (7, 3), got (3, 3)
         ops.no_such_operator  # AttributeError: no_such_operator
     """, globals(), locals())  # fmt: skip
+
+
+def test_an_operator_without_features_is_asked_for_none():
+    def program(problem):
+        return with_names(PROGRAMS["spmv"].make(problem.dtype, problem.idtype), {"y": "out"})
+
+    dims = {"x": "n", "out": "m"}
+    register(
+        Operator("damped", OfProgram, "a product", dims, True, None, ("sum",), program=program)
+    )
+    A = sparsetir.SparseMatrix(sp.random(9, 7, 0.3, "csr", np.float32, random_state=0))
+    x = np.linspace(0, 1, 7, dtype="float32")
+    for feat in (None, x, 1):
+        run = sparsetir.plan("damped", A, feat)
+        np.testing.assert_allclose(run(x), A.to_scipy() @ x, rtol=1e-5)
+    with pytest.raises(ValueError, match="'feat': expected 1 for 'damped', got 3"):
+        sparsetir.plan("damped", A, 3)

@@ -179,6 +179,8 @@ sparsetir.build(tvm.IRModule({{}}))  # ValueError: 'obj': the module has no func
 sparsetir.build(3)  # TypeError: build: argument 'obj': {OBJECT}, got int
 sparsetir.build("spmm")  # TypeError: build: argument 'obj': {OBJECT}, got str
 sparsetir.build(spmm()).source("cuda")  # ValueError: spmm: source: argument 'kind': .. got 'cuda'
+sparsetir.build(spmm(), "cuda").source("ptx")
+    # ValueError: 'kind': expected 'cuda' (nvcc -ptx compiles it to PTX), or of the host part
 sparsetir.build(scale)(X, Y)  # TypeError: argument 's' is missing, and no array's shape implies
 sparsetir.build(scale)(X, Y, "a")  # TypeError: argument 's': expected a number, got str 'a'
 sparsetir.build(scale)(X, X, 1)  # ValueError: argument 'y' is written and shares memory with 'x'

@@ -83,6 +83,17 @@ def test_what_a_loaded_kernel_refuses(saved, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_without_a_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "gone")
+    with pytest.raises(RuntimeError, match="export: expected a C compiler on PATH.* got gone"):
+        kernel().export(tmp_path / "spmm.so")
+    monkeypatch.delenv("CXX")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(RuntimeError, match="it links the library; got none"):
+        kernel().export(tmp_path / "spmm.so")
+
+
 # -- writing ----------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,22 @@ def test_parts_by_name_and_schedules_before() -> None:
     sch.lower()
     sparsetir.horizontal_fuse(sch, independent=["C"])
     assert launches(sch) == 2
+
+
+def test_a_lowered_schedule_says_which_parts_it_leaves() -> None:
+    """Their updates cannot become atomic any more; they can before."""
+    func, _ = decomposed(SPMM, "A", Hyb(1, 3))
+    names = [f"spmm_hyb_1_3_p0_b{b}" for b in range(4)]
+    for atomic in (False, True):
+        sch = sparsetir.Schedule(func)
+        for name in names if atomic else ():
+            sch.atomic(sch.get_sparse_iteration(name))
+        sch.lower()
+        with warnings.catch_warnings(record=True) as caught:
+            sparsetir.horizontal_fuse(sch)
+        told = f"horizontal_fuse: {', '.join(names)} remain a launch each, as each updates"
+        assert [str(w.message).startswith(told) for w in caught] == [True] * (not atomic)
+        assert launches(sch) == (2 if atomic else 5)
 
 
 def test_a_loop_of_one_visit_and_own_positions_need_no_proof() -> None:

@@ -141,6 +141,19 @@ def test_a_made_schedule_without_choices_changes_nothing():
     assert sch.func.same_as(SPMM) and sch.stage_two is None
 
 
+def test_failures_of_all_other_configs_are_told(monkeypatch):
+    """The default is no winner then."""
+    failed = Outcome("failed", message="ValueError: no such loop")
+    install(monkeypatch, lambda config: failed if config else Outcome("ok", seconds=1e-3))
+    options = {"schedule": user_schedules.apply, "space": user_schedules.SPACE}
+    told = "all configs besides the default failed (2); the first failure: ValueError: no such loop"
+    with pytest.warns(RuntimeWarning) as caught:
+        tuned = run(**options)
+    assert [str(w.message) for w in caught] == [f"tune: {told}"] and caught[0].filename == __file__
+    assert tuned.warnings == [told] and "ValueError: no such loop>" in repr(tuned)
+    assert f"warning: {told}" in table(tuned).replace("\n  ", " ")
+
+
 # Measuring.
 
 

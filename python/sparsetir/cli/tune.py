@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -143,7 +144,9 @@ def run(args: argparse.Namespace) -> int:
     for title, call, options, report in searches:
         if runs and not args.json:
             print()
-        tuned = tune(*call, **options, progress=Bar(title, args.seconds))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "tune: ", RuntimeWarning)  # the table has them
+            tuned = tune(*call, **options, progress=Bar(title, args.seconds))
         facts, code = _print_results(args, tuned, options.get("graph", ""), where, report)
         runs.append(facts)
         codes.append(code)
@@ -185,6 +188,7 @@ def _program_jobs(args: argparse.Namespace) -> Iterator[Job]:
 def _operator_jobs(args: argparse.Namespace) -> Iterator[Job]:
     """The searches for an operator, one for each number of features."""
     from sparsetir.data.sparse_tensor import SparseMatrix
+    from sparsetir.schedules.operators.registry import OPERATORS
     from sparsetir.tuning.search import OperatorOptions
 
     op = args.op
@@ -192,7 +196,8 @@ def _operator_jobs(args: argparse.Namespace) -> Iterator[Job]:
     if args.graph is None:
         raise UsageError(f"argument --graph: expected one, for {op}")
     _check_device(args)
-    feats = args.feat or [None if op in (*WITHOUT, "spmv") else 32]
+    none = op in WITHOUT or op in OPERATORS and OPERATORS[op].vectors
+    feats = args.feat or [None if none else 32]
     if len(set(feats)) != len(feats):
         raise UsageError("argument --feat: expected each size once")
     name, matrix = (arguments.relations if op == "rgms" else arguments.graph)(args.graph)

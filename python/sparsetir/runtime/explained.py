@@ -26,6 +26,7 @@ from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir import legal
 from sparsetir.sparse_ir.nodes import (
     Axis,
+    PartAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
@@ -372,14 +373,16 @@ def _visits(
     """Visits of the innermost of nested iterations; None if unknown."""
     nodes = [node for it in its for node in it.axes]
     axes = {a.name: a for a in flat_axes(nodes)}
-    attached = {a.axis.name: a.to.name for a in attached_axes(nodes)}
+    cuts = {flat_axes([n])[-1].name: n.by for n in nodes if isinstance(n, PartAxis)}
+    attached = {a.axis.name: a.to.name for a in attached_axes(nodes) if a.axis.name not in cuts}
+    # A cut loop over fused axes visits the last of them.
+    skipped = {a.name for n in nodes if isinstance(n, PartAxis) for a in flat_axes([n])[:-1]}
+    axes = {name: a for name, a in axes.items() if name not in skipped}
+    parents = {name: cuts.get(name, a).parent for name, a in axes.items()}
+    above = {n: attached.get(n) or ("" if p is None else p.name) for n, p in parents.items()}
     loops = nodes_of(tirx.For, *(it.body for it in its))
-    if loops or any(a.is_merged for a in axes.values()):
+    if loops or any(a.is_merged for a in axes.values()) or skipped & set(above.values()):
         return None
-    above = {
-        n: attached.get(n) or (a.parent.name if a.parent is not None else "")
-        for n, a in axes.items()
-    }
     sizes = _constants(func, arguments)
 
     def number(expr: object) -> int:
@@ -407,9 +410,10 @@ def _visits(
     def sums(axis: Axis) -> np.ndarray:
         """For each position of an axis's parent, the visits under it."""
         each = weights(axis)
-        if axis.is_variable:
+        by = cuts.get(axis.name, axis)
+        if by.is_variable:
             total = np.concatenate([[0.0], np.cumsum(each)])
-            indptr = np.asarray(arguments[axis.indptr.name])
+            indptr = np.asarray(arguments[by.indptr.name])
             return total[indptr[1:]] - total[indptr[:-1]]
         return each.reshape(positions(axis.parent), -1).sum(1)
 

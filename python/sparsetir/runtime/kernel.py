@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
+from tvm.support.cc import get_cc
 
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import (
@@ -495,9 +497,10 @@ class Kernel:
 
         Parameters
         ----------
-        kind : {"ll", "asm"}, optional
-            For CPUs LLVM's text (the default) or assembly; for GPUs by default the text of the
-            kernels, else that of the host part.
+        kind : {"ll", "asm", "cuda"}, optional
+            For CPUs LLVM's text (the default) or assembly. For GPUs "cuda", the kernels' CUDA text,
+            is the default, which `nvcc -ptx` compiles to PTX; "ll" and "asm" are of the part that
+            runs on the host, and launches them.
 
         Returns
         -------
@@ -511,8 +514,9 @@ class Kernel:
         if device and kind in (None, self.target.kind.name):
             return "\n".join(m.inspect_source() for m in device)
         if kind not in (None, "ll", "asm"):
-            names = ["ll", "asm", *([self.target.kind.name] if device else [])]
-            raise wrong(f"{self.name}: source", "kind", f"one of {names}", f"{kind!r}")
+            own = "'cuda' (nvcc -ptx compiles it to PTX), or of the host part " if device else ""
+            expected = f"{own}'ll' or 'asm'"
+            raise wrong(f"{self.name}: source", "kind", expected, f"{kind!r}")
         return module.inspect_source(kind or "ll")
 
     def export(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -535,6 +539,8 @@ class Kernel:
             For a folder that does not exist.
         OSError
             If it cannot be written; then no partial file is left.
+        RuntimeError
+            Without a C compiler, which links the library.
         """
         caller = f"{self.name}: export: argument 'path'"
         path = as_path(f"{self.name}: export", "path", path)
@@ -548,6 +554,11 @@ class Kernel:
             raise FileNotFoundError(f"{caller}: there is no folder '{path.parent}'")
         if path.exists() and not overwrite:
             raise FileExistsError(f"{caller}: '{path}' exists; pass overwrite=True to replace it")
+        if shutil.which(compiler := get_cc() or "") is None:
+            raise RuntimeError(
+                f"{self.name}: export: expected a C compiler on PATH, such as gcc or clang, or its "
+                f"path in CXX, as it links the library; got {compiler or 'none'}"
+            )
         meta = description(self.name, self.signature, self.target, self.needs, self.assumes)
         try:
             write_library(self._text, path, meta, overwrite)

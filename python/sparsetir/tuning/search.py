@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module, metadata
@@ -171,7 +172,8 @@ def tune(
         The operator's matrix; for a function its arguments by name, arrays and sizes. Sizes that
         shapes imply may be omitted. Arrays are not changed.
     feat, dtype, reduce, heads, target, threads
-        The same as for :func:`sparsetir.plan`; a function takes target and threads.
+        The same as for :func:`sparsetir.plan`; a function takes target and threads: those that
+        measurements run on. Its kernel runs on those of the process that calls it.
     *more : sparse matrices
         The same as for :func:`sparsetir.plan`.
     schedule : callable, optional
@@ -235,7 +237,8 @@ def tune(
     Notes
     -----
     The default config comes first. A config that crashes, hangs, runs out of memory or computes
-    wrong results is a failed trial. A function's results are compared with the interpreter's if the
+    wrong results is a failed trial; if all but the default fail, there is a RuntimeWarning with the
+    first reason. A function's results are compared with the interpreter's if the
     arguments are small, else with those of the default schedule's kernel. Ctrl-C ends the search;
     the results so far are returned and recorded. (SparseTIR, section 2.)
     """
@@ -318,6 +321,7 @@ def tune(
         tuned.trials = run.trials()
         tuned.importances = run.importances()
     tuned.warnings += run.warnings
+    _warn_of_failures(tuned)
     if kept is not None:
         _keep(kept, tuned, graph)
     return tuned
@@ -413,6 +417,16 @@ def _places(workers: int, task: Request | ProgramTask) -> list[dict[str, Any]]:
     if len(devices) < workers:
         raise wrong("tune", "workers", "at most one for each GPU", f"{workers} for {len(devices)}")
     return [{"environment": {"CUDA_VISIBLE_DEVICES": name}} for name in devices[:workers]]
+
+
+def _warn_of_failures(tuned: Search) -> None:
+    """Warn if all configs but the default failed: the default is then best for lack of others."""
+    others = {t.number for t in tuned.trials if t.config != tuned.default}
+    ran = tuned.default_seconds is not None
+    if ran and others and others <= {t.number for t in tuned.failures}:
+        told = f"all configs besides the default failed ({len(others)})"
+        tuned.warnings.append(f"{told}; the first failure: {tuned.first_failure}")
+        warnings.warn(f"tune: {tuned.warnings[-1]}", RuntimeWarning, stacklevel=3)
 
 
 def _keep(records: Records, tuned: Search, graph: str) -> None:

@@ -88,8 +88,8 @@ class Search:
         """
         ran = _ran(self.finals) or _ran(self.trials)
         if not ran:
-            why = next((t.outcome.message for t in self.trials if t.outcome.message), "no trials")
             counts = ", ".join(f"{n} {state}" for state, n in self.counts.items()) or "none tried"
+            why = self.first_failure or "no trials"
             raise RuntimeError(f"tune: no config ran ({counts}); the first failure: {why}")
         best = min(ran, key=seconds)
         default = next((t for t in ran if t.config == self.default), best)
@@ -122,6 +122,11 @@ class Search:
         """Trials that are neither successful nor pruned."""
         return [trial for trial in self.trials if trial.outcome.state not in (OK, PRUNED)]
 
+    @property
+    def first_failure(self) -> str:
+        """The message of the first failed trial that has one, else ""."""
+        return next((t.outcome.message for t in self.failures if t.outcome.message), "")
+
     def __repr__(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.counts.items())
         text = ""
@@ -129,6 +134,8 @@ class Search:
             text = f": {seconds(self.best) * 1e6:.1f} us, {self.config}"
             if self.speedup is not None:
                 text += f", {self.speedup:.2f} times the default's speed"
+        if self.first_failure:
+            text += f"; the first failure: {self.first_failure}"
         stopped = ", interrupted" if self.interrupted else ""
         return f"<sparsetir.{type(self).__name__} {self.key.op} ({counts}{stopped}){text}>"
 
@@ -176,7 +183,11 @@ class TunedProgram(Search):
         return None if self.config is None else self.task.apply()
 
     def kernel(self) -> Kernel:
-        """Build the function with the best config."""
+        """Build the function with the best config.
+
+        The threads of this process run its parallel loops (see :func:`sparsetir.threads`), whatever
+        number was tuned for.
+        """
         return self.task.build(self.best.config)
 
 
