@@ -107,6 +107,9 @@ class Pattern:
             out.indptr = indptr
         return out
 
+    def __repr__(self) -> str:
+        return f"<Pattern: shape {self.shape}, {self.nnz} elements>"
+
     @cached_property
     def coords(self) -> list[np.ndarray]:
         rows = np.arange(self.shape[0], dtype=self.columns.dtype)

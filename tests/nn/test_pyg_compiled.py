@@ -34,8 +34,8 @@ def graphs(monkeypatch):
     counts = []
     compile_graph = backend.compile_graph
 
-    def noted(module, inputs, about, rest):
-        run = compile_graph(module, inputs, about, rest)
+    def noted(module, inputs, about, *rest):
+        run = compile_graph(module, inputs, about, *rest)
         counts.append(len(about.found))
         return run
 

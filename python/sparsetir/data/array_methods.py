@@ -344,7 +344,8 @@ class ArrayMethods:
         """Divide values by a number, or by those of a dense array; other elements stay zero."""
         caller = f"{type(self).__name__}.__truediv__"
         if isinstance(other, ArrayMethods) or sources.is_sparse(other):
-            raise TypeError(f"{caller}: expected a number or a dense array, got {type_name(other)}")
+            expected = "a number or a dense array, such as that of toarray()"
+            raise TypeError(f"{caller}: expected {expected}, got {type_name(other)}")
         if _is_number(other) and other == 0:
             raise ZeroDivisionError(f"{caller}: zeros that are not stored would be NaN")
         return self._scaled(operator.truediv, other)
