@@ -490,7 +490,7 @@ test_refusals = refusals(
     A > "a"           # TypeError: not supported between
     bool(A)           # ValueError: neither true nor false; use nnz
     A / 0             # ZeroDivisionError: SparseMatrix.__truediv__: zeros that are not stored
-    A / A             # TypeError: SparseMatrix.__truediv__: expected a number or a dense array, got
+    A / A             # TypeError: SparseMatrix.__truediv__: expected a number or a dense array
     T / T             # TypeError: SparseTensor.__truediv__: expected a number or a dense array
     A / "a"           # TypeError: unsupported operand
     1 / A             # TypeError: unsupported operand
