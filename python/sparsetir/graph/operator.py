@@ -40,7 +40,7 @@ CALLS, MANY = 16, 1 << 16
 def number_of(program: Program) -> int:
     """The number by which the operator looks up a program: the same in all processes, as torch
     keeps graphs with such numbers."""
-    number = int.from_bytes(hashlib.sha256(repr(program).encode()).digest()[:7])
+    number = int.from_bytes(hashlib.sha256(repr(program).encode()).digest()[:7], "big")
     PROGRAMS[number] = program
     return number
 
