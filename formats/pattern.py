@@ -198,11 +198,15 @@ class Pattern:
     def check_once(self) -> None:
         """Refuse a matrix in CSR whose owner has written to its arrays before the first call."""
         if not self.checked:
-            check_indptr("Pattern", self.indptr, self.nnz, self.shape[0])
-            check_range("Pattern: axis 1", self.columns, self.shape[1])
-            if not rows_increase(self.indptr, self.columns):
-                raise StructureError("Pattern: expected columns to increase in each row")
+            self.check_rows()
             self.checked = True
+
+    def check_rows(self) -> None:
+        """Refuse a matrix in CSR whose owner has written to its arrays."""
+        check_indptr("Pattern", self.indptr, self.nnz, self.shape[0])
+        check_range("Pattern: axis 1", self.columns, self.shape[1])
+        if not rows_increase(self.indptr, self.columns):
+            raise StructureError("Pattern: expected columns to increase in each row")
 
     def _check(self) -> None:
         self.check_range()

@@ -445,6 +445,14 @@ def test_positions_are_computed_once_and_checked():
     arrays.indices[0] = 99
     with pytest.raises(StructureError, match="axis 1"):
         other[0, 0]
+    with pytest.raises(StructureError, match="axis 1"):
+        matrix @ np.ones(5, np.float32)  # positions were computed before
+    arrays.indices[0] = 0
+    once = SparseMatrix(arrays)
+    np.testing.assert_array_equal(once @ np.ones(5, np.float32), np.arange(1, 6))
+    arrays.indices[0] = 99
+    with pytest.raises(StructureError, match="axis 1"):
+        once @ np.ones(5, np.float32)  # the first product made no plan, which has its own arrays
 
 
 @COO_OF_THREE  # older ones make dense arrays of as many rows

@@ -69,7 +69,7 @@ class _Structure:
         if pattern.order != 2 or max(pattern.shape) > FEW_LINES + 8 * count:
             out: Any = scipy.sparse.coo_array((numbers, tuple(pattern.coords)), pattern.shape)
         else:
-            pattern.check_once()
+            pattern.check_rows()
             arrays = numbers, pattern.columns, pattern.indptr
             out = scipy.sparse.csr_array(arrays, pattern.shape)
         out.has_canonical_format = True

@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar, overload
 
 import numpy as np
+from tvm.ir import save_json
 
 from sparsetir.data import hooks
 from sparsetir.data.sources import is_sparse
@@ -32,15 +33,15 @@ from sparsetir.planning.request import (
     matrix_request,
     refuse_options,
 )
-from sparsetir.planning.run_plan import Plan
+from sparsetir.planning.run_plan import Plan, compiled
 from sparsetir.planning.sparse_plan import RowTablesPlan, SparsePlan, ValuesPlan
 from sparsetir.planning.sparse_request import sparse_request
 from sparsetir.records.records import by_record, recorded_config, there_are_records
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import is_array, is_torch
-from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators import spmm
 from sparsetir.schedules.operators.names import is_along_edges, is_message
@@ -439,16 +440,16 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
     x = np.asarray(x)
     dtype = x.dtype if x.dtype == matrix.dtype else np.result_type(x.dtype, matrix.dtype)
     x = np.ascontiguousarray(x, dtype)
-    if x.shape[1:] == (0,):
+    key = x.shape[1:], dtype
+    if key[0] == (0,):
         return np.empty((matrix.shape[0], 0), dtype)
     is_expression = dtype.kind in "biu"  # operators are for floats alone
-    key = x.shape[1:], dtype
-    if key not in plans and not plans and not there_are_records():
-        once = _product_once(matrix, x)
+    if key not in plans:
+        matrix.pattern.check_rows()  # its owner may have written to the arrays that it shares
+        once = None if plans or there_are_records() else _product_once(matrix, x)
         if once is not None:
             plans[FIRST] = None
             return once
-    if key not in plans:
         plans.pop(FIRST, None)
         while len(plans) >= MOST_PLANS:
             plans.pop(next(iter(plans)))
@@ -465,13 +466,12 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
 def _product_once(matrix: SparseMatrix, x: np.ndarray) -> np.ndarray | None:
     """`A @ x` by the kernel of all patterns, for a matrix that may be multiplied just once.
 
-    A plan takes a millisecond, and up to twenty times as long as its kernel. None for a type that
-    the kernel is not for. The order of sums is a plan's.
+    A plan takes a millisecond, and up to twenty times as long as its kernel. None for types that
+    the kernel does not support. With a vector, the last bits may differ from those of a plan.
     """
     pattern, dtype = matrix.pattern, x.dtype.name
     if dtype not in ("float32", "float64") or pattern.idtype != pattern.indptr.dtype.name:
         return None
-    pattern.check_once()
     kernel, (m, n) = _kernel_of_all(dtype, pattern.idtype), matrix.shape
     b = x if x.ndim == 2 else x[:, None]
     out = np.empty((m, b.shape[1]), x.dtype)
@@ -490,4 +490,6 @@ def _product_once(matrix: SparseMatrix, x: np.ndarray) -> np.ndarray | None:
 
 @lru_cache
 def _kernel_of_all(dtype: str, idtype: str) -> Kernel:
-    return build(spmm.program(Spmm(dtype, idtype)), check=False)
+    func, target = spmm.program(Spmm(dtype, idtype)), resolve_target("llvm")
+    key = "product of any matrix", dtype, idtype
+    return compiled(key, target, partial(lower, func, target=target), lambda: save_json(func))

@@ -42,7 +42,7 @@ from sparsetir.runtime.arrays import (
     to_numpy,
 )
 from sparsetir.runtime.kernel import WRITTEN, Kernel
-from sparsetir.runtime.kernel_cache import kept_kernel
+from sparsetir.runtime.kernel_cache import COMPILING, kept_kernel
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.problems import Problem, Stored
@@ -490,8 +490,6 @@ MOST_KERNELS = 512
 _kernels: OrderedDict[Hashable, Kernel] = OrderedDict()
 _count = 0
 _access = threading.Lock()
-# One kernel at a time: TVM sets LLVM's options for the whole process.
-_compiling = threading.Lock()
 
 
 def compilations() -> int:
@@ -562,7 +560,7 @@ def compiled(
     kernel = _kept(key)
     if kernel is not None:
         return kernel
-    with _compiling:
+    with COMPILING:
         kernel = _kept(key)  # another thread may have compiled it meanwhile
         if kernel is None:
             kernel, new = kept_kernel(what, target, stages)

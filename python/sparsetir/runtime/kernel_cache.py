@@ -14,6 +14,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ MOST_BYTES = 256 << 20  # beyond this the least recently used files are deleted
 PACKAGE = Path(__file__).parents[1]
 OTHERS_MAY_WRITE = 0o022
 LEFT = 3600  # seconds after which an unfinished file counts as abandoned
+# Held while plans and kernels compile others: TVM sets LLVM's options for the whole process.
+COMPILING = threading.Lock()
 
 
 def cache_folder() -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -10,15 +9,12 @@ from typing import Any
 import tvm
 
 from sparsetir.runtime.kernel import ByPattern, Kernel
-from sparsetir.runtime.kernel_cache import kept_kernel
+from sparsetir.runtime.kernel_cache import COMPILING, kept_kernel
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.pool import work_of_threads
 from sparsetir.schedules.row_panels import RowPanels
 from sparsetir.schedules.templates.row_tile import apply
 from sparsetir.sparse_ir.nodes import SparseFunc
-
-# One kernel at a time: TVM sets LLVM's options for the whole process.
-_compiling = threading.Lock()
 
 
 def by_pattern(kernel: Kernel, func: SparseFunc, panels: RowPanels) -> ByPattern:
@@ -28,7 +24,7 @@ def by_pattern(kernel: Kernel, func: SparseFunc, panels: RowPanels) -> ByPattern
     @lru_cache
     def compiled(config: Any) -> Kernel:
         what = f"{tvm.ir.save_json(func)} {config!r}"
-        with _compiling:
+        with COMPILING:
             stages = partial(lower, func, apply, config, target)
             return kept_kernel(lambda: what, target, stages)[0]
 
