@@ -10,10 +10,9 @@ Zen 5, one thread, float32, the mean of times with 32 to 512 features beside the
 rows: structural matrices (bcsstk13, 14, 16) 0.74, Jacobians and finite elements with a few unknowns
 a node 0.70, groebner_id2003_aug 0.64, mbeacxc 0.68, a pruned weight that keeps the same columns in
 eight rows 0.55. Below the bounds of :mod:`sparsetir.schedules.search.shared_columns`: random ones
-with 30 % stored 0.78 to 1.03, with 20 % up to 1.06, rows of 20 elements up to 1.4, tiles of three
-times the L2 cache up to 1.2. Tiles of two vectors pay alone: several take up to twice as long. With
-16 registers of 256 bits there is no room for more than two: 0.60 to 0.78 with 16 features, 0.9 to
-1.3 with more.
+with 30 % stored 0.78 to 1.03, with 20 % up to 1.06, rows of 20 elements up to 1.4. Tiles of two
+vectors pay alone: several take up to twice as long. With 16 registers of 256 bits there is no room
+for more than two: 0.60 to 0.78 with 16 features, 0.9 to 1.3 with more.
 """
 
 from __future__ import annotations
