@@ -155,7 +155,7 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     """Full blocks, if the matrix consists of them (see :func:`block_rows`); else row blocks.
 
     Panels of rows by pattern for pruned weights, if :func:`panels_pay` says so, and for rows that
-    share columns (see :mod:`sparsetir.schedules.row_panels`; here, with values in the order of
+    share columns (see :mod:`sparsetir.schedules.row_orders`; here, with values in the order of
     visits, 0.6 to 0.85 of the time of rows for the same matrices, with 64 features up to 1.02).
 
     Row blocks use panels of B, as much at a time as the L2 cache holds, if rows are reused often,

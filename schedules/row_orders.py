@@ -1,10 +1,12 @@
-"""Panels of rows in the default schedule, for patterns whose neighbouring rows share columns.
+"""Orders of rows in the default schedule, for the patterns that they suit.
 
-Rows of finite elements, of Jacobians and of some pruned weights have columns in common: in panels
-of a few rows, a row of B is loaded once for all of those that have its column
-(:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`); values are read by their positions.
-Only a pattern tells whether that pays: a kernel of the default schedule measures new index arrays,
-and panels are compiled when a pattern first needs them.
+Only a pattern tells whether another order than that of the matrix pays: a kernel of the default
+schedule measures new index arrays, and a kernel in another order is compiled when a pattern first
+needs it. Values are read by their positions.
+
+**Panels of rows that share columns.** Rows of finite elements, of Jacobians and of some pruned
+weights have columns in common: in panels of a few rows, a row of B is loaded once for all of those
+that have its column (:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`).
 
 Zen 5, one thread, float32, the mean of times with 32 to 512 features beside the default's
 rows: structural matrices (bcsstk13, 14, 16) 0.74, Jacobians and finite elements with a few unknowns
@@ -13,22 +15,29 @@ eight rows 0.55. Below the bounds of :mod:`sparsetir.schedules.search.shared_col
 with 30 % stored 0.78 to 1.03, with 20 % up to 1.06, rows of 20 elements up to 1.4. Tiles of two
 vectors pay alone: several take up to twice as long. With 16 registers of 256 bits there is no room
 for more than two: 0.60 to 0.78 with 16 features, 0.9 to 1.3 with more.
+
+**Rows by length**, where many are short and features few
+(:func:`sparsetir.schedules.search.visit_orders.sorting_pays`): the mispredicted end of a row takes
+as long as its elements. Zen 5, one thread, float32, graphs of 20,000 to 60,000 rows with 2 to 6
+elements on average: with 4 and 8 features 0.35 to 0.75 of the time, with 16 0.43 to 0.8, with 32
+0.65 to 1.0; with 100,000 rows of 4, whose values are larger than the caches, 1.2 to 1.35.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import tvm
 from tvm import ir, tirx
 
-from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.registers import feature_tile, sum_vectors
 from sparsetir.schedules.search.program_space import RowTileOfAnySize
 from sparsetir.schedules.search.shared_columns import SHARED, long_rows, shared_columns, tile_fits
-from sparsetir.schedules.search.visit_orders import VECTORS
-from sparsetir.schedules.targets import pool, vector_registers
-from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED
+from sparsetir.schedules.search.visit_orders import CACHES, NARROW, VECTORS, WINDOW, sorting_pays
+from sparsetir.schedules.targets import l2_bytes, pool, vector_registers
+from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED, RowTile
 from sparsetir.schedules.templates.shapes import ShapeError, row_reduction
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
@@ -36,10 +45,11 @@ from sparsetir.sparse_ir.schedule import Schedule
 BITS = 256  # the least of a vector for which panels were measured
 # The most features that tiles compute, as a multiple of those that there are.
 OVERLAP = 1.125
+PLACES = 8  # bytes of the column and the position of an element
 
 
-class RowPanels(NamedTuple):
-    """The panels that suit a program, and the parameters that say whether they suit a pattern.
+class RowOrders(NamedTuple):
+    """The orders of rows that a program can have, and the parameters that tell which one suits.
 
     indptr, indices : parameters
     columns, features : parameters, or numbers
@@ -56,14 +66,40 @@ class RowPanels(NamedTuple):
     bytes: int
     wide: bool
 
-    def pay(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether rows share enough columns, by the index arrays and sizes among the arguments."""
+    def of_pattern(
+        self, arguments: Mapping[str, Any], work: int
+    ) -> Callable[[int], RowTile | None] | None:
+        """The config for a number of features, or None for them; None for the order of the matrix.
+
+        arguments : the index arrays and sizes among them
+        work : the least multiplications for which other threads are used, and panels pay
+        """
         indptr, indices = arguments[self.indptr], arguments[self.indices]
         n = arguments.get(str(self.columns), self.columns)
-        long = long_rows(len(indptr) - 1, n, len(indices))
-        return long and shared_columns(indptr, indices, n, ROWS_UNPACKED) >= SHARED
+        m, nnz = len(indptr) - 1, len(indices)
+        if sorting_pays(m, n, nnz, 1, self.bytes, self.lanes):
+            return partial(self.by_length, m, n, nnz, work)
+        if long_rows(m, n, nnz) and shared_columns(indptr, indices, n, ROWS_UNPACKED) >= SHARED:
+            return lambda feat: self.in_panels(n, feat) if nnz * feat >= work else None
+        return None
 
-    def config(self, n: int, feat: int) -> RowTileOfAnySize | None:
+    def by_length(self, m: int, n: int, nnz: int, work: int, feat: int) -> RowTile | None:
+        """Rows by length, with the features compiled in; None if the order of the matrix is faster.
+
+        m, n, nnz : sizes of the pattern
+        work : the least multiplications for which other threads are used
+        """
+        near = nnz * (PLACES + self.bytes) <= CACHES * l2_bytes()
+        if not near or not sorting_pays(m, n, nnz, feat, self.bytes, self.lanes):
+            return None
+        tile, lanes, _ = feature_tile(feat, self.lanes, NARROW)
+        parallel = pool() > 1 and nnz * feat >= work
+        return RowTile(
+            tile, lanes, feat, tiles_first=False, blocks=pool() if parallel else 1,
+            parallel=parallel, window=WINDOW, packed=False,
+        )  # fmt: skip
+
+    def in_panels(self, n: int, feat: int) -> RowTile | None:
         """The panels for a number of columns and of features; None if single rows are faster."""
         vectors = VECTORS if feat >= VECTORS * self.lanes else VECTORS // 2
         tile = vectors * self.lanes
@@ -77,8 +113,8 @@ class RowPanels(NamedTuple):
         )  # fmt: skip
 
 
-def row_panels(func: SparseFunc, target: Any) -> RowPanels | None:
-    """The panels for the rows of a program; None for a program of another shape.
+def row_orders(func: SparseFunc, target: Any) -> RowOrders | None:
+    """The orders of rows that a program can have; None for a program of another shape.
 
     One reduction over rows of singly stored elements, in which features index the result and the
     gathered operand alone, in one type of 32 or 64 bits.
@@ -87,7 +123,7 @@ def row_panels(func: SparseFunc, target: Any) -> RowPanels | None:
         return None
     sch = Schedule(func)
     try:
-        nest = row_reduction(sch, "row_panels")
+        nest = row_reduction(sch, "row_orders")
     except ShapeError:
         return None
     (column, *deeper), features = nest.columns, func.axis(nest.features.name)
@@ -109,7 +145,7 @@ def row_panels(func: SparseFunc, target: Any) -> RowPanels | None:
         return None
     names = str(axis.indptr.name), str(axis.indices.name)
     wide = sum_vectors(registers) >= ROWS_UNPACKED * VECTORS
-    return RowPanels(*names, n, feat, bits // dtype.bits, dtype.bits // 8, wide)
+    return RowOrders(*names, n, feat, bits // dtype.bits, dtype.bits // 8, wide)
 
 
 def _size(size: Any) -> str | int | None:
