@@ -24,7 +24,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.affine import affine, is_surjective
+from sparsetir.sparse_ir.affine import affine, covered
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -145,6 +145,9 @@ def _covers_box(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: 
     """Whether a store, executed for all coordinates, covers a box of these lengths."""
     conditions, store = split_guards(without_tail_shifts(init))
     limits = [_limit(c.args[0], spatial) for c in conditions]
+    if None in limits:
+        return False
+    extents = {v: axis.length for v, axis in spatial.items()}
     with contextlib.ExitStack() as known:
         analyzer = Analyzer()
         params = declared(func).params
@@ -152,16 +155,8 @@ def _covers_box(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: 
             if promise["kind"] == "multiple":
                 rest = tirx.floormod(params[promise["param"]], promise["value"])
                 known.enter_context(analyzer.constraint_scope(rest == 0))
-        used: list[Any] = []
-        for index, length in zip(store.indices, lengths, strict=True):
-            here = affine(index).weights(spatial)
-            extents = {v: spatial[v].length for v in here or {}}
-            mine = [x for x in limits if x is not None and set(x[0]) <= set(extents)]
-            if here is None or not is_surjective(here, extents, length, analyzer, mine):
-                return False
-            used += extents
-            limits = [x for x in limits if x not in mine]
-    return not limits and len(used) == len(spatial) and set(used) == set(spatial)
+        used = covered(store.indices, lengths, extents, analyzer, limits)
+    return used is not None and len(used) == len(spatial)
 
 
 def _limit(condition: Any, coords: Collection[Any]) -> tuple[dict[Any, int], Any] | None:
