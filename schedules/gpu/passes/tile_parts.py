@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from tvm import ir, tirx
 
+from sparsetir.schedules.gpu.passes.cooperative_copy import COMPUTED
 from sparsetir.schedules.passes.nests import guarded
-from sparsetir.sparse_ir.nodes import loads_of
+from sparsetir.sparse_ir.nodes import loads_of, nodes_of
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
 VECTOR = 8  # 16-bit numbers in 16 bytes
@@ -115,17 +116,20 @@ class Factor:
         """The distance of rows in shared memory."""
         return stride_of(self.columns)
 
-    def plain(self) -> bool:
-        """Whether rows are copied unchanged, 16 bytes at a time."""
+    def vector(self) -> int:
+        """Neighbours in a row that are copied at once: 16 bytes, or four that are computed."""
         condition, source = guarded(self.value)
-        if not isinstance(source, ir.TensorLoad) or self.columns % VECTOR:
-            return False
-        *outer, last = source.indices
+        loads = [x for x in nodes_of(ir.TensorLoad, self.value) if self.column in free_vars(x)]
+        if len(loads) != 1 or self.columns % VECTOR:
+            return 1
+        *outer, last = loads[0].indices
         others = [*outer] if condition is None else [*outer, condition]
-        if any(self.column in free_vars(x) for x in others) or not last.same_as(self.column):
-            return False
-        length = source.source.ty.shape[-1]
-        return isinstance(length, tirx.IntImm) and int(length) % VECTOR == 0
+        length = loads[0].source.ty.shape[-1]
+        constant = isinstance(length, tirx.IntImm) and int(length) % VECTOR == 0
+        alone = not any(self.column in free_vars(x) for x in others) and last.same_as(self.column)
+        if not constant or not alone:
+            return 1
+        return VECTOR if source.same_as(loads[0]) else COMPUTED if condition is None else 1
 
 
 class Side(NamedTuple):
