@@ -192,13 +192,13 @@ def test_attention_and_gradients(name):
     backward(mask, shape)
 
 
-@pytest.mark.parametrize("gradient", [False, True])
-def test_two_blocks_of_threads_fit_on_a_multiprocessor(gradient):
-    """Of an A100: rows of Q, and of OUT's gradient, lie where last stages of K and V will be."""
+@pytest.mark.parametrize("keys", [None, False, True])
+def test_two_blocks_of_threads_fit_on_a_multiprocessor(keys):
+    """Of an A100: rows that are held in registers lie where last stages of others will be."""
     backward, sizes = block_attention_backward, (64, 128, 128, "float16")
     program = block_attention.program(block_attention.BlockAttention(*sizes))
-    if gradient:
-        program = backward.program(backward.BlockAttentionBackward(*sizes))
+    if keys is not None:
+        program = backward.program(backward.BlockAttentionBackward(*sizes, keys))
     func = lower(program, apply, DEFAULT, CUDA)["II scheduled"]
     buffers = [x.buffer for x in nodes_of(tirx.AllocBuffer, func.body)]
     (size,) = [int(b.ty.shape[0]) for b in buffers if b.ty.storage_scope == "shared.dyn"]

@@ -15,7 +15,7 @@ from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
 VECTOR = 8  # 16-bit numbers in 16 bytes
 # Registers per thread for tiles: those that leave some for factors, and the most.
-REGISTERS = (120, 160)
+REGISTERS = (120, 150)
 
 
 @dataclass(eq=False)
