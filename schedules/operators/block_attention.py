@@ -74,9 +74,10 @@ def program(problem: BlockAttention) -> SparseFunc:
     lse : (heads, rows, block) in the accumulator's type
     scale : number of that type
     indptr : (rows + 1,) ; indices : (blocks,) columns of blocks, each once in a row
-    kind : (blocks,) the index in `bits` of each block's elements; callers check its range
+    kind : (blocks,) the index in `bits` of each block's elements, 0 for blocks with all elements;
+        callers check its range
     bits : (kinds, block, block / 16) int16: bit ii % 16 of [kind, ji, ii // 16] says whether
-        (ii, ji) of a block of this kind is an element
+        (ii, ji) of a block of this kind is an element; [0] is not read
 
     `rows` and `cols` count blocks of queries and of keys. Local buffers have the queries of a block
     as their last axis, so that a step does the same for neighbours, whether it sums over features
@@ -131,9 +132,10 @@ def program(problem: BlockAttention) -> SparseFunc:
                         SCORE[ji, ii] = zero
                     SCORE[ji, ii] = SCORE[ji, ii] + T.cast(K[h, jo, ji, f], acc) * QUERY[f, ii]
                 with T.sp_iter([JI, II], "SS", "hide") as [ji, ii]:
-                    SCORE[ji, ii] = T.Select(
-                        is_element(BITS[KIND[io, jo], ji, ii // WORD], ii), SCORE[ji, ii], least
-                    )
+                    if KIND[io, jo] != 0:
+                        SCORE[ji, ii] = T.Select(
+                            is_element(BITS[KIND[io, jo], ji, ii // WORD], ii), SCORE[ji, ii], least
+                        )
                 with T.sp_iter([II], "S", "before") as [ii]:
                     TOP[ii] = NEXT[ii]
                 with T.sp_iter([JI, II], "RS", "top") as [ji, ii]:

@@ -106,11 +106,14 @@ def _queries(problem: BlockAttentionBackward) -> SparseFunc:
                         DSCORE[ji, ii] = zero
                     DSCORE[ji, ii] = DSCORE[ji, ii] + T.cast(V[h, jo, ji, w], acc) * GRAD[w, ii]
                 with T.sp_iter([JI, II], "SS", "dscore") as [ji, ii]:
-                    DSCORE[ji, ii] = T.Select(
-                        is_element(BITS[KIND[io, jo], ji, ii // WORD], ii),
-                        T.exp(SCORE[ji, ii] - LSE[h, io, ii]) * (DSCORE[ji, ii] - DELTA[h, io, ii]),
-                        zero,
+                    DSCORE[ji, ii] = T.exp(SCORE[ji, ii] - LSE[h, io, ii]) * (
+                        DSCORE[ji, ii] - DELTA[h, io, ii]
                     )
+                with T.sp_iter([JI, II], "SS", "hide") as [ji, ii]:
+                    if KIND[io, jo] != 0:
+                        DSCORE[ji, ii] = T.Select(
+                            is_element(BITS[KIND[io, jo], ji, ii // WORD], ii), DSCORE[ji, ii], zero
+                        )
                 with T.sp_iter([F, II, JI], "SSR", "weigh") as [f, ii, ji]:
                     TOTAL[f, ii] = TOTAL[f, ii] + T.cast(K[h, jo, ji, f], acc) * DSCORE[ji, ii]
             with T.sp_iter([F, II], "SS", "write") as [f, ii]:
@@ -174,11 +177,12 @@ def _keys(problem: BlockAttentionBackward) -> SparseFunc:
                         WEIGHT[ii, ji] = zero
                     WEIGHT[ii, ji] = WEIGHT[ii, ji] + T.cast(Q[h, io, ii, f], acc) * KEY[f, ji]
                 with T.sp_iter([II, JI], "SS", "weight") as [ii, ji]:
-                    WEIGHT[ii, ji] = T.Select(
-                        is_element(BITS[KIND[jo, io], ii, ji // WORD], ji),
-                        T.exp(WEIGHT[ii, ji] - LSE[h, io, ii]),
-                        zero,
-                    )
+                    WEIGHT[ii, ji] = T.exp(WEIGHT[ii, ji] - LSE[h, io, ii])
+                with T.sp_iter([II, JI], "SS", "hide") as [ii, ji]:
+                    if KIND[jo, io] != 0:
+                        WEIGHT[ii, ji] = T.Select(
+                            is_element(BITS[KIND[jo, io], ii, ji // WORD], ji), WEIGHT[ii, ji], zero
+                        )
                 with T.sp_iter([W, JI, II], "SSR", "add_values") as [w, ji, ii]:
                     VALUES[w, ji] = VALUES[w, ji] + T.cast(G[h, io, ii, w], acc) * WEIGHT[ii, ji]
                 with T.sp_iter([II, JI, W], "SSR", "dweight") as [ii, ji, w]:
