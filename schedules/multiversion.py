@@ -61,13 +61,7 @@ from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import (
-    Axis,
-    SparseFunc,
-    SparseIteration,
-    flat_axes,
-    sparse_iterations,
-)
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, flat_axes, sparse_iterations, trip_counts
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_with
@@ -180,18 +174,11 @@ def _by_owners(func: SparseFunc, scheduled: tirx.PrimFunc, work: int) -> tirx.Pr
     if owned is None:
         return scheduled
     by_owner, least = owned
-    factors = (_lowered_sizes(_visits(it), scheduled) for it in sparse_iterations(func))
+    counts = (trip_counts(flat_axes(it.axes)) for it in sparse_iterations(func))
+    factors = (_lowered_sizes(of_one, scheduled) for of_one in counts)
     visits = sum((prod(of_one, start=_int64(1)) for of_one in factors), start=_int64(0))
     many = tirx.all(*(visits >= x for x in (_int64(work), *_lowered_sizes(least, scheduled))))
     return either(many, by_owner, scheduled, ("owners", "one_thread"))
-
-
-def _visits(it: SparseIteration) -> list[Any]:
-    """Factors of the number of visits of an iteration."""
-    axes = flat_axes(it.axes)
-    above = {x.name for axis in axes if axis.is_variable for x in axis.ancestors()[:-1]}
-    sizes = [(axis.nnz, axis.nnz_cols, axis.length) for axis in axes if axis.name not in above]
-    return [next(size for size in of_axis if size is not None) for of_axis in sizes]
 
 
 def owners() -> int:
@@ -443,9 +430,7 @@ def _counts(axes: Sequence[Axis]) -> list[Any]:
     variable = [axis for axis in axes if axis.is_variable]
     if not any(axis.is_sparse for axis in axes) or len(variable) > 1:
         return []
-    above = {parent.name for axis in variable for parent in axis.ancestors()[:-1]}
-    sizes = [(axis.nnz, axis.nnz_cols, axis.length) for axis in axes if axis.name not in above]
-    return [next(size for size in of_axis if size is not None) for of_axis in sizes]
+    return trip_counts(axes)
 
 
 def _lowered_sizes(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:

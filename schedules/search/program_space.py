@@ -67,6 +67,7 @@ from sparsetir.sparse_ir.nodes import (
     loads_of,
     nodes_of,
     sparse_iterations,
+    trip_counts,
 )
 from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
@@ -165,10 +166,9 @@ def work_of(func: SparseFunc, sizes: Mapping[str, int]) -> float:
     """About how many multiplications a call takes; infinity if sizes are unknown."""
     total = 0.0
     for it in (x for x in sparse_iterations(func) if not inside(x)):
-        visited = [a for x in (it, *iterations_around(func, it)) for a, _, _ in x.axis_of()]
-        above = {p.name for a in visited if a.is_variable for p in a.ancestors()[:-1]}
-        axes = {a.name: a.nnz if a.is_variable else a.nnz_cols or a.length for a in visited}
-        lengths = [_known(size, sizes) for name, size in axes.items() if name not in above]
+        loops = (it, *iterations_around(func, it))
+        visited = {axis.name: axis for x in loops for axis, _, _ in x.axis_of()}
+        lengths = [_known(size, sizes) for size in trip_counts([*visited.values()])]
         called = [getattr(x.op, "name", "") for x in nodes_of(ir.Call, it.body)]
         each = 1 + EXPONENTIAL * sum(name in INLINED for name in called)
         total += each * math.prod(math.inf if size is None else size for size in lengths)
