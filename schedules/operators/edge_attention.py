@@ -55,7 +55,7 @@ def program(problem: EdgeAttention) -> SparseFunc:
         write.buffer(array, problem.at(node, "H", feature), dtype)
     write.buffer("scores", "H I J", acc)
     write.number("scale", acc)
-    write.local(acc, "TOP", "TOTAL", "INVERSE")
+    write.local(acc, TOP="", TOTAL="", INVERSE="")
     query, key, value = (
         write.load(name, problem.at(node, "h", feature), acc)
         for name, node, feature in ("Qif", "Kjf", "Vjw")

@@ -51,14 +51,14 @@ def program(problem: EdgeSoftmax) -> SparseFunc:
     write.dense(H="heads")
     write.buffer("x", "B I J H", dtype)
     write.buffer("out", "B I J H", dtype, "Y")
-    write.local(dtype, "TOTAL")
+    write.local(dtype, TOTAL="")
     if problem.backward:
         write.buffer("g", "B I J H", dtype)
         total = reduced("sum", "TOTAL[()]", f"{x} * {g}", dtype, dtype)
         line = f"{y} = {x} * ({g} - TOTAL[()])"
         steps = [*visited("total", "J", "R", total), *visited("write", "J", "S", [line])]
     else:
-        write.local(dtype, "TOP", "INVERSE")
+        write.local(dtype, TOP="", INVERSE="")
         steps = [
             *powers(x, y, dtype),
             f"INVERSE[()] = T.{dtype}(1) / TOTAL[()]",

@@ -58,9 +58,11 @@ class Writer:
         """Declare a parameter that is a number of another type than sizes."""
         self._types[name] = dtype
 
-    def local(self, dtype: str, *names: str) -> None:
-        """Declare local buffers of one element."""
-        self.lines += [f'{x} = T.alloc_sparse_buffer((), "{dtype}", "local")' for x in names]
+    def local(self, dtype: str, **axes: str) -> None:
+        """Declare local buffers over these axes, by name."""
+        for name, names in axes.items():
+            over = "".join(f"{axis}, " for axis in _names(names))
+            self.lines.append(f'{name} = T.alloc_sparse_buffer(({over}), "{dtype}", "local")')
 
     def load(self, buffer: str, at: Names, dtype: str | None = None) -> str:
         """The text of a load, cast to `dtype` if given."""
