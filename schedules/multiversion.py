@@ -61,7 +61,14 @@ from sparsetir.sparse_ir.annotations import THREADS
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, flat_axes, sparse_iterations, trip_counts
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    sparse_iterations,
+    trip_counts,
+)
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_with
