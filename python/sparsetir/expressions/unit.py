@@ -12,10 +12,10 @@ import tvm_ffi
 from tvm import tirx
 
 from sparsetir.expressions.declarations import Key
-from sparsetir.expressions.extremum import attaining
 from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
 from sparsetir.expressions.program import Program
 from sparsetir.expressions.row_sums import MOST_CHANGES, is_row_sum, slices_of
+from sparsetir.expressions.surrogates import reduction_to, surrogate
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import (
     aligned_rows,
@@ -52,7 +52,7 @@ class Unit:
     result: str
     levels: dict[Key, tuple[str, ...]]
     _sliced: dict[SlicedRows, Kernel] = field(default_factory=dict)
-    _gradients: dict[str, Unit] = field(default_factory=dict)
+    _derived: dict[str, Unit] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program) -> Unit:
@@ -89,21 +89,9 @@ class Unit:
         return build_assembled(self.func)
 
     @cached_property
-    def attaining(self) -> list[Unit]:
-        """For maxima and minima the number, and the sum, of the weighted terms that attain them.
-
-        Their last two inputs are the result and the weights.
-        """
-        units: list[Unit] = []
-        for counts in (True, False):
-            made = attaining(self.func, self.result, counts)
-            if made is not None:
-                func, weights, result = made
-                name, over = self.values[self.result]
-                values = {n: of for n, of in self.values.items() if n != self.result}
-                values |= {self.result: (name, over), weights: (name, over), result: (name, over)}
-                units.append(Unit(self.program, func, values, result, self.levels))
-        return units
+    def reduction(self) -> str | None:
+        """The operator of :func:`reduction_to`."""
+        return reduction_to(self.func, self.result)
 
     def dims(self, key: Key) -> tuple[int, ...]:
         """The dimension of each level of a pattern, from the root down."""
@@ -113,11 +101,22 @@ class Unit:
 
     def gradient(self, param: str) -> Unit:
         """The unit of the gradient for an input, derived once; ValueError if there is none."""
-        if param not in self._gradients:
-            self._gradients[param] = self._derived(param)
-        return self._gradients[param]
+        if param not in self._derived:
+            self._derived[param] = self._gradient(param)
+        return self._derived[param]
 
-    def _derived(self, param: str) -> Unit:
+    def surrogate(self, kind: str) -> Unit:
+        """The unit of :func:`surrogate`, made once; its last inputs are the result and weights, if
+        it reads these."""
+        if kind not in self._derived:
+            func, weights, result = surrogate(self.func, self.result, kind)
+            over, values = self.values[self.result], dict(self.values)
+            del values[self.result]
+            values |= dict.fromkeys((self.result, weights, result), over)
+            self._derived[kind] = Unit(self.program, func, values, result, self.levels)
+        return self._derived[kind]
+
+    def _gradient(self, param: str) -> Unit:
         try:
             derived = gradient(self.func, param)
         except ValueError:
@@ -222,8 +221,7 @@ class Bound:
         steady: bool = False,
     ) -> None:  # fmt: skip
         self.unit, self.sizes, self.idtype = unit, sizes, idtype
-        self._gradients: dict[str, Bound] = {}
-        self._attaining: list[Bound] | None = None
+        self._derived: dict[int, Bound] = {}
         self._known, self.stored = fixed_arguments(unit, sizes, patterns, idtype)
         # For each input its operand, and the level arrays that permute its values, if any.
         keys = [unit.values[n][1] for n in unit.inputs]
@@ -247,15 +245,20 @@ class Bound:
                 int(s) if isinstance(s, tirx.IntImm) else self._known[str(s.name)]
                 for s in buffer.var.ty.shape
             )
-        slices = None
-        if steady and len(self.stored) == 1 and self.over is None:
+        self._steady = steady
+
+    @cached_property
+    def _run(self) -> _Run:
+        """The kernel in use with its arguments; of a result whose gradients alone are needed there
+        is none."""
+        unit, slices = self.unit, None
+        if self._steady and len(self.stored) == 1 and self.over is None:
             (levels,) = self.stored.values()
             slices = slices_of(*levels.arrays[-1], self.shape, self.dtype)
-        if slices is not None and unit.sums_rows:
-            config, numbers = slices
-            self._run = _Run(unit, unit.sliced(config), self._known, numbers)
-        else:
-            self._run = _Run(unit, unit.kernel, self._known)
+        if slices is None or not unit.sums_rows:
+            return _Run(unit, unit.kernel, self._known)
+        config, numbers = slices
+        return _Run(unit, unit.sliced(config), self._known, numbers)
 
     @property
     def kernel(self) -> Kernel:
@@ -286,19 +289,11 @@ class Bound:
         """Permute the result from the order of its levels into that of its pattern."""
         return values if self.over is None else self.over.restored(values)
 
-    def attaining(self, patterns: Mapping[str, Pattern]) -> list[Bound]:
-        """The units of :attr:`Unit.attaining`, bound to the same patterns and sizes."""
-        if self._attaining is None:
-            known = self.sizes, patterns, self.idtype
-            self._attaining = [Bound(unit, *known) for unit in self.unit.attaining]
-        return self._attaining
-
-    def gradient(self, param: str, patterns: Mapping[str, Pattern]) -> Bound:
-        """The gradient for an input, bound to the same patterns and sizes."""
-        if param not in self._gradients:
-            unit = self.unit.gradient(param)
-            self._gradients[param] = Bound(unit, self.sizes, patterns, self.idtype)
-        return self._gradients[param]
+    def derived(self, unit: Unit, patterns: Mapping[str, Pattern]) -> Bound:
+        """A unit that was derived from this one's, bound to the same patterns and sizes once."""
+        if id(unit) not in self._derived:
+            self._derived[id(unit)] = Bound(unit, self.sizes, patterns, self.idtype)
+        return self._derived[id(unit)]
 
 
 @cache
