@@ -182,6 +182,7 @@ class _Run:
             tvm_ffi.from_dlpack(plain_view(x)) if isinstance(x, np.ndarray) else x for x in kept
         ]
         self._places = [signature.passed.index(n) for n in self._names]
+        self._empty: list[tuple[int, Any]] = []
         self.packed: list[tuple[int, int, Reordered]] = []
         for name in signature.of_values:
             read, order = (str(kernel.computed[name][what])[1:] for what in ("values", "order"))
@@ -197,12 +198,20 @@ class _Run:
             args[place] = order.of(to_numpy(values[at]), len(steady) > at and steady[at])
         for place, by in self.kernel.gathered:
             args[place] = aligned_rows(args[place], args[by])
+        for place, x in self._empty:
+            args[place] = x
         if not numpy:
             check_memory(self.kernel.name, self._names, arrays)
         try:  # TVM checks arrays; arguments from patterns are known to be valid
             self.kernel.run_unchecked(args)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             self.kernel.run_refused(args, error)
+            # TVM refuses the strides of empty arrays; any others of these shapes are as good.
+            self._empty = [
+                (place, plain_view(x.copy() if type(x) is np.ndarray else x.clone()))
+                for place, x in zip(self._places, arrays, strict=True)
+                if 0 in x.shape
+            ]
         if type(out) is not np.ndarray:
             count_writes([out])
 
