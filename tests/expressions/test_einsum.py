@@ -292,6 +292,9 @@ def test_reductions_are_over_what_is_stored():
     both = stored[:, :, None] & (B != 0)[None]
     want = np.where(both, dense[:, :, None] + B[None], np.inf).min(axis=1)
     np.testing.assert_allclose(einsum("ij,jk->ik", A, factor, semiring="min_plus"), want)
+    for kind in ("bool", "float64"):
+        either = einsum("ij,jk->ik", *(x.astype(kind) for x in (A, factor)), semiring="or_and")
+        np.testing.assert_array_equal(either, both.any(axis=1))
     B, factor = array((7, 5), "some", np.random.default_rng(3), True)
     D, more = array((7, 5), "some", np.random.default_rng(4), True)
     mask = stored & ((B != 0) | (D != 0))
@@ -421,8 +424,8 @@ def test_sparse_results_with_gradients_are_those_without(text, format, of_dense,
     Operands have a new pattern in the second call, and are the same tensor twice.
     """
     derived, runs = [], []
-    derive, run = Unit._derived, Bound.__call__
-    monkeypatch.setattr(Unit, "_derived", lambda *args: derived.append(args) or derive(*args))
+    derive, run = Unit._gradient, Bound.__call__
+    monkeypatch.setattr(Unit, "_gradient", lambda *args: derived.append(args) or derive(*args))
     monkeypatch.setattr(Bound, "__call__", lambda *args: runs.append(args) or run(*args))
     x = torch.rand(6, dtype=torch.float64, requires_grad=True)
     others = {"x": x} if "x[" in text else {}

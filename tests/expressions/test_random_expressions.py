@@ -51,9 +51,14 @@ def expressions(draw, functions=FUNCTIONS):
         if format:
             formats[name] = format
         accesses.append(f"{name}[{','.join(index)}]")
-    parts = []
+    parts, free = [], set()
     for access in accesses:
         wrapped = draw(st.sampled_from(["{}"] * 12 + ["2 * {}", "-{}", "(1 + {})", *functions]))
+        index = access[2:-1].split(",")
+        # Of stored elements alone it is another product than NumPy's.
+        if operands[access[0]] is dense[access[0]] and draw(st.integers(0, 9)) == 0:
+            wrapped = f"prod({index.pop()}, {wrapped})"
+        free |= {*index}
         parts.append(wrapped.format(access))
     text = parts[0]
     for part in parts[1:]:
@@ -63,8 +68,7 @@ def expressions(draw, functions=FUNCTIONS):
             text = f"({text})"
     if draw(st.integers(0, 5)) == 0:
         text = draw(st.sampled_from(FUNCTIONS[:4])).format(text)
-    free = sorted({n for a in accesses for n in a[2:-1].split(",")})
-    out = draw(st.permutations(free))[: draw(st.integers(0, min(3, len(free))))]
+    out = draw(st.permutations(sorted(free)))[: draw(st.integers(0, min(3, len(free))))]
     left = f"C[{','.join(out)}]" if out else "C"
     options = {}
     masks = [a for a in accesses if a[0] in operands and isinstance(operands[a[0]], SparseTensor)]
