@@ -76,12 +76,12 @@ def _gradient(
     for name in unit.inputs:
         operand, key = unit.values[name]
         x = inputs[name] if operand != GRAD or name in inputs else grad
-        if key is not None and unit.levels[key] != bound.unit.levels[key]:
+        if key is not None and unit.patterns[key] != bound.unit.patterns[key]:
             x = derived.stored[key].values(bound.stored[key].restored(x))
         values.append(x.contiguous())
     result = run(derived, patterns, values)
     key = bound.unit.values[param][1]
-    if key is not None and unit.levels[key] != bound.unit.levels[key]:
+    if key is not None and unit.patterns[key] != bound.unit.patterns[key]:
         result = bound.stored[key].values(derived.stored[key].restored(result))
     return result
 

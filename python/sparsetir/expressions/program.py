@@ -35,7 +35,7 @@ PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 2}
 
 @dataclass
 class Program:
-    """A program and the meaning of its parameters.
+    """A program and the meaning of its parameters; or one that is derived from it.
 
     values : for each array of values the operand, and its pattern, if any
     result : the parameter of the result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import tvm_ffi
 from tvm import tirx
 
-from sparsetir.expressions.declarations import Key
+from sparsetir.expressions.declarations import Key, PatternAxes
 from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
 from sparsetir.expressions.program import Program
 from sparsetir.expressions.row_sums import MOST_CHANGES, is_row_sum, slices_of
@@ -31,34 +31,22 @@ from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.templates.spmv import SlicedRows, apply
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
-from sparsetir.sparse_ir.nodes import SparseFunc, stores_of
+from sparsetir.sparse_ir.nodes import stores_of
 
 GRAD = ""  # the operand that stands for the gradient of a result
 
 
 @dataclass
-class Unit:
-    """A program or a gradient of it, with the levels of its patterns.
+class Unit(Program):
+    """A program of an expression, or one derived from it, with its kernels."""
 
-    func : the program itself, or a gradient of it
-    values : for each array of values the operand, and its pattern, if any
-    result : the parameter that is written
-    levels : for each pattern its axes from the root down, which may differ from `program`
-    """
-
-    program: Program
-    func: SparseFunc
-    values: dict[str, tuple[str, Key | None]]
-    result: str
-    levels: dict[Key, tuple[str, ...]]
-    _sliced: dict[SlicedRows, Kernel] = field(default_factory=dict)
-    _derived: dict[str, Unit] = field(default_factory=dict)
+    _sliced: dict[SlicedRows, Kernel] = field(default_factory=dict, init=False)
+    _derived: dict[str, Unit] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, program: Program) -> Unit:
-        """The unit of a program itself."""
-        levels = {key: p.axes for key, p in program.patterns.items()}
-        return cls(program, program.func, program.values, program.result, levels)
+        """The unit of a program."""
+        return cls(**vars(program))
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -93,12 +81,6 @@ class Unit:
         """The operator of :func:`reduction_to`."""
         return reduction_to(self.func, self.result)
 
-    def dims(self, key: Key) -> tuple[int, ...]:
-        """The dimension of each level of a pattern, from the root down."""
-        pattern = self.program.patterns[key]
-        known = dict(zip(pattern.axes, pattern.dims, strict=True))
-        return tuple(known[name] for name in self.levels[key])
-
     def gradient(self, param: str) -> Unit:
         """The unit of the gradient for an input, derived once; ValueError if there is none."""
         if param not in self._derived:
@@ -113,7 +95,7 @@ class Unit:
             over, values = self.values[self.result], dict(self.values)
             del values[self.result]
             values |= dict.fromkeys((self.result, weights, result), over)
-            self._derived[kind] = Unit(self.program, func, values, result, self.levels)
+            self._derived[kind] = replace(self, func=func, values=values, result=result)
         return self._derived[kind]
 
     def _gradient(self, param: str) -> Unit:
@@ -132,27 +114,27 @@ class Unit:
         values |= {n: (GRAD, self.values[self.result][1]) for n in new if n != result}
         values[result] = self.values[param][0], self.values[param][1]
         moved = transposed_axes(derived)  # with the axis of length 1 above a compressed root
-        levels = {
-            key: next((tuple(n for n in m if n in names) for m in moved if {*names} <= {*m}), names)
-            for key, names in self.levels.items()
-        }
-        return Unit(self.program, derived, values, result, levels)
+        patterns: dict[Key, PatternAxes] = {}
+        for key, p in self.patterns.items():
+            dims = dict(zip(p.axes, p.dims, strict=True))
+            orders = (tuple(n for n in m if n in dims) for m in moved if dims.keys() <= {*m})
+            axes = next(orders, p.axes)
+            patterns[key] = replace(p, axes=axes, dims=tuple(dims[n] for n in axes))
+        return replace(self, func=derived, values=values, result=result, patterns=patterns)
 
 
 def fixed_arguments(
     unit: Unit, sizes: Mapping[object, int], patterns: Mapping[str, Pattern], idtype: str
 ) -> tuple[dict[str, Any], dict[Key, LevelArrays]]:
     """The arguments that depend on sizes and patterns, by name, and the stored patterns."""
-    program = unit.program
-    known: dict[str, Any] = {p: sizes[of] for p, of in program.sizes.items() if of in sizes}
+    known: dict[str, Any] = {p: sizes[of] for p, of in unit.sizes.items() if of in sizes}
     axes = {str(a.name): a for a in unit.func.axes}
     kept: dict[Key, LevelArrays] = {}
-    for key, pattern in program.patterns.items():
-        names = unit.levels[key]
-        if not all(n in axes for n in names):
+    for key, p in unit.patterns.items():
+        if not all(n in axes for n in p.axes):
             continue  # a gradient may not need the pattern
-        kept[key] = level_arrays(patterns[pattern.operand], pattern.levels, unit.dims(key), idtype)
-        for name, (ptr, idx), n in zip(names, kept[key].arrays, kept[key].lengths, strict=True):
+        kept[key] = level_arrays(patterns[p.operand], p.levels, p.dims, idtype)
+        for name, (ptr, idx), n in zip(p.axes, kept[key].arrays, kept[key].lengths, strict=True):
             axis = axes[name]
             if idx is not None:
                 count = axis.nnz if ptr is not None else axis.nnz_cols

@@ -52,7 +52,7 @@ def spgemm(A: object, B: object, semiring: str = "plus_times", mask: object = No
     -------
     (m, n) Tensor
         In CSR, with sorted columns, each once. Differentiable with respect to values of A and B for
-        "plus_times", by masked products; once, like the values of torch's sparse tensors.
+        "plus_times"; once, like the values of torch's sparse tensors.
 
     Raises
     ------
