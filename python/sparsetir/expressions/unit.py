@@ -236,7 +236,7 @@ class Bound:
                 int(s) if isinstance(s, tirx.IntImm) else self._known[str(s.name)]
                 for s in buffer.var.ty.shape
             )
-        self._steady = steady
+        self._steady, self._calls = steady, 0
 
     @cached_property
     def _run(self) -> _Run:
@@ -263,10 +263,20 @@ class Bound:
         """
         run = self._run
         run(values, out, steady)
+        self._calls += 1
+        if self._calls == 2 and run.kernel.by_pattern is not None:
+            self._order_rows(run.kernel)
         if run.packed and run.packed[0][2].changes > MOST_CHANGES:
             # Packing takes longer than it saves.
             self._run = _Run(self.unit, self.unit.kernel, self._known)
         return out
+
+    def _order_rows(self, kernel: Kernel) -> None:
+        """Use the kernel for the pattern's order of rows, if it has one, as built kernels do."""
+        of = kernel.by_pattern(self._known) if kernel.by_pattern else None
+        other = of and of([self._known.get(n) for n in kernel.signature.names])
+        if other is not None:
+            self._run = _Run(self.unit, other, self._known)
 
     def empty(self, torch: bool) -> Any:
         """Allocate the result, in torch or NumPy."""
