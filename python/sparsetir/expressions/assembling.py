@@ -135,9 +135,9 @@ def arguments_of(
 
 def values_of(
     unit: Unit, kept: Mapping[Key, LevelArrays], operands: Mapping[str, Operand]
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """The values of a unit's inputs by parameter, in the order of their levels."""
-    values: dict[str, np.ndarray] = {}
+    values: dict[str, Any] = {}
     for param in unit.inputs:
         name, key = unit.values[param]
         x = to_numpy(operands[name].values)
