@@ -142,6 +142,24 @@ def test_torch_and_refusals_are_those_of_the_kernel(small, kernel):
     )
 
 
+def test_expressions_in_panels(small):
+    """Of other values, too, and in torch with gradients."""
+    a, rng = grouped(41, 30, 20, 4), np.random.default_rng(2)
+    text, x = "C[i,k] = A[i,j] * X[j,k]", np.ones((30, 64), "float32")
+    plan = sparsetir.plan(text, A=sparsetir.SparseMatrix(a), X=x)
+    for _ in range(4):
+        a.data = rng.integers(1, 9, a.nnz).astype("float32")
+        x = rng.integers(0, 9, x.shape).astype("float32")
+        np.testing.assert_array_equal(plan(A=a.data, X=x), a @ x)
+        values, features = (torch.from_numpy(v).requires_grad_() for v in (a.data, x))
+        result = plan(A=values, X=features)
+        np.testing.assert_array_equal(result.detach(), a @ x)
+        result.sum().backward()
+        np.testing.assert_array_equal(features.grad, a.T @ np.ones((41, 64), "float32"))
+    bound, _ = plan._expression._whole
+    assert "I_panels" in bound.kernel.stages["I"].script()
+
+
 def test_what_is_kept_goes_with_the_matrix(small, kernel):
     args = run(kernel, grouped(41, 30, 20, 4), 64)
     panels, indices = other(kernel, args), weakref.ref(args["indices"])
