@@ -63,7 +63,7 @@ def set_before(
     before = _before(func.body, iteration, store.buffer)
     first = None if buffer is None or before is None else _in_plain_loops(func, before, buffer)
     dense = all(axis.kind == "dense_fixed" for axis in axes.values())
-    if first is None or not dense or not all(map(is_tail, conditions)):
+    if before is None or first is None or not dense or not all(map(is_tail, conditions)):
         return None
     lengths = [axis.length for axis in first.axes]
     if _reads_written(func, first.body) or not _covers_box(func, update, axes, lengths):
@@ -127,9 +127,10 @@ def _in_plain_loops(func: SparseFunc, init: SparseIteration, buffer: SparseBuffe
     conditions, first = split_guards(init.body)
     spatial = {v: axis for axis, v, _ in init.axis_of()}
     axes = buffer.axes
-    dense = axes is not None and all(a.kind == "dense_fixed" for a in (*axes, *spatial.values()))
+    if axes is None or any(a.kind != "dense_fixed" for a in (*axes, *spatial.values())):
+        return None
     sets = isinstance(first, tirx.BufferStore) and first.buffer.same_as(buffer.var)
-    if not dense or not sets or init.init is not None:
+    if not sets or init.init is not None:
         return None
     loops = [Loop(a, [tirx.Var(a.name.lower(), a.idtype)], "S") for a in axes]
     pairs = zip(first.indices, loops, strict=True)
