@@ -135,6 +135,21 @@ def test_a_made_space_visits_rows_in_other_orders(visit, monkeypatch):
     assert config_of(**chosen | {"gated.ahead": 4}) is None or not visit.startswith("panels")
 
 
+def test_rows_of_two_operands_are_prefetched():
+    func = small("weighted", """
+    with T.sp_iter([I, J, K], "SRS", "weighted") as [i, j, k]:
+        with T.init():
+            OUT[i, k] = 0.0
+        OUT[i, k] = OUT[i, k] + A[i, j] * B[j, k] * W[j, k]
+    """, A="I J", B="N K", W="N K", OUT="I K")  # fmt: skip
+    space = space_of(func, {"feat": 16}, 128, 1)
+    for order in space["weighted.order"]:
+        chosen = {name: values[0] for name, values in space.items()}
+        chosen |= {"weighted.order": order, "weighted.ahead": 4}
+        kernel = sparsetir.build(func, schedule=program_space.apply, config=config_of(**chosen))
+        assert kernel.stages["III"].script().count("llvm.prefetch") == 2, order
+
+
 def test_a_made_schedule_without_choices_changes_nothing():
     sch = Schedule(SPMM)
     program_space.apply(sch, {})
