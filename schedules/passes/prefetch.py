@@ -42,14 +42,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS, in_one_row
 from sparsetir.sparse_ir.recipes.locality import reuse_distance
-from sparsetir.sparse_ir.tir import (
-    as_dtype,
-    as_one,
-    dtype_of,
-    free_vars,
-    loop_with,
-    values_of,
-)
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, loop_with, values_of
 
 CACHE_LINE = 64
 # Of the default schedule: visits ahead, and vectors of the narrowest tile that prefetches rows.

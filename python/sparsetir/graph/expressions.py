@@ -249,6 +249,18 @@ def formula_of(node: fx.Node) -> tuple[str, list[Any]] | None:
     return formula, args[: len(args) - len(numbers)]
 
 
+def module_of(node: fx.Node) -> tuple[str, str]:
+    """The name and class of the innermost module that a node stems from; "" for none.
+
+    A node of a backward pass stems from the module that its gradient is of.
+    """
+    meta = node.meta
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    name, kind = list(stack.values())[-1] if stack else ("", "")
+    kind = kind if isinstance(kind, str) else kind.__name__
+    return str(name).removeprefix("L['self']").removeprefix("."), kind.rpartition(".")[2]
+
+
 def gather_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The tensor that a node gathers rows of, and the vector of their indices; None for others."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
