@@ -331,6 +331,7 @@ def mine(**options):
 test_refusals = refusals(
     """
 with_argument(z=1)  # ValueError: 'arguments': 'spmm' has no 'z'; it has a, b, c, indptr, indices
+run({"a": arguments()["a"]})  # TypeError: tune: argument 'arguments': 'b' is missing: expected a
 with_argument(b=None)  # TypeError: 'b': expected a torch, NumPy or TVM array, got NoneType
 with_argument(b=np.zeros((11, 7)))  # TypeError: 'b': expected dtype float32, got float64
 with_argument(b=np.zeros((12, 7), "float32"))  # ValueError: 'arguments': 'b': .. got (12, 7)

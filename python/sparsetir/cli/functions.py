@@ -76,6 +76,14 @@ def arguments_of(program: SparseFunc, given: Facts, graph: sp.csr_array | None) 
     given = given if graph is None else {**_graph_arguments(program, graph), **given}
     if not given:
         return {}
+    # Files hold index arrays in the type of the library that wrote them.
+    arrays = [(x, a.idtype) for a in program.axes for x in (a.indptr, a.indices)]
+    for name, dtype in ((x.name, idtype) for x, idtype in arrays if x is not None):
+        value = given.get(name)
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            continue
+        if value.max(initial=0) <= np.iinfo(dtype).max:
+            given = {**given, name: value.astype(dtype)}
     try:
         return bound_arguments(program, given, "argument --arg", np.random.default_rng(0))
     except (TypeError, ValueError) as error:

@@ -98,12 +98,15 @@ def table(tuned: Search, *, graph: str = "", records: object = None) -> str:
     graph : the data's name; records : the file of the record, for the last line
     """
     best = ranked(tuned)
-    lines = [tuned.task.title(graph), _headline(tuned, best), ""]
+    lines = [tuned.title(graph), _headline(tuned, best), ""]
     if best:
         shown = [[*row[:-3], row[-1]] for row in (HEADS, *_rows(tuned, best))]
         lines += [*aligned(shown, right=True), ""]
     told = [f"on {tuned.key.device}", _counts(tuned), *_notes(tuned)]
     told += [f"warning: {text}" for text in tuned.warnings]
+    first = tuned.first_failure
+    if first and not any(first in text for text in tuned.warnings):
+        told.append(f"the first failure: {first}")
     lines[0:1] = _wrapped(lines[0])
     lines += [line for text in told for line in _wrapped(text)]
     return "\n".join([*lines, *([f"record: {records}"] if records else [])])
@@ -119,7 +122,7 @@ def write_report(tuned: Search, path: Path | str, *, graph: str = "") -> Path:
     """
     need("write_report", "matplotlib", "tune")
     path = Path(path)
-    text = as_html(tuned.task.title(graph), _sections(tuned, graph))
+    text = as_html(tuned.title(graph), _sections(tuned, graph))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
     return path
@@ -173,9 +176,7 @@ def _counts(tuned: Search) -> str:
     text = f"{many(len(tuned.trials), 'trial')}: {counts.get(OK, 0)} measured"
     if counts.get(PRUNED):
         text += f", {counts[PRUNED]} given up as slow"
-    if failures:
-        each = ", ".join(f"{n} {state}" for state, n in failures.items())
-        text += f", {sum(failures.values())} failed ({each})"
+    text += "".join(f", {n} {state}" for state, n in failures.items())
     return text + "; interrupted" * tuned.interrupted
 
 

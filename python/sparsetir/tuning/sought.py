@@ -41,7 +41,10 @@ def operator_search(
 
     matrices, options : arguments of :func:`sparsetir.planning.plan.requested`
     """
-    request = requested(op, *matrices, target=target, **options)
+    try:
+        request = requested(op, *matrices, target=target, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("plan: ", "tune: ", 1)) from error
     wanted, on = request.whole, request.operator.on
     if wanted.gpu and on != "matrix":
         raise wrong("tune", "target", f"a CPU for '{op}'", wanted.target.kind.name)
