@@ -119,7 +119,10 @@ def table(costs: list[Cost], most: int = 12) -> list[list[str]]:
         stored = ", ".join(["stored"] * cost.edges + ["copied back"] * cost.copied)
         cells = [cost.direction, name, cost.module, str(cost.shape or "")]
         rows.append(row(cells, [cost], stored))
-    for name, several in ((f"{len(ran[most:])} others", ran[most:]), ("all", ran)):
+    others = ran[most:]
+    for name, several in ((f"{len(others)} others", others), ("all", ran)):
+        if not several:
+            continue
         count = sum(c.edges for c in several)
         rows.append(row(["", name, "", ""], several, f"{count} stored" if count else ""))
     return rows
