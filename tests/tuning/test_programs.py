@@ -405,21 +405,21 @@ def test_workers_run_the_modules_that_register(tmp_path, monkeypatch):
         """Without those of templates that other tests have registered."""
         return [name for name in search._plug_ins(task) if not name.startswith("tuning.")]
 
-    file, wanted = tmp_path / "plugged_in.py", requested("spmm", SparseMatrix(sp.eye(2)), 4)
+    file, wanted = tmp_path / "registering.py", requested("spmm", SparseMatrix(sp.eye(2)), 4)
     file.write_text(PLUG_IN.format(then=""))
-    plugged = importlib.import_module("plugged_in")
-    assert plug_ins(wanted) == ["plugged_in"] and plug_ins(task()) == []
+    plugged = importlib.import_module("registering")
+    assert plug_ins(wanted) == ["registering"] and plug_ins(task()) == []
     load_file(file)
     assert plug_ins(wanted) == [str(file)]
-    assert load_module(str(file)) is not plugged is load_module("plugged_in")
+    assert load_module(str(file)) is not plugged is load_module("registering")
     monkeypatch.setitem(sys.modules, "__main__", main := types.ModuleType("__main__"))
     exec(PLUG_IN.format(then=""), vars(main))
     with pytest.raises(ValueError, match="'Mine': expected to be registered in a file"):
         plug_ins(wanted)
-    main.__file__ = str(file)  # as of `python plugged_in.py`
+    main.__file__ = str(file)  # as of `python registering.py`
     assert plug_ins(wanted) == [str(file)]
-    main.__spec__ = plugged.__spec__  # as of `python -m plugged_in`
-    assert plug_ins(wanted) == ["plugged_in"]
+    main.__spec__ = plugged.__spec__  # as of `python -m registering`
+    assert plug_ins(wanted) == ["registering"]
     for ref in (str(file), "tunes_at_once"):
         file.with_stem("tunes_at_once").write_text(then := "import sparsetir; sparsetir.tune(0, 0)")
         file.write_text(PLUG_IN.format(then=then))

@@ -112,8 +112,8 @@ def describe(matrix: sp.csr_array) -> Facts:
     m, n = matrix.shape
     rows = np.diff(matrix.indptr)
     columns = np.bincount(matrix.indices, minlength=n)
-    at = np.repeat(np.arange(m, dtype=matrix.indices.dtype), rows)
-    distance = np.abs(at.astype(np.int64) - matrix.indices)
+    row = np.repeat(np.arange(m, dtype=matrix.indices.dtype), rows)
+    distance = np.abs(row.astype(np.int64) - matrix.indices)
     return {
         "shape": [m, n],
         "nnz": int(matrix.nnz),

@@ -183,18 +183,18 @@ def _counts(tuned: Search) -> str:
 def _sections(tuned: Search, graph: str) -> list[Section]:
     best, trials, failures = ranked(tuned), tuned.trials, tuned.failures
     text = [_headline(tuned, best), *(short(t.config) for t in best[:1])]
-    found = [Section("Result", [*text, _counts(tuned), *tuned.warnings])]
+    sections = [Section("Result", [*text, _counts(tuned), *tuned.warnings])]
     if best:
         told = [*_notes(tuned), MEMORY]
-        found.append(Section("Best configs", told, HEADS, _rows(tuned, best)))
+        sections.append(Section("Best configs", told, HEADS, _rows(tuned, best)))
     drawn = _history(tuned) if trials else ""
     text = [] if drawn else ["There were no trials."]
-    found.append(Section("Search history", text, picture=drawn))
+    sections.append(Section("Search history", text, picture=drawn))
     shares = {name: value for name, value in tuned.importances.items() if value > 0}
     drawn = _importances(shares) if shares else ""
     text = [] if drawn else ["Too few trials worked to tell."]
-    found.append(Section("Parameter importance", text, picture=drawn))
-    found += _subject(tuned, best[0] if best else None, graph)
+    sections.append(Section("Parameter importance", text, picture=drawn))
+    sections += _subject(tuned, best[0] if best else None, graph)
     text = [] if failures else ["There were none."]
     if len(failures) > MOST_FAILURES:
         text = [f"The first {MOST_FAILURES} of {len(failures)}."]
@@ -202,7 +202,7 @@ def _sections(tuned: Search, graph: str) -> list[Section]:
         (t.number, t.outcome.state, short(t.config), t.outcome.message)
         for t in failures[:MOST_FAILURES]
     ]
-    found.append(Section("Failures", text, ("trial", "state", "config", "message"), told))
+    sections.append(Section("Failures", text, ("trial", "state", "config", "message"), told))
     if trials:
         rows = [("trial", "state", "time", "padding", "after", "config", "message")]
         for t in trials:
@@ -210,37 +210,37 @@ def _sections(tuned: Search, graph: str) -> list[Section]:
             cost = micros(o.seconds), _padding(t), after
             rows.append((str(t.number), o.state, *cost, short(t.config), o.message))
         shown = f"show {len(trials)}", "\n".join(aligned(rows))
-        found.append(Section("All trials", folded=[shown]))
-    return [*found, Section("Environment", rows=_environment(tuned))]
+        sections.append(Section("All trials", folded=[shown]))
+    return [*sections, Section("Environment", rows=_environment(tuned))]
 
 
 def _subject(tuned: Search, best: Trial | None, graph: str) -> list[Section]:
     """Sections about the function and its schedule, or the matrix and its storage."""
     if isinstance(tuned, TunedProgram):
-        found = [Section("The function", code=tuned.task.program.script())]
+        sections = [Section("The function", code=tuned.task.program.script())]
         config = None if best is None else best.config
         if config:  # show the scheduled function, over coordinates
             sch = Schedule(tuned.task.program)
             tuned.task.apply()(sch, dict(config) if isinstance(config, Choices) else config)
-            found.append(Section("Its best schedule", code=sch.func.script()))
+            sections.append(Section("Its best schedule", code=sch.func.script()))
         elif best is not None:
-            found.append(Section("Its best schedule", ["The default one."]))
-        return found
+            sections.append(Section("Its best schedule", ["The default one."]))
+        return sections
     assert isinstance(tuned, Tuned)
     several = isinstance(tuned, TunedSparse)
     matrix = tuned.task.matrix.each[0] if several else tuned.task.matrix
     name = graph or None
     drawn = _image("Stored elements", lambda: matrix.plot(name=name))
-    found = [Section("The matrix", picture=drawn)]
+    sections = [Section("The matrix", picture=drawn)]
     if best is None:
-        return found
+        return sections
     stored, text, picture = getattr(best.config, "format", None), [], ""
     if isinstance(stored, Format):
         picture = _image(f"Storage in {stored}", lambda: matrix.plot(stored, name=name))
     else:
         size, share = memory(best.outcome.bytes), _padding(best)
         text = [f"In the layout of {type(best.config).__name__}: {size}, {share} padding."]
-    return [*found, Section("How it is stored", text, picture=picture)]
+    return [*sections, Section("How it is stored", text, picture=picture)]
 
 
 def _environment(tuned: Search) -> list[tuple[str, object]]:
