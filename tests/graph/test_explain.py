@@ -50,6 +50,15 @@ def test_regions_name_their_modules(quick_kernels):
     assert f" of {names[0]}:" in report.programs()
 
 
+def test_parameters_that_a_function_closes_over(quick_kernels):
+    model, (x, edges) = made("GCN")
+    (graph,) = sparsetir.explain(lambda x, edges: model(x, edges), x, edges).graphs
+    assert {measured.costs.popitem()[1].direction for measured in graph.measured} == {
+        "forward", "backward"
+    }  # fmt: skip
+    assert all(p.grad is None for p in model.parameters())
+
+
 @pytest.mark.slow
 def test_what_takes_how_long():
     model, args = made("Transformer")

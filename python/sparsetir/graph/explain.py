@@ -114,7 +114,23 @@ def _run(call: Any, run: Any, inputs: tuple[Any, ...], options: dict[str, Any]) 
         if isinstance(run, torch.nn.Module):
             leaves += [p for p in run.parameters() if p.requires_grad]
         ones = [torch.ones_like(x) for x in wanted]
+        # Without any, a function closes over its parameters.
+        leaves = leaves or list(_leaves_of(wanted))
         torch.autograd.grad(wanted, leaves, ones, allow_unused=True)
+
+
+def _leaves_of(results: list[Tensor]) -> Iterator[Tensor]:
+    """The tensors at which backward of some results accumulates gradients."""
+    nodes: list[Any] = [x.grad_fn for x in results]
+    seen = set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        nodes += [following for following, _ in node.next_functions]
 
 
 def _has_gradient(x: Any) -> bool:

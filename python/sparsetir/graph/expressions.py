@@ -6,6 +6,7 @@ by following pointwise operators, views and gathers backwards.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from string import Formatter
@@ -258,7 +259,10 @@ def module_of(node: fx.Node) -> tuple[str, str]:
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
     name, kind = list(stack.values())[-1] if stack else ("", "")
     kind = kind if isinstance(kind, str) else kind.__name__
-    return str(name).removeprefix("L['self']").removeprefix("."), kind.rpartition(".")[2]
+    # Dynamo's names are expressions, such as L['self'].convs[0].
+    path = re.sub(r"[LG]?\['?(\w+)'?\]", r".\1", str(name)).strip(".")
+    model, _, rest = path.partition(".")
+    return rest if model in ("self", "fn") else path, kind.rpartition(".")[2]
 
 
 def gather_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
