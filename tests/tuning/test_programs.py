@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import os
 import pickle
@@ -133,6 +134,17 @@ def test_a_made_space_visits_rows_in_other_orders(visit, monkeypatch):
     # Tiles that overlap are not added to twice, and panels ask for no rows ahead.
     assert config_of(**chosen | {"gated.size": 0}) is None or not visit.startswith("parts")
     assert config_of(**chosen | {"gated.ahead": 4}) is None or not visit.startswith("panels")
+
+
+@pytest.mark.parametrize("name", ["spmm_coo", "spmm_ell", "spmm_dbsr"])
+def test_rows_without_results_of_their_own_are_in_no_blocks(name):
+    """These have no rows of varying lengths, or rows that add to one result."""
+    func = PROGRAMS[name].make("float32", "int32")
+    space = space_of(func, {"feat": 64, "m": 90, "n": 90, "nnz": 600}, 512, 2)
+    for config in itertools.product(*(space[f"spmm.{x}"] for x in ("order", "blocks", "parallel"))):
+        named = dict(zip(("spmm.order", "spmm.blocks", "spmm.parallel"), config, strict=True))
+        chosen = {choice: values[0] for choice, values in space.items()} | named
+        program_space.apply(Schedule(func), config_of(**chosen))
 
 
 def test_rows_of_two_operands_are_prefetched():
