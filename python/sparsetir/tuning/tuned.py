@@ -127,10 +127,6 @@ class Search:
         """The message of the first failed trial that has one, else ""."""
         return next((t.outcome.message for t in self.failures if t.outcome.message), "")
 
-    def title(self, name: str = "") -> str:
-        """A line for people; name : the name of the data."""
-        return self.task.title(name)
-
     def __repr__(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.counts.items())
         text = ""
@@ -212,10 +208,6 @@ class TunedPlan(TunedProgram):
     """
 
     request: Request = field(kw_only=True)
-
-    def title(self, name: str = "") -> str:
-        """The same, with the operator's name in place of its program's."""
-        return self.key.op + self.task.title(name).removeprefix(self.task.program.name)
 
     def plan(self) -> Plan:
         """Plan the operator with the best config."""
