@@ -84,7 +84,8 @@ def short(config: Config) -> str:
     'RowTile tile=64 pack'
     """
     if isinstance(config, Choices):
-        return " ".join(f"{name}={value}" for name, value in config.items()) or "default schedule"
+        chosen = (f"{name}={value}" for name, value in config.items() if value != "")
+        return " ".join(chosen) or "default schedule"
     words = [type(config).__name__]
     assert is_dataclass(config) and not isinstance(config, type)
     for field in fields(config):
