@@ -407,8 +407,9 @@ def _choices(
     most = min(MAX_TILE, size or MAX_TILE)
     fixed = isinstance(length, ir.Var) and size
     several = nest.rows is not None and (size is None or size > lanes)
-    orders = ("rows", "tiles", *(["packed"] if nest.gathered and alone else []))
     in_blocks = threads > 1 and _stored_by(func, nest)
+    packed = nest.gathered and alone and (in_blocks or threads == 1)
+    orders = ("rows", "tiles", *(["packed"] if packed else []))
     return {
         "vectors": [v for v in VECTORS if v * lanes <= max(most, lanes)],
         "lanes": (lanes,),
@@ -437,10 +438,15 @@ def _visits(func: SparseFunc, nest: RowReduction, sizes: Mapping[str, int]) -> I
 
 
 def _stored_by(func: SparseFunc, nest: RowReduction) -> list[Axis]:
-    """The axes of varying lengths right under rows of a dense axis."""
+    """The axes of varying lengths right under rows of a dense axis, which each have results."""
     if nest.rows is None:
         return []
-    axes = [axis for axis, _, _ in find_iteration(func, nest.iteration.name).axis_of()]
+    it = find_iteration(func, nest.iteration.name)
+    reduction = reduction_of(it.body)
+    rows = next(loop for loop in loops_of(it) if loop.axes == nest.rows.axes)
+    if reduction is None or not set(rows.vars) <= free_vars(reduction.store.indices):
+        return []
+    axes = [axis for axis, _, _ in it.axis_of()]
     under = [a for a in axes if a.is_variable and a.parent.name == nest.rows.name]
     return [a for a in under if a.parent.kind == "dense_fixed"]
 

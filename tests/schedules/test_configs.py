@@ -253,7 +253,7 @@ GradientTiles(shape=(3, 4))
 GradientTiles(shape=None, shares=(4, 1))
     'shares': expected two numbers, 16 together, that leave each
 GradientTiles(stages=5)  # 'stages': expected 1 to 4, got 5
-GradientTiles(tile=(0, 16))  # 'tile': expected two numbers from 1 on, got (0, 16)
+GradientTiles(tile=(0, 16))  # 'tile': expected two numbers of at least 1, got (0, 16)
 GradientTiles(feat=30)  # 'feat': expected a multiple of vectors = (4, 4), got 30
 GradientTiles(rows=0)  # 'rows': expected 1 or more, got 0
 Spmm("float16", out="float64")  # 'out': expected None, 'float16' or 'flo

@@ -211,7 +211,7 @@ tiled()[0].rewrite(prefetch_gathered, "spmm_reduce0", "B", 8, 8)
 tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "A", 8, 8)
     prefetch_gathered: argument 'buffer': block 'spmm_reduce0' reads no 'A' at an index that it
 tiled()[0].rewrite(prefetch_gathered, "spmm", "B", 8, 8)
-    'iteration': expected one with a loop of its own over what 'J_indices' is read at .. the second
+    'iteration': expected one with a loop of its own over .. 'J_indices' is read .. the second
 tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", -8, 8)
     prefetch_gathered: argument 'distance': expected a positive integer, got -8
 tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", 8, 0)

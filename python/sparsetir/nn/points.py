@@ -450,7 +450,7 @@ def _places(caller: str, coords: Tensor) -> Places:
         if limits[0] < -INT32_MAX - 1 or limits[1] > INT32_MAX:
             raise ValueError(f"expected coordinates within 2^31, got {max(limits, key=abs)}")
         if len(coords) and int(coords[:, 0].min()) < 0:
-            raise ValueError(f"expected batches from 0 on, got {int(coords[:, 0].min())}")
+            raise ValueError(f"expected batches of at least 0, got {int(coords[:, 0].min())}")
         places = Places(private(coords.to(torch.int32)))
         places.sorted  # noqa: B018 (raises for points that occur twice)
         return places
