@@ -27,8 +27,8 @@ def transpose(
     """
     m, narrow = len(rowptr) - 1, max(len(col), len(rowptr), n) < INT32_MAX
     if csr_tocsc is not None and col.is_cpu:
-        places = None if places is None else places.numpy()
-        arrays, results = _arrays(n, narrow, rowptr.numpy(), col.numpy(), places)
+        given = None if places is None else places.numpy()
+        arrays, results = _arrays(n, narrow, rowptr.numpy(), col.numpy(), given)
         csr_tocsc(m, n, *arrays, *results)
         return _tensors(results)
     rows = torch.repeat_interleave(rowptr[1:] - rowptr[:-1])
