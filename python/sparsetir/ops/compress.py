@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,8 @@ def sorted_pairs(
     a, b = (keys.numpy(), others.numpy()) if counts is not None else (keys, others)
     bounds, narrow = [0, -1, 0, -1, 0], max(len(a), size, n) < INT32_MAX
     if len(a):
-        bounds = [int(x) for x in (a.min(), a.max(), b.min(), b.max(), (a[1:] < a[:-1]).any())]
+        ends = (x.aminmax() if isinstance(x, Tensor) else (x.min(), x.max()) for x in (a, b))
+        bounds = [int(x) for x in (*chain(*ends), (a[1:] < a[:-1]).any())]
     if bounds[0] < 0 or bounds[1] >= size:
         return keys, others, keys, bounds
     if counts is not None and bounds[4]:
