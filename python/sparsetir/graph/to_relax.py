@@ -316,8 +316,8 @@ class Translation:
         if key not in self._values:
             of = relax.TensorType(self._shape(index), "int64")
             checked = self._call_given(edges.in_range, [self._index(index)], of, [size])
-            of = relax.TensorType(self._shape(index), "int32")
-            self._values[key] = self._call_given(edges.arranged, [checked, places], of)
+            taken = self._builder.emit(relax.op.take(checked, places, axis=0))
+            self._values[key] = self._builder.emit(relax.op.astype(taken, "int32"))
         return self._values[key]
 
     def _index(self, index: fx.Node) -> relax.Expr:

@@ -23,7 +23,7 @@ from sparsetir.nn.kernel_map import (
     reached,
     submanifold,
 )
-from sparsetir.ops.cache import attach, attached, cacheable, private
+from sparsetir.ops.cache import attach, attached, cacheable, cached_result, private
 from sparsetir.ops.compress import INT32_MAX
 from sparsetir.ops.tensors import check_size, check_tensor
 from sparsetir.runtime.arrays import dtype_name
@@ -92,7 +92,7 @@ class KernelMap:
         """
         data = self.made.get(key)
         if data is None:
-            data = self.made.setdefault(key, cacheable(lambda: make(self))())
+            data = self.made.setdefault(key, cached_result(make, self))
         return data
 
 

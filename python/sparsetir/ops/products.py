@@ -8,12 +8,12 @@ the order of `col`, and heads are a first dimension. The functions have heads se
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from os import PathLike
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from scipy.sparse import issparse
@@ -483,16 +483,8 @@ MOST_SUMS = 8  # with the same edges
 MOST_COUNTED = 256
 
 
-class _CallCount:
-    """The number of calls with the edges in some memory, and their version."""
-
-    __slots__ = ("count", "storage", "version")
-
-    def __init__(self, storage: Callable[[], object], version: int) -> None:
-        self.storage, self.version, self.count = storage, version, 0
-
-
-_call_counts: dict[object, _CallCount] = {}
+# Numbers of calls with edges, by their place and version, while their memory lives.
+_call_counts: WeakKeyDictionary[torch.UntypedStorage, dict[object, int]] = WeakKeyDictionary()
 _sorted = 0
 
 
@@ -545,23 +537,20 @@ def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
     row : bytes of a row of B
     """
     global _sorted
-    key = memory_key(edges)
-    met = _call_counts.get(key)
-    version = -1 if edges.is_inference() else edges._version
-    if met is None or met.storage() is None or met.version != version:
+    counts = _call_counts.setdefault(edges.untyped_storage(), {})
+    key = memory_key(edges), -1 if edges.is_inference() else edges._version
+    if key not in counts:
         if known_edges(edges, m, n) is not None:
             return False
         if _sorted < SORTED:
             _sorted += 1
             return False
-        if len(_call_counts) >= MOST_COUNTED:
-            _call_counts.clear()
-        forget = lambda _: _call_counts.pop(key, None)  # noqa: E731
-        met = _call_counts[key] = _CallCount(weakref.ref(edges.untyped_storage(), forget), version)
-    met.count += 1
+        if len(counts) >= MOST_COUNTED:
+            counts.clear()
+    counts[key] = count = counts.get(key, 0) + 1
     nnz, both = edges.shape[1], (m + n) * row
     more = FEATURE / 4 * row * (1 + (both > l2_bytes()) + 2 * (both > l3_bytes()))
-    return met.count <= min(MOST_SUMS, (SORT + SORT_EDGE * nnz) / (more * nnz))
+    return count <= min(MOST_SUMS, (SORT + SORT_EDGE * nnz) / (more * nnz))
 
 
 def _summed(
