@@ -20,7 +20,9 @@ for more than two: 0.60 to 0.78 with 16 features, 0.9 to 1.3 with more.
 (:func:`sparsetir.schedules.search.visit_orders.sorting_pays`): the mispredicted end of a row takes
 as long as its elements. Zen 5, one thread, float32, graphs of 20,000 to 60,000 rows with 2 to 6
 elements on average: with 4 and 8 features 0.35 to 0.75 of the time, with 16 0.43 to 0.8, with 32
-0.65 to 1.0; with 100,000 rows of 4, whose values are larger than the caches, 1.2 to 1.35.
+0.65 to 1.0; with 100,000 rows of 4, whose values are larger than the caches, 1.2 to 1.35. Sums
+without features are in slices (:class:`sparsetir.schedules.templates.spmv.SlicedRows`): 0.4 to 0.6
+of the time on graphs of 20,000 to 300,000 rows, 0.8 to 1.1 if nearly all rows are equally long.
 """
 
 from __future__ import annotations
@@ -32,19 +34,24 @@ from typing import Any, NamedTuple
 import tvm
 from tvm import ir, tirx
 
+from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.registers import feature_tile, sum_vectors
 from sparsetir.schedules.search.program_space import RowTileOfAnySize
 from sparsetir.schedules.search.shared_columns import SHARED, long_rows, shared_columns, tile_fits
 from sparsetir.schedules.search.visit_orders import CACHES, NARROW, VECTORS, WINDOW, sorting_pays
 from sparsetir.schedules.targets import l2_bytes, pool, vector_registers
+from sparsetir.schedules.templates.register_tile import packed_values
 from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED, RowTile
-from sparsetir.schedules.templates.shapes import ShapeError, row_reduction
-from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
+from sparsetir.schedules.templates.shapes import RowReduction, ShapeError, row_reduction, row_sum
+from sparsetir.schedules.templates.spmv import SlicedRows
+from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
+from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.schedule import Schedule
 
 BITS = 256  # the least of a vector for which panels were measured
 # The most features that tiles compute, as a multiple of those that there are.
 OVERLAP = 1.125
+SUMMED = ("float32", "float64")  # types of sums in slices
 PLACES = 8  # bytes of the column and the position of an element
 
 
@@ -52,7 +59,8 @@ class RowOrders(NamedTuple):
     """The orders of rows that a program can have, and the parameters that tell which one suits.
 
     indptr, indices : parameters
-    columns, features : parameters, or numbers
+    columns, features : parameters, or numbers; None for sums without features
+    dtype, idtype : of elements and of indices
     lanes : of a vector
     bytes : of an element
     wide : whether registers hold the sums of a panel for tiles of four vectors
@@ -61,14 +69,16 @@ class RowOrders(NamedTuple):
     indptr: str
     indices: str
     columns: str | int
-    features: str | int
+    features: str | int | None
+    dtype: str
+    idtype: str
     lanes: int
     bytes: int
     wide: bool
 
     def of_pattern(
         self, arguments: Mapping[str, Any], work: int
-    ) -> Callable[[int], RowTile | None] | None:
+    ) -> Callable[[int], RowTile | SlicedRows | None] | None:
         """The config for a number of features, or None for them; None for the order of the matrix.
 
         arguments : the index arrays and sizes among them
@@ -78,10 +88,22 @@ class RowOrders(NamedTuple):
         n = arguments.get(str(self.columns), self.columns)
         m, nnz = len(indptr) - 1, len(indices)
         if sorting_pays(m, n, nnz, 1, self.bytes, self.lanes):
+            if self.features is None:
+                return lambda _: self.in_slices(m, nnz, work)
             return partial(self.by_length, m, n, nnz, work)
+        if self.features is None:
+            return None
         if long_rows(m, n, nnz) and shared_columns(indptr, indices, n, ROWS_UNPACKED) >= SHARED:
             return lambda feat: self.in_panels(n, feat) if nnz * feat >= work else None
         return None
+
+    def in_slices(self, m: int, nnz: int, work: int) -> SlicedRows:
+        """Slices of rows by length."""
+        bits = self.lanes * self.bytes * 8
+        return SlicedRows.for_pattern(
+            Spmm(self.dtype, self.idtype), m, nnz, threads=pool(), work_of_threads=work,
+            vector_bits=bits, cache=l2_bytes(),
+        ).unpacked  # fmt: skip
 
     def by_length(self, m: int, n: int, nnz: int, work: int, feat: int) -> RowTile | None:
         """Rows by length, with the features compiled in; None if the order of the matrix is faster.
@@ -117,35 +139,60 @@ def row_orders(func: SparseFunc, target: Any) -> RowOrders | None:
     """The orders of rows that a program can have; None for a program of another shape.
 
     One reduction over rows of singly stored elements, in which features index the result and the
-    gathered operand alone, in one type of 32 or 64 bits.
+    gathered operand alone, in one type of 32 or 64 bits; or a sum of products without features.
     """
     if any(it.annotations for it in sparse_iterations(func)):
         return None
-    sch = Schedule(func)
-    try:
-        nest = row_reduction(sch, "row_orders")
-    except ShapeError:
-        return None
-    (column, *deeper), features = nest.columns, func.axis(nest.features.name)
-    axis, around = func.axis(column.name), [*nest.heads, *nest.inside, *deeper]
-    if around or nest.gathered is None or not nest.free:
-        return None
-    if axis.kind != "sparse_variable" or not axis.unique:
-        return None
-    along = {b.name for b in func.buffers if any(a.name == features.name for a in b.axes or ())}
-    dtype = tvm.DataType(nest.total)
-    same = nest.dtype == nest.total == str(func.buffer(nest.gathered).dtype)
     bits, registers = vector_registers(target)
-    if along != {nest.result, nest.gathered} or not same or dtype.bits not in (32, 64):
+    sums = row_sum_of(func)
+    if sums is not None:
+        nest, features = sums, None
+        operands = [b.dtype for b in func.buffers if b.handle is not None]
+        same = all(str(x) == nest.total in SUMMED for x in (nest.dtype, *operands))
+    else:
+        sch = Schedule(func)
+        try:
+            nest = row_reduction(sch, "row_orders")
+        except ShapeError:
+            return None
+        features = func.axis(nest.features.name)
+        others = [*nest.heads, *nest.inside, *nest.columns[1:]]
+        if others or nest.gathered is None or not nest.free:
+            return None
+        along = {b.name for b in func.buffers if any(a.name == features.name for a in b.axes or ())}
+        same = nest.dtype == nest.total == str(func.buffer(nest.gathered).dtype)
+        same = same and along == {nest.result, nest.gathered}
+    axis, dtype = func.axis(nest.columns[0].name), tvm.DataType(nest.total)
+    if axis.kind != "sparse_variable" or not axis.unique or not same:
         return None
-    if bits < BITS:
+    if dtype.bits not in (32, 64) or bits < BITS:
         return None
-    n, feat = _size(axis.length), _size(features.length)
-    if n is None or feat is None:
+    n, feat = _size(axis.length), None if features is None else _size(features.length)
+    if n is None or (feat is None) != (features is None):
         return None
     names = str(axis.indptr.name), str(axis.indices.name)
     wide = sum_vectors(registers) >= ROWS_UNPACKED * VECTORS
-    return RowOrders(*names, n, feat, bits // dtype.bits, dtype.bits // 8, wide)
+    types = nest.total, str(axis.idtype)
+    return RowOrders(*names, n, feat, *types, bits // dtype.bits, dtype.bits // 8, wide)
+
+
+def row_sum_of(func: SparseFunc) -> RowReduction | None:
+    """The loops of a row sum of products with a CSR matrix, such as SpMV, with at most iterations
+    over dense axes besides, such as a bias; None for another program."""
+    sch = Schedule(func)
+    try:
+        sums = row_sum(sch, "row_sum_of")
+    except ShapeError:
+        return None
+    (it,) = [it for it in sparse_iterations(func) if it.name == sums.iteration.name]
+    _, columns = it.axes
+    reduction = reduction_of(it.body)
+    if columns.kind != "sparse_variable" or not columns.unique or reduction is None:
+        return None
+    plain = (
+        reduction.operator == "sum" and not reduction.conditions and not nodes_of(ir.Call, it.body)
+    )
+    return sums if plain and len(packed_values(sch, sums)) == 1 else None
 
 
 def _size(size: Any) -> str | int | None:

@@ -14,7 +14,7 @@ from tvm import tirx
 from sparsetir.expressions.declarations import Key, PatternAxes
 from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
 from sparsetir.expressions.program import Program
-from sparsetir.expressions.row_sums import MOST_CHANGES, is_row_sum, slices_of
+from sparsetir.expressions.row_sums import MOST_CHANGES, slices_of
 from sparsetir.expressions.surrogates import reduction_to, surrogate
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import (
@@ -29,6 +29,7 @@ from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.assembled_levels import LevelsKernel, build_assembled
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.schedules.row_orders import row_sum_of
 from sparsetir.schedules.templates.spmv import SlicedRows, apply
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
 from sparsetir.sparse_ir.nodes import stores_of
@@ -56,7 +57,7 @@ class Unit(Program):
     @cached_property
     def sums_rows(self) -> bool:
         """Whether it is a row sum of products with one matrix."""
-        return is_row_sum(self.func)
+        return row_sum_of(self.func) is not None
 
     def sliced(self, config: SlicedRows) -> Kernel:
         """The kernel for a row sum with rows in slices."""

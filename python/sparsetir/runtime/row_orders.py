@@ -13,7 +13,7 @@ from sparsetir.runtime.kernel_cache import COMPILING, kept_kernel
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.pool import work_of_threads
 from sparsetir.schedules.row_orders import RowOrders
-from sparsetir.schedules.templates.row_tile import apply
+from sparsetir.schedules.templates import row_tile, spmv
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
@@ -25,6 +25,7 @@ def by_pattern(kernel: Kernel, func: SparseFunc, rows: RowOrders) -> ByPattern:
     def compiled(config: Any) -> Kernel:
         what = f"{tvm.ir.save_json(func)} {config!r}"
         with COMPILING:
+            apply = spmv.apply if isinstance(config, spmv.SlicedRows) else row_tile.apply
             stages = partial(lower, func, apply, config, target)
             return kept_kernel(lambda: what, target, stages)[0]
 
@@ -38,8 +39,9 @@ def by_pattern(kernel: Kernel, func: SparseFunc, rows: RowOrders) -> ByPattern:
             config = choose(feat)
             return None if config is None else compiled(config)
 
-        if isinstance(rows.features, int):
-            return lambda values, feat=rows.features: for_features(feat)
+        if not isinstance(rows.features, str):
+            feat = 1 if rows.features is None else rows.features
+            return lambda _: for_features(feat)
         place = names.index(rows.features)
         return lambda values: for_features(values[place])
 
