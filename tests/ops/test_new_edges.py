@@ -14,7 +14,7 @@ from sparsetir.sparse_ir.errors import StructureError
 @pytest.fixture(autouse=True)
 def from_the_first_on(monkeypatch):
     """Counts as in a process that has seen many patterns."""
-    monkeypatch.setattr(products, "_sorted", products.SORTED)
+    monkeypatch.setattr(products, "_sorted", products.PLANNED)
     monkeypatch.setattr(compress, "_left", 0)
 
 
@@ -211,6 +211,16 @@ def test_the_first_product_with_a_matrix_makes_no_plan(kind, dtype, planned):
             results.append(product(A, b))
             assert (len(planned) > before) == bool(count)
             torch.testing.assert_close(results[-1], dense.to_dense() @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_first_matrices_of_a_process_have_plans(planned, monkeypatch):
+    monkeypatch.setattr(products, "_sorted", 0)
+    b, counts = torch.randn(40, 8), []
+    for seed in range(products.PLANNED + 2):
+        A, coo = in_rows("csr", graph(30, 40, 200, seed), 30, 40, torch.randn(200))
+        torch.testing.assert_close(ops.spmm(A, b), coo.to_dense() @ b, rtol=1e-4, atol=1e-4)
+        counts.append(len(planned))
+    assert counts == [*range(1, products.PLANNED + 1), products.PLANNED, products.PLANNED]
 
 
 @pytest.mark.parametrize("kind", KINDS)

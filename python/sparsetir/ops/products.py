@@ -215,7 +215,7 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
     Notes
     -----
     Sums are in float32, for float64 in float64, and in the same order: on a CPU results are the
-    same in each run. Once a process has multiplied by some matrix, the first products with other
+    same in each run. Once a process has multiplied by some matrices, the first products with other
     edges visit them unsorted, and the first product with another matrix makes no plan, so that
     their last bits may differ from those of later products with the same matrix; not under
     `torch.use_deterministic_algorithms(True)`.
@@ -496,9 +496,9 @@ class _Product(torch.autograd.Function):
 SUMMED = (torch.float32, torch.float64)
 CPU = torch.device("cpu")
 MOST = 1 << 20  # edges; beyond, sorting pays as products then use all threads
-# Patterns that a process sorts at once: if there are no others, the kernel for unsorted edges is
-# not worth compiling.
-SORTED = 1
+# Patterns that a process sorts, or makes a plan for, at once: if there are no others, the kernel
+# for unsorted edges, or for all matrices in rows, is not worth compiling.
+SORTED, PLANNED = 1, 4
 # The time of sorting, by call and by edge, and the extra time of an unsorted sum, forward and
 # backward, by feature of an edge while B and C fit the L2 cache; nanoseconds on Zen 3.
 SORT, SORT_EDGE, FEATURE = 500_000, 25, 0.2
@@ -558,7 +558,8 @@ def _sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     if in_rows and wants_gradient(B):
         return None
     find = partial(known, A, n) if in_rows else partial(known_edges, edges, m, n)
-    if not _is_new(edges, find, 1 if in_rows else _most_sums(nnz, m + n, B)):
+    counts = (1, PLANNED) if in_rows else (_most_sums(nnz, m + n, B), SORTED)
+    if not _is_new(edges, find, *counts):
         return None
     options = {"dtype": dtype_name(B), "reduce": reduce, "heads": None, "target": target_of(CPU)}
     if may_be_recorded("spmm", (m, n), nnz, feat, **options):
@@ -593,7 +594,7 @@ def _rows_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Tenso
     fits = type(values) in PLAIN and values.shape == col.shape and _is_plain(values, (B.dtype,))
     if not fits or n != len(B) or not nnz * feat or wants_gradient(B, values):
         return None
-    if rowptr.dtype != col.dtype or not _is_new(col, lambda: known(A, n), 1):
+    if rowptr.dtype != col.dtype or not _is_new(col, lambda: known(A, n), 1, PLANNED):
         return None
     options = {"dtype": dtype_name(B), "reduce": reduce, "heads": None, "target": target_of(CPU)}
     if may_be_recorded("spmm", (m, n), nnz, feat, **options):
@@ -624,11 +625,12 @@ def _most_sums(nnz: int, nodes: int, b: Tensor) -> float:
     return min(MOST_SUMS, (SORT + SORT_EDGE * nnz) / (more * nnz))
 
 
-def _is_new(pattern: Tensor, find: Callable[[], object], most: float) -> bool:
+def _is_new(pattern: Tensor, find: Callable[[], object], most: float, prepared: int) -> bool:
     """Whether a pattern was seen at most `most` times, with this call, which is counted.
 
     pattern : the tensor that it is recognised by
     find : returns what is kept for it, or None
+    prepared : number of a process's first patterns that are prepared at once
     """
     global _sorted
     key = memory_key(pattern)
@@ -637,7 +639,7 @@ def _is_new(pattern: Tensor, find: Callable[[], object], most: float) -> bool:
     if met is None or met.storage() is None or met.version != version:
         if find() is not None:
             return False
-        if _sorted < SORTED:
+        if _sorted < prepared:
             _sorted += 1
             return False
         if len(_call_counts) >= MOST_COUNTED:
