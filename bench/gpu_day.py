@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.harness import chosen
+from bench.harness import chosen, cuda
 from bench.report import circumstances, table, write
 from bench.timing import progress
 
@@ -70,6 +70,8 @@ def steps(target: str, quick: bool, out: Path) -> list[Step]:
 
 def run(args: argparse.Namespace) -> None:
     """The command."""
+    if args.target == "cuda" and cuda() is None:
+        return
     args.out.mkdir(parents=True, exist_ok=True)
     todo = steps(args.target, args.quick, args.out)
     names = chosen("gpu_day", args.only, (s.name for s in todo))

@@ -21,7 +21,7 @@ MARKED = re.compile(r"(?<=<!-- operators -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 def table() -> str:
     """A row for each operator of the library."""
-    lines = ["| operator | | operands | result | reductions |", "|--|--|--|--|--|"]
+    lines = ["| operator | | operands | result | reductions or semirings |", "|--|--|--|--|--|"]
     records = [OPERATORS[name] for name in dict.fromkeys((*OPS, *sorted(OPERATORS)))]
     records = [record for record in records if record.reference is not None]  # no gradients
     several = sorted((*ALONG.values(), *OF_MATRICES.values()), key=lambda x: (x.on, x.name))

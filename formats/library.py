@@ -51,4 +51,4 @@ def refusal(
     if few and size <= MOST_BYTES:
         return None
     each = places / max(1, pattern.nnz)
-    return f"{size / 1e6:,.0f} MB, {each:,.1f} places for each element"
+    return f"{size / 1e6:,.0f} MB, {each:,.1f} slots per element"

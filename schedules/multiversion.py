@@ -32,7 +32,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.default import default_schedule, versions_by_size
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
-from sparsetir.schedules.passes.features_last import features_last
+from sparsetir.schedules.passes.features_last import features_last, result_last
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.lookups import Lookups, lookups
 from sparsetir.schedules.passes.nests import of_params
@@ -67,6 +67,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     flat_axes,
     sparse_iterations,
+    trip_counts,
 )
 from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
@@ -81,6 +82,9 @@ PACK_DEGREE = 28
 PACK_FEATURES = 64
 # Multiplications that take about as long as waking the other threads.
 WORK_OF_THREADS = 1 << 20
+# The least visits per row of a result with strided features for which a copy pays; one is enough if
+# features are a multiple of so many elements apart, which the L1 cache has few places for.
+RESULT_VISITS, SAME_SET = 4, 256
 # Elements that are put in a table in the time of a search in a row.
 SEARCH = 4
 # Bytes per row of a panel; the wider ones if all rows, or those reused soon, are in cache.
@@ -136,25 +140,34 @@ def _shape(ask: Callable[[Schedule, str], T], sch: Schedule) -> T | None:
 
 
 def _by_copies(func: SparseFunc, target: Any) -> dict[str, Any] | None:
-    """A version that first copies operands with strided features, for more visits than copies.
+    """A version that copies what has strided features, for more visits than copies.
 
-    None for a program without such operands, or with visits that no parameter counts.
+    None for a program without such arrays, or with visits that no parameter counts.
     """
-    copied = features_last(func)
+    if not isinstance(func.body, SparseIteration):
+        return None
+    result = result_last(func)
+    operands = features_last(func if result is None else result.func)
+    copied = operands or result
     if copied is None:
         return None
-    by_copies, rows, visited = copied
-    above = {x.name for axis in visited for x in axis.ancestors()[:-1]}
-    counts = _counts([axis for axis in visited if axis.name not in above])
+    above = {x.name for axis in copied.visited for x in axis.ancestors()[:-1]}
+    counts = _counts([axis for axis in copied.visited if axis.name not in above])
     if not counts:
         return None
-    sizes = [[axis.length for axis in axes] for axes in rows]
     lowered = lower_sparse_iter(func)
     in_place = default_schedule(lowered, target)
-    visits = prod(_lowered_sizes(counts, in_place))
-    copies = sum(prod(_lowered_sizes(of_one, in_place)) for of_one in sizes)
-    scheduled = default_schedule(lower_sparse_iter(by_copies), target)
-    done = either(visits >= copies, scheduled, in_place, ("copied", "strided"))
+
+    def count(sizes: list[Any]) -> Any:
+        return prod(_lowered_sizes(sizes, in_place), start=_int64(1))
+
+    least = sum(map(count, copied.rows), start=_int64(0))
+    if operands is None:
+        apart = tirx.floormod(count(copied.stride), _int64(SAME_SET))
+        same_set = tirx.EQ(apart, _int64(0))
+        least *= tirx.Select(same_set, _int64(1), _int64(RESULT_VISITS))
+    scheduled = default_schedule(lower_sparse_iter(copied.func), target)
+    done = either(count(counts) >= least, scheduled, in_place, ("copied", "strided"))
     return {"I": func, "II": lowered, "II scheduled": done}
 
 
@@ -180,18 +193,11 @@ def _by_owners(func: SparseFunc, scheduled: tirx.PrimFunc, work: int) -> tirx.Pr
     if owned is None:
         return scheduled
     by_owner, least = owned
-    factors = (_lowered_sizes(_visits(it), scheduled) for it in sparse_iterations(func))
+    counts = (trip_counts(flat_axes(it.axes)) for it in sparse_iterations(func))
+    factors = (_lowered_sizes(of_one, scheduled) for of_one in counts)
     visits = sum((prod(of_one, start=_int64(1)) for of_one in factors), start=_int64(0))
     many = tirx.all(*(visits >= x for x in (_int64(work), *_lowered_sizes(least, scheduled))))
     return either(many, by_owner, scheduled, ("owners", "one_thread"))
-
-
-def _visits(it: SparseIteration) -> list[Any]:
-    """Factors of the number of visits of an iteration."""
-    axes = flat_axes(it.axes)
-    above = {x.name for axis in axes if axis.is_variable for x in axis.ancestors()[:-1]}
-    sizes = [(axis.nnz, axis.nnz_cols, axis.length) for axis in axes if axis.name not in above]
-    return [next(size for size in of_axis if size is not None) for of_axis in sizes]
 
 
 def owners() -> int:
@@ -443,9 +449,7 @@ def _counts(axes: Sequence[Axis]) -> list[Any]:
     variable = [axis for axis in axes if axis.is_variable]
     if not any(axis.is_sparse for axis in axes) or len(variable) > 1:
         return []
-    above = {parent.name for axis in variable for parent in axis.ancestors()[:-1]}
-    sizes = [(axis.nnz, axis.nnz_cols, axis.length) for axis in axes if axis.name not in above]
-    return [next(size for size in of_axis if size is not None) for of_axis in sizes]
+    return trip_counts(axes)
 
 
 def _lowered_sizes(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:

@@ -93,6 +93,27 @@ def is_surjective(
     return met == len(limits) and analyzer.can_prove(length <= reach)
 
 
+def covered(
+    indices: Sequence[Any], lengths: Sequence[Any], extents: Mapping[Any, Any], analyzer: Any,
+    limits: Sequence[Any] = (),
+) -> list[Any] | None:  # fmt: skip
+    """The coordinates by which indices take all values of a box, or None if they may not.
+
+    extents : by coordinate
+    limits : as for :func:`is_surjective`, each of some coordinates of one index
+    """
+    used: list[Any] = []
+    left = [*limits]
+    for index, length in zip(indices, lengths, strict=True):
+        weights = affine(index).weights(extents)
+        mine = [x for x in left if weights is not None and set(x[0]) <= set(weights)]
+        if weights is None or not is_surjective(weights, extents, length, analyzer, mine):
+            return None
+        used += weights
+        left = [x for x in left if x not in mine]
+    return None if left or len(set(used)) < len(used) else used
+
+
 def is_injective(
     terms: Iterable[tuple[Any, int, int | None]],
     limits: Sequence[tuple[Mapping[Any, Any], int]] = (),

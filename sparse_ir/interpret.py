@@ -20,7 +20,6 @@ from sparsetir.sparse_ir.interpret_storage import Storage, Structure, Variable, 
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
-    FusedAxis,
     PartAxis,
     SparseBuffer,
     SparseFunc,
@@ -272,13 +271,9 @@ class _Interpreter(Evaluator):
             if above is not None and above.name in self.merged and above.name not in self.current:
                 return  # below an axis that does not store the coordinate
             outer = {name: self.current[name] for name in known if name in self.current}
-            if part is None or not isinstance(part.axis, FusedAxis):
+            if part is None:
                 parent = parent_position(here[0])
-                if part is None:
-                    places = self.structure.stored(here[0], parent)
-                else:
-                    places = self.structure.part(here[0], parent, part.by, parent_position(part.by))
-                for position, coordinate in places:
+                for position, coordinate in self.structure.stored(here[0], parent):
                     set_position(level, parent, position, coordinate)
                     visit(level + 1, stop, action)
             else:

@@ -88,22 +88,13 @@ class Structure:
             if coordinate >= 0:  # negative: a padded slot
                 yield position, coordinate
 
-    def part(self, axis: Axis, parent: int, by: Axis, part: int) -> Iterator[tuple[int, int]]:
-        """(position, coordinate) of each element in one part of what `axis` stores under a parent.
-
-        part : the position of the parent of `by`
-        """
-        first = int(self.indptr[axis.name][parent]) if axis.is_variable else 0
-        for position in self._positions(by, part):
-            coordinate = self.indices[axis.name][position] if axis.is_sparse else position - first
-            yield position, int(coordinate)
-
     def paths(self, axes: list[Axis], by: Axis, part: int) -> Iterator[list[tuple[int, int, int]]]:
         """(parent, position, coordinate) per axis, for each path of one part of the axes.
 
-        axes : a root, and further axes, each under the one before it
+        axes : each under the one before it
+        part : the position of the parent of `by`
         """
-        for at in self._positions(by, part):
+        for at in range(*self.indptr[by.name][part : part + 2].tolist()):
             path: list[tuple[int, int, int]] = []
             position = at
             for axis in reversed(axes):
@@ -118,9 +109,6 @@ class Structure:
                 position = parent
             if all(coordinate >= 0 for _, _, coordinate in path):
                 yield path
-
-    def _positions(self, by: Axis, part: int) -> range:
-        return range(*(int(p) for p in self.indptr[by.name][part : part + 2]))
 
     def find(self, name: str, parent: int, coordinate: int) -> int | None:
         """The first position of a coordinate on an axis; None if it is absent."""

@@ -641,6 +641,13 @@ def iterations_around(func: SparseFunc, it: SparseIteration) -> list[SparseItera
     return [other for other in sparse_iterations(func) if it.name in names_inside(other)]
 
 
+def trip_counts(axes: Sequence[Axis]) -> list[Any]:
+    """Factors of the trip count of loops over axes; of those under each other, of the lowest."""
+    above = {x.name for axis in axes if axis.is_variable for x in axis.ancestors()[:-1]}
+    sizes = [(axis.nnz, axis.nnz_cols, axis.length) for axis in axes if axis.name not in above]
+    return [next(size for size in of_axis if size is not None) for of_axis in sizes]
+
+
 def entry_name(node: Any) -> str:
     """The name of an entry in an iteration's list of axes: those of its axes joined by `_`."""
     return "_".join(axis.name for axis in flat_axes([node]))

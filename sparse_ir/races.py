@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.affine import affine, is_surjective
+from sparsetir.sparse_ir.affine import covered
 from sparsetir.sparse_ir.annotations import RESTORE
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
@@ -45,7 +45,6 @@ from sparsetir.sparse_ir.nodes import (
     loads_of,
     nodes_of,
     stores_of,
-    variables_of,
 )
 from sparsetir.sparse_ir.parallel import (
     constant_length,
@@ -213,16 +212,12 @@ class _Flow:
             return self._covers(stmt.body, [*coords, *stmt.axis_of()])
         if not isinstance(stmt, tirx.BufferStore) or not stmt.buffer.same_as(self.buf.var):
             return False
-        axis_of = {var: axis for axis, var, kind in coords if kind == "S"}
-        used: set[Any] = set()
-        for axis, index in zip(self.buf.axes or (), stmt.indices, strict=False):
-            if axis.kind != "dense_fixed":
-                return False  # its other rows are not stored
-            visited = _covering(index, axis, axis_of)
-            if visited is None or visited & used:
-                return False
-            used |= visited
-        return self.buf.axes is not None
+        axes = self.buf.axes
+        if axes is None or any(axis.kind != "dense_fixed" for axis in axes):
+            return False  # its other rows are not stored
+        dense = [(v, a) for a, v, kind in coords if (kind, a.kind) == ("S", "dense_fixed")]
+        extents, lengths = {v: a.length for v, a in dense}, [a.length for a in axes]
+        return covered(stmt.indices, lengths, extents, Analyzer()) is not None
 
 
 def _loads(parts: Iterable[Any], var: Any) -> list[Any]:
@@ -232,26 +227,3 @@ def _loads(parts: Iterable[Any], var: Any) -> list[Any]:
 def _has_visits(it: SparseIteration) -> bool:
     """Whether an iteration is known to have a visit."""
     return all(a.kind == "dense_fixed" and constant_length(a) for a in flat_axes(it.axes))
-
-
-def _covering(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | None:
-    """The coordinates by which an index covers each position of an axis; None if it does not.
-
-    Either the axis itself, or its tiles: `i0 * 64 + i1 * 16 + i2` with 1, 4 and 16 positions covers
-    all below 64.
-    """
-    if isinstance(index, ir.Var):
-        visited = axis_of.get(index)
-        return {index} if visited is not None and visited.name == axis.name else None
-    if constant_length(axis) == 1 and isinstance(index, tirx.IntImm):
-        return set() if int(index) == 0 else None
-    used = [v for v in variables_of(index) if v in axis_of]
-    extents = {v: axis_of[v].length for v in used}
-    if not used or any(axis_of[v].kind != "dense_fixed" for v in used):
-        return None
-    weights = affine(index).weights(used)
-    if weights is None or len(weights) < len(used):
-        return None
-    if not is_surjective(weights, extents, axis.length, Analyzer()):
-        return None
-    return set(used)

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import inspect
 import os
 import subprocess
 import tempfile
@@ -27,7 +28,7 @@ import tvm
 import tvm_ffi
 from tvm.tirx.build import codegen_build
 
-from sparsetir.schedules.passes import locals_on_stack
+from sparsetir.schedules.passes import consecutive_parts, locals_on_stack, row_offsets
 from sparsetir.schedules.passes.whole_workspaces import without_passes
 
 # Whether tests compile all kernels as users do: with LLVM's optimisations, and all versions.
@@ -35,6 +36,8 @@ AS_USERS = bool(os.environ.get("TESTS_AS_USERS"))
 FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "kernels"
 UNUSED = 14 * 24 * 3600  # seconds after which a file that no test asked for is removed
 OPTIMISATIONS = ("HoistIfThenElse", "InsertHoistIfThenElse", "CommonSubexprElim")  # of TVM
+# Our passes after TVM's own.
+OUR_PASSES = (consecutive_parts, locals_on_stack, row_offsets)
 ON_STACK = {"tir_pipeline": locals_on_stack.PIPELINE}  # the option of kernels for CPUs
 LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
 
@@ -144,7 +147,7 @@ def _linked(module: Any, folder: str) -> str | None:
 def key(mod: Any, target: Any, on_stack: bool = False) -> str:
     """A digest of everything that determines what `tvm.compile` writes.
 
-    on_stack : whether small buffers are kept on the stack, by a pass of ours
+    on_stack : whether our passes for CPUs follow TVM's
 
     TVM's hash of the functions leaves out names alone, of which messages have those of parameters.
     """
@@ -153,7 +156,7 @@ def key(mod: Any, target: Any, on_stack: bool = False) -> str:
         for gv, func in mod.functions.items()
     )
     number = tvm_ffi.structural_hash(mod)
-    ours = Path(locals_on_stack.__file__).read_text() if on_stack else ""
+    ours = "".join(inspect.getsource(p) for p in OUR_PASSES if on_stack)
     parts = (tvm.__version__, tvm_ffi.__version__, str(target), str(names), str(number), ours)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

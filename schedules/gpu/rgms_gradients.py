@@ -71,7 +71,7 @@ class GradientTiles(RelationalTiles):
     tile: tuple[int, int] = (32, 64)
 
     def _check_tile(self) -> None:
-        expect(self, "tile", is_pair(self.tile), "two numbers from 1 on")
+        expect(self, "tile", is_pair(self.tile), "two numbers of at least 1")
 
     @property
     def sums(self) -> tuple[int, int]:

@@ -39,8 +39,8 @@ class FusedNonzeros(GpuTiled):
     """The distribution of nonzeros and features over threads.
 
     threads : threads that share a nonzero, a power of two up to 32
-    groups : groups of `threads` in a thread block
-    work : nonzeros per group
+    groups : groups of `threads` in a thread block, of neighbouring nonzeros
+    work : nonzeros per group, `groups` apart
     Other fields as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
@@ -93,8 +93,12 @@ def apply(sch: Schedule, config: FusedNonzeros) -> None:
     elements = sch.positions(reduction.elements)
     # Past the last nonzero, and the last vector of features, the last ones are recomputed, so that
     # loads need no guards.
-    _, groups, work = sch.split(elements, [None, config.groups, config.work], tail="repeat")
+    # Neighbouring groups have neighbouring nonzeros: of one row, as a rule, and of one sector.
+    blocks, work, groups = sch.split(elements, [None, config.work, config.groups], tail="repeat")
     *_, threads, _ = feature_loops(sch, reduction.features, config, tail="repeat")
+    loops = sch.get_sp_iters(reduction.iteration)
+    heads, features = loops[: loops.index(blocks)], loops[loops.index(groups) + 1 :]
+    sch.sparse_reorder(reduction.iteration, [*heads, blocks, groups, work, *features])
     start, reduce, sums, write = sch.precompute(
         reduction.result, groups, [work], lanes=[threads], dtype=accumulator(reduction.dtype)
     )

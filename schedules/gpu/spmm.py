@@ -34,13 +34,14 @@ from sparsetir.schedules.gpu.features import (
     bound_rows,
     in_registers,
     occupy,
+    over_blocks,
     reads_of_elements,
     row_sums,
     vector_width,
 )
 from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
 from sparsetir.schedules.passes.nests import with_buffer
-from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 from sparsetir.schedules.template import SearchInput, Tried, around
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of
@@ -98,33 +99,23 @@ def apply(sch: Schedule, config: RowSplit) -> None:
     config.check_vector(reduction.dtype)
     bound_rows(sch, reduction)
     sums = row_sums(sch, reduction, config)
+    tiles, *heads, rows, threads = sch.get_sp_iters(reduction.iteration)
+    sch.sparse_reorder(reduction.iteration, [*heads, tiles, rows, threads])
+    over_blocks(sch, heads, tiles)
+    if config.rows_per_block > 1:
+        sch.parallelize(rows, "thread", per_block=config.rows_per_block)
+    else:
+        sch.parallelize(rows, "block")
+    sch.parallelize(threads, "thread")
     loops = sch.lower()
     for step in sums.scalars + sums.vectors:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in sums.vectors)
     block = f"{reduction.iteration.name}0"
     chunk = _cache_rows(loops, block, f"{sums.reduce.name}0") if config.row_cache else None
-    _bind(loops, block, config)
-    sch.rewrite(materialize_loop_kinds)
     sch.rewrite(opaque_row_index, block)
     occupy(sch, config, config.threads * config.rows_per_block)
     if chunk is not None:
         sch.rewrite(_in_chunks, chunk)
-
-
-def _bind(loops: Any, block: str, config: RowSplit) -> None:
-    """Map heads, tiles and rows to blocks, a block's rows and a row's threads to threads."""
-    tiles, *heads, rows, threads = loops.get_loops(loops.get_sblock(block))
-    inside = []
-    if config.rows_per_block > 1:
-        rows, in_block = loops.split(rows, [None, config.rows_per_block])
-        run_in_parallel(loops, in_block, "threadIdx.y")
-        inside = [in_block]
-    loops.reorder(tiles, *heads, rows, *inside, threads)
-    if heads:
-        run_in_parallel(loops, loops.fuse(*heads), "blockIdx.z")
-    run_in_parallel(loops, tiles, "blockIdx.y")
-    run_in_parallel(loops, rows, "blockIdx.x")
-    run_in_parallel(loops, threads, "threadIdx.x")
 
 
 def _cache_rows(loops: Any, rows: str, elements: str) -> int:

@@ -4,12 +4,12 @@
 each column part (`formats/hyb.py`), and each gets the form of the template for CSR: threads hold
 the features of a tile in registers, see `features.py`. A bucket's rows have 2^b slots, a constant,
 so that the loop over them is unrolled. A row of threads computes `work` >> b rows of bucket b in
-turn, so that all have about as many elements; then all buckets are fused into one launch. A
-preceding launch sets C to zero.
+turn, so that all have about as many elements; then all buckets are fused into one launch.
 
 Most rows are stored whole in one bucket, and written with plain stores. Rows longer than 2^k, and
 those with elements in several column parts, are stored in pieces, which are added to C atomically,
-once per piece and feature (see `sparse_ir/schedule/combine_row_pieces.py`).
+once per piece and feature (see `sparse_ir/schedule/combine_row_pieces.py`). A preceding launch sets
+these, and rows without elements, to zero.
 """
 
 from __future__ import annotations
@@ -185,9 +185,10 @@ def apply(sch: Schedule, config: HybRows) -> None:
     config.check_vector(pieces.first.dtype)
     parts = [row_sums(sch, part, config) for part in pieces.parts]
     shares = pieces.operator == "sum" and has_atomics("sum", pieces.first.dtype)
-    adds = sch.combine_row_pieces([p.write for p in parts], race="atomics" if shares else "ignore")
-    value, write = _first(sch, pieces.first, config)
-    scalars = [value, *adds, *(x for p in parts for x in p.scalars)]
+    writes, race = [p.write for p in parts], "atomics" if shares else "ignore"
+    adds = sch.combine_row_pieces(writes, race=race, covers=pieces.covers)
+    *value, write = _first(sch, pieces.first, config)
+    scalars = [*value, *adds, *(x for p in parts for x in p.scalars)]
     vectors = [write, *(x for p in parts for x in p.vectors)]
     loops = sch.lower()
     if adds:
@@ -195,7 +196,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
     for step in scalars + vectors:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
     first = f"{pieces.first.it.name}0"
-    _bind(loops, first, config.rows_per_block, 1)
+    _bind(loops, first, config.rows_per_block, 1, inner=0 if value else 2)
     names = []
     for part, steps in zip(pieces.parts, parts, strict=True):
         slots = int(sch.func.axis(part.columns[0].name).nnz_cols)
@@ -211,11 +212,13 @@ def apply(sch: Schedule, config: HybRows) -> None:
 
 
 def _first(sch: Schedule, first: Nest, config: HybRows) -> list[SparseIterationRef]:
-    """The iterations that set the result's initial values, in registers."""
+    """The iterations that set the result's initial values, in registers unless constant."""
     ref, handles = first.handles()
     *outer, features = handles.values()
     tiles, w, threads, lane = feature_loops(sch, features, config)
     sch.sparse_reorder(ref, [tiles, *outer, threads, w, lane])
+    if isinstance(first.store.value, tirx.FloatImm):
+        return [ref]
     return sch.precompute(first.result, threads, [w, lane])
 
 
@@ -246,10 +249,15 @@ def _unroll_slots(loops: Any, block: str, count: int) -> None:
 
 
 def _bind(
-    loops: Any, block: str, rows_per_block: int, rows_in_turn: int, race: str = "none"
-) -> None:
-    """Map rows and tiles to blocks and threads; `race` applies to the rows."""
-    tiles, *root, rows, threads = loops.get_loops(loops.get_sblock(block))
+    loops: Any, block: str, rows_per_block: int, rows_in_turn: int, race: str = "none",
+    inner: int = 0,
+) -> None:  # fmt: skip
+    """Map rows and tiles to blocks and threads.
+
+    race : that of the rows; inner : the number of loops over a thread's features around the block
+    """
+    around = loops.get_loops(loops.get_sblock(block))
+    tiles, *root, rows, threads = around[: len(around) - inner]
     blocks, in_turn, in_block = loops.split(rows, [None, rows_in_turn, rows_per_block])
     loops.reorder(tiles, *root, blocks, in_block, threads, in_turn)
     if not is_one(loops.get(tiles).extent):  # without this loop, a fused grid needs no division

@@ -77,6 +77,7 @@ class TensorCores(Tiled):
     stages : steps whose values and rows of B are in shared memory at a time
     depth : columns of a block per step; None: 32, or all. For SR-BCRS a step is a group
     vector : features per copy, at best 16 bytes, which divide the feature size
+    feat : feature size, a constant of the kernel; None: any multiple of `vector`
     """
 
     format: Format
@@ -85,12 +86,15 @@ class TensorCores(Tiled):
     stages: int = number(3, most=8)
     depth: int | None = number(None, optional=True)
     vector: int = number(8)
+    feat: int | None = number(None, optional=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         rows, columns = self._block()
         expect(self, "vector", self.vector in (1, 2, 4, 8, 16), "1, 2, 4, 8 or 16")
         expect(self, "tile", self.tile % self.vector == 0, f"a multiple of vector = {self.vector}")
+        fits = self.feat is None or self.feat % self.vector == 0
+        expect(self, "feat", fits, f"a multiple of vector = {self.vector}")
         warps = self.warps
         two = isinstance(warps, tuple) and len(warps) == 2 and min(warps) > 0
         expect(self, "warps", two and math.prod(warps) <= MAX_WARPS, f"two, {MAX_WARPS} together")
@@ -118,7 +122,7 @@ class TensorCores(Tiled):
 
     @classmethod
     def for_features(cls, fmt: Format, feat: int, dtype: str = "float16") -> TensorCores:
-        """A configuration for a format and a feature size.
+        """A configuration for a format and a feature size, which is a constant of the kernel.
 
         Each warp has up to 32 by 32 sums, or 32 by 64 for blocks of 64 rows and more; three stages,
         or as many as fit in shared memory.
@@ -132,14 +136,14 @@ class TensorCores(Tiled):
         deep = fmt.g if isinstance(fmt, SRBCRS) else math.gcd(DEPTH, int(getattr(fmt, "cols", 8)))
         size = (rows * (deep + PADDING) + deep * (tile + PADDING)) * item
         stages = max(1, min(3, MAX_SHARED // size))
-        return cls(fmt, tile, warps, stages, vector=vector)
+        return cls(fmt, tile, warps, stages, vector=vector, feat=feat)
 
     def tiles(self, feat: int) -> int:
-        """Tiles of a feature size; raises ScheduleError if `vector` does not divide it."""
-        if feat % self.vector:
+        """Tiles of a feature size; raises ScheduleError if the config does not support it."""
+        if feat % self.vector or self.feat not in (None, feat):
+            serves = self.feat or f"multiples of {self.vector}"
             raise ScheduleError(
-                f"{NAME}.tiles: argument 'feat': the config serves multiples of {self.vector} "
-                f"features, got {feat}"
+                f"{NAME}.tiles: argument 'feat': the config serves {serves} features, got {feat}"
             )
         return -(-feat // self.tile)
 
@@ -230,7 +234,9 @@ def apply(sch: Schedule, config: TensorCores) -> None:
     values, gathered, dtype = product_of_blocks(sch, shape, NAME, PRODUCTS)
     firsts = {it.name for it in sparse_iterations(sch.func)} - {shape.iteration.name}
     heads = [x for x in shape.heads if x not in shape.block]
-    if config.vector > 1:
+    if config.feat is not None:
+        sch.bound(shape.features, config.feat, "exact")
+    elif config.vector > 1:
         sch.bound(shape.features, config.vector, "multiple")
     tiles, features = sch.split(shape.features, [None, config.tile])
     *outer, terms = shape.columns

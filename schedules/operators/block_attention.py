@@ -17,26 +17,20 @@ elements has TOP = LSE = -infinity and gives zeros.
 (FlashAttention-2, Dao 2023, algorithm 1, over the blocks of SparseTIR's section 4.3.1.)
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, cast
-
-from tvm import tirx
-from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_at_least, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES
 from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule.facts import assume
+from sparsetir.sparse_ir.script.writer import Writer, cast, reduced, visited
 
 # Bits per word of a block's element mask.
 WORD = 16
+# The indices of a visit's elements.
+ELEMENTS = ("Q", "h io ii f"), ("K", "h jo ji f"), ("V", "h jo ji w")
 
 
 @dataclass(frozen=True)
@@ -60,11 +54,6 @@ class BlockAttention(Problem):
         expect_one_of(self, dtype=DTYPES)
 
 
-def is_element(bits: Any, place: Any) -> Any:
-    """The expression that bit `place % 16` of a word of a block's element mask is set."""
-    return ((T.cast(bits, "int32") >> (place % WORD)) & 1) != 0
-
-
 @memoized
 def program(problem: BlockAttention) -> SparseFunc:
     """The operator as a stage-I function.
@@ -74,90 +63,92 @@ def program(problem: BlockAttention) -> SparseFunc:
     lse : (heads, rows, block) in the accumulator's type
     scale : number of that type
     indptr : (rows + 1,) ; indices : (blocks,) columns of blocks, each once in a row
-    kind : (blocks,) the index in `bits` of each block's elements; callers check its range
+    kind : (blocks,) the index in `bits` of each block's elements, 0 for blocks with all elements;
+        callers check its range
     bits : (kinds, block, block / 16) int16: bit ii % 16 of [kind, ji, ii // 16] says whether
-        (ii, ji) of a block of this kind is an element
+        (ii, ji) of a block of this kind is an element; [0] is not read
 
     `rows` and `cols` count blocks of queries and of keys. Local buffers have the queries of a block
     as their last axis, so that a step does the same for neighbours, whether it sums over features
     or keys.
     """
-    dtype, acc, block = problem.dtype, problem.accumulator, problem.block
-    feat, width, number = problem.feat, problem.width, getattr(T, problem.accumulator)
-    zero, one, least = tirx.const(0.0, acc), tirx.const(1.0, acc), tirx.const(-math.inf, acc)
+    acc, score = problem.accumulator, "SCORE[ji, ii]"
+    write = begun("block_attention", problem)
+    write.buffer("out", "H IO II W", problem.dtype)
+    write.buffer("lse", "H IO II", acc)
+    write.local(acc, QUERY="F II", SCORE="JI II", TOTAL="W II")
+    write.local(acc, **dict.fromkeys(("TOP", "NEXT", "FADE", "SUM"), "II"))
+    query, key, value = (write.load(*at, acc) for at in ELEMENTS)
+    zero, one, least = (f"T.{acc}({x})" for x in (0, 1, '"-inf"'))
+    is_none = f"NEXT[ii] == {least}"
+    weighted = f"TOTAL[w, ii] / T.Select(SUM[ii] == {zero}, {one}, SUM[ii])"
+    keys = [
+        'T.sp_iter_attr({"ordered": 1})',  # each visit updates the running values
+        *summed("score", "JI II F", score, f"{key} * QUERY[f, ii]", acc),
+        *hidden(score, least),
+        *each("before", "II", "TOP[ii] = NEXT[ii]"),
+        *visited("top", "JI II", "RS", [f"NEXT[ii] = T.max(NEXT[ii], {score})"]),
+        *each("fade", "II", f"FADE[ii] = T.Select({is_none}, {one}, T.exp(TOP[ii] - NEXT[ii]))"),
+        *each(
+            "powers", "JI II", f"{score} = T.exp({score} - T.Select({is_none}, {zero}, NEXT[ii]))"
+        ),
+        *each("less", "II", "SUM[ii] = SUM[ii] * FADE[ii]"),
+        *visited("sum", "JI II", "RS", [f"SUM[ii] = SUM[ii] + {score}"]),
+        *each("shrink", "W II", "TOTAL[w, ii] = TOTAL[w, ii] * FADE[ii]"),
+        *summed("weigh", "W II JI", "TOTAL[w, ii]", f"{value} * {score}", acc, begins=False),
+    ]
+    rows = [
+        *each("query", "F II", f"QUERY[f, ii] = {query} * scale"),
+        *each("begin", "II", f"NEXT[ii] = {least}", f"SUM[ii] = {zero}"),
+        *each("clear", "W II", f"TOTAL[w, ii] = {zero}"),
+        *visited("keys", "JO", "R", keys),
+        *each("lse", "II", "LSE[h, io, ii] = NEXT[ii] + T.log(SUM[ii])"),
+        *each("write", "W II", f"OUT[h, io, ii, w] = {cast(weighted, acc, problem.dtype)}"),
+    ]
+    write.visit("rows", "H IO", "SS", rows)
+    return write.program(
+        "q k v out lse scale indptr indices kind bits heads rows cols blocks kinds"
+    )
 
-    @T.prim_func
-    def block_attention(
-        q: T.handle, k: T.handle, v: T.handle, out: T.handle, lse: T.handle, scale: number,
-        indptr: T.handle, indices: T.handle, kind: T.handle, bits: T.handle, heads: T.int32,
-        rows: T.int32, cols: T.int32, blocks: T.int32, kinds: T.int32,
-    ) -> None:  # fmt: skip
-        H = T.dense_fixed(heads)
-        IO = T.dense_fixed(rows)
-        JO = T.sparse_variable(IO, (cols, blocks), (indptr, indices))
-        II = T.dense_fixed(block)
-        JI = T.dense_fixed(block)
-        F = T.dense_fixed(feat)
-        W = T.dense_fixed(width)
-        KO = T.dense_fixed(cols)
-        KINDS = T.dense_fixed(kinds)
-        WORDS = T.dense_fixed(block // WORD)
-        Q = T.match_sparse_buffer(q, (H, IO, II, F), dtype)
-        K = T.match_sparse_buffer(k, (H, KO, JI, F), dtype)
-        V = T.match_sparse_buffer(v, (H, KO, JI, W), dtype)
-        OUT = T.match_sparse_buffer(out, (H, IO, II, W), dtype)
-        LSE = T.match_sparse_buffer(lse, (H, IO, II), acc)
-        KIND = T.match_sparse_buffer(kind, (IO, JO), "int32")
-        BITS = T.match_sparse_buffer(bits, (KINDS, JI, WORDS), "int16")
-        QUERY = T.alloc_sparse_buffer((F, II), acc, "local")
-        SCORE = T.alloc_sparse_buffer((JI, II), acc, "local")
-        TOTAL = T.alloc_sparse_buffer((W, II), acc, "local")
-        TOP = T.alloc_sparse_buffer((II,), acc, "local")
-        NEXT = T.alloc_sparse_buffer((II,), acc, "local")
-        FADE = T.alloc_sparse_buffer((II,), acc, "local")
-        SUM = T.alloc_sparse_buffer((II,), acc, "local")
-        with T.sp_iter([H, IO], "SS", "rows") as [h, io]:
-            with T.sp_iter([F, II], "SS", "query") as [f, ii]:
-                QUERY[f, ii] = T.cast(Q[h, io, ii, f], acc) * scale
-            with T.sp_iter([II], "S", "begin") as [ii]:
-                NEXT[ii] = least
-                SUM[ii] = zero
-            with T.sp_iter([W, II], "SS", "clear") as [w, ii]:
-                TOTAL[w, ii] = zero
-            with T.sp_iter([JO], "R", "keys") as [jo]:
-                T.sp_iter_attr({"ordered": 1})  # each visit updates the running values
-                with T.sp_iter([JI, II, F], "SSR", "score") as [ji, ii, f]:
-                    with T.init():
-                        SCORE[ji, ii] = zero
-                    SCORE[ji, ii] = SCORE[ji, ii] + T.cast(K[h, jo, ji, f], acc) * QUERY[f, ii]
-                with T.sp_iter([JI, II], "SS", "hide") as [ji, ii]:
-                    SCORE[ji, ii] = T.Select(
-                        is_element(BITS[KIND[io, jo], ji, ii // WORD], ii), SCORE[ji, ii], least
-                    )
-                with T.sp_iter([II], "S", "before") as [ii]:
-                    TOP[ii] = NEXT[ii]
-                with T.sp_iter([JI, II], "RS", "top") as [ji, ii]:
-                    NEXT[ii] = tirx.max(NEXT[ii], SCORE[ji, ii])
-                with T.sp_iter([II], "S", "fade") as [ii]:
-                    FADE[ii] = T.Select(NEXT[ii] == least, one, T.exp(TOP[ii] - NEXT[ii]))
-                with T.sp_iter([JI, II], "SS", "powers") as [ji, ii]:
-                    SCORE[ji, ii] = T.exp(
-                        SCORE[ji, ii] - T.Select(NEXT[ii] == least, zero, NEXT[ii])
-                    )
-                with T.sp_iter([II], "S", "less") as [ii]:
-                    SUM[ii] = SUM[ii] * FADE[ii]
-                with T.sp_iter([JI, II], "RS", "sum") as [ji, ii]:
-                    SUM[ii] = SUM[ii] + SCORE[ji, ii]
-                with T.sp_iter([W, II], "SS", "shrink") as [w, ii]:
-                    TOTAL[w, ii] = TOTAL[w, ii] * FADE[ii]
-                with T.sp_iter([W, II, JI], "SSR", "weigh") as [w, ii, ji]:
-                    TOTAL[w, ii] = TOTAL[w, ii] + T.cast(V[h, jo, ji, w], acc) * SCORE[ji, ii]
-            with T.sp_iter([II], "S", "lse") as [ii]:
-                LSE[h, io, ii] = NEXT[ii] + T.log(SUM[ii])
-            with T.sp_iter([W, II], "SS", "write") as [w, ii]:
-                OUT[h, io, ii, w] = T.cast(
-                    TOTAL[w, ii] / T.Select(SUM[ii] == zero, one, SUM[ii]), dtype
-                )
 
-    func, _ = assume(cast(Any, block_attention), "coordinates", buffer="KIND", axis="KINDS")
-    return func
+def begun(name: str, problem: BlockAttention, keys: bool = False) -> Writer:
+    """A function with the axes, operands and mask of attention.
+
+    keys : whether the mask is transposed: its rows of blocks are of keys
+    """
+    rows, columns, other = ("JO", "IO", "QO") if keys else ("IO", "JO", "KO")
+    queries, cols = (other, rows) if keys else (rows, other)
+    write = Writer(name)
+    write.dense(H="heads", **{rows: "rows"})
+    write.variable(columns, rows, "cols", "blocks", "indptr", "indices")
+    write.dense(II=problem.block, JI=problem.block, F=problem.feat, W=problem.width)
+    write.dense(**{other: "cols"}, KINDS="kinds", WORDS=problem.block // WORD)
+    for array, axes in (("q", f"{queries} II F"), ("k", f"{cols} JI F"), ("v", f"{cols} JI W")):
+        write.buffer(array, f"H {axes}", problem.dtype)
+    write.buffer("kind", f"{rows} {columns}", "int32")
+    write.buffer("bits", f"KINDS {'II' if keys else 'JI'} WORDS", "int16")
+    write.fact("coordinates", buffer="KIND", axis="KINDS")
+    write.number("scale", problem.accumulator)
+    return write
+
+
+def each(name: str, axes: str, *lines: str) -> list[str]:
+    """A step for each coordinate."""
+    return visited(name, axes, "S" * len(axes.split()), lines)
+
+
+def summed(name: str, axes: str, out: str, term: str, acc: str, begins: bool = True) -> list[str]:
+    """A step that sums a term over the last of three axes; begins : or adds the sums to `out`."""
+    return visited(name, axes, "SSR", reduced("sum", out, term, acc, acc)[0 if begins else 2 :])
+
+
+def hidden(score: str, instead: str, keys: bool = False) -> list[str]:
+    """A step that replaces scores where the mask has no element; keys : as for :func:`begun`."""
+    kind, at, axes = (
+        ("KIND[jo, io]", "ii ji", "II JI") if keys else ("KIND[io, jo]", "ji ii", "JI II")
+    )
+    row, bit = at.split()
+    word = f"BITS[{kind}, {row}, {bit} // {WORD}]"
+    element = f'((T.cast({word}, "int32") >> ({bit} % {WORD})) & 1) != 0'
+    line = f"{score} = T.Select({element}, {score}, {instead})"
+    return each("hide", axes, f"if {kind} != 0:", f"    {line}")

@@ -12,21 +12,23 @@ Sums over j run over the rows of blocks, sums over i over those of the transpose
 is accumulated by one visit. (FlashAttention-2, Dao 2023, algorithm 2.)
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
 
-from tvm import tirx
-from tvm.script import sparse_tir as T
-
-from sparsetir.schedules.operators.block_attention import WORD, BlockAttention, is_element
+from sparsetir.schedules.operators.block_attention import (
+    ELEMENTS,
+    BlockAttention,
+    begun,
+    each,
+    hidden,
+    summed,
+)
 from sparsetir.schedules.operators.problems import memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule.facts import assume
+from sparsetir.sparse_ir.script.writer import cast, visited
+
+PARAMS = "q k v grad lse delta dq dk dv scale indptr indices kind bits heads rows cols blocks kinds"
 
 
 @dataclass(frozen=True)
@@ -54,145 +56,72 @@ def program(problem: BlockAttentionBackward) -> SparseFunc:
 
 
 def _queries(problem: BlockAttentionBackward) -> SparseFunc:
-    dtype, acc, block = problem.dtype, problem.accumulator, problem.block
-    feat, width, number = problem.feat, problem.width, getattr(T, problem.accumulator)
-    zero = tirx.const(0.0, acc)
-
-    @T.prim_func
-    def block_attention_dq(
-        q: T.handle, k: T.handle, v: T.handle, grad: T.handle, lse: T.handle, delta: T.handle,
-        dq: T.handle, scale: number, indptr: T.handle, indices: T.handle, kind: T.handle,
-        bits: T.handle, heads: T.int32, rows: T.int32, cols: T.int32,
-        blocks: T.int32, kinds: T.int32,
-    ) -> None:  # fmt: skip
-        H = T.dense_fixed(heads)
-        IO = T.dense_fixed(rows)
-        JO = T.sparse_variable(IO, (cols, blocks), (indptr, indices))
-        II = T.dense_fixed(block)
-        JI = T.dense_fixed(block)
-        F = T.dense_fixed(feat)
-        W = T.dense_fixed(width)
-        KO = T.dense_fixed(cols)
-        KINDS = T.dense_fixed(kinds)
-        WORDS = T.dense_fixed(block // WORD)
-        Q = T.match_sparse_buffer(q, (H, IO, II, F), dtype)
-        K = T.match_sparse_buffer(k, (H, KO, JI, F), dtype)
-        V = T.match_sparse_buffer(v, (H, KO, JI, W), dtype)
-        G = T.match_sparse_buffer(grad, (H, IO, II, W), dtype)
-        LSE = T.match_sparse_buffer(lse, (H, IO, II), acc)
-        DELTA = T.match_sparse_buffer(delta, (H, IO, II), acc)
-        DQ = T.match_sparse_buffer(dq, (H, IO, II, F), dtype)
-        KIND = T.match_sparse_buffer(kind, (IO, JO), "int32")
-        BITS = T.match_sparse_buffer(bits, (KINDS, JI, WORDS), "int16")
-        QUERY = T.alloc_sparse_buffer((F, II), acc, "local")
-        GRAD = T.alloc_sparse_buffer((W, II), acc, "local")
-        SCORE = T.alloc_sparse_buffer((JI, II), acc, "local")
-        DSCORE = T.alloc_sparse_buffer((JI, II), acc, "local")
-        TOTAL = T.alloc_sparse_buffer((F, II), acc, "local")
-        with T.sp_iter([H, IO], "SS", "rows") as [h, io]:
-            with T.sp_iter([F, II], "SS", "query") as [f, ii]:
-                QUERY[f, ii] = T.cast(Q[h, io, ii, f], acc) * scale
-            with T.sp_iter([W, II], "SS", "grad") as [w, ii]:
-                GRAD[w, ii] = T.cast(G[h, io, ii, w], acc)
-            with T.sp_iter([F, II], "SS", "clear") as [f, ii]:
-                TOTAL[f, ii] = zero
-            with T.sp_iter([JO], "R", "keys") as [jo]:
-                with T.sp_iter([JI, II, F], "SSR", "score") as [ji, ii, f]:
-                    with T.init():
-                        SCORE[ji, ii] = zero
-                    SCORE[ji, ii] = SCORE[ji, ii] + T.cast(K[h, jo, ji, f], acc) * QUERY[f, ii]
-                with T.sp_iter([JI, II, W], "SSR", "dweight") as [ji, ii, w]:
-                    with T.init():
-                        DSCORE[ji, ii] = zero
-                    DSCORE[ji, ii] = DSCORE[ji, ii] + T.cast(V[h, jo, ji, w], acc) * GRAD[w, ii]
-                with T.sp_iter([JI, II], "SS", "dscore") as [ji, ii]:
-                    DSCORE[ji, ii] = T.Select(
-                        is_element(BITS[KIND[io, jo], ji, ii // WORD], ii),
-                        T.exp(SCORE[ji, ii] - LSE[h, io, ii]) * (DSCORE[ji, ii] - DELTA[h, io, ii]),
-                        zero,
-                    )
-                with T.sp_iter([F, II, JI], "SSR", "weigh") as [f, ii, ji]:
-                    TOTAL[f, ii] = TOTAL[f, ii] + T.cast(K[h, jo, ji, f], acc) * DSCORE[ji, ii]
-            with T.sp_iter([F, II], "SS", "write") as [f, ii]:
-                DQ[h, io, ii, f] = T.cast(TOTAL[f, ii] * scale, dtype)
-
-    func, _ = assume(cast(Any, block_attention_dq), "coordinates", buffer="KIND", axis="KINDS")
-    return func
+    acc, score, dscore = problem.accumulator, "SCORE[ji, ii]", "DSCORE[ji, ii]"
+    write = begun("block_attention_dq", problem)
+    write.buffer("grad", "H IO II W", problem.dtype, "G")
+    write.buffer("lse", "H IO II", acc)
+    write.buffer("delta", "H IO II", acc)
+    write.buffer("dq", "H IO II F", problem.dtype)
+    write.local(acc, QUERY="F II", GRAD="W II", SCORE="JI II", DSCORE="JI II", TOTAL="F II")
+    query, key, value = (write.load(*at, acc) for at in ELEMENTS)
+    keys = [
+        *summed("score", "JI II F", score, f"{key} * QUERY[f, ii]", acc),
+        *summed("dweight", "JI II W", dscore, f"{value} * GRAD[w, ii]", acc),
+        *each(
+            "dscore", "JI II",
+            f"{dscore} = T.exp({score} - LSE[h, io, ii]) * ({dscore} - DELTA[h, io, ii])",
+        ),
+        *hidden(dscore, f"T.{acc}(0)"),
+        *summed("weigh", "F II JI", "TOTAL[f, ii]", f"{key} * {dscore}", acc, begins=False),
+    ]  # fmt: skip
+    rows = [
+        *each("query", "F II", f"QUERY[f, ii] = {query} * scale"),
+        *each("grad", "W II", f"GRAD[w, ii] = {write.load('G', 'h io ii w', acc)}"),
+        *each("clear", "F II", f"TOTAL[f, ii] = T.{acc}(0)"),
+        *visited("keys", "JO", "R", keys),
+        *each(
+            "write",
+            "F II",
+            f"DQ[h, io, ii, f] = {cast('TOTAL[f, ii] * scale', acc, problem.dtype)}",
+        ),
+    ]
+    write.visit("rows", "H IO", "SS", rows)
+    return write.program(PARAMS)
 
 
 def _keys(problem: BlockAttentionBackward) -> SparseFunc:
     """The gradients of K and V; JO, the transposed mask's rows of blocks, are of keys."""
-    dtype, acc, block = problem.dtype, problem.accumulator, problem.block
-    feat, width, number = problem.feat, problem.width, getattr(T, problem.accumulator)
-    zero = tirx.const(0.0, acc)
-
-    @T.prim_func
-    def block_attention_dkv(
-        q: T.handle, k: T.handle, v: T.handle, grad: T.handle, lse: T.handle, delta: T.handle,
-        dk: T.handle, dv: T.handle, scale: number, indptr: T.handle, indices: T.handle,
-        kind: T.handle, bits: T.handle, heads: T.int32, rows: T.int32,
-        cols: T.int32, blocks: T.int32, kinds: T.int32,
-    ) -> None:  # fmt: skip
-        H = T.dense_fixed(heads)
-        JO = T.dense_fixed(rows)
-        IO = T.sparse_variable(JO, (cols, blocks), (indptr, indices))
-        II = T.dense_fixed(block)
-        JI = T.dense_fixed(block)
-        F = T.dense_fixed(feat)
-        W = T.dense_fixed(width)
-        QO = T.dense_fixed(cols)
-        KINDS = T.dense_fixed(kinds)
-        WORDS = T.dense_fixed(block // WORD)
-        Q = T.match_sparse_buffer(q, (H, QO, II, F), dtype)
-        K = T.match_sparse_buffer(k, (H, JO, JI, F), dtype)
-        V = T.match_sparse_buffer(v, (H, JO, JI, W), dtype)
-        G = T.match_sparse_buffer(grad, (H, QO, II, W), dtype)
-        LSE = T.match_sparse_buffer(lse, (H, QO, II), acc)
-        DELTA = T.match_sparse_buffer(delta, (H, QO, II), acc)
-        DK = T.match_sparse_buffer(dk, (H, JO, JI, F), dtype)
-        DV = T.match_sparse_buffer(dv, (H, JO, JI, W), dtype)
-        KIND = T.match_sparse_buffer(kind, (JO, IO), "int32")
-        BITS = T.match_sparse_buffer(bits, (KINDS, II, WORDS), "int16")
-        KEY = T.alloc_sparse_buffer((F, JI), acc, "local")
-        VALUE = T.alloc_sparse_buffer((W, JI), acc, "local")
-        WEIGHT = T.alloc_sparse_buffer((II, JI), acc, "local")
-        DSCORE = T.alloc_sparse_buffer((II, JI), acc, "local")
-        KEYS = T.alloc_sparse_buffer((F, JI), acc, "local")
-        VALUES = T.alloc_sparse_buffer((W, JI), acc, "local")
-        with T.sp_iter([H, JO], "SS", "columns") as [h, jo]:
-            with T.sp_iter([F, JI], "SS", "key") as [f, ji]:
-                KEY[f, ji] = T.cast(K[h, jo, ji, f], acc) * scale
-            with T.sp_iter([W, JI], "SS", "value") as [w, ji]:
-                VALUE[w, ji] = T.cast(V[h, jo, ji, w], acc)
-            with T.sp_iter([F, JI], "SS", "clear_keys") as [f, ji]:
-                KEYS[f, ji] = zero
-            with T.sp_iter([W, JI], "SS", "clear_values") as [w, ji]:
-                VALUES[w, ji] = zero
-            with T.sp_iter([IO], "R", "queries") as [io]:
-                with T.sp_iter([II, JI, F], "SSR", "score") as [ii, ji, f]:
-                    with T.init():
-                        WEIGHT[ii, ji] = zero
-                    WEIGHT[ii, ji] = WEIGHT[ii, ji] + T.cast(Q[h, io, ii, f], acc) * KEY[f, ji]
-                with T.sp_iter([II, JI], "SS", "weight") as [ii, ji]:
-                    WEIGHT[ii, ji] = T.Select(
-                        is_element(BITS[KIND[jo, io], ii, ji // WORD], ji),
-                        T.exp(WEIGHT[ii, ji] - LSE[h, io, ii]),
-                        zero,
-                    )
-                with T.sp_iter([W, JI, II], "SSR", "add_values") as [w, ji, ii]:
-                    VALUES[w, ji] = VALUES[w, ji] + T.cast(G[h, io, ii, w], acc) * WEIGHT[ii, ji]
-                with T.sp_iter([II, JI, W], "SSR", "dweight") as [ii, ji, w]:
-                    with T.init():
-                        DSCORE[ii, ji] = zero
-                    DSCORE[ii, ji] = DSCORE[ii, ji] + T.cast(G[h, io, ii, w], acc) * VALUE[w, ji]
-                with T.sp_iter([II, JI], "SS", "dscore") as [ii, ji]:
-                    DSCORE[ii, ji] = WEIGHT[ii, ji] * (DSCORE[ii, ji] - DELTA[h, io, ii])
-                with T.sp_iter([F, JI, II], "SSR", "add_keys") as [f, ji, ii]:
-                    KEYS[f, ji] = KEYS[f, ji] + T.cast(Q[h, io, ii, f], acc) * DSCORE[ii, ji]
-            with T.sp_iter([F, JI], "SS", "write_keys") as [f, ji]:
-                DK[h, jo, ji, f] = T.cast(KEYS[f, ji] * scale, dtype)
-            with T.sp_iter([W, JI], "SS", "write_values") as [w, ji]:
-                DV[h, jo, ji, w] = T.cast(VALUES[w, ji], dtype)
-
-    func, _ = assume(cast(Any, block_attention_dkv), "coordinates", buffer="KIND", axis="KINDS")
-    return func
+    dtype, acc = problem.dtype, problem.accumulator
+    weight, dscore = "WEIGHT[ii, ji]", "DSCORE[ii, ji]"
+    write = begun("block_attention_dkv", problem, keys=True)
+    write.buffer("grad", "H QO II W", dtype, "G")
+    write.buffer("lse", "H QO II", acc)
+    write.buffer("delta", "H QO II", acc)
+    write.buffer("dk", "H JO JI F", dtype)
+    write.buffer("dv", "H JO JI W", dtype)
+    write.local(acc, KEY="F JI", VALUE="W JI", WEIGHT="II JI", DSCORE="II JI")
+    write.local(acc, KEYS="F JI", VALUES="W JI")
+    query, key, value = (write.load(*at, acc) for at in ELEMENTS)
+    grad = write.load("G", "h io ii w", acc)
+    queries = [
+        *summed("score", "II JI F", weight, f"{query} * KEY[f, ji]", acc),
+        *each("weight", "II JI", f"{weight} = T.exp({weight} - LSE[h, io, ii])"),
+        *hidden(weight, f"T.{acc}(0)", keys=True),
+        *summed("add_values", "W JI II", "VALUES[w, ji]", f"{grad} * {weight}", acc, begins=False),
+        *summed("dweight", "II JI W", dscore, f"{grad} * VALUE[w, ji]", acc),
+        *each("dscore", "II JI", f"{dscore} = {weight} * ({dscore} - DELTA[h, io, ii])"),
+        *summed("add_keys", "F JI II", "KEYS[f, ji]", f"{query} * {dscore}", acc, begins=False),
+    ]
+    columns = [
+        *each("key", "F JI", f"KEY[f, ji] = {key} * scale"),
+        *each("value", "W JI", f"VALUE[w, ji] = {value}"),
+        *each("clear_keys", "F JI", f"KEYS[f, ji] = T.{acc}(0)"),
+        *each("clear_values", "W JI", f"VALUES[w, ji] = T.{acc}(0)"),
+        *visited("queries", "IO", "R", queries),
+        *each(
+            "write_keys", "F JI", f"DK[h, jo, ji, f] = {cast('KEYS[f, ji] * scale', acc, dtype)}"
+        ),
+        *each("write_values", "W JI", f"DV[h, jo, ji, w] = {cast('VALUES[w, ji]', acc, dtype)}"),
+    ]
+    write.visit("columns", "H JO", "SS", columns)
+    return write.program(PARAMS)

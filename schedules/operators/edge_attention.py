@@ -5,21 +5,17 @@ of a row, their softmax and the weighted sum are computed together while all of 
 row without elements gives zeros. (Sparse attention, SparseTIR section 4.3.1.)
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from tvm import tirx
-from tvm.script import sparse_tir as T
-
+from sparsetir.schedules.operators.edge_softmax import powers
 from sparsetir.schedules.operators.operands import Operator, register
-from sparsetir.schedules.operators.problems import Problem, greater, memoized
+from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.writer import Writer, reduced, visited
 
 
 @dataclass(frozen=True)
@@ -35,9 +31,9 @@ class EdgeAttention(Problem):
     idtype: str = "int32"
     heads_first: bool = False
 
-    def at(self, node: Any, head: Any) -> list[Any]:
-        """The first dimensions of an operand, or an element's indices in these."""
-        return [head, node] if self.heads_first else [node, head]
+    def at(self, node: str, head: str, feature: str) -> list[str]:
+        """The dimensions of an operand, or an element's indices in these."""
+        return [head, node, feature] if self.heads_first else [node, head, feature]
 
 
 @memoized
@@ -50,64 +46,32 @@ def program(problem: EdgeAttention) -> SparseFunc:
     scale : number of that type
     indptr : (m + 1,) ; indices : (nnz,) columns in any order
     """
-    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
-    size, number = getattr(T, idtype), getattr(T, acc)
-    zero, one, least = tirx.const(0.0, acc), tirx.const(1.0, acc), tirx.const(-math.inf, acc)
-    nothing = tirx.const(0.0, dtype)
-
-    def element(operand: Any, node: Any, head: Any, feature: Any) -> Any:
-        return T.cast(operand[(*problem.at(node, head), feature)], acc)
-
-    @T.prim_func
-    def edge_attention(
-        q: T.handle, k: T.handle, v: T.handle, out: T.handle, scores: T.handle, scale: number,
-        indptr: T.handle, indices: T.handle,
-        m: size, n: size, nnz: size, heads: size, feat: size, width: size,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        N = T.dense_fixed(n, idtype)
-        H = T.dense_fixed(heads, idtype)
-        F = T.dense_fixed(feat, idtype)
-        W = T.dense_fixed(width, idtype)
-        Q = T.match_sparse_buffer(q, [*problem.at(I, H), F], dtype)
-        K = T.match_sparse_buffer(k, [*problem.at(N, H), F], dtype)
-        V = T.match_sparse_buffer(v, [*problem.at(N, H), W], dtype)
-        OUT = T.match_sparse_buffer(out, [*problem.at(I, H), W], dtype)
-        SCORES = T.match_sparse_buffer(scores, (H, I, J), acc)
-        TOP = T.alloc_sparse_buffer((), acc, "local")
-        TOTAL = T.alloc_sparse_buffer((), acc, "local")
-        INVERSE = T.alloc_sparse_buffer((), acc, "local")
-        with T.sp_iter([I, H], "SS", "rows") as [i, h]:
-            with T.sp_iter([J, F], "SR", "score") as [j, f]:
-                with T.init():
-                    SCORES[h, i, j] = zero
-                query = T.meta_var(element(Q, i, h, f))
-                key = T.meta_var(element(K, j, h, f))
-                SCORES[h, i, j] = SCORES[h, i, j] + query * key * scale
-            with T.sp_iter([J], "R", "top") as [j]:
-                with T.init():
-                    TOP[()] = least
-                TOP[()] = greater(TOP[()], SCORES[h, i, j])
-            with T.sp_iter([J], "S", "powers") as [j]:
-                SCORES[h, i, j] = T.exp(SCORES[h, i, j] - TOP[()])
-            with T.sp_iter([J], "R", "total") as [j]:
-                with T.init():
-                    TOTAL[()] = zero
-                TOTAL[()] = TOTAL[()] + SCORES[h, i, j]
-            INVERSE[()] = one / T.Select(TOTAL[()] == zero, one, TOTAL[()])
-            with T.sp_iter([W, J], "SR", "weigh") as [w, j]:
-                first = T.meta_var(problem.at(i, h)[0])
-                second = T.meta_var(problem.at(i, h)[1])
-                value = T.meta_var(element(V, j, h, w))
-                with T.init():
-                    OUT[first, second, w] = nothing
-                OUT[first, second, w] = T.cast(
-                    T.cast(OUT[first, second, w], acc) + SCORES[h, i, j] * value * INVERSE[()],
-                    dtype,
-                )
-
-    return cast(Any, edge_attention)
+    dtype, acc, score = problem.dtype, problem.accumulator, "SCORES[h, i, j]"
+    write = Writer("edge_attention", problem.idtype)
+    write.dense(I="m")
+    write.variable("J", "I", "n", "nnz", "indptr", "indices")
+    write.dense(N="n", H="heads", F="feat", W="width")
+    for array, node, feature in (*("qIF", "kNF", "vNW"), ("out", "I", "W")):
+        write.buffer(array, problem.at(node, "H", feature), dtype)
+    write.buffer("scores", "H I J", acc)
+    write.number("scale", acc)
+    write.local(acc, TOP="", TOTAL="", INVERSE="")
+    query, key, value = (
+        write.load(name, problem.at(node, "h", feature), acc)
+        for name, node, feature in ("Qif", "Kjf", "Vjw")
+    )
+    out, one = write.load("OUT", problem.at("i", "h", "w")), f"T.{acc}(1)"
+    products = reduced("sum", score, f"{query} * {key} * scale", acc, acc)
+    weighted = f"{score} * {value} * INVERSE[()]"
+    steps = [
+        *visited("score", "J F", "SR", products),
+        *powers(score, score, acc),
+        f"INVERSE[()] = {one} / T.Select(TOTAL[()] == T.{acc}(0), {one}, TOTAL[()])",
+        *visited("weigh", "W J", "SR", reduced("sum", out, weighted, acc, dtype, f"T.{dtype}(0)")),
+    ]
+    write.visit("rows", "I H", "SS", steps)
+    sizes = "m n nnz heads feat width"
+    return write.program(f"q k v out scores scale indptr indices {sizes}")
 
 
 def fit(

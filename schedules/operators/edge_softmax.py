@@ -4,23 +4,17 @@ Y[b, e, h] = exp(X[b, e, h] - top) / total, with the maximum and the sum over th
 row, for each head: h or b.
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
-
-from tvm import tirx
-from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.names import SOFTMAX
 from sparsetir.schedules.operators.operands import Operator, register
-from sparsetir.schedules.operators.problems import Problem, greater, memoized, with_parameters
+from sparsetir.schedules.operators.problems import Problem, memoized
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.script.writer import Writer, reduced, visited
 
 DTYPES = ("float32", "float64")
 
@@ -50,51 +44,37 @@ def program(problem: EdgeSoftmax) -> SparseFunc:
     out : (batch, nnz, heads)
     indptr : (m + 1,)
     """
-    dtype, idtype, backward = problem.dtype, problem.idtype, problem.backward
-    size = getattr(T, idtype)
-    zero, one = tirx.const(0.0, dtype), tirx.const(1.0, dtype)
-    least = tirx.const(-math.inf, dtype)
+    dtype, x, y, g = problem.dtype, "X[b, i, j, h]", "Y[b, i, j, h]", "G[b, i, j, h]"
+    write = Writer("edge_softmax", problem.idtype)
+    write.dense(B="batch", I="m")
+    write.variable("J", "I", "nnz", "nnz", "indptr")
+    write.dense(H="heads")
+    write.buffer("x", "B I J H", dtype)
+    write.buffer("out", "B I J H", dtype, "Y")
+    write.local(dtype, TOTAL="")
+    if problem.backward:
+        write.buffer("g", "B I J H", dtype)
+        total = reduced("sum", "TOTAL[()]", f"{x} * {g}", dtype, dtype)
+        line = f"{y} = {x} * ({g} - TOTAL[()])"
+        steps = [*visited("total", "J", "R", total), *visited("write", "J", "S", [line])]
+    else:
+        write.local(dtype, TOP="", INVERSE="")
+        steps = [
+            *powers(x, y, dtype),
+            f"INVERSE[()] = T.{dtype}(1) / TOTAL[()]",
+            *visited("divide", "J", "S", [f"{y} = {y} * INVERSE[()]"]),
+        ]
+    write.visit("rows", "I B H", "SSS", steps)
+    return write.program("x g out indptr batch m nnz heads")
 
-    @T.prim_func
-    def edge_softmax(
-        x: T.handle, g: T.handle, out: T.handle, indptr: T.handle,
-        batch: size, m: size, nnz: size, heads: size,
-    ) -> None:  # fmt: skip
-        B = T.dense_fixed(batch, idtype)
-        I = T.dense_fixed(m, idtype)
-        J = T.dense_variable(I, (nnz, nnz), indptr, idtype)
-        H = T.dense_fixed(heads, idtype)
-        X = T.match_sparse_buffer(x, (B, I, J, H), dtype)
-        Y = T.match_sparse_buffer(out, (B, I, J, H), dtype)
-        TOTAL = T.alloc_sparse_buffer((), dtype, "local")
-        if backward:
-            G = T.match_sparse_buffer(g, (B, I, J, H), dtype)
-        else:
-            TOP = T.alloc_sparse_buffer((), dtype, "local")
-            INVERSE = T.alloc_sparse_buffer((), dtype, "local")
-        with T.sp_iter([I, B, H], "SSS", "rows") as [i, b, h]:
-            if not backward:
-                with T.sp_iter([J], "R", "top") as [j]:
-                    with T.init():
-                        TOP[()] = least
-                    TOP[()] = greater(TOP[()], X[b, i, j, h])
-                with T.sp_iter([J], "S", "powers") as [j]:
-                    Y[b, i, j, h] = T.exp(X[b, i, j, h] - TOP[()])
-            with T.sp_iter([J], "R", "total") as [j]:
-                with T.init():
-                    TOTAL[()] = zero
-                TOTAL[()] = TOTAL[()] + (
-                    X[b, i, j, h] * G[b, i, j, h] if backward else Y[b, i, j, h]
-                )
-            if backward:
-                with T.sp_iter([J], "S", "write") as [j]:
-                    Y[b, i, j, h] = X[b, i, j, h] * (G[b, i, j, h] - TOTAL[()])
-            else:
-                INVERSE[()] = one / TOTAL[()]
-                with T.sp_iter([J], "S", "divide") as [j]:
-                    Y[b, i, j, h] = Y[b, i, j, h] * INVERSE[()]
 
-    return with_parameters(edge_softmax, {"g": not backward})
+def powers(score: str, power: str, dtype: str) -> list[str]:
+    """Lines for a row: the greatest score is TOP, a power exp(score - TOP), and their sum TOTAL."""
+    return [
+        *visited("top", "J", "R", reduced("max", "TOP[()]", score, dtype, dtype)),
+        *visited("powers", "J", "S", [f"{power} = T.exp({score} - TOP[()])"]),
+        *visited("total", "J", "R", reduced("sum", "TOTAL[()]", power, dtype, dtype)),
+    ]
 
 
 def _fit(heads: int, feat: int) -> dict[str, Any]:

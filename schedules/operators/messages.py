@@ -38,7 +38,6 @@ class Messages(Problem):
     arg : for a maximum or minimum: also compute the least place in ORDER of an element that attains
         it, the greatest number of its type in a row without elements; with `ordered`; for bfloat16
         only for copies
-    given : with `arg`: C is an input, and only the element that attains it is searched for
     """
 
     op: str = "mul"
@@ -49,14 +48,12 @@ class Messages(Problem):
     idtype: str = "int32"
     ordered: bool = False
     arg: bool = False
-    given: bool = False
 
     def __post_init__(self) -> None:
         expect_one_of(self, op=OPS, reduce=REDUCTIONS, u=DIMS, e=DIMS)
         extremum = self.reduce in EXTREMA and self.ordered
         wanted = "False without 'ordered' and a maximum or minimum"
         expect(self, "arg", extremum or not self.arg, wanted)
-        expect(self, "given", self.arg or not self.given, "False without 'arg'")
         # TVM does not round values to bfloat16 that are only compared.
         rounds = self.dtype != "bfloat16" or self.op.startswith("copy")
         wanted = f"no bfloat16 with 'arg' and {self.op!r}"
@@ -79,13 +76,13 @@ def program(problem: Messages) -> SparseFunc:
 
     Its arrays, with those of the dimensions h and k of U and E that the problem names:
 
-    u : (n, heads, feat) ; e : (nnz, heads, feat) ; out : (m, heads, feat), only read if given
+    u : (n, heads, feat) ; e : (nnz, heads, feat) ; out : (m, heads, feat)
     arg_out : (m, heads, feat) of the index type, with `problem.arg`
     indptr : (m + 1,) ; indices : (nnz,) columns in any order; absent without U
     order : (nnz,) row of E of each element, with `problem.ordered`; callers check its range
     row : (m,) computed, in the accumulator's type; for a mean the factors of terms, for a maximum
         or minimum the initial values of rows: an infinity, and 0 without elements; absent for a
-        sum, and if the result is an input
+        sum
     """
     dtype, acc, op = problem.dtype, problem.accumulator, problem.op
     u, e, place, edges = "", "", "i, j", ["I", "J"]
@@ -113,9 +110,8 @@ def program(problem: Messages) -> SparseFunc:
     if problem.arg:
         write.buffer("arg_out", "I H K", problem.idtype, "ARG")
     message, visit = combined(op, u, e), ("I H J K", "SSRS")
-    if not problem.given:
-        lines = reduced_at_rows(write, problem.reduce, "C[i, h, k]", message, acc, dtype)
-        write.visit("gspmm", *visit, lines)
+    lines = reduced_at_rows(write, problem.reduce, "C[i, h, k]", message, acc, dtype)
+    write.visit("gspmm", *visit, lines)
     if problem.arg:
         # NaN is found without isnan, which TVM does not vectorise.
         value, most = cast(f"({message})", acc, dtype), f'T.max_value("{problem.idtype}")'

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from tvm import tirx
 
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
@@ -229,11 +228,6 @@ def memoized(program: Callable[..., SparseFunc]) -> Callable[..., SparseFunc]:
     return kept
 
 
-def with_parameters(func: Any, unused: Mapping[str, bool]) -> SparseFunc:
-    """A program without the named parameters that a problem does not use."""
-    return func.replace(params=[p for p in func.params if not unused.get(p.name)])
-
-
 def reduced_at_rows(
     write: Writer, reduce: str, out: str, term: str, acc: str, stored: str
 ) -> list[str]:
@@ -260,11 +254,6 @@ def accumulator(dtype: str) -> str:
 def summed(dtype: str) -> str:
     """The type of accumulators in registers for results of `dtype`."""
     return accumulator(dtype) if "float" in dtype else dtype
-
-
-def greater(total: Any, term: Any) -> Any:
-    """The expression of the maximum; NaN if either is."""
-    return tirx.Select(tirx.any(term > total, tirx.isnan(term)), term, total)
 
 
 def vector_lanes(problem: Spmm | Sddmm, vector_bits: int) -> int:

@@ -167,7 +167,7 @@ def product_program(semiring: str, dtype: str, out: str, idtype: str) -> SparseF
 
     dtype, out : the types of the values of A and B, and of C, in which terms are computed
 
-    a : (a_nnz,) ; b : (b_nnz,) ; c : (m, n)
+    a : (a_nnz,) ; b : (b_nnz,) ; c : the values of C, whose pattern is assembled
     a_indptr, a_indices, b_indptr, b_indices : patterns, (m, l) and (l, n), in CSR
     """
     write = Writer("spgemm", idtype)
@@ -175,9 +175,9 @@ def product_program(semiring: str, dtype: str, out: str, idtype: str) -> SparseF
     _csr(write, "a", "I J", "l", dtype)
     write.dense(L="l")
     _csr(write, "b", "L K", "n", dtype)
-    write.dense(N="n")
+    write.variable("N", "I", "n", "None", "c_indptr", "c_indices")
     write.buffer("c", "I N", out)
-    params = "a a_indptr a_indices b b_indptr b_indices c m l n a_nnz b_nnz"
+    params = "a a_indptr a_indices b b_indptr b_indices c c_indptr c_indices m l n a_nnz b_nnz"
     iteration = "spgemm", ["I", "J", "T.attach(K, J)"], "SRS", "i j k"
     return _products(semiring, write, out, params, iteration, "C[i, k]", "A[i, j]", "B[j, k]")
 

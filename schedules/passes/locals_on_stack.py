@@ -17,6 +17,7 @@ import tvm
 from tvm import tirx
 
 from sparsetir.schedules.passes.consecutive_parts import consecutive_parts
+from sparsetir.schedules.passes.row_offsets import row_offsets
 from sparsetir.sparse_ir.tir import constant
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -45,7 +46,7 @@ def _pipeline() -> tuple[Any, Any, Any]:
 
     def host() -> Any:
         keep = tirx.transform.prim_func_pass(
-            lambda func, *_: locals_on_stack(consecutive_parts(func)), opt_level=0
+            lambda func, *_: row_offsets(locals_on_stack(consecutive_parts(func))), opt_level=0
         )
         return tvm.ir.transform.Sequential([keep, finished()])
 

@@ -42,15 +42,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS, in_one_row
 from sparsetir.sparse_ir.recipes.locality import reuse_distance
-from sparsetir.sparse_ir.tir import (
-    as_dtype,
-    as_one,
-    dtype_of,
-    free_vars,
-    loop_with,
-    nest_of,
-    values_of,
-)
+from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, loop_with, values_of
 
 CACHE_LINE = 64
 # Of the default schedule: visits ahead, and vectors of the narrowest tile that prefetches rows.
@@ -90,8 +82,8 @@ def prefetch_gathered(
     if not depth:
         raise ScheduleError(
             "prefetch_gathered: argument 'iteration': expected one with a loop of its own over "
-            f"what '{index.source.name}' is read at, {position}, got that of block '{block}'; of "
-            "those that precompute returns it is the second"
+            f"{position}, where '{index.source.name}' is read, got that of block '{block}'; after "
+            "precompute it is the second of the iterations that it returns"
         )
     inner = {lp.loop_var: as_dtype(0, dtype_of(lp.loop_var)) for lp in loops[depth[-1] + 1 :]}
     values = {var: substitute(value, inner) for var, value in values.items()}
@@ -299,8 +291,12 @@ def _visits(
     sch = s_tir.Schedule(func)
     block = sch.get(innermost_block(sch, iteration, caller))
     realize = next(r for r in nodes_of(s_tir.SBlockRealize, func.body) if r.block.same_as(block))
-    nests = (nest_of(loop) for loop in nodes_of(tirx.For, func.body))
-    loops = next((loops for loops, inner in nests if inner.same_as(realize)), [])
+    # Prefetches that were inserted before are statements between two of the loops.
+    loops = [
+        loop
+        for loop in nodes_of(tirx.For, func.body)
+        if any(realize.same_as(x) for x in nodes_of(s_tir.SBlockRealize, loop.body))
+    ]
     return realize, loops, values_of(realize)
 
 

@@ -67,6 +67,7 @@ from sparsetir.sparse_ir.nodes import (
     loads_of,
     nodes_of,
     sparse_iterations,
+    trip_counts,
 )
 from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
@@ -165,10 +166,9 @@ def work_of(func: SparseFunc, sizes: Mapping[str, int]) -> float:
     """About how many multiplications a call takes; infinity if sizes are unknown."""
     total = 0.0
     for it in (x for x in sparse_iterations(func) if not inside(x)):
-        visited = [a for x in (it, *iterations_around(func, it)) for a, _, _ in x.axis_of()]
-        above = {p.name for a in visited if a.is_variable for p in a.ancestors()[:-1]}
-        axes = {a.name: a.nnz if a.is_variable else a.nnz_cols or a.length for a in visited}
-        lengths = [_known(size, sizes) for name, size in axes.items() if name not in above]
+        loops = (it, *iterations_around(func, it))
+        visited = {axis.name: axis for x in loops for axis, _, _ in x.axis_of()}
+        lengths = [_known(size, sizes) for size in trip_counts([*visited.values()])]
         called = [getattr(x.op, "name", "") for x in nodes_of(ir.Call, it.body)]
         each = 1 + EXPONENTIAL * sum(name in INLINED for name in called)
         total += each * math.prod(math.inf if size is None else size for size in lengths)
@@ -407,8 +407,9 @@ def _choices(
     most = min(MAX_TILE, size or MAX_TILE)
     fixed = isinstance(length, ir.Var) and size
     several = nest.rows is not None and (size is None or size > lanes)
-    orders = ("rows", "tiles", *(["packed"] if nest.gathered and alone else []))
     in_blocks = threads > 1 and _stored_by(func, nest)
+    packed = nest.gathered and alone and (in_blocks or threads == 1)
+    orders = ("rows", "tiles", *(["packed"] if packed else []))
     return {
         "vectors": [v for v in VECTORS if v * lanes <= max(most, lanes)],
         "lanes": (lanes,),
@@ -437,10 +438,15 @@ def _visits(func: SparseFunc, nest: RowReduction, sizes: Mapping[str, int]) -> I
 
 
 def _stored_by(func: SparseFunc, nest: RowReduction) -> list[Axis]:
-    """The axes of varying lengths right under rows of a dense axis."""
+    """The axes of varying lengths right under rows of a dense axis, which each have results."""
     if nest.rows is None:
         return []
-    axes = [axis for axis, _, _ in find_iteration(func, nest.iteration.name).axis_of()]
+    it = find_iteration(func, nest.iteration.name)
+    reduction = reduction_of(it.body)
+    rows = next(loop for loop in loops_of(it) if loop.axes == nest.rows.axes)
+    if reduction is None or not set(rows.vars) <= free_vars(reduction.store.indices):
+        return []
+    axes = [axis for axis, _, _ in it.axis_of()]
     under = [a for a in axes if a.is_variable and a.parent.name == nest.rows.name]
     return [a for a in under if a.parent.kind == "dense_fixed"]
 

@@ -16,8 +16,8 @@ WINDOWS, MOST = 4, 1 << 13
 TABLE = 24
 # The least nonzeros per row and column, and per distinct column of a panel, for which panels pay.
 LENGTH, SHARED = 24, 1.7
-# Multiples of the L2 cache that a tile of B may have, for values read by position and in order.
-CACHES, CACHES_IN_ORDER = 2, 4
+# Multiple of the L2 cache that a tile of B may have.
+CACHES = 4
 
 
 def shared_columns(indptr: np.ndarray, indices: np.ndarray, n: int, rows: int) -> float:
@@ -53,6 +53,6 @@ def long_rows(m: int, n: int, nnz: int) -> bool:
     return min(m, n) > 0 and nnz >= LENGTH * max(m, n)
 
 
-def tile_fits(n: int, row: int, caches: int = CACHES) -> bool:
+def tile_fits(n: int, row: int) -> bool:
     """Whether a tile of B, of `row` bytes per row, stays near enough for visits by pattern."""
-    return n * row <= caches * l2_bytes()
+    return n * row <= CACHES * l2_bytes()

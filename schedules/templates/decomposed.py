@@ -6,13 +6,16 @@ The search over formats tries these besides the templates, each of which is writ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any
+
+from tvm import tirx
 
 from sparsetir.formats import BSR, DBSR, Format, Operand, Pattern, library
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.format import REGISTRY
-from sparsetir.formats.preprocess import extract_preprocess
+from sparsetir.formats.preprocess import extract_preprocess, statements
 from sparsetir.schedules.arguments import Config, expect
 from sparsetir.schedules.operators.problems import (
     Arranged,
@@ -24,9 +27,15 @@ from sparsetir.schedules.operators.problems import (
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes.normal_form import normal_form
 from sparsetir.schedules.template import SearchInput, Template, Tried, register
-from sparsetir.schedules.templates.separate_sums import separate_sums, sums_in_one_iteration
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.nodes import (
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    sparse_iterations,
+    substitute,
+)
 from sparsetir.sparse_ir.schedule import Schedule
 
 
@@ -82,7 +91,8 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     func = in_format(problem, config.format, config.filled)
     narrow = problem.accumulator != (problem.out or problem.dtype)
     if narrow and not sums_in_one_iteration(normal_form(func)):
-        func = separate_sums(func, "C", problem.accumulator)
+        wide = replace(problem, out=problem.accumulator)
+        func = rounded(in_format(wide, config.format, config.filled), "C", problem.dtype)
     sizes = zip("mn", _block_shape(config.format), strict=True) if config.filled else ()
     promises = [{"param": p, "kind": "multiple", "value": v} for p, v in sizes if v > 1]
     return func.with_attr("promises", promises) if promises else func
@@ -96,6 +106,56 @@ def in_format(problem: Spmm, fmt: Format, filled: bool) -> SparseFunc:
     rules = fmt.rules(problem.operand)
     unmasked = [rule.name for rule in rules if rule.masked] if filled else []
     return extract_preprocess(decompose_format(spmm(problem), rules, unmasked))[1]
+
+
+def sums_in_one_iteration(func: SparseFunc) -> bool:
+    """Whether a single iteration computes sums, each row in one piece with its features inside.
+
+    Then registers of the default schedule hold all terms of an element in a wider type, and nothing
+    is rounded before the last one. Rows of a block, inside its columns, are accumulated in memory.
+    """
+    sums = [it for it in sparse_iterations(func) if "R" in it.kinds]
+    if len(sums) != 1 or not re.fullmatch("S+R+S", sums[0].kinds):
+        return False
+    kind_of = {axis.name: kind for axis, _, kind in sums[0].axis_of()}
+    rows = [axis for axis, _, kind in sums[0].axis_of() if kind == "S"]
+    above = [a.name for axis in rows for a in axis.ancestors()[:-1]]
+    return all(axis.unique for axis in rows) and all(kind_of.get(a) != "R" for a in above)
+
+
+def rounded(func: SparseFunc, result: str, dtype: str) -> SparseFunc:
+    """A function with a separate array for its result, which it rounds to another type once.
+
+    Before::
+
+        with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
+            C[i, k] = T.float32(0.0)
+        with T.sp_iter([O, IR, JC, K], "SSRS", "spmm_row_ell_4") as [o, ir, jc, k]:
+            C[ir, k] = C[ir, k] + ...
+
+    After `rounded(func, "C", "float16")`::
+
+        C_sum = T.alloc_sparse_buffer((I, K), "float32")
+        ...  # of C_sum instead of C
+        with T.sp_iter([I, K], "SS", "C_round") as [i, k]:
+            C[i, k] = T.Cast("float16", C_sum[i, k])
+    """
+    wide = func.buffer(result)
+    axes = list(wide.axes or ())
+    lengths = [axis.length for axis in axes]
+    sums = buffer_var(lengths, wide.dtype, f"{result}_sum")
+    narrow = SparseBuffer(buffer_var(lengths, dtype, result), axes, wide.handle)
+    point: list[Any] = [tirx.Var(str(a.name).lower(), a.idtype) for a in axes]
+    value = tirx.Cast(dtype, tirx.BufferLoad(sums, point))
+    last = SparseIteration(
+        span=None, axes=axes, kinds="S" * len(axes), name=f"{result}_round", vars=point, init=None,
+        body=tirx.BufferStore(narrow.var, value, point), annotations={}
+    )  # fmt: skip
+    buffers = [narrow if b.var.same_as(wide.var) else b for b in func.buffers]
+    return func.replace(
+        buffers=[*buffers, SparseBuffer(sums, axes, None)],
+        body=tirx.SeqStmt([*statements(substitute(func, {wide.var: sums})), last]),
+    )
 
 
 def _block_shape(fmt: Format) -> tuple[int, int]:

@@ -115,11 +115,13 @@ class RowPieces:
     first : the iteration that sets the result before
     parts : one for each format; their rows are over a sparse axis
     operator : "sum", "max", ...
+    covers : whether each part updates all elements of its rows that are set before
     """
 
     first: Nest
     parts: list[RowReduction]
     operator: str
+    covers: bool
 
 
 def row_pieces(sch: Schedule, caller: str) -> RowPieces:
@@ -133,12 +135,15 @@ def row_pieces(sch: Schedule, caller: str) -> RowPieces:
         first.refuse("to set features side by side")
     parts: list[RowReduction] = []
     operators: set[str] = set()
+    covers = len(first.loops) == 2
     for nest in rest:
         adds = nest.reduction is not None and nest.it.init is None
         if nest.reduction is None or not adds or nest.result != first.result:
             nest.refuse(f"to add to '{first.result}'")
         operators.add(nest.reduction.operator)
         parts.append(over_parents(nest))
+        along = parts[-1].features.axes == first.loops[-1].axes
+        covers = covers and along and not nest.reduction.conditions
     if len(operators) > 1:
         refuse_shape(caller, sch.func, f"one operator, got {sorted(operators)}")
-    return RowPieces(first, parts, *operators)
+    return RowPieces(first, parts, operators.pop(), covers)

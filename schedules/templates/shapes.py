@@ -31,7 +31,7 @@ class RowReduction:
     heads : dense spatial loops around the rows
     rows : over a root axis; None if there is no loop around the reductions
     columns : reductions over the elements of rows, outermost first
-    features : spatial, contiguous in the result and in the gathered operand
+    features : spatial, contiguous in the result and in the gathered operand; None if there are none
     result, gathered : names of buffers; there may be no gathered one
     gathered_axis : the axis of the gathered operand that columns index
     dtype, total : type of the result, and the type in which terms are reduced
@@ -45,7 +45,7 @@ class RowReduction:
     heads: list[SpIter]
     rows: Any
     columns: list[SpIter]
-    features: SpIter
+    features: Any
     result: str
     gathered: str | None
     gathered_axis: str | None
@@ -167,39 +167,23 @@ def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RowSum:
-    """Terms over the elements of rows, reduced per row.
-
-    rows, columns : over a dense axis, and over the sparse_variable axis under it
-    result, stored : names of the buffers of the result, and of those over both axes
-    dtype : of the result
-    """
-
-    rows: SpIter
-    columns: SpIter
-    result: str
-    stored: list[str]
-    dtype: str
-
-
-def row_sum(sch: Schedule, caller: str) -> RowSum:
+def row_sum(sch: Schedule, caller: str) -> RowReduction:
     """The loops of a program that reduces over the elements of rows, and besides visits dense axes.
 
     caller : the template, for messages
-    Raises ShapeError if the program has another form, with the difference.
+    There are no features. Raises ShapeError if the program has another form, with the difference.
     """
     visited = {it.name: flat_axes(it.axes) for it in sparse_iterations(sch.func)}
     over_elements = [name for name, axes in visited.items() if any(a.is_sparse for a in axes)]
     nest = only_nest(sch, caller, over_elements)
-    names = [x.name for x in nest.loops]
     parents = [getattr(getattr(x.node, "parent", None), "name", None) for x in nest.loops]
-    if nest.it.kinds != "SR" or nest.reduction is None or parents[1:] != names[:1]:
+    if nest.it.kinds != "SR" or nest.reduction is None or parents[1:] != [nest.loops[0].name]:
         nest.refuse("to reduce over what rows store, without features")
-    rows, columns = nest.handles()[1].values()
-    over = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
-    stored = [name for name, axes in over.items() if axes == names]
-    return RowSum(rows, columns, nest.result, stored, nest.dtype)
+    ref, handles = nest.handles()
+    rows, columns = handles.values()
+    return RowReduction(
+        ref, [], rows, [columns], None, nest.result, None, None, nest.dtype, nest.total, False
+    )
 
 
 def gathered_operand(nest: Nest, feature: Any, columns: set[Any]) -> tuple[Any, Any]:

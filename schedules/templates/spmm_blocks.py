@@ -5,8 +5,9 @@ block by some vectors of features are accumulated in registers over all blocks o
 gathered part of B, a tile of its features at a time, is packed before, in the type of the sums; so
 are values of A of a narrower type, a block at a time. (SparseTIR, sections 3.3 and 4.3.2.)
 
-The default schedule of a program over full blocks is as fast. This one compiles in a third of the
-time, as it has one tile and one order of loops, and its parameters can be searched.
+The default schedule of a program over full blocks takes 1.14 of its time on average (110 shapes of
+blocks and numbers of features on one thread, 0.73 to 2.9) and three times as long to compile; this
+one has one tile and one order of loops, and its parameters can be searched.
 """
 
 from __future__ import annotations

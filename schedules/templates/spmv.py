@@ -29,7 +29,7 @@ from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.schedules.passes.prefetch import prefetch_streams
 from sparsetir.schedules.template import SearchInput, Template, Tried, around, register
-from sparsetir.schedules.templates.register_tile import straight_code
+from sparsetir.schedules.templates.register_tile import packed_values, straight_code
 from sparsetir.schedules.templates.shapes import row_sum
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.slices import row_order, rows_of_slices, slice_count, slice_ptr
@@ -129,8 +129,9 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
         with T.sp_iter([I_left], "S", "spmv_left") as [i_left]: ...
     """
     sums = row_sum(sch, "SlicedRows")
+    values = packed_values(sch, sums) if config.packed else ()
     slices, _, lane, long, _, vector_lane, left, _ = sch.sell_slices(
-        sums.rows, sums.columns, config.lanes, longest="long", window="window",
+        sums.rows, sums.columns[0], config.lanes, longest="long", window="window",
         filled=_filled(config),
     )  # fmt: skip
     if config.blocks > 1:
@@ -144,9 +145,8 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
     start, reduce, write = sch.precompute(sums.result, slices, [lane], dtype=total)
     vectors = sch.precompute(sums.result, long, [], lanes=[vector_lane], dtype=total)
     sch.precompute(sums.result, left, [], dtype=total)
-    if config.packed:
-        for name in sums.stored:
-            sch.pack(name, reduce)
+    for name in values:
+        sch.pack(name, reduce)
     stage_two = straight_code(sch, [(step, 1) for step in (start, reduce, *vectors[:2])])
     stage_two.unroll(stage_two.get_loops(stage_two.get_sblock(f"{write.name}0"))[-1])
     if config.lanes > 1:

@@ -166,14 +166,14 @@ def greatest_of_rows(indptr: np.ndarray) -> np.ndarray:
 
 @recipe
 def shared_rows(length: int, **rows: np.ndarray) -> np.ndarray:
-    """(length,) int8, 1 for rows that occur more than once in all of these arrays together.
+    """(length,) int8, 1 for rows that do not occur exactly once in all of these arrays together.
 
     rows : (pieces,) the row of each piece; negative for none
     """
     counts = np.zeros(length, "int64")
     for places in rows.values():
         counts += np.bincount(places[places >= 0], minlength=length)
-    return (counts > 1).astype("int8")
+    return (counts != 1).astype("int8")
 
 
 def _at_least_one(caller: str, parts: int) -> None:

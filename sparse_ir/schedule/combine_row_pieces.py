@@ -22,8 +22,14 @@ pieces::
                 C[ib, w * 4 + l] = C[ib, w * 4 + l] + C_ws[w, l]
 
 Rows of one piece are written with vector stores, the others are updated atomically on a GPU (see
-:mod:`sparsetir.sparse_ir.atomics`). With race="ignore", the caller guarantees that every row is one
-piece: only the first iteration remains, without the flag.
+:mod:`sparsetir.sparse_ir.atomics`). With covers=True, only the others are set before::
+
+    with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
+        if C_shared[i] != 0:
+            C[i, k] = 0.0
+
+With race="ignore", the caller guarantees that every row is one piece: only the first iteration
+remains, without the flag.
 """
 
 from __future__ import annotations
@@ -90,7 +96,7 @@ def atomic(func: SparseFunc, iteration: SparseIterationRef) -> tuple[SparseFunc,
 
 @primitive
 def combine_row_pieces(
-    func: SparseFunc, iterations: Sequence[SparseIterationRef], *, race: str
+    func: SparseFunc, iterations: Sequence[SparseIterationRef], *, race: str, covers: bool = False
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
     """Choose how iterations combine the pieces of a row.
 
@@ -105,6 +111,9 @@ def combine_row_pieces(
         integer): rows of several pieces are updated atomically. "ignore": the caller guarantees
         that no row is stored in several pieces, and that the result holds the operator's identity
         wherever a row is stored.
+    covers : bool
+        For "atomics": whether the caller guarantees that each iteration updates all elements of its
+        row that are set before, so that rows of one piece need not be.
 
     Returns
     -------
@@ -137,7 +146,14 @@ def combine_row_pieces(
                 "annotations": {**dict(it.annotations.items()), ATOMIC: 1},
             },
         ]
-    return _with(func, writes, steps), [SparseIterationRef(s[1]["name"]) for s in steps.values()]
+    added = [SparseIterationRef(s[1]["name"]) for s in steps.values()]
+    if covers:
+        init: Any = _first(func, target)
+        _, store = split_guards(init.body)
+        row = next(n for n, i in enumerate(updates[0].store.indices) if i.same_as(rows[0][0]))
+        needed = tirx.BufferLoad(flags.var, [store.indices[row]]) != none
+        steps[init.name] = [{"body": tirx.IfThenElse(needed, init.body, None)}]
+    return _with(func, writes, steps), added
 
 
 def _with(
@@ -250,7 +266,7 @@ def _with_flags(
     writes: list[SparseIteration],
     rows: list[tuple[Any, Axis]],
 ) -> tuple[SparseFunc, SparseBuffer]:
-    """The function with a computed parameter that flags rows with several pieces."""
+    """The function with a computed parameter that flags rows of other than one piece."""
     index = list(_update(writes[0]).store.indices)
     place = next(n for n, i in enumerate(index) if i.same_as(rows[0][0]))
     axis = target.axes[place] if target.axes is not None else None

@@ -43,14 +43,12 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
     nodes_of,
-    substitute,
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers
 from sparsetir.sparse_ir.reduction import add_guards
 from sparsetir.sparse_ir.schedule.cut_space import without_choice
 from sparsetir.sparse_ir.schedule.loops import (
     Change,
-    Loop,
     SparseIterationRef,
     SpIter,
     change_of,
@@ -59,6 +57,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     loops_of,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
 from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
@@ -178,15 +177,10 @@ class _Steps(Change):
 
     def _step(self, step: SparseIteration, body: Any, conditions: list[Any]) -> SparseIteration:
         self.names.append(step.name)
-        moved = [Loop(x.node, [tirx.Var(x.var.name, x.var.ty.dtype)], x.kinds) for x in self.chosen]
-        fresh = {x.var: o.var for x, o in zip(self.chosen, moved, strict=True)}
+        loops = [*loops_of(step), *self.chosen]
         init = None if step.init is None else self._guarded(conditions, step.init)
-        return changed(
-            step,
-            [*loops_of(step), *moved],
-            init=None if init is None else substitute(init, fresh),
-            body=substitute(self._guarded(conditions, body), fresh),
-        )
+        body = self._guarded(conditions, body)
+        return over_fresh_vars(changed(step, loops, init=init, body=body))
 
     def _guarded(self, conditions: list[Any], stmt: Any) -> Any:
         """A statement under conditions, omitted where it is harmless and needs no bounds."""

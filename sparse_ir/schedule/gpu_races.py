@@ -41,7 +41,14 @@ from sparsetir.sparse_ir.annotations import ATOMIC, GROUP
 from sparsetir.sparse_ir.atomics import ATOMIC_KINDS, has_atomics
 from sparsetir.sparse_ir.groups import GROUP_DTYPES
 from sparsetir.sparse_ir.legal import own_stores, parallelizable
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, declared
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    declared,
+    flat_axes,
+    same_indices,
+)
 from sparsetir.sparse_ir.races import private_buffers
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
 from sparsetir.sparse_ir.schedule.combine_row_pieces import combine_row_pieces
@@ -178,8 +185,15 @@ class _RaceStrategy(Steps):
         outer = [x for x in loops_of(self.it) if x.name != lanes.name]
         path = [n for n in inside(self.it) if update.name in {x.name for x in [n, *inside(n)]}]
         loops = [*outer, *(x for n in path for x in loops_of(n))]
-        flat = changed(self.it, loops, body=update.body, annotations={})
-        return set_before(self.func, self.it, flat)
+        if any("R" in x.kinds for x in loops):
+            return None
+        axes = {v: a for x in loops for a, v in zip(flat_axes([x.node]), x.vars, strict=True)}
+        found = set_before(self.func, self.it.name, update.body, axes)
+        if found is None:
+            return None
+        before, value = found
+        unit = self._update(update).identity(dtype_of(value))
+        return before.name if same_indices([value], [unit]) else None
 
     def _mark(self, name: str, notes: dict[str, Any]) -> None:
         it = find_iteration(self.func, name)

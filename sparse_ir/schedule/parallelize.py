@@ -271,5 +271,5 @@ def _refuse_races(change: Change, places: list[int], unit: str) -> None:
         change.refuse(
             f"loop '{loop.name}' is not proven free of races ({facts[place]}); legal are loops "
             'whose coordinates each write elements of their own, or race="ignore" where you know '
-            f"that visits do not meet{also}"
+            f"that no two visits write the same element{also}"
         )

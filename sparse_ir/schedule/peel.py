@@ -28,14 +28,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.legal import writes_disjoint
 from sparsetir.sparse_ir.names import fresh_name
-from sparsetir.sparse_ir.nodes import (
-    Axis,
-    SparseFunc,
-    SparseIteration,
-    fresh_definitions,
-    nodes_of,
-    substitute,
-)
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, nodes_of, substitute
 from sparsetir.sparse_ir.schedule.loops import (
     MOST,
     Change,
@@ -47,6 +40,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     loops_of,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, without_marks
 from sparsetir.sparse_ir.tir import as_dtype, size_text
 from sparsetir.sparse_ir.traversal import map_expr
@@ -72,7 +66,7 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
         The loop over whole tiles, and the loop of the new iteration.
     """
     change = change_of(NAME, func, loop)
-    it, loops, (old,), (place,) = change.it, change.loops, change.chosen, change.places
+    it, (old,), (place,) = change.it, change.chosen, change.places
     if isinstance(multiple, bool) or not isinstance(multiple, int) or not 1 < multiple < MOST:
         change.refuse(
             f"argument 'multiple': expected an integer of 2 or more, below {MOST}, got {multiple!r}"
@@ -104,15 +98,13 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
         length = as_dtype(made_axis.length, made_axis.idtype)
         analyzer.bind(var, ir.Range(as_dtype(0, made_axis.idtype), length))
     first = changed(first, body=_without_held(it.body, analyzer))
-    fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in it.vars}
-    renamed = [Loop(x.node, [fresh[v] for v in x.vars], x.kinds) for x in loops]
-    renamed[place] = Loop(both[1], renamed[place].vars, old.kinds)
-    values = {**fresh, old.var: whole + fresh[old.var]}
-    init = None if it.init is None or old.kinds == "R" else substitute(it.init, values)
+    later = {old.var: whole + old.var}
+    init = None if it.init is None or old.kinds == "R" else substitute(it.init, later)
     second = changed(
-        it, renamed, init=init, name=change.name("rest"),
-        body=substitute(it.body, values | fresh_definitions(it.body)),
+        it, change.with_loops(Loop(both[1], old.vars, old.kinds)), name=change.name("rest"),
+        init=init, body=substitute(it.body, later),
     )  # fmt: skip
+    second = over_fresh_vars(second)
     out = change.put(tirx.SeqStmt([first, second]), axes=both)
     handles = [handle_of(x, loops_of(x)[place]) for x in (first, second)]
     return out, (handles[0], handles[1])

@@ -153,8 +153,8 @@ def _splittable(change: Change, loop: Loop) -> Axis:
     for other in change.func.axes:
         if other.parent is not None and other.parent.name == axis.name and _visited(it, other):
             change.refuse(
-                f"axis '{other.name}' would be parted from its parent '{axis.name}'; divide keeps "
-                "it under it"
+                f"axis '{other.name}' would be separated from its parent '{axis.name}'; to keep it "
+                "there call pos first, so that positions of the loop are split, or use divide"
             )
     nodes = [m for n in it.axes for m in getattr(n, "of", None) or [n]]
     attached = [n.name for n in nodes if getattr(getattr(n, "to", None), "name", "") == axis.name]

@@ -63,6 +63,5 @@ def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:
     """An iteration with fresh coordinate variables and fresh variables in its body."""
     fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in it.vars} | fresh_definitions(it.body)
     init = None if it.init is None else substitute(it.init, fresh)
-    return changed(
-        it, vars=list(fresh.values()), init=init, body=substitute(it.body, fresh), **fields
-    )
+    coordinates = [fresh[v] for v in it.vars]
+    return changed(it, vars=coordinates, init=init, body=substitute(it.body, fresh), **fields)

@@ -46,11 +46,13 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
     substitute,
+    variables_of,
+    without_iteration,
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.recipes.positions import piece_rest
 from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
-from sparsetir.sparse_ir.schedule.init_elimination import without_init
+from sparsetir.sparse_ir.schedule.init_elimination import set_before
 from sparsetir.sparse_ir.schedule.loops import Change, Loop, SparseIterationRef, changed, loops_of
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
@@ -185,12 +187,15 @@ class _Temporaries(VisitOrder):
         every = Axis(
             name=self.pieces.name, kind="dense_fixed", length=self.pieces.length, idtype=self.idtype
         )  # the row of a piece: every row has an owner
-        set_before = without_init(
-            self.func, self.it.name, self.update.body, {**axes, self.row: every}
+        axes[self.row] = every
+        used = variables_of(*self.store.indices, *self.conditions)
+        found = set_before(
+            self.func, self.it.name, self.update.body, {v: axes[v] for v in used if v in axes}
         )
-        if set_before is None:
+        if found is None:
             return self.func, self.update
-        func, value = set_before
+        before, value = found
+        func = self.func.replace(body=without_iteration(self.func.body, before.name))
         term = self.reduction.term
         dtype = str(term.ty.dtype)
         first = cast(value, dtype)

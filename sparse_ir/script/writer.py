@@ -27,7 +27,7 @@ class Writer:
         self.name, self.idtype = name, idtype
         self.lines: list[str] = []
         self._typed = "" if idtype == "int32" else f', "{idtype}"'
-        self._handles: set[str] = set()
+        self._types: dict[str, str] = {}  # of parameters that are no sizes
         self._dtypes: dict[str, str] = {}
         self._facts: list[dict[str, str]] = []
         self._attributes: dict[str, Any] = {}
@@ -41,7 +41,7 @@ class Writer:
         unique: bool = True,
     ) -> None:  # fmt: skip
         """Declare an axis below another one; dense if it has no indices."""
-        self._handles |= {indptr, indices}
+        self._types |= {indptr: "handle", indices: "handle"}
         arrays, kind = (f"({indptr}, {indices})", "sparse") if indices else (indptr, "dense")
         more = self._typed if unique else f"{self._typed}, unique=False"
         shape = f"({length}, {nnz})"
@@ -50,9 +50,19 @@ class Writer:
     def buffer(self, array: str, axes: Names, dtype: str, name: str = "") -> None:
         """Declare a parameter's buffer, by default with the parameter's name in capitals."""
         name, over = name or array.upper(), f"({', '.join(_names(axes))},)"
-        self._handles.add(array)
+        self._types[array] = "handle"
         self._dtypes[name] = dtype
         self.lines.append(f'{name} = T.match_sparse_buffer({array}, {over}, "{dtype}")')
+
+    def number(self, name: str, dtype: str) -> None:
+        """Declare a parameter that is a number of another type than sizes."""
+        self._types[name] = dtype
+
+    def local(self, dtype: str, **axes: str) -> None:
+        """Declare local buffers over these axes, by name."""
+        for name, names in axes.items():
+            over = "".join(f"{axis}, " for axis in _names(names))
+            self.lines.append(f'{name} = T.alloc_sparse_buffer(({over}), "{dtype}", "local")')
 
     def load(self, buffer: str, at: Names, dtype: str | None = None) -> str:
         """The text of a load, cast to `dtype` if given."""
@@ -70,13 +80,8 @@ class Writer:
     def visit(
         self, name: str, axes: Names, kinds: str, body: Iterable[str], loops: Names | None = None
     ) -> None:
-        """Write an iteration; loops : the variable of each axis, by default its lower-case name."""
-        over = _names(axes)
-        variables = ", ".join(map(str.lower, over) if loops is None else _names(loops))
-        self.lines.append(
-            f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{name}") as [{variables}]:'
-        )
-        self.lines += [f"    {line}" for line in body]
+        """Write an iteration, see :func:`visited`."""
+        self.lines += visited(name, axes, kinds, body, loops)
 
     def products(
         self, name: str, axes: Names, kinds: str, elements: Mapping[str, str], dtype: str,
@@ -100,7 +105,7 @@ class Writer:
     def text(self, params: Names) -> str:
         """The text of the function, with those of the parameters that its lines mention."""
         used = set(re.findall(r"\w+", "\n".join(self.lines)))
-        kinds = ((x, "handle" if x in self._handles else self.idtype) for x in _names(params))
+        kinds = ((x, self._types.get(x, self.idtype)) for x in _names(params))
         head = [f"    {x}: T.{kind}," for x, kind in kinds if x in used]
         lines = [f"    {line}" for line in self.lines]
         return "\n".join(["@T.prim_func", f"def {self.name}(", *head, "):", *lines]) + "\n"
@@ -117,6 +122,16 @@ class Writer:
 
 def _names(names: Names) -> list[str]:
     return names.split() if isinstance(names, str) else list(names)
+
+
+def visited(
+    name: str, axes: Names, kinds: str, body: Iterable[str], loops: Names | None = None
+) -> list[str]:
+    """Lines of an iteration; loops : the variable of each axis, by default its lower-case name."""
+    over = _names(axes)
+    variables = ", ".join(map(str.lower, over) if loops is None else _names(loops))
+    head = f'with T.sp_iter([{", ".join(over)}], "{kinds}", "{name}") as [{variables}]:'
+    return [head, *(f"    {line}" for line in body)]
 
 
 def cast(value: str, dtype: str, to: str) -> str:

@@ -119,7 +119,7 @@ def test_weights_of_a_gpu_by_formats():
     blocks.show([{**cell, "size": size} for size in (128, 256)], 1)
 
 
-@pytest.mark.parametrize("module", [run, blocks, attention])
+@pytest.mark.parametrize("module", [run, blocks, attention, gpu_day])
 def test_without_a_gpu_it_says_so(module, capsys):
     if torch.cuda.is_available():
         pytest.skip("there is one")

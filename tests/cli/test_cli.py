@@ -118,7 +118,7 @@ def test_help_of_each_command_has_examples(run, capsys, command):
 # Words, and what is said of them: of a command's argument, where it begins with "--".
 USAGE = """
 --debug  # sparsetir: the following arguments are required: COMMAND
-tune spmm  # --graph: expected one, for spmm
+tune spmm  # --graph: expected a graph for spmm, such as
 tune spam --graph cora  # argument OP|FILE: expected spmm, spmv, sddmm, softmax
 tune spmm --graph cora --arg a=1  # --arg: expected none for an operator
 tune spmm --graph cora --feat-in 4  # --feat-in: expected none for spmm
@@ -141,8 +141,8 @@ tune gone.py --schedule apply  # --schedule: expected file.py:function, got 'app
 tune gone.py --schedule gone.py:apply  # --schedule: gone.py: no such file
 tune gone.py --space [1]  # --space: expected a JSON object, got '[1]'
 tune spmm --graph gone.mtx  # --graph: gone.mtx: no such file
-tune spmm --graph cora --trials 0  # --trials: expected an integer from 1 on, got '0'
-tune spmm --graph cora --seconds nan  # --seconds: expected a number from 0.001 on, got 'nan'
+tune spmm --graph cora --trials 0  # --trials: expected an integer of at least 1, got '0'
+tune spmm --graph cora --seconds nan  # --seconds: expected a number of at least 0.001, got 'nan'
 tune spmm --graph cora --memory-limit 4X  # --memory-limit: expected bytes, such as 512M or 4G
 tune spmm --graph cora --target {  # --target: expected JSON, got '{'
 tune spmm --graph cora --remote here  # --remote: expected HOST:PORT:KEY, got 'here'
@@ -158,13 +158,13 @@ formats cora --picture x.bmp  # --picture: expected .png
 records  # the following arguments are required: ACTION
 records list --records gone  # --records: gone: no such
 records forget --records .  # forget: expected --op
-tune spmm --graph cora --feat 0  # --feat: expected an integer from 1 on, got '0'
-tune spmm --graph cora --feat 1e9  # --feat: expected an integer from 1 on, got '1e9'
+tune spmm --graph cora --feat 0  # --feat: expected an integer of at least 1, got '0'
+tune spmm --graph cora --feat 1e9  # --feat: expected an integer of at least 1, got '1e9'
 tune spmm --graph cora --feat {TENS}  # --feat: expected an integer from 1 to 2,147,483,647, got
 tune spmm --graph cora --heads {NINES}  # --heads: expected an integer from 1 to 2,147,483,647
 tune spmm --graph cora --threads 1000000000000  # --threads: expected an integer from 1 to 65,536
 tune spmm --graph cora --workers 1000000000000  # --workers: expected an integer from 1 to
-tune spmm --graph cora --trials=-1  # --trials: expected an integer from 1 on, got '-1'
+tune spmm --graph cora --trials=-1  # --trials: expected an integer of at least 1, got '-1'
 tune spmm --graph cora --seed {NINES}  # --seed: expected an integer from 0 to 2,147,483,647
 tune spmm --graph cora --seconds 1e400  # --seconds: expected a number from 0.001 to 100,000,000
 tune spmm --graph cora --time-limit 1e12  # --time-limit: expected a number from 0.001 to
@@ -183,7 +183,7 @@ tune u_add_e_max --graph cora --reduce min  # 'reduce': expected none with 'u_ad
 lower spmm --template Frog  # unknown template 'Frog'; expected one of Assembled
 lower spmm --template Frog --config {"template":"Groups"}  # --template: expected the one of
 lower one.py --template  # --template: expected none for a function in a file
-formats cora --format bsr(8  # with parameters, as BSR(8, 8); got bsr(8
+formats cora --format bsr(8  # with parameters, such as BSR(8, 8); got bsr(8
 formats cora --format bsr_0_1  # bsr_0_1: BSR: argument 'rows': expected a positive integer, got 0
 formats cora --format bsr(1,2,3,4,5,6)  # bsr(1,2,3,4,5,6):
 formats cora --format bsr(__import__('os'))  # bsr(__import__('os')): malformed node or string
@@ -252,7 +252,7 @@ def test_tune_takes_a_function_in_a_file(run, records, monkeypatch):
     Path("mine.py").write_text(MINE)
     a = sp.random_array((20, 30), density=0.2, format="csr", dtype="float32", rng=0)
     features = np.ones((a.nnz, 8), "float32")
-    np.savez("a.npz", indptr=a.indptr.astype("int32"), columns=a.indices.astype("int32"))
+    np.savez("a.npz", indptr=a.indptr.astype("int64"), columns=a.indices.astype("int32"))
     np.save("features.npy", features)
     words = ["tune", "mine.py:sums", "--arg", "indptr=a.npz", "--arg", "indices=a.npz:columns"]
     words += ["--arg", "a=features.npy", "--arg", "n=30", "--threads", "1", "--trials", "4"]

@@ -129,8 +129,8 @@ spmm.py --graph cora  # argument --arg: 'feat' is missing, and no array's shape
 spmm.py --graph cora --arg feat=nan  # argument --arg: 'feat': expected an integer, got float nan
 spmm.py --graph cora --arg feat=-3  # argument --arg: 'b': expected lengths of 0 or more, got
 spmm.py --arg k=3  # argument --arg: 'spmm' has no 'k'; it has a, b, c, indptr
-spmm.py --arg a=2  # argument --arg: 'a': expected a torch, NumPy or TVM array, got int
-spmm.py --arg feat=2  # argument --arg: 'indptr': expected a torch, NumPy or TVM array
+spmm.py --graph cora --arg a=2  # argument --arg: 'a': expected a torch, NumPy or TVM array, got int
+spmm.py --arg feat=2  # argument --arg: 'indptr' is missing: expected a torch, NumPy or TVM array
 spmm.py --graph gone  # argument --graph: gone: no such file
 """
 

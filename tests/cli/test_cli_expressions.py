@@ -172,7 +172,7 @@ def test_unknown_operands_are_refused_by_name(run):
 PLACES = """
 C[i,k] = A[i,j] * X[j,k; --A cora # '[' was never closed
 C[i,k] = A[i,j] * X[j,k]; --A cora --X 2700x8 # index 'j' has size 2708 in dimension 1 of 'A' and
-C[i,k] = A[i,j] * X[j,k]; --A cora --X 2708 # operand 'X' has 1 dimensions, got 2 indices
+C[i,k] = A[i,j] * X[j,k]; --A cora --X 2708 # operand 'X' has 1 dimension, got 2 indices
 y[i] = c * A[i,j]; --A cora --c 2x2 # operand 'c' has 2 dimensions, got 0 indices
 ij,jk->iz; --A0 cora --A1 2708x8 # 'z': expected an index of an operand, once
 """

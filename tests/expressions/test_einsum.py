@@ -28,6 +28,7 @@ from sparsetir.expressions.unit import Bound, Unit
 from sparsetir.expressions.visits import Drivers
 from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.bound_arguments import bound_arguments
+from sparsetir.runtime.kernel import Kernel
 
 SIZES = {"i": 7, "j": 5, "k": 6, "l": 3, "n": 5}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -296,6 +297,9 @@ def test_reductions_are_over_what_is_stored():
     both = stored[:, :, None] & (B != 0)[None]
     want = np.where(both, dense[:, :, None] + B[None], np.inf).min(axis=1)
     np.testing.assert_allclose(einsum("ij,jk->ik", A, factor, semiring="min_plus"), want)
+    for kind in ("bool", "float64"):
+        either = einsum("ij,jk->ik", *(x.astype(kind) for x in (A, factor)), semiring="or_and")
+        np.testing.assert_array_equal(either, both.any(axis=1))
     B, factor = array((7, 5), "some", np.random.default_rng(3), True)
     D, more = array((7, 5), "some", np.random.default_rng(4), True)
     mask = stored & ((B != 0) | (D != 0))
@@ -425,8 +429,8 @@ def test_sparse_results_with_gradients_are_those_without(text, format, of_dense,
     Operands have a new pattern in the second call, and are the same tensor twice.
     """
     derived, runs = [], []
-    derive, run = Unit._derived, Bound.__call__
-    monkeypatch.setattr(Unit, "_derived", lambda *args: derived.append(args) or derive(*args))
+    derive, run = Unit._gradient, Bound.__call__
+    monkeypatch.setattr(Unit, "_gradient", lambda *args: derived.append(args) or derive(*args))
     monkeypatch.setattr(Bound, "__call__", lambda *args: runs.append(args) or run(*args))
     x = torch.rand(6, dtype=torch.float64, requires_grad=True)
     others = {"x": x} if "x[" in text else {}
@@ -734,6 +738,24 @@ def test_gradients_of_extrema_are_shared_by_the_terms_that_attain_them(name, red
         grads.append(x.grad)
     torch.testing.assert_close(*grads)
     assert A.grad.values().sum() == 3
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_repeated_calls_with_empty_operands_run_at_once(kind, monkeypatch):
+    """TVM refuses the strides of empty arrays, and the kernel would run again each time."""
+    texts = {"y[i] = A[i,j] * x[j]": {}, "C[i,k] = A[i,j] * A[k,j]": {"format": "csr"}}
+    for shape in ((3, 4), (0, 4), (3, 0)):
+        A = SparseMatrix(sp.csr_matrix(shape))
+        x = np.ones(shape[1])
+        operands = {"A": A, "x": torch.from_numpy(x) if kind == "torch" else x}
+        for text, options in texts.items():
+            given = {n: v for n, v in operands.items() if f"{n}[" in text}
+            first = einsum(text, **given, **options)
+            with monkeypatch.context() as patch:
+                patch.delattr(Kernel, "run_refused")
+                again = einsum(text, **given, **options)
+            values = again.values if options else again
+            assert first.shape == again.shape and not np.any(np.asarray(values))
 
 
 def test_repeated_calls_read_their_operands_again():

@@ -147,7 +147,7 @@ REFUSED = {
     "explain: argument 'inputs': expected one dict of arguments, got 2": ((SPMM, {}, {}), {}),
     "explain: argument 'arguments': expected a dict of arrays and": ((SPMM, X), {}),
     "explain: argument 'arguments': 'spmm' has no 'x'; it has a, ": ((SPMM, {"x": X}), {}),
-    "explain: argument 'arguments': 'indptr': expected a torch, NumPy or TVM array": (
+    "explain: argument 'arguments': 'indptr' is missing: expected a torch, NumPy or TVM array": (
         (SPMM, {"feat": 8}),
         {},
     ),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from reference import reference
 from test_einsum import array
 
+import sparsetir
 from drawing import examples
 from sparsetir import SparseTensor, einsum
 
@@ -50,9 +51,14 @@ def expressions(draw, functions=FUNCTIONS):
         if format:
             formats[name] = format
         accesses.append(f"{name}[{','.join(index)}]")
-    parts = []
+    parts, free = [], set()
     for access in accesses:
         wrapped = draw(st.sampled_from(["{}"] * 12 + ["2 * {}", "-{}", "(1 + {})", *functions]))
+        index = access[2:-1].split(",")
+        # Of stored elements alone it is another product than NumPy's.
+        if operands[access[0]] is dense[access[0]] and draw(st.integers(0, 9)) == 0:
+            wrapped = f"prod({index.pop()}, {wrapped})"
+        free |= {*index}
         parts.append(wrapped.format(access))
     text = parts[0]
     for part in parts[1:]:
@@ -62,8 +68,7 @@ def expressions(draw, functions=FUNCTIONS):
             text = f"({text})"
     if draw(st.integers(0, 5)) == 0:
         text = draw(st.sampled_from(FUNCTIONS[:4])).format(text)
-    free = sorted({n for a in accesses for n in a[2:-1].split(",")})
-    out = draw(st.permutations(free))[: draw(st.integers(0, min(3, len(free))))]
+    out = draw(st.permutations(sorted(free)))[: draw(st.integers(0, min(3, len(free))))]
     left = f"C[{','.join(out)}]" if out else "C"
     options = {}
     masks = [a for a in accesses if a[0] in operands and isinstance(operands[a[0]], SparseTensor)]
@@ -125,6 +130,51 @@ def test_random_gradients(drawn):
         change = ((reference(text, more) - reference(text, less)) * weights).sum() / 2
         grad = np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
         np.testing.assert_allclose((grad * step).sum(), change, rtol=1e-3, atol=1e-10, err_msg=text)
+
+
+@st.composite
+def products(draw):
+    """A matrix with stored zeros, its pattern, a vector, and whether the result is a matrix too."""
+    m, n = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    number = st.sampled_from([0.0, 0.0, 1.0, -2.0, 0.5, 3.0])
+    values = np.array(draw(st.lists(number, min_size=m * n, max_size=m * n))).reshape(m, n)
+    stored = draw(st.lists(st.sampled_from([True, True, False]), min_size=m * n, max_size=m * n))
+    x = np.array(draw(st.lists(number, min_size=n, max_size=n)))
+    return values, np.array(stored).reshape(m, n), x, draw(st.sampled_from(["dense", "csr", "csc"]))
+
+
+@examples(10, 1000, drawn=products())
+def test_gradients_of_products_with_zeros_are_those_of_torch(drawn):
+    """Of first and second order: with one zero in a row, the first is that of this element alone,
+    and with two there is none; elements that are not stored have no part."""
+    values, stored, x, format = drawn
+    pattern = torch.from_numpy(stored)
+    format = {} if format == "dense" else {"A": format}
+    plan = None
+    if format:
+        at = SparseTensor(np.nonzero(stored), np.ones(stored.sum()), shape=stored.shape)
+        dense = torch.ones(len(x), dtype=torch.float64)
+        plan = sparsetir.plan("y[i] = prod(j, A[i,j] * x[j])", A=at, x=dense, formats=format)
+
+    def ours(a, x):
+        if plan is None:
+            return einsum("y[i] = prod(j, A[i,j] * x[j])", A=a, x=x)
+        return plan(A=a[pattern], x=x)
+
+    def theirs(a, x):
+        return torch.where(pattern | (not format), a * x, 1.0).prod(1)
+
+    results = []
+    for function in (ours, theirs):
+        leaves = [torch.from_numpy(v.copy()).requires_grad_() for v in (values, x)]
+        y = function(*leaves)
+        first = torch.autograd.grad(
+            (y * torch.arange(1, len(y) + 1)).sum(), leaves, create_graph=True
+        )
+        total = sum((g * torch.arange(1, g.numel() + 1).reshape(g.shape)).sum() for g in first)
+        results.append([y, *first, *torch.autograd.grad(total, leaves)])
+    for got, want in zip(*results):
+        torch.testing.assert_close(got, want)
 
 
 def _sparse(pattern, leaf):

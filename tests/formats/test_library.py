@@ -220,13 +220,13 @@ def _tensor(array: np.ndarray) -> Any:
 
 @pytest.mark.parametrize(("operand", "size"), [(None, 9), (F.Operand({"A": "float64"}), 13)])
 def test_what_takes_too_much_room(operand: F.Operand | None, size: int) -> None:
-    """2 GiB of values, indices and masks; 64 places for each element from 1 MiB on."""
+    """2 GiB of values, indices and masks; 64 slots per element from 1 MiB on."""
     pattern, few = MATRICES["one element"], 2**20 // size
     assert refusal(pattern, few, operand) is None
-    assert refusal(pattern, few + 1, operand) == f"1 MB, {few + 1:,}.0 places for each element"
+    assert refusal(pattern, few + 1, operand) == f"1 MB, {few + 1:,}.0 slots per element"
     many = F.Pattern([np.arange(few)] * 2, (few, few))
     assert refusal(many, 64 * few, operand) is None
-    assert refusal(many, 65 * few, operand) == "68 MB, 65.0 places for each element"
+    assert refusal(many, 65 * few, operand) == "68 MB, 65.0 slots per element"
     most = 2**31 // size
     assert refusal(pattern, most, operand, most_places=np.inf) is None
     assert "2,147 MB" in str(refusal(pattern, most + 1, operand, most_places=np.inf))

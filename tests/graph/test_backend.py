@@ -1,8 +1,6 @@
 """`torch.compile(model, backend="sparsetir")`: layers in both directions, edges that change,
 what is left to torch."""
 
-from collections import OrderedDict
-
 import pytest
 import torch
 
@@ -15,8 +13,6 @@ from graph_models import EDGES, FEATURES, MODELS, NODES, Wrapped, edges, gradien
 from sparsetir import compilations
 from sparsetir.graph import operator, orders
 from sparsetir.graph.backend import Backend
-from sparsetir.ops import compress
-from sparsetir.planning import run_plan
 from sparsetir.sparse_ir.errors import StructureIndexError
 
 CHEAP = {"gate", "distance", "SAGE max", "GAT"}
@@ -119,21 +115,6 @@ def test_edges_that_are_new_in_each_step_compile_nothing(quick_kernels):
         counts.append(compilations())
     assert len(backend.graphs) == 2  # of fixed sizes, and of any
     assert len(set(counts[1:])) == 1
-
-
-def test_new_edges_are_sorted_by_counting_from_the_first_steps_on(monkeypatch):
-    monkeypatch.setattr(compress, "_left", compress.LEFT_TO_TORCH)
-    for kernel in (compress._pair_kernel, compress._row_kernel):
-        kernel.cache_clear()
-    monkeypatch.setattr(run_plan, "_kernels", OrderedDict())
-    model, _ = made("SAGE")
-    call, _ = compiled(model)
-    counts = []
-    for step in range(40):
-        args = torch.randn(NODES, FEATURES), edges(step, NODES, 40_000 + step)
-        gradients(call, model, *args)
-        counts.append(compilations())
-    assert len(set(counts[2:])) == 1 and compress._pair_kernel.cache_info().currsize == 1
 
 
 def test_layers_share_what_edges_that_are_new_take(monkeypatch):

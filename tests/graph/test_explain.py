@@ -1,6 +1,7 @@
 """The report of `explain`; the programs of two layers."""
 
 import math
+import re
 import sys
 
 import pytest
@@ -22,6 +23,39 @@ def test_golden(name):
     report = sparsetir.explain(model, *args)
     assert report.programs() == golden(f"regions_{name.lower()}").rstrip("\n")
     assert all(map(torch.equal, before, model.parameters()))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_regions_name_their_modules(quick_kernels):
+    model = torch.nn.ModuleDict({"a": made("GCN")[0], "b": made("GCN")[0]})
+    _, (x, edges) = made("GCN")
+
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x, edges):
+            return self.parts["a"](x, edges) + self.parts["b"](x, edges)
+
+    report = sparsetir.explain(Two(), x, edges)
+    (graph,) = report.graphs
+    names = [region.module for region in graph.found]
+    assert all(name.startswith("parts.") for name in names)
+    assert {name.split(".")[1] for name in names} == {"a", "b"}
+    lines = str(report).splitlines()
+    (begin,) = [n for n, line in enumerate(lines) if line.startswith("module ")]
+    shown = re.findall(r"(?<=[ ,])\d+(?=,|$)", "\n".join(lines[begin:]), re.MULTILINE)
+    assert sorted(map(int, shown)) == list(range(len(names)))
+    assert f" of {names[0]}:" in report.programs()
+
+
+def test_parameters_that_a_function_closes_over(quick_kernels):
+    model, (x, edges) = made("GCN")
+    (graph,) = sparsetir.explain(lambda x, edges: model(x, edges), x, edges).graphs
+    assert {measured.costs.popitem()[1].direction for measured in graph.measured} == {
+        "forward", "backward"
+    }  # fmt: skip
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -10,9 +10,10 @@ from sparsetir.ops.cache import private
 from sparsetir.sparse_ir.errors import StructureIndexError
 
 
-@pytest.fixture(params=[0, 1 << 21], ids=["counting", "torch's sort"], autouse=True)
-def left(request, monkeypatch):
-    monkeypatch.setattr(compress, "_left", request.param)
+@pytest.fixture(params=[True, False], ids=["counting", "torch's sort"], autouse=True)
+def counts(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(compress, "coo_tocsr", None)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

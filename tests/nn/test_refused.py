@@ -41,7 +41,7 @@ ours.RGCNConv(4, 4, 2, num_bases=2, num_blocks=2)  # ValueError: 'num_blocks': e
 ours.RGCNConv(4, 4, 2, num_blocks=3)  # ValueError: 'num_blocks': expected a divisor of 4 .. got 3
 ours.RGCNConv(6, 4, 2)(features(), graph())  # ValueError: 'edge_type': expected shape .. got None
 ours.RGCNConv(6, 4, 2)(features(), graph(), torch.full((EDGES,), 2))
-    # ValueError: RGCNConv: argument 'edge_type': expected relations from 0 to 1, got 2 to 2
+    # ValueError: RGCNConv: argument 'edge_type': expected each relation to be .. less than 2, got 2
 ours.RGCNConv(6, 4, 2)(features(), torch.eye(20).to_sparse())  # TypeError: 'edge_index': expected a
 ours.RGCNConv(6, 4, 2, num_blocks=2)(None, graph(6), torch.zeros(EDGES).long())
     # ValueError: RGCNConv: argument 'x': expected features with 'num_blocks'

@@ -273,7 +273,7 @@ SparsePoints([[0, 1, 2, 3]], X.features)  # TypeError: 'coords': expected a tens
 ones_at([0.0, 1, 2, 3])  # TypeError: 'coords': expected integers, got float32
 ones_at([0, 1, 2])  # ValueError: 'coords': expected shape (n, 4) of batch, x, y and z, got
 ones_at([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3])  # ValueError: 'coords': .. got [0, 1, 2, 3] again
-ones_at([-1, 1, 2, 3])  # ValueError: 'coords': expected batches from 0 on, got -1
+ones_at([-1, 1, 2, 3])  # ValueError: 'coords': expected batches of at least 0, got -1
 ones_at([0, 1, 2**31, 3])  # ValueError: 'coords': expected coordinates within 2^31, got 2147483648
 ones_at([0, 2**31 - 1, 2**31 - 1, 0], [0, -(2**31), -(2**31), 9])  # ValueError: 'coords': expected
 SparsePoints(X.coords, X.features[1:])  # ValueError: 'features': expected shape ( .. , channels) as

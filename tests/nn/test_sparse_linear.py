@@ -278,6 +278,20 @@ def test_layers_of_a_model():
     assert copy.deepcopy(some).layer[0].dense.values.equal(some.layer[0].dense.values)
 
 
+def test_layers_of_torchs_transformers():
+    """Their fast paths for inference would read weights instead of calling layers."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).eval()
+    x, padding = torch.randn(2, 5, 16), torch.arange(5) > torch.tensor([[4], [2]])
+    with torch.no_grad():
+        expected = model(x), model(x, src_key_padding_mask=padding)
+        names = [f"layers.{n}.linear{i}" for n in (0, 1) for i in (1, 2)]
+        assert sparse_linears(model, sparsity=0) == names
+        given = model(x), model(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(given[0], expected[0])
+    torch.testing.assert_close(given[1][~padding], expected[1][~padding])
+
+
 def changed(change):
     dense = torch.nn.Linear(6, 4)
     change(dense)
@@ -314,6 +328,7 @@ nn, utils = torch.nn, torch.nn.utils
 parametrized = utils.parametrizations
 DENSE = torch.nn.Linear(6, 4)
 LAYER = made(32, 16, (8, 8))
+SINGLE = SparseLinear.from_linear(DENSE, sparsity=0.5)
 
 
 test_refusals = refusals(
@@ -353,9 +368,11 @@ sparse_linears(Model(), "layer")
 sparse_linears(Model(), "head")  # ValueError: 'names': .. got 'head', which matches none
 sparse_linears(DENSE, "*.dense")  # ValueError: 'names': .. (there are none), got '*.dense'
 sparse_linears(Model(), "layer.1.*")
-    # ValueError: 'model': expected layers with weights that are zero, .. ['layer.1.query', .. none
+    # ValueError: 'model': expected weights that are zero, or .. got none in ['layer.1.query'
 sparse_linears(DENSE, mask=None)  # TypeError: argument 'mask': expected none
 LAYER(torch.ones(2, 5))  # ValueError: 'x': expected 16 features, got shape (2, 5)
+SINGLE(torch.ones(2, 5))  # ValueError: SparseLinear: argument 'x': expected 6 features, got shape
+SINGLE(torch.ones(2, 7))  # ValueError: 'x': expected 6 features, got shape (2, 7)
 LAYER(torch.ones(2, 16).double())  # TypeError: 'x': expected float32 as the other
 BlockTile(lanes=3)  # ValueError: 'lanes': expected a power of two, got 3
 BlockTile(tile=0)  # ValueError: BlockTile: argument 'tile'

@@ -1,10 +1,9 @@
-"""Edges that PyG's EdgeIndex has sorted already: they are not sorted again."""
+"""Edges of PyG's EdgeIndex, whose order it knows."""
 
 import pytest
 import torch
 
 from sparsetir import nn, ops
-from sparsetir.ops import compress
 
 EdgeIndex = pytest.importorskip("torch_geometric").EdgeIndex
 
@@ -12,43 +11,22 @@ M, N, NNZ = 30, 40, 400
 ORDERS = ["row", "col"]
 
 
-@pytest.fixture
-def sorts(monkeypatch):
-    """Names of the sorts that follow, by any library."""
-    names: list[str] = []
-
-    def counted(of, name):
-        before = getattr(of, name)
-        monkeypatch.setattr(of, name, lambda *a, **k: (names.append(name), before(*a, **k))[1])
-
-    counted(torch, "argsort")
-    counted(torch, "sort")
-    counted(torch.Tensor, "sort")
-    counted(compress, "_pair_kernel")
-    counted(compress, "_row_kernel")
-    return names
-
-
-def edges(order, m=M, n=N, fill=True):
+def edges(order, m=M, n=N):
     generator = torch.Generator().manual_seed(3)
     sources, targets = (torch.randint(0, k, (NNZ,), generator=generator) for k in (n, m))
     plain = torch.stack([sources, targets])
     plain = plain[:, torch.argsort(plain[0 if order == "row" else 1], stable=True)]
     index = EdgeIndex(plain, sparse_size=(n, m), sort_order=order)
-    return plain, index.fill_cache_() if fill else index
+    return plain, index.fill_cache_()
 
 
-@pytest.mark.parametrize("left", [0, 1 << 30], ids=["counting", "torch"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_sums_and_gradients(order, left, sorts, monkeypatch):
+def test_sums_and_gradients(order):
     plain, index = edges(order)
     ours = ops.Operand(*ops.resolve((plain.clone(), (N, M)))[:4])
     values, x = torch.rand(NNZ, dtype=torch.float64), torch.rand(N, 5, dtype=torch.float64)
     expected, *of_expected = gradients(ours, values, x)
-    monkeypatch.setattr(compress, "_left", left)
-    sorts.clear()
     result, *of_found = gradients(index, values, x)
-    assert sorts == []
     for a, b in zip([result, *of_found], [expected, *of_expected]):
         torch.testing.assert_close(a, b)
     dense = torch.zeros(M, N, dtype=torch.float64)
@@ -63,37 +41,20 @@ def gradients(A, values, x):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_layers(order, sorts):
+def test_layers(order):
     plain, index = edges(order, N, N)
     x = torch.rand(N, 6)
     layers = [nn.SAGEConv(6, 4), nn.GCNConv(6, 4, add_self_loops=False)]
     expected = [layer(x, plain.clone()) for layer in layers]
-    sorts.clear()
     for layer, wanted in zip(layers, expected):
         result = layer(x, index)
         result.sum().backward()
         torch.testing.assert_close(result, wanted)
-    assert sorts == []
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_pyg_keeps_what_it_sorts(order, sorts):
-    """Forward and backward sort once; and none is wanted once the cache of patterns is cleared."""
-    _, index = edges(order, fill=False)
-    values, x = torch.rand(NNZ), torch.rand(N, 5)
-    sorts.clear()
-    gradients(index, values, x)
-    assert len(sorts) == 1
-    if order == "row":
-        sorts.clear()
-        ops.clear_cache()
-        gradients(index, values, x)
-        assert sorts == []
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_written_to_since(order):
-    """An order that is of other edges by now is not believed."""
+    """The order that PyG knows is of other edges by now."""
     plain, index = edges(order)
     new = torch.stack([torch.randint(0, N, (NNZ,)), torch.randint(0, M, (NNZ,))])
     index.as_tensor().copy_(new)

@@ -16,7 +16,8 @@ from torch import Tensor
 from refusals import refusals
 from sparsetir import SparseMatrix, ops
 from sparsetir.data import scipy_patterns
-from sparsetir.ops.sparse_results import compressed
+from sparsetir.ops.sparse_results import _Product, compressed
+from sparsetir.ops.structure import structure_of
 
 OPS = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "maximum": torch.maximum}
 OPS["minimum"] = torch.minimum
@@ -87,6 +88,23 @@ def test_gradients_of_large_results_are_not_dense() -> None:
     result = ops.add(operand, operand)
     result.values().sum().backward()
     assert values.grad is not None and values.grad.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(("op", "result"), [("matmul", A @ B), ("kron", sp.kron(A, B, "csr"))])
+def test_second_gradients_of_products(op: str, result: Any) -> None:
+    """Torch's own tensors cut them off at their values."""
+    result.sort_indices()
+    sides = tuple(
+        structure_of(*(torch.from_numpy(i) for i in (x.indptr, x.indices)), x.shape[1])
+        for x in (A, B, result)
+    )
+    values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B)]
+
+    def run(a: Tensor, b: Tensor) -> Any:
+        return _Product.apply(op, "c", sides, None, a, b)
+
+    torch.testing.assert_close(run(*values).detach(), torch.from_numpy(result.data))
+    assert torch.autograd.gradgradcheck(run, values, fast_mode=True)
 
 
 @pytest.mark.parametrize("mask", [None, matrix(3, (6, 5))])

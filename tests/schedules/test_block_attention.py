@@ -192,10 +192,14 @@ def test_attention_and_gradients(name):
     backward(mask, shape)
 
 
-def test_two_blocks_of_threads_fit_on_a_multiprocessor():
-    """Of an A100: rows of Q lie where the last stage of K will be."""
-    problem = block_attention.BlockAttention(64, 128, 128, "float16")
-    func = lower(block_attention.program(problem), apply, DEFAULT, CUDA)["II scheduled"]
+@pytest.mark.parametrize("keys", [None, False, True])
+def test_two_blocks_of_threads_fit_on_a_multiprocessor(keys):
+    """Of an A100: rows that are held in registers lie where last stages of others will be."""
+    backward, sizes = block_attention_backward, (64, 128, 128, "float16")
+    program = block_attention.program(block_attention.BlockAttention(*sizes))
+    if keys is not None:
+        program = backward.program(backward.BlockAttentionBackward(*sizes, keys))
+    func = lower(program, apply, DEFAULT, CUDA)["II scheduled"]
     buffers = [x.buffer for x in nodes_of(tirx.AllocBuffer, func.body)]
     (size,) = [int(b.ty.shape[0]) for b in buffers if b.ty.storage_scope == "shared.dyn"]
     assert 2 * (2 * size + 1024) <= 164 * 1024
@@ -253,7 +257,7 @@ def test_instructions(arch, tmp_path):
 @requires_cuda_text
 @pytest.mark.slow
 def test_in_parts(monkeypatch):
-    monkeypatch.setattr(tile_parts, "REGISTERS", 64)
+    monkeypatch.setattr(tile_parts, "REGISTERS", (64,))
     backward(rows_of_blocks(32)["partial"], Shape(32), WarpTiles(1), which=[True])
 
 

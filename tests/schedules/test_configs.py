@@ -48,7 +48,7 @@ RowTile(16, 16, 33, window=512, blocks=3, ahead=7, tiles_first=False)
 SlicedRows(lanes=8, long=100, packed=False)
 RowSplit(row_cache=True, rows_per_block=1, occupancy=None)
 HybRows(c=2, k=3, work=4)
-TensorCores(SRBCRS(8, 32), tile=64, warps=(1, 2), vector=4)
+TensorCores(SRBCRS(8, 32), tile=64, warps=(1, 2), vector=4, feat=68)
 Groups("non-zeros", group=8, feat=64)
 FusedNonzeros(feat=32)
 MatrixTiles(BSR(32, 16), 16, finite=True, blocks=4, parallel=False)
@@ -227,6 +227,7 @@ TensorCores(ELL())  # 'format': expected BSR, DBSR or SRBCRS of multiples of 8
 TensorCores(BSR(4, 8))  # 'format': expected BSR, DBSR or SRBCRS of multiples of 8
 TensorCores(BSR(32, 32), vector=3)  # 'vector': expected 1, 2, 4, 8 or 16, got 3
 TensorCores(BSR(32, 32), tile=36)  # 'tile': expected a multiple of vector = 8, got 36
+TensorCores(BSR(32, 32), feat=36)  # 'feat': expected a multiple of vector = 8, got 36
 TensorCores(BSR(32, 32), stages=9)  # 'stages': expected 1 to 8, got 9
 TensorCores(BSR(32, 32), stages=0)  # 'stages': expected 1 to 8, got 0
 TensorCores(BSR(32, 32), depth=24)
@@ -252,7 +253,7 @@ GradientTiles(shape=(3, 4))
 GradientTiles(shape=None, shares=(4, 1))
     'shares': expected two numbers, 16 together, that leave each
 GradientTiles(stages=5)  # 'stages': expected 1 to 4, got 5
-GradientTiles(tile=(0, 16))  # 'tile': expected two numbers from 1 on, got (0, 16)
+GradientTiles(tile=(0, 16))  # 'tile': expected two numbers of at least 1, got (0, 16)
 GradientTiles(feat=30)  # 'feat': expected a multiple of vectors = (4, 4), got 30
 GradientTiles(rows=0)  # 'rows': expected 1 or more, got 0
 Spmm("float16", out="float64")  # 'out': expected None, 'float16' or 'flo
@@ -271,7 +272,6 @@ Messages("pow")  # 'op'
 Messages(reduce="prod")  # 'reduce'
 Messages(u="x")  # 'u'
 Messages(arg=True)  # 'arg'
-Messages(given=True)  # 'given'
 Messages("mul", "max", dtype="bfloat16", ordered=True, arg=True)  # 'dtype'
 EdgeMessages(lhs_at="v")  # 'lhs_at'
 EdgeSoftmax("float16")  # 'dtype'

@@ -1,4 +1,4 @@
-"""Operands whose features are in rows of their own: copied where more is visited than copied."""
+"""Arrays whose features are in rows of their own: copied where more is visited than copied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import sparsetir
 from small import small
-from sparsetir.schedules.passes.features_last import features_last
+from sparsetir.schedules.passes.features_last import features_last, result_last
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
 PRODUCT = """
@@ -50,7 +50,7 @@ def arguments(program: Any, nnz: int, feat: int) -> dict[str, Any]:
     where = np.zeros((m, n), bool)
     where.flat[rng.permutation(m * n)[:nnz]] = True
     indptr = np.cumsum([0, *where.sum(1)]).astype("int32")
-    of = {"I": m, "J": nnz, "N": n, "K": feat}
+    of = {"I": m, "J": nnz, "N": n, "K": feat, "H": 3}
     args = {"indptr": indptr, "indices": np.nonzero(where)[1].astype("int32"), **sizes}
     for buffer in program.buffers:
         names = [axis.name for axis in buffer.axes]
@@ -77,6 +77,45 @@ def test_copies(name: str) -> None:
         sparsetir.interpret(program, expected)
         kernel(**result)
         np.testing.assert_array_equal(result["out"], expected["out"])
+
+
+WHOLE, PARTLY = {"X": "N K", "OUT": "K I"}, {"X": "N K", "OUT": "K N"}
+IN_PLACE = ACROSS.replace("X[k, j]", "X[j, k]")
+SLICES = IN_PLACE.replace("K]", "H, K]").replace("SRS", "SRSS").replace("k]:", "h, k]:")
+SLICES = SLICES.replace("OUT[k, i]", "OUT[k, h, i]").replace("X[j, k]", "X[j, k] * Y[h]")
+RESULTS = {
+    "a result across": (IN_PLACE, WHOLE),
+    "and an operand": (ACROSS, {"X": "K N", "OUT": "K I"}),
+    "of three axes": (SLICES, {**WHOLE, "OUT": "K H I", "Y": "H"}),
+    "an extremum": (IN_PLACE.replace("OUT[k, i] + A", "T.max(OUT[k, i], A") + ")", WHOLE),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_across(name: str) -> None:
+    """Copied after the iteration, for enough elements; sums and rows of all lengths."""
+    body, over = RESULTS[name]
+    program = small("f", body, "H = T.dense_fixed(3)", A="I J", **over)
+    copied = result_last(program)
+    assert copied is not None
+    assert [it.name for it in sparse_iterations(copied.func)] == ["f", "OUT_ws_copy"]
+    kernel = sparsetir.build(program)
+    for nnz, feat in ((0, 3), (5, 4), (47, 7), (150, 0), (150, 1), (150, 16), (150, 37)):
+        expected = arguments(program, nnz, feat)
+        result = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in expected.items()}
+        sparsetir.interpret(program, expected)
+        kernel(**result)
+        np.testing.assert_array_equal(result["out"], expected["out"])
+
+
+def test_results_in_place() -> None:
+    update = "\n".join(IN_PLACE.splitlines()[:2] + IN_PLACE.splitlines()[-1:])
+    for body, over in (
+        (PRODUCT.replace("X[k, j]", "X[j, k]"), {"X": "N K", "OUT": "I K"}),
+        (update, WHOLE),
+        (IN_PLACE, PARTLY),
+    ):
+        assert result_last(small("f", body, A="I J", **over)) is None
 
 
 def test_copies_are_made_on_as_many_threads() -> None:

@@ -256,20 +256,20 @@ def test_types_and_sizes(case: tuple[Spmm, PanelThreads, int]) -> None:
 
 
 def test_shared_rows() -> None:
-    """Only rows of several pieces are marked, in whatever buckets and parts they are."""
+    """Rows of other than one piece are marked, in whatever buckets and parts they are."""
     mask = np.zeros((5, 12), bool)
     mask[0, :4] = mask[1, :5] = mask[2, [0, 11]] = mask[3, 11] = True
     matrix = pattern_of(mask, "int32")
     for config, expected in (
-        (HybRows(1, 2), [0, 1, 0, 0, 0]),  # the fifth element of row 1 is a piece
-        (HybRows(2, 3), [0, 0, 1, 0, 0]),  # both halves of row 2 hold some
-        (HybRows(1, 3), [0, 0, 0, 0, 0]),
+        (HybRows(1, 2), [0, 1, 0, 0, 1]),  # the fifth element of row 1 is a piece
+        (HybRows(2, 3), [0, 0, 1, 0, 1]),  # both halves of row 2 hold some
+        (HybRows(1, 3), [0, 0, 0, 0, 1]),
     ):
         func = scheduled(Spmm(), config).attrs[SIGNATURE]
         flags = arrange(matrix, Spmm(), config).computed(func, {})
         np.testing.assert_array_equal(flags["c_shared"], expected)
         for problem in (Spmm(reduce="max"), Spmm("float16")):
-            if sum(expected) == 0:
+            if sum(expected) == 1:
                 func = scheduled(problem, config).attrs[SIGNATURE]
                 assert not arrange(matrix, problem, config).computed(func, {})
                 continue

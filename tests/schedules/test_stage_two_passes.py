@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse as sp
 import tvm
 from tvm import tirx
+from tvm.script import tirx as T
 
 import sparsetir
 from programs import PROGRAMS
@@ -23,6 +24,7 @@ from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.passes.row_offsets import row_offsets
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of
@@ -209,7 +211,7 @@ tiled()[0].rewrite(prefetch_gathered, "spmm_reduce0", "B", 8, 8)
 tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "A", 8, 8)
     prefetch_gathered: argument 'buffer': block 'spmm_reduce0' reads no 'A' at an index that it
 tiled()[0].rewrite(prefetch_gathered, "spmm", "B", 8, 8)
-    'iteration': expected one with a loop of its own over what 'J_indices' is read at .. the second
+    'iteration': expected one with a loop of its own over .. 'J_indices' is read .. the second
 tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", -8, 8)
     prefetch_gathered: argument 'distance': expected a positive integer, got -8
 tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", 8, 0)
@@ -449,3 +451,18 @@ def test_fills_are_one_loop(threads: int, monkeypatch: pytest.MonkeyPatch) -> No
         kernel(c, d, matrix.indptr, matrix.indices, m, n, k, matrix.nnz)
         np.testing.assert_array_equal(c, 1 + np.eye(m, n)[:, :, None] * np.ones(k))
         np.testing.assert_array_equal(d, -2)
+
+
+def test_offsets_of_rows_share_their_product():
+    @tvm.script.ir_module
+    class Module:
+        @T.prim_func(s_tir=True)
+        def main(A: T.Buffer((T.int64(64),)), B: T.Buffer((T.int64(64),)), n: T.int64, m: T.int32):
+            for i in range(T.int64(4)):
+                A[(i + T.int64(1)) * n - T.int64(2)] = B[(i - T.int64(3)) * n]
+                A[T.Cast("int64", (m + 1) * m)] = T.Cast("float32", (i + T.int64(1)) * n)
+
+    text = row_offsets(Module["main"]).script()
+    assert "A[i * n + n - T.int64(2)] = B[i * n - T.int64(3) * n]" in text
+    # Arithmetic of fewer bits could overflow, and so could that of values.
+    assert "(m + 1) * m" in text and "(i + T.int64(1)) * n" in text

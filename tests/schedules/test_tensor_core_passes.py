@@ -24,6 +24,7 @@ from sparsetir.schedules.gpu.passes.software_pipeline import software_pipeline
 from sparsetir.schedules.gpu.passes.thread_tiled_matmul import thread_tiled_matmul
 from sparsetir.schedules.gpu.passes.tile_products import sums_by_thread
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
+from sparsetir.schedules.passes.shared_addresses import CONVERT, shared_addresses
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.tir import dtype_of
 from stage2 import golden, plain_text
@@ -341,3 +342,16 @@ thread_tiled_matmul(apart(), STEP, [*SUM_STEPS, "sums_matrix"], warps=1, shape=(
 @pytest.mark.parametrize(("_", "code", "words"), table(REFUSED_SUMS))
 def test_sums_refused(_: str, code: str, words: list[str]) -> None:
     says(code, words, globals(), ScheduleError)
+
+
+@pytest.mark.parametrize("index", ["k * 72 + 24", "k * 72 - 24", "k * 72"])
+def test_constants_are_added_to_addresses(index):
+    tiles = tirx.decl_buffer((4096,), "float16", "tiles", scope="shared")
+    k = tirx.Var("k", "int32")
+    place = tirx.address_of(tirx.BufferLoad(tiles, [eval(index, {"k": k})]))
+    call = tirx.Evaluate(tirx.call_intrin("uint32", CONVERT, place))
+    body = shared_addresses(tirx.PrimFunc([k], call)).body.value
+    if "+" not in index:
+        assert body.same_as(call.value)
+    else:
+        assert str(body.a.args[0].args[0]) == "tiles[k * 72]" and int(body.b) == 48

@@ -62,11 +62,12 @@ def arguments(func: Any, problem: Spmm) -> dict[str, Any]:
     return {**args, "out": np.full((11, FEAT), np.nan, "float32")}
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_it_means_the_same(reduce: str) -> None:
+@pytest.mark.parametrize(("reduce", "covers"), [("sum", True), ("mean", False)])
+def test_it_means_the_same(reduce: str, covers: bool) -> None:
     problem = Spmm(reduce=reduce)
     sch, writes = scheduled(problem)
-    adds = sch.combine_row_pieces(writes, race="atomics")
+    adds = sch.combine_row_pieces(writes, race="atomics", covers=covers)
+    assert sch.func.script().count("C_shared[i] != 0") == covers
     args = arguments(sch.func, problem)
     sparsetir.interpret(sch.func, args)
     scale = args["row"][:, None] if reduce == "mean" else 1

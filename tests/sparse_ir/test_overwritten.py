@@ -166,3 +166,33 @@ def test_random_schedules_mean_the_same(row: str) -> None:
         np.testing.assert_allclose(result, wanted, rtol=1e-5, err_msg=sch.func.script())
         taken += "set" not in {it.name for it in sparse_iterations(sch.func)}
     assert bool(taken) == (row == "io * 4 + ii")
+
+
+CHUNKED = (
+    BLOCKED.replace("(IO, JO, II)", "(IO, JO)")
+    .replace(
+        '[IO, JO, II, K], "SRSS", "it") as [io, jo, ii, k]',
+        '[IO, JO, K], "SRS", "it") as [io, jo, k]',
+    )
+    .replace("A[io, jo, ii]", "A[io, jo]")
+)
+
+
+@pytest.mark.parametrize("first", ["C[i, k] = 2.5", "C[i, k] = D[i, k]"])
+def test_rows_of_chunks_begin_with_what_is_set_before(first: str) -> None:
+    """Also where their features are in tiles."""
+    _, arguments = blocked()
+    arguments |= {"a": arguments["a"][:, 0].copy(), "c": arguments["c"][:3], "m": 3}
+    arguments["d"] = arguments["d"][:3]
+    func = sparsetir.from_source(
+        CHUNKED.format(**{**WHOLE, "count": "m", "first": first, "row": "io"})
+    )
+    sch, it, (io, jo, k) = opened(func, "it")
+    k0, k1 = sch.split(k, [None, 3], tail="shift")
+    sch.sparse_reorder(it, [io, jo, k0, k1])
+    chunks, pieces, elements = sch.split(sch.sparse_fuse(it, [io, jo]), [None, 2])
+    sch.sparse_reorder(it, [chunks, pieces, k0, elements, k1])
+    sch.precompute("C", k0, [k1])
+    sch.parallelize(chunks, "cpu", race="temporary")
+    assert '"set"' not in sch.func.script()
+    check(func, arguments, sch)

@@ -139,7 +139,7 @@ bound(k, 100, "exact"); split(k, [None, 16], tail="exact")
     argument 'tail': "exact" expects axis 'K' to be a multiple of 16 long, got 100; "guard", "shift"
 bound(k, 15, "exact"); split(k, [None, 16], tail="shift")
     argument 'tail': "shift" expects axis 'K' to hold a tile of 16, got 15 coordinates; "guard" and
-split(i, [None, 4])  # axis 'J' would be parted from its parent 'I'; divide keeps it under it
+split(i, [None, 4])  # axis 'J' would be separated from its parent 'I'; to keep it there call pos
 split(j, [2, 8])
     argument 'factors': expected None as the first, as rows store more or less than others, got 2;
 split(j, [None, 8], tail="shift")
@@ -332,7 +332,7 @@ parallelize(o)
     loop 'I_J_parts' is not proven free of races (scatter: C); .. race="temporary" of this one
 [spmm in 8 lanes]
 parallelize(lane, "thread")
-    meet, race="atomics" or "segment(r)" of a sum, and "group(r)" of threads of one row
+    element, race="atomics" or "segment(r)" of a sum, and "group(r)" of threads of one row
 parallelize(lane, "thread", race="segment(8)")
     all lanes of 'J_lanes' add to the same element, [i, k]; legal is race="group(8)"
 parallelize(lane, "thread", race="group(8)", per_block=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import os
 import pickle
@@ -133,6 +134,32 @@ def test_a_made_space_visits_rows_in_other_orders(visit, monkeypatch):
     # Tiles that overlap are not added to twice, and panels ask for no rows ahead.
     assert config_of(**chosen | {"gated.size": 0}) is None or not visit.startswith("parts")
     assert config_of(**chosen | {"gated.ahead": 4}) is None or not visit.startswith("panels")
+
+
+@pytest.mark.parametrize("name", ["spmm_coo", "spmm_ell", "spmm_dbsr"])
+def test_rows_without_results_of_their_own_are_in_no_blocks(name):
+    """These have no rows of varying lengths, or rows that add to one result."""
+    func = PROGRAMS[name].make("float32", "int32")
+    space = space_of(func, {"feat": 64, "m": 90, "n": 90, "nnz": 600}, 512, 2)
+    for config in itertools.product(*(space[f"spmm.{x}"] for x in ("order", "blocks", "parallel"))):
+        named = dict(zip(("spmm.order", "spmm.blocks", "spmm.parallel"), config, strict=True))
+        chosen = {choice: values[0] for choice, values in space.items()} | named
+        program_space.apply(Schedule(func), config_of(**chosen))
+
+
+def test_rows_of_two_operands_are_prefetched():
+    func = small("weighted", """
+    with T.sp_iter([I, J, K], "SRS", "weighted") as [i, j, k]:
+        with T.init():
+            OUT[i, k] = 0.0
+        OUT[i, k] = OUT[i, k] + A[i, j] * B[j, k] * W[j, k]
+    """, A="I J", B="N K", W="N K", OUT="I K")  # fmt: skip
+    space = space_of(func, {"feat": 16}, 128, 1)
+    for order in space["weighted.order"]:
+        chosen = {name: values[0] for name, values in space.items()}
+        chosen |= {"weighted.order": order, "weighted.ahead": 4}
+        kernel = sparsetir.build(func, schedule=program_space.apply, config=config_of(**chosen))
+        assert kernel.stages["III"].script().count("llvm.prefetch") == 2, order
 
 
 def test_a_made_schedule_without_choices_changes_nothing():
@@ -316,6 +343,7 @@ def mine(**options):
 test_refusals = refusals(
     """
 with_argument(z=1)  # ValueError: 'arguments': 'spmm' has no 'z'; it has a, b, c, indptr, indices
+run({"a": arguments()["a"]})  # TypeError: tune: argument 'arguments': 'b' is missing: expected a
 with_argument(b=None)  # TypeError: 'b': expected a torch, NumPy or TVM array, got NoneType
 with_argument(b=np.zeros((11, 7)))  # TypeError: 'b': expected dtype float32, got float64
 with_argument(b=np.zeros((12, 7), "float32"))  # ValueError: 'arguments': 'b': .. got (12, 7)
@@ -389,21 +417,21 @@ def test_workers_run_the_modules_that_register(tmp_path, monkeypatch):
         """Without those of templates that other tests have registered."""
         return [name for name in search._plug_ins(task) if not name.startswith("tuning.")]
 
-    file, wanted = tmp_path / "plugged_in.py", requested("spmm", SparseMatrix(sp.eye(2)), 4)
+    file, wanted = tmp_path / "registering.py", requested("spmm", SparseMatrix(sp.eye(2)), 4)
     file.write_text(PLUG_IN.format(then=""))
-    plugged = importlib.import_module("plugged_in")
-    assert plug_ins(wanted) == ["plugged_in"] and plug_ins(task()) == []
+    plugged = importlib.import_module("registering")
+    assert plug_ins(wanted) == ["registering"] and plug_ins(task()) == []
     load_file(file)
     assert plug_ins(wanted) == [str(file)]
-    assert load_module(str(file)) is not plugged is load_module("plugged_in")
+    assert load_module(str(file)) is not plugged is load_module("registering")
     monkeypatch.setitem(sys.modules, "__main__", main := types.ModuleType("__main__"))
     exec(PLUG_IN.format(then=""), vars(main))
     with pytest.raises(ValueError, match="'Mine': expected to be registered in a file"):
         plug_ins(wanted)
-    main.__file__ = str(file)  # as of `python plugged_in.py`
+    main.__file__ = str(file)  # as of `python registering.py`
     assert plug_ins(wanted) == [str(file)]
-    main.__spec__ = plugged.__spec__  # as of `python -m plugged_in`
-    assert plug_ins(wanted) == ["plugged_in"]
+    main.__spec__ = plugged.__spec__  # as of `python -m registering`
+    assert plug_ins(wanted) == ["registering"]
     for ref in (str(file), "tunes_at_once"):
         file.with_stem("tunes_at_once").write_text(then := "import sparsetir; sparsetir.tune(0, 0)")
         file.write_text(PLUG_IN.format(then=then))

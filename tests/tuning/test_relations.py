@@ -127,8 +127,8 @@ test_refusals = refusals(
 tune(target=GPU)  # ValueError: tune: argument 'target': expected a CPU
 tune(space={"rows": [1]})  # ValueError: tune: argument 'space': expected none for 'rgms'
 tune(modules=["json"])  # ValueError: tune: argument 'modules': expected none for 'rgms'
-tune(heads=2)  # ValueError: plan: argument 'heads': expected None for 'rgms'
-tune(feat_in=0)  # ValueError: plan: argument 'feat_in': expected 1 or more, got 0
+tune(heads=2)  # ValueError: tune: argument 'heads': expected None for 'rgms'
+tune(feat_in=0)  # ValueError: tune: argument 'feat_in': expected 1 or more, got 0
 sparsetir.tune("spmm", FIRST, 8, feat_in=8)  # ValueError: 'feat_in': expected None for .. got 8
 sparsetir.tune(lambda: None, {}, feat_in=8)  # ValueError: 'feat_in': expected none for a function
 """,

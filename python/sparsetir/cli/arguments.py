@@ -110,6 +110,17 @@ def add_operator(out: argparse._ActionsContainer, graph: str, **feat: Any) -> No
     out.add_argument("--reduce", choices=names_of(REDUCTIONS), help="default: sum")
 
 
+def config_text(config: Mapping[str, object]) -> str:
+    """A short text for a config, of its data."""
+    try:
+        from sparsetir.schedules.search.configs import from_data
+        from sparsetir.tuning.report import short
+
+        return short(from_data(config))
+    except ValueError:  # of another version
+        return str(config.get("template", config))
+
+
 def refuse(options: Mapping[str, object], what: str) -> None:
     """Raise UsageError for the first option that has a value.
 
@@ -170,8 +181,9 @@ def at_least(least: float, kind: type = int, most: float = MOST) -> Callable[[st
             value = None
         if value is None or not least <= value <= most:
             what = "an integer" if kind is int else "a number"
-            span = f"to {most:,}" if value is not None and value > most else "on"
-            raise argparse.ArgumentTypeError(f"expected {what} from {least} {span}, got {text!r}")
+            over = value is not None and value > most
+            span = f"from {least} to {most:,}" if over else f"of at least {least}"
+            raise argparse.ArgumentTypeError(f"expected {what} {span}, got {text!r}")
         return value
 
     return convert

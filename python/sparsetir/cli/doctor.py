@@ -157,16 +157,16 @@ def records() -> Facts:
     if kept.path is None:
         return {"path": None, "reason": "switched off: SPARSETIR_RECORDS is empty"}
     out: Facts = {"path": str(kept.path), "bytes": None, "records": 0}
-    at = kept.path
-    while not at.exists() and at != at.parent:
-        at = at.parent
-    out["writable"] = os.access(at, os.W_OK)
+    existing = kept.path
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    out["writable"] = os.access(existing, os.W_OK)
     try:
         if kept.path.exists():
             out |= {"bytes": kept.path.stat().st_size, "records": len(kept.all())}
     except (RecordError, OSError) as error:
         return {**out, "error": str(error)}
-    return out if out["writable"] else {**out, "error": f"{at} cannot be written to"}
+    return out if out["writable"] else {**out, "error": f"{existing} cannot be written to"}
 
 
 def kernels() -> Facts:
@@ -245,9 +245,9 @@ def _show(facts: Facts) -> None:
         if kept["bytes"] is not None:
             size = f"{many(kept['records'], 'record')} in {memory(kept['bytes'])}"
         _part("records", f"{kept['path']}: {size}")
-    made = facts["kernels"]
-    held = made["path"] and f"{many(made['kernels'], 'kernel')} in {memory(made['bytes'])}"
-    _part("kernels", f"{made['path']}: {held}" if held else made["reason"])
+    cache = facts["kernels"]
+    contents = cache["path"] and f"{many(cache['kernels'], 'kernel')} in {memory(cache['bytes'])}"
+    _part("kernels", f"{cache['path']}: {contents}" if contents else cache["reason"])
     _part("variables", *(f"{name}={value}" for name, value in facts["environment"].items()))
     ran = facts["kernel"]
     if "error" not in ran:

@@ -90,7 +90,7 @@ def format_of(text: str, known: Mapping[str, Format]) -> Format:
     if match is None or kind is None:
         raise UsageError(
             f"argument --format: expected {', '.join(known)}, or one of {', '.join(REGISTRY)} with "
-            f"parameters, as BSR(8, 8); got {text}"
+            f"parameters, such as BSR(8, 8); got {text}"
         )
     try:
         parameter_text = match[3].strip("_").replace("_", ", ") if match[3] else match[2] or ""
@@ -112,8 +112,8 @@ def describe(matrix: sp.csr_array) -> Facts:
     m, n = matrix.shape
     rows = np.diff(matrix.indptr)
     columns = np.bincount(matrix.indices, minlength=n)
-    at = np.repeat(np.arange(m, dtype=matrix.indices.dtype), rows)
-    distance = np.abs(at.astype(np.int64) - matrix.indices)
+    row = np.repeat(np.arange(m, dtype=matrix.indices.dtype), rows)
+    distance = np.abs(row.astype(np.int64) - matrix.indices)
     return {
         "shape": [m, n],
         "nnz": int(matrix.nnz),
@@ -194,10 +194,7 @@ def _draw(path: Path, name: str, pattern: Pattern, chosen: list[Format]) -> None
 
 def _show(name: str, about: Facts, cells: list[Facts], defaults: Facts) -> None:
     m, n = about["shape"]
-    print(
-        f"{name}: {m:,} x {n:,}, {many(about['nnz'], 'element')}, {about['density']:.3g} of all "
-        "places"
-    )
+    print(f"{name}: {m:,} x {n:,}, {many(about['nnz'], 'element')}, density {about['density']:.3g}")
     print(
         f"pattern {'' if about['symmetric'] else 'not '}symmetric, {about['diagonal']:,} on the "
         f"diagonal, bandwidth {about['bandwidth']:,}"
@@ -211,7 +208,7 @@ def _show(name: str, about: Facts, cells: list[Facts], defaults: Facts) -> None:
         rows.append([f"{what}s", *values, f"{about[f'empty_{what}s']:,}", ""])
     print("", *aligned(rows, right=True), "", sep="\n")
     least = min((c["bytes"] for c in cells if c["bytes"] is not None), default=None)
-    rows = [["format", "parts", "places", "padding", "memory", ""]]
+    rows = [["format", "parts", "slots", "padding", "memory", ""]]
     for cell in cells:
         note = "least memory" if cell["bytes"] == least else ""
         parts = "-" if cell["parts"] is None else f"{cell['parts']:,}"
@@ -220,6 +217,5 @@ def _show(name: str, about: Facts, cells: list[Facts], defaults: Facts) -> None:
     print(*aligned(rows, right=True), "\ndefault on this CPU", sep="\n")
     rows = []
     for problem, config in defaults.items():
-        fields = ", ".join(f"{k}={v}" for k, v in config.items() if k != "template")
-        rows.append([f"  {problem}", f"{config['template']}: {fields}"])
+        rows.append([f"  {problem}", arguments.config_text(config)])
     print(*aligned(rows), sep="\n", flush=True)

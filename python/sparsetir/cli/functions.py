@@ -62,7 +62,7 @@ def function_of(text: str) -> SparseFunc | tirx.PrimFunc:
     return func
 
 
-def arguments_of(program: SparseFunc, given: Facts, graph: sp.csr_array | None) -> Facts:
+def arguments_of(program: SparseFunc, values: Facts, graph: sp.csr_array | None) -> Facts:
     """Complete a function's arguments by those of a graph, random numbers and zeros.
 
     graph : the matrix of the first sparse axis
@@ -73,11 +73,19 @@ def arguments_of(program: SparseFunc, given: Facts, graph: sp.csr_array | None) 
 
     from sparsetir.runtime.bound_arguments import bound_arguments
 
-    given = given if graph is None else {**_graph_arguments(program, graph), **given}
-    if not given:
+    values = values if graph is None else {**_graph_arguments(program, graph), **values}
+    if not values:
         return {}
+    # Files hold index arrays in the type of the library that wrote them.
+    arrays = [(x, a.idtype) for a in program.axes for x in (a.indptr, a.indices)]
+    for name, dtype in ((x.name, idtype) for x, idtype in arrays if x is not None):
+        value = values.get(name)
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            continue
+        if value.max(initial=0) <= np.iinfo(dtype).max:
+            values = {**values, name: value.astype(dtype)}
     try:
-        return bound_arguments(program, given, "argument --arg", np.random.default_rng(0))
+        return bound_arguments(program, values, "argument --arg", np.random.default_rng(0))
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
 

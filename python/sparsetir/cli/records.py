@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,12 +95,14 @@ def _list(args: argparse.Namespace, records: Records) -> int:
         key, default = record.key, record.default_seconds
         gain = "-" if not default else f"{default / record.seconds:.2f}"
         threads = str(key.threads) if key.threads else "GPU"
+        of_program = key.reduce.startswith("program-")
+        feat, reduce = ("-", "-") if of_program else (str(key.feat), key.reduce)
         cells = [
-            key.op, record.graph or key.fingerprint[:8], str(key.feat), key.dtype, key.reduce,
-            threads, micros(record.seconds), gain, str(record.trials), record.date[:10],
+            key.op, record.graph or key.fingerprint[:8], feat, key.dtype, reduce, threads,
+            micros(record.seconds), gain, str(record.trials), record.date[:10],
         ]  # fmt: skip
         rows.append([printable(cell) for cell in cells])  # others may have written the file
-        configs.append(printable(_words(record.config)))
+        configs.append(printable(arguments.config_text(record.config)))
     for line, config in zip(aligned(rows), configs, strict=True) if best else ():
         print(line)
         if config:
@@ -112,18 +113,9 @@ def _list(args: argparse.Namespace, records: Records) -> int:
     return 0
 
 
-def _words(config: Mapping[str, object]) -> str:
-    """A short text for a config."""
-    try:
-        from sparsetir.schedules.search.configs import from_data
-        from sparsetir.tuning.report import short
-
-        return short(from_data(config))
-    except ValueError:  # of another version
-        return str(config.get("template", config))
-
-
 def _export(args: argparse.Namespace, records: Records) -> int:
+    if args.file.exists() and not args.replace:
+        raise Failed(f"{args.file} exists already; give another name, or --replace")
     count = records.export(args.file, replace=args.replace)
     return _print_count(args, f"{many(count, 'record')} written to {args.file}", count)
 

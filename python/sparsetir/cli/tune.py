@@ -194,7 +194,7 @@ def _operator_jobs(args: argparse.Namespace) -> Iterator[Job]:
     op = args.op
     _check_operator(args)
     if args.graph is None:
-        raise UsageError(f"argument --graph: expected one, for {op}")
+        raise UsageError(f"argument --graph: expected a graph for {op}, such as cora or a file")
     _check_device(args)
     none = op in WITHOUT or op in OPERATORS and OPERATORS[op].vectors
     feats = args.feat or [None if none else 32]

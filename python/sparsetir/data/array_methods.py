@@ -373,8 +373,9 @@ class ArrayMethods:
             except ValueError:
                 expected = f"a shape that broadcasts to {self.shape}"
                 raise wrong(caller, "other", expected, other.shape) from None
-            own = zip(self.pattern.coords[self.ndim - other.ndim :], other.shape, strict=True)
-            other = other[tuple(c if length > 1 else 0 for c, length in own)]
+            coords = self.pattern.coords[self.ndim - other.ndim :]
+            lengths = zip(coords, other.shape, strict=True)
+            other = other[tuple(c if length > 1 else 0 for c, length in lengths)]
         return self.with_values(op(self.values, other))
 
     __eq__, __ne__ = _comparison("eq"), _comparison("ne")

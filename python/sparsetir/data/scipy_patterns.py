@@ -37,15 +37,15 @@ def adopt(caller: str, name: str, data: Any) -> SparseTensor:
         return known
     sparse = is_sparse(data)
     kept = sparse and getattr(data, "format", None) in FORMATS
-    own = data.copy() if kept else data
+    source = data.copy() if kept else data
     matrix = not sparse or len(data.shape) == 2
-    tensor = SparseMatrix.adopt(caller, name, own) if matrix else SparseTensor(own)
+    tensor = SparseMatrix.adopt(caller, name, source) if matrix else SparseTensor(source)
     tensor.pattern.checked = True
     if not kept:
         return tensor
     key = id(data)
     ref = weakref.ref(data, lambda _: _copied.pop(key, None))
-    _copied[key] = _Copied(ref, _indices(own), tensor.pattern, tensor.places)
+    _copied[key] = _Copied(ref, _indices(source), tensor.pattern, tensor.places)
     known = known_tensor(data)
     return tensor if known is None else known  # None if only the copy has values of our types
 

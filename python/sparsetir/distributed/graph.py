@@ -24,7 +24,7 @@ from sparsetir.distributed.files import Share, read_share
 from sparsetir.distributed.partition import Partition, check_partition, make_partition
 from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.distributed.rows import Rows
-from sparsetir.ops.cache import cacheable
+from sparsetir.ops.cache import cacheable, cached_result
 from sparsetir.ops.compress import INT32_MAX, sorted_by
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.tensors import DTYPES, check_kind, check_size
@@ -323,7 +323,7 @@ class DistGraph(Rows):
     @property
     def remote_blocks(self) -> list[Block]:
         """`remote` in pieces, whose products are added to those of `local`; not collective."""
-        return self.kept("blocks", lambda: cacheable(blocks_of)(self.remote))
+        return self.kept("blocks", lambda: cached_result(blocks_of, self.remote))
 
     @property
     def whole(self) -> Operand:

@@ -98,7 +98,7 @@ class Partition:
     def owners(self, new: Tensor) -> Tensor:
         """The process of each of these new numbers, (k,)."""
         ends = torch.tensor(self.starts[1:-1], dtype=new.dtype, device=new.device)
-        return torch.bucketize(new, ends, right=True)
+        return torch.bucketize(new.contiguous(), ends, right=True)  # it warns of others
 
 
 def check_partition(caller: str, how: Any, n: int, processes: int) -> object:

@@ -16,7 +16,7 @@ from sparsetir.expressions.levels import LevelArrays, coordinates, level_arrays
 from sparsetir.expressions.operands import Operand, patterns_of
 from sparsetir.expressions.unit import Unit, fixed_arguments
 from sparsetir.formats.pattern import Pattern
-from sparsetir.runtime.arrays import to_numpy
+from sparsetir.runtime.arrays import plain_view, to_numpy
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.open_axes import closed, open_axes
@@ -101,7 +101,7 @@ class Assembling:
             patterns, idtype = patterns_of(operands), self._compiled.idtype
             for unit in self._compiled.assembling:
                 known, kept = fixed_arguments(unit, self._sizes, patterns, idtype)
-                known = {n: known[n] for n in unit.assembled.params if n in known}
+                known = {n: plain_view(known[n]) for n in unit.assembled.params if n in known}
                 self._settled.append((known, kept))
         return self._settled
 
@@ -135,12 +135,13 @@ def arguments_of(
 
 def values_of(
     unit: Unit, kept: Mapping[Key, LevelArrays], operands: Mapping[str, Operand]
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """The values of a unit's inputs by parameter, in the order of their levels."""
-    values: dict[str, np.ndarray] = {}
+    values: dict[str, Any] = {}
     for param in unit.inputs:
         name, key = unit.values[param]
         x = to_numpy(operands[name].values)
         x = x if key is None else kept[key].values(x)
-        values[param] = x if x.flags.c_contiguous else np.require(x, requirements="C")
+        x = x if x.flags.c_contiguous else np.require(x, requirements="C")
+        values[param] = x if x.size else plain_view(x)  # TVM refuses NumPy's strides of empty ones
     return values

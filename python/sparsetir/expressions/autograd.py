@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def _gradient(
 ) -> Any:
     """The gradient for one input, in the order of its levels."""
     try:
-        derived = bound.gradient(param, patterns)
+        derived = bound.derived(bound.unit.gradient(param), patterns)
     except ValueError as error:
         if "does not depend" in str(error):
             return torch.zeros_like(inputs[param])
@@ -75,12 +76,12 @@ def _gradient(
     for name in unit.inputs:
         operand, key = unit.values[name]
         x = inputs[name] if operand != GRAD or name in inputs else grad
-        if key is not None and unit.levels[key] != bound.unit.levels[key]:
+        if key is not None and unit.patterns[key] != bound.unit.patterns[key]:
             x = derived.stored[key].values(bound.stored[key].restored(x))
         values.append(x.contiguous())
     result = run(derived, patterns, values)
     key = bound.unit.values[param][1]
-    if key is not None and unit.levels[key] != bound.unit.levels[key]:
+    if key is not None and unit.patterns[key] != bound.unit.patterns[key]:
         result = bound.stored[key].values(derived.stored[key].restored(result))
     return result
 
@@ -92,15 +93,47 @@ def run(
 
     skipped : whether to leave the result unwritten, as only its gradients are needed
     """
-    terms = bound.attaining(patterns)
-    if not terms:
+    if bound.unit.reduction is None:
         return Run.apply(bound, patterns, skipped, *values)
-    known = [x.detach() for x in values]
-    best = bound(known, bound.empty(True))
+    best = bound([x.detach() for x in values], bound.empty(True))
+    surrogate = _product if bound.unit.reduction == "product" else _extrema
+    return Known.apply(best, partial(surrogate, bound, patterns, best), *values)
 
-    def sums(values: list[Any]) -> Any:
-        count, total = terms
-        number = count([*known, best, torch.ones_like(best)], count.empty(True))
-        return run(total, patterns, [*values, best, 1 / number], skipped=True)
 
-    return Known.apply(best, sums, *values)
+def _extrema(
+    bound: Bound, patterns: Mapping[str, Pattern], best: Any, values: Sequence[Any]
+) -> Any:
+    """A function with the gradients of maxima or minima: those of the terms that attain them."""
+    unit, known = bound.unit, [x.detach() for x in values]
+    number = bound.derived(unit.surrogate("number"), patterns)
+    weights = 1 / number([*known, best], number.empty(True))
+    total = bound.derived(unit.surrogate("attaining"), patterns)
+    return run(total, patterns, [*values, best, weights], skipped=True)
+
+
+def _product(
+    bound: Bound, patterns: Mapping[str, Pattern], product: Any, values: Sequence[Any]
+) -> Any:
+    """A function with the first and second gradients of products; of all orders without zeros."""
+    unit, known = bound.unit, [x.detach() for x in values]
+
+    def computed(kind: str) -> Any:
+        other = bound.derived(unit.surrogate(kind), patterns)
+        return other(known, other.empty(True))
+
+    def zeros(kind: str) -> Any:
+        """Zeros, with the gradients of a sum."""
+        other = bound.derived(unit.surrogate(kind), patterns)
+        return Known.apply(
+            torch.zeros_like(product), lambda values: run(other, patterns, values, True), *values
+        )
+
+    change = zeros("logarithms").exp()
+    if product.all():
+        return product * change
+    number, first = computed("number of zeros"), zeros("zeros")
+    second = (first.square() - zeros("squares of zeros")) / 2  # the product of a pair
+    none = torch.zeros_like(product)
+    of_zeros = torch.where(number == 1, first, torch.where(number == 2, second, none))
+    of_zeros = torch.where(number == 0, torch.ones_like(product), of_zeros)
+    return computed("without zeros") * change * of_zeros

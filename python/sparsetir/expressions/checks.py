@@ -9,6 +9,7 @@ import numpy as np
 from sparsetir.expressions.notation import COMPARISONS
 from sparsetir.expressions.trees import Access, Call, Number, Statement, accesses, refuse, walk
 from sparsetir.runtime.refusals import wrong
+from sparsetir.runtime.texts import many
 
 HALVES = ("float16", "bfloat16")
 # Operators that map integers to integers.
@@ -54,10 +55,8 @@ def check_ranks(who: str, statement: Statement, ranks: Mapping[str, int]) -> Non
     for access in _all_accesses(statement, ranks):
         rank = ranks[access.name]
         if rank != len(access.indices):
-            what = (
-                f"operand '{access.name}' has {rank} dimensions, got {len(access.indices)} indices"
-            )
-            _refuse(who, statement, access, what)
+            has, got = many(rank, "dimension"), many(len(access.indices), "index", "indices")
+            _refuse(who, statement, access, f"operand '{access.name}' has {has}, got {got}")
 
 
 def check_like(who: str, statement: Statement, rank: int) -> None:

@@ -105,7 +105,7 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
         )
         return explain_program(program, arguments, name=what, **own)
     if not callable(what):
-        expected = "a stage-I function, a Schedule, a Kernel, an expression or a model"
+        expected = "a stage-I function, a Schedule, a Kernel, a plan, an expression or a model"
         raise wrong("explain", "what", expected, type(what).__name__, TypeError)
     # Models belong to a higher package, and need torch.
     return import_module("sparsetir.graph.explain").explain(what, *inputs, **options)

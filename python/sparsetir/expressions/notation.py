@@ -301,7 +301,7 @@ def in_semiring(statement: Statement, reduce: str, semiring: str, who: str) -> S
             f"{who}: argument 'reduce': expected one of {[*REDUCTIONS]}, got {reduce!r}"
         )
     op, product = SEMIRINGS[semiring]
-    op = reduce if semiring == "plus_times" else op
+    op = reduce if semiring == "plus_times" else "or" if semiring == "or_and" else op
     if op == "sum":
         return statement
 

@@ -35,7 +35,7 @@ PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 2}
 
 @dataclass
 class Program:
-    """A program and the meaning of its parameters.
+    """A program and the meaning of its parameters; or one that is derived from it.
 
     values : for each array of values the operand, and its pattern, if any
     result : the parameter of the result
@@ -284,7 +284,10 @@ class _Writer(Declarations):
         held = target if dtype == self.acc else f'T.cast({target}, "{self.acc}")'
         symbol = {"sum": "+", "prod": "*"}.get(op)
         text = self._wrapped(value, PRECEDENCE[symbol] + 1 if symbol else 0)
-        return self._set(result, f"{held} {symbol} {text}" if symbol else f"T.{op}({held}, {text})")
+        call = "max" if op == "or" else op
+        return self._set(
+            result, f"{held} {symbol} {text}" if symbol else f"T.{call}({held}, {text})"
+        )
 
     def _set(self, result: Access, text: str) -> str:
         """The text of an assignment to the result."""
@@ -294,7 +297,7 @@ class _Writer(Declarations):
 
     def _identity(self, op: str) -> str:
         """The identity of a reduction, in the type of computations."""
-        if op in ("sum", "prod"):
+        if op in ("sum", "prod", "or"):
             return self._text(Number(int(op == "prod")))
         if self.acc.startswith("float"):
             return f'T.{self.acc}("{"-" if op == "max" else ""}inf")'

@@ -15,6 +15,7 @@ from sparsetir.runtime import pool
 from sparsetir.schedules.multiversion import WORK_OF_THREADS
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.targets import l2_bytes, resolve_target, vector_bits
+from sparsetir.schedules.templates.register_tile import packed_values
 from sparsetir.schedules.templates.shapes import ShapeError, row_sum
 from sparsetir.schedules.templates.spmv import SlicedRows, arrange
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
@@ -30,8 +31,9 @@ MOST_CHANGES = 3  # changes of values, after which they are no longer packed
 def is_row_sum(func: SparseFunc) -> bool:
     """Whether a program is a row sum of products with a CSR matrix, such as SpMV, with at most
     iterations over dense axes besides, such as a bias."""
+    sch = Schedule(func)
     try:
-        rows = row_sum(Schedule(func), "einsum")
+        rows = row_sum(sch, "einsum")
     except ShapeError:
         return False
     (it,) = [it for it in sparse_iterations(func) if it.name == rows.rows.iteration]
@@ -40,7 +42,7 @@ def is_row_sum(func: SparseFunc) -> bool:
     return (
         columns.kind == "sparse_variable"
         and columns.unique
-        and len(rows.stored) == 1
+        and len(packed_values(sch, rows)) == 1
         and reduction is not None
         and reduction.operator == "sum"
         and not reduction.conditions

@@ -76,7 +76,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Reduce:
-    """A reduction over indices."""
+    """A reduction over indices: "sum", "prod", "max", "min", or "or", the maximum with 0."""
 
     op: str
     indices: tuple[str, ...]

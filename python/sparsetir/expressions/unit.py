@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -11,11 +11,11 @@ import numpy as np
 import tvm_ffi
 from tvm import tirx
 
-from sparsetir.expressions.declarations import Key
-from sparsetir.expressions.extremum import attaining
+from sparsetir.expressions.declarations import Key, PatternAxes
 from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
 from sparsetir.expressions.program import Program
 from sparsetir.expressions.row_sums import MOST_CHANGES, is_row_sum, slices_of
+from sparsetir.expressions.surrogates import reduction_to, surrogate
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import (
     aligned_rows,
@@ -31,34 +31,22 @@ from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.schedules.templates.spmv import SlicedRows, apply
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
-from sparsetir.sparse_ir.nodes import SparseFunc, stores_of
+from sparsetir.sparse_ir.nodes import stores_of
 
 GRAD = ""  # the operand that stands for the gradient of a result
 
 
 @dataclass
-class Unit:
-    """A program or a gradient of it, with the levels of its patterns.
+class Unit(Program):
+    """A program of an expression, or one derived from it, with its kernels."""
 
-    func : the program itself, or a gradient of it
-    values : for each array of values the operand, and its pattern, if any
-    result : the parameter that is written
-    levels : for each pattern its axes from the root down, which may differ from `program`
-    """
-
-    program: Program
-    func: SparseFunc
-    values: dict[str, tuple[str, Key | None]]
-    result: str
-    levels: dict[Key, tuple[str, ...]]
-    _sliced: dict[SlicedRows, Kernel] = field(default_factory=dict)
-    _gradients: dict[str, Unit] = field(default_factory=dict)
+    _sliced: dict[SlicedRows, Kernel] = field(default_factory=dict, init=False)
+    _derived: dict[str, Unit] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, program: Program) -> Unit:
-        """The unit of a program itself."""
-        levels = {key: p.axes for key, p in program.patterns.items()}
-        return cls(program, program.func, program.values, program.result, levels)
+        """The unit of a program."""
+        return cls(**vars(program))
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -89,35 +77,28 @@ class Unit:
         return build_assembled(self.func)
 
     @cached_property
-    def attaining(self) -> list[Unit]:
-        """For maxima and minima the number, and the sum, of the weighted terms that attain them.
-
-        Their last two inputs are the result and the weights.
-        """
-        units: list[Unit] = []
-        for counts in (True, False):
-            made = attaining(self.func, self.result, counts)
-            if made is not None:
-                func, weights, result = made
-                name, over = self.values[self.result]
-                values = {n: of for n, of in self.values.items() if n != self.result}
-                values |= {self.result: (name, over), weights: (name, over), result: (name, over)}
-                units.append(Unit(self.program, func, values, result, self.levels))
-        return units
-
-    def dims(self, key: Key) -> tuple[int, ...]:
-        """The dimension of each level of a pattern, from the root down."""
-        pattern = self.program.patterns[key]
-        known = dict(zip(pattern.axes, pattern.dims, strict=True))
-        return tuple(known[name] for name in self.levels[key])
+    def reduction(self) -> str | None:
+        """The operator of :func:`reduction_to`."""
+        return reduction_to(self.func, self.result)
 
     def gradient(self, param: str) -> Unit:
         """The unit of the gradient for an input, derived once; ValueError if there is none."""
-        if param not in self._gradients:
-            self._gradients[param] = self._derived(param)
-        return self._gradients[param]
+        if param not in self._derived:
+            self._derived[param] = self._gradient(param)
+        return self._derived[param]
 
-    def _derived(self, param: str) -> Unit:
+    def surrogate(self, kind: str) -> Unit:
+        """The unit of :func:`surrogate`, made once; its last inputs are the result and weights, if
+        it reads these."""
+        if kind not in self._derived:
+            func, weights, result = surrogate(self.func, self.result, kind)
+            over, values = self.values[self.result], dict(self.values)
+            del values[self.result]
+            values |= dict.fromkeys((self.result, weights, result), over)
+            self._derived[kind] = replace(self, func=func, values=values, result=result)
+        return self._derived[kind]
+
+    def _gradient(self, param: str) -> Unit:
         try:
             derived = gradient(self.func, param)
         except ValueError:
@@ -133,27 +114,27 @@ class Unit:
         values |= {n: (GRAD, self.values[self.result][1]) for n in new if n != result}
         values[result] = self.values[param][0], self.values[param][1]
         moved = transposed_axes(derived)  # with the axis of length 1 above a compressed root
-        levels = {
-            key: next((tuple(n for n in m if n in names) for m in moved if {*names} <= {*m}), names)
-            for key, names in self.levels.items()
-        }
-        return Unit(self.program, derived, values, result, levels)
+        patterns: dict[Key, PatternAxes] = {}
+        for key, p in self.patterns.items():
+            dims = dict(zip(p.axes, p.dims, strict=True))
+            orders = (tuple(n for n in m if n in dims) for m in moved if dims.keys() <= {*m})
+            axes = next(orders, p.axes)
+            patterns[key] = replace(p, axes=axes, dims=tuple(dims[n] for n in axes))
+        return replace(self, func=derived, values=values, result=result, patterns=patterns)
 
 
 def fixed_arguments(
     unit: Unit, sizes: Mapping[object, int], patterns: Mapping[str, Pattern], idtype: str
 ) -> tuple[dict[str, Any], dict[Key, LevelArrays]]:
     """The arguments that depend on sizes and patterns, by name, and the stored patterns."""
-    program = unit.program
-    known: dict[str, Any] = {p: sizes[of] for p, of in program.sizes.items() if of in sizes}
+    known: dict[str, Any] = {p: sizes[of] for p, of in unit.sizes.items() if of in sizes}
     axes = {str(a.name): a for a in unit.func.axes}
     kept: dict[Key, LevelArrays] = {}
-    for key, pattern in program.patterns.items():
-        names = unit.levels[key]
-        if not all(n in axes for n in names):
+    for key, p in unit.patterns.items():
+        if not all(n in axes for n in p.axes):
             continue  # a gradient may not need the pattern
-        kept[key] = level_arrays(patterns[pattern.operand], pattern.levels, unit.dims(key), idtype)
-        for name, (ptr, idx), n in zip(names, kept[key].arrays, kept[key].lengths, strict=True):
+        kept[key] = level_arrays(patterns[p.operand], p.levels, p.dims, idtype)
+        for name, (ptr, idx), n in zip(p.axes, kept[key].arrays, kept[key].lengths, strict=True):
             axis = axes[name]
             if idx is not None:
                 count = axis.nnz if ptr is not None else axis.nnz_cols
@@ -183,6 +164,7 @@ class _Run:
             tvm_ffi.from_dlpack(plain_view(x)) if isinstance(x, np.ndarray) else x for x in kept
         ]
         self._places = [signature.passed.index(n) for n in self._names]
+        self._empty: list[tuple[int, Any]] = []
         self.packed: list[tuple[int, int, Reordered]] = []
         for name in signature.of_values:
             read, order = (str(kernel.computed[name][what])[1:] for what in ("values", "order"))
@@ -198,12 +180,20 @@ class _Run:
             args[place] = order.of(to_numpy(values[at]), len(steady) > at and steady[at])
         for place, by in self.kernel.gathered:
             args[place] = aligned_rows(args[place], args[by])
+        for place, x in self._empty:
+            args[place] = x
         if not numpy:
             check_memory(self.kernel.name, self._names, arrays)
         try:  # TVM checks arrays; arguments from patterns are known to be valid
             self.kernel.run_unchecked(args)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             self.kernel.run_refused(args, error)
+            # TVM refuses the strides of empty arrays; any others of these shapes are as good.
+            self._empty = [
+                (place, plain_view(x.copy() if type(x) is np.ndarray else x.clone()))
+                for place, x in zip(self._places, arrays, strict=True)
+                if 0 in x.shape
+            ]
         if type(out) is not np.ndarray:
             count_writes([out])
 
@@ -222,8 +212,7 @@ class Bound:
         steady: bool = False,
     ) -> None:  # fmt: skip
         self.unit, self.sizes, self.idtype = unit, sizes, idtype
-        self._gradients: dict[str, Bound] = {}
-        self._attaining: list[Bound] | None = None
+        self._derived: dict[int, Bound] = {}
         self._known, self.stored = fixed_arguments(unit, sizes, patterns, idtype)
         # For each input its operand, and the level arrays that permute its values, if any.
         keys = [unit.values[n][1] for n in unit.inputs]
@@ -247,15 +236,20 @@ class Bound:
                 int(s) if isinstance(s, tirx.IntImm) else self._known[str(s.name)]
                 for s in buffer.var.ty.shape
             )
-        slices = None
-        if steady and len(self.stored) == 1 and self.over is None:
+        self._steady, self._calls = steady, 0
+
+    @cached_property
+    def _run(self) -> _Run:
+        """The kernel in use with its arguments; of a result whose gradients alone are needed there
+        is none."""
+        unit, slices = self.unit, None
+        if self._steady and len(self.stored) == 1 and self.over is None:
             (levels,) = self.stored.values()
             slices = slices_of(*levels.arrays[-1], self.shape, self.dtype)
-        if slices is not None and unit.sums_rows:
-            config, numbers = slices
-            self._run = _Run(unit, unit.sliced(config), self._known, numbers)
-        else:
-            self._run = _Run(unit, unit.kernel, self._known)
+        if slices is None or not unit.sums_rows:
+            return _Run(unit, unit.kernel, self._known)
+        config, numbers = slices
+        return _Run(unit, unit.sliced(config), self._known, numbers)
 
     @property
     def kernel(self) -> Kernel:
@@ -269,10 +263,20 @@ class Bound:
         """
         run = self._run
         run(values, out, steady)
+        self._calls += 1
+        if self._calls == 2 and run.kernel.by_pattern is not None:
+            self._order_rows(run.kernel)
         if run.packed and run.packed[0][2].changes > MOST_CHANGES:
             # Packing takes longer than it saves.
             self._run = _Run(self.unit, self.unit.kernel, self._known)
         return out
+
+    def _order_rows(self, kernel: Kernel) -> None:
+        """Use the kernel for the pattern's order of rows, if it has one, as built kernels do."""
+        of = kernel.by_pattern(self._known) if kernel.by_pattern else None
+        other = of and of([self._known.get(n) for n in kernel.signature.names])
+        if other is not None:
+            self._run = _Run(self.unit, other, self._known)
 
     def empty(self, torch: bool) -> Any:
         """Allocate the result, in torch or NumPy."""
@@ -286,19 +290,11 @@ class Bound:
         """Permute the result from the order of its levels into that of its pattern."""
         return values if self.over is None else self.over.restored(values)
 
-    def attaining(self, patterns: Mapping[str, Pattern]) -> list[Bound]:
-        """The units of :attr:`Unit.attaining`, bound to the same patterns and sizes."""
-        if self._attaining is None:
-            known = self.sizes, patterns, self.idtype
-            self._attaining = [Bound(unit, *known) for unit in self.unit.attaining]
-        return self._attaining
-
-    def gradient(self, param: str, patterns: Mapping[str, Pattern]) -> Bound:
-        """The gradient for an input, bound to the same patterns and sizes."""
-        if param not in self._gradients:
-            unit = self.unit.gradient(param)
-            self._gradients[param] = Bound(unit, self.sizes, patterns, self.idtype)
-        return self._gradients[param]
+    def derived(self, unit: Unit, patterns: Mapping[str, Pattern]) -> Bound:
+        """A unit that was derived from this one's, bound to the same patterns and sizes once."""
+        if id(unit) not in self._derived:
+            self._derived[id(unit)] = Bound(unit, self.sizes, patterns, self.idtype)
+        return self._derived[id(unit)]
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from sparsetir.graph.expressions import SAME, VIEWS
+from sparsetir.graph.expressions import SAME, VIEWS, module_of
 from sparsetir.graph.operator import RUNNERS, restored
 from sparsetir.graph.regions import FOUND, Found
 
@@ -20,6 +20,7 @@ class Cost:
 
     direction : "forward", "backward" or "inference"
     what : the operator's name
+    module : name of the module that it stems from, "" for none
     region : the region in its place, or None
     number : number of the region in its graph
     shape : shape of its first result; None if it is not a tensor
@@ -31,6 +32,7 @@ class Cost:
 
     direction: str
     what: str
+    module: str = ""
     region: Found | None = None
     number: int | None = None
     shape: tuple[int, ...] | None = None
@@ -54,8 +56,9 @@ class Measured:
         for node in graph.graph.nodes:
             if node.op == "call_function" and node.target not in VIEWS | SAME:
                 region = node.meta.get(FOUND)
-                name = _name_of(node.target)
-                self.costs[node.name] = Cost(direction, name, region, numbers.get(id(region)))
+                name, (module, _) = _name_of(node.target), module_of(node)
+                number = numbers.get(id(region))
+                self.costs[node.name] = Cost(direction, name, module, region, number)
 
     def __call__(self, args: list[Any]) -> Any:
         """Run the graph; empties the list of arguments, as torch expects."""
@@ -104,23 +107,47 @@ def _name_of(target: Any) -> str:
 
 def table(costs: list[Cost], most: int = 12) -> list[list[str]]:
     """Rows of a table: the `most` slowest nodes, and one row for the others."""
-    ran = sorted((c for c in costs if c.seconds < float("inf")), key=lambda c: -c.seconds)
-    whole = sum(c.seconds for c in ran) or 1.0
+    ran = _ran(costs)
+    whole = sum(c.seconds for c in ran)
 
-    def row(direction: str, name: str, shape: Any, of: list[Cost], stored: str) -> list[str]:
-        seconds = sum(c.seconds for c in of)
-        numbers = f"{1e3 * seconds:.3f}", f"{seconds / whole:.0%}"
-        return [
-            direction, name, str(shape or ""), *numbers, f"{sum(c.bytes for c in of) / 1e6:.2f}",
-            stored,
-        ]  # fmt: skip
+    def row(cells: list[str], of: list[Cost], stored: str) -> list[str]:
+        return [*cells, *_times(of, whole), f"{sum(c.bytes for c in of) / 1e6:.2f}", stored]
 
-    rows = [["direction", "", "result", "ms", "share", "MB", "edges x features"]]
+    rows = [["direction", "", "module", "result", "ms", "share", "MB", "edges x features"]]
     for cost in ran[:most]:
         name = cost.what if cost.number is None else f"region {cost.number}"
         stored = ", ".join(["stored"] * cost.edges + ["copied back"] * cost.copied)
-        rows.append(row(cost.direction, name, cost.shape, [cost], stored))
-    for name, several in ((f"{len(ran[most:])} others", ran[most:]), ("all", ran)):
+        cells = [cost.direction, name, cost.module, str(cost.shape or "")]
+        rows.append(row(cells, [cost], stored))
+    others = ran[most:]
+    for name, several in ((f"{len(others)} others", others), ("all", ran)):
+        if not several:
+            continue
         count = sum(c.edges for c in several)
-        rows.append(row("", name, None, several, f"{count} stored" if count else ""))
+        rows.append(row(["", name, "", ""], several, f"{count} stored" if count else ""))
     return rows
+
+
+def module_table(costs: list[Cost]) -> list[list[str]]:
+    """Rows of a table: each module with its regions, all of them, the slowest module first."""
+    ran = _ran(costs)
+    of_module: dict[str, list[Cost]] = {}
+    for cost in ran:
+        of_module.setdefault(cost.module, []).append(cost)
+    rows = [["module", "ms", "share", "regions"]]
+    for module, of in sorted(of_module.items(), key=lambda item: -sum(c.seconds for c in item[1])):
+        numbers = sorted(c.number for c in of if c.number is not None)
+        times = _times(of, sum(c.seconds for c in ran))
+        rows.append([module or "-", *times, ", ".join(map(str, numbers))])
+    return rows
+
+
+def _ran(costs: list[Cost]) -> list[Cost]:
+    """The nodes that ran, the slowest first."""
+    return sorted((c for c in costs if c.seconds < float("inf")), key=lambda c: -c.seconds)
+
+
+def _times(costs: list[Cost], whole: float) -> tuple[str, str]:
+    """The time of some nodes in ms, and its share of a whole in seconds."""
+    seconds = sum(c.seconds for c in costs)
+    return f"{1e3 * seconds:.3f}", f"{seconds / (whole or 1.0):.0%}"

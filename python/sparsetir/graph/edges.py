@@ -40,18 +40,6 @@ def sort_edges(index: T.handle, starts: T.handle, places: T.handle):
 
 
 @T.prim_func(s_tir=True)
-def arranged(index: T.handle, places: T.handle, out: T.handle):
-    """Another index in the order of sorted edges."""
-    T.func_attr({"tirx.noalias": True})
-    edges = T.int64()
-    AT = T.match_buffer(index, (edges,), "int64")
-    PLACE = T.match_buffer(places, (edges,), "int32")
-    OUT = T.match_buffer(out, (edges,), "int32")
-    for e in range(edges):
-        OUT[e] = T.Cast("int32", AT[PLACE[e]])
-
-
-@T.prim_func(s_tir=True)
 def places_between(by: T.handle, places: T.handle, inverse: T.handle, out: T.handle):
     """The positions, in the order `by`, of edges in the order `places`."""
     T.func_attr({"tirx.noalias": True})

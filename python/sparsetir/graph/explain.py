@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from sparsetir.graph.backend import Backend, Graph
-from sparsetir.graph.costs import table
+from sparsetir.graph.costs import module_table, table
 from sparsetir.runtime.texts import aligned
 
 RUNS = 3  # measured runs, after one that compiles
@@ -47,11 +47,14 @@ class Explanation:
                 count, kept = len(part.computed), ", ".join(part.results)
                 yield f"once for each tensor of edges: {count} operators, for {kept}"
             for number, region in enumerate(graph.found if programs else ()):
-                yield f"\nregion {number}, {region.node} {region.shape}:"
+                of = f" of {region.module}" if region.module else ""
+                yield f"\nregion {number}, {region.node} {region.shape}{of}:"
                 yield region.program.text((True,) * len(region.program.operands)).rstrip()
             costs = [cost for measured in graph.measured for cost in measured.costs.values()]
             if costs and not programs:
                 yield from ("", *aligned(table(costs)))
+                if any(cost.module for cost in costs):
+                    yield from ("", *aligned(module_table(costs)))
             if graph.left:
                 yield "\nleft to torch:"
                 yield from (f"  {line}" for line in graph.left)
@@ -75,10 +78,11 @@ def explain(model: Any, *inputs: Any, **options: Any) -> Explanation:
     -------
     Explanation
         Print it: for each graph the operators computed once per tensor of edges; the slowest
-        regions and torch operators, with milliseconds (the minimum of three runs, measured one by
-        one), the megabytes of the result, whether it holds several numbers for each edge, and
-        whether it was copied back to the original order of edges; the gathers and reductions left
-        to torch, and why; and why Inductor does not run the rest, if it was asked to. `programs()`
+        regions and torch operators, with the modules that they stem from, milliseconds (the minimum
+        of three runs, measured one by one), the megabytes of the result, whether it holds several
+        numbers for each edge, and whether it was copied back to the original order of edges; the
+        time of each module and the numbers of its regions; the gathers and reductions left to
+        torch, and why; and why Inductor does not run the rest, if it was asked to. `programs()`
         returns the regions' programs, for edges in the order of their rows.
 
     Raises
@@ -110,7 +114,23 @@ def _run(call: Any, run: Any, inputs: tuple[Any, ...], options: dict[str, Any]) 
         if isinstance(run, torch.nn.Module):
             leaves += [p for p in run.parameters() if p.requires_grad]
         ones = [torch.ones_like(x) for x in wanted]
+        # Without any, a function closes over its parameters.
+        leaves = leaves or list(_leaves_of(wanted))
         torch.autograd.grad(wanted, leaves, ones, allow_unused=True)
+
+
+def _leaves_of(results: list[Tensor]) -> Iterator[Tensor]:
+    """The tensors at which backward of some results accumulates gradients."""
+    nodes: list[Any] = [x.grad_fn for x in results]
+    seen = set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        nodes += [following for following, _ in node.next_functions]
 
 
 def _has_gradient(x: Any) -> bool:

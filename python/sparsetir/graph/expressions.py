@@ -6,6 +6,7 @@ by following pointwise operators, views and gathers backwards.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from string import Formatter
@@ -247,6 +248,21 @@ def formula_of(node: fx.Node) -> tuple[str, list[Any]] | None:
     if args is None or any(x != x for x in args if isinstance(x, float)):  # NaN
         return None
     return formula, args[: len(args) - len(numbers)]
+
+
+def module_of(node: fx.Node) -> tuple[str, str]:
+    """The name and class of the innermost module that a node stems from; "" for none.
+
+    A node of a backward pass stems from the module that its gradient is of.
+    """
+    meta = node.meta
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    name, kind = list(stack.values())[-1] if stack else ("", "")
+    kind = kind if isinstance(kind, str) else kind.__name__
+    # Dynamo's names are expressions, such as L['self'].convs[0].
+    path = re.sub(r"[LG]?\['?(\w+)'?\]", r".\1", str(name)).strip(".")
+    model, _, rest = path.partition(".")
+    return rest if model in ("self", "fn") else path, kind.rpartition(".")[2]
 
 
 def gather_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:

@@ -39,6 +39,7 @@ from sparsetir.graph.expressions import (
     is_one,
     is_zero,
     kept_axes,
+    module_of,
     same,
     same_shape,
     shape_of,
@@ -83,6 +84,8 @@ SUMS = {aten.sum.dim_IntList, aten.sum.default}
 
 
 SORTED = {*RUNNERS, in_order}  # operators that read values of edges in any order
+# Of the node that another one replaces: its part of the graph, and where it stems from.
+KEPT_META = {"partitioner_tag", "stack_trace", "nn_module_stack", "fwd_nn_module_stack"}
 FOUND = "sparsetir.found"  # the key in `meta` of nodes that are regions
 
 
@@ -93,11 +96,13 @@ class Found:
     node : name of the node of the graph that it replaces
     program : its program
     shape : shape of its result, as text
+    module : name of the module that it stems from, "" for none
     """
 
     node: str
     program: Program
     shape: str
+    module: str
 
 
 @dataclass(frozen=True)
@@ -906,13 +911,13 @@ class _Finder:
     ) -> None:
         """Record a region."""
         text = ", ".join(map(str, shape))
-        self.found.append(Found(node.name, program, f"({text})"))
+        self.found.append(Found(node.name, program, f"({text})", module_of(node)[0]))
         call.meta[FOUND] = self.found[-1]
 
     def _call(self, target: Any, args: Any, value: Any, like: fx.Node) -> fx.Node:
         """Insert a node into the part of the graph, forward or backward, of the node `like`."""
         new = self.graph.call_function(target, args)
-        new.meta = {k: v for k, v in like.meta.items() if k in ("partitioner_tag", "stack_trace")}
+        new.meta = {k: v for k, v in like.meta.items() if k in KEPT_META}
         new.meta["val"] = value
         return new
 

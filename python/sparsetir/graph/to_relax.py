@@ -36,6 +36,7 @@ from sparsetir.graph.expressions import (
     is_float32,
     is_one,
     kept_axes,
+    module_of,
     passed,
     same_shape,
     shape_of,
@@ -172,9 +173,9 @@ class Translation:
             try:
                 self._values[node] = self._made(node)
             except LoweringError as error:
-                layer = _layer_of(node)
-                if layer and LAYER not in str(error):
-                    raise LoweringError(f"{error}{LAYER}{layer}") from None
+                name, kind = module_of(node)
+                if name and LAYER not in str(error):
+                    raise LoweringError(f"{error}{LAYER}'{name}' ({kind})") from None
                 raise
         return self._values[node]
 
@@ -315,8 +316,8 @@ class Translation:
         if key not in self._values:
             of = relax.TensorType(self._shape(index), "int64")
             checked = self._call_given(edges.in_range, [self._index(index)], of, [size])
-            of = relax.TensorType(self._shape(index), "int32")
-            self._values[key] = self._call_given(edges.arranged, [checked, places], of)
+            taken = self._builder.emit(relax.op.take(checked, places, axis=0))
+            self._values[key] = self._builder.emit(relax.op.astype(taken, "int32"))
         return self._values[key]
 
     def _index(self, index: fx.Node) -> relax.Expr:
@@ -511,14 +512,6 @@ class Translation:
             return None
         arrays = [self._value(base), self._index(index[0]), self._value(values)]
         return self._call_given(edges.put, arrays, self._type(node))
-
-
-def _layer_of(node: fx.Node) -> str:
-    """The name and class of the innermost module that a node belongs to; "" for none."""
-    stack = list(node.meta.get("nn_module_stack", {}).values())
-    name, kind = stack[-1] if stack else ("", "")
-    kind = kind if isinstance(kind, str) else kind.__name__
-    return f"'{name}' ({kind.rpartition('.')[2]})" if name else ""
 
 
 def _by_rows(sch: Schedule) -> None:

@@ -23,7 +23,7 @@ from sparsetir.nn.kernel_map import (
     reached,
     submanifold,
 )
-from sparsetir.ops.cache import attach, attached, cacheable, private
+from sparsetir.ops.cache import attach, attached, cacheable, cached_result, private
 from sparsetir.ops.compress import INT32_MAX
 from sparsetir.ops.tensors import check_size, check_tensor
 from sparsetir.runtime.arrays import dtype_name
@@ -92,7 +92,7 @@ class KernelMap:
         """
         data = self.made.get(key)
         if data is None:
-            data = self.made.setdefault(key, cacheable(lambda: make(self))())
+            data = self.made.setdefault(key, cached_result(make, self))
         return data
 
 
@@ -450,7 +450,7 @@ def _places(caller: str, coords: Tensor) -> Places:
         if limits[0] < -INT32_MAX - 1 or limits[1] > INT32_MAX:
             raise ValueError(f"expected coordinates within 2^31, got {max(limits, key=abs)}")
         if len(coords) and int(coords[:, 0].min()) < 0:
-            raise ValueError(f"expected batches from 0 on, got {int(coords[:, 0].min())}")
+            raise ValueError(f"expected batches of at least 0, got {int(coords[:, 0].min())}")
         places = Places(private(coords.to(torch.int32)))
         places.sorted  # noqa: B018 (raises for points that occur twice)
         return places

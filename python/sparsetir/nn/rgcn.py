@@ -14,9 +14,9 @@ from sparsetir.nn.graph import Graph, is_edges, is_spread, remembered, reversed_
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.prepared import PreparedRelations
-from sparsetir.ops.relations import edge_copies
+from sparsetir.ops.relations import check_relations, edge_copies
 from sparsetir.ops.rgms import rgms
-from sparsetir.ops.tensors import INDEX_DTYPES, check_edges, check_size
+from sparsetir.ops.tensors import INDEX_DTYPES, check_size
 from sparsetir.reductions import LINEAR_NAMES
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
@@ -26,53 +26,28 @@ from sparsetir.runtime.refusals import wrong
 ROWS_FOR_AN_EDGE = 4
 
 
-class Ends(NamedTuple):
-    """The distinct pairs (relation, node) at one end of the edges, sorted.
+class Extrema(NamedTuple):
+    """Patterns for extrema in relations, whose rows are the targets that a relation has edges to.
 
-    key : (k,) relation * nodes + node
-    node : (k,) nodes
-    count : number of pairs of each relation
-    place : (E,) position of each edge in `key`
+    count : number of rows of each relation
+    to_rows : (2, E) edges from nodes, or from rows (relation * nodes + node) of a table, to rows
+    to_targets : (2, rows) edges from rows to nodes
     """
 
-    key: Tensor
-    node: Tensor
     count: list[int]
-    place: Tensor
-
-    @classmethod
-    def of(cls, node: Tensor, edge_type: Tensor, nodes: int, relations: int) -> Ends:
-        key, place = torch.unique(edge_type * nodes + node, return_inverse=True)
-        count = torch.bincount(key // max(nodes, 1), minlength=relations)
-        return cls(key, key % max(nodes, 1), count.tolist(), place)
-
-
-class Relations(NamedTuple):
-    """Patterns for extrema in relations, as (2, k) edges.
-
-    targets : targets of the edges
-    to_targets : the graph from nodes to `targets`
-    from_table : the graph from rows (relation * nodes + node) of a table to `targets`
-    joined : the graph from `targets` to nodes, with an edge for each of `targets`
-    """
-
-    targets: Ends
+    to_rows: Tensor
     to_targets: Tensor
-    from_table: Tensor
-    joined: Tensor
 
     @classmethod
-    def of(cls, edge_index: Tensor, edge_type: Tensor, n: int, m: int, relations: int) -> Relations:
-        source, target = edge_index.long()
-        edge_type = edge_type.long()
-        targets = Ends.of(target, edge_type, m, relations)
-        order = torch.arange(len(targets.key), device=source.device)
-        return cls(
-            targets,
-            torch.stack([source, targets.place]),
-            torch.stack([edge_type * n + source, targets.place]),
-            torch.stack([order, targets.node]),
-        )
+    def of(
+        cls, edge_index: Tensor, edge_type: Tensor, n: int, m: int, relations: int, of_table: bool
+    ) -> Extrema:
+        (source, target), kind = edge_index.long(), edge_type.long()
+        key, row = torch.unique(kind * m + target, return_inverse=True)
+        count = torch.bincount(key // max(m, 1), minlength=relations).tolist()
+        source = kind * n + source if of_table else source
+        order = torch.arange(len(key), device=key.device)
+        return cls(count, torch.stack([source, row]), torch.stack([order, key % max(m, 1)]))
 
 
 class RGCNConv(Conv):
@@ -197,7 +172,7 @@ class RGCNConv(Conv):
         elif self._sums:
             out = rgms(sources, self._full_weight(), *graph, None, self._reduce, len(targets))
         else:
-            out = self._sums_first(graph, sources, len(targets))
+            out = self._extrema(graph, sources, len(targets))
         if self.root is not None:
             by_features = targets.is_floating_point()
             if not by_features and targets is not sources:
@@ -256,23 +231,24 @@ class RGCNConv(Conv):
         count = self.num_relations
 
         def check() -> None:
-            check_edges(
-                "RGCNConv", plain_edges("RGCNConv", "edge_index", edges)[0], m, n, "edge_index"
-            )
-            if kind.numel() and not 0 <= kind.min() <= kind.max() < count:
-                raise ValueError(
-                    f"RGCNConv: argument 'edge_type': expected relations from 0 to {count - 1}, "
-                    f"got {int(kind.min())} to {int(kind.max())}"
-                )
+            plain = plain_edges("RGCNConv", "edge_index", edges)[0]
+            check_relations("RGCNConv", plain, kind, n, m, count)
 
         remembered((edges, kind), ("checked", n, m, count), check)
         return edges, kind
 
-    def _relations(self, graph: tuple[Tensor, Tensor], n: int, m: int) -> Relations:
+    def _extrema(
+        self, graph: tuple[Tensor, Tensor], x: Tensor, m: int, of_table: bool = False
+    ) -> Tensor:
+        """Extrema in each relation, which are added at targets; x : features, or the table."""
         count = self.num_relations
-        return remembered(
-            graph, ("relations", n, m, count), lambda: Relations.of(*graph, n, m, count)
-        )
+        sizes = len(x) // count if of_table else len(x), m, count, of_table
+        known = remembered(graph, ("extrema", *sizes), lambda: Extrema.of(*graph, *sizes))
+        rows = known.to_targets.shape[1]
+        at_rows = Graph.of("RGCNConv", known.to_rows, len(x), rows).aggregate(x, self.aggr)
+        if not of_table:
+            at_rows = self._by_relation(at_rows, known.count)
+        return Graph.of("RGCNConv", known.to_targets, rows, m).aggregate(at_rows, "sum")
 
     def _from_rows(self, graph: tuple[Tensor, Tensor], index: Tensor, m: int) -> Tensor:
         """The result where messages are rows of the weights."""
@@ -292,12 +268,7 @@ class RGCNConv(Conv):
             edges, share = self._from_table(graph, rows, m)
             sums = Graph.of("RGCNConv", edges, len(table), m)
             return sums.aggregate(table, "sum", share if self.aggr == "mean" else None)
-        relations = self._relations(graph, rows, m)
-        targets = len(relations.targets.key)
-        at_targets = Graph.of("RGCNConv", relations.from_table, len(table), targets).aggregate(
-            table, self.aggr
-        )
-        return Graph.of("RGCNConv", relations.joined, targets, m).aggregate(at_targets, "sum")
+        return self._extrema(graph, table, m, of_table=True)
 
     def _from_bases(
         self, graph: tuple[Tensor, Tensor], comp: Tensor, weight: Tensor, m: int
@@ -334,15 +305,6 @@ class RGCNConv(Conv):
             return torch.stack([kind * n + source, target]), self._shares(graph, m)
 
         return remembered(graph, ("table", n, m), make)
-
-    def _sums_first(self, graph: tuple[Tensor, Tensor], x: Tensor, m: int) -> Tensor:
-        relations = self._relations(graph, len(x), m)
-        ends = relations.targets
-        at_targets = Graph.of("RGCNConv", relations.to_targets, len(x), len(ends.key)).aggregate(
-            x, self.aggr
-        )
-        at_targets = self._by_relation(at_targets, ends.count)
-        return Graph.of("RGCNConv", relations.joined, len(ends.key), m).aggregate(at_targets, "sum")
 
     def _by_relation(self, x: Tensor, count: list[int]) -> Tensor:
         """Multiply each row by the weights of its relation; rows of a relation are contiguous."""

@@ -20,7 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import LazyLinear, Linear, Module, Parameter
+from torch.nn import (
+    LazyLinear,
+    Linear,
+    Module,
+    Parameter,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
@@ -179,7 +186,10 @@ class SparseLinear(Module):
                 x, self.values, self.indptr, self.indices, self.bias, self.out_features,
                 self.in_features, False,
             )  # fmt: skip
-        flat = x.reshape(-1, x.shape[-1])
+        if x.shape[-1:] != (self.in_features,):
+            got = f"shape {tuple(x.shape)}"
+            raise wrong("SparseLinear", "x", f"{self.in_features} features", got)
+        flat = x.reshape(-1, self.in_features)
         out = SPMM(self.indptr, self.indices, self.values, flat.t().contiguous(), "sum")
         out = out if self.bias is None else out + self.bias[:, None]
         return out.t().contiguous().view(*x.shape[:-1], self.out_features)
@@ -265,8 +275,8 @@ def sparse_linears(
     if how.get("sparsity") is None and how.get("threshold") is None:
         whole = [name for name, layer in picked.items() if _is_whole(layer)]
         if whole and len(whole) == len(picked):
-            expected = f"layers with weights that are zero, or 'sparsity' or 'threshold' ({whole})"
-            raise wrong("sparse_linears", "model", expected, "none")
+            expected = "weights that are zero, or 'sparsity' or 'threshold'"
+            raise wrong("sparse_linears", "model", expected, f"none in {whole}")
         picked = {name: layer for name, layer in picked.items() if name not in whole}
     swapped: dict[Linear, SparseLinear] = {}
     for name, layer in picked.items():
@@ -279,6 +289,11 @@ def sparse_linears(
     for name, layer in picked.items():
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, swapped[layer])
+    for module in model.modules():
+        # In inference these may read the weights of their layers instead of calling them.
+        transformer = isinstance(module, TransformerEncoder | TransformerEncoderLayer)
+        if transformer and any(isinstance(part, SparseLinear) for part in module.modules()):
+            vars(module).update(use_nested_tensor=False, activation_relu_or_gelu=0)
     return list(picked)
 
 

@@ -38,19 +38,25 @@ SMALL = 1 << 20  # bytes of owners up to which a new entry is not measured
 
 
 def cacheable(make: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that its results may be cached.
-
-    Tensors made in inference mode could not take part in gradients later.
-    """
+    """Decorate a function so that its results may be cached; see :func:`cached_result`."""
 
     @wraps(make)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            return make(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():
-            return make(*args, **kwargs)
+        return cached_result(make, *args, **kwargs)
 
     return call
+
+
+def cached_result(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function whose result is cached, without gradients and outside inference mode, whose
+    tensors could not take part in gradients later."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            return make(*args, **kwargs)
+    if not torch.is_grad_enabled():
+        return make(*args, **kwargs)
+    with torch.no_grad():
+        return make(*args, **kwargs)
 
 
 # -- private tensors ------------------------------------------------------------------------------
@@ -203,7 +209,7 @@ class Cache:
     def keep(self, key: Hashable, make: Callable[..., T], *owners: Tensor) -> T:
         """Make an object from private copies of tensors and keep it for these, of any size."""
         copies = [private(x) for x in owners]
-        result = cacheable(make)(*copies)
+        result = cached_result(make, *copies)
         compared = [None if is_private(x) else copy for x, copy in zip(owners, copies, strict=True)]
         self.put(key, result, owners, compared)
         return result
@@ -211,7 +217,7 @@ class Cache:
     def remember(self, key: Hashable, make: Callable[[], T], *owners: Tensor) -> T:
         """Keep an object as :meth:`keep` does, for a `make` that reads the tensors itself."""
         copies = [None if is_private(x) else private(x) for x in owners]
-        result = cacheable(make)()
+        result = cached_result(make)
         self.put(key, result, owners, copies)
         return result
 

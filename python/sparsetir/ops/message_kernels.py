@@ -44,38 +44,27 @@ def gspmm(
     dtype, shape = like.dtype, (structure.m, heads, feat)
     if 0 in shape or not structure.nnz:
         return like.new_zeros(shape), like.new_full(shape, -1, dtype=torch.int64) if arg else None
-    of_product = arg and u is not None and (e is None or (op == "mul" and e.shape[2] == 1))
-    narrow = dtype == torch.bfloat16 and u is not None and e is not None  # see Messages
-    if arg and (narrow or (of_product and dtype.itemsize == 2)):
-        wide_u, wide_e = (None if x is None else x.float() for x in (u, e))
-        out, winners = gspmm(structure, wide_u, wide_e, op, reduce, arg)
+    if e is None and u is not None and heads > 1:  # heads are features, as none has its own value
+        flat = u.expand(-1, heads, feat).reshape(len(u), 1, heads * feat)
+        out, winners = gspmm(structure, flat, None, op, reduce, arg)
+        return out.view(shape), winners if winners is None else winners.view(shape)
+    if arg and dtype == torch.bfloat16 and u is not None and e is not None:  # see Messages
+        out, winners = gspmm(structure, u.float(), e.float(), op, reduce, arg)
         return out.to(dtype), winners
-    if of_product and u is not None:
-        out, reduce = _product(structure, u, e, reduce), "max"  # any reduction finds known results
-    else:
-        out = like.new_empty(shape)
+    out = like.new_empty(shape)
     ordered = arg or (e is not None and structure.order is not None)
     named: Named = {"u": _squeezed(u), "e": _squeezed(e), "out": out}
     winners = out.new_empty(shape, dtype=_arrays_of(structure)["indptr"].dtype) if arg else None
     if ordered:
         named |= {"order": structure.derived(_order, _order), "arg_out": winners}
     dims = _dims(u), _dims(e)
-    kind = op, reduce, *dims, *_types(structure, dtype), ordered, arg, of_product
+    kind = op, reduce, *dims, *_types(structure, dtype), ordered, arg
     _run(structure, Messages, kind, (feat,), {"heads": heads, "feat": feat}, named)
     if winners is None:
         return out, None
     nowhere = torch.iinfo(winners.dtype).max
     winners = winners.long()
     return out, winners.masked_fill_(winners == nowhere, -1)
-
-
-def _product(structure: Structure, u: Tensor, e: Tensor | None, reduce: str) -> Tensor:
-    """(m, heads, feat) reduced products with one number for all features, or with ones."""
-    if e is None or e.shape[1] == 1:
-        values = None if e is None else e.reshape(-1)
-        return structure.run("spmm", (u.flatten(1),), values, reduce).unflatten(1, u.shape[1:])
-    b = u.expand(-1, e.shape[1], -1).transpose(0, 1)
-    return structure.run("spmm", (b,), e[..., 0].t(), reduce).transpose(0, 1).contiguous()
 
 
 def gsddmm(

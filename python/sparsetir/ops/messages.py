@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops import messages_library, products
-from sparsetir.ops.cache import cacheable, kept, private
+from sparsetir.ops.cache import cached_result, kept, private
 from sparsetir.ops.message_kernels import broadcast
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data, wants_gradient
@@ -437,7 +437,8 @@ def _transposed(operand: Operand) -> Operand:
         return resolve((make(), (m, n)), None, None, "edge_softmax")
 
     def turned(_: Structure) -> PatternCopy:
-        return cacheable(PatternCopy.from_edges)("edge_softmax", private(make(), is_new=True), n, m)
+        edges = private(make(), is_new=True)
+        return cached_result(PatternCopy.from_edges, "edge_softmax", edges, n, m)
 
     by_source = structure_of(rowptr, col, n).derived("turned", turned)
     return Operand(by_source.rowptr, by_source.col, n, m)

@@ -16,10 +16,8 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import kept, private
-from sparsetir.ops.compress import Order
 from sparsetir.ops.registry import Operation, Operator, holds_data
 from sparsetir.ops.structure import (
-    Orders,
     PatternCopy,
     Structure,
     known_edges,
@@ -130,8 +128,7 @@ def resolve(
           matrix has a row for each target and a column for each source, so that A @ X sums what
           each node receives. Or a pair (edges, size), where size is (sources, targets) or one
           number for both
-        - `torch_geometric.EdgeIndex`, likewise; if it is sorted, its orders are used rather than
-          sorted anew
+        - `torch_geometric.EdgeIndex`, likewise
         - a `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
         - an :class:`Operand`, or a result of :func:`sparsetir.ops.prepare`
         - anything else that a :class:`sparsetir.SparseMatrix` takes: scipy's matrices, (2, nnz)
@@ -166,7 +163,7 @@ def resolve(
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
             edges, size = plain_edges(caller, name, A)
-            return _from_edges(caller, name, edges, values, size or shape, A)
+            return _from_edges(caller, name, edges, values, size or shape)
         return _from_sparse(caller, name, A, values)
     if isinstance(A, Operand):
         _check_operand(caller, name, A)
@@ -179,7 +176,7 @@ def resolve(
     if isinstance(A, tuple) and len(A) == 2 and isinstance(A[0], Tensor) and A[0].dim() != 1:
         edges, size = plain_edges(caller, name, A[0])
         size = size or shape if A[1] is None else size_of(caller, name, A[1])
-        return _from_edges(caller, name, edges, values, size, A[0])
+        return _from_edges(caller, name, edges, values, size)
     return _from_foreign(caller, name, A, values, shape)
 
 
@@ -318,14 +315,9 @@ def size_of(caller: str, name: str, size: object) -> tuple[int, int]:
 
 
 def _from_edges(
-    caller: str,
-    name: str,
-    edges: Tensor,
-    values: Tensor | None,
-    shape: tuple[int, int] | None,
-    original: object = None,
+    caller: str, name: str, edges: Tensor, values: Tensor | None, shape: tuple[int, int] | None
 ) -> Operand:
-    """The operand of plain edges; original : the caller's object, which may know their order."""
+    """The operand of plain edges."""
     if shape is None and edges.is_meta:
         raise ValueError(
             f"{caller}: argument '{name}': expected (edge_index, size) for edges without data"
@@ -333,20 +325,8 @@ def _from_edges(
     m, n = shape or _least_shape(edges)
     if not _is_readable(edges):
         return Operand(row_pointers(edges, m, n), edges, m, n, values)
-    pattern = pattern_of_edges(edges, m, n, caller, name, lambda: _orders(original))
+    pattern = pattern_of_edges(edges, m, n, caller, name)
     return Operand(pattern.rowptr, pattern.col, m, n, values)
-
-
-def _orders(A: Any) -> Orders:
-    """Orders by targets and by sources that a `torch_geometric.EdgeIndex` has, or makes and keeps.
-
-    They are checked later, as PyG does not notice writes to its edges.
-    """
-    if not getattr(A, "is_sorted", False):
-        return None, None
-    if A.is_sorted_by_row:
-        return Order(A.get_csc()[1]), Order(None)
-    return Order(None), None if A._T_perm is None else Order(A.get_csr()[1])
 
 
 def _least_shape(edges: Tensor) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, overload
 import torch
 from torch import Tensor
 
-from sparsetir.ops.cache import attach, cacheable, private
+from sparsetir.ops.cache import attach, cacheable, cached_result, private
 from sparsetir.ops.operands import Operand, Prepared, resolve, size_of
 from sparsetir.ops.relations import Relations, check_relations
 from sparsetir.ops.structure import pattern_of
@@ -150,7 +150,7 @@ def prepare(
             )
         A = (A, size)
     rowptr, col, m, n, values = resolve(A, values, None, "prepare")
-    rowptr, col, structure = cacheable(pattern_of)(rowptr, col, n, "prepare")
+    rowptr, col, structure = cached_result(pattern_of, rowptr, col, n, "prepare")
     return Prepared(Operand(rowptr, col, m, n, values), structure)
 
 

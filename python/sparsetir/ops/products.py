@@ -8,12 +8,12 @@ the order of `col`, and heads are a first dimension. The functions have heads se
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from os import PathLike
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from scipy.sparse import issparse
@@ -506,16 +506,8 @@ MOST_SUMS = 8  # with the same edges
 MOST_COUNTED = 256
 
 
-class _CallCount:
-    """The number of calls with the edges in some memory, and their version."""
-
-    __slots__ = ("count", "storage", "version")
-
-    def __init__(self, storage: Callable[[], object], version: int) -> None:
-        self.storage, self.version, self.count = storage, version, 0
-
-
-_call_counts: dict[object, _CallCount] = {}
+# Numbers of calls with edges, by their place and version, while their memory lives.
+_call_counts: WeakKeyDictionary[torch.UntypedStorage, dict[object, int]] = WeakKeyDictionary()
 _sorted = 0
 
 
@@ -633,22 +625,18 @@ def _is_new(pattern: Tensor, find: Callable[[], object], most: float, prepared: 
     prepared : number of a process's first patterns that are prepared at once
     """
     global _sorted
-    key = memory_key(pattern)
-    met = _call_counts.get(key)
-    version = -1 if pattern.is_inference() else pattern._version
-    if met is None or met.storage() is None or met.version != version:
+    counts = _call_counts.setdefault(pattern.untyped_storage(), {})
+    key = memory_key(pattern), -1 if pattern.is_inference() else pattern._version
+    if key not in counts:
         if find() is not None:
             return False
         if _sorted < prepared:
             _sorted += 1
             return False
-        if len(_call_counts) >= MOST_COUNTED:
-            _call_counts.clear()
-        forget = lambda _: _call_counts.pop(key, None)  # noqa: E731
-        storage = weakref.ref(pattern.untyped_storage(), forget)
-        met = _call_counts[key] = _CallCount(storage, version)
-    met.count += 1
-    return met.count <= most
+        if len(counts) >= MOST_COUNTED:
+            counts.clear()
+    counts[key] = count = counts.get(key, 0) + 1
+    return count <= most
 
 
 def _summed(

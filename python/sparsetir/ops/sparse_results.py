@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sparsetir.data.scipy_patterns import adopt_matrix
 from sparsetir.data.sources import is_sparse
@@ -25,8 +24,8 @@ from sparsetir.planning.sparse_results import (
     check_shapes,
     combined,
     csr,
-    kron_gradient,
     product,
+    product_gradient,
     result_of,
 )
 from sparsetir.reductions import check_semiring
@@ -53,7 +52,7 @@ def spgemm(A: object, B: object, semiring: str = "plus_times", mask: object = No
     -------
     (m, n) Tensor
         In CSR, with sorted columns, each once. Differentiable with respect to values of A and B for
-        "plus_times", by masked products; once, like the values of torch's sparse tensors.
+        "plus_times"; once, like the values of torch's sparse tensors.
 
     Raises
     ------
@@ -348,7 +347,7 @@ def _run(
     if wanted:
         out = where.structure if where else Structure(*index, (result.shape[0], result.shape[1]))
         sides, tensors = [x.structure for x in each], [x.tensor(computed) for x in each]
-        result_values = _differentiable(op, tensors, sides, out, result_values)
+        result_values = _differentiable(op, tensors, sides, out, result_values, mask is not None)
     result_values = _cast(result_values, dtype)
     if op == "vecdot":
         return result_values
@@ -423,23 +422,29 @@ class _Compressed(torch.autograd.Function):
 
 
 def _differentiable(
-    op: str, values: list[Tensor], sides: list[Structure], out: Structure, known: Tensor
-) -> Tensor:
+    op: str, values: list[Tensor], sides: list[Structure], out: Structure, known: Tensor,
+    masked: bool,
+) -> Tensor:  # fmt: skip
     """The computed values `known`, made differentiable."""
     if op in OF_VALUES:
         sampled = (_Sampled.apply(v, x, out) for v, x in zip(values, sides, strict=True))
         return reduce(OF_VALUES[op], sampled)
     (a, b), (left, right) = values, sides
-    if op == KRON:
-        return _Kron.apply(a, b, (left, right, out), known)
-    if op != "matmul":
+    if op in ("inner", "vecdot"):
         right, order = _transposed(right)
         b = b.index_select(0, order)
-    return _MaskedProduct.apply(a, b, (left, right, out), known)
+    if masked or op == "vecdot":
+        return _MaskedProduct.apply(a, b, (left, right, out), known)
+    how = op if op == KRON else "matmul"
+    return _Product.apply(how, "c", (left, right, out), known, a, b)
 
 
 class _MaskedProduct(torch.autograd.Function):
-    """Values of A B at a pattern; known : these values, if computed before."""
+    """Values of A B at a pattern; known : these values, if computed before.
+
+    Its gradients are masked products, too; those derived from the program visit all terms, not only
+    those of the mask.
+    """
 
     @staticmethod
     def forward(
@@ -469,30 +474,48 @@ class _MaskedProduct(torch.autograd.Function):
         return for_a, for_b, None, None
 
 
-class _Kron(torch.autograd.Function):
-    """Computed values of a Kronecker product; its gradients are derived from its program."""
+class _Product(torch.autograd.Function):
+    """The values of A, B or C from those of the other two: of a product C = A B, or of its gradient
+    for A or B, where C holds that of the result. Gradients are derived from the operator's program.
+
+    op : "matmul" or `KRON`
+    which : "a", "b" or "c"
+    known : these values, if computed before
+    """
 
     @staticmethod
     def forward(
-        ctx: Context, a: Tensor, b: Tensor, sides: tuple[Structure, ...], known: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.others = sides
-        return known
+        ctx: Context, op: str, which: str, sides: tuple[Structure, ...], known: Tensor | None,
+        *values: Tensor,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(*values)
+        ctx.others = op, which, sides
+        if known is not None:
+            return known.detach()
+        wide = torch.promote_types(values[0].dtype, torch.float32)
+        named = dict(zip("abc".replace(which, ""), values, strict=True))
+        A, B, C = (
+            _csr(x, _cast(named.get(name, values[0]), wide))
+            for name, x in zip("abc", sides, strict=True)
+        )
+        if which != "c":
+            computed = product_gradient(op, which, A, B, C)
+        else:
+            computed = result_of(op, "plus_times", [A, B], None if op == KRON else C).values
+        return _cast(torch.from_numpy(computed), values[0].dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Context, *grads: Tensor) -> object:
-        wide = torch.promote_types(grads[0].dtype, torch.float32)
-        values = (*ctx.saved_tensors, *grads)
-        each = [_csr(x, v.to(wide)) for x, v in zip(ctx.others, values, strict=True)]
+        op, which, sides = ctx.others
+        names = "abc".replace(which, "")
+        values = dict(zip(names, ctx.saved_tensors, strict=True)) | {which: grads[0]}
         gradients = [
-            torch.from_numpy(kron_gradient(name, *each)).to(values[n].dtype)
-            if ctx.needs_input_grad[n]
+            _Product.apply(op, x, sides, None, *(values[y] for y in "abc".replace(x, "")))
+            if wanted
             else None
-            for n, name in enumerate("ab")
+            for x, wanted in zip(names, ctx.needs_input_grad[4:], strict=True)
         ]
-        return *gradients, None, None
+        return None, None, None, None, *gradients
 
 
 class _Sampled(torch.autograd.Function):

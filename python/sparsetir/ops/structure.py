@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import Deriving, attach, attached, cacheable, is_private, kept, private
-from sparsetir.ops.compress import INT32_MAX, Order, compress, transpose
+from sparsetir.ops.compress import INT32_MAX, compress, transpose
 from sparsetir.ops.tensors import (
     DTYPES,
     Planned,
@@ -33,7 +33,6 @@ from sparsetir.schedules.operators.registry import OPERATORS
 
 # Plans of a structure; a plan that no record has chosen counts twice.
 MAX_PLANS = 64
-Orders = tuple[Order | None, Order | None]
 K = TypeVar("K", Plan, Planned)
 
 
@@ -82,8 +81,6 @@ class Structure(Deriving):
         super().__init__()
         self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
         self.blocks = blocks
-        # Returns the transposed pattern, if an order by columns is known.
-        self.turned: Callable[[], tuple[Tensor, Tensor, Tensor | None] | None] | None = None
         self.m, self.n = shape
         self.nnz: int = len(col)
         self.device: torch.device = col.device
@@ -119,8 +116,7 @@ class Structure(Deriving):
 
     @cacheable
     def _transpose(self) -> Structure:
-        arrays = None if self.turned is None else self.turned()
-        rowptr, col, order = arrays or transpose(self.rowptr, self.col, self.n, self.order)
+        rowptr, col, order = transpose(self.rowptr, self.col, self.n, self.order)
         blocks = self.blocks and self.blocks.transposed(self.n // self.blocks.size[1])
         return Structure(rowptr, col, (self.n, self.m), order, blocks)
 
@@ -426,23 +422,18 @@ class PatternCopy(NamedTuple):
         n: int,
         name: str = "edges",
         blocks: Blocks | None = None,
-        orders: Callable[[], Orders] = lambda: (None, None),
     ) -> PatternCopy:
         """Check private edges of an (m, n) matrix, sort them, and wrap the result.
 
         blocks : the blocks that the edges belong to, in order
         """
         check_pairs(caller, edges, name)
-        by_rows, by_columns = orders()
-        compressed = compress(edges, m, n, by_rows)
+        compressed = compress(edges, m, n)
         if compressed is None:
             check_edges(caller, edges, m, n, name)  # raises, naming what is out of range
         assert compressed is not None
         rowptr, col, order = compressed
-        structure = Structure(rowptr, col, (m, n), order, blocks)
-        if by_columns is not None:
-            structure.turned = lambda: compress(edges.flip(0), n, m, by_columns)
-        return PatternCopy.of(structure, edges)
+        return PatternCopy.of(Structure(rowptr, col, (m, n), order, blocks), edges)
 
 
 def structure_of(rowptr: Tensor, col: Tensor, n: int, caller: str = "structure_of") -> Structure:
@@ -494,24 +485,18 @@ def pattern_of(rowptr: Tensor, col: Tensor, n: int, caller: str) -> PatternCopy:
 
 
 def pattern_of_edges(
-    edges: Tensor,
-    m: int,
-    n: int,
-    caller: str = "structure_of",
-    name: str = "edges",
-    orders: Callable[[], Orders] = lambda: (None, None),
+    edges: Tensor, m: int, n: int, caller: str = "structure_of", name: str = "edges"
 ) -> PatternCopy:
     """The pattern of (2, nnz) edges, columns first, of an (m, n) matrix; see :func:`pattern_of`.
 
     caller, name : names of the function and argument, for errors
-    orders : returns known orders by rows and by columns, which then need no sorting
     """
     seen = known_edges(edges, m, n, count=True)
     if seen is not None:
         return seen
     m, n = check_size(caller, "m", m), check_size(caller, "n", n)
     check_kind(caller, name, edges)
-    make = partial(PatternCopy.from_edges, caller, m=m, n=n, name=name, orders=orders)
+    make = partial(PatternCopy.from_edges, caller, m=m, n=n, name=name)
     return kept.keep(("edges", m, n), make, edges)
 
 

@@ -26,7 +26,7 @@ from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.names import DTYPES, MESSAGES, NAMED, message_parts
 from sparsetir.schedules.operators.operands import Operator
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, accumulator
-from sparsetir.schedules.operators.registry import OPERATORS
+from sparsetir.schedules.operators.registry import OF_MATRICES, OPERATORS
 from sparsetir.schedules.search.by_format import by_format, on_engine
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.locality import Locality
@@ -369,7 +369,7 @@ def message(
     """
     kind, named = message_parts(op)
     if kind is None:
-        expected = f"one of {', '.join(MESSAGES)}, or one with a reduction, as 'u_mul_e_sum'"
+        expected = f"one of {', '.join(MESSAGES)}, or one with a reduction, such as 'u_mul_e_sum'"
         raise wrong(caller, "op", expected, f"{op!r}")
     if named is None:
         return kind, reduction(caller, "sum" if reduce is None else reduce, among)
@@ -518,8 +518,8 @@ def _operator(op: object, reduce: object) -> tuple[str, str, bool]:
     if isinstance(op, str) and op == "u_dot_v":
         return "sddmm", reduction("plan", reduce), False
     if message_parts(op)[0] not in ("mul", "copy_u"):
-        known = ", ".join(dict.fromkeys((*NAMED, *OPERATORS)))
-        expected = f"one of {known}, a message as u_add_e_max or copy_u_mean, or u_dot_v"
+        known = ", ".join(dict.fromkeys((*NAMED, *OPERATORS, *OF_MATRICES)))
+        expected = f"one of {known}, a message such as u_add_e_max or copy_u_mean, or u_dot_v"
         raise wrong("plan", "op", expected, f"{op!r}")
     # "sum" is the default, which a reduction in the name overrides.
     named = None if reduction("plan", reduce) == "sum" and message_parts(op)[1] else reduce

@@ -41,7 +41,7 @@ from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.sparse_ir.index_arrays import row_numbers
 from sparsetir.sparse_ir.schedule import Schedule
 
-FEW = 6  # terms per element, below which the order of visits is faster
+FEW = 6  # terms per element, from which listing them does not pay
 
 
 class SparsePlan(Plan):
@@ -114,30 +114,24 @@ class SparsePlan(Plan):
             self.compile_seconds += time.perf_counter() - start
 
     def _by_terms(self, mask: Csr) -> Numeric:
-        """The numeric phase from known terms: in the order of the product's visits if elements have
-        few terms, else element by element."""
+        """The numeric phase from known terms, in the order of the product's visits."""
         problem, target, parallel = self.problem, self._wanted.target, self._threads > 1
         start, each = time.perf_counter(), self._each
-        lists = term_visits(each[0], each[1], mask)
-        visited = len(lists[0]) < FEW * len(mask.indices)
-        if visited:
-            lists = _in_parts(*lists, mask.indptr, self._threads)
-        else:
-            lists = term_pairs(each[0], each[1], mask)
+        lists = _in_parts(*term_visits(each[0], each[1], mask), mask.indptr, self._threads)
         self.convert_seconds += time.perf_counter() - start
         idtype = str(lists[0].dtype)
 
         def schedule(sch: Schedule) -> None:
-            if visited and parallel:
+            if parallel:
                 parts, _ = sch.get_sp_iters(sch.get_sparse_iteration("visits"))
                 sch.parallelize(parts, race="ignore")  # parts write different elements
-            elif not parallel:
+            else:
                 sch.lower()
 
         def stages() -> Stages:
-            return lower(problem.terms_program(idtype, visited), schedule, target=target)
+            return lower(problem.terms_program(idtype, visited=True), schedule, target=target)
 
-        kernel = compiled((problem, idtype, parallel, visited, "terms"), target, stages)
+        kernel = compiled((problem, idtype, parallel, "visits"), target, stages)
         named = _listed(each, *lists) | {"nnz": len(mask.indices)}
         self._names = _numbered(each)
         self._given = {name: x.values for name, x in zip(self._names, each, strict=True)}

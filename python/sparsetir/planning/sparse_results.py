@@ -99,22 +99,24 @@ def kron(A: Csr, B: Csr) -> Csr:
     return _run((kron_program,), "ab", (A, B), sizes, shape, None, max(shape) > INT32)
 
 
-def kron_gradient(wrt: str, A: Csr, B: Csr, C: Csr) -> Any:
-    """The gradient of a Kronecker product for the values of A or B, from those of the other; C
-    holds the result's gradient. float32 or float64."""
+def product_gradient(op: str, wrt: str, A: Csr, B: Csr, C: Csr) -> Any:
+    """The gradient of a product or Kronecker product for the values of A or B, from those of the
+    other; C holds the result's gradient. float32 or float64."""
     ours, other = (A, B) if wrt == "a" else (B, A)
     idtype, dtype = idtype_of(A, B, C), dtype_name(C.values)
-    sizes = dict(zip("mnpq", (*A.shape, *B.shape), strict=True))
+    sizes = dict(zip("mnpq" if op == KRON else "mlln", (*A.shape, *B.shape), strict=True))
     named = arguments("abc", (A, B, C), sizes, idtype)
-    kernel = _kron_gradient(wrt, dtype, idtype)
+    kernel = _gradient_kernel(op, wrt, dtype, idtype)
     named |= {"grad_c": C.values, "a" if ours is B else "b": other.values}
     passed = {x: named[x] for x in kernel.signature.names if x in named}
     return Numeric(kernel, passed, f"grad_{wrt}")()
 
 
 @cache
-def _kron_gradient(wrt: str, dtype: str, idtype: str) -> Kernel:
-    return build(gradient(kron_program(dtype, dtype, idtype), wrt, transpose=False), check=False)
+def _gradient_kernel(op: str, wrt: str, dtype: str, idtype: str) -> Kernel:
+    how = KRON if op == KRON else "plus_times"
+    program = SparseResult(how, dtype, dtype, dtype, idtype).program()
+    return build(gradient(program, wrt, transpose=False), check=False)
 
 
 def _by_elements(A: Csr, B: Csr, semiring: str, mask: Csr) -> Csr:

@@ -55,6 +55,8 @@ def bound_arguments(
     for i in signature.arrays:
         if i in missing:
             values[i] = PENDING
+        elif names[i] not in arguments:
+            raise TypeError(f"{given.named(i)} is missing: expected a torch, NumPy or TVM array")
         elif is_array(values[i]):
             values[i] = np.require(
                 to_numpy(values[i]), None, ["C", "W"] if i in given.outputs else "C"

@@ -13,8 +13,8 @@ from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.kernel_cache import kept_kernel
 from sparsetir.runtime.pipeline import kernels_of, lower, name_of
 from sparsetir.runtime.refusals import wrong
-from sparsetir.runtime.row_panels import by_pattern
-from sparsetir.schedules.row_panels import row_panels
+from sparsetir.runtime.row_orders import by_pattern
+from sparsetir.schedules.row_orders import row_orders
 from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
@@ -102,8 +102,8 @@ def build(
         stages, what = partial(lower, now, schedule, config, target), partial(_text, now, schedule)
         kernel = kept_kernel(what, target, stages, check)[0]
         if isinstance(now, SparseFunc) and schedule is None and check and not is_gpu(target):
-            panels = row_panels(now, target)
-            kernel.by_pattern = None if panels is None else by_pattern(kernel, now, panels)
+            rows = row_orders(now, target)
+            kernel.by_pattern = None if rows is None else by_pattern(kernel, now, rows)
         return kernel
     stages = {name: lower(f, schedule, config, target) for name, f in functions.items()}
     kernels = kernels_of(stages, target, check)

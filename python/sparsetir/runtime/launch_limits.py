@@ -28,6 +28,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
+from sparsetir.schedules.passes.shared_addresses import shared_addresses
 from sparsetir.schedules.targets import is_gpu
 from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.tir import BINARY, as_dtype, as_one, dtype_of
@@ -76,7 +77,9 @@ def launched_within_limits(mod: tvm.IRModule) -> tvm.IRModule:
     """
     devices = {str(v.name_hint): f for v, f in mod.functions.items() if is_gpu(f.attrs["target"])}
     for var, func in mod.functions.items():
-        if var.name_hint not in devices and devices:
+        if var.name_hint in devices:
+            mod[var] = shared_addresses(func)
+        elif devices:
             mod[var] = func.with_body(_guarded(func.body, devices))
     return mod
 

@@ -103,8 +103,8 @@ class RemoteDevice:
         kept, self._beside = self._beside, None
         if reference is not None:
             same = kept if kept is not None and kept[0].config == reference.config else None
-            made = compiled(self.case, reference.config) if same is None else same[1]
-            self._beside = reference, made
+            library = compiled(self.case, reference.config) if same is None else same[1]
+            self._beside = reference, library
         tracker = self._tracker()
         try:
             self._session = tracker.request(
@@ -117,11 +117,11 @@ class RemoteDevice:
 
     def measure(self, config: Config, best: float | None) -> Outcome:
         """Check and time a config, in turns with the reference if there is one."""
-        case, made = self.case, compiled(self.case, config)
-        about = made.about
+        case, library = self.case, compiled(self.case, config)
+        about = library.about
         try:
-            module = self._uploaded(made)
-            arguments, out = self._arguments(made)
+            module = self._uploaded(library)
+            arguments, out = self._arguments(library)
             module[KERNEL](*arguments)
             wrong = case.check.error(numbers(out).reshape(case.check.shape))
             if wrong:
@@ -174,24 +174,24 @@ class RemoteDevice:
         wanted = self.case.request
         return self._session.device(wanted.target.kind.name if wanted.gpu else "cpu", 0)
 
-    def _uploaded(self, made: Library) -> tvm.runtime.Module:
+    def _uploaded(self, library: Library) -> tvm.runtime.Module:
         from tvm.support import cc
 
         self._uploads += 1
         name = f"kernel{self._uploads}.so"  # loaders identify libraries by name
         options = {} if self.remote.cc is None else {"fcompile": cc.cross_compiler(self.remote.cc)}
         with tempfile.TemporaryDirectory(prefix="sparsetir-") as folder:
-            library = Path(folder) / name
-            made.executable.export_library(str(library), **options)
-            self._session.upload(str(library))
+            file = Path(folder) / name
+            library.executable.export_library(str(file), **options)
+            self._session.upload(str(file))
         return self._session.load_module(name)
 
-    def _arguments(self, made: Library) -> tuple[list[object], Array]:
+    def _arguments(self, library: Library) -> tuple[list[object], Array]:
         """The kernel's arguments, with arrays on the device; and its output array."""
-        signature, device = made.signature, self._device()
+        signature, device = library.signature, self._device()
         names = self.case.request.operator.names
         operands = dict(zip(names, self.case.operands, strict=True))
-        named = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
+        named = {**library.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
         values = [named[name] for name in signature.passed]
         for i, (name, value) in enumerate(zip(signature.passed, values, strict=True)):
             if is_array(value):

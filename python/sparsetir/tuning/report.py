@@ -24,7 +24,15 @@ from sparsetir.runtime.file_errors import write_whole
 from sparsetir.runtime.texts import WIDTH, Section, aligned, as_html, duration, many, memory, micros
 from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram, TunedSparse, seconds
+from sparsetir.tuning.tuned import (
+    Search,
+    Trial,
+    Tuned,
+    TunedPlan,
+    TunedProgram,
+    TunedSparse,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +84,8 @@ def short(config: Config) -> str:
     'RowTile tile=64 pack'
     """
     if isinstance(config, Choices):
-        return " ".join(f"{name}={value}" for name, value in config.items()) or "default schedule"
+        chosen = (f"{name}={value}" for name, value in config.items() if value != "")
+        return " ".join(chosen) or "default schedule"
     words = [type(config).__name__]
     assert is_dataclass(config) and not isinstance(config, type)
     for field in fields(config):
@@ -98,12 +107,15 @@ def table(tuned: Search, *, graph: str = "", records: object = None) -> str:
     graph : the data's name; records : the file of the record, for the last line
     """
     best = ranked(tuned)
-    lines = [tuned.task.title(graph), _headline(tuned, best), ""]
+    lines = [_title(tuned, graph), _headline(tuned, best), ""]
     if best:
         shown = [[*row[:-3], row[-1]] for row in (HEADS, *_rows(tuned, best))]
         lines += [*aligned(shown, right=True), ""]
     told = [f"on {tuned.key.device}", _counts(tuned), *_notes(tuned)]
     told += [f"warning: {text}" for text in tuned.warnings]
+    first = tuned.first_failure
+    if first and not any(first in text for text in tuned.warnings):
+        told.append(f"the first failure: {first}")
     lines[0:1] = _wrapped(lines[0])
     lines += [line for text in told for line in _wrapped(text)]
     return "\n".join([*lines, *([f"record: {records}"] if records else [])])
@@ -119,10 +131,18 @@ def write_report(tuned: Search, path: Path | str, *, graph: str = "") -> Path:
     """
     need("write_report", "matplotlib", "tune")
     path = Path(path)
-    text = as_html(tuned.task.title(graph), _sections(tuned, graph))
+    text = as_html(_title(tuned, graph), _sections(tuned, graph))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
     return path
+
+
+def _title(tuned: Search, graph: str) -> str:
+    """A line that says what was tuned; an operator's program has another name than the operator."""
+    text = tuned.task.title(graph)
+    if isinstance(tuned, TunedPlan):
+        text = tuned.key.op + text.removeprefix(tuned.task.program.name)
+    return text
 
 
 def _wrapped(text: str) -> list[str]:
@@ -173,27 +193,25 @@ def _counts(tuned: Search) -> str:
     text = f"{many(len(tuned.trials), 'trial')}: {counts.get(OK, 0)} measured"
     if counts.get(PRUNED):
         text += f", {counts[PRUNED]} given up as slow"
-    if failures:
-        each = ", ".join(f"{n} {state}" for state, n in failures.items())
-        text += f", {sum(failures.values())} failed ({each})"
+    text += "".join(f", {n} {state}" for state, n in failures.items())
     return text + "; interrupted" * tuned.interrupted
 
 
 def _sections(tuned: Search, graph: str) -> list[Section]:
     best, trials, failures = ranked(tuned), tuned.trials, tuned.failures
     text = [_headline(tuned, best), *(short(t.config) for t in best[:1])]
-    found = [Section("Result", [*text, _counts(tuned), *tuned.warnings])]
+    sections = [Section("Result", [*text, _counts(tuned), *tuned.warnings])]
     if best:
         told = [*_notes(tuned), MEMORY]
-        found.append(Section("Best configs", told, HEADS, _rows(tuned, best)))
+        sections.append(Section("Best configs", told, HEADS, _rows(tuned, best)))
     drawn = _history(tuned) if trials else ""
     text = [] if drawn else ["There were no trials."]
-    found.append(Section("Search history", text, picture=drawn))
+    sections.append(Section("Search history", text, picture=drawn))
     shares = {name: value for name, value in tuned.importances.items() if value > 0}
     drawn = _importances(shares) if shares else ""
     text = [] if drawn else ["Too few trials worked to tell."]
-    found.append(Section("Parameter importance", text, picture=drawn))
-    found += _subject(tuned, best[0] if best else None, graph)
+    sections.append(Section("Parameter importance", text, picture=drawn))
+    sections += _subject(tuned, best[0] if best else None, graph)
     text = [] if failures else ["There were none."]
     if len(failures) > MOST_FAILURES:
         text = [f"The first {MOST_FAILURES} of {len(failures)}."]
@@ -201,7 +219,7 @@ def _sections(tuned: Search, graph: str) -> list[Section]:
         (t.number, t.outcome.state, short(t.config), t.outcome.message)
         for t in failures[:MOST_FAILURES]
     ]
-    found.append(Section("Failures", text, ("trial", "state", "config", "message"), told))
+    sections.append(Section("Failures", text, ("trial", "state", "config", "message"), told))
     if trials:
         rows = [("trial", "state", "time", "padding", "after", "config", "message")]
         for t in trials:
@@ -209,37 +227,37 @@ def _sections(tuned: Search, graph: str) -> list[Section]:
             cost = micros(o.seconds), _padding(t), after
             rows.append((str(t.number), o.state, *cost, short(t.config), o.message))
         shown = f"show {len(trials)}", "\n".join(aligned(rows))
-        found.append(Section("All trials", folded=[shown]))
-    return [*found, Section("Environment", rows=_environment(tuned))]
+        sections.append(Section("All trials", folded=[shown]))
+    return [*sections, Section("Environment", rows=_environment(tuned))]
 
 
 def _subject(tuned: Search, best: Trial | None, graph: str) -> list[Section]:
     """Sections about the function and its schedule, or the matrix and its storage."""
     if isinstance(tuned, TunedProgram):
-        found = [Section("The function", code=tuned.task.program.script())]
+        sections = [Section("The function", code=tuned.task.program.script())]
         config = None if best is None else best.config
         if config:  # show the scheduled function, over coordinates
             sch = Schedule(tuned.task.program)
             tuned.task.apply()(sch, dict(config) if isinstance(config, Choices) else config)
-            found.append(Section("Its best schedule", code=sch.func.script()))
+            sections.append(Section("Its best schedule", code=sch.func.script()))
         elif best is not None:
-            found.append(Section("Its best schedule", ["The default one."]))
-        return found
+            sections.append(Section("Its best schedule", ["The default one."]))
+        return sections
     assert isinstance(tuned, Tuned)
     several = isinstance(tuned, TunedSparse)
     matrix = tuned.task.matrix.each[0] if several else tuned.task.matrix
     name = graph or None
     drawn = _image("Stored elements", lambda: matrix.plot(name=name))
-    found = [Section("The matrix", picture=drawn)]
+    sections = [Section("The matrix", picture=drawn)]
     if best is None:
-        return found
+        return sections
     stored, text, picture = getattr(best.config, "format", None), [], ""
     if isinstance(stored, Format):
         picture = _image(f"Storage in {stored}", lambda: matrix.plot(stored, name=name))
     else:
         size, share = memory(best.outcome.bytes), _padding(best)
         text = [f"In the layout of {type(best.config).__name__}: {size}, {share} padding."]
-    return [*found, Section("How it is stored", text, picture=picture)]
+    return [*sections, Section("How it is stored", text, picture=picture)]
 
 
 def _environment(tuned: Search) -> list[tuple[str, object]]:

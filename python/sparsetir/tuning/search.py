@@ -261,7 +261,7 @@ def tune(
     make_run = _run_class()
     for name in modules:
         import_module(name)
-    own: dict[str, object] = {
+    specific: dict[str, object] = {
         "dtype": dtype, "reduce": reduce, "heads": heads, "feat_in": feat_in, "weighted": weighted,
         "edge_feat": edge_feat, "scale": scale, "semiring": semiring, "mask": mask,
     }  # fmt: skip
@@ -270,7 +270,7 @@ def tune(
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(op, torch.nn.Module):
         elsewhere = {"target": None if target == "llvm" else target, **plugged_in}
-        refuse_options("a model", {"schedule": schedule, "space": space, **own, **elsewhere})
+        refuse_options("a model", {"schedule": schedule, "space": space, **specific, **elsewhere})
         inputs = [matrix, *([feat] if feat is not None or more else []), *more]
         # It searches each region, and belongs to a higher package.
         return import_module("sparsetir.graph.tune_model").tune_model(
@@ -281,17 +281,19 @@ def tune(
     if isinstance(op, str):
         refuse_options(f"'{op}'", {"schedule": schedule, "space": space})
         device = None if remote is None else remote.key
-        tuned, found, first = operator_search(op, matrix, feat, *more, device=device, **on, **own)
+        tuned, candidates, first = operator_search(
+            op, matrix, feat, *more, device=device, **on, **specific
+        )
         if type(tuned) is not Tuned:
             refuse_options(f"'{op}'", plugged_in)
     else:
-        refuse_options("a function", {"feat": feat, "more": more or None, **own, **plugged_in})
-        tuned, found, first = program_search(op, matrix, schedule, space, **on)
+        refuse_options("a function", {"feat": feat, "more": more or None, **specific, **plugged_in})
+        tuned, candidates, first = program_search(op, matrix, schedule, space, **on)
     kept = _records(records)
     if transfer and kept is not None:
         # The default stays first.
-        first[1:1] = _from_neighbours(kept, tuned, found)
-    every = found.points()
+        first[1:1] = _from_neighbours(kept, tuned, candidates)
+    every = candidates.points()
     tuned.configs = len(every)
     # Configs of plug-in templates are tried early.
     first[1:1] = [c for _, c in every if _is_plugged_in(c)]
@@ -305,8 +307,8 @@ def tune(
     with ExitStack() as stack:
         measurers = [stack.enter_context(Measurer(task, **options, **place)) for place in places]
         run = stack.enter_context(make_run(
-            study_name(tuned.key), trials_in, found, sampler=sampler, seed=int(seed), first=first,
-            trials=limit, seconds=seconds, patience=2 * time_limit + START_LIMIT,
+            study_name(tuned.key), trials_in, candidates, sampler=sampler, seed=int(seed),
+            first=first, trials=limit, seconds=seconds, patience=2 * time_limit + START_LIMIT,
             progress=progress,
         ))  # fmt: skip
         if progress is not None:

@@ -36,14 +36,14 @@ def serve(answers: int, parent: int, make: Callable[[], object]) -> None:
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
     with os.fdopen(answers, "w", buffering=1) as out:
-        made: list[Any] = []
-        print(json.dumps(_answer(lambda: made.append(make()))), file=out)
+        servers: list[Any] = []
+        print(json.dumps(_answer(lambda: servers.append(make()))), file=out)
         gc.freeze()
         gc.enable()
-        for line in sys.stdin if made else ():
+        for line in sys.stdin if servers else ():
             request = json.loads(line)
             op = request.pop("op")
-            print(json.dumps(_answer(lambda: getattr(made[0], op)(**request))), file=out)  # noqa: B023
+            print(json.dumps(_answer(lambda: getattr(servers[0], op)(**request))), file=out)  # noqa: B023
 
 
 def one_line(error: BaseException) -> str:

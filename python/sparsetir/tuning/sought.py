@@ -41,7 +41,10 @@ def operator_search(
 
     matrices, options : arguments of :func:`sparsetir.planning.plan.requested`
     """
-    request = requested(op, *matrices, target=target, **options)
+    try:
+        request = requested(op, *matrices, target=target, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("plan: ", "tune: ", 1)) from error
     wanted, on = request.whole, request.operator.on
     if wanted.gpu and on != "matrix":
         raise wrong("tune", "target", f"a CPU for '{op}'", wanted.target.kind.name)
@@ -85,7 +88,7 @@ def program_search(
     ref = None if schedule is None else ScheduleRef.of(schedule)
     wanted = {} if choices is None else _checked(choices)
     if schedule is None:
-        wanted = _made(program, bound, wanted, target, threads)
+        wanted = _derived(program, bound, wanted, target, threads)
     count = math.prod(len(values) for values in wanted.values())
     if count > MOST_CONFIGS:
         raise wrong("tune", "space", f"at most {MOST_CONFIGS:,} configs", f"{count:,}")
@@ -121,19 +124,19 @@ def _checked(choices: object) -> dict[str, tuple[object, ...]]:
 
 
 def choices_of(
-    program: SparseFunc, given: Mapping[str, object], target: Target, threads: int
+    program: SparseFunc, arguments: Mapping[str, object], target: Target, threads: int
 ) -> dict[str, tuple[object, ...]]:
     """The space derived from a function for a CPU; empty if there is nothing to choose.
 
-    given : the function's arguments
+    arguments : the function's arguments
     """
-    sizes = {name: x for name, x in given.items() if isinstance(x, int)}
+    sizes = {name: x for name, x in arguments.items() if isinstance(x, int)}
     return space_of(program, sizes, vector_bits(target), threads)
 
 
-def _made(
+def _derived(
     program: SparseFunc,
-    given: Mapping[str, object],
+    arguments: Mapping[str, object],
     wanted: Mapping[str, tuple[object, ...]],
     target: TargetLike,
     threads: int,
@@ -145,7 +148,7 @@ def _made(
             "tune: argument 'schedule': expected one for a GPU, for which none is derived from a "
             "function; give schedule and space"
         )
-    derived = choices_of(program, given, resolved, threads)
+    derived = choices_of(program, arguments, resolved, threads)
     if not derived:
         raise ValueError(
             f"tune: argument 'schedule': expected one for '{program.name}', as none is derived: "

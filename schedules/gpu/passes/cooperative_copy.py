@@ -41,11 +41,12 @@ from sparsetir.schedules.passes.nests import (
     with_buffer,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import buffer_var, substitute
-from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
+from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_over
 
 NAME = "cooperative_copy"
 BANK_BYTES = 16  # per row of the 8 that `ldmatrix` loads
+COMPUTED = 4  # the most neighbours that are computed at once: TVM's vectors of float32
 
 
 def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int) -> tirx.PrimFunc:
@@ -55,15 +56,16 @@ def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int)
     warps : warps per thread block
     vector : neighbours copied at once; the caller guarantees that they are contiguous in memory,
         aligned to their size, and that conditions hold for all of them or none. Less than 4 bytes
-        are copied one by one, by plain loads and stores, and may be any value
+        are copied one by one, by plain loads and stores. These may be any value, as may up to four
+        neighbours that depend on nothing else along the innermost loop than on one load
 
     Raises ScheduleError for a block that is not such a copy.
     """
     nest = find_nest(NAME, func, copy)
-    extents = nest.extents(NAME)
-    condition, source = _condition_and_value(nest.body, copy, vector)
+    extents, last = nest.extents(NAME), nest.loops[-1].loop_var
+    condition, source = _condition_and_value(nest.body, last, copy, vector)
     store, size = nest.body, element_bytes(nest.body.buffer)
-    if extents[-1] % vector or not _is_neighbour(nest.loops[-1].loop_var, store, source):
+    if extents[-1] % vector or not _is_neighbour(last, store, source):
         raise ScheduleError(
             f"{NAME}: argument 'vector': expected a divisor of the {extents[-1]} neighbours that "
             f"the innermost loop of block '{copy}' copies, got {vector}"
@@ -71,8 +73,14 @@ def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int)
     if vector * size not in COPY_BYTES:
         vector = 1
 
+    computed = condition is None and not store.value.same_as(source)
+
     def one(places: dict[Any, Any]) -> Any:
-        return substitute(_one(store, condition, source, vector * size), places)
+        if not computed:
+            return substitute(_one(store, condition, source, vector * size), places)
+        e = tirx.Var("e", dtype_of(last))
+        stored = substitute(store, {**places, last: places[last] + e})
+        return loop_over(e, vector, stored, tirx.ForKind.VECTORIZED) if vector > 1 else stored
 
     return padded(replaced(func, nest, for_vectors(nest, warps, vector, one)), store.buffer, size)
 
@@ -116,12 +124,14 @@ def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
     return copy_async(to, source, size, condition)
 
 
-def _condition_and_value(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
-    """The condition of a copy, or None, and the loaded value; for vectors of one, any value."""
+def _condition_and_value(body: Any, last: Any, copy: str, vector: int) -> tuple[Any, Any]:
+    """The condition of a copy, or None, and the loaded value, or the load that it is made of."""
     condition, value = guarded(getattr(body, "value", None))
     shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope == "shared"
-    if shared and vector == 1 and not isinstance(value, ir.TensorLoad):
-        return None, body.value
+    if shared and not isinstance(value, ir.TensorLoad):
+        loads = [x for x in nodes_of(ir.TensorLoad, body.value) if last in free_vars(x)]
+        if vector == 1 or vector <= COMPUTED and len(loads) == 1:
+            return None, body.value if vector == 1 else loads[0]
     if not isinstance(value, ir.TensorLoad) or not shared:
         raise ScheduleError(
             f"{NAME}: argument 'copy': expected a block that copies to shared memory, with zeros "

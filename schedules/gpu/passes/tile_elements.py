@@ -52,6 +52,8 @@ class Elements:
 
     def _each(self, m: Any, n: Any, nest: Nest, condition: Any, store: Any) -> Any:
         """A store for each of a lane's elements."""
+        if condition is not None and not free_vars(condition) & {m, n}:
+            return tirx.IfThenElse(condition, self._each(m, n, nest, None, store), None)
         extents = nest.extents
         groups = self.rows // ROWS
         inside = store.buffer in self.tiles

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 from tvm import ir, tirx
 
+from sparsetir.schedules.gpu.passes.cooperative_copy import COMPUTED
 from sparsetir.schedules.passes.nests import guarded
-from sparsetir.sparse_ir.nodes import loads_of
+from sparsetir.sparse_ir.nodes import loads_of, nodes_of
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
 VECTOR = 8  # 16-bit numbers in 16 bytes
-REGISTERS = 160  # per thread, for tiles
+# Registers per thread for tiles: those that leave some for factors, and the most.
+REGISTERS = (120, 150)
 
 
 @dataclass(eq=False)
@@ -115,17 +117,20 @@ class Factor:
         """The distance of rows in shared memory."""
         return stride_of(self.columns)
 
-    def plain(self) -> bool:
-        """Whether rows are copied unchanged, 16 bytes at a time."""
+    def vector(self) -> int:
+        """Neighbours in a row that are copied at once: 16 bytes, or four that are computed."""
         condition, source = guarded(self.value)
-        if not isinstance(source, ir.TensorLoad) or self.columns % VECTOR:
-            return False
-        *outer, last = source.indices
+        loads = [x for x in nodes_of(ir.TensorLoad, self.value) if self.column in free_vars(x)]
+        if len(loads) != 1 or self.columns % VECTOR:
+            return 1
+        *outer, last = loads[0].indices
         others = [*outer] if condition is None else [*outer, condition]
-        if any(self.column in free_vars(x) for x in others) or not last.same_as(self.column):
-            return False
-        length = source.source.ty.shape[-1]
-        return isinstance(length, tirx.IntImm) and int(length) % VECTOR == 0
+        length = loads[0].source.ty.shape[-1]
+        constant = isinstance(length, tirx.IntImm) and int(length) % VECTOR == 0
+        alone = not any(self.column in free_vars(x) for x in others) and last.same_as(self.column)
+        if not constant or not alone:
+            return 1
+        return VECTOR if source.same_as(loads[0]) else COMPUTED if condition is None else 1
 
 
 class Side(NamedTuple):
@@ -161,8 +166,8 @@ def find_parts(
                 for ii, ji, f in T.grid(32, 64, 128): W[ii, ji] += Q[.., part * 32 + ii, f] * ..
                 for w, ji, ii in T.grid(128, 64, 32): V[w, ji] += G[.., part * 32 + ii, w] * ..
 
-    The least number with which all tiles fit their registers; no parts if all fit anyway, or if
-    statements depend on other columns. Sets `cut` of these statements.
+    The least number with which all tiles leave registers for factors, or else fit; no parts if that
+    is one, or if statements depend on other columns. Sets `cut` of these statements.
 
     loop : a loop that only contains nests
     elsewhere : the nests of the program outside it
@@ -173,18 +178,21 @@ def find_parts(
     widths = {t.columns for t in cut}
     whole = sum(int(t.registers.ty.shape[0]) for t in tiles.values())
     nests: list[Any] = loop.body
-    if whole <= REGISTERS or len(widths) != 1 or any(isinstance(s, Loop) for s in nests):
+    if whole <= min(REGISTERS) or len(widths) != 1 or any(isinstance(s, Loop) for s in nests):
         return [], None
     columns = [_columns(nest, cut, tiles) for nest in nests]
     if None in columns:
         return [], None
     (width,) = widths
     some = sum(int(t.registers.ty.shape[0]) for t in cut)
-    counts = [n for n in range(2, width // least + 1) if width % (n * least) == 0]
-    fitting = [n for n in counts if whole - some + some // n <= REGISTERS]
-    if not counts:
-        return [], None
+    counts = [n for n in range(1, width // least + 1) if width % (n * least) == 0]
+    sizes = [whole - some + some // n for n in counts]
+    fitting = [
+        n for most in REGISTERS for n, size in zip(counts, sizes, strict=True) if size <= most
+    ]
     count = next(iter(fitting), counts[-1])
+    if count == 1:
+        return [], None
     parts = Parts(tirx.Var("part", dtype_of(columns[0])), count, width // count)
     for nest, var in zip(nests, columns, strict=True):
         nest.cut = var, parts

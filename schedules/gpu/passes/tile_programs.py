@@ -32,7 +32,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 
 NAME = "warp_mma_program"
 ROWS = COLUMNS = 16  # of the product of two instructions
-REGISTERS = 144  # per thread, for tiles and factors; the rest is for everything else
+REGISTERS = 208  # per thread, for tiles and factors; the rest is for everything else
 
 
 class TileProgram:

@@ -53,7 +53,7 @@ from sparsetir.schedules.gpu.passes.software_pipeline import (
     software_pipeline,
 )
 from sparsetir.schedules.gpu.passes.tile_elements import Elements
-from sparsetir.schedules.gpu.passes.tile_parts import VECTOR, Factor, Loop, Nest, RegisterTile, Side
+from sparsetir.schedules.gpu.passes.tile_parts import Factor, Loop, Nest, RegisterTile, Side
 from sparsetir.schedules.gpu.passes.tile_programs import COLUMNS, NAME, ROWS, TileProgram
 from sparsetir.schedules.passes.nests import block_of, for_threads, redirected, unrolled, with_block
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -90,7 +90,7 @@ def warp_mma_program(
     done = work.run()
     out = with_block(func, block, lambda _: done)
     for f in work.factors:
-        out = cooperative_copy(out, f.copy, warps=work.warps, vector=VECTOR if f.plain() else 1)
+        out = cooperative_copy(out, f.copy, warps=work.warps, vector=f.vector())
     for loop in work.program.loops:
         copies = [f.copy for f in work.factors if f.step is loop]
         if copies:

@@ -1,4 +1,4 @@
-"""Built kernels visit rows that share columns in panels, from the second call on."""
+"""Built kernels visit rows in the order that suits a pattern, from the second call on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import torch
 import sparsetir
 from programs import PROGRAMS
 from refusals import refuse
-from sparsetir.runtime import row_panels as kernels
-from sparsetir.schedules.row_panels import row_panels
+from sparsetir.runtime import row_orders as kernels
+from sparsetir.schedules import row_orders as row_orders_module
+from sparsetir.schedules.row_orders import row_orders
 from sparsetir.schedules.search import shared_columns as rules
+from sparsetir.schedules.search import visit_orders
 from sparsetir.schedules.search.shared_columns import SHARED, shared_columns
 from sparsetir.schedules.targets import resolve_target
 
@@ -76,6 +78,25 @@ def test_rows_without_columns_in_common_and_few_features(small, kernel):
     assert other(kernel, run(kernel, grouped(40, 30, 20, 4), 90)) is None  # tiles would overlap
 
 
+@pytest.mark.parametrize("feat", [1, 24, 32])
+def test_many_short_rows_by_length(small, kernel, monkeypatch, feat):
+    monkeypatch.setattr(visit_orders, "ROWS", 50)
+    a = sp.random_array((60, 300), density=0.01, format="csr", rng=np.random.default_rng(feat))
+    a = sp.csr_array((np.arange(a.nnz, dtype="float32"), a.indices, a.indptr), a.shape)
+    args = run(kernel, a, feat)
+    assert "I_sorted" in other(kernel, args).stages["I"].script()
+    assert other(kernel, run(kernel, a, 40)) is None
+    assert other(kernel, run(kernel, a[:40], feat)) is None
+    assert other(kernel, run(kernel, a * 0, feat)) is not None
+
+
+def test_values_beyond_the_caches_keep_the_order(small, kernel, monkeypatch):
+    monkeypatch.setattr(visit_orders, "ROWS", 50)
+    monkeypatch.setattr(row_orders_module, "l2_bytes", lambda: 64)
+    a = sp.csr_array(sp.eye_array(60, 70, dtype="float32"))
+    assert other(kernel, run(kernel, a, 4)) is None
+
+
 def test_panels_are_prepared_by_the_second_call(small, kernel, monkeypatch):
     monkeypatch.setattr(kernels, "kept_kernel", None)
     fresh, a = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32")), grouped(40, 30, 20, 4)
@@ -121,6 +142,24 @@ def test_torch_and_refusals_are_those_of_the_kernel(small, kernel):
     )
 
 
+def test_expressions_in_panels(small):
+    """Of other values, too, and in torch with gradients."""
+    a, rng = grouped(41, 30, 20, 4), np.random.default_rng(2)
+    text, x = "C[i,k] = A[i,j] * X[j,k]", np.ones((30, 64), "float32")
+    plan = sparsetir.plan(text, A=sparsetir.SparseMatrix(a), X=x)
+    for _ in range(4):
+        a.data = rng.integers(1, 9, a.nnz).astype("float32")
+        x = rng.integers(0, 9, x.shape).astype("float32")
+        np.testing.assert_array_equal(plan(A=a.data, X=x), a @ x)
+        values, features = (torch.from_numpy(v).requires_grad_() for v in (a.data, x))
+        result = plan(A=values, X=features)
+        np.testing.assert_array_equal(result.detach(), a @ x)
+        result.sum().backward()
+        np.testing.assert_array_equal(features.grad, a.T @ np.ones((41, 64), "float32"))
+    bound, _ = plan._expression._whole
+    assert "I_panels" in bound.kernel.stages["I"].script()
+
+
 def test_what_is_kept_goes_with_the_matrix(small, kernel):
     args = run(kernel, grouped(41, 30, 20, 4), 64)
     panels, indices = other(kernel, args), weakref.ref(args["indices"])
@@ -132,9 +171,9 @@ def test_what_is_kept_goes_with_the_matrix(small, kernel):
 
 def test_programs_of_other_shapes_and_schedules():
     spmm = PROGRAMS["spmm"].make("float32", "int32")
-    assert row_panels(spmm, LLVM).features == "feat"
+    assert row_orders(spmm, LLVM).features == "feat"
     for name in ("sddmm", "spmv"):
-        assert row_panels(PROGRAMS[name].make("float32", "int32"), LLVM) is None
+        assert row_orders(PROGRAMS[name].make("float32", "int32"), LLVM) is None
     assert sparsetir.build(spmm, schedule=lambda sch: None).by_pattern is None
     assert sparsetir.build(spmm, check=False).by_pattern is None
 

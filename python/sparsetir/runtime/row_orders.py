@@ -1,4 +1,4 @@
-"""Kernels of a built program for patterns whose rows share columns."""
+"""Kernels of a built program for patterns whose rows have another order than that of the matrix."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparsetir.runtime.kernel import ByPattern, Kernel
 from sparsetir.runtime.kernel_cache import COMPILING, kept_kernel
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.pool import work_of_threads
-from sparsetir.schedules.row_panels import RowPanels
+from sparsetir.schedules.row_orders import RowOrders
 from sparsetir.schedules.templates.row_tile import apply
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 
-def by_pattern(kernel: Kernel, func: SparseFunc, panels: RowPanels) -> ByPattern:
+def by_pattern(kernel: Kernel, func: SparseFunc, rows: RowOrders) -> ByPattern:
     """The attribute :attr:`Kernel.by_pattern` of a program's kernel."""
     names, target = kernel.signature.names, kernel.target
 
@@ -29,18 +29,18 @@ def by_pattern(kernel: Kernel, func: SparseFunc, panels: RowPanels) -> ByPattern
             return kept_kernel(lambda: what, target, stages)[0]
 
     def of(arguments: Mapping[str, Any]) -> Callable[[Sequence[Any]], Kernel | None] | None:
-        if not panels.pay(arguments):
+        choose = rows.of_pattern(arguments, work_of_threads())
+        if choose is None:
             return None
-        n, nnz = arguments.get(str(panels.columns), panels.columns), len(arguments[panels.indices])
 
         @lru_cache
         def for_features(feat: int) -> Kernel | None:
-            config = panels.config(n, feat) if nnz * feat >= work_of_threads() else None
+            config = choose(feat)
             return None if config is None else compiled(config)
 
-        if isinstance(panels.features, int):
-            return lambda values, feat=panels.features: for_features(feat)
-        place = names.index(panels.features)
+        if isinstance(rows.features, int):
+            return lambda values, feat=rows.features: for_features(feat)
+        place = names.index(rows.features)
         return lambda values: for_features(values[place])
 
     return of

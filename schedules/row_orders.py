@@ -1,0 +1,155 @@
+"""Orders of rows in the default schedule, for the patterns that they suit.
+
+Only a pattern tells whether another order than that of the matrix pays: a kernel of the default
+schedule measures new index arrays, and a kernel in another order is compiled when a pattern first
+needs it. Values are read by their positions.
+
+**Panels of rows that share columns.** Rows of finite elements, of Jacobians and of some pruned
+weights have columns in common: in panels of a few rows, a row of B is loaded once for all of those
+that have its column (:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`).
+
+Zen 5, one thread, float32, the mean of times with 32 to 512 features beside the default's
+rows: structural matrices (bcsstk13, 14, 16) 0.74, Jacobians and finite elements with a few unknowns
+a node 0.70, groebner_id2003_aug 0.64, mbeacxc 0.68, a pruned weight that keeps the same columns in
+eight rows 0.55. Below the bounds of :mod:`sparsetir.schedules.search.shared_columns`: random ones
+with 30 % stored 0.78 to 1.03, with 20 % up to 1.06, rows of 20 elements up to 1.4. Tiles of two
+vectors pay alone: several take up to twice as long. With 16 registers of 256 bits there is no room
+for more than two: 0.60 to 0.78 with 16 features, 0.9 to 1.3 with more.
+
+**Rows by length**, where many are short and features few
+(:func:`sparsetir.schedules.search.visit_orders.sorting_pays`): the mispredicted end of a row takes
+as long as its elements. Zen 5, one thread, float32, graphs of 20,000 to 60,000 rows with 2 to 6
+elements on average: with 4 and 8 features 0.35 to 0.75 of the time, with 16 0.43 to 0.8, with 32
+0.65 to 1.0; with 100,000 rows of 4, whose values are larger than the caches, 1.2 to 1.35.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import tvm
+from tvm import ir, tirx
+
+from sparsetir.schedules.registers import feature_tile, sum_vectors
+from sparsetir.schedules.search.program_space import RowTileOfAnySize
+from sparsetir.schedules.search.shared_columns import SHARED, long_rows, shared_columns, tile_fits
+from sparsetir.schedules.search.visit_orders import CACHES, NARROW, VECTORS, WINDOW, sorting_pays
+from sparsetir.schedules.targets import l2_bytes, pool, vector_registers
+from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED, RowTile
+from sparsetir.schedules.templates.shapes import ShapeError, row_reduction
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
+from sparsetir.sparse_ir.schedule import Schedule
+
+BITS = 256  # the least of a vector for which panels were measured
+# The most features that tiles compute, as a multiple of those that there are.
+OVERLAP = 1.125
+PLACES = 8  # bytes of the column and the position of an element
+
+
+class RowOrders(NamedTuple):
+    """The orders of rows that a program can have, and the parameters that tell which one suits.
+
+    indptr, indices : parameters
+    columns, features : parameters, or numbers
+    lanes : of a vector
+    bytes : of an element
+    wide : whether registers hold the sums of a panel for tiles of four vectors
+    """
+
+    indptr: str
+    indices: str
+    columns: str | int
+    features: str | int
+    lanes: int
+    bytes: int
+    wide: bool
+
+    def of_pattern(
+        self, arguments: Mapping[str, Any], work: int
+    ) -> Callable[[int], RowTile | None] | None:
+        """The config for a number of features, or None for them; None for the order of the matrix.
+
+        arguments : the index arrays and sizes among them
+        work : the least multiplications for which other threads are used, and panels pay
+        """
+        indptr, indices = arguments[self.indptr], arguments[self.indices]
+        n = arguments.get(str(self.columns), self.columns)
+        m, nnz = len(indptr) - 1, len(indices)
+        if sorting_pays(m, n, nnz, 1, self.bytes, self.lanes):
+            return partial(self.by_length, m, n, nnz, work)
+        if long_rows(m, n, nnz) and shared_columns(indptr, indices, n, ROWS_UNPACKED) >= SHARED:
+            return lambda feat: self.in_panels(n, feat) if nnz * feat >= work else None
+        return None
+
+    def by_length(self, m: int, n: int, nnz: int, work: int, feat: int) -> RowTile | None:
+        """Rows by length, with the features compiled in; None if the order of the matrix is faster.
+
+        m, n, nnz : sizes of the pattern
+        work : the least multiplications for which other threads are used
+        """
+        near = nnz * (PLACES + self.bytes) <= CACHES * l2_bytes()
+        if not near or not sorting_pays(m, n, nnz, feat, self.bytes, self.lanes):
+            return None
+        tile, lanes, _ = feature_tile(feat, self.lanes, NARROW)
+        parallel = pool() > 1 and nnz * feat >= work
+        return RowTile(
+            tile, lanes, feat, tiles_first=False, blocks=pool() if parallel else 1,
+            parallel=parallel, window=WINDOW, packed=False,
+        )  # fmt: skip
+
+    def in_panels(self, n: int, feat: int) -> RowTile | None:
+        """The panels for a number of columns and of features; None if single rows are faster."""
+        vectors = VECTORS if feat >= VECTORS * self.lanes else VECTORS // 2
+        tile = vectors * self.lanes
+        whole = tile <= feat and -(-feat // tile) * tile <= OVERLAP * feat
+        few = feat <= tile or self.wide
+        if not whole or not few or not tile_fits(n, tile * self.bytes):
+            return None
+        return RowTileOfAnySize(
+            tile, self.lanes, pack=True, blocks=pool(), parallel=pool() > 1, rows=ROWS_UNPACKED,
+            packed=False,
+        )  # fmt: skip
+
+
+def row_orders(func: SparseFunc, target: Any) -> RowOrders | None:
+    """The orders of rows that a program can have; None for a program of another shape.
+
+    One reduction over rows of singly stored elements, in which features index the result and the
+    gathered operand alone, in one type of 32 or 64 bits.
+    """
+    if any(it.annotations for it in sparse_iterations(func)):
+        return None
+    sch = Schedule(func)
+    try:
+        nest = row_reduction(sch, "row_orders")
+    except ShapeError:
+        return None
+    (column, *deeper), features = nest.columns, func.axis(nest.features.name)
+    axis, around = func.axis(column.name), [*nest.heads, *nest.inside, *deeper]
+    if around or nest.gathered is None or not nest.free:
+        return None
+    if axis.kind != "sparse_variable" or not axis.unique:
+        return None
+    along = {b.name for b in func.buffers if any(a.name == features.name for a in b.axes or ())}
+    dtype = tvm.DataType(nest.total)
+    same = nest.dtype == nest.total == str(func.buffer(nest.gathered).dtype)
+    bits, registers = vector_registers(target)
+    if along != {nest.result, nest.gathered} or not same or dtype.bits not in (32, 64):
+        return None
+    if bits < BITS:
+        return None
+    n, feat = _size(axis.length), _size(features.length)
+    if n is None or feat is None:
+        return None
+    names = str(axis.indptr.name), str(axis.indices.name)
+    wide = sum_vectors(registers) >= ROWS_UNPACKED * VECTORS
+    return RowOrders(*names, n, feat, bits // dtype.bits, dtype.bits // 8, wide)
+
+
+def _size(size: Any) -> str | int | None:
+    """The name of a parameter, or a number; None for other sizes."""
+    if isinstance(size, tirx.IntImm):
+        return int(size)
+    return str(size.name) if isinstance(size, ir.Var) else None
