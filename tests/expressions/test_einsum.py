@@ -16,9 +16,14 @@ from pairs import by_turns
 from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
 from sparsetir.expressions import row_sums
+from sparsetir.expressions.assignments import assignments
+from sparsetir.expressions.contraction import contracted, may_be_contracted
 from sparsetir.expressions.einsum import einsum_program
+from sparsetir.expressions.invariants import hoisted, may_be_hoisted
+from sparsetir.expressions.notation import parse
+from sparsetir.expressions.storage import Storage
 from sparsetir.expressions.traced import einsum_op
-from sparsetir.expressions.trees import Access, Affine
+from sparsetir.expressions.trees import Access, Affine, indices_of
 from sparsetir.expressions.unit import Bound, Unit
 from sparsetir.expressions.visits import Drivers
 from sparsetir.runtime.assembled import AssembledKernel
@@ -1077,6 +1082,22 @@ def test_orders_of_contractions(optimize):
     np.testing.assert_allclose(plan(), reference(text, dense), **CLOSE)
     np.testing.assert_allclose(einsum(text, **operands, optimize=optimize), plan(), **CLOSE)
     assert ("T0" in plan.programs[0].script()) == (optimize is not False)
+
+
+@pytest.mark.parametrize("text, split", [
+    ("C[i] = A[i,j] * x[j]", False), ("C[i,k] = A[i,j] * X[j,k] + 2 * Y[i,k]", False),
+    ("C[i] = A[i,i] * x[i]", False), ("C[i] = A[i,j] * X[i+j,i]", False),
+    ("C[i,j] = x[i] * y[j]", False), ("C[i] = A[i,j] * X[k,j]", True),
+    ("C[i] = A[i,j] * X[j,k] * Y[k,i]", True), ("C[i] = A[i,j] * exp(x[j])", True),
+])  # fmt: skip
+def test_expressions_whose_steps_depend_on_sizes(text, split):
+    steps = assignments(parse(text), {"A": Storage("float32", 2, "dc")})
+    assert (may_be_hoisted(steps) or may_be_contracted(steps)) == split
+    names = {n for s in steps for t in s.terms for n in indices_of(t.value)}
+    for size in () if split else (1, 3, 1000):
+        sizes, stored = {**dict.fromkeys(names, size), ("X", 0): size}, {"A": 5}
+        found = contracted(hoisted(steps, sizes, stored), sizes, stored, 6)
+        assert [*found] == steps
 
 
 def test_chains_of_sparse_operands_are_products_where_that_visits_less():

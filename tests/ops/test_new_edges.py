@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from ops_common import Case, reduced
-from sparsetir import ops
+from sparsetir import SparseMatrix, ops
 from sparsetir.ops import compress, products, structure
 from sparsetir.sparse_ir.errors import StructureError
 
@@ -13,7 +14,7 @@ from sparsetir.sparse_ir.errors import StructureError
 @pytest.fixture(autouse=True)
 def from_the_first_on(monkeypatch):
     """Counts as in a process that has seen many patterns."""
-    monkeypatch.setattr(products, "_sorted", products.SORTED)
+    monkeypatch.setattr(products, "_sorted", products.PLANNED)
 
 
 def graph(m, n, nnz, seed=0, dtype=torch.int64):
@@ -169,6 +170,87 @@ def test_nothing_is_kept_of_edges_that_are_gone():
     for seed in range(20):
         ops.spmm((graph(40, 40, 100, seed), 40), b)
     assert len(products._call_counts) <= before + 1
+
+
+# -- matrices in rows ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Counts the products that plans compute."""
+    calls, run = [], structure.Structure.run
+    monkeypatch.setattr(structure.Structure, "run", lambda *a: calls.append(a) or run(*a))
+    return calls
+
+
+def in_rows(kind, edges, m, n, values):
+    """A matrix of a kind, with elements at edges, whose duplicates are added."""
+    coo = torch.sparse_coo_tensor(edges.flip(0), values, (m, n)).coalesce()
+    csr = coo.to_sparse_csr()
+    arrays = (x.numpy() for x in (csr.values(), csr.col_indices(), csr.crow_indices()))
+    matrix = sp.csr_matrix(tuple(arrays), (m, n))
+    others = {"coo": coo, "csr": csr, "scipy": matrix, "SparseMatrix": SparseMatrix(matrix)}
+    if kind == "csr32":
+        csr = (csr.crow_indices().int(), csr.col_indices().int(), csr.values())
+        return torch.sparse_csr_tensor(*csr, (m, n)), coo
+    return others[kind], coo
+
+
+KINDS = ["coo", "csr", "csr32", "scipy", "SparseMatrix"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_first_product_with_a_matrix_makes_no_plan(kind, dtype, planned):
+    edges, values = graph(30, 40, 200), torch.randn(200, dtype=dtype)
+    for b in (torch.randn(40, 8, dtype=dtype), torch.randn(40, dtype=dtype)):
+        A, dense = in_rows(kind, edges, 30, 40, values)
+        product, before, results = ops.spmm if b.dim() == 2 else ops.spmv, len(planned), []
+        for count in (0, 1, 1):
+            results.append(product(A, b))
+            assert (len(planned) > before) == bool(count)
+            torch.testing.assert_close(results[-1], dense.to_dense() @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_first_matrices_of_a_process_have_plans(planned, monkeypatch):
+    monkeypatch.setattr(products, "_sorted", 0)
+    b, counts = torch.randn(40, 8), []
+    for seed in range(products.PLANNED + 2):
+        A, coo = in_rows("csr", graph(30, 40, 200, seed), 30, 40, torch.randn(200))
+        torch.testing.assert_close(ops.spmm(A, b), coo.to_dense() @ b, rtol=1e-4, atol=1e-4)
+        counts.append(len(planned))
+    assert counts == [*range(1, products.PLANNED + 1), products.PLANNED, products.PLANNED]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_values_in_the_first_product(kind, planned):
+    A, coo = in_rows(kind, graph(30, 40, 200), 30, 40, torch.randn(200))
+    values, b = torch.randn(coo.values().shape), torch.randn(40, 8)
+    wanted = torch.sparse_coo_tensor(coo.indices(), values, (30, 40)).to_dense() @ b
+    torch.testing.assert_close(ops.spmm(A, b, values=values), wanted, rtol=1e-4, atol=1e-4)
+    assert not planned
+
+
+@pytest.mark.parametrize("number", [-1, 40])
+@pytest.mark.parametrize("kind", ["coo", "csr"])
+def test_a_column_out_of_range(kind, number):
+    A, _ = in_rows(kind, graph(30, 40, 200), 30, 40, torch.randn(200))
+    (A.indices()[1] if kind == "coo" else A.col_indices())[7] = number
+    with pytest.raises(StructureError, match=f"less than 40, got {number}"):
+        ops.spmm(A, torch.randn(40, 8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_first_products_that_need_a_plan(kind, planned, monkeypatch):
+    edges, values, b = graph(30, 40, 200), torch.randn(200), torch.randn(40, 8)
+    new = lambda: in_rows(kind, edges, 30, 40, values)[0]  # noqa: E731
+    ops.spmm(new(), b.clone().requires_grad_()).sum().backward()
+    ops.spmm(new(), b, "max")
+    with pytest.raises(ValueError, match="expected 40 rows"):
+        ops.spmm(new(), b[1:])
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    ops.spmm(new(), b)
+    assert len(planned) >= 4
 
 
 # -- sorting by counting --------------------------------------------------------------------------

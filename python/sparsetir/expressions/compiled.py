@@ -17,6 +17,8 @@ from sparsetir.expressions.checks import (
     common_dtype,
     computed_in,
 )  # fmt: skip
+from sparsetir.expressions.contraction import may_be_contracted
+from sparsetir.expressions.invariants import may_be_hoisted
 from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, idtype_of
 from sparsetir.expressions.program import Program, program
@@ -119,6 +121,11 @@ class Compiled:
             self._fixed.add(features)
             return features
         return ()
+
+    @cached_property
+    def may_be_split(self) -> bool:
+        """Whether there may be more steps for some sizes, which are compared for each pattern."""
+        return may_be_hoisted(self.steps) or may_be_contracted(self.steps)
 
     def units(self, steps: tuple[Assignment, ...], fixed: Sizes, apart: bool) -> list[Unit]:
         """One program for all assignments; if `apart`, one for each, to derive gradients from."""

@@ -73,6 +73,18 @@ def contracted(
     return tuple(out)
 
 
+def may_be_contracted(steps: Sequence[Assignment]) -> bool:
+    """Whether a product has more than two factors, or a factor indices of its own, so that
+    :func:`contracted` may split it for some sizes."""
+    for step in steps:
+        for term in step.terms:
+            factors = factors_of(term.value)
+            each = [*step.result.plain, *(n for x in factors for n in indices_of(x))]
+            if len(factors) > 2 or any(each.count(n) == 1 for n in _indices(factors)):
+                return True
+    return False
+
+
 def fresh_names(steps: Sequence[Assignment]) -> Iterator[str]:
     """Names for further results."""
     taken = {x.name for s in steps for t in s.terms for x in accesses(t.value)}

@@ -64,7 +64,7 @@ class BoundExpression:
         compiled = self.compiled
         stored, optimize = {n: p.nnz for n, p in patterns.items()}, compiled.options.optimize
         steps = tuple(compiled.steps)
-        if optimize is not False:
+        if optimize is not False and compiled.may_be_split:
             steps = hoisted(steps, self.sizes, stored)
             steps = contracted(steps, self.sizes, stored, MOST_TRIED[optimize])
         return compiled.units(steps, compiled.fixed(self.sizes), apart)

@@ -51,6 +51,11 @@ def hoisted(
     return tuple(out)
 
 
+def may_be_hoisted(steps: Sequence[Assignment]) -> bool:
+    """Whether terms have costly parts, which :func:`hoisted` looks for."""
+    return any(_is_costly(x) for s in steps for t in s.terms for x in walk(t.value))
+
+
 class _Term:
     """A term, with the steps that compute its parts.
 
@@ -68,8 +73,6 @@ class _Term:
 
     def rewritten(self) -> Term:
         """The term that reads the results of the steps."""
-        if not any(_is_costly(x) for x in walk(self.term.value)):
-            return self.term
         value = replaced(self._with_near_divisors(self.term.value), self._kept)
         return replace(self.term, value=value)
 

@@ -63,11 +63,13 @@ class _Bound:
     """A kernel with all of its arguments in order; :class:`_Of` stands for arrays of a call.
 
     left : calls until estimates among the arguments are replaced; negative if there are none
+    numbers : the arguments that affect speed alone, by name
     """
 
     kernel: Kernel
     arguments: list[Any]
     left: int
+    numbers: dict[str, int]
 
 
 class _Kernel:
@@ -119,7 +121,8 @@ class _Prepared(NamedTuple):
     pieces: dict[int, list[_Piece]]
 
 
-class _Piece(NamedTuple):
+@dataclass(slots=True)  # whose arrays, views of the whole's, the cache does not measure
+class _Piece:
     """Neighbouring edges, in the order of the rows.
 
     rows : the rows they are in
@@ -295,7 +298,7 @@ class Region:
         out = torch.empty((min(count, edges), *sizes), dtype=self._stored)
         if count not in prepared.pieces:
             prepared.pieces[count] = _pieces(prepared, edges, count)
-        key = tuple(shape), *(x.shape for x in operands)
+        key, bound = (tuple(shape), *(x.shape for x in operands)), None
         for piece in prepared.pieces[count]:
             first = piece.first
             last = first + piece.prepared.arrays["edges"]
@@ -305,42 +308,47 @@ class Region:
                 for x, operand in zip(arrays, self.program.operands, strict=True)
             ]
             passed.append(out[: last - first])
-            noted, exact = not first, edges >= MANY
-            _run_kernel(self._bound(piece.prepared, key, passed, exact, noted), passed)
+            bound = self._bound(piece.prepared, key, passed, edges >= MANY, bound)
+            _run_kernel(bound, passed)
             yield first, last, passed[-1]
 
     def _bound(
         self, prepared: _Prepared, key: Any, arrays: list[Tensor], exact: bool = False,
-        noted: bool = True,
+        before: _Bound | None = None,
     ) -> _Bound:  # fmt: skip
-        """The kernel with its arguments; key : the shapes of the call."""
+        """The kernel with its arguments.
+
+        key : the shapes of the call
+        before : the kernel with its arguments for the piece before, if it is not the first
+        """
         known = prepared.passed.get(key)
         if known is None or not known.left:
             exact = exact or known is not None
-            known = prepared.passed[key] = self._passed(prepared, arrays, exact, noted)
+            known = prepared.passed[key] = self._passed(prepared, arrays, exact, before)
         known.left -= 1
         return known
 
     def _passed(
-        self, prepared: _Prepared, arrays: list[Tensor], exact: bool, noted: bool
+        self, prepared: _Prepared, arrays: list[Tensor], exact: bool, before: _Bound | None
     ) -> _Bound:
         """The recorded or default kernel, and all of its arguments in order.
 
         arrays : the converted operands, and the result
         exact : whether to compute exactly, even for few edges, values that affect speed alone
-        noted : whether to record the call, if calls are recorded
+        before : of the piece before, whose call is recorded, and whose numbers serve this one
         """
         program, made = self.program, prepared.kernel
         for n, number in made.gathered:
             check(prepared.ranges[number], len(arrays[n]))
         if self.calls is not None or may_be_recorded():
-            made = self._recorded(prepared, arrays, noted)
+            made = self._recorded(prepared, arrays, before is None)
         kernel, named = made.kernel, prepared.arrays
         exact = exact or prepared.arrays["edges"] >= MANY
         if kernel.computed:
             sizes = program.sizes([x.shape for x in arrays[:-1]], arrays[-1].shape)
             named = {**named, **sizes}
-            named |= kernel.compute_passed(named, estimate=not exact)
+            like = before is not None and before.kernel is kernel and before.numbers
+            named |= kernel.compute_passed(named, like or not exact)
         origins: list[Any] = made.origins
         arguments = [
             origin if type(origin) is _Of
@@ -348,7 +356,8 @@ class Region:
             else arrays[origin[0]].shape[origin[1]]
             for origin in origins
         ]  # fmt: skip
-        return _Bound(kernel, arguments, CALLS if kernel.estimates and not exact else -1)
+        left = CALLS if kernel.estimates and not exact else -1
+        return _Bound(kernel, arguments, left, {name: named[name] for name in kernel.estimates})
 
     def _recorded(self, prepared: _Prepared, arrays: list[Tensor], noted: bool) -> _Kernel:
         """The kernel that tuning recorded for a call, or else the default one."""

@@ -112,9 +112,8 @@ class Order:
     def inverse(self) -> Tensor:
         """The position of each original edge in this order, (edges,) int32, if they differ."""
         assert self.places is not None
-        inverse = torch.empty(self.edges, dtype=torch.int32)
-        inverse[self.places] = torch.arange(self.edges, dtype=torch.int32)
-        return inverse
+        numbers = torch.arange(self.edges, dtype=torch.int32)
+        return torch.empty_like(numbers).scatter_(0, self.places, numbers)
 
 
 def order_of(index: Tensor, size: int | None = None, other: Tensor | None = None) -> Order:
@@ -135,7 +134,7 @@ def arranged(values: Tensor, rows: Tensor) -> Tensor:
 
     def make() -> Tensor:
         places = order_of(rows).places
-        result = values.clone() if places is None else values[places]
+        result = values.clone() if places is None else values.index_select(0, places)
         return result if result.is_floating_point() else result.to(torch.int32)
 
     return _kept("arranged", make, values, rows)
@@ -145,14 +144,14 @@ def places_between(of: Tensor | None, rows: Tensor) -> Tensor | None:
     """The positions, (edges,) int32, of edges in the order by `rows` within the order by `of`, or
     the original order if that is None; None if both orders are the same."""
     to = order_of(rows)
-    source = to if of is None else order_of(of)
+    source, places = to if of is None else order_of(of), to.places
     if of is None or source.places is None:
-        return None if to.places is None else to.places32
+        return None if places is None else to.places32
     if source is to:
         return None
-    if to.places is None:
+    if places is None:
         return source.inverse
-    return _kept("between", lambda: source.inverse[to.places], of, rows)
+    return _kept("between", lambda: source.inverse.index_select(0, places), of, rows)
 
 
 def _kept(key: str, make: Callable[[], T], *owners: Tensor) -> T:

@@ -26,6 +26,7 @@ from sparsetir.graph.expressions import (
     Size,
     Stored,
     aten,
+    axes_before,
     axes_of,
     dims_of,
     dtype_of,
@@ -344,6 +345,7 @@ class _Finder:
         self.graph, self._of_edges_alone, self._products = graph, of_edges, products
         self.found: list[Found] = []
         self._why: dict[str, str] = {}
+        self._move_views()
         self._merge_sums()
         nodes = [n for n in graph.nodes if n not in of_edges]
         vectors = [r.index for n in nodes if (r := reduction_of(n))]
@@ -528,6 +530,46 @@ class _Finder:
             small = width <= NARROW or isinstance(edges, int) and edges * width <= FEW
             if work[node] >= WORTH and (wide or several and small):
                 self.stored[node] = None
+
+    def _move_views(self) -> None:
+        """Have views split or merge features of nodes rather than those of edges, which a region
+        cannot compute then: before gathers, and after sums at nodes."""
+        for node in list(self.graph.nodes):
+            if node in self._of_edges_alone:
+                continue
+            gathered = gather_of(first(node)) if node.target in VIEWS else None
+            reduction = reduction_of(node)
+            with self.graph.inserting_before(node):
+                if gathered is not None and is_float(node) and _splits(node):
+                    source, index = gathered
+                    rows = self._with_features(source, shape_of(node)[1:], node)
+                    args, value = (rows, 0, index), node.meta["val"]
+                    new = self._call(aten.index_select.default, args, value, node)
+                elif (
+                    reduction is not None
+                    and reduction.base is None
+                    and reduction.reduce == "sum"
+                    and reduction.values.target in VIEWS
+                    and _splits(reduction.values)
+                ):
+                    values = first(reduction.values)
+                    sizes = shape_of(node)[0], *shape_of(values)[1:]
+                    fake = node.meta["val"].new_empty(sizes)
+                    args = [self._size(s, node) for s in sizes], 0
+                    zeros = self._call(aten.full.default, args, fake, node)
+                    zeros.kwargs = {"dtype": fake.dtype, "device": fake.device}
+                    args = zeros, 0, reduction.index, values
+                    sums = self._call(aten.index_add.default, args, fake, node)
+                    new = self._with_features(sums, shape_of(node)[1:], node)
+                else:
+                    continue
+            node.replace_all_uses_with(new)
+        self.graph.eliminate_dead_code()
+
+    def _with_features(self, rows: fx.Node, features: tuple[Size, ...], like: fx.Node) -> fx.Node:
+        """Rows with their features in other dimensions."""
+        fake = rows.meta["val"].new_empty((shape_of(rows)[0], *features))
+        return self._call(aten.reshape.default, (rows, [-1, *features]), fake, like)
 
     def _merge_sums(self) -> None:
         """Replace the sum of two reductions at the same index by one reduction."""
@@ -897,6 +939,21 @@ class _Finder:
                 if str(other) == str(size):
                     return self._call(aten.sym_size.int, (node, dim), size, at)
         raise RuntimeError(f"no node of the graph has the size {size}")
+
+
+def _splits(view: fx.Node) -> bool:
+    """Whether a view of edge values, or of nodes', splits or merges their features, of known
+    number."""
+    before, after = shape_of(first(view)), shape_of(view)
+    known = all(isinstance(s, int) for s in (*before[1:], *after[1:]))
+    return (
+        known
+        and len(before) > 1
+        and len(after) > 1
+        and same(before[0], after[0])
+        and 0 < width_of(view) == width_of(first(view))
+        and axes_before(view, axes_of(view)) is None
+    )
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

@@ -203,7 +203,7 @@ def known(A: Any, n: int) -> tuple[PatternCopy, Tensor | None] | None:
         values, pattern = A.values(), kept.find(("coo", *A.shape), A.indices())
     elif kind is SparseMatrix:
         values = tensor_of(A.values)
-        pattern = kept.find(("matrix", A.shape), *_arrays_of(A))
+        pattern = kept.find(("matrix", A.shape), *arrays_of(A))
     else:
         matrix = known_tensor(A)
         if matrix is not None:
@@ -505,7 +505,7 @@ def as_tensor(caller: str, name: str, array: object) -> Tensor:
 _arrays: WeakKeyDictionary[Pattern, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
 
-def _arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
+def arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
     """Row pointers and columns; the same tensors in each call for a pattern."""
     pattern = A.pattern
     arrays = _arrays.get(pattern)
@@ -516,7 +516,7 @@ def _arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
 
 
 def _from_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
-    (m, n), arrays = A.shape, _arrays_of(A)
+    (m, n), arrays = A.shape, arrays_of(A)
 
     def from_arrays(rowptr: Tensor, col: Tensor) -> PatternCopy:
         return PatternCopy.from_csr("resolve", rowptr, col.to(rowptr.dtype), n)

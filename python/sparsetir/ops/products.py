@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from os import PathLike
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +19,7 @@ import torch
 from scipy.sparse import issparse
 from torch import Tensor
 
+from sparsetir.data.scipy_patterns import adopt_matrix
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.ops.cache import memory_key
 from sparsetir.ops.messages_library import (
@@ -29,7 +30,7 @@ from sparsetir.ops.messages_library import (
     in_steps,
     mean_gradient,
 )
-from sparsetir.ops.operands import Operand, known, resolve, row_pointers
+from sparsetir.ops.operands import Operand, arrays_of, known, resolve, row_pointers, tensor_of
 from sparsetir.ops.registry import (
     PLAIN,
     Context,
@@ -39,9 +40,10 @@ from sparsetir.ops.registry import (
     is_plain_eager,
     wants_gradient,
 )
-from sparsetir.ops.structure import Structure, known_edges, structure_of
+from sparsetir.ops.structure import PatternCopy, Structure, known_edges, structure_of
 from sparsetir.ops.tensors import (
     INDEX_DTYPES,
+    check_csr,
     check_dense,
     check_edges,
     check_rows,
@@ -49,8 +51,10 @@ from sparsetir.ops.tensors import (
     check_values,
     launch,
     may_be_recorded,
+    plain_tensor,
     target_of,
 )
+from sparsetir.planning.plan import multiply_once
 from sparsetir.planning.request import reduction
 from sparsetir.planning.run_plan import finder
 from sparsetir.reductions import EXTREMA, LINEAR, REDUCERS
@@ -60,6 +64,7 @@ from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.edge_sums import EdgeSums
 from sparsetir.schedules.targets import l2_bytes, l3_bytes
 from sparsetir.schedules.template import Choices
+from sparsetir.sparse_ir.errors import StructureError
 
 
 def _checked_product(
@@ -210,15 +215,16 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
     Notes
     -----
     Sums are in float32, for float64 in float64, and in the same order: on a CPU results are the
-    same in each run. Once a process has multiplied by some edges, the first products with others
-    visit them unsorted, so that their last bits may differ from those of later products with the
-    same edges; not under `torch.use_deterministic_algorithms(True)`.
+    same in each run. Once a process has multiplied by some matrices, the first products with other
+    edges visit them unsorted, and the first product with another matrix makes no plan, so that
+    their last bits may differ from those of later products with the same matrix; not under
+    `torch.use_deterministic_algorithms(True)`.
     (SparseTIR, section 4.2.1.)
     """
     if not isinstance(B, Tensor) or B.dim() == 2:
         out = fast_path(A, B, reduce, values)
         if out is None:
-            out = sum_of_new(A, B, reduce, values)
+            out = _product_of_new("spmm", A, B, reduce, values)
         if out is not None:
             return out
     named = reduction("spmm", reduce, REDUCERS)
@@ -245,7 +251,18 @@ def spmv(A: object, x: Tensor, reduce: str = "sum", values: Tensor | None = None
     reduce = reduction("spmv", reduce, REDUCERS)
     _check_operand("spmv", "x", x, (1, 2))
     B = x.unsqueeze(-1)
-    return _product("spmv", _operand("spmv", A, values, B), B, reduce).squeeze(-1)
+    seen = _seen(A, B)
+    out = _product_of_new("spmv", A, B, reduce, values) if seen is None else None
+    if out is None:
+        if seen is None:
+            operand = _operand("spmv", A, values, B)
+        else:  # its tensors are not compared again
+            (rowptr, col, structure), own_values = seen
+            if values is None and own_values is not None:
+                values = own_values.to(B.dtype) if _is_outside_torch(A) else own_values
+            operand = Operand(rowptr, col, *structure.shape, values)
+        out = _product("spmv", operand, B, reduce)
+    return out.squeeze(-1)
 
 
 def sddmm(A: object, X: Tensor, Y: Tensor) -> Tensor:
@@ -402,12 +419,7 @@ def fast_path(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
 
     None for other calls, and for any that may be invalid, which the full path reports.
     """
-    if not is_plain_eager() or type(B) not in PLAIN or B.dim() < 2:
-        return None
-    try:
-        seen = known(A, B.shape[-2])
-    except RuntimeError:  # tensors without memory
-        return None
+    seen = _seen(A, B)
     if seen is None:
         return None
     (rowptr, col, structure), own_values = seen
@@ -425,6 +437,16 @@ def fast_path(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
             return _Product.apply(structure, rowptr, col, values, B)
         return None
     return structure.fast_path("spmm", (B,), values, reduce)
+
+
+def _seen(A: object, B: Any) -> tuple[PatternCopy, Tensor | None] | None:
+    """The result of :func:`known` for a product with B, unless something observes operations."""
+    if not is_plain_eager() or type(B) not in PLAIN or B.dim() < 2:
+        return None
+    try:
+        return known(A, B.shape[-2])
+    except RuntimeError:  # tensors without memory
+        return None
 
 
 class _Product(torch.autograd.Function):
@@ -464,18 +486,19 @@ class _Product(torch.autograd.Function):
         return None, None, None, of_values, of_b
 
 
-# -- sums over new edges ---------------------------------------------------------------------------
+# -- products with new patterns --------------------------------------------------------------------
 #
 # Edges of mini-batches are new in each step. Sorting edges and keeping their structure takes as
 # long as several sums over unsorted edges. So the first products with a tensor of edges visit them
-# unsorted, until the time lost by that reaches the time of sorting.
+# unsorted, until the time lost by that reaches the time of sorting. The first product with a matrix
+# in rows, which may be the last, makes no plan.
 
 SUMMED = (torch.float32, torch.float64)
 CPU = torch.device("cpu")
 MOST = 1 << 20  # edges; beyond, sorting pays as products then use all threads
-# Patterns that a process sorts at once: if there are no others, the kernel for unsorted edges is
-# not worth compiling.
-SORTED = 1
+# Patterns that a process sorts, or makes a plan for, at once: if there are no others, the kernel
+# for unsorted edges, or for all matrices in rows, is not worth compiling.
+SORTED, PLANNED = 1, 4
 # The time of sorting, by call and by edge, and the extra time of an unsorted sum, forward and
 # backward, by feature of an edge while B and C fit the L2 cache; nanoseconds on Zen 3.
 SORT, SORT_EDGE, FEATURE = 500_000, 25, 0.2
@@ -488,15 +511,25 @@ _call_counts: WeakKeyDictionary[torch.UntypedStorage, dict[object, int]] = WeakK
 _sorted = 0
 
 
-def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
-    """The result of :func:`sparsetir.ops.spmm` for edges that are not worth sorting.
+def _product_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
+    """A product with a pattern that is not worth preparing.
 
     None for other calls, and for any that may be invalid, which the full path reports.
     """
-    if reduce not in LINEAR or type(B) not in PLAIN or B.dim() != 2:
+    out = _sum_of_new(A, B, reduce, values)
+    return _rows_of_new(caller, A, B, reduce, values) if out is None else out
+
+
+def _sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
+    """:func:`_product_of_new` for edges, which are not sorted."""
+    if reduce not in LINEAR or type(B) not in PLAIN or B.dim() != 2 or not is_plain_eager():
         return None
     edges, size = A if type(A) is tuple and len(A) == 2 else (A, len(B))
     n, m = size if type(size) is tuple and len(size) == 2 else (size, size)
+    in_rows = False  # whether rows come first
+    if type(A) is Tensor and A.layout is torch.sparse_coo and A.dim() == 2 and A.is_coalesced():
+        in_rows = True
+        edges, (m, n), values = A.indices(), A.shape, A.values() if values is None else values
     if type(edges) is not Tensor or edges.layout is not torch.strided or edges.dim() != 2:
         return None
     if edges.is_nested:  # nested tensors have no shape
@@ -504,7 +537,7 @@ def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     (ends, nnz), (rows, feat) = edges.shape, B.shape
     if type(m) is not int or type(n) is not int or m < 1 or n != rows or ends != 2:
         return None
-    if not 0 < nnz <= MOST or not feat or not is_plain_eager():
+    if not 0 < nnz <= MOST or not feat:
         return None
     if not _is_plain(B, SUMMED) or not _is_plain(edges, INDEX_DTYPES):
         return None
@@ -514,16 +547,23 @@ def sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
             return None
     if torch.are_deterministic_algorithms_enabled():
         return None
-    if not _is_new(edges, m, n, feat * B.itemsize):
+    if in_rows and wants_gradient(B):
+        return None
+    find = partial(known, A, n) if in_rows else partial(known_edges, edges, m, n)
+    counts = (1, PLANNED) if in_rows else (_most_sums(nnz, m + n, B), SORTED)
+    if not _is_new(edges, find, *counts):
         return None
     options = {"dtype": dtype_name(B), "reduce": reduce, "heads": None, "target": target_of(CPU)}
     if may_be_recorded("spmm", (m, n), nnz, feat, **options):
         return None
-    check_edges("spmm", edges, m, n, "A")
+    try:
+        check_edges("spmm", edges, *((n, m) if in_rows else (m, n)))
+    except StructureError:
+        return None
     if B.requires_grad and torch.is_grad_enabled():
         # A copy, so that writes to the edges meanwhile do not change the gradient.
         return _Sum.apply(edges.clone(), values, B, m, reduce)
-    return _summed(edges, values, B, m, reduce == "mean")[0]
+    return _summed(edges, values, B, m, reduce == "mean", in_rows)[0]
 
 
 def _is_plain(x: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
@@ -531,34 +571,80 @@ def _is_plain(x: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
     return x.is_cpu and x.dtype in dtypes and not x.is_neg() and not x._is_zerotensor()
 
 
-def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
-    """Whether edges were seen so rarely that sorting would have taken longer; counts the call.
+def _rows_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
+    """:func:`_product_of_new` for a matrix in rows, of which it is the first product."""
+    if reduce != "sum" or type(B) not in PLAIN or B.dim() != 2 or not is_plain_eager():
+        return None
+    if not _is_plain(B, SUMMED) or torch.are_deterministic_algorithms_enabled():
+        return None
+    rows = _rows_of(caller, A, B.dtype)
+    if rows is None:
+        return None
+    rowptr, col, own_values = rows
+    values = own_values if values is None else values
+    (m, n), nnz, feat = A.shape, len(col), B.shape[1]
+    fits = type(values) in PLAIN and values.shape == col.shape and _is_plain(values, (B.dtype,))
+    if not fits or n != len(B) or not nnz * feat or wants_gradient(B, values):
+        return None
+    if rowptr.dtype != col.dtype or not _is_new(col, lambda: known(A, n), 1, PLANNED):
+        return None
+    options = {"dtype": dtype_name(B), "reduce": reduce, "heads": None, "target": target_of(CPU)}
+    if may_be_recorded("spmm", (m, n), nnz, feat, **options):
+        return None
+    check_csr(caller, rowptr, col, n)
+    out = B.new_empty(m, feat)
+    rowptr, col, values, B = map(plain_tensor, (rowptr, col, values, B))
+    multiply_once(rowptr, col, values, B, out)
+    return out
 
-    row : bytes of a row of B
+
+def _rows_of(caller: str, A: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Row pointers, columns and values of a matrix in rows on the host; None for other kinds."""
+    if type(A) is Tensor:
+        in_rows = A.layout is torch.sparse_csr and A.dim() == 2 and A.is_cpu
+        return (A.crow_indices(), A.col_indices(), A.values()) if in_rows else None
+    if issparse(A) and len(A.shape) == 2:
+        A = adopt_matrix(caller, "A", A)
+    if not isinstance(A, SparseMatrix):
+        return None
+    return *arrays_of(A), tensor_of(A.values).to(dtype)
+
+
+def _most_sums(nnz: int, nodes: int, b: Tensor) -> float:
+    """The number of sums over edges after which sorting them would have taken less time."""
+    row = b.shape[1] * b.itemsize
+    more = FEATURE / 4 * row * (1 + (nodes * row > l2_bytes()) + 2 * (nodes * row > l3_bytes()))
+    return min(MOST_SUMS, (SORT + SORT_EDGE * nnz) / (more * nnz))
+
+
+def _is_new(pattern: Tensor, find: Callable[[], object], most: float, prepared: int) -> bool:
+    """Whether a pattern was seen at most `most` times, with this call, which is counted.
+
+    pattern : the tensor that it is recognised by
+    find : returns what is kept for it, or None
+    prepared : number of a process's first patterns that are prepared at once
     """
     global _sorted
-    counts = _call_counts.setdefault(edges.untyped_storage(), {})
-    key = memory_key(edges), -1 if edges.is_inference() else edges._version
+    counts = _call_counts.setdefault(pattern.untyped_storage(), {})
+    key = memory_key(pattern), -1 if pattern.is_inference() else pattern._version
     if key not in counts:
-        if known_edges(edges, m, n) is not None:
+        if find() is not None:
             return False
-        if _sorted < SORTED:
+        if _sorted < prepared:
             _sorted += 1
             return False
         if len(counts) >= MOST_COUNTED:
             counts.clear()
     counts[key] = count = counts.get(key, 0) + 1
-    nnz, both = edges.shape[1], (m + n) * row
-    more = FEATURE / 4 * row * (1 + (both > l2_bytes()) + 2 * (both > l3_bytes()))
-    return count <= min(MOST_SUMS, (SORT + SORT_EDGE * nnz) / (more * nnz))
+    return count <= most
 
 
 def _summed(
-    edges: Tensor, values: Tensor | None, b: Tensor, m: int, mean: bool, back: bool = False
+    edges: Tensor, values: Tensor | None, b: Tensor, m: int, mean: bool, at_first: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sums at targets, (m, feat), and their edge counts if `mean`; back : sum at sources."""
+    """Sums at targets, (m, feat), and their edge counts if `mean`; at_first : sum at `edges[0]`."""
     sources, targets = edges.unbind()
-    if back:
+    if at_first:
         sources, targets = targets, sources
     out, count = b.new_empty(m, b.shape[1]), b.new_empty(m) if mean else None
     types = dtype_name(b), dtype_name(edges)
@@ -595,5 +681,5 @@ class _Sum(torch.autograd.Function):
             rowptr = row_pointers(edges, m, n)
             of_b = SPMM_TRANSPOSED(rowptr, edges, values, grad, n)
         else:
-            of_b, _ = _summed(edges, values, grad, n, False, back=True)
+            of_b, _ = _summed(edges, values, grad, n, False, at_first=True)
         return None, None, of_b, None, None

@@ -39,7 +39,7 @@ from sparsetir.planning.sparse_request import sparse_request
 from sparsetir.records.records import by_record, recorded_config, there_are_records
 from sparsetir.records.task import Config
 from sparsetir.runtime import pool
-from sparsetir.runtime.arrays import is_array, is_torch
+from sparsetir.runtime.arrays import dtype_name, is_array, is_torch
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import lower
 from sparsetir.runtime.refusals import wrong
@@ -419,6 +419,7 @@ def plan_candidates(
 
 
 MOST_PLANS = 16  # per matrix
+ONCE = ("float32", "float64")  # types of :func:`multiply_once`
 
 
 def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) -> Any:
@@ -464,28 +465,39 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
 
 
 def _product_once(matrix: SparseMatrix, x: np.ndarray) -> np.ndarray | None:
-    """`A @ x` by the kernel of all patterns, for a matrix that may be multiplied just once.
+    """`A @ x` by :func:`multiply_once`; None for types that the kernel does not support.
 
-    A plan takes a millisecond, and up to twenty times as long as its kernel. None for types that
-    the kernel does not support. With a vector, the last bits may differ from those of a plan.
+    With a vector, the last bits may differ from those of a plan.
     """
     pattern, dtype = matrix.pattern, x.dtype.name
-    if dtype not in ("float32", "float64") or pattern.idtype != pattern.indptr.dtype.name:
+    if dtype not in ONCE or pattern.idtype != pattern.indptr.dtype.name:
         return None
-    kernel, (m, n) = _kernel_of_all(dtype, pattern.idtype), matrix.shape
     b = x if x.ndim == 2 else x[:, None]
-    out = np.empty((m, b.shape[1]), x.dtype)
-    named = {
-        "a": matrix.values.astype(dtype, copy=False), "b": b, "out": out,
-        "indptr": pattern.indptr, "indices": pattern.columns, "m": m, "n": n, "nnz": matrix.nnz,
-        "feat": b.shape[1],
-    }  # fmt: skip
-    named |= kernel.compute_passed(named, estimate=True)
+    out = np.empty((matrix.shape[0], b.shape[1]), x.dtype)
+    values = matrix.values.astype(dtype, copy=False)
     try:
-        kernel.entry(*(named[name] for name in kernel.signature.passed))
+        multiply_once(pattern.indptr, pattern.columns, values, b, out)
     except (TypeError, ValueError, BufferError):  # such as arrays that must not be written
         return None
     return out if x.ndim == 2 else out[:, 0]
+
+
+def multiply_once(indptr: Any, indices: Any, values: Any, b: Any, out: Any) -> None:
+    """Multiply a matrix that may be multiplied just once, by the kernel of all patterns.
+
+    A plan takes a millisecond, and up to twenty times as long as its kernel.
+
+    indptr, indices, values : contiguous arrays of the matrix, which is trusted, in any library;
+        both index arrays of one type
+    b, out : operand (n, feat) and result (m, feat), of the type of the values, one of `ONCE`
+    """
+    kernel, (n, feat) = _kernel_of_all(dtype_name(b), dtype_name(indptr)), b.shape
+    named = {
+        "a": values, "b": b, "out": out, "indptr": indptr, "indices": indices,
+        "m": out.shape[0], "n": n, "nnz": indices.shape[0], "feat": feat,
+    }  # fmt: skip
+    named |= kernel.compute_passed(named, estimate=True)
+    kernel.entry(*(named[name] for name in kernel.signature.passed))
 
 
 @lru_cache

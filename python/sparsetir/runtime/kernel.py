@@ -443,7 +443,7 @@ class Kernel:
         return compute(self.signature.func, self._numbers(arguments), overrides)
 
     def compute_passed(
-        self, arguments: Mapping[str, object], estimate: bool = False
+        self, arguments: Mapping[str, object], estimate: bool | Mapping[str, int] = False
     ) -> dict[str, Any]:
         """Evaluate the computed parameters in `signature.passed`, and those they depend on.
 
@@ -451,15 +451,15 @@ class Kernel:
         ----------
         arguments : mapping
             As for :meth:`compute`.
-        estimate : bool
-            Use the kernel's `estimates` rather than compute, which takes longer than a small
-            kernel.
+        estimate : bool or mapping
+            Use the kernel's `estimates`, or other values for them, rather than compute, which
+            takes longer than a small kernel.
 
         Returns
         -------
         dict of str to ndarray or int
         """
-        estimates = self.estimates if estimate else {}
+        estimates = self.estimates if estimate is True else estimate or {}
         if len(estimates) == len(self._made):
             return dict(estimates)
         return compute(self.signature.func, self._numbers(arguments), estimates, self._made)
