@@ -94,7 +94,7 @@ def result_last(func: SparseFunc) -> Copied | None:
     does not initialise, or not all of.
     """
     it, around = _reduction(func)
-    if it is None or it.init is None:
+    if it is None or it.init is None or loops_of(it)[-1].kinds != "S":
         return None
     loops = {x.var: x.node for x in loops_of(it) if x.kinds == "S"}
     (store, *others), features = stores_of(it.init, it.body), loops_of(it)[-1].var

@@ -112,6 +112,7 @@ def test_results_in_place() -> None:
     update = "\n".join(IN_PLACE.splitlines()[:2] + IN_PLACE.splitlines()[-1:])
     for body, over in (
         (PRODUCT.replace("X[k, j]", "X[j, k]"), {"X": "N K", "OUT": "I K"}),
+        (IN_PLACE.replace("SRS", "RRR").replace("OUT[k, i]", "OUT[()]"), {"X": "N K", "OUT": ""}),
         (update, WHOLE),
         (IN_PLACE, PARTLY),
     ):
