@@ -35,7 +35,7 @@ import tvm
 from tvm import ir, tirx
 
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.registers import feature_tile, sum_vectors
+from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.program_space import RowTileOfAnySize
 from sparsetir.schedules.search.shared_columns import SHARED, long_rows, shared_columns, tile_fits
 from sparsetir.schedules.search.visit_orders import CACHES, NARROW, VECTORS, WINDOW, sorting_pays
@@ -129,8 +129,9 @@ class RowOrders(NamedTuple):
         few = feat <= tile or self.wide
         if not whole or not few or not tile_fits(n, tile * self.bytes):
             return None
+        blocks = tasks(pool(), -(-feat // tile))
         return RowTileOfAnySize(
-            tile, self.lanes, pack=True, blocks=pool(), parallel=pool() > 1, rows=ROWS_UNPACKED,
+            tile, self.lanes, pack=True, blocks=blocks, parallel=pool() > 1, rows=ROWS_UNPACKED,
             packed=False,
         )  # fmt: skip
 

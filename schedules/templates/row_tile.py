@@ -280,10 +280,16 @@ def _set_before(sch: Schedule, nest: RowReduction, config: RowTile) -> SparseIte
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowTile) -> Arranged:
     """CSR unchanged, in as many blocks of rows or panels and parts of the columns."""
     del problem
-    blocks = max(1, min(config.blocks, -(-matrix.shape[0] // config.rows)))
-    numbers = {"blocks": blocks, "parts": config.parts, "ahead": config.ahead}
     stored = Stored(keeps_order=config.in_order or not config.packed)
-    return Arranged(stored, matrix.arguments(), numbers)
+    return Arranged(stored, matrix.arguments(), numbers(config, matrix.shape[0]))
+
+
+def numbers(config: RowTile, rows: int | None = None) -> dict[str, int]:
+    """The numbers that a kernel leaves open; rows : of the matrix, if known."""
+    most = config.blocks if rows is None else -(-rows // config.rows)
+    return {
+        "blocks": max(1, min(config.blocks, most)), "parts": config.parts, "ahead": config.ahead,
+    }  # fmt: skip
 
 
 def choices(search: SearchInput) -> Tried:

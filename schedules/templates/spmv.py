@@ -172,12 +172,15 @@ def _padding(matrix: CsrPattern, config: SlicedRows) -> float:
 def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
     """CSR unchanged, with the numbers that the kernel leaves open."""
     del problem
-    blocks = max(1, min(config.blocks, matrix.shape[0]))
-    numbers = {"long": config.long, "window": config.window}
-    if config.blocks > 1:
-        numbers |= {"blocks": blocks, "long_blocks": blocks, "ahead": config.ahead // config.lanes}
     stored = Stored(as_given, not config.packed, partial(_padding, matrix, config))
-    return Arranged(stored, matrix.arguments(), numbers)
+    return Arranged(stored, matrix.arguments(), numbers(config, matrix.shape[0]))
+
+
+def numbers(config: SlicedRows, rows: int | None = None) -> dict[str, int]:
+    """The numbers that a kernel leaves open; rows : of the matrix, if known."""
+    blocks = config.blocks if rows is None else max(1, min(config.blocks, rows))
+    several = {"blocks": blocks, "long_blocks": blocks, "ahead": config.ahead // config.lanes}
+    return {"long": config.long, "window": config.window, **(several if config.blocks > 1 else {})}
 
 
 def _filled(config: SlicedRows) -> int:

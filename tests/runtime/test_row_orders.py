@@ -15,11 +15,12 @@ from programs import PROGRAMS
 from refusals import refuse
 from sparsetir.runtime import row_orders as kernels
 from sparsetir.schedules import row_orders as row_orders_module
+from sparsetir.schedules.registers import tasks
 from sparsetir.schedules.row_orders import row_orders
 from sparsetir.schedules.search import shared_columns as rules
 from sparsetir.schedules.search import visit_orders
 from sparsetir.schedules.search.shared_columns import SHARED, shared_columns
-from sparsetir.schedules.targets import resolve_target
+from sparsetir.schedules.targets import pool, resolve_target
 
 LLVM = resolve_target("llvm")
 
@@ -68,7 +69,9 @@ def other(kernel, args: dict[str, np.ndarray]) -> object:
 def test_rows_in_panels(small, kernel, feat, m):
     args = run(kernel, grouped(m, 30, 20, 4), feat)
     panels = other(kernel, args)
-    assert "I_panels" in panels.stages["I"].script() and panels.computed.keys() > {"blocks"}
+    assert "I_panels" in panels.stages["I"].script()
+    tiles = -(-feat // (32 if feat < 64 else 64))
+    assert panels.numbers["blocks"] == tasks(pool(), tiles)
     assert other(kernel, run(kernel, grouped(m, 30, 20, 1), feat)) in (None, panels)
 
 
@@ -84,7 +87,8 @@ def test_many_short_rows_by_length(small, kernel, monkeypatch, feat):
     a = sp.random_array((60, 300), density=0.01, format="csr", rng=np.random.default_rng(feat))
     a = sp.csr_array((np.arange(a.nnz, dtype="float32"), a.indices, a.indptr), a.shape)
     args = run(kernel, a, feat)
-    assert "I_sorted" in other(kernel, args).stages["I"].script()
+    chosen = other(kernel, args)
+    assert "I_sorted" in chosen.stages["I"].script() and chosen.numbers["blocks"] == pool()
     assert other(kernel, run(kernel, a, 40)) is None
     assert other(kernel, run(kernel, a[:40], feat)) is None
     assert other(kernel, run(kernel, a * 0, feat)) is not None

@@ -121,6 +121,8 @@ class Kernel:
     gathered : list of (int, int)
         Positions of arrays whose rows are gathered, and of the indices that select these. NumPy's
         arrays begin anywhere; where it pays, a call copies them to the start of a cache line.
+    numbers : mapping of str to int
+        Values of computed numbers that their recipes leave open, such as the number of blocks.
     by_pattern : callable, optional
         For index arrays and sizes by name, a function that selects the kernel for later calls with
         them, by all arguments in order. None, of it or from it, is for this kernel. Set by
@@ -195,6 +197,7 @@ class Kernel:
         self._read = {name for how in self.computed.values() for name in reads(how)}
         estimates = {name: valid_for_any(self.computed[name]) for name in self._made}
         self.estimates = {name: x for name, x in estimates.items() if x is not None}
+        self.numbers: Mapping[str, int] = {}
         self.by_pattern: ByPattern | None = None
         self._seen: list[Seen] = []  # the newest first
 
@@ -610,7 +613,8 @@ class Kernel:
         arguments |= {names[i]: values[i] for i in self._scalars}
         if self.check:
             check_structure(self.signature.func, arguments)
-        extra = compute(self.signature.func, arguments, names=self._made) if self.computed else {}
+        func = self.signature.func
+        extra = compute(func, arguments, self.numbers, self._made) if self.computed else {}
         forget = _evict_callback(self)
         references = tuple((i, reference(values[i], forget)) for i in self._index)
         orders: dict[str, np.ndarray] = {}

@@ -24,10 +24,13 @@ def by_pattern(kernel: Kernel, func: SparseFunc, rows: RowOrders) -> ByPattern:
     @lru_cache
     def compiled(config: Any) -> Kernel:
         what = f"{tvm.ir.save_json(func)} {config!r}"
+        template: Any = spmv if isinstance(config, spmv.SlicedRows) else row_tile
         with COMPILING:
-            apply = spmv.apply if isinstance(config, spmv.SlicedRows) else row_tile.apply
-            stages = partial(lower, func, apply, config, target)
-            return kept_kernel(lambda: what, target, stages)[0]
+            stages = partial(lower, func, template.apply, config, target)
+            other = kept_kernel(lambda: what, target, stages)[0]
+        numbers = template.numbers(config)
+        other.numbers = {name: n for name, n in numbers.items() if name in other.computed}
+        return other
 
     def of(arguments: Mapping[str, Any]) -> Callable[[Sequence[Any]], Kernel | None] | None:
         choose = rows.of_pattern(arguments, work_of_threads())
