@@ -31,14 +31,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import tvm
 from tvm import ir, tirx
 
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.program_space import RowTileOfAnySize
-from sparsetir.schedules.search.shared_columns import SHARED, long_rows, shared_columns, tile_fits
-from sparsetir.schedules.search.visit_orders import CACHES, NARROW, VECTORS, WINDOW, sorting_pays
+from sparsetir.schedules.search.shared_columns import SHARED, long_rows, shared_columns, stays_near
+from sparsetir.schedules.search.visit_orders import NARROW, VECTORS, WINDOW, sorting_pays
 from sparsetir.schedules.targets import l2_bytes, pool, vector_registers
 from sparsetir.schedules.templates.register_tile import packed_values
 from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED, RowTile
@@ -62,7 +63,6 @@ class RowOrders(NamedTuple):
     columns, features : parameters, or numbers; None for sums without features
     dtype, idtype : of elements and of indices
     lanes : of a vector
-    bytes : of an element
     wide : whether registers hold the sums of a panel for tiles of four vectors
     """
 
@@ -73,8 +73,12 @@ class RowOrders(NamedTuple):
     dtype: str
     idtype: str
     lanes: int
-    bytes: int
     wide: bool
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
 
     def of_pattern(
         self, arguments: Mapping[str, Any], work: int
@@ -87,12 +91,11 @@ class RowOrders(NamedTuple):
         indptr, indices = arguments[self.indptr], arguments[self.indices]
         n = arguments.get(str(self.columns), self.columns)
         m, nnz = len(indptr) - 1, len(indices)
-        if sorting_pays(m, n, nnz, 1, self.bytes, self.lanes):
-            if self.features is None:
-                return lambda _: self.in_slices(m, nnz, work)
-            return partial(self.by_length, m, n, nnz, work)
+        short = sorting_pays(m, n, nnz, 1, self.bytes, self.lanes)
         if self.features is None:
-            return None
+            return (lambda _: self.in_slices(m, nnz, work)) if short else None
+        if short:
+            return partial(self.by_length, m, n, nnz, work)
         if long_rows(m, n, nnz) and shared_columns(indptr, indices, n, ROWS_UNPACKED) >= SHARED:
             return lambda feat: self.in_panels(n, feat) if nnz * feat >= work else None
         return None
@@ -111,7 +114,7 @@ class RowOrders(NamedTuple):
         m, n, nnz : sizes of the pattern
         work : the least multiplications for which other threads are used
         """
-        near = nnz * (PLACES + self.bytes) <= CACHES * l2_bytes()
+        near = stays_near(nnz, PLACES + self.bytes)
         if not near or not sorting_pays(m, n, nnz, feat, self.bytes, self.lanes):
             return None
         tile, lanes, _ = feature_tile(feat, self.lanes, NARROW)
@@ -127,7 +130,7 @@ class RowOrders(NamedTuple):
         tile = vectors * self.lanes
         whole = tile <= feat and -(-feat // tile) * tile <= OVERLAP * feat
         few = feat <= tile or self.wide
-        if not whole or not few or not tile_fits(n, tile * self.bytes):
+        if not whole or not few or not stays_near(n, tile * self.bytes):
             return None
         blocks = tasks(pool(), -(-feat // tile))
         return RowTileOfAnySize(
@@ -174,7 +177,7 @@ def row_orders(func: SparseFunc, target: Any) -> RowOrders | None:
     names = str(axis.indptr.name), str(axis.indices.name)
     wide = sum_vectors(registers) >= ROWS_UNPACKED * VECTORS
     types = nest.total, str(axis.idtype)
-    return RowOrders(*names, n, feat, *types, bits // dtype.bits, dtype.bits // 8, wide)
+    return RowOrders(*names, n, feat, *types, bits // dtype.bits, wide)
 
 
 def row_sum_of(func: SparseFunc) -> RowReduction | None:

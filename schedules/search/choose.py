@@ -16,7 +16,7 @@ from sparsetir.schedules.multiversion import PACK_DEGREE, PACK_FEATURES, WORK_OF
 from sparsetir.schedules.operators.problems import Spmm, unsupported, vector_lanes
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.locality import Locality
-from sparsetir.schedules.search.shared_columns import SHARED, tile_fits
+from sparsetir.schedules.search.shared_columns import SHARED, stays_near
 from sparsetir.schedules.search.visit_orders import (
     VECTORS,
     WINDOW,
@@ -234,7 +234,7 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     sharing = stats.shared >= SHARED and not half and stats.feat >= 2 * lanes
     # Registers hold the sums of four rows for four vectors, or there is one tile of two.
     sharing = sharing and (most >= ROWS_UNPACKED * VECTORS or stats.feat <= 2 * lanes)
-    sharing = sharing and tile_fits(stats.n, tile * summed)
+    sharing = sharing and stays_near(stats.n, tile * summed)
     if plain and (sharing or panels_pay(*sizes, lanes, cpu)):
         configs.insert(0, panel_rows(stats, lanes, most, summed, parallel, cpu, sharing))
     if 1 < stats.block and lanes <= stats.feat and plain:

@@ -16,7 +16,7 @@ WINDOWS, MOST = 4, 1 << 13
 TABLE = 24
 # The least nonzeros per row and column, and per distinct column of a panel, for which panels pay.
 LENGTH, SHARED = 24, 1.7
-# Multiple of the L2 cache that a tile of B may have.
+# Multiple of the L2 cache beyond which scattered gathers and writes are slower.
 CACHES = 4
 
 
@@ -53,6 +53,6 @@ def long_rows(m: int, n: int, nnz: int) -> bool:
     return min(m, n) > 0 and nnz >= LENGTH * max(m, n)
 
 
-def tile_fits(n: int, row: int) -> bool:
-    """Whether a tile of B, of `row` bytes per row, stays near enough for visits by pattern."""
-    return n * row <= CACHES * l2_bytes()
+def stays_near(rows: int, bytes: int) -> bool:
+    """Whether rows of a number of bytes each stay near enough for visits in another order."""
+    return rows * bytes <= CACHES * l2_bytes()

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from sparsetir.schedules.registers import feature_tile, tasks
-from sparsetir.schedules.search.shared_columns import tile_fits
+from sparsetir.schedules.search.shared_columns import stays_near
 from sparsetir.schedules.targets import l2_bytes
 from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED, RowTile
 
 # The least rows for which no branch predictor remembers their lengths, and the greatest length for
 # which the end of a row takes a good part of its time.
 ROWS, LENGTH = 8192, 6
-# Multiple of the L2 cache that B may have: beyond it, scattered gathers and writes are slower.
-CACHES = 4
 # The most vectors per tile for which sorted rows pay, and rows that are sorted together.
 NARROW, WINDOW = 2, 4096
 
@@ -40,8 +38,8 @@ def sorting_pays(m: int, n: int, nnz: int, feat: int, bytes: int, lanes: int) ->
     of rows that it has seen a few times; and so it does on 325,729 rows, whose B is larger than the
     caches.
     """
-    fits = n * feat * bytes <= CACHES * l2_bytes()
-    return m >= ROWS and fits and 0 < nnz <= LENGTH * m and feat <= NARROW * lanes
+    near = stays_near(n, feat * bytes)
+    return m >= ROWS and near and 0 < nnz <= LENGTH * m and feat <= NARROW * lanes
 
 
 def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -> bool:
@@ -103,7 +101,7 @@ def panel_rows(
     layers with 50 to 80 % zeros, 32 to 512 features: 1.09 to 1.24 times as fast as row blocks.)
     """
     vectors = VECTORS
-    if not tile_fits(stats.n, vectors * lanes * summed):
+    if not stays_near(stats.n, vectors * lanes * summed):
         vectors = max(1, vectors // 2)
     tile = feature_tile(stats.feat, lanes, vectors)
     wide = tile.tile >= VECTORS * tile.lanes

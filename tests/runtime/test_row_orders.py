@@ -14,7 +14,6 @@ import sparsetir
 from programs import PROGRAMS
 from refusals import refuse
 from sparsetir.runtime import row_orders as kernels
-from sparsetir.schedules import row_orders as row_orders_module
 from sparsetir.schedules.registers import tasks
 from sparsetir.schedules.row_orders import row_orders
 from sparsetir.schedules.search import shared_columns as rules
@@ -72,6 +71,7 @@ def test_rows_in_panels(small, kernel, feat, m):
     assert "I_panels" in panels.stages["I"].script()
     tiles = -(-feat // (32 if feat < 64 else 64))
     assert panels.numbers["blocks"] == tasks(pool(), tiles)
+    assert panels.compute(panels.completed(args))["blocks"] == panels.numbers["blocks"]
     assert other(kernel, run(kernel, grouped(m, 30, 20, 1), feat)) in (None, panels)
 
 
@@ -115,9 +115,11 @@ def test_sums_of_many_short_rows_in_slices(monkeypatch):
 
 def test_values_beyond_the_caches_keep_the_order(small, kernel, monkeypatch):
     monkeypatch.setattr(visit_orders, "ROWS", 50)
-    monkeypatch.setattr(row_orders_module, "l2_bytes", lambda: 64)
-    a = sp.csr_array(sp.eye_array(60, 70, dtype="float32"))
-    assert other(kernel, run(kernel, a, 4)) is None
+    of_row = np.arange(61, dtype="int32")
+    for bytes, sorted_rows in ((100, False), (200, True)):
+        monkeypatch.setattr(rules, "l2_bytes", lambda bytes=bytes: bytes)
+        a = sp.csr_array((np.ones(60, "float32"), of_row[:60] % 10, of_row.copy()), (60, 10))
+        assert (other(kernel, run(kernel, a, 4)) is not None) == sorted_rows
 
 
 def test_panels_are_prepared_by_the_second_call(small, kernel, monkeypatch):

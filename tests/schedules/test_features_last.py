@@ -60,6 +60,17 @@ def arguments(program: Any, nnz: int, feat: int) -> dict[str, Any]:
     return {name: value for name, value in args.items() if name in names}
 
 
+def check(program: Any, sizes: Any) -> None:
+    """Compare the kernel with the interpreter, for numbers of elements and of features."""
+    kernel = sparsetir.build(program)
+    for nnz, feat in sizes:
+        expected = arguments(program, nnz, feat)
+        result = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in expected.items()}
+        sparsetir.interpret(program, expected)
+        kernel(**result)
+        np.testing.assert_array_equal(result["out"], expected["out"])
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_copies(name: str) -> None:
     """With few elements what is there is read, with many the copies; features of all widths."""
@@ -70,13 +81,7 @@ def test_copies(name: str) -> None:
     assert [it.name for it in sparse_iterations(copied[0])] == [
         f"{x}_ws_copy" for x in operands
     ] + ["f"]
-    kernel = sparsetir.build(program)
-    for nnz, feat in ((0, 3), (5, 4), (29, 1), (150, 0), (150, 1), (150, 8), (150, 37)):
-        expected = arguments(program, nnz, feat)
-        result = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in expected.items()}
-        sparsetir.interpret(program, expected)
-        kernel(**result)
-        np.testing.assert_array_equal(result["out"], expected["out"])
+    check(program, ((0, 3), (5, 4), (29, 1), (150, 0), (150, 1), (150, 8), (150, 37)))
 
 
 WHOLE, PARTLY = {"X": "N K", "OUT": "K I"}, {"X": "N K", "OUT": "K N"}
@@ -99,13 +104,7 @@ def test_results_across(name: str) -> None:
     copied = result_last(program)
     assert copied is not None
     assert [it.name for it in sparse_iterations(copied.func)] == ["f", "OUT_ws_copy"]
-    kernel = sparsetir.build(program)
-    for nnz, feat in ((0, 3), (5, 4), (47, 7), (150, 0), (150, 1), (150, 16), (150, 37)):
-        expected = arguments(program, nnz, feat)
-        result = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in expected.items()}
-        sparsetir.interpret(program, expected)
-        kernel(**result)
-        np.testing.assert_array_equal(result["out"], expected["out"])
+    check(program, ((0, 3), (5, 4), (47, 7), (150, 0), (150, 1), (150, 16), (150, 37)))
 
 
 def test_results_in_place() -> None:

@@ -122,7 +122,8 @@ class Kernel:
         Positions of arrays whose rows are gathered, and of the indices that select these. NumPy's
         arrays begin anywhere; where it pays, a call copies them to the start of a cache line.
     numbers : mapping of str to int
-        Values of computed numbers that their recipes leave open, such as the number of blocks.
+        Values of computed numbers that their recipes leave open, such as the number of blocks,
+        unless a caller gives others.
     by_pattern : callable, optional
         For index arrays and sizes by name, a function that selects the kernel for later calls with
         them, by all arguments in order. None, of it or from it, is for this kernel. Set by
@@ -443,7 +444,8 @@ class Kernel:
         ValueError
             As from :func:`sparsetir.sparse_ir.computed.compute`.
         """
-        return compute(self.signature.func, self._numbers(arguments), overrides)
+        chosen = {**self.numbers, **(overrides or {})}
+        return compute(self.signature.func, self._numbers(arguments), chosen)
 
     def compute_passed(
         self, arguments: Mapping[str, object], estimate: bool | Mapping[str, int] = False
@@ -465,7 +467,8 @@ class Kernel:
         estimates = self.estimates if estimate is True else estimate or {}
         if len(estimates) == len(self._made):
             return dict(estimates)
-        return compute(self.signature.func, self._numbers(arguments), estimates, self._made)
+        chosen = {**self.numbers, **estimates}
+        return compute(self.signature.func, self._numbers(arguments), chosen, self._made)
 
     def _numbers(self, arguments: Mapping[str, object]) -> dict[str, Any]:
         """The arguments that recipes read, arrays as NumPy."""
