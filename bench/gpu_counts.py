@@ -29,6 +29,8 @@ from bench.problems import matrix_of, weighted
 from bench.report import ROOT, table
 from sparsetir import masks
 from sparsetir.formats import BSR
+from sparsetir.schedules.gpu.block_attention import WarpgroupTiles
+from sparsetir.schedules.gpu.block_sddmm import WarpTiles
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.sddmm import FusedNonzeros
 from sparsetir.schedules.gpu.spmm import RowSplit
@@ -47,7 +49,7 @@ import nvrtc
 from cuda_runner import CudaFunction
 from ptx import Global, Module
 
-ARCH = "sm_80"
+ARCH, HOPPER = "sm_80", "sm_90a"  # the latter of kernels that only Hopper runs
 PLAIN = Path(__file__).with_name("plain_kernels.cu")
 OUTPUTS = ("OUT", "C", "Y")  # in programs
 WAYS = ("sparsetir", "plain")
@@ -111,8 +113,8 @@ RESULTS: dict[str, np.ndarray] = {}  # of generated kernels, by their names
 class Counting:
     """A kernel of some CUDA whose launches are counted."""
 
-    def __init__(self, source: str, name: str) -> None:
-        self.ptx = nvrtc.ptx_of(source, ARCH)
+    def __init__(self, source: str, name: str, arch: str = ARCH) -> None:
+        self.ptx = nvrtc.ptx_of(source, arch)
         self.kernel = Module(self.ptx)[name]
 
     def launch(
@@ -128,15 +130,14 @@ class Counted(CudaFunction):
     """A generated function, as users have it: without the checks of `CudaFunction`."""
 
     def __init__(self, func: Any, arch: str = ARCH) -> None:
-        del arch
-        super().__init__(func, ARCH)
+        super().__init__(func, arch if arch == HOPPER else ARCH)
 
     def __call__(self, args: Any, **_: Any) -> Any:
         RESULTS.update(out := super().__call__(args, seeds=(0,), races=False))
         return out
 
     def _compile(self, kernels: Any) -> Any:
-        each = {name: Counting(self.source, name) for name in kernels}
+        each = {name: Counting(self.source, name, self._arch) for name in kernels}
         return {name: self._launcher(name, kernels[name], each[name]) for name in kernels}
 
 
@@ -228,20 +229,21 @@ def relations() -> Iterator[Case]:
 
 def attention() -> Iterator[Case]:
     """Attention over a band of whole blocks of 64, one head of 1024 rows, and its gradients."""
-    place, config = np.arange(16), attention_tests.DEFAULT
+    place, configs = np.arange(16), {"": WarpTiles(), "wgmma ": WarpgroupTiles()}
     mask = masks.blocks(abs(place[:, None] - place) <= 2, 64)
     pattern = [x.numpy() for x in mask.rows[:2]]
-    for feat in (64, 128):
+    for feat, (how, config) in product((64, 128), configs.items()):
         shape, lse = attention_tests.Shape(64, feat, feat, "float16"), np.zeros(1024, "float32")
         q, k, v, scale = attention_tests.arrays(mask, shape).values()
         reads = q.nbytes + 2 * len(pattern[1]) * q.nbytes // 16
         plain = f"attention_{feat}", 16, (128,), (*pattern, q, k, v, scale, lse, np.zeros_like(q))
         run = partial(attention_tests.forward, mask, shape)
-        yield Case("attention", f"{feat}", reads, q.nbytes + lse.nbytes, run, config, plain)
+        yield Case("attention", f"{how}{feat}", reads, q.nbytes + lse.nbytes, run, config, plain)
         for name, keys in (("dq", False), ("dk, dv", True)):
             run = partial(attention_tests.backward, mask, shape, which=(keys,))
             writes = (1 + keys) * q.nbytes
-            yield Case(f"attention {name}", f"{feat}", reads + q.nbytes, writes, run, config)
+            kind, size = f"attention {name}", reads + q.nbytes
+            yield Case(kind, f"{how}{feat}", size, writes, run, config)
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -279,14 +281,14 @@ def summary(case: Case) -> dict[str, Any]:
     """Counts over all launches of a call; registers and occupancy of the one that does most."""
     total = sum((launch.counts for launch in LAUNCHES), Counter[str]())
     main = max(LAUNCHES, key=lambda launch: launch.counts["instructions"])
-    bounds = {}
-    for name, gpu in GPUS.items():
+    bounds, gpus = {}, {"H100": GPUS["H100"]} if f".target {HOPPER}" in main.ptx else GPUS
+    for name, gpu in gpus.items():
         each = [gpu.bounds(launch.counts) for launch in LAUNCHES]
         by = {need: sum(bound[need] for bound in each) for need in each[0]}
         least = 1e6 * sum(max(bound.values()) for bound in each)
         bounds[name] = {"us": least, "by": max(by, key=by.__getitem__)}
     stores = total["store sectors"] + total["atomic sectors"]
-    by_ptxas = GPUS.items() if shutil.which("ptxas") else ()
+    by_ptxas = gpus.items() if shutil.which("ptxas") else ()
     return {
         **total,
         "launches": len(LAUNCHES),
@@ -304,7 +306,8 @@ def compiled(launch: Launch, gpu: Gpu) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernels.ptx"
         source.write_text(launch.ptx)
-        command = ["ptxas", f"-arch={gpu.arch}", "-v", str(source), "-o", f"{folder}/kernels.cubin"]
+        arch = HOPPER if f".target {HOPPER}" in launch.ptx else gpu.arch
+        command = ["ptxas", f"-arch={arch}", "-v", str(source), "-o", f"{folder}/kernels.cubin"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     (part,) = (p for p in said.split("Compiling entry function")[1:] if f"'{launch.name}'" in p)
     registers, spills, static = (
@@ -327,7 +330,8 @@ def show(cells: list[dict[str, Any]]) -> None:
         row = [label, c["instructions"], *(f"{c[name]:.2f}" for name in means)]
         row += [c.get("atomics", 0), c.get("barriers", 0)]
         row += ["/".join(str(round(x[key], 2)) for x in c["compiled"].values()) for key in parts]
-        rows.append([*row, *(f"{x['us']:.2f} {x['by']}" for x in c["bounds"].values())])
+        each = (c["bounds"].get(gpu) for gpu in GPUS)
+        rows.append([*row, *("-" if x is None else f"{x['us']:.2f} {x['by']}" for x in each)])
     head = ["", "instructions", "loads", "stores", "passes", "lanes", "atomics", "barriers"]
     head += [*parts, *(f"{gpu}, us" for gpu in GPUS)]
     table("GPU kernels, interpreted: counts of a call, and bounds by peaks", head, rows)

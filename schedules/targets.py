@@ -194,7 +194,7 @@ def assumed_machine(target: Any) -> dict[str, int]:
     return {} if is_gpu(target) else {"l2_bytes": l2_bytes(), "threads": pool()}
 
 
-# Stage-II attribute: the CPU features that a function needs for its intrinsics.
+# Stage-II attribute: the CPU features, or the GPU's architecture, that a function needs.
 NEEDS = "sparsetir.needs"
 ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64", "AMD64": "x86_64"}  # other names
 ARCH_PRCTL = 158  # of x86-64
@@ -202,14 +202,17 @@ REQUEST_PERMISSION, TILE_DATA = 0x1023, 18
 
 
 def features_needed(func: object) -> list[str]:
-    """The features that a stage-II function needs for its intrinsics, by LLVM's names."""
+    """The features that a stage-II function needs, by LLVM's names; of a GPU its architecture."""
     attrs = getattr(func, "attrs", None) or {}
     return [str(name) for name in attrs.get(NEEDS, [])]
 
 
-def missing_of(needed: Sequence[str], target: object) -> list[str]:
-    """Those of some features that a CPU target lacks."""
-    return [name for name in needed if name not in cpu_features(target)] if needed else []
+def missing_of(needed: Sequence[str], target: Any) -> list[str]:
+    """Those of some features that a target lacks."""
+    if not needed:
+        return []
+    has = {str(target.attrs.get("arch"))} if is_gpu(target) else cpu_features(target)
+    return [name for name in needed if name not in has]
 
 
 @cache

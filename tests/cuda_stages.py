@@ -24,12 +24,14 @@ class CudaStages:
     function : its CUDA text, whose `counts` tell of the last run
     """
 
-    def __init__(self, program: Any, schedule: Any, config: Any = None, **options: Any) -> None:
-        self.stages = lower(program, schedule, config, CUDA)
+    def __init__(
+        self, program: Any, schedule: Any, config: Any = None, arch: str = "sm_90", **options: Any
+    ) -> None:
+        self.stages = lower(program, schedule, config, {"kind": "cuda", "arch": arch})
         self.signature = self.stages["II"].attrs[SIGNATURE]
         flat = [str(p.name) for p in self.stages["III"].params]
         self.called = dict(zip(flat, signature_of(self.stages).passed, strict=True))
-        self.function = CudaFunction(self.stages["III"], **options)
+        self.function = CudaFunction(self.stages["III"], arch=arch, **options)
 
     def __call__(self, args: Mapping[str, Any], **options: Any) -> dict[str, np.ndarray]:
         """The arrays as the kernel leaves them; computed parameters are computed of `args`."""

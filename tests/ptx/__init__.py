@@ -3,9 +3,9 @@
 All warps of a launch (or of some of its blocks) advance together: a register is an array over their
 threads, 32 neighbours a warp, and NumPy runs an instruction for all threads that have come to it.
 `parse` reads PTX, `order` says which threads go first where they part, `machine` runs them,
-`memory` knows buffers and who touched them, `instructions` and `matrices` say what each instruction
-does, `arithmetic` what types are, and `counting` what a launch costs. Semantics are those of
-NVIDIA's PTX ISA, 8.x.
+`memory` knows buffers and who touched them, `instructions`, `matrices` and `warpgroups` say what
+each instruction does, `arithmetic` what types are, and `counting` what a launch costs. Semantics
+are those of NVIDIA's PTX ISA, 8.x.
 
 `PtxError` is raised for
 
@@ -17,6 +17,7 @@ NVIDIA's PTX ISA, 8.x.
   do not come, or not the lane itself,
 - shared memory that is read before anything is written there, or before an asynchronous copy to it
   has been waited for,
+- what products of warpgroups need and do not get: see `warpgroups`,
 - instructions and modifiers that are not known here, when a kernel is made.
 
 Registers without a value hold NaN. Sums of `mma` are exact in float64, then rounded once; tensor

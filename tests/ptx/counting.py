@@ -4,7 +4,8 @@ Counts are added to a launch's: "instructions" of warps, without those that ptxa
 "lanes" that run them; "load", "store" and "atomic sectors" of 32 bytes, each once for a warp's
 instruction; "memory sectors", each once for a launch that reads it and once more if it writes it;
 "shared passes" of 128 bytes, and the "least passes" of the same instructions without conflicts;
-"tensor operations", two for each product of `mma`.
+"tensor operations", two for each product of `mma` and `wgmma`. The matrices that a `wgmma` reads
+from shared memory count once for a warpgroup.
 """
 
 from __future__ import annotations

@@ -94,6 +94,8 @@ class Made:
                 raise PtxError(f"a predicate and a number: {self.statement}")
 
             def read(run: Run, lanes: Lanes) -> Array:
+                if run.products is not None:
+                    run.products.in_register(operand, lanes, "reads")
                 bits = lanes.of(run.registers[operand])
                 return kind.decode(bits if bits.dtype == kind.bits else bits.astype(kind.bits))
 
@@ -126,6 +128,8 @@ class Made:
         register = KINDS[declared].bits
 
         def write(run: Run, lanes: Lanes, value: Array) -> None:
+            if run.products is not None:
+                run.products.in_register(operand, lanes, "writes")
             lanes.put(run.registers[operand], a.extended(kind.encode(value), kind, register))
 
         return write
@@ -668,10 +672,13 @@ def _trap(op: Made) -> Step:
 
 @makes("membar", "fence")
 def _fence(op: Made) -> Step:
-    """Orders nothing here: blocks race, whatever they wait for."""
-    op.allow("gl", "cta", "sys", "gpu", "sc", "acq_rel")
+    """Orders nothing here, blocks race whatever they wait for, except for what `wgmma` reads."""
+    op.allow("gl", "cta", "sys", "gpu", "sc", "acq_rel", "proxy", "async", "shared_cta")
+    if op.has("proxy"):
+        op.one_of("async")
+        return lambda run, lanes: run.products and run.products.show(lanes)
     return lambda run, lanes: None
 
 
 # Registers more makers.
-from ptx import matrices  # noqa: E402, F401
+from ptx import matrices, warpgroups  # noqa: E402, F401

@@ -13,6 +13,7 @@ from ptx.arithmetic import KINDS
 from ptx.counting import Cost
 from ptx.memory import WINDOWS, Accesses, Buffer, Epochs, Global, OutOfBounds, PtxError, Race
 from ptx.parse import EXIT, Statement, Text, parse, readable
+from ptx.warpgroups import Products
 
 Array = Any  # of NumPy
 WARP = 32
@@ -63,6 +64,7 @@ class Kernel:
     def __init__(self, text: Text) -> None:
         self.text, self.name = text, text.name
         self.narrowest = {"global": 16, "shared": 16}  # bytes of accesses, told by `instructions`
+        self.of_products = set[str]()  # registers of `wgmma`, told by `warpgroups`
         self.steps: list[list[tuple[Statement, Step]]] = [
             [(s, _guarded(instructions.step(self, s), s)) for s in block.statements]
             for block in text.blocks
@@ -136,7 +138,8 @@ class Launch:
         text = kernel.text
         named = zip(text.params, values, strict=True)
         self.values = {name: (kind, value) for (name, kind), value in named}
-        self.dynamic_at = -(-text.shared.size // 128) * 128
+        align = max([128, *text.dynamic.values()])
+        self.dynamic_at = -(-text.shared.size // align) * align
         self.shared_size = self.dynamic_at + -(-dynamic // 16) * 16 + 16
         self.inside = {
             "shared": text.shared.inside(self.shared_size),
@@ -184,6 +187,7 @@ class Run:
         self.after = np.zeros(count, np.int64)
         self.groups = np.zeros(count, np.int64)  # of asynchronous copies, that each has closed
         self.copies: list[tuple[Array, Array, Array, Array]] = []
+        self.products = Products(self) if self.kernel.of_products else None
 
     def run(self) -> None:
         """Run all threads until they have ended."""
@@ -329,11 +333,13 @@ class Run:
             return [(every, self.local, address + lanes.ids * rows)]
         offset = address + self.block_of[lanes.ids] * self.launch.shared_size
         self.touched.filled(offset, size, how)
+        if self.products is not None:
+            self.products.in_shared(offset, size, how, lanes)
         if self.launch.cost is not None and how != "arrived":
             self.launch.cost.in_shared(address, lanes.ids, size)
         plain = "write" if how in ("copy", "arrived") else how
         if self.launch.races:  # a copy may write from where it begins to where it is waited for
-            self._raced(self.touched, offset, lanes, size, plain, self.shared, values)
+            self.raced(self.touched, offset, lanes, size, plain, self.shared, values)
         return [(every, self.shared, offset)]
 
     def _global(
@@ -361,11 +367,11 @@ class Run:
             if accesses is not None and how != "nc":
                 some = Lanes(lanes.ids[which], False)
                 part = [value[which] for value in values]
-                self._raced(accesses, offset, some, size, how, buffer.bytes, part, buffer)
+                self.raced(accesses, offset, some, size, how, buffer.bytes, part, buffer)
             pieces.append((which, buffer.bytes, offset))
         return pieces
 
-    def _raced(
+    def raced(
         self, accesses: Accesses, offset: Array, lanes: Lanes, size: int, how: str, data: Array,
         values: Sequence[Array], buffer: Buffer | None = None,
     ) -> None:  # fmt: skip

@@ -45,7 +45,7 @@ def places_of_c() -> tuple[Array, Array]:
     return GROUP[:, None] + 8 * (register // 2), PLACE[:, None] * 2 + register % 2
 
 
-def _numbers(registers: Array, kind: str) -> Array:
+def numbers(registers: Array, kind: str) -> Array:
     """The elements of registers of 32 bits [.., register], along a new axis, exact."""
     elements = np.ascontiguousarray(registers)[..., None].view(FACTORS[kind])
     if kind == "bf16":
@@ -88,7 +88,7 @@ def _multiply(op: Made) -> Step:
         for source, kind, place, shape in zip(
             factors, kinds, places, ((16, depth), (depth, 8)), strict=True
         ):
-            elements = _numbers(fragment(source(run, lanes)), kind)
+            elements = numbers(fragment(source(run, lanes)), kind)
             matrix = np.zeros((count, *shape), elements.dtype)
             matrix[:, place[0], place[1]] = elements
             matrices.append(matrix)

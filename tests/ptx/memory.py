@@ -187,7 +187,7 @@ class Accesses:
 
         Raises `Race`.
         """
-        index, parts = self._granules(first, size)
+        index, parts = self.granules(first, size)
         if parts > 1:
             by = by.of(np.repeat(np.arange(len(first)), parts))
             same = None if same is None else np.repeat(same, parts)
@@ -211,7 +211,7 @@ class Accesses:
         if how == "write" and same is None:
             check(records.thread[index] != by.threads, records, "wrote")
 
-    def _granules(self, first: Array, size: int) -> tuple[Array, int]:
+    def granules(self, first: Array, size: int) -> tuple[Array, int]:
         """The granules of accesses, and how many each has, which are neighbours."""
         index, parts = first // self.granule, max(1, size // self.granule)
         return ((index[:, None] + np.arange(parts)).reshape(-1) if parts > 1 else index), parts
@@ -220,7 +220,7 @@ class Accesses:
         """Note what holds a value now, or is to come ("copy"); raises for reads of none."""
         if self.empty is None or self.coming is None:
             return
-        index, _ = self._granules(first, size)
+        index, _ = self.granules(first, size)
         if how == "copy":
             self.coming[index] = True
             return

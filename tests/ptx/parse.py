@@ -68,14 +68,14 @@ class Text:
     """A kernel as it is written.
 
     params : name and type of each; registers : type by name, of inner scopes with a number
-    shared, local : arrays; dynamic : names of arrays in dynamic shared memory
+    shared, local : arrays; dynamic : alignments of arrays in dynamic shared memory, by name
     blocks : in the order in which they run
     """
 
     name: str
     params: list[tuple[str, str]]
     shared: Arrays
-    dynamic: set[str]
+    dynamic: dict[str, int]
     registers: dict[str, str] = field(default_factory=dict)
     local: Arrays = field(default_factory=Arrays)
     blocks: list[Block] = field(default_factory=lambda: [Block()])
@@ -84,7 +84,7 @@ class Text:
 def parse(text: str) -> dict[str, Text]:
     """The kernels of a module by name."""
     text = re.sub(r"//[^\n]*", "", re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL))
-    shared, dynamic = Arrays(), set[str]()
+    shared, dynamic = Arrays(), dict[str, int]()
     kernels: dict[str, Text] = {}
     outside, begin = "", 0
     for match in re.finditer(r"(?:\.visible\s+)?\.(entry|func)\b", text):
@@ -123,13 +123,13 @@ ARRAY = re.compile(
 )
 
 
-def _shared(text: str, shared: Arrays, dynamic: set[str]) -> None:
+def _shared(text: str, shared: Arrays, dynamic: dict[str, int]) -> None:
     match = ARRAY.search(text)
     if match is None:
         raise PtxError(f"array {text.strip()}")
     extern, align, kind, name, count = match.groups()
     if extern:
-        dynamic.add(name)
+        dynamic[name] = int(align or 1)
         return
     unit = np.dtype(KINDS[kind].bits).itemsize
     shared.add(name, unit * int(count or 1), int(align or unit))
@@ -160,7 +160,7 @@ class _Body:
             elif text.startswith((".shared", ".extern")):
                 _shared(text, self.kernel.shared, self.kernel.dynamic)
             elif text.startswith(".local"):
-                _shared(text, self.kernel.local, set())
+                _shared(text, self.kernel.local, {})
             elif not text.startswith((".pragma", ".loc")):
                 self._instruction(text)
         self._link()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,13 +10,13 @@ import pytest
 import torch
 from tvm import tirx
 
-from cuda_runner import requires_cuda_text
+from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, covering
 from programs import copied
 from sparsetir import ScheduleError, build, interpret, lower, masks
-from sparsetir.schedules.gpu.block_attention import WarpTiles, apply
+from sparsetir.schedules.gpu.block_attention import WarpgroupTiles, WarpTiles, apply
 from sparsetir.schedules.gpu.passes import tile_parts
 from sparsetir.schedules.operators import block_attention, block_attention_backward
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
@@ -116,7 +117,8 @@ def run(
         build(program, schedule=on_cpus.apply, config=config, check=False)(**args)
     else:
         with bfloat16_arrays():
-            results = [CudaStages(program, apply, config)(args)]
+            arch = "sm_90a" if isinstance(config, WarpgroupTiles) else "sm_90"
+            results = [CudaStages(program, apply, config, arch)(args)]
     return [{name: result[name].reshape(x.shape) for name, x in out.items()} for result in results]
 
 
@@ -224,33 +226,86 @@ def test_sizes(places):
         backward(mask, shape, config)
 
 
-def scheduled(problem: block_attention.BlockAttention, target: Any = CUDA) -> Any:
-    return lower(block_attention.program(problem), apply, WarpTiles(), target)
+WARPGROUPS = [
+    ("partial", Shape(64, 64, 64), 2), ("scattered", Shape(64, 128, 128, "bfloat16"), 2),
+    ("partial", Shape(128, 128, 64, "bfloat16"), 2), ("band", Shape(64, 64, 128), 4),
+    ("none", Shape(128, 64, 128), 3), ("scattered", Shape(64, 256, 256), 2),
+]  # fmt: skip
+
+
+@requires_cuda_text
+@pytest.mark.default(2)
+@pytest.mark.parametrize(("name", "shape", "stages"), WARPGROUPS, ids=str)
+def test_warpgroups(name, shape, stages):
+    mask, config = rows_of_blocks(shape.block)[name], WarpgroupTiles(stages)
+    forward(mask, shape, config)
+    backward(mask, shape, config)
+
+
+ORDERS = {
+    "fence.proxy.async.shared::cta;": "wrote that has no fence.proxy.async since",
+    "wgmma.fence.sync.aligned;": "was used after the last wgmma.fence",
+    "wgmma.wait_group.sync.aligned 0;": "which a wgmma uses that is not waited for",
+}
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("order", ORDERS)
+def test_warpgroups_need_each_order(order, monkeypatch):
+    edited = partial(CudaStages, edit=lambda text: text.replace(order, ""))
+    monkeypatch.setitem(globals(), "CudaStages", edited)
+    with pytest.raises(KernelError, match=ORDERS[order]):
+        forward(rows_of_blocks(64)["scattered"], Shape(64, 64, 64), WarpgroupTiles())
+
+
+def scheduled(
+    problem: block_attention.BlockAttention, target: Any = CUDA, config: Any = DEFAULT
+) -> Any:
+    return lower(block_attention.program(problem), apply, config, target)
+
+
+IN_16_BITS = "expected factors that are loaded in float16 or bfloat16"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("block", "change", "arch", "message"),
     [
-        ({"dtype": "float32"}, "expected factors that are loaded in float16 or bfloat16"),
-        ({"feat": 24}, "multiple of 16 columns, got 24 of .QUERY."),
-        ({"width": 40}, "expected tiles of a multiple of 16 columns, got 40 of 'TOTAL'"),
+        (16, {"dtype": "float32"}, "sm_90", IN_16_BITS),
+        (16, {"feat": 24}, "sm_90", "multiple of 16 columns, got 24 of .QUERY."),
+        (
+            16,
+            {"width": 40},
+            "sm_90",
+            "expected tiles of a multiple of 16 columns, got 40 of 'TOTAL'",
+        ),
+        (64, {"dtype": "float32"}, "sm_90a", IN_16_BITS),
+        (32, {}, "sm_90a", r"a multiple of 64 coordinates, got 'II' \(32\)"),
+        (64, {"feat": 80}, "sm_90a", "rows in memory are a multiple of 64 numbers, got 80 of "),
+        (64, {"width": 320}, "sm_90a", "tiles of at most 256 columns, got 320 of 'TOTAL'"),
+        (64, {}, "sm_90", "scheduled for a GPU with sm_90a, which target .*sm_90.* lacks"),
     ],
 )
-def test_refusals(change, message):
-    problem = block_attention.BlockAttention(**Shape()._replace(**change)._asdict())
+def test_refusals(block, change, arch, message):
+    problem = block_attention.BlockAttention(*Shape(block, 64, 64)._replace(**change))
+    config = DEFAULT if block == 16 else WarpgroupTiles()
     with pytest.raises(ScheduleError, match=message):
-        scheduled(problem)
+        scheduled(problem, {"kind": "cuda", "arch": arch}, config)
+
+
+MMA = "HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS.E.BYPASS.128"
+WGMMA = "HGMMA.64x64x16.F32.BF16", "WARPGROUP.DEPBAR", "FENCE.VIEW.ASYNC", "LDGSTS.E.BYPASS.128"
 
 
 @requires_nvcc
-@pytest.mark.parametrize("arch", by_default(["sm_80", "sm_90"], "sm_90"))
+@pytest.mark.parametrize("arch", by_default(["sm_80", "sm_90", "sm_90a"], "sm_90", "sm_90a"))
 def test_instructions(arch, tmp_path):
     problem = block_attention.BlockAttention(64, 64, 64, "bfloat16")
-    stages = scheduled(problem, {"kind": "cuda", "arch": arch})
+    config = WarpgroupTiles() if arch == "sm_90a" else DEFAULT
+    stages = scheduled(problem, {"kind": "cuda", "arch": arch}, config)
     compiled = compile_cuda(cuda_source(stages["III"], arch), tmp_path, arch)
     assert compiled.spills <= 16
     text = instructions(compiled.cubin)
-    for name in ("HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS.E.BYPASS.128"):
+    for name in WGMMA if arch == "sm_90a" else MMA:
         assert name in text
 
 

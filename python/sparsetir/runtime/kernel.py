@@ -173,7 +173,7 @@ class Kernel:
         self.needs: list[str] = (
             features_needed(self.stages.get("II scheduled")) if needs is None else list(needs)
         )
-        refused = allowed(self.needs, None if is_gpu(target) else target)
+        refused = "" if is_gpu(target) else allowed(self.needs, target)
         with pool.serving():  # TVM loads a module when its first function is asked for
             self._run = self.entry = refusing(name, refused) if refused else module[name]
         self._given = binder = Arguments(name, signature, target)

@@ -240,8 +240,9 @@ def _finished(stages: Stages, scheduled: tirx.PrimFunc, target: Target) -> Stage
     lacks = missing_of(features_needed(scheduled), target)
     if lacks:
         raise ScheduleError(
-            f"lower: '{name_of(scheduled)}' is scheduled for a CPU with {' and '.join(lacks)}, "
-            f"which target {target} lacks; choose another schedule, or a target that has them"
+            f"lower: '{name_of(scheduled)}' is scheduled for a {'GPU' if gpu else 'CPU'} with "
+            f"{' and '.join(lacks)}, which target {target} lacks; choose another schedule, or a "
+            "target that has them"
         )
     accessed = accessed_by_host(marked.body) if gpu else ""
     if accessed:

@@ -153,7 +153,7 @@ def _is_neighbour(var: Any, store: Any, source: Any) -> bool:
 def padded(func: tirx.PrimFunc, old: Any, size: int) -> tirx.PrimFunc:
     """Pad rows to an odd number of 16 bytes, so that 8 of them begin in different banks."""
     *outer, last = [int(n) for n in old.ty.shape]
-    if last * size % BANK_BYTES == 0 and last * size // BANK_BYTES % 2 == 0:
+    if outer and last * size % BANK_BYTES == 0 and last * size // BANK_BYTES % 2 == 0:
         last += BANK_BYTES // size
     new = buffer_var([*outer, last], str(old.ty.dtype), old.name, old.ty.storage_scope, align=64)
     return with_buffer(func, old, new, list)

@@ -2,7 +2,8 @@
 
 All require sm_80 or later: asynchronous copies to shared memory (`cp.async`), loads of 8 by 8
 matrices from there (`ldmatrix`), and products of tiles by the 32 threads of a warp
-(`mma`).
+(`mma`). Products by the 128 threads of a warpgroup, of matrices in shared memory (`wgmma`), require
+sm_90a.
 """
 
 from __future__ import annotations
@@ -107,6 +108,65 @@ def exponential(power: Any) -> Any:
   return x;
 }}"""
     return cuda_func_call(name, power, source_code=source, return_type="float32")
+
+
+def matrix_descriptor(first: Any, lead: int, stride: int) -> Any:
+    """A matrix in shared memory for `wgmma`, in the layout of 128-byte swizzles.
+
+    first : its first element; lead, stride : bytes between its patterns, see
+        :mod:`sparsetir.schedules.gpu.passes.warpgroup_program`
+    """
+    name = "sparsetir_matrix"
+    source = f"""
+__forceinline__ __device__ unsigned long long {name}(const void* first, int lead, int stride) {{
+  unsigned long long at = __cvta_generic_to_shared(first);
+  return 1ull << 62 | (unsigned long long)(stride >> 4) << 32 | lead >> 4 << 16 | at >> 4;
+}}
+"""
+    offsets = tirx.IntImm("int32", lead), tirx.IntImm("int32", stride)
+    where = tirx.address_of(first)
+    return cuda_func_call(name, where, *offsets, source_code=source, return_type="uint64")
+
+
+def warpgroup_product(
+    dtype: str, sums: Sequence[Any], left: Sequence[Any], right: Any, turned: Sequence[bool],
+    adds: Any,
+) -> Any:  # fmt: skip
+    """Start a product of a warpgroup: 64 rows by 16 terms by twice as many columns as sums.
+
+    sums : elements of a local buffer; left : 4 of uint32, or a descriptor; right : a descriptor
+    turned : whether neighbours in memory are not along the sum, of each factor in shared memory
+    adds : a condition, or the sums are overwritten
+    """
+    kind = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    mnemonic = f"wgmma.mma_async.sync.aligned.m64n{2 * len(sums)}k16.f32.{kind}.{kind}"
+    return _instruction(mnemonic, *sums, *left, right, adds, 1, 1, *map(int, turned))
+
+
+def in_order(sums: Any, products: Any) -> Any:
+    """Products after all that a thread did to registers, and the wait for them.
+
+    sums : the local buffer, whose reads and writes the compiler must not move past either
+    products : a statement of :func:`warpgroup_product`
+    """
+    count = int(sums.ty.shape[0])
+    name = f"sparsetir_settled_{count}"
+    source = f"""
+__forceinline__ __device__ void {name}(float* sums) {{
+  #pragma unroll
+  for (int i = 0; i < {count}; ++i) asm volatile("" : "+f"(sums[i]) :: "memory");
+}}
+"""
+    first = tirx.address_of(tirx.BufferLoad(sums, [0]))
+    settled = tirx.Evaluate(cuda_func_call(name, first, source_code=source))
+    fence, commit = (_instruction(f"wgmma.{how}.sync.aligned") for how in ("fence", "commit_group"))
+    wait = _instruction("wgmma.wait_group.sync.aligned", 0)
+    return tirx.SeqStmt([settled, fence, products, commit, wait, settled])
+
+
+def show_copies() -> Any:
+    """Let `wgmma` see what a thread has written to shared memory."""
+    return _instruction("fence.proxy.async.shared::cta")
 
 
 def commit_copies() -> Any:

@@ -60,8 +60,9 @@ DYNAMIC_BYTES = 163 * 1024  # available to a launch, on sm_80
 
 
 def software_pipeline(
-    func: tirx.PrimFunc, loop: str, copies: Sequence[str], *, stages: int, room: int = MAX_SHARED
-) -> tirx.PrimFunc:
+    func: tirx.PrimFunc, loop: str, copies: Sequence[str], *, stages: int, room: int = MAX_SHARED,
+    shown: Sequence[Any] = (),
+) -> tirx.PrimFunc:  # fmt: skip
     """A stage-II function whose loop around a block copies `stages - 1` visits ahead.
 
     loop : block in the loop, or in a nest of loops that is fused to one; all threads of a thread
@@ -69,6 +70,7 @@ def software_pipeline(
     copies : blocks in it that copy to shared memory, which nothing else writes
     stages : visits whose copies are in shared memory at a time, at least 1
     room : the most bytes of shared memory for these
+    shown : statements by which a thread shows what it has copied to more than ordinary loads
 
     Raises ScheduleError for other blocks, and for copies that exceed shared memory.
     """
@@ -84,7 +86,7 @@ def software_pipeline(
             f"{[_name(p) for p in parts]}, got {list(copies)}"
         )
     buffers = _in_stages(_shared(ahead), stages, room)
-    pipelined = _Pipeline(nest.loops, ahead, work, buffers, stages).run()
+    pipelined = _Pipeline(nest.loops, ahead, work, buffers, stages, shown).run()
     func = replaced(func, nest, pipelined)
     for old, new in buffers.items():
         left = accesses_of(func.body, old)
@@ -100,10 +102,10 @@ def software_pipeline(
 class _Pipeline:
     def __init__(
         self, loops: list[Any], ahead: list[Any], work: list[Any], buffers: dict[Any, Any],
-        stages: int,
+        stages: int, shown: Sequence[Any],
     ) -> None:  # fmt: skip
         self.loops, self.ahead, self.work = loops, ahead, work
-        self.buffers, self.stages = buffers, stages
+        self.buffers, self.stages, self.shown = buffers, stages, shown
         self.dtype = dtype_of(loops[0].loop_var)
         self.trips = tirx.Var("trips", self.dtype)
 
@@ -115,14 +117,14 @@ class _Pipeline:
         step = tirx.Var("step", self.dtype)
         if self.stages == 1:
             copies = self._visit(self.ahead, step)
-            inside = [barrier(), *copies, commit_copies(), wait_for_copies(0), barrier()]
-            body = tirx.SeqStmt([*inside, *self._visit(self.work, step)])
+            inside = [barrier(), *copies, commit_copies(), wait_for_copies(0), *self.shown]
+            body = tirx.SeqStmt([*inside, barrier(), *self._visit(self.work, step)])
             return tirx.SeqStmt([loop_over(step, extent, body), barrier()])
         first: list[Any] = []
         for s in range(self.stages - 1):
             first += [*self._guarded(as_dtype(s, self.dtype)), commit_copies()]
         later = step + as_dtype(self.stages - 1, self.dtype)
-        inside = [wait_for_copies(self.stages - 2), barrier()]
+        inside = [wait_for_copies(self.stages - 2), *self.shown, barrier()]
         inside += [*self._guarded(later), commit_copies(), *self._visit(self.work, step)]
         main = loop_over(step, self.trips, tirx.SeqStmt(inside))
         return tirx.SeqStmt([tirx.Bind(self.trips, extent), *first, main, barrier()])

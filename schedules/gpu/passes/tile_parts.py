@@ -14,6 +14,7 @@ from sparsetir.sparse_ir.nodes import loads_of, nodes_of
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars
 
 VECTOR = 8  # 16-bit numbers in 16 bytes
+PANEL = 64  # columns of 16-bit numbers whose rows of 128 bytes are swizzled, 8 at a time
 # Registers per thread for tiles: those that leave some for factors, and the most.
 REGISTERS = (120, 150)
 
@@ -97,6 +98,7 @@ class Factor:
     value : the number as an expression of `row` and `column`
     step : the loop in which it is copied; None for one that stays
     shared : the buffer; copy : name of the block that fills it
+    swizzled : whether the elements are in panels as `wgmma` reads them, else in padded rows
     """
 
     row: Any
@@ -107,15 +109,16 @@ class Factor:
     step: Any
     shared: Any
     copy: str
+    swizzled: bool = False
 
     def at(self, row: Any, column: Any) -> list[Any]:
         """The flat index of an element; with two indices, TVM would drop rows that look unused."""
-        return [as_dtype(row, "int32") * self.stride + as_dtype(column, "int32")]
-
-    @property
-    def stride(self) -> int:
-        """The distance of rows in shared memory."""
-        return stride_of(self.columns)
+        row, column = as_dtype(row, "int32"), as_dtype(column, "int32")
+        if not self.swizzled:
+            return [row * stride_of(self.columns) + column]
+        chunk = tirx.bitwise_xor(column % PANEL // VECTOR, row % VECTOR)
+        panel = column // PANEL * self.rows + row
+        return [panel * PANEL + chunk * VECTOR + column % VECTOR]
 
     def vector(self) -> int:
         """Neighbours in a row that are copied at once: 16 bytes, or four that are computed."""

@@ -14,6 +14,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
 from sparsetir.schedules.gpu.passes.tile_parts import (
+    PANEL,
     Factor,
     Loop,
     Nest,
@@ -36,12 +37,18 @@ REGISTERS = 208  # per thread, for tiles and factors; the rest is for everything
 
 
 class TileProgram:
-    """The tile program of a block."""
+    """The tile program of a block; swizzled : whether its factors are in panels for `wgmma`."""
 
-    def __init__(self, func: Any, block: Any, owner: str, warps: int) -> None:
+    def __init__(
+        self, func: Any, block: str, owner: str, warps: int, swizzled: bool = False
+    ) -> None:
+        blocks = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
+        if not blocks:
+            raise ScheduleError(f"{NAME}: argument 'block': no block '{block}'")
+        self.swizzled = swizzled
         self.layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
-        self.block, self.owner = block, owner
-        self.tree = list(self._parsed(block.body))
+        self.block, self.owner = blocks[0], owner
+        self.tree = list(self._parsed(self.block.body))
         self.rows = self._owned(warps)
         self.tiles = self._tiles()
         self.inlined = self._inlined()
@@ -55,7 +62,7 @@ class TileProgram:
         dtypes = {str(f.shared.ty.dtype) for f in self.factors}
         if len(dtypes) != 1:
             raise ScheduleError(
-                f"{NAME}: block '{block.name_hint}': expected factors of one type, float16 or "
+                f"{NAME}: block '{block}': expected factors of one type, float16 or "
                 f"bfloat16, got {sorted(dtypes) or 'no products'}"
             )
         (self.dtype,) = dtypes
@@ -309,10 +316,16 @@ class TileProgram:
         row, column = (tirx.Var(x, dtype_of(v)) for x, v in (("row", outer), ("column", inner)))
         name = self.name(f"{loads[0].source.name}_shared")
         shape = extents[outer], extents[inner]
-        size = shape[0] * stride_of(shape[1])
+        if self.swizzled and shape[1] % PANEL:
+            raise ScheduleError(
+                f"{NAME}: expected factors whose rows in memory are a multiple of {PANEL} numbers, "
+                f"got {shape[1]} of {value}"
+            )
+        size = shape[0] * (shape[1] if self.swizzled else stride_of(shape[1]))
         shared = buffer_var([size], dtype, name, "shared", align=64)
         value = substitute(value, {outer: row, inner: column})
-        out = Factor(row, column, *shape, value, step, shared, f"{name}_copy")
+        copy = f"{name}_copy"
+        out = Factor(row, column, *shape, value, step, shared, copy, self.swizzled)
         self.factors.append(out)
         return Side(out, inner is k)
 

@@ -83,25 +83,34 @@ def warp_mma_program(
         raise ScheduleError(f"{NAME}: argument 'stages': expected 2 to 4, got {stages!r}")
     if isinstance(warps, bool) or not isinstance(warps, int) or warps < 1:
         raise ScheduleError(f"{NAME}: argument 'warps': expected at least 1, got {warps!r}")
-    blocks = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
-    if not blocks:
-        raise ScheduleError(f"{NAME}: argument 'block': no block '{block}'")
-    work = _Code(TileProgram(func, blocks[0], owner, warps), stages)
-    done = work.run()
+    return mapped(func, block, Code(TileProgram(func, block, owner, warps), stages))
+
+
+def mapped(func: tirx.PrimFunc, block: str, work: Code) -> tirx.PrimFunc:
+    """A function in which the code of threads replaces a block's tile program."""
+    done, stages = work.run(), work.stages
     out = with_block(func, block, lambda _: done)
     for f in work.factors:
         out = cooperative_copy(out, f.copy, warps=work.warps, vector=f.vector())
     for loop in work.program.loops:
         copies = [f.copy for f in work.factors if f.step is loop]
         if copies:
-            out = software_pipeline(out, loop.name, copies, stages=stages, room=DYNAMIC_BYTES)
+            how = {"stages": stages, "room": DYNAMIC_BYTES, "shown": work.shown}
+            out = software_pipeline(out, loop.name, copies, **how)
     (compiled,) = [b for b in nodes_of(s_tir.SBlock, out.body) if str(b.name_hint) == block]
     closed = work.closed(compiled)
     return with_block(out, block, lambda _: closed)
 
 
-class _Code:
-    """The code of threads that replaces a tile program."""
+class Code:
+    """The code of threads that replaces a tile program.
+
+    shown : statements by which a thread shows its copies to more than ordinary loads
+    align : bytes that the shared array is aligned to
+    """
+
+    shown: tuple[Any, ...] = ()
+    align = 64
 
     def __init__(self, program: TileProgram, stages: int) -> None:
         self.program, self.rows, self.warps = program, program.rows, program.warps
@@ -120,7 +129,7 @@ class _Code:
         stay = [f for f in self.factors if f.step is None]
         first: list[Any] = [self._copied(f) for f in stay]
         if stay:
-            first += [commit_copies(), wait_for_copies(0), barrier()]
+            first += [commit_copies(), wait_for_copies(0), *self.shown, barrier()]
         first += [self._by_threads("held", self._holding(*x)) for x in self.program.held.items()]
         body = tirx.SeqStmt([*allocs, *first, *self._code(self.program.tree)])
         return block_with(self.block, body=body, alloc_buffers=[])
@@ -135,7 +144,7 @@ class _Code:
         shared = [b for b in allocs if b.ty.storage_scope == "shared"]
         begins, size = self._begins(shared)
         scope = "shared" if size * HALF_BYTES <= MAX_SHARED else "shared.dyn"
-        array = buffer_var([size], self.dtype, "factors", scope, align=64)
+        array = buffer_var([size], self.dtype, "factors", scope, align=self.align)
 
         def at(buffer: Any, indices: list[Any]) -> Any:
             if buffer not in begins:
@@ -199,7 +208,7 @@ class _Code:
         depth, groups = (f.columns if side.along else f.rows) // COLUMNS, self.rows // ROWS
 
         def load(s: Any, g: Any) -> Any:
-            return self._loaded(side, s, g, _some(held, (s * groups + g) * LEFT, LEFT))
+            return self._loaded(side, s, g, some(held, (s * groups + g) * LEFT, LEFT))
 
         return unrolled([depth, groups], load)
 
@@ -224,11 +233,11 @@ class _Code:
                 body = as_one([*copies, *work])
                 yield loop_over(s.var, s.extent, block_of(s.name, body))
             elif not any(x.buffer in self.program.inlined for _, x in s.stores):
-                code = self._multiplied(s) if id(s) in self.program.sides else self.elements.code(s)
+                code = self.multiplied(s) if id(s) in self.program.sides else self.elements.code(s)
                 for n, part in enumerate(code):
                     yield self._by_threads(s.name if n == 0 else f"{s.name}_{n}", part)
 
-    def _multiplied(self, nest: Nest) -> Iterator[Any]:
+    def multiplied(self, nest: Nest) -> Iterator[Any]:
         """Products of 16 x 16 by 16 x 8 for all groups of rows and columns of a tile."""
         left, right = self.program.sides[id(nest)]
         _, store = nest.stores[0]
@@ -250,13 +259,13 @@ class _Code:
             first = s * (groups * LEFT) if held is not None else 0
 
             def columns(p: Any) -> Any:
-                to = _some(b, 0, 2 * RIGHT)
+                to = some(b, 0, 2 * RIGHT)
                 origin = across + p * COLUMNS, begin + s * COLUMNS
                 load = load_right(to, _tile(right), *origin, self.lane)
 
                 def product(half: Any, g: Any) -> Any:
-                    sums = _some(tile.registers, (g * pairs * 2 + p * 2 + half) * SUMS, SUMS)
-                    factors = _some(a, first + g * LEFT, LEFT), _some(b, half * RIGHT, RIGHT)
+                    sums = some(tile.registers, (g * pairs * 2 + p * 2 + half) * SUMS, SUMS)
+                    factors = some(a, first + g * LEFT, LEFT), some(b, half * RIGHT, RIGHT)
                     return multiply(self.dtype, sums, *factors)
 
                 return tirx.SeqStmt([load, unrolled([2, groups], product)])
@@ -272,11 +281,11 @@ class _Code:
 
     def _left(self, left: RegisterTile | Side, s: Any, g: Any, a: Any) -> Any:
         """Load the left factor's 16 x 16 numbers of a step, for a group of rows."""
-        registers = _some(a, g * LEFT, LEFT)
+        registers = some(a, g * LEFT, LEFT)
         if isinstance(left, Side):
             return self._loaded(left, s, g, registers)
         first = (g * (left.columns // 8) + s * 2) * SUMS
-        low, high = (_some(left.registers, first + n, SUMS) for n in (0, SUMS))
+        low, high = (some(left.registers, first + n, SUMS) for n in (0, SUMS))
         return left_of_sums(registers, low, high, self.dtype)
 
     def _loaded(self, left: Side, s: Any, g: Any, registers: list[Any]) -> Any:
@@ -294,6 +303,6 @@ def _tile(side: Side) -> Tile:
     return Tile(element, along, dtype_of(f.shared))
 
 
-def _some(buffer: Any, first: Any, many: int) -> list[Any]:
+def some(buffer: Any, first: Any, many: int) -> list[Any]:
     """Consecutive elements of a buffer."""
     return [tirx.BufferLoad(buffer, [as_dtype(first + i, "int32")]) for i in range(many)]
