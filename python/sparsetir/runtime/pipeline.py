@@ -36,6 +36,7 @@ from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.conditions_in_place import conditions_in_place
 from sparsetir.schedules.passes.equal_work import equal_work
 from sparsetir.schedules.passes.exact_constants import exact_constants
+from sparsetir.schedules.passes.flat_features import flat_features
 from sparsetir.schedules.passes.flat_fills import flat_fills
 from sparsetir.schedules.passes.held_choices import held_choices
 from sparsetir.schedules.passes.ieee_floats import ieee_floats
@@ -201,7 +202,7 @@ def _schedule_stages(sch: Schedule, target: Target) -> Stages:
     second = getattr(sch, "stage_two", None)
     if second is None and not is_gpu(target):
         # Loop orders that a schedule asked for are kept.
-        func = sch.func if sch.trace.instructions else normal_form(sch.func)
+        func = sch.func if sch.trace.instructions else normal_form(flat_features(sch.func))
         stages = multiversion(func, target, work_of_threads())
     else:
         lowered = lower_sparse_iter(sch.func) if second is None else sch.lowered
