@@ -50,7 +50,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.open_axes import refuse_open
 from sparsetir.sparse_ir.position_loop import PositionLoop
 from sparsetir.sparse_ir.position_loops import PositionLoops
-from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
+from sparsetir.sparse_ir.position_space import DECLARED, LAYOUTS, SIGNATURE, PositionSpace
 from sparsetir.sparse_ir.promises import ASSUMED, PROMISES
 from sparsetir.sparse_ir.races import FREE, RACES, Fact, private_buffers, races_of
 from sparsetir.sparse_ir.row_search import RowSearch
@@ -71,6 +71,7 @@ from sparsetir.sparse_ir.workers import (
 
 # Attributes that are part of the signature.
 SIGNATURE_ATTRS = (COMPUTED, PROMISES, ASSUMED)
+STAGE_ONE_ATTRS = (*SIGNATURE_ATTRS, ROWS, DECLARED)
 # Annotations of iterations that are not copied to blocks.
 STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP, RANGES, GALLOP, ORDERED)
 
@@ -139,7 +140,7 @@ class _Lowering:
         body, allocs = as_one([*ahead, body]), [*allocs, *(v for s in searches for v in s.locals)]
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
         attrs = {
-            **{k: v for k, v in self.func.attrs.items() if str(k) not in (*SIGNATURE_ATTRS, ROWS)},
+            **{k: v for k, v in self.func.attrs.items() if str(k) not in STAGE_ONE_ATTRS},
             "tirx.noalias": True,
             "s_tir": True,
             LAYOUTS: self.space.layouts,
@@ -156,6 +157,7 @@ class _Lowering:
         """The function without its body: parameters, computed ones, axes, buffers."""
         written: list[str] = []
         attrs = self.func.attrs
+        declared = {str(k): v for k, v in attrs.get(DECLARED, {}).items()}
         for buf in self.func.buffers:
             if buf.handle is not None and buf.var in self.translate.written:
                 written.append(buf.handle.name)
@@ -163,7 +165,7 @@ class _Lowering:
             self.func.name,
             list(self.func.params),
             list(self.func.axes),
-            list(self.func.buffers),
+            [declared.get(b.name, b) for b in self.func.buffers],
             tirx.Evaluate(0),
             {"outputs": written, **{k: attrs[k] for k in SIGNATURE_ATTRS if k in attrs}},
         )

@@ -23,6 +23,8 @@ from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 LAYOUTS = "sparsetir.layouts"
 # The stage-I function without its body: the signature for callers.
 SIGNATURE = "sparsetir.runtime.signature"
+# Buffers as callers see them, by name, where a pass has made one axis of several.
+DECLARED = "sparsetir.declared"
 STAGE_TWO_ATTRS = (LAYOUTS, SIGNATURE)
 
 

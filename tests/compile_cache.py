@@ -28,7 +28,7 @@ import tvm
 import tvm_ffi
 from tvm.tirx.build import codegen_build
 
-from sparsetir.schedules.passes import consecutive_parts, locals_on_stack, row_offsets
+from sparsetir.schedules.passes import consecutive_parts, locals_on_stack, row_offsets, short_tails
 from sparsetir.schedules.passes.whole_workspaces import without_passes
 
 # Whether tests compile all kernels as users do: with LLVM's optimisations, and all versions.
@@ -37,7 +37,7 @@ FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "kernels"
 UNUSED = 14 * 24 * 3600  # seconds after which a file that no test asked for is removed
 OPTIMISATIONS = ("HoistIfThenElse", "InsertHoistIfThenElse", "CommonSubexprElim")  # of TVM
 # Our passes after TVM's own.
-OUR_PASSES = (consecutive_parts, locals_on_stack, row_offsets)
+OUR_PASSES = (consecutive_parts, locals_on_stack, row_offsets, short_tails)
 ON_STACK = {"tir_pipeline": locals_on_stack.PIPELINE}  # the option of kernels for CPUs
 LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
 

@@ -18,6 +18,7 @@ from tvm import tirx
 
 from sparsetir.schedules.passes.consecutive_parts import consecutive_parts
 from sparsetir.schedules.passes.row_offsets import row_offsets
+from sparsetir.schedules.passes.short_tails import short_tails
 from sparsetir.sparse_ir.tir import constant
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -46,7 +47,8 @@ def _pipeline() -> tuple[Any, Any, Any]:
 
     def host() -> Any:
         keep = tirx.transform.prim_func_pass(
-            lambda func, *_: row_offsets(locals_on_stack(consecutive_parts(func))), opt_level=0
+            lambda func, *_: short_tails(row_offsets(locals_on_stack(consecutive_parts(func)))),
+            opt_level=0,
         )
         return tvm.ir.transform.Sequential([keep, finished()])
 

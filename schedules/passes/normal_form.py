@@ -44,10 +44,12 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     flat_axes,
     loads_of,
+    nodes_of,
     sparse_iterations,
+    variables_of,
 )
 from sparsetir.sparse_ir.parallel import constant_length
-from sparsetir.sparse_ir.races import FREE, races_of
+from sparsetir.sparse_ir.races import FREE, Fact, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, split_guards
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
@@ -55,6 +57,7 @@ from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration, lo
 from sparsetir.sparse_ir.tir import dtype_of
 
 ROWS_OF_BLOCKS = 64  # constant loops of at most this many visits stay
+FEATURES_OF_HEADS = 8  # LLVM's own code for fewer, of a constant number, is as fast
 
 
 def normal_form(func: SparseFunc) -> SparseFunc:
@@ -105,19 +108,33 @@ def _order(it: SparseIteration, rounds: bool) -> list[Loop]:
     """
     loops, (_, store) = loops_of(it), split_guards(it.body)
     begin = next(n for n, loop in enumerate(loops) if "R" in loop.kinds)
-    if not rounds and any(constant_length(axis) != 1 for axis in flat_axes(it.axes[:begin])):
-        return loops
+    rows = any(constant_length(axis) != 1 for axis in flat_axes(it.axes[:begin]))
     last = store.indices[-1] if store.indices else None
-    races = races_of(it, set())
-    moved = [
-        loop
-        for loop, race in zip(loops[begin:], races[begin:], strict=True)
-        if loop.kinds == "S" and race == FREE and isinstance(loop.node, Axis)
-        if loop.node.kind == "dense_fixed" and (rounds or not _is_row_of_block(loop.node))
-        if not (isinstance(last, ir.Var) and loop.var.same_as(last))
-    ]
+    innermost = loops[-1] if isinstance(last, ir.Var) and loops[-1].vars == [last] else None
+
+    def moves(loop: Loop, race: Fact) -> bool:
+        if loop.kinds != "S" or race != FREE or not isinstance(loop.node, Axis):
+            return False
+        if loop.node.kind != "dense_fixed" or isinstance(last, ir.Var) and loop.var.same_as(last):
+            return False
+        if rounds or not rows and not _is_row_of_block(loop.node):
+            return True
+        return rows and innermost is not None and _is_head(it, loop, innermost)
+
+    races = races_of(it, set())[begin:]
+    moved = [x for x, race in zip(loops[begin:], races, strict=True) if moves(x, race)]
     rest = [loop for loop in loops[begin:] if loop not in moved]
     return [*loops[:begin], *moved, *rest] if "S" in rest[-1].kinds else loops
+
+
+def _is_head(it: SparseIteration, loop: Loop, features: Loop) -> bool:
+    """Whether each visit of a loop has rows of features of its own, and these are not few."""
+    result = split_guards(it.body)[1].buffer
+    loads = [x for x in nodes_of(ir.TensorLoad, it.body) if not x.source.same_as(result)]
+    rows = [x.indices for x in loads if features.var in variables_of(*x.indices)]
+    own = all(x[-1].same_as(features.var) and loop.var in variables_of(*x[:-1]) for x in rows)
+    length = constant_length(features.node)
+    return bool(rows) and own and (length is None or length >= FEATURES_OF_HEADS)
 
 
 def _is_row_of_block(axis: Axis) -> bool:

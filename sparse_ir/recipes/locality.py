@@ -21,7 +21,7 @@ def reuse_distance(indices: np.ndarray) -> int:
 
     By the working set of Denning (1968): a cache that holds the rows of a window misses as large a
     share of uses as doubling the window adds rows. Windows at three places are doubled until they
-    add few. If the longest window still adds many, the result is nnz, or nnz / 16 below 32,768
+    add few. If the longest window still adds many, the result is nnz, or nnz / 8 below 32,768
     nonzeros.
     """
     indices = indices.ravel()
@@ -34,4 +34,4 @@ def reuse_distance(indices: np.ndarray) -> int:
         if before and rows - before < MISSED * PLACES * window / 2:
             return before // PLACES
         window, before = 2 * window, rows
-    return nnz // 16 if nnz < FEW else nnz
+    return nnz // 8 if nnz < FEW else nnz

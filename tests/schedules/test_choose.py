@@ -257,8 +257,8 @@ def test_reuse_distances(size):
 def test_reuse_distances_of_small_patterns(size):
     """A band is seen in a short sample; the rest is a guess."""
     band = (np.arange(size) // 40 + RNG.integers(0, 60, size)).astype("int32")
-    assert 40 < reuse_distance(band) < 100 < size // 16
-    assert reuse_distance(RNG.integers(0, 10**6, size)) == size // 16
+    assert 40 < reuse_distance(band) < 100 < size // 8
+    assert reuse_distance(RNG.integers(0, 10**6, size)) == size // 8
 
 
 @examples(

@@ -25,6 +25,7 @@ from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.row_offsets import row_offsets
+from sparsetir.schedules.passes.short_tails import short_tails
 from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import nodes_of
@@ -466,3 +467,21 @@ def test_offsets_of_rows_share_their_product():
     assert "A[i * n + n - T.int64(2)] = B[i * n - T.int64(3) * n]" in text
     # Arithmetic of fewer bits could overflow, and so could that of values.
     assert "(m + 1) * m" in text and "(i + T.int64(1)) * n" in text
+
+
+def test_rows_of_a_tile_end_with_the_axis():
+    @tvm.script.ir_module
+    class Module:
+        @T.prim_func(s_tir=True)
+        def main(A: T.Buffer((1024,)), n: T.int32, m: T.int32):
+            for i, j, k, l in T.grid(n, 8, 16, 16):
+                if i * 16 + k < n and j * 16 + l < m:
+                    A[i + k + l] = T.float32(0.0)
+            for i, k, l in T.grid(n, 16, 16):
+                if i * 16 + k * l < n and i * 16 + k < l:
+                    A[i + k + l] = T.float32(1.0)
+
+    func = short_tails(Module["main"])
+    extents = [str(x.extent) for x in nodes_of(tirx.For, func.body)]
+    ends = [x for x in extents if "T.min(16, n - T.Add(i * 16, 0))" in x]
+    assert len(extents) == 7 and len(ends) == 1 and extents.count("16") == 3, extents

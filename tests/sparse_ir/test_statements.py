@@ -228,3 +228,20 @@ def test_fields_of_statements_stay(name: str) -> None:
     func = small("f", MARKED, AXES.replace("32", "feat"), A="I J", Y="I K int32")
     kept = fields(REBUILDS[name](func).body)
     assert kept >= fields(func.body)
+
+
+def test_divisions_by_a_size_where_it_is_zero_are_compiled():
+    """TVM fails on a guarded quotient in a branch that asks for a divisor of zero."""
+    body = """
+with T.sp_iter([I, J], "SS", "f") as [i, j]:
+    if n != 0:
+        E[i, j] = X[i] // n
+    else:
+        E[i, j] = T.if_then_else(n == 0 or X[i] // n > 2, 7, i)"""
+    func = from_source(text_of("f", body, AXES, "float32", X="I int32", E="I J int32"))
+    outs = []
+    for run in (sparsetir.interpret, lambda f, x: sparsetir.build(f)(**x)):
+        args = copied({**MATRIX, "e": np.zeros(6, "int32")})
+        run(func, args := {str(p.name): args[str(p.name)] for p in func.params})
+        outs.append(args["e"])
+    np.testing.assert_array_equal(*outs)

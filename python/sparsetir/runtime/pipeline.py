@@ -36,6 +36,7 @@ from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.conditions_in_place import conditions_in_place
 from sparsetir.schedules.passes.equal_work import equal_work
 from sparsetir.schedules.passes.exact_constants import exact_constants
+from sparsetir.schedules.passes.flat_features import flat_features
 from sparsetir.schedules.passes.flat_fills import flat_fills
 from sparsetir.schedules.passes.held_choices import held_choices
 from sparsetir.schedules.passes.ieee_floats import ieee_floats
@@ -79,7 +80,9 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.tir import block_with
+from sparsetir.sparse_ir.speculation import any_number, total_divisions
+from sparsetir.sparse_ir.tir import block_with, with_body
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import units_of
 
 # The last passes by whether the target is a GPU; each takes the function, and the stage-II function
@@ -199,7 +202,7 @@ def _schedule_stages(sch: Schedule, target: Target) -> Stages:
     second = getattr(sch, "stage_two", None)
     if second is None and not is_gpu(target):
         # Loop orders that a schedule asked for are kept.
-        func = sch.func if sch.trace.instructions else normal_form(sch.func)
+        func = sch.func if sch.trace.instructions else normal_form(flat_features(sch.func))
         stages = multiversion(func, target, work_of_threads())
     else:
         lowered = lower_sparse_iter(sch.func) if second is None else sch.lowered
@@ -357,10 +360,17 @@ def compile_stages(stages: Mapping[str, Stages], target: Target) -> object:
         left_out.add("CompactBufferAllocation")
     if not is_gpu(target) and all(map(is_flat, functions.values())):
         left_out.add("FlattenBuffer")
+    pipeline = PIPELINE if is_gpu(target) else locals_on_stack.PIPELINE
     with without_passes(left_out) if left_out else contextlib.nullcontext():
-        mod = tvm.IRModule(functions)
-        pipeline = PIPELINE if is_gpu(target) else locals_on_stack.PIPELINE
-        return tvm.compile(mod, target=target, tir_pipeline=pipeline)
+        try:
+            return tvm.compile(tvm.IRModule(functions), target=target, tir_pipeline=pipeline)
+        except tvm.error.InternalError as error:
+            # Of a size, in a branch that is not taken unless it is 0 (TVM 0.27).
+            if "Find divide by zero" not in str(error):
+                raise
+            rules = total_divisions(any_number)
+            functions = {k: with_body(f, map_expr(f.body, rules)) for k, f in functions.items()}
+            return tvm.compile(tvm.IRModule(functions), target=target, tir_pipeline=pipeline)
 
 
 def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.PrimFunc:

@@ -32,7 +32,13 @@ from sparsetir.runtime.arrays import (
 from sparsetir.sparse_ir.affine import affine
 from sparsetir.sparse_ir.computed import computed_parameters, reads, value_parameters
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, make_func, same_indices, substitute, walk
-from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, Layout, PositionSpace
+from sparsetir.sparse_ir.position_space import (
+    LAYOUTS,
+    SIGNATURE,
+    Layout,
+    PositionSpace,
+    positional_size,
+)
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.recipes.locality import reuse_distance
 from sparsetir.sparse_ir.storage import Storage, elements_of, product
@@ -455,20 +461,24 @@ def signature_of(stages: Mapping[str, tirx.PrimFunc]) -> Signature:
 def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[ir.Expr]]]:
     """(argument name, natural shape) of each array parameter of a stage-II function, by buffer."""
     signature, rename = func.attrs[SIGNATURE], _renaming(func)
-    argument = {v.name: p.name for v, p in zip(func.params, signature.params, strict=True)}
-    layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
-    shapes = {var.name: _shape(var, layouts, rename) for var in func.params}
-    return {n: (str(argument[n]), shape) for n, shape in shapes.items() if shape is not None}
+    space = PositionSpace(signature)
+    shapes = [_shape(param, space.layouts, rename) for param in space.params]
+    named = zip(func.params, signature.params, shapes, strict=True)
+    return {v.name: (str(p.name), shape) for v, p, shape in named if shape is not None}
 
 
 def changed_layout(func: tirx.PrimFunc) -> str:
     """A text about a parameter whose layout a schedule changed; "" for none."""
     signature, rename = func.attrs[SIGNATURE], _renaming(func)
-    declared = PositionSpace(signature).params
+    declared, layouts = PositionSpace(signature).params, func.attrs[LAYOUTS]
     for was, now, argument in zip(declared, func.params, signature.params, strict=True):
         if not tirx.is_buffer_var(now):
             continue
-        shape = [rename(size) for size in was.ty.shape]
+        layout = layouts.get(now.name)
+        sizes = was.ty.shape
+        if layout is not None and not layout.ends:
+            sizes = map(positional_size, layout.axes)  # of flat_features, not of the caller
+        shape = [rename(size) for size in sizes]
         if was.ty.dtype != now.ty.dtype or not same_indices(shape, now.ty.shape):
             expected, got = (
                 f"({', '.join(map(size_text, sizes))}) {ty.dtype}"

@@ -1,0 +1,152 @@
+"""Features in several dense axes: one axis where nothing tells them apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetir
+from programs import copied
+from small import small
+from sparsetir.schedules.passes.flat_features import flat_features
+from sparsetir.schedules.passes.normal_form import normal_form
+from sparsetir.sparse_ir.nodes import sparse_iterations
+
+AXES = "H = T.dense_fixed(heads)\nG = T.dense_fixed(2)"
+PRODUCT = """
+with T.sp_iter([I, J, H, K], "SRSS", "f") as [i, j, h, k]:
+    with T.init():
+        OUT[i, h, k] = 1.0
+    OUT[i, h, k] = OUT[i, h, k] + A[i, j] * X[j, h, k]
+"""
+APART = """
+with T.sp_iter([I, K, H], "SSS", "zero") as [i, k, h]:
+    OUT[i, h, k] = 0.0
+with T.sp_iter([I, J, K, H], "SRSS", "f") as [i, j, k, h]:
+    if A[i, j] > 0.0:
+        OUT[i, h, k] = T.max(OUT[i, h, k], A[i, j] * X[j, h, k] - Y[h, k])
+"""
+SAMPLED = """
+with T.sp_iter([I, J, H, K], "SSRR", "f") as [i, j, h, k]:
+    with T.init():
+        OUT[i, j] = 0.0
+    OUT[i, j] = OUT[i, j] + A[i, j] * Y[i, h, k] * X[j, h, k]
+"""
+THREE = """
+with T.sp_iter([I, J, G, H, K], "SRSSS", "f") as [i, j, g, h, k]:
+    OUT[i, g, h, k] = OUT[i, g, h, k] + X[j, g, h, k]
+"""
+NESTED = """
+W = T.alloc_sparse_buffer((H, K), "float32")
+with T.sp_iter([I], "S", "f") as [i]:
+    with T.sp_iter([H, K], "SS", "zero") as [h, k]:
+        W[h, k] = 0.0
+    with T.sp_iter([J, H, K], "RSS", "sum") as [j, h, k]:
+        W[h, k] = W[h, k] + A[i, j] * X[j, h, k]
+    with T.sp_iter([H, K], "SS", "last") as [h, k]:
+        OUT[i, h, k] = W[h, k] * 2.0
+"""
+# By name: the body, the axes of buffers, and the loops of each iteration afterwards.
+FLAT: dict[str, Any] = {
+    "a product": (PRODUCT, {"X": "N H K", "OUT": "I H K"}, [["I", "J", "H_K"]]),
+    "an init apart, and loops in another order": (
+        APART, {"X": "N H K", "Y": "H K", "OUT": "I H K"}, [["I", "H_K"], ["I", "J", "H_K"]],
+    ),
+    "sampled": (SAMPLED, {"X": "N H K", "Y": "I H K", "OUT": "I J"}, [["I", "J", "H_K"]]),
+    "three axes": (THREE, {"X": "N G H K", "OUT": "I G H K"}, [["I", "J", "G_H_K"]]),
+    "nested": (
+        NESTED, {"X": "N H K", "OUT": "I H K"}, [["I"], ["H_K"], ["J", "H_K"], ["H_K"]],
+    ),
+}  # fmt: skip
+STAY = {
+    "an operand over one of both": (PRODUCT.replace("A[i, j]", "Y[h]"), {"Y": "H"}),
+    "an operand in another order": (PRODUCT.replace("X[j, h, k]", "X[j, k, h]"), {"X": "N K H"}),
+    "a coordinate as a value": (PRODUCT.replace("A[i, j]", "(A[i, j] + T.float32(h))"), {}),
+    "a condition": (PRODUCT.replace("+ A[i, j]", "+ T.Select(h < k, A[i, j], T.float32(2.0))"), {}),
+    "another element": (PRODUCT.replace("X[j, h, k]", "X[j, h, 0]"), {}),
+    "terms in another order": (
+        SAMPLED.replace("[I, J, H, K]", "[I, J, K, H]").replace("[i, j, h, k]:", "[i, j, k, h]:"),
+        {"Y": "I H K", "OUT": "I J"},
+    ),
+    "a loop between": (
+        PRODUCT.replace("[I, J, H, K]", "[I, H, J, K]").replace("[i, j, h, k]:", "[i, h, j, k]:")
+        .replace("SRSS", "SSRS"), {},
+    ),
+    "no sparse axis": (
+        "with T.sp_iter([I, H, K], 'SSS', 'f') as [i, h, k]:\n    OUT[i, h, k] = X[i, h, k]",
+        {"X": "I H K"},
+    ),
+}  # fmt: skip
+
+
+def program(body: str, buffers: dict[str, str]) -> Any:
+    over = {"A": "I J", "OUT": "I H K", "X": "N H K", **buffers}
+    used = {name: axes for name, axes in over.items() if f"{name}[" in body}
+    return small("f", body, AXES, **used)
+
+
+def loops(func: Any) -> list[list[str]]:
+    return [[str(axis.name) for axis in it.axes] for it in sparse_iterations(func)]
+
+
+def arguments(func: Any, heads: int, feat: int) -> dict[str, Any]:
+    rng, m, n = np.random.default_rng(feat), 9, 20
+    where = rng.random((m, n)) < 0.3
+    where[2], where[5] = False, True
+    sizes = {"m": m, "n": n, "nnz": int(where.sum()), "heads": heads, "feat": feat}
+    of = {"I": m, "J": sizes["nnz"], "N": n, "K": feat, "H": heads, "G": 2}
+    indptr = np.cumsum([0, *where.sum(1)]).astype("int32")
+    args = {"indptr": indptr, "indices": np.nonzero(where)[1].astype("int32"), **sizes}
+    for buffer in func.buffers:
+        names = [axis.name for axis in buffer.axes]
+        shape = [of[name] for name in names if name != "I" or "J" not in names]
+        args[buffer.name.lower()] = rng.integers(-4, 5, shape).astype("float32")
+    names = {str(p.name) for p in func.params}
+    return {name: value for name, value in args.items() if name in names}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_one_axis(name: str) -> None:
+    body, buffers, expected = FLAT[name]
+    func = program(body, buffers)
+    assert loops(flat_features(func)) == expected
+    kernel = sparsetir.build(func)
+    for heads, feat in ((1, 1), (3, 5), (2, 16), (0, 4), (7, 9)):
+        args = arguments(func, heads, feat)
+        expected = copied(args)
+        sparsetir.interpret(func, expected)
+        kernel(**args)
+        np.testing.assert_array_equal(args["out"], expected["out"])
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_axes_stay(name: str) -> None:
+    func = program(*STAY[name])
+    assert loops(flat_features(func)) == loops(func)
+
+
+def test_shapes_are_those_of_the_program() -> None:
+    func = program(PRODUCT, {})
+    kernel, args = sparsetir.build(func), arguments(func, 3, 5)
+    args["x"] = args["x"].reshape(20, 15)
+    with pytest.raises(ValueError, match=r"argument 'x': expected shape \(20, 3, 5\)"):
+        kernel(**args)
+    implied = {n: a for n, a in arguments(func, 3, 5).items() if n not in ("heads", "feat")}
+    kernel(**implied)
+
+
+def test_heads_with_features_of_their_own_are_outside_of_rows() -> None:
+    """Each sum of a head is in registers, unless heads share rows of features."""
+    func = program(PRODUCT.replace("A[i, j]", "Y[j, h]"), {"Y": "N H"})
+    assert loops(normal_form(func)) == [["I", "H", "J", "K"]]
+    shared = program(
+        PRODUCT.replace("A[i, j] * X[j, h, k]", "Y[j, h] * X[j, k]"), {"X": "N K", "Y": "N H"}
+    )
+    assert loops(normal_form(shared)) == loops(shared)
+    args = arguments(func, 3, 17)
+    expected = copied(args)
+    sparsetir.interpret(func, expected)
+    sparsetir.build(func)(**args)
+    np.testing.assert_array_equal(args["out"], expected["out"])
