@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sparsetir
+from cuda_runner import requires_cuda_text, run_cuda
 from programs import copied
 from small import small
 from sparsetir.schedules.passes.flat_features import flat_features
@@ -119,6 +120,23 @@ def test_one_axis(name: str) -> None:
         sparsetir.interpret(func, expected)
         kernel(**args)
         np.testing.assert_array_equal(args["out"], expected["out"])
+
+
+@requires_cuda_text
+def test_lanes_of_a_gpu_share_heads() -> None:
+    func = program(PRODUCT, {})
+    stages = sparsetir.lower(func, target={"kind": "cuda", "arch": "sm_90"})
+    assert loops(stages["I"]) == [["I", "J", "H_K"]]
+    args = arguments(func, 3, 5)
+    expected = copied(args)
+    sparsetir.interpret(func, expected)
+    params = {
+        str(p.name): n
+        for p, n in zip(stages["III"].params, [str(p.name) for p in func.params], strict=True)
+    }
+    result = run_cuda(stages["III"], {p: args[n] for p, n in params.items()})
+    (out,) = (p for p, n in params.items() if n == "out")
+    np.testing.assert_array_equal(result[out].ravel(), expected["out"].ravel())
 
 
 @pytest.mark.parametrize("name", STAY)

@@ -200,16 +200,17 @@ def _schedule_stages(sch: Schedule, target: Target) -> Stages:
         )
     # The only place that distinguishes schedules in stage II: they hold a `tvm.s_tir.Schedule`.
     second = getattr(sch, "stage_two", None)
+    func = sch.func
+    if second is None and not sch.trace.instructions:  # a schedule's loops and their order stay
+        func = flat_features(func) if is_gpu(target) else normal_form(flat_features(func))
     if second is None and not is_gpu(target):
-        # Loop orders that a schedule asked for are kept.
-        func = sch.func if sch.trace.instructions else normal_form(flat_features(sch.func))
         stages = multiversion(func, target, work_of_threads())
     else:
-        lowered = lower_sparse_iter(sch.func) if second is None else sch.lowered
+        lowered = lower_sparse_iter(func) if second is None else sch.lowered
         scheduled = lowered if second is None else _only(second)
-        if second is None or is_gpu(target) and _binds_in_stage_one(sch.func):
+        if second is None or is_gpu(target) and _binds_in_stage_one(func):
             scheduled = default_schedule(scheduled, target)  # for loops not yet bound
-        stages = {"I": sch.func, "II": lowered, "II scheduled": scheduled}
+        stages = {"I": func, "II": lowered, "II scheduled": scheduled}
     return _finished(stages, stages["II scheduled"], target)
 
 
