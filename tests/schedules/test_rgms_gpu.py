@@ -250,6 +250,7 @@ SHAPES = {
     "wide": (PLAIN, RelationalRows(1, 16, 128, 32, (4, 4), 1, shape=(2, 8))),
     "many threads": (PLAIN, RelationalRows(1, 64, 64, 8, (2, 1), 3, shape=(4, 4))),
     "a column each": (PLAIN, RelationalRows(1, 32, 16, 16, (1, 1), 4, shape=(4, 1))),
+    "twelve threads of a row": (PLAIN, RelationalRows(1, 32, 48, 16, (4, 4), 2, shape=(4, 4))),
     "16 bits by rows": (HALF, RelationalRows.for_features(36, 68, "float16", 2)),
     "one warp": (HALF, RelationalRows(1, 16, 16, 16, (4, 4), 1, shape=None, shares=(1, 1))),
     "eight warps": (HALF, RelationalRows(1, 64, 64, 48, (2, 2), 3, shape=None, shares=(2, 4))),
@@ -265,8 +266,7 @@ SHAPES = {
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", by_turns(SHAPES, 6))
-@pytest.mark.default("wide")
+@pytest.mark.parametrize("name", by_default(SHAPES, "wide", "twelve threads of a row"))
 def test_shapes_of_tiles(name: str) -> None:
     problem, config = SHAPES[name]
     check(problem, config, MASKS["mixed"], 36, 68)
