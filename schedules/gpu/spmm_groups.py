@@ -24,7 +24,7 @@ and coarsenSz `vector`.
 Groups of a whole warp suit columns of one thread, as in SpMV. With more, each warp reads half a
 sector of 32 bytes of a gathered row and all offsets and indices again, and shuffles and writes each
 sum alone, for 32 threads, however short the row: counted on rows of 5 elements with 32 columns,
-{1/32 row, 4 col, 8} has 23 times the instructions of {1 row, 4 col, 1} and 5 times its sectors;
+{1/32 row, 4 col, 8} has 23 times the instructions of {1 row, 4 col, 1} and 6 times its sectors;
 on rows of 300, 3.5 times and 2.4 times. So searches leave these out.
 
 Atomics add in any order, so that their results differ in the last bits between calls.
