@@ -180,7 +180,9 @@ def graphs() -> Iterator[Case]:
         configs = {
             "CSR": RowSplit.for_features(feat), "hyb": HybRows.for_features(feat),
             "Groups {1/32 row}": Groups.for_features(feat, lanes=32, group=8),
+            "Groups {1/4 row}": Groups.for_features(feat, lanes=4, group=4),
             "Groups {1 nnz, 32}": Groups.for_features(feat, split="non-zeros", group=32),
+            "Groups {1 nnz, 8}": Groups.for_features(feat, split="non-zeros", group=8),
         }  # fmt: skip
         plain = f"spmm_{feat}", -(-m // 8), (32, 8), (*csr, b, np.zeros_like(y), m)
         run, size = partial(plan, "spmm", a, (b,), some), reads + 4 * nnz * feat

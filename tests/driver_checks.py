@@ -15,7 +15,7 @@ import tvm
 from tvm.script import tirx as T
 
 import sparsetir
-from ptx.driver import Driver
+from ptx.installed import device
 from sparsetir.formats import BSR
 from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows
@@ -52,8 +52,6 @@ def too_far(x: T.Buffer((64,), "float32")):
 
 def main() -> None:
     """All checks."""
-    device = Driver()
-    device.install()
     coo, y = A.tocoo(), RANDOM.standard_normal((50, 32)).astype("float32")
     checked((y[coo.row] * B[coo.col]).sum(1), "sddmm", A, y, B, feat=32)
     checked(A @ B[:, 0], "spmv", A, B[:, 0].copy())
@@ -72,6 +70,10 @@ def main() -> None:
     np.testing.assert_allclose(out.numpy(), 2 * (A @ B), 1e-4, 1e-5)
     with pytest.raises(ValueError, match="'b': expected an array on a CUDA device, got one on cpu"):
         plan(B)
+    tuned = sparsetir.tune(  # in another process, whose times are the interpreter's
+        "spmm", A, feat=32, target="cuda", trials=1, records="", modules=["ptx.installed"]
+    )
+    assert [trial.outcome.state for trial in tuned.trials] == ["ok"], tuned
     with TemporaryDirectory() as folder:
         plan.kernel.export(file := str(Path(folder) / "kernel.so"))
         loaded = tvm.runtime.load_module(file)

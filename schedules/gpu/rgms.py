@@ -58,10 +58,7 @@ class RelationalRows(RelationalTiles):
         cls, feat_in: int, feat: int, dtype: str = "float32", k: int = 5, rows: int | None = None,
         cores: bool = False,
     ) -> RelationalRows:  # fmt: skip
-        """A configuration for numbers of features: at least 128 threads, with up to 16 by 2 sums.
-
-        Neighbouring threads have columns two apart, so that each 32-byte sector gets two atomic
-        additions of a warp; with four columns that would be four.
+        """A configuration for numbers of features: at least 128 threads, with up to 8 by 4 sums.
 
         rows : per tile, by default 32, or 64 on tensor cores
         cores : whether to use tensor cores, with at least four warps, of up to 32 by 32 sums
@@ -75,7 +72,8 @@ class RelationalRows(RelationalTiles):
             shares = by_rows, max(tile // 32, min(4 // by_rows, tile // 16))
             return cls(k, rows, tile, depth, vectors, 2, feat_in, feat, None, shares)
         sums = rows * tile // max(128, rows * tile // 32)
-        return cls(k, rows, tile, 16, vectors, 2, feat_in, feat, (sums // 2, 2))
+        depth, across = 32 if 16 < feat_in <= 32 else 16, 4 if sums >= 16 else 2
+        return cls(k, rows, tile, depth, vectors, 2, feat_in, feat, (sums // across, across))
 
 
 def configs(

@@ -99,8 +99,7 @@ class GradientTiles(RelationalTiles):
         # Both factors of edges run along terms: four of each row and column are also in registers.
         places, most = math.prod(tile), 16 if problem.edges else 32
         sums = places // max(min(128, places // 2), places // most)
-        # Each 32-byte sector gets two atomic additions of a warp, from columns two apart.
-        across = min(sums, 4) if problem.edges else 2
+        across = min(sums, 4)
         return cls(**common, shape=(sums // across, across), feat_in=feat_in, feat=feat)
 
 

@@ -6,6 +6,7 @@ Rules of thumb; each function gives the reason.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import ceil, log2
 from typing import Any
 
@@ -40,8 +41,7 @@ def candidates(problem: Spmm, stats: Any, target: Any) -> list[Any]:
     per thread gives for any rows. Counted on 2000 rows of 4 and one of 1800: the longest block of
     hyb has 2.6 times the mean, that of nonzeros 1.2, and half as many instructions with one
     feature, for as many sectors; with 4 features the sectors are 1.6 times as many, as each is
-    added separately. Groups are whole warps: each 32 elements of a long row are one atomic
-    addition. Batches have no hyb, and a single row occupies one block for its whole length.
+    added separately. Batches have no hyb, and a single row occupies one block for its whole length.
     """
     rows = RowSplit.for_features(stats.feat, _widest(problem))
     configs: list[Any] = [rows]
@@ -76,13 +76,17 @@ def _hyb(problem: Spmm, stats: Any, mean: float) -> list[HybRows]:
 
 
 def _groups(problem: Spmm, stats: Any, mean: float) -> tuple[Groups, Groups]:
-    """Threads that share rows, about as many as a row has elements up to 8; and nonzeros by warps.
+    """Threads that share rows, about as many as a row has elements up to 8; and a nonzero each.
 
-    Groups of 4 and 8 are the best static ones of Sgap's tables 1 and 5.
+    Groups of 4 and 8 are the best static ones of Sgap's tables 1 and 5. A nonzero per thread is in
+    groups of a warp if the thread has all columns: each 32 elements of a long row are one atomic
+    addition.
     """
-    lanes = 8 if mean >= 8 else 4
-    shared = Groups.for_features(stats.feat, _widest(problem), lanes=lanes, group=lanes)
-    return shared, Groups.for_features(stats.feat, _widest(problem), split="non-zeros", group=WARP)
+    make, lanes = partial(Groups.for_features, stats.feat, _widest(problem)), 8 if mean >= 8 else 4
+    elements = make(split="non-zeros", group=8)
+    if elements.vector >= stats.feat:
+        elements = make(split="non-zeros", group=WARP)
+    return make(lanes=lanes, group=lanes), elements
 
 
 def _widest(problem: Spmm) -> str:

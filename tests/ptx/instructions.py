@@ -238,6 +238,21 @@ def _product(op: Made) -> Step:
     return lambda run, lanes: target(run, lanes, product(*factors(run, lanes)) + added(run, lanes))
 
 
+@makes("dp2a")
+def _product_of_halves(op: Made) -> Step:
+    """The sum of two halves times two bytes, and a number."""
+    op.allow("lo", "hi")
+    if op.kinds != ["u32", "u32"]:
+        raise PtxError(f"not known: {op.statement}")
+    first = np.uint32(16 if op.one_of("lo", "hi") == "hi" else 0)
+
+    def function(halves: Array, factors: Array, added: Array) -> Array:
+        low, high = factors >> first & 255, factors >> (first + 8) & 255
+        return (halves & 0xFFFF) * low + (halves >> 16) * high + added
+
+    return computed(op, function)
+
+
 @makes("shl", "shr")
 def _shift(op: Made) -> Step:
     op.allow()

@@ -102,16 +102,22 @@ def test_configs_of_the_space(step: int) -> None:
 
 
 def test_the_space() -> None:
-    """All four algorithms, each with several groups; without atomics two of them."""
+    """All four algorithms, each with several groups; without atomics two of them.
+
+    Groups of a warp are there for the columns of a thread alone.
+    """
     configs = configs_of_space(Spmm(), 64)
     assert 200 <= len(configs) <= 500 and all(c.tiles(64) for c in configs)
     shapes = {(c.split, min(c.work, 2), c.lanes, c.group) for c in configs}
     assert {c.rows for c in configs} == {"table", "search", "blocks"}
     for shape in (
-        ("rows", 1, 1, 1), ("rows", 2, 1, 1), ("rows", 1, 8, 8), ("rows", 1, 32, 8),
-        ("non-zeros", 2, 1, 1), ("non-zeros", 1, 1, 8), ("non-zeros", 1, 1, 32),
+        ("rows", 1, 1, 1), ("rows", 2, 1, 1), ("rows", 1, 8, 8), ("rows", 1, 8, 4),
+        ("non-zeros", 2, 1, 1), ("non-zeros", 1, 1, 8), ("non-zeros", 1, 1, 4),
     ):  # fmt: skip
         assert shape in shapes
+    assert max(c.side_by_side for c in configs) == 8
+    few = {(c.split, c.lanes, c.group) for c in configs_of_space(Spmm(), 4)}
+    assert few >= {("rows", 32, 8), ("rows", 32, 32), ("non-zeros", 1, 32)}
     for problem in (Spmm("float16"), Spmm("float64", reduce="max")):
         assert not any(c.is_atomic for c in configs_of_space(problem, 64))
 

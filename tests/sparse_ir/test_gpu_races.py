@@ -123,7 +123,8 @@ def all_of_one(names: list[str], options: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(("name", "size"), all_of_one(SUMS, [2, 1, 8, 32]))
 @pytest.mark.default("spmv-1", "row_sum-2")
 def test_segments(name: str, size: int) -> None:
-    check(name, by_elements(f"segment({size})"))
+    """Blocks of 8 elements or more, whole ones and the last one, whose code differs."""
+    check(name, by_elements(f"segment({size})", threads=max(size, 8)))
 
 
 @requires_cuda_text

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import scipy.sparse as sp
+import tvm
 
 import sparsetir
 from refusals import refuse
@@ -406,3 +407,9 @@ def test_every_operator_is_checked(op: str, dtype: str, options) -> None:
     assert outcome.state == "ok" and outcome.bytes > 0
     device.case.check.exact[-1] += 1
     assert device.measure(of_task.chosen(), None).state == "wrong"
+
+
+@pytest.mark.skipif(tvm.runtime.device("cuda", 0).exist, reason="there is a GPU")
+def test_no_trial_without_a_device() -> None:
+    with pytest.raises(ValueError, match="'target': expected a device .*, got no cuda device"):
+        Local(OperatorCase(task(target="cuda")))

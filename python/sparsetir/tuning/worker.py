@@ -41,7 +41,10 @@ class Local:
     def __init__(self, case: Case) -> None:
         self.case = case
         target = resolve_target(case.target)
-        self.device = tvm.runtime.device(target.kind.name, 0) if is_gpu(target) else None
+        kind = target.kind.name
+        self.device = tvm.runtime.device(kind, 0) if is_gpu(target) else None
+        if self.device is not None and not self.device.exist:
+            raise wrong("tune", "target", "a device to measure on", f"no {kind} device")
         self._compile_seconds: dict[int, float] = {}
         # The reference, and its calls.
         self._beside: tuple[Reference, Callable[[], None]] | None = None

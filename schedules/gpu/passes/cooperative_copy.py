@@ -16,7 +16,8 @@ After `cooperative_copy(func, "B_ws_copy0", warps=4, vector=8)`, with four copie
                     T.ptx.cp("async", ...)(B_ws[...], B[...], 16, T.Select(..., 16, 0))
 
 Rows of the shared array are padded by 16 bytes if that keeps the 8 rows which `ldmatrix` loads at
-a time in different banks. Readers of the copies must wait for them: see
+a time in different banks. Neighbouring rows of 32 or 64 bytes then share banks: threads that write
+at a time have every second or fourth of these. Readers of the copies must wait for them: see
 :mod:`sparsetir.schedules.gpu.passes.software_pipeline`.
 """
 
@@ -45,7 +46,8 @@ from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, free_vars, loop_over
 
 NAME = "cooperative_copy"
-BANK_BYTES = 16  # per row of the 8 that `ldmatrix` loads
+LOADED, BANK_BYTES = 8, 16  # rows that `ldmatrix` loads at a time, and bytes of each
+PASS_BYTES = 128  # of shared memory that are written at a time
 COMPUTED = 4  # the most neighbours that are computed at once: TVM's vectors of float32
 
 
@@ -82,23 +84,35 @@ def cooperative_copy(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int)
         stored = substitute(store, {**places, last: places[last] + e})
         return loop_over(e, vector, stored, tirx.ForKind.VECTORIZED) if vector > 1 else stored
 
-    return padded(replaced(func, nest, for_vectors(nest, warps, vector, one)), store.buffer, size)
+    func = replaced(func, nest, for_vectors(nest, store.buffer, warps, vector, one))
+    return padded(func, store.buffer, size)
 
 
-def for_vectors(nest: Nest, warps: int, vector: int, one: Callable[[dict[Any, Any]], Any]) -> Any:
+def for_vectors(
+    nest: Nest, shared: Any, warps: int, vector: int, one: Callable[[dict[Any, Any]], Any]
+) -> Any:
     """The code, for all threads of a block, that replaces a nest: each has some vectors.
 
+    shared : the array that it writes, a row of which has the extent of the innermost loop
     vector : neighbours along the innermost loop, a divisor of its extent
     one : the code of one vector, given the value of each loop variable at its first element
     """
     *outer, last = [int(x.extent) for x in nest.loops]
     visits, threads = [*outer, last // vector], warps * WARP
-    count = math.prod(visits)
+    count, size = math.prod(visits), last * element_bytes(shared)
+    apart = PASS_BYTES // size if size in (32, 64) and math.prod(outer) % LOADED == 0 else 1
+
+    def row_of(number: Any) -> Any:
+        """The row with this number, in an order where those of a pass do not share banks."""
+        within = number % apart * (LOADED // apart) + number % LOADED // apart
+        return number // LOADED * LOADED + within if apart > 1 else number
 
     def code(warp: Any, lane: Any) -> Any:
         def step(u: Any) -> Any:
             number = u * threads + warp * WARP + lane
-            body = one(places_of(number, nest.loops, visits, vector))
+            places = places_of(row_of(number // visits[-1]), nest.loops[:-1], outer)
+            var = nest.loops[-1].loop_var
+            body = one({**places, var: as_dtype(number % visits[-1] * vector, dtype_of(var))})
             return body if count % threads == 0 else tirx.IfThenElse(number < count, body, None)
 
         return unrolled([-(-count // threads)], step)
@@ -106,12 +120,11 @@ def for_vectors(nest: Nest, warps: int, vector: int, one: Callable[[dict[Any, An
     return for_threads(nest.name, warps, code)
 
 
-def places_of(number: Any, loops: list[Any], visits: list[Any], vector: int = 1) -> dict[Any, Any]:
-    """The values of loop variables in the visit of this number; the innermost by vectors."""
+def places_of(number: Any, loops: list[Any], visits: list[Any]) -> dict[Any, Any]:
+    """The values of loop variables in the visit of this number."""
     places: dict[Any, Any] = {}
     for loop, extent in reversed([*zip(loops, visits, strict=True)]):
         place = number if loop is loops[0] else number % extent
-        place = place * vector if loop is loops[-1] else place
         places[loop.loop_var] = as_dtype(place, dtype_of(loop.loop_var))
         number = number // extent
     return places

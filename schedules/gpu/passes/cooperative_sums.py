@@ -106,10 +106,11 @@ def cooperative_gather(
     nest = find_nest(GATHER, func, gather)
     nest.extents(GATHER)
     work = _Gather(nest, vector)
-    func = replaced(func, nest, for_vectors(nest, warps, vector, work.code))
+    shared = work.store.buffer
+    func = replaced(func, nest, for_vectors(nest, shared, warps, vector, work.code))
     for buffer in work.locals:
         func = allocated(func, buffer)
-    return padded(func, work.store.buffer, element_bytes(work.store.buffer))
+    return padded(func, shared, element_bytes(shared))
 
 
 def _check_vector(caller: str, nest: Nest, load: Any, vector: int) -> None:

@@ -29,7 +29,12 @@ from sparsetir.schedules.gpu.passes.fragments import (
     registers,
 )
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS, multiply
-from sparsetir.schedules.gpu.passes.tile_products import Division, divided_product, intrinsic
+from sparsetir.schedules.gpu.passes.tile_products import (
+    Division,
+    Exchanged,
+    divided_product,
+    intrinsic,
+)
 from sparsetir.schedules.passes.nests import for_threads, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.tir import as_dtype
@@ -122,6 +127,15 @@ class Warps(Division):
         left, right = self._begins(warp)
         row, column = lane // 4 + r * 8, lane % 4 * 2 + c
         return (left + i * ROWS + row, right + j * COLUMNS + column)[:: self.order]
+
+    def when_added(self) -> Division:
+        """Lanes of two rows exchange columns: eight have all columns of a tile in one row."""
+        return self if self.turned else Exchanged(self, 3, 4, (0, 2, 3))
+
+    def when_stored(self, item: int) -> Division:
+        """Of 2 bytes each, eight lanes have the columns of two tiles in one row."""
+        exact = item == 2 and self.tiles[1] % 2 == 0
+        return Exchanged(self, 1, 4, (0, 2, 3)) if exact else self
 
     def multiply(self, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
         if terms % TERMS:

@@ -23,8 +23,9 @@ thread t of 128 has the rows from t // 16 * 4 on and the columns from t % 16 * 4
                 right[0:4] = W_ws[k * 4 + n, t % 16 * 4:t % 16 * 4 + 4]
                 for u0, u1 in T.grid(4, 4):
                     Y_ws[u0, u1] = Y_ws[u0, u1] + left[u0, n] * right[u1]
+    ...                                                    # lanes exchange columns of Y_ws
     for u0, u1 in T.grid(4, 4):
-        atomicAdd(Y[I[rt, t // 16 * 4 + u0], ...], Y_ws[u0, u1])
+        atomicAdd(Y[I[rt, t // 16 * 4 + u0], ...], held[u0, u1])
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tvm import tirx
 
 from sparsetir.schedules.gpu.passes.cooperative_sums import VECTOR_BYTES, in_vector
 from sparsetir.schedules.gpu.passes.fragments import Tile
-from sparsetir.schedules.gpu.passes.tile_products import Division, divided_product
+from sparsetir.schedules.gpu.passes.tile_products import Division, Exchanged, divided_product
 from sparsetir.schedules.passes.nests import WARP, element_bytes, for_threads, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var
@@ -85,6 +86,15 @@ class _Threads(Division):
         thread = warp * WARP + lane
         begins = thread // self.across * self.own[0], thread % self.across * self.own[1]
         return [b + i for b, i in zip(begins, index, strict=True)]
+
+    def when_added(self) -> Division:
+        """Of the columns of each thread, neighbouring threads of a row have the same one."""
+        division: Division = self
+        apart = math.gcd(self.across, WARP)
+        while division.own[-1] % 2 == 0 == apart % 2:
+            apart //= 2
+            division = Exchanged(division, len(division.own) - 1, apart)
+        return division
 
     def multiply(self, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
         wide, tiles = dtype_of(sums), (left, right)

@@ -16,6 +16,9 @@ Before, and after, with a workspace of 32 registers::
 
     for u0, u1, u2, u3 in T.grid(2, 4, 2, 2):               # unrolled
         C[io * 32 + u0 * 16 + lane // 4 + u2 * 8, ...] = C_ws[u0 * 16 + u1 * 4 + u2 * 2 + u3]
+
+Memory is written in sectors of 32 bytes, which the lanes of an instruction should fill. So lanes at
+a distance may exchange half of their sums first (:class:`Exchanged`).
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.schedules.gpu.passes.fragments import Tile
+from sparsetir.schedules.gpu.passes.tile_elements import from_lane
 from sparsetir.schedules.passes.nests import (
     Nest,
     allocated,
+    element_bytes,
     find_nest,
     for_threads,
     plain_nest,
@@ -47,6 +52,7 @@ from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import conjuncts
 from sparsetir.sparse_ir.tir import (
     as_dtype,
+    as_one,
     cast,
     dtype_of,
     free_vars,
@@ -83,14 +89,97 @@ class Division:
 
     def held(self, index: Sequence[Any]) -> list[Any]:
         """The index of a thread's sum in the workspace: the first ones, in the loops' order."""
-        number, columns = as_dtype(0, "int32"), as_dtype(self.sizes[1], "int32")
-        for x, extent in zip(index, self.own, strict=True):
-            number = number * extent + as_dtype(x, "int32")
+        number, columns = number_of(index, self.own), as_dtype(self.sizes[1], "int32")
         return [tirx.floordiv(number, columns), tirx.floormod(number, columns)]
 
     def multiply(self, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
         """The code by which threads compute the product, with separate registers for factors."""
         raise NotImplementedError
+
+    def exchange(self, sums: Any, lane: Any) -> tuple[list[Any], Any]:
+        """The statements that bring sums of other lanes, and the array that then holds a lane's."""
+        del lane
+        return [], sums
+
+    def when_added(self) -> Division:
+        """The division by which sums are added to memory, one by one."""
+        return self
+
+    def when_stored(self, item: int) -> Division:
+        """The division by which pairs of sums are stored; item : bytes of each in memory."""
+        del item
+        return self
+
+
+class Exchanged(Division):
+    """A division after lanes at a distance have exchanged half of their sums.
+
+    A bit of the place of a sum in its thread and a bit of its lane change places: `own` has a loop
+    of two before the last one, over sums that came from two lanes, and the lowest bit of the
+    variable of a loop before is that of the lane. For each two sums, all loops being unrolled::
+
+        other[0] = __shfl_xor_sync(T.Select(upper, C_ws[first], C_ws[second]), distance)
+        held[n] = T.Select(upper, other[0], C_ws[first])
+        held[n + own[-1]] = T.Select(upper, C_ws[second], other[0])
+
+    of : the division before
+    loop : the number of the loop, of an even extent
+    distance : a power of two, below the lanes of a warp; lanes with its bit are the upper ones
+    rows : as for the division
+    """
+
+    def __init__(
+        self, of: Division, loop: int, distance: int, rows: tuple[int, ...] = (0,)
+    ) -> None:
+        self.caller, self.sizes, self.warps, self.of = of.caller, of.sizes, of.warps, of
+        self.loop, self.distance, self.rows = loop, distance, rows
+        *outer, last = (n // 2 if k == loop else n for k, n in enumerate(of.own))
+        self.own = [*outer, 2, last]
+
+    def _before(self, index: Sequence[Any], bit: Any) -> list[Any]:
+        """The index of a sum in the division before."""
+        *outer, _, last = index
+        return [x * 2 + bit if k == self.loop else x for k, x in enumerate([*outer, last])]
+
+    def place(self, warp: Any, lane: Any, index: Sequence[Any]) -> Sequence[Any]:
+        d = self.distance
+        holder = lane // (2 * d) * (2 * d) + index[-2] * d + lane % d
+        return self.of.place(warp, holder, self._before(index, lane // d % 2))
+
+    def held(self, index: Sequence[Any]) -> list[Any]:
+        return [number_of(index, self.own)]
+
+    def exchange(self, sums: Any, lane: Any) -> tuple[list[Any], Any]:
+        steps, sums = self.of.exchange(sums, lane)
+        upper = tirx.EQ(lane // self.distance % 2, as_dtype(1, "int32"))
+        other = buffer_var([1], dtype_of(sums), "other", "local")
+        held = buffer_var([math.prod(self.own)], dtype_of(sums), "held", "local")
+        got = tirx.BufferLoad(other, [as_dtype(0, "int32")])
+
+        def pair(*index: Any) -> Any:
+            *outer, last = index
+            both = [[*outer, as_dtype(bit, "int32"), last] for bit in (0, 1)]
+            first, second = (
+                tirx.BufferLoad(sums, self.of.held(self._before(x, x[-2]))) for x in both
+            )
+            given = from_lane(tirx.Select(upper, first, second), self.distance)
+            kept = tirx.Select(upper, got, first), tirx.Select(upper, second, got)
+            stores = [
+                tirx.BufferStore(held, x, self.held(n)) for x, n in zip(kept, both, strict=True)
+            ]
+            return tirx.SeqStmt([tirx.BufferStore(other, given, got.indices), *stores])
+
+        *outer, _, last = self.own
+        allocs = [tirx.AllocBuffer(other), tirx.AllocBuffer(held)]
+        return [*steps, *allocs, unrolled([*outer, last], pair)], held
+
+
+def number_of(index: Sequence[Any], extents: Sequence[int]) -> Any:
+    """The number of a visit of loops, in their order."""
+    number = as_dtype(0, "int32")
+    for x, extent in zip(index, extents, strict=True):
+        number = number * extent + as_dtype(x, "int32")
+    return number
 
 
 def intrinsic(
@@ -270,17 +359,24 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
         )
     guards, written = split_guards(nest.body)
     conditions = [c for guard in guards for c in conjuncts(guard)]
-    store = isinstance(written, tirx.BufferStore) and not written.buffer.same_as(sums)
+    vector = False
+    if not isinstance(written, tirx.BufferStore):
+        division = division.when_added()
+    elif pairs and not division.turned and not written.buffer.same_as(sums):
+        division, vector = division.when_stored(element_bytes(written.buffer)), True
 
     def code(warp: Any, lane: Any) -> Any:
+        steps, own = division.exchange(sums, lane)
+        return as_one([*steps, of_lane(warp, lane, own)])
+
+    def of_lane(warp: Any, lane: Any, own: Any) -> Any:
         def one(stmt: Any, *index: Any) -> Any:
             places = zip(indices, division.place(warp, lane, index), strict=True)
             values = {v: as_dtype(x, dtype_of(v)) for v, x in places}
-            held = sums, division.held(index)
+            held = own, division.held(index)
             body = redirected(stmt, lambda b, _: held if b.same_as(sums) else None)
             return substitute(body, values)
 
-        vector = pairs and store and not division.turned
         if not conditions and not vector:
             return unrolled(division.own, lambda *index: one(written, *index))
         row, column = indices
