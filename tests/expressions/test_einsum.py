@@ -965,6 +965,17 @@ def test_sums_of_many_rows_are_in_slices(text, monkeypatch):
     assert not bound.kernel.signature.of_values
 
 
+def test_slices_gather_values_that_change():
+    dense = sp.random_array((9000, 9000), density=3e-4, format="csr", rng=0)
+    A, x = SparseMatrix(dense), np.random.default_rng(0).random(9000)
+    (bound,) = sparsetir.plan("y[i] = A[i,j] * x[j]", A=A, x=x)._expression.bound({})
+    for _ in range(3 + row_sums.MOST_CHANGES):
+        np.testing.assert_allclose(einsum("y[i] = A[i,j] * x[j]", A=A, x=x), dense @ x, **CLOSE)
+        A, dense = A.with_values(2 * A.values), 2 * dense
+    assert not bound.kernel.signature.of_values
+    assert any("_slots" in name for name in bound.kernel.signature.passed)
+
+
 def test_kernels_have_the_first_numbers_of_features_compiled_in():
     dense, A = array((7, 5), "some", np.random.default_rng(0), True)
     programs = []

@@ -270,6 +270,7 @@ class Bound:
         if run.packed and run.packed[0][2].changes > MOST_CHANGES:
             # Packing takes longer than it saves.
             self._run = _Run(self.unit, self.unit.kernel, self._known)
+            self._order_rows(self._run.kernel)
         return out
 
     def _order_rows(self, kernel: Kernel) -> None:
