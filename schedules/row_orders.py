@@ -49,11 +49,14 @@ from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.schedule import Schedule
 
-BITS = 256  # the least of a vector for which panels were measured
+BITS = 256  # the least of a vector for which other orders were measured, but for packed slices
 # The most features that tiles compute, as a multiple of those that there are.
 OVERLAP = 1.125
 SUMMED = ("float32", "float64")  # types of sums in slices
 PLACES = 8  # bytes of the column and the position of an element
+# For slices of packed values: the least elements, and those of an average row from which sums along
+# rows are as fast.
+LEAST, LONG = 1 << 14, 32
 
 
 class RowOrders(NamedTuple):
@@ -91,14 +94,26 @@ class RowOrders(NamedTuple):
         indptr, indices = arguments[self.indptr], arguments[self.indices]
         n = arguments.get(str(self.columns), self.columns)
         m, nnz = len(indptr) - 1, len(indices)
+        if self.lanes * self.bytes * 8 < BITS:
+            return None
         short = sorting_pays(m, n, nnz, 1, self.bytes, self.lanes)
         if self.features is None:
-            return (lambda _: self.in_slices(m, nnz, work)) if short else None
+            return (lambda _: self.in_slices(m, nnz, work).unpacked) if short else None
         if short:
             return partial(self.by_length, m, n, nnz, work)
         if long_rows(m, n, nnz) and shared_columns(indptr, indices, n, ROWS_UNPACKED) >= SHARED:
             return lambda feat: self.in_panels(n, feat) if nnz * feat >= work else None
         return None
+
+    def in_packed_slices(self, indptr: Any, indices: Any, work: int) -> SlicedRows | None:
+        """Slices for sums without features over values that rarely change; None if none pays.
+
+        Packing values takes longer than a sum.
+        """
+        if self.features is not None:
+            return None
+        m, nnz = len(indptr) - 1, len(indices)
+        return self.in_slices(m, nnz, work) if LEAST <= nnz < LONG * m else None
 
     def in_slices(self, m: int, nnz: int, work: int) -> SlicedRows:
         """Slices of rows by length."""
@@ -106,7 +121,7 @@ class RowOrders(NamedTuple):
         return SlicedRows.for_pattern(
             Spmm(self.dtype, self.idtype), m, nnz, threads=pool(), work_of_threads=work,
             vector_bits=bits, cache=l2_bytes(),
-        ).unpacked  # fmt: skip
+        )  # fmt: skip
 
     def by_length(self, m: int, n: int, nnz: int, work: int, feat: int) -> RowTile | None:
         """Rows by length, with the features compiled in; None if the order of the matrix is faster.
@@ -151,8 +166,7 @@ def row_orders(func: SparseFunc, target: Any) -> RowOrders | None:
     sums = row_sum_of(func)
     if sums is not None:
         nest, features = sums, None
-        operands = [b.dtype for b in func.buffers if b.handle is not None]
-        same = all(str(x) == nest.total in SUMMED for x in (nest.dtype, *operands))
+        same = nest.dtype == nest.total in SUMMED
     else:
         sch = Schedule(func)
         try:
@@ -169,7 +183,7 @@ def row_orders(func: SparseFunc, target: Any) -> RowOrders | None:
     axis, dtype = func.axis(nest.columns[0].name), tvm.DataType(nest.total)
     if axis.kind != "sparse_variable" or not axis.unique or not same:
         return None
-    if dtype.bits not in (32, 64) or bits < BITS:
+    if dtype.bits not in (32, 64):
         return None
     n, feat = _size(axis.length), None if features is None else _size(features.length)
     if n is None or (feat is None) != (features is None):

@@ -23,6 +23,14 @@ position, in vectors that span rows::
     with T.sp_iter([I_J], "R", "norm") as [ij]:
         S[()] = S[()] + A[ij] * A[ij]
 
+So are fibres that are summed, as rows of a matrix::
+
+    with T.sp_iter([I, J, K], "SSR", "ttv") as [i, j, k]:
+        Z[i, j] = Z[i, j] + A[i, j, k] * X[k]
+
+    with T.sp_iter([I_J, I_J_K], "SR", "ttv") as [ij, k]:
+        Z[ij] = Z[ij] + A[ij, k] * X[k]
+
 A value that is set everywhere right before a sum becomes its init. If no spatial loop is outside
 the reductions, those over dense axes move there. The order of summation of each element does not
 change: reductions keep their order, and a loop only moves if each element is written by one of its
@@ -79,26 +87,31 @@ def normal_form(func: SparseFunc) -> SparseFunc:
 
 
 def _by_positions(func: SparseFunc, name: str) -> SparseFunc:
-    """Visit the elements of an iteration by position, if it visits nothing else and does not use
-    their rows."""
-    nodes = [loop.node for loop in loops_of(find_iteration(func, name))]
-    chain = [x for x in nodes if isinstance(x, Axis)]
-    if len(nodes) < 2 or chain != nodes or any(
-        x.kind != "sparse_variable" or x.parent is None or x.parent.name != above.name
-        for above, x in zip(chain, chain[1:], strict=False)
-    ):  # fmt: skip
-        return func
-    sch = Schedule(func)
-    it = sch.get_sparse_iteration(name)
-    loops = sch.get_sp_iters(it)
-    try:
-        sch.positions(sch.sparse_fuse(it, loops))
-    except ScheduleError:  # e.g. for an axis that another iteration visits, too
-        return func
-    made = {*computed_parameters(sch.func)} - {*computed_parameters(func)}
-    rows = [b.var for b in sch.func.buffers if b.handle is not None and b.handle.name in made]
-    body = find_iteration(sch.func, name).body
-    return func if any(loads_of(body, row) for row in rows) else sch.func
+    """Visit the elements of an iteration by position, or the rows of a reduction that are under
+    other sparse axes, if coordinates above are not used."""
+    loops = loops_of(find_iteration(func, name))
+    rows = next((n for n, loop in enumerate(loops) if "R" in loop.kinds), 0)
+    for count in (len(loops), rows):
+        nodes = [loop.node for loop in loops[:count]]
+        chain = [x for x in nodes if isinstance(x, Axis)]
+        linked = zip(chain, chain[1:], strict=False)
+        if len(nodes) < 2 or chain != nodes or any(
+            x.kind != "sparse_variable" or x.parent is None or x.parent.name != above.name
+            for above, x in linked
+        ):  # fmt: skip
+            continue
+        sch = Schedule(func)
+        it = sch.get_sparse_iteration(name)
+        try:
+            sch.positions(sch.sparse_fuse(it, sch.get_sp_iters(it)[:count]))
+        except ScheduleError:  # e.g. for an axis that another iteration visits, too
+            continue
+        made = {*computed_parameters(sch.func)} - {*computed_parameters(func)}
+        at = [b.var for b in sch.func.buffers if b.handle is not None and b.handle.name in made]
+        body = find_iteration(sch.func, name).body
+        if not any(loads_of(body, row) for row in at):
+            return sch.func
+    return func
 
 
 def _order(it: SparseIteration, rounds: bool) -> list[Loop]:

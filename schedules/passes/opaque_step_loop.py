@@ -2,7 +2,9 @@
 
 LLVM unrolls small loops two, four or eight times, with a second loop for the remainder: two
 mispredicted trip counts instead of one, which costs more than it saves for a loop of a few dozen
-visits of varying number. It does so if it can compute the trip count. Before::
+visits of varying number. It does so if it can compute the trip count. (Zen 5, one thread, pruned
+weights: panels of six rows take 1.0 to 2 times as long without this pass, of four 0.95 to 1.0.)
+Before::
 
     for e in range(E_indptr[vi + 1] - E_indptr[vi]):
         with T.sblock("reduce1"): ...

@@ -29,8 +29,8 @@ OLDER = {
         "RelationalRows", {"depth": 32, "vectors": (8, 8), "shape": None, "shares": (2, 2)},
     ),
 }  # fmt: skip
-# Fields of older versions whose work the default schedule now does.
-OUTGROWN = {"Decomposed": {"tile", "lanes", "feat"}}
+# Fields of older versions: what the default schedule now does, and what was never fastest.
+OUTGROWN = {"Decomposed": {"tile", "lanes", "feat"}, "RowTile": {"compact"}}
 
 
 def is_choice(value: Any) -> bool:

@@ -19,8 +19,8 @@ NARROW, WINDOW = 2, 4096
 # that were measured with larger panels, and for others.
 ELEMENTS = {"znver5": (64, 100, 200)}
 ELEMENTS_ELSEWHERE = (64, 400)
-# The least vectors per tile for which named CPUs have larger panels than others.
-VECTORS = 4
+# The vectors per tile of panels, and the most rows of panels whose tiles have fewer.
+VECTORS, MOST_ROWS_NARROW = 4, 5
 # Bytes per element and column.
 PLACE = 8
 # The least reads of each row of B for which its copy takes negligible time.
@@ -92,9 +92,12 @@ def panel_rows(
 
     More rows are more loops, 15 for four, 31 for five and 63 for six, of fewer visits each. Zen 5
     takes 1.05 to 1.2 times less time for five or six than for four if a tile has four vectors
-    (one thread, float32, 50 to 80 % zeros, panels of 512 and 2048 columns). B is always copied,
-    a panel that stays in the L2 cache: a single tile takes at most 4 % longer for it if vectors of
-    B begin at cache lines, and 20 to 50 % less if they do not, as in most NumPy arrays.
+    (one thread, float32, 50 to 80 % zeros, panels of 512 and 2048 columns), and 1.03 to 1.16 times
+    less for five if it has fewer (32 to 48 features, 100 elements a row and more, also for values
+    that are read by position, where six rows of 256 elements take up to 1.13 times as long as
+    four). B is always copied, a panel that stays in the L2 cache: a single tile takes at most 4 %
+    longer for it if vectors of B begin at cache lines, and 20 to 50 % less if they do not, as in
+    most NumPy arrays.
 
     With 16 registers, three rows: with two vectors for four rows the matrix is visited twice as
     often, which takes 1.2 to 1.3 times as long. (AVX2 on Zen 5, one thread, DLMC's
@@ -104,9 +107,9 @@ def panel_rows(
     if not stays_near(stats.n, vectors * lanes * summed):
         vectors = max(1, vectors // 2)
     tile = feature_tile(stats.feat, lanes, vectors)
-    wide = tile.tile >= VECTORS * tile.lanes
-    elements = ELEMENTS.get(cpu, ELEMENTS_ELSEWHERE) if wide else ELEMENTS_ELSEWHERE
+    elements = ELEMENTS.get(cpu, ELEMENTS_ELSEWHERE)
     rows = 3 + sum(stats.nnz >= stats.m * least for least in elements)
+    rows = rows if tile.tile >= VECTORS * tile.lanes else min(rows, MOST_ROWS_NARROW)
     rows = max(rows, ROWS_UNPACKED) if sharing else rows
     rows = min(rows, 3) if sums < 4 * VECTORS else rows
     tiles = -(-stats.feat // tile.tile)

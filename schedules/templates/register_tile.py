@@ -131,24 +131,23 @@ def in_blocks(
 
 def sums_of(
     sch: Schedule, iteration: SparseIterationRef, result: str, around: Sequence[SpIter],
-    summed: Sequence[SpIter], held: Sequence[SpIter], at: SpIter | None = None, **how: Any,
+    summed: Sequence[SpIter], held: Sequence[SpIter], **how: Any,
 ) -> Straight:  # fmt: skip
     """Accumulate the elements of `held` in registers over `summed`: start, reduce, write.
 
     result : the buffer that is accumulated
-    around : the loops around both
-    at : the loop in which sums are written; by default the innermost of `around`
+    around : the loops around both; sums are written in the innermost
     how : arguments of `precompute`, such as `dtype` and `hoist`
     """
     sch.sparse_reorder(iteration, [*around, *summed, *held])
-    steps = sch.precompute(result, at or around[-1], [*held], **how)
+    steps = sch.precompute(result, around[-1], [*held], **how)
     return [(step, len(held)) for step in steps]
 
 
 def in_registers(
     sch: Schedule, shape: Any, config: Any, rows: Sequence[SpIter], columns: Sequence[SpIter], *,
     shared: Sequence[SpIter] = (), held: Sequence[SpIter] = (), tiles_at: int | None = None,
-    at: SpIter | None = None, pack: bool = False, race: str = "none", **how: Any,
+    pack: bool = False, **how: Any,
 ) -> Straight:  # fmt: skip
     """The register tile of a nest: tiles of features, sums, B's copy and threads, in this order.
 
@@ -158,8 +157,7 @@ def in_registers(
     held : loops kept in registers besides the vectors, such as over rows of a block
     tiles_at : place among `shared` of the loop over tiles; None: inside of rows
     pack : whether to pack the gathered operand for a task before
-    race : as for `parallelize`
-    at, how : as for :func:`sums_of`
+    how : as for :func:`sums_of`
     """
     tiles, vectors = in_tiles(sch, shape.features, config)
     shared, rows = [*shared], [*rows]
@@ -168,14 +166,14 @@ def in_registers(
     else:
         shared.insert(tiles_at, tiles)
     around, held = [*shared, *rows], [*held, *vectors]
-    steps = sums_of(sch, shape.iteration, shape.result, around, columns, held, at, **how)
+    steps = sums_of(sch, shape.iteration, shape.result, around, columns, held, **how)
     if pack and shape.gathered is not None:
         whole = [shape.gathered_axis, *vectors]
         where = shared[-1] if shared else shape.iteration
         copies = sch.precompute(shape.gathered, where, whole, scope="global", dtype=how["dtype"])
         steps += [(copy, len(vectors)) for copy in copies]
     if shared and config.parallel:
-        sch.parallelize(shared, race=race)
+        sch.parallelize(shared)
     return steps
 
 

@@ -28,21 +28,17 @@ from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, S
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.passes.opaque_step_loop import opaque_step_loop
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
-from sparsetir.schedules.passes.specialize_on_value import specialize_on_value
 from sparsetir.schedules.registers import feat_field, tasks
 from sparsetir.schedules.search.shared_columns import SHARED
 from sparsetir.schedules.template import SearchInput, Template, Tried, register
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight
 from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
-from sparsetir.sparse_ir.computed import buffers_made_by, parameters_made_by
-from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.computed import parameters_made_by
 from sparsetir.sparse_ir.recipes.general import constant
-from sparsetir.sparse_ir.recipes.patterns import pattern_counts
-from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule import Schedule, SpIter
 
 MOST_ROWS = 6  # per panel: 63 loops
-MOST_COMPACT = 8
 ROWS_UNPACKED = 4  # the least for which values are read by position
 
 # For a search: vectors per tile; rows that are sorted together; the most accumulator vectors of a
@@ -64,11 +60,7 @@ class RowTile(register_tile.RegisterTile):
         in
     blocks : as in :class:`RegisterTile`; 0 if threads take row by row
     window : rows that are sorted by length together; 0 for the order of the matrix
-    rows : per panel, 2 to 6, or with `compact` to 8; the code has 2**rows - 1 loops. 1 for single
-        rows
-    compact : code by the number of a pattern's rows, `rows` loops instead of 2**rows - 1 (section
-        3.5), which compile faster. Sums are in registers for a pattern at a time and added to the
-        result, so that tiles must be whole, and results no narrower than sums
+    rows : per panel, 2 to 6; the code has 2**rows - 1 loops. 1 for single rows
     others : as in :class:`RegisterTile`
     """
 
@@ -83,9 +75,8 @@ class RowTile(register_tile.RegisterTile):
     parallel: bool = True
     ahead: int = number(0, least=0, compiled=0)
     window: int = number(0, least=0)
-    rows: int = number(1)
+    rows: int = number(1, most=MOST_ROWS)
     packed: bool = True
-    compact: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,18 +87,11 @@ class RowTile(register_tile.RegisterTile):
         whole = self.tail == "exact"
         wanted = f"1 where tiles of {self.tile} features overlap, as {self.feat} is no multiple"
         expect(self, "parts", whole or self.parts == 1, wanted)
-        most = MOST_COMPACT if self.compact else MOST_ROWS
-        wanted = f"1 to {most}" + ("" if self.compact else f", or with compact=True {MOST_COMPACT}")
-        expect(self, "rows", self.rows <= most, wanted)
-        wanted = f"a divisor of feat = {self.feat}, as results of overlapping tiles cannot be added"
-        expect(self, "tile", whole or not self.compact, wanted)
-        expect(self, "packed", self.packed or not self.compact, "True with 'compact'")
         if self.in_panels:
             for name, alone in (("parts", 1), ("window", 0), ("prefetch", 0), ("ahead", 0)):
                 wanted = f"{alone} with panels of rows"
                 expect(self, name, getattr(self, name) == alone, wanted)
             expect(self, "tiles_first", self.tiles_first, "True with panels of rows")
-        expect(self, "compact", self.in_panels or not self.compact, "False without panels of rows")
         alone = not self.window or self.parts == 1
         expect(self, "parts", alone, "1 where rows are sorted by length")
 
@@ -131,13 +115,13 @@ class RowTile(register_tile.RegisterTile):
         """
         if self.in_order:
             return self
-        by_places = self.window or self.rows >= ROWS_UNPACKED and not self.compact
+        by_places = self.window or self.rows >= ROWS_UNPACKED
         return replace(self, packed=False) if by_places else self.by_rows
 
     @property
     def by_rows(self) -> RowTile:
         """The config for patterns whose columns are unsorted or duplicated: single rows."""
-        return replace(self, rows=1, compact=False, packed=True, tiles_first=self.pack)
+        return replace(self, rows=1, packed=True, tiles_first=self.pack)
 
 
 def apply(sch: Schedule, config: RowTile) -> None:
@@ -228,53 +212,25 @@ def _rows(sch: Schedule, nest: RowReduction, config: RowTile, named: bool, hoist
 
 def _panels(sch: Schedule, nest: RowReduction, config: RowTile, named: bool) -> Half:
     """Rows in panels, by the patterns of columns in them."""
-    total = summed(nest.dtype)
-    if config.compact and total != nest.dtype:
-        raise ScheduleError(
-            f"RowTile: argument 'config': expected compact=False for {nest.dtype}, which would "
-            "be rounded with each pattern that is added, got compact=True"
-        )
     values = register_tile.packed_values(sch, nest) if config.packed else ()
-    by = "count" if config.compact else "pattern"
     panels, patterns, entries, rows = sch.group_columns_by_pattern(
-        nest.rows, nest.columns[0], config.rows, by=by
+        nest.rows, nest.columns[0], config.rows
     )
-    tables = buffers_made_by(sch.func, pattern_counts)
     shared, loops = _blocks(sch, panels, config, named, by="positions")
-    # The rows of a panel are its own, even if a table lists them.
     steps = register_tile.in_registers(
         sch, nest, config, loops, [patterns, entries], shared=[*nest.heads, *shared],
-        held=[rows], tiles_at=len(nest.heads), at=patterns if config.compact else loops[-1],
-        pack=config.pack, race="ignore" if config.compact else "none", dtype=total,
+        held=[rows], tiles_at=len(nest.heads), pack=config.pack, dtype=summed(nest.dtype),
     )  # fmt: skip
-    (start, _), (reduce, _), *_ = steps
+    reduce = steps[1][0]
     for name in values:
         sch.pack(name, reduce)
-    if config.compact:
-        steps.append((_set_before(sch, nest, config), 2))
 
     def finish(stage_two: Any) -> None:
-        if not config.compact:
-            loops = stage_two.get_loops(stage_two.get_sblock(f"{reduce.name}0"))
-            stage_two.unroll(loops[-1])
+        stage_two.unroll(stage_two.get_loops(stage_two.get_sblock(f"{reduce.name}0"))[-1])
         (step,) = parameters_made_by(sch.func, constant)
         sch.rewrite(opaque_step_loop, reduce, step)
-        if config.compact:
-            block = register_tile.block_around(stage_two, f"{start.name}0")
-            sch.rewrite(specialize_on_value, block, tables[0], range(1, config.rows + 1))
 
     return steps, finish
-
-
-def _set_before(sch: Schedule, nest: RowReduction, config: RowTile) -> SparseIterationRef:
-    """The init of all rows before they are updated, in vectors."""
-    init = sch.get_sparse_iteration(f"{nest.iteration.name}_init")
-    *outer, features = sch.get_sp_iters(init)
-    tiles, vectors = register_tile.in_tiles(sch, features, config)
-    sch.sparse_reorder(init, [*outer, tiles, *vectors])
-    if config.parallel:
-        sch.parallelize(outer)
-    return init
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowTile) -> Arranged:
@@ -298,9 +254,7 @@ def choices(search: SearchInput) -> Tried:
     order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",
         the same with the tile's features of B packed
     blocks : of rows, per thread; 0 for a kernel on one thread
-    visit : "rows", "sorted 512", "panels 4" or "compact 7". Rows are sorted if those of a candidate
-        are. Compacted panels have at least as many rows as the largest by pattern: smaller ones
-        compile faster by pattern. (Enumerate-and-sparse-coarsen, sections 3.4 and 3.5.)
+    visit : "rows", "sorted 512" or "panels 4". Rows are sorted if those of a candidate are.
     """
     problem, stats, listed = search.problem, search.given, search.own(RowTile)
     lanes, feat = listed[0].lanes, stats.feat
@@ -312,9 +266,6 @@ def choices(search: SearchInput) -> Tried:
     dense = dense and lanes <= feat
     if dense and problem.reduce == "sum" and not problem.batched:
         visits += [f"panels {rows}" for rows in range(2, MOST_ROWS + 1)]
-        # Results of compacted panels are updated.
-        if (problem.out or problem.dtype) == problem.accumulator:
-            visits += [f"compact {rows}" for rows in range(MOST_ROWS, MOST_COMPACT + 1)]
 
     def make(
         tile: int, order: str, prefetch: int, parts: int, blocks: int, visit: str
@@ -335,11 +286,9 @@ def choices(search: SearchInput) -> Tried:
             return config
         if order == "rows" or int(by) * -(-tile // lanes) > MOST_SUMS:
             return None
-        compact, blocks = kind == "compact", tasks(stats.threads, tiles, blocks)
-        feat_of_panels = feat_field(feat, tile, lanes)
         return replace(
-            config, feat=feat_of_panels, tiles_first=True, blocks=blocks, ahead=0, rows=int(by),
-            compact=compact,
+            config, feat=feat_field(feat, tile, lanes), tiles_first=True,
+            blocks=tasks(stats.threads, tiles, blocks), ahead=0, rows=int(by),
         )  # fmt: skip
 
     tried = {

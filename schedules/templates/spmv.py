@@ -39,7 +39,8 @@ from sparsetir.sparse_ir.schedule import Schedule
 STORE_COST = 3
 # Multiplications of products with many features that take as long as an element here.
 MULTIPLICATIONS = 8
-# The least percentage of slots with an element in a slice of long rows.
+# The least percentage of slots with an element in a slice of long rows. (Zen 5, one thread, rows of
+# 80 to 1000 elements: without such slices 1.02 to 2 times as long.)
 FILLED = 90
 # The least elements for which a row is best summed along itself if slices gather their values.
 UNPACKED_LONG = 32

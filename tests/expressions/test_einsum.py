@@ -15,7 +15,6 @@ import sparsetir
 from pairs import by_turns
 from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
-from sparsetir.expressions import row_sums
 from sparsetir.expressions.assignments import assignments
 from sparsetir.expressions.contraction import contracted, may_be_contracted
 from sparsetir.expressions.einsum import einsum_program
@@ -24,11 +23,12 @@ from sparsetir.expressions.notation import parse
 from sparsetir.expressions.storage import Storage
 from sparsetir.expressions.traced import einsum_op
 from sparsetir.expressions.trees import Access, Affine, indices_of
-from sparsetir.expressions.unit import Bound, Unit
+from sparsetir.expressions.unit import MOST_CHANGES, Bound, Unit
 from sparsetir.expressions.visits import Drivers
 from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.runtime.kernel import Kernel
+from sparsetir.schedules import row_orders
 
 SIZES = {"i": 7, "j": 5, "k": 6, "l": 3, "n": 5}
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -949,7 +949,7 @@ def test_programs_have_their_arguments(format):
 ])  # fmt: skip
 def test_sums_of_many_rows_are_in_slices(text, monkeypatch):
     """Values that differ in each call do without slices."""
-    monkeypatch.setattr(row_sums, "LEAST", 1)
+    monkeypatch.setattr(row_orders, "LEAST", 1)
     rng = np.random.default_rng(0)
     dense = np.where(rng.random((60, 50)) < 0.1, rng.random((60, 50)), 0)
     dense[7] = 1
@@ -958,11 +958,22 @@ def test_sums_of_many_rows_are_in_slices(text, monkeypatch):
     A = SparseMatrix.from_dense(dense)
     (bound,) = sparsetir.plan(text, A=A, **operands)._expression.bound({})
     assert bound.kernel.signature.of_values
-    for _ in range(3 + row_sums.MOST_CHANGES):
+    for _ in range(3 + MOST_CHANGES):
         result = einsum(text, A=A, **operands)
         np.testing.assert_allclose(result, reference(text, {"A": dense, **operands}), **CLOSE)
         A, dense = A.with_values(2 * A.values), 2 * dense
     assert not bound.kernel.signature.of_values
+
+
+def test_slices_gather_values_that_change():
+    dense = sp.random_array((9000, 9000), density=3e-4, format="csr", rng=0)
+    A, x = SparseMatrix(dense), np.random.default_rng(0).random(9000)
+    (bound,) = sparsetir.plan("y[i] = A[i,j] * x[j]", A=A, x=x)._expression.bound({})
+    for _ in range(3 + MOST_CHANGES):
+        np.testing.assert_allclose(einsum("y[i] = A[i,j] * x[j]", A=A, x=x), dense @ x, **CLOSE)
+        A, dense = A.with_values(2 * A.values), 2 * dense
+    assert not bound.kernel.signature.of_values
+    assert any("_slots" in name for name in bound.kernel.signature.passed)
 
 
 def test_kernels_have_the_first_numbers_of_features_compiled_in():

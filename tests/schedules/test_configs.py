@@ -107,6 +107,8 @@ def test_absent_fields_have_their_defaults():
     assert from_data({"template": "RowBlocks", "prefetch": 0}) == RowTile()
     tiled = {**to_data(Decomposed(ELL(), True)), "tile": 64, "lanes": 8, "feat": None}
     assert from_data(tiled) == Decomposed(ELL(), True)
+    panels = RowTile(64, rows=6)
+    assert from_data({**to_data(panels), "compact": True}) == panels
 
 
 @pytest.mark.parametrize(
@@ -156,14 +158,10 @@ BlockRows(BSR(8, 8), rows=3)  # 'rows': expected a divisor of the 8 rows of a bl
 BlockRows(BSR(8, 8), rows=0)  # 'rows'
 BlockRows(DBSR(8, 8), blocks=2)  # 'blocks': expected 1 for DBSR
 BlockRows(BSR(8, 8), tile=40)  # 'tile': expected a multiple of lanes = 16
-RowTile(64, rows=0)  # 'rows': expected 1 or more, got 0
-RowTile(64, rows=7)  # 'rows': expected 1 to 6, or with compact=True 8, got 7
-RowTile(64, rows=9, compact=True)  # 'rows': expected 1 to 8, got 9
-RowTile(64, feat=100, compact=True, rows=4)
-    'tile': expected a divisor of feat = 100, as results of
+RowTile(64, rows=0)  # 'rows': expected 1 to 6, got 0
+RowTile(64, rows=7)  # 'rows': expected 1 to 6, got 7
 RowTile(64, blocks=0, rows=4)  # 'blocks': expected 1 or more for copies, parts, rows by length
 RowTile(64, blocks=0, pack=True)  # 'blocks': expected 1 or more for copies
-RowTile(64, compact=True)  # 'compact': expected False without panels of rows
 RowTile(64, rows=4, prefetch=8)  # 'prefetch': expected 0 with panels of rows, got 8
 RowTile(64, rows=4, window=8)  # 'window': expected 0 with panels of rows, got 8
 RowTile(64, rows=4, tiles_first=False)  # 'tiles_first': expected True with panels of rows

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sparsetir
+from programs import copied
 from small import small
 from sparsetir.schedules.passes.normal_form import ROWS_OF_BLOCKS, normal_form
 from sparsetir.sparse_ir.nodes import sparse_iterations
@@ -141,3 +142,47 @@ def test_elements_by_position(body: str) -> None:
         sparsetir.interpret(func, args[1])
         np.testing.assert_array_equal(outs[0]["e"], outs[1]["e"])
         np.testing.assert_array_equal(outs[0]["s"], outs[1]["s"])
+
+
+FIBRES = {
+    "sums": ("SSR", ["I_J", "I_J_K"], "Z[i, j] = Z[i, j] + A[i, j, k] * X[k]"),
+    "sums of products with rows": ("SSR", ["I", "J", "K"], "Z[i, j] = Z[i, j] + A[i, j, k] * Y[i]"),
+    "with their coordinate": ("SSR", ["I_J", "I_J_K"], "Z[i, j] = Z[i, j] + A[i, j, k] * W[j]"),
+    "of all": ("SSR", ["I", "J", "K"], "V[i, j] = V[i, j] + A[i, j, k]"),
+}
+
+
+@pytest.mark.parametrize("body", FIBRES)
+def test_fibres_are_rows(body: str) -> None:
+    """Rows of a matrix, where what is above them is not asked for; fibres may be empty."""
+    kinds, expected, step = FIBRES[body]
+    axes = (
+        "J = T.sparse_variable(I, (n, nj), (p0, i0))\nK = T.sparse_variable(J, (l, nnz), (p1, i1))"
+    )
+    axes += "\nL = T.dense_fixed(l)\nN = T.dense_fixed(n)\nI = T.dense_fixed(m)"
+    axes = "\n".join(sorted(axes.splitlines(), key=lambda line: "sparse" in line))
+    buffers = {"A": "I J K", "X": "L", "Y": "I", "W": "N", "Z": "I J", "V": "I N"}
+    text = f'with T.sp_iter([I, J, K], "{kinds}", "sum") as [i, j, k]:\n    {step}'
+    func = small("f", text, axes, **{n: over for n, over in buffers.items() if f"{n}[" in step})
+    assert loops(normal_form(func)) == {"sum": (expected, False)}
+    kernel, rng, m, n, l = sparsetir.build(func), np.random.default_rng(2), 700, 30, 50
+    where = rng.random((m, n, l)) < 0.03
+    where[3], where[5, 7] = False, True
+    some = where.any(2) | (rng.random((m, n)) < 0.2)  # fibres, some of them without elements
+    lengths = where.sum(2)[some]
+    args = {
+        "p0": np.cumsum([0, *some.sum(1)]), "i0": np.nonzero(some)[1],
+        "p1": np.cumsum([0, *lengths]), "i1": np.nonzero(where)[2],
+    }  # fmt: skip
+    args = {name: array.astype("int32") for name, array in args.items()}
+    nj, nnz = int(args["p0"][-1]), int(args["p1"][-1])
+    sizes = {"m": m, "n": n, "l": l, "nj": nj, "nnz": nnz}
+    shapes = {"a": nnz, "x": l, "y": m, "w": n, "z": nj, "v": (m, n)}
+    args |= {n: rng.integers(-3, 4, shape).astype("float32") for n, shape in shapes.items()} | sizes
+    args = {name: args[name] for name in map(str, (p.name for p in func.params))}
+    expected_args = copied(args)
+    for _ in range(3):  # the third call may have another order of rows
+        sparsetir.interpret(func, expected_args)
+        kernel(**args)
+        for out in {"z", "v"} & {*args}:
+            np.testing.assert_array_equal(args[out], expected_args[out])

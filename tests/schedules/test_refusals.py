@@ -127,8 +127,6 @@ planned(FULL, Decomposed(CSR()), op="sddmm")
     # TypeError: expected Choices for this operator
 planned(FULL, BlockRows(BSR(8, 8)), reduce="mean")
     # ScheduleError: serves sums of one matrix, got reduce='mean'
-planned(FULL, RowTile(64, rows=4, compact=True), dtype="float16")
-    # ScheduleError: expected compact=False for float16, which would be
 matrix_tiles.program(Spmm("float32"), MatrixTiles(BSR(32, 32)))
     # ScheduleError: matrix_tiles.program: argument 'config': MatrixTiles serves sums of one matrix
     in bfloat16 or float16, got dtype 'float32'

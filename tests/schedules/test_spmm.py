@@ -165,8 +165,6 @@ PANELS = [
     (RowTile(32, 16, rows=2), "float16", 32, "int32"),
     (RowTile(7, 4, 7, rows=4, pack=True), "bfloat16", 7, "int32"),
     (RowTile(16, rows=4, parallel=False), "float32", 16, "int64"),
-    (RowTile(8, 8, 16, rows=7, pack=True, blocks=3, compact=True), "float64", 16, "int32"),
-    (RowTile(32, 16, rows=4, compact=True, parallel=False), "float32", 64, "int32"),
 ]
 
 

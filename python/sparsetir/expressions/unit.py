@@ -14,7 +14,6 @@ from tvm import tirx
 from sparsetir.expressions.declarations import Key, PatternAxes
 from sparsetir.expressions.levels import LevelArrays, Reordered, level_arrays
 from sparsetir.expressions.program import Program
-from sparsetir.expressions.row_sums import MOST_CHANGES, slices_of
 from sparsetir.expressions.surrogates import reduction_to, surrogate
 from sparsetir.formats.pattern import Pattern
 from sparsetir.runtime.arrays import (
@@ -29,12 +28,15 @@ from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.assembled_levels import LevelsKernel, build_assembled
 from sparsetir.runtime.build import build
 from sparsetir.runtime.kernel import Kernel
-from sparsetir.schedules.row_orders import row_sum_of
-from sparsetir.schedules.templates.spmv import SlicedRows, apply
+from sparsetir.runtime.pool import work_of_threads
+from sparsetir.schedules.row_orders import RowOrders, row_orders
+from sparsetir.schedules.targets import resolve_target
+from sparsetir.schedules.templates.spmv import SlicedRows, apply, numbers
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
 from sparsetir.sparse_ir.nodes import stores_of
 
 GRAD = ""  # the operand that stands for the gradient of a result
+MOST_CHANGES = 3  # changes of values, after which they are no longer packed
 
 
 @dataclass
@@ -55,9 +57,9 @@ class Unit(Program):
         return build(self.func)
 
     @cached_property
-    def sums_rows(self) -> bool:
-        """Whether it is a row sum of products with one matrix."""
-        return row_sum_of(self.func) is not None
+    def orders(self) -> RowOrders | None:
+        """The orders of rows that it can have."""
+        return row_orders(self.func, resolve_target("llvm"))
 
     def sliced(self, config: SlicedRows) -> Kernel:
         """The kernel for a row sum with rows in slices."""
@@ -244,13 +246,12 @@ class Bound:
         """The kernel in use with its arguments; of a result whose gradients alone are needed there
         is none."""
         unit, slices = self.unit, None
-        if self._steady and len(self.stored) == 1 and self.over is None:
+        if self._steady and len(self.stored) == 1 and self.over is None and unit.orders:
             (levels,) = self.stored.values()
-            slices = slices_of(*levels.arrays[-1], self.shape, self.dtype)
-        if slices is None or not unit.sums_rows:
+            slices = unit.orders.in_packed_slices(*levels.arrays[-1], work_of_threads())
+        if slices is None:
             return _Run(unit, unit.kernel, self._known)
-        config, numbers = slices
-        return _Run(unit, unit.sliced(config), self._known, numbers)
+        return _Run(unit, unit.sliced(slices), self._known, numbers(slices))
 
     @property
     def kernel(self) -> Kernel:
@@ -270,6 +271,7 @@ class Bound:
         if run.packed and run.packed[0][2].changes > MOST_CHANGES:
             # Packing takes longer than it saves.
             self._run = _Run(self.unit, self.unit.kernel, self._known)
+            self._order_rows(self._run.kernel)
         return out
 
     def _order_rows(self, kernel: Kernel) -> None:
