@@ -20,14 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import (
-    LazyLinear,
-    Linear,
-    Module,
-    Parameter,
-    TransformerEncoder,
-    TransformerEncoderLayer,
-)
+from torch.nn import LazyLinear, Linear, Module, Parameter
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
@@ -181,6 +174,8 @@ class SparseLinear(Module):
         -------
         (..., out_features) Tensor
         """
+        if x.is_nested:  # TransformerEncoder, in inference with padding
+            return torch.nested.as_nested_tensor([self(part) for part in x.unbind()])
         if self.block is not None:
             return block_linear(
                 x, self.values, self.indptr, self.indices, self.bias, self.out_features,
@@ -193,6 +188,14 @@ class SparseLinear(Module):
         out = SPMM(self.indptr, self.indices, self.values, flat.t().contiguous(), "sum")
         out = out if self.bias is None else out + self.bias[:, None]
         return out.t().contiguous().view(*x.shape[:-1], self.out_features)
+
+    @property
+    def weight(self) -> Any:
+        """A stand-in for W, with which torch's functions refuse: see :meth:`dense_weight`.
+
+        torch's transformers, which in inference read their layers' weights, call the layers then.
+        """
+        return _NO_WEIGHT
 
     def dense_weight(self) -> Tensor:
         """W as a dense matrix (out_features, in_features), without a gradient."""
@@ -219,6 +222,20 @@ class SparseLinear(Module):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, sparsity={self.sparsity:.2f}, block={self.block}"
         )
+
+
+class _NoWeight:
+    """The weight of a layer that has no dense one."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, *_: object) -> object:
+        raise TypeError(
+            f"{func.__name__}: expected a dense weight, got that of a SparseLinear, which stores "
+            "those that pruning kept: call the layer, or take its dense_weight()"
+        )
+
+
+_NO_WEIGHT = _NoWeight()
 
 
 def sparse_linears(
@@ -289,11 +306,6 @@ def sparse_linears(
     for name, layer in picked.items():
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, swapped[layer])
-    for module in model.modules():
-        # In inference these may read the weights of their layers instead of calling them.
-        transformer = isinstance(module, TransformerEncoder | TransformerEncoderLayer)
-        if transformer and any(isinstance(part, SparseLinear) for part in module.modules()):
-            vars(module).update(use_nested_tensor=False, activation_relu_or_gelu=0)
     return list(picked)
 
 
