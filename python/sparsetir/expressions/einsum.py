@@ -20,11 +20,11 @@ from sparsetir.expressions.execution import (
     keep,
     recalled,
 )  # fmt: skip
-from sparsetir.expressions.notation import in_semiring, parse
+from sparsetir.expressions.notation import in_semiring, parse, ranks_of
 from sparsetir.expressions.operands import Operand, read
 from sparsetir.expressions.program import program
 from sparsetir.expressions.storage import Storage, result_storage, storage
-from sparsetir.expressions.trees import Statement, accesses
+from sparsetir.expressions.trees import accesses
 from sparsetir.runtime.refusals import wrong
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -291,12 +291,6 @@ def einsum_program(
     options = _options(reduce, semiring, format, formats, optimize)
     expression, known, _ = _planned(who, text, operands, options, like, by_name)
     return expression.program(known, at_pattern)
-
-
-def ranks_of(statement: Statement) -> dict[str, int]:
-    """The operands of a statement in order of appearance, with their numbers of indices."""
-    read = [*accesses(statement.value), *[statement.result] * statement.accumulates]
-    return {x.name: len(x.indices) for x in read}
 
 
 def _options(

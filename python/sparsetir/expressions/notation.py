@@ -232,6 +232,12 @@ class _Reader:
         return Call(str(name), tuple(self._tree(x) for x in node.args))
 
 
+def ranks_of(statement: Statement) -> dict[str, int]:
+    """The operands of a statement in order of appearance, with their numbers of indices."""
+    read = [*accesses(statement.value), *[statement.result] * statement.accumulates]
+    return {x.name: len(x.indices) for x in read}
+
+
 def _scaled(
     linear: tuple[dict[str, int], int] | None, by: int
 ) -> tuple[dict[str, int], int] | None:
