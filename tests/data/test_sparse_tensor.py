@@ -313,6 +313,18 @@ def test_room_behind_the_arrays_of_scipy():
     same(SparseMatrix(csr), dense())
 
 
+def test_products_notice_that_values_were_written_to() -> None:
+    stored = sp.random(50, 50, 0.3, "csr", "float32", random_state=0)
+    A, x = SparseMatrix(stored), np.ones(50, "float32")
+    for factor in (1, 2, 3):
+        stored.data *= factor
+        for _ in range(3):  # the first makes no plan
+            np.testing.assert_allclose(A @ x, stored @ x, rtol=1e-5)
+            np.testing.assert_allclose(x @ A, x @ stored, rtol=1e-5)
+        np.testing.assert_array_equal(A.T.toarray(), stored.toarray().T)
+        assert A.T is A.T and A.T.T is A
+
+
 def test_products_with_what_is_dense():
     a = sp.random_array((30, 20), density=0.1, format="csr", dtype="float32", rng=0)
     A, x = SparseMatrix(a), np.random.default_rng(0).random((20, 7), "float32")

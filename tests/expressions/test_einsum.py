@@ -1143,6 +1143,15 @@ einsum("y[i] = A[i,j] * x[k]", A=M)  # TypeError: einsum: argument 'x': expected
 einsum("y[i] = A[i] * x[i]", A=M, x=V)  # ValueError: 'A' has 2 dimensions, got 1 .. ^
 einsum("y[i] = A[i,j] * x[j]", A=M, x=np.ones(4))  # ValueError: 'j' has size 3 .. and 4 .. ^
 einsum("y[k] = A[i,j]", A=M)  # ValueError: index 'k' of the result: expected it on the right .. ^
+einsum("y[i] = A[i,j] / 0", A=M)  # ValueError: expected a divisor other than 0 .. ^
+einsum("y[i] = A[i,j]", A=torch.ones(2, 2, 2).to_sparse_csr())  # TypeError: 'A': expected a COO
+einsum("y[i] = x[i]", x=torch.nested.nested_tensor([torch.ones(1)]))  # TypeError: a nested one
+einsum("ij->i", M, reduce=["sum"])  # TypeError: 'reduce': expected a str, got list
+einsum("ij->i", M, format=["csr"])  # TypeError: 'format': expected a format or its name
+einsum("ij->i", M, formats="csr")  # TypeError: 'formats': expected formats by name, got 'csr'
+sparsetir.expression("y[i] = A[i,j]", dtype="x")  # ValueError: 'dtype': expected one of float16
+sparsetir.expression("y[i] = A[i,j]", idtype="x")  # ValueError: 'idtype': .. int32, int64, got 'x'
+sparsetir.expression("y[i] = A[i,j]", like=3)  # ValueError: 'like': expected the name of .. got 3
 einsum("y[i] = foo(A[i,j])", A=M)  # ValueError: unknown function; expected one of exp
 einsum("y[i] = max(A[i,j] * x[j], 0)", A=M, x=V)  # ValueError: expected max(j, .. maximum(a
 einsum("y[i] = exp(A[i,j], 2)", A=M)  # ValueError: exp: expected 1 argument .. ^

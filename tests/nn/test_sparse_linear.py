@@ -379,6 +379,8 @@ sparse_linears(Model(), "layer.1.*")
 sparse_linears(DENSE, mask=None)  # TypeError: argument 'mask': expected none
 LAYER(torch.ones(2, 5))  # ValueError: 'x': expected 16 features, got shape (2, 5)
 SINGLE(torch.ones(2, 5))  # ValueError: SparseLinear: argument 'x': expected 6 features, got shape
+SINGLE(None)  # TypeError: SparseLinear: argument 'x': expected a tensor, got NoneType
+SINGLE(torch.ones(2, 6).double())  # TypeError: 'x': expected float32 as the weights, got float64
 SINGLE(torch.ones(2, 7))  # ValueError: 'x': expected 6 features, got shape (2, 7)
 nn.functional.linear(torch.ones(2, 6), SINGLE.weight)
     # TypeError: linear: expected a dense weight, got that of a SparseLinear, .. its dense_weight()

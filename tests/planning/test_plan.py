@@ -95,6 +95,11 @@ PLAN()  # TypeError: spmm: expected 1 operands (b), got 0
 PLAN(B[:, :8].copy())  # ValueError: 'b': expected shape (20, 16), .. (20, 8)
 PLAN(B.astype("float64"))  # TypeError: 'b': expected dtype float32, got float64
 PLAN(B[:, ::-1])  # ValueError: 'b': expected a contiguous array
+PLAN(B, values=np.ones(2 * A.nnz, "float32")[::2])  # ValueError: 'values': expected a contiguous
+PLAN(np.zeros((20, 16), [("a", "f4")]))  # TypeError: 'b': expected dtype float32, got [('a', '<f
+PLAN(ONES.to_sparse())  # TypeError: 'b': expected a dense
+sparsetir.plan("spmm", A.astype(int), 4)  # ValueError: 'matrix': expected one of .. got 'int64'
+SparseMatrix(A) @ B.astype(complex)  # TypeError: SparseMatrix: argument 'x' of A @ x: .. complex128
 PLAN(B, values=NESTED)  # ValueError: 'values': expected an array of shape .. got Tensor
 HEADS(NESTED)  # ValueError: 'b': expected an array of shape .. second dimension, got Tensor
 HEADS(ONES.to_sparse())  # TypeError: 'b': expected a dense array, got a sparse one

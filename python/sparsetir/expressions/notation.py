@@ -200,6 +200,8 @@ class _Reader:
             op, parts = node.op, [node.operand]
         elif isinstance(node, ast.BinOp):
             op, parts = node.op, [node.left, node.right]
+            if isinstance(op, ast.Div) and getattr(node.right, "value", None) == 0:
+                self._refuse(node.right, "expected a divisor other than 0")
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:
             op, parts = node.ops[0], [node.left, *node.comparators]
         elif isinstance(node, ast.Call):

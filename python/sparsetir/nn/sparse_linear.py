@@ -27,6 +27,7 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from sparsetir.ops.block_linear import block_linear
 from sparsetir.ops.products import SPMM
+from sparsetir.ops.tensors import check_tensor
 from sparsetir.runtime.refusals import wrong
 
 
@@ -174,13 +175,14 @@ class SparseLinear(Module):
         -------
         (..., out_features) Tensor
         """
-        if x.is_nested:  # TransformerEncoder, in inference with padding
+        if isinstance(x, Tensor) and x.is_nested:  # TransformerEncoder, in inference with padding
             return torch.nested.as_nested_tensor([self(part) for part in x.unbind()])
         if self.block is not None:
             return block_linear(
                 x, self.values, self.indptr, self.indices, self.bias, self.out_features,
                 self.in_features, False,
             )  # fmt: skip
+        check_tensor("SparseLinear", "x", x, self.values, "the weights")
         if x.shape[-1:] != (self.in_features,):
             got = f"shape {tuple(x.shape)}"
             raise wrong("SparseLinear", "x", f"{self.in_features} features", got)

@@ -148,6 +148,7 @@ def prepare(
             raise TypeError(
                 f"prepare: argument 'size': expected None for {type(A).__name__}, which has one"
             )
+        size_of("prepare", "size", size)
         A = (A, size)
     rowptr, col, m, n, values = resolve(A, values, None, "prepare")
     rowptr, col, structure = cached_result(pattern_of, rowptr, col, n, "prepare")

@@ -210,6 +210,8 @@ def empty_like(array: Any, shape: tuple[int, ...], caller: str, dtype: str | Non
         return empty(shape, dtype or array.dtype)
     if is_torch(array):
         try:
+            if not is_strided(array):
+                raise TypeError(f"{caller}: expected a dense tensor, got {array.layout}")
             if dtype is None:
                 return array.new_empty(*shape)  # sizes one by one: a tuple takes a microsecond more
             return array.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
@@ -367,7 +369,8 @@ def unowned(array: np.ndarray) -> object:
 
 def _plain_numpy(array: np.ndarray) -> object:
     steps = tuple(s * array.itemsize for s in _plain_strides(array.shape))
-    foreign = array.dtype.kind == "V"  # NumPy's kind of the dtypes of ml_dtypes
+    # NumPy's kind of the dtypes of ml_dtypes, and of records
+    foreign = array.dtype.kind == "V" and array.dtype.type is not np.void
     if array.flags.writeable and array.strides == steps and not foreign:
         return array
     interface = {**array.__array_interface__, "strides": steps}
