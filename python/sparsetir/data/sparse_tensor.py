@@ -653,6 +653,14 @@ class SparseMatrix(SparseTensor):
             raise wrong(caller, "x", f"shape ({m},) or (batch, {m})", f"{tuple(dense.shape)}")
         return self.T @ dense if dense.ndim == 1 else (self.T @ dense.T).T
 
+    def matvec(self, x: object) -> Any:
+        """A @ x, as SciPy names it, whose `aslinearoperator`, `cg` and `eigsh` take the matrix."""
+        return self @ x
+
+    def rmatvec(self, x: object) -> Any:
+        """A.T @ x, as SciPy names it."""
+        return self.T @ x
+
     def matmul(self, other: object, *, semiring: str = "plus_times", mask: object = None) -> Self:
         """The product with a sparse matrix, which is sparse.
 

@@ -304,7 +304,7 @@ def _options(
     reduce: str, semiring: str, format: object, formats: Mapping[str, object] | None,
     optimize: bool | str,
 ) -> Options:  # fmt: skip
-    if not isinstance(formats, Mapping | None):
+    if formats and not isinstance(formats, Mapping):
         raise wrong("einsum", "formats", "formats by name", f"{formats!r}", TypeError)
     return Options(reduce, semiring, None, format, (*formats.items(),) if formats else (), optimize)
 
