@@ -111,7 +111,7 @@ PLAN(B, values=np.ones(A.nnz))  # TypeError: 'values': expected dtype float32, g
 PLAN(np.zeros((30, 16), "float32")[:20], out=3)  # TypeError: 'out': expected a torch
 sparsetir.plan("spam", A)  # ValueError: argument 'op': expected one of spmm, spmv
 sparsetir.plan(["spmm"], A)  # ValueError: argument 'op': expected one of spmm, spmv
-sparsetir.plan("spmm", A, 4, target=B)  # TypeError: argument 'target': expected 'cpu', 'cuda'
+sparsetir.plan("spmm", A, 4, target=B)  # TypeError: plan: argument 'target': expected 'cpu', 'cuda'
 sparsetir.plan("spmm", A)  # TypeError: 'feat': expected the number of features for
 sparsetir.plan("spmm", A, 0)  # ValueError: argument 'feat': expected 1 or more, got 0
 sparsetir.plan("spmm", A, 2.0)  # ValueError: 'feat': expected 1 or more, got 2.0

@@ -94,7 +94,9 @@ class _Reader:
         try:
             module = ast.parse(self.text)
         except SyntaxError as error:
-            refuse(self.who, self.text, max(0, (error.offset or 1) - 1), f"{error.msg}")
+            result = "expected a result such as C[i, k], or a name for a scalar one"
+            text = result if error.msg.startswith("cannot assign") else error.msg
+            refuse(self.who, self.text, max(0, (error.offset or 1) - 1), text)
         node = module.body[0] if len(module.body) == 1 else None
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target, accumulates = node.targets[0], False

@@ -328,7 +328,7 @@ def requested(
     counts = {name: options[name] for name in COUNTS if options.get(name) is not None}
     check_counts(**counts)
     options |= {name: int(value) for name, value in counts.items()}
-    options["target"] = resolve_target(options.get("target", "llvm"))
+    options["target"] = resolve_target(options.get("target", "llvm"), "plan")
     options["threads"] = options.get("threads") or default_threads()
     others = {"format", *OPTIONS.difference(record.options)}
     operator_options = {name: x for name, x in options.items() if name not in others}
