@@ -326,10 +326,10 @@ def _pruner(linear: Linear) -> Any:
 
 def _lost(linear: Linear, pruner: object) -> str | None:
     """A description of a feature that a sparse copy of a layer would lose, or None."""
-    own, parameters = vars(linear), list(linear.parameters(recurse=False))
+    attrs, parameters = vars(linear), list(linear.parameters(recurse=False))
     known = {*linear._parameters, "weight" if pruner is not None else ""}
     cases = {
-        "a forward of its own": type(linear).forward is not Linear.forward or "forward" in own,
+        "a forward of its own": type(linear).forward is not Linear.forward or "forward" in attrs,
         "parametrizations: torch.nn.utils.parametrize.remove_parametrizations ends them":
             is_parametrized(linear),
         "a weight or bias that is computed at each call: remove_spectral_norm, remove_weight_norm "
@@ -337,7 +337,7 @@ def _lost(linear: Linear, pruner: object) -> str | None:
         "sizes that its first call tells: call it first": any(map(is_lazy, parameters)),
         "parameters on the device 'meta'": any(x.is_meta for x in parameters),
         "hooks of state dictionaries, whose names change":
-            any(hooks for name, hooks in own.items() if "state_dict" in name),
+            any(hooks for name, hooks in attrs.items() if "state_dict" in name),
         "hooks of its parameters, whose shapes change":
             any(x._backward_hooks or x._post_accumulate_grad_hooks for x in parameters),
     }  # fmt: skip

@@ -225,7 +225,7 @@ def empty_like(array: Any, shape: tuple[int, ...], caller: str, dtype: str | Non
 
 
 def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
-    """An array padded with zeros to a larger shape; TVM's go through the host."""
+    """An array padded with zeros to a larger shape; TVM's are copied to the host and back."""
     if tuple(array.shape) == shape:
         return array
     if isinstance(array, tvm_ffi.Tensor):
@@ -241,7 +241,7 @@ def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def changed(array: Any, change: Callable[[Any], Any], out: Any = None) -> object:
-    """Apply a function to an array and make the result contiguous; TVM's go through the host.
+    """Apply a function to an array and make the result contiguous; TVM's are copied to the host.
 
     change : function of a NumPy or torch array, such as slicing
     out : array of the same kind to write the result to
@@ -518,7 +518,7 @@ def _has_gradient(torch: _Torch, tensor: Tensor) -> bool:
 
 
 def hidden(array: Any) -> str:
-    """What an error says of an array whose memory lacks its numbers; "" for other arrays.
+    """A phrase for the error about an array whose memory lacks its numbers; "" for other arrays.
 
     For example "an array without a mask, got a masked one; give `array.filled(...)`".
     """
