@@ -99,7 +99,7 @@ PLAN(B, values=np.ones(2 * A.nnz, "float32")[::2])  # ValueError: 'values': expe
 PLAN(np.zeros((20, 16), [("a", "f4")]))  # TypeError: 'b': expected dtype float32, got [('a', '<f
 PLAN(ONES.to_sparse())  # TypeError: 'b': expected a dense
 sparsetir.plan("spmm", A.astype(int), 4)  # ValueError: 'matrix': expected one of .. got 'int64'
-SparseMatrix(A) @ B.astype(complex)  # TypeError: SparseMatrix: argument 'x' of A @ x: .. complex128
+SparseMatrix(A) @ B.astype(complex)  # TypeError: A @ x: argument 'x': .. complex128
 PLAN(B, values=NESTED)  # ValueError: 'values': expected an array of shape .. got Tensor
 HEADS(NESTED)  # ValueError: 'b': expected an array of shape .. second dimension, got Tensor
 HEADS(ONES.to_sparse())  # TypeError: 'b': expected a dense array, got a sparse one

@@ -523,9 +523,9 @@ def _product_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Te
 
 def _sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     """:func:`_product_of_new` for edges, which are not sorted."""
-    if reduce not in LINEAR or type(B) not in PLAIN or B.dim() != 2 or not is_plain_eager():
+    if reduce not in LINEAR or type(B) not in PLAIN or B.dim() != 2 or B.is_nested:
         return None
-    if B.is_nested:
+    if not is_plain_eager():
         return None
     edges, size = A if type(A) is tuple and len(A) == 2 else (A, len(B))
     n, m = size if type(size) is tuple and len(size) == 2 else (size, size)
@@ -533,9 +533,9 @@ def _sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     if type(A) is Tensor and A.layout is torch.sparse_coo and A.dim() == 2 and A.is_coalesced():
         in_rows = True
         edges, (m, n), values = A.indices(), A.shape, A.values() if values is None else values
-    if type(edges) is not Tensor or edges.layout is not torch.strided or edges.dim() != 2:
+    if type(edges) is not Tensor or edges.layout is not torch.strided or edges.is_nested:
         return None
-    if edges.is_nested:
+    if edges.dim() != 2:
         return None
     (ends, nnz), (rows, feat) = edges.shape, B.shape
     if type(m) is not int or type(n) is not int or m < 1 or n != rows or ends != 2:

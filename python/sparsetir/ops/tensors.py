@@ -252,8 +252,7 @@ def check_dense(
 def check_values(caller: str, values: Tensor, dense: Tensor, structure: Structure) -> None:
     """Raise unless values are (nnz,), or (heads, nnz) if the dense operand has heads."""
     expected = (*dense.shape[:-2], structure.nnz)
-    if values.layout is not torch.strided:
-        raise wrong(caller, "values", "a dense tensor", values.layout, TypeError)
+    check_strided(caller, "values", values)
     if values.dtype != dense.dtype:
         as_dense = f"{dtype_name(dense)} as the dense operand"
         raise wrong(caller, "values", as_dense, dtype_name(values), TypeError)

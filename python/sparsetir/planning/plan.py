@@ -467,8 +467,7 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
 
 def _common_dtype(matrix: SparseMatrix, x: np.ndarray) -> np.dtype:
     if x.dtype.name not in VALUE_DTYPES:
-        expected = f"one of {', '.join(VALUE_DTYPES)}"
-        raise TypeError(f"SparseMatrix: argument 'x' of A @ x: expected {expected}, got {x.dtype}")
+        raise wrong("A @ x", "x", f"one of {', '.join(VALUE_DTYPES)}", x.dtype, TypeError)
     return np.result_type(x.dtype, matrix.dtype)
 
 
