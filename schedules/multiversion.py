@@ -105,9 +105,9 @@ def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> 
         stages = _by_copies(func, target) or _by_elements(func, target)
         if stages is not None:
             return _inlined(stages)
-        found = lookups(func, pool())
-        if found is not None:
-            return _inlined(_by_lookups(found, target, work))
+        searches = lookups(func, pool())
+        if searches is not None:
+            return _inlined(_by_lookups(searches, target, work))
         parts = partial_sums(func) if pool() > 1 else None
         if parts is not None:
             return _inlined(_by_parts(*parts, target, work))

@@ -104,8 +104,11 @@ def has_tensor_cores(target: Any) -> bool:
     return str(target.kind.name) == "cuda" and arch is not None and int(arch[1]) >= 80
 
 
-def resolve_target(target: TargetLike) -> tvm.target.Target:
-    """A `tvm.target.Target`; "cpu" or "llvm", and "cuda", denote this machine's."""
+def resolve_target(target: TargetLike, caller: str = "build") -> tvm.target.Target:
+    """A `tvm.target.Target`; "cpu" or "llvm", and "cuda", denote this machine's.
+
+    caller : the name of the function, for errors
+    """
     if isinstance(target, tvm.target.Target):
         return target
     if isinstance(target, str) and target in ("cpu", "llvm"):
@@ -116,13 +119,13 @@ def resolve_target(target: TargetLike) -> tvm.target.Target:
         return tvm.target.Target({"kind": "cuda", "arch": arch or DEFAULT_CUDA_ARCH})
     if not isinstance(target, str | dict):
         raise TypeError(
-            "build: argument 'target': expected 'cpu', 'cuda', a target dict or a Target, "
+            f"{caller}: argument 'target': expected 'cpu', 'cuda', a target dict or a Target, "
             f"got {target!r}"
         )
     try:
         return tvm.target.Target(target)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"build: argument 'target': {error}") from error
+        raise ValueError(f"{caller}: argument 'target': {error}") from error
 
 
 def is_gpu(target: Any) -> bool:

@@ -840,11 +840,11 @@ class _ShortRow:
             self.columns.store(column, self.before(self.place)),
             self.values.store(self.first, self.before(self.place)),
         ]  # fmt: skip
-        found = tirx.if_then_else(some, tirx.EQ(last, column), no)
+        stored = tirx.if_then_else(some, tirx.EQ(last, column), no)
         return [
             store_one(self.place, load_one(self.at)),
             tirx.While(tirx.if_then_else(some, last > column, no), back),
-            tirx.IfThenElse(tirx.Not(found), as_one(insert), None),
+            tirx.IfThenElse(tirx.Not(stored), as_one(insert), None),
             body,
         ]
 

@@ -141,9 +141,9 @@ def reorderable(func: SparseFunc, it: SparseIteration) -> Dependence | None:
     private = private_buffers(func, it)
     for buffer, accesses in written.items():
         if buffer not in private:
-            found = _dependence(func, plain, buffer, accesses)
-            if found is not None:
-                return found
+            dependence = _dependence(func, plain, buffer, accesses)
+            if dependence is not None:
+                return dependence
     return None
 
 
@@ -197,13 +197,13 @@ def _dependence(
 
 def _dependents(it: SparseIteration) -> set[Any]:
     """Variables and buffers of the body whose values may depend on coordinates."""
-    found: set[Any] = set()
+    dependents: set[Any] = set()
     for part in nodes_of((tirx.For, tirx.Bind, SparseIteration), it.body):
         if isinstance(part, SparseIteration):
-            found |= set(part.vars)
+            dependents |= set(part.vars)
         else:
-            found.add(part.loop_var if isinstance(part, tirx.For) else part.var)
-    return found | {s.buffer for s in nodes_of(tirx.BufferStore, it.body)}
+            dependents.add(part.loop_var if isinstance(part, tirx.For) else part.var)
+    return dependents | {s.buffer for s in nodes_of(tirx.BufferStore, it.body)}
 
 
 # Updates besides those of :func:`reduction_of` that may run in any order, with whether the element
@@ -221,9 +221,9 @@ COMMUTING = {
 
 def _operator(store: Any) -> str | None:
     """The operator by which a store updates its own element, or None."""
-    found = reduction_of(store)
-    if found is not None:
-        return found.operator
+    reduction = reduction_of(store)
+    if reduction is not None:
+        return reduction.operator
     value = store.value
     operator, either = COMMUTING.get(type(value), (None, False))
     if operator is None:

@@ -1,4 +1,4 @@
-"""Which loops of an iteration may run in parallel.
+"""Loops of an iteration that may run in parallel.
 
 A spatial loop is free of races if each of its coordinates writes its own elements and, of the
 written buffers, reads only those: all accesses to a written buffer have, in the same dimension, the
@@ -59,7 +59,7 @@ def parallel_units(
     private : buffers that are private to each visit
     func : the iteration's function, from which the axes of buffers are known
     """
-    accesses = {b: found for b, found in written_accesses(it).items() if b not in (private or ())}
+    accesses = {b: each for b, each in written_accesses(it).items() if b not in (private or ())}
     out: list[int] = []
     free: dict[str, bool] = {}
     alike = [str(name) for name in it.annotations.get(RANGES, [])]
@@ -75,7 +75,7 @@ def parallel_units(
             )
             and all(a.name in alike or _differs_between_parents(a, free) for a in axes)
             and bool(accesses)
-            and all(has_own_place(it, v, found) for v in coords for found in accesses.values())
+            and all(has_own_place(it, v, each) for v in coords for each in accesses.values())
         )
         free |= dict.fromkeys((a.name for a in plain), is_free)
         if is_free:
@@ -106,7 +106,7 @@ def written_accesses(it: SparseIteration) -> dict[Any, list[Access]]:
             else:
                 accesses.setdefault(buffer, []).append(Access(list(node.indices), conditions))
     written = {s.buffer for s in stores_of(it.body, it.init)} - skipped
-    return {b: found for b, found in accesses.items() if b in written}
+    return {b: each for b, each in accesses.items() if b in written}
 
 
 def has_own_place(it: SparseIteration, coord: Any, accesses: list[Access]) -> bool:
@@ -137,8 +137,8 @@ def has_own_positions(
     """
     coords = {a.name: v for a, v, _ in it.axis_of()}
     return all(
-        a.name in coords and is_at(func, buffer, a, coords[a.name], found)
-        for buffer, found in accesses.items()
+        a.name in coords and is_at(func, buffer, a, coords[a.name], each)
+        for buffer, each in accesses.items()
         for a in axis.ancestors()
     )
 
@@ -154,15 +154,15 @@ def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
     """The coordinates of each entry whose parts `coord` enumerates."""
     inside = [it, *_nested(it)]
     axis = next(a for x in inside for a, v, _ in x.axis_of() if v.same_as(coord))
-    found: list[list[Any]] = []
+    groups: list[list[Any]] = []
     for visit, (node, at, end) in ((x, entry) for x in inside for entry in x.entries()):
         axes, coords = flat_axes([node]), list(visit.vars[at:end])
         kinds = visit.kinds[at:end]
         if isinstance(node, PartAxis) and set(kinds) == {"S"} and all(a.unique for a in axes):
             under = {a.name for a in node.by.ancestors()[:-1]}
             if axis.name in under - {a.name for a in axes[0].ancestors()}:
-                found.append(coords)
-    return found
+                groups.append(coords)
+    return groups
 
 
 def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[Access]) -> bool:

@@ -197,16 +197,16 @@ class PositionLoops:
         if outer:
             zeros = [as_dtype(0, a.idtype) for a in run[:-1]]
             joint = joint + self._offset(last, outer, zeros)
-        found: list[Any] = []
+        positions: list[Any] = []
         for n, axis in enumerate(run[:-1]):
             result = self.translate.local(f"{axis.name}_at", axis.idtype)
-            above, below = (*found,), (*(as_dtype(0, a.idtype) for a in run[n + 1 : -1]),)
+            above, below = (*positions,), (*(as_dtype(0, a.idtype) for a in run[n + 1 : -1]),)
 
             def start_of(x: Any, above: tuple = above, below: tuple = below) -> Any:
                 return self._offset(last, outer, [*above, x, *below])
 
-            extent = self.space.extent(axis, [*outer, *found])
-            reads = self.translate.reads_of([extent, joint, *found])
+            extent = self.space.extent(axis, [*outer, *positions])
+            reads = self.translate.reads_of([extent, joint, *positions])
             search = find_last_start(
                 f"find_{result.name}",
                 result,
@@ -216,9 +216,9 @@ class PositionLoops:
                 [*reads, whole(self.space.indptr(last))],
             )
             unit.searches.append(self.translate.made(*search, free_vars(joint) | {unit.var}))
-            found.append(tirx.BufferLoad(result, [0]))
-        pos = joint - as_dtype(self._offset(last, outer, found), dtype_of(joint))
-        return [*found, as_dtype(pos, last.idtype)]
+            positions.append(tirx.BufferLoad(result, [0]))
+        pos = joint - as_dtype(self._offset(last, outer, positions), dtype_of(joint))
+        return [*positions, as_dtype(pos, last.idtype)]
 
 
 def _product(factors: list[Any], dtype: str) -> Any:

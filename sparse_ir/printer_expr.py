@@ -190,14 +190,14 @@ class ExprPrinter:
             a, b = self._operands(node, lambda a, b: kind(a, b), 5, 5)
             return f"{a} {COMPARE[kind]} {b}", 4
         if kind in LOGIC:
-            symbol, own = LOGIC[kind]
-            return f"{self.expr(node.a, own)} {symbol} {self.expr(node.b, own + 1)}", own
+            symbol, level = LOGIC[kind]
+            return f"{self.expr(node.a, level)} {symbol} {self.expr(node.b, level + 1)}", level
         if isinstance(node, tirx.Not):
             return f"not {self.expr(node.a, 3)}", 3
         if kind in ARITHMETIC and _rebuilds(node, lambda: ARITHMETIC[kind][2](node.a, node.b)):
-            symbol, own, build = ARITHMETIC[kind]
-            a, b = self._operands(node, build, own, own + 1)
-            return f"{a} {symbol} {b}", own
+            symbol, level, build = ARITHMETIC[kind]
+            a, b = self._operands(node, build, level, level + 1)
+            return f"{a} {symbol} {b}", level
         if kind in CALLED:
             return self._called(node, CALLED[kind]), ATOM
         if isinstance(node, tirx.Cast):

@@ -86,7 +86,7 @@ def races_of(
     in_turn : coordinates whose visits are sequential, whatever they access
     """
     free = set(parallel_units(it, private, func))
-    accesses = {b: found for b, found in written_accesses(it).items() if b not in private}
+    accesses = {b: each for b, each in written_accesses(it).items() if b not in private}
     out: list[Fact] = []
     for number, (_, at, end) in enumerate(it.entries()):
         coords, kinds = it.vars[at:end], it.kinds[at:end]
@@ -96,8 +96,8 @@ def races_of(
             continue
         shared = [
             b.name
-            for b, found in accesses.items()
-            if not all(has_own_place(it, v, found) for v in coords)
+            for b, each in accesses.items()
+            if not all(has_own_place(it, v, each) for v in coords)
         ]
         what = "scatter" if set(kinds) == {"S"} else "reduction"
         out.append(Fact(what, tuple(sorted(shared or [b.name for b in accesses]))))

@@ -113,12 +113,12 @@ class RowSearch:
             return known
         first = self._initial(buffer, array, place.first, carried, scope)
         now = self._current(buffer, array, first, place.now, carried, scope) if carried else first
-        found = Place(now, first)
+        row = Place(now, first)
         # Available everywhere inside the loops that it depends on.
         inner = [x for x in scope.around if x.var in free_vars(place.now)]
         home = [*carried[:1], *inner[-1:]][:1]
-        (home[0].scope if home else scope).rows.append((key, found))
-        return found
+        (home[0].scope if home else scope).rows.append((key, row))
+        return row
 
     def _initial(
         self, buffer: Any, array: Any, position: Any, carried: list[Around], scope: Scope

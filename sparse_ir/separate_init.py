@@ -60,7 +60,7 @@ def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
             return False
     stores = stores_of(it.init)
     written = {s.buffer for s in stores}
-    initialised = {b: found for b, found in written_accesses(it).items() if b in written}
+    initialised = {b: each for b, each in written_accesses(it).items() if b in written}
     for axis, var, kind in it.axis_of():
         if kind != "S":
             continue
@@ -87,12 +87,12 @@ def _parts_are_reduced(node: PartAxis, kind_of: dict[str, str]) -> bool:
 def _visits_set_own_elements(it: SparseIteration) -> bool:
     """Whether each element that the init stores is accessed for one spatial coordinate only."""
     initialised = {s.buffer for s in stores_of(it.init)}
-    accesses = [found for b, found in written_accesses(it).items() if b in initialised]
+    accesses = [each for b, each in written_accesses(it).items() if b in initialised]
     return all(
-        has_own_place(it, var, found)
+        has_own_place(it, var, each)
         for axis, var, kind in it.axis_of()
         if kind == "S" and constant_length(axis) != 1
-        for found in accesses
+        for each in accesses
     )
 
 
@@ -111,7 +111,7 @@ def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> list[S
     if axes is not None:
         return [_init_over(it, name, list(axes.values()), "S" * len(axes), list(axes))]
     axes = {var: _all_of(axis, func, visited) for var, axis in spatial.items() if var in used}
-    found = [_init_over(it, name, list(axes.values()), "S" * len(axes), list(axes))]
+    iterations = [_init_over(it, name, list(axes.values()), "S" * len(axes), list(axes))]
     if not all(spatial[var].unique for var in axes):
         count = 1 + max(n for n, var in enumerate(it.vars) if var in used)
         nodes, seen = [], 0
@@ -120,8 +120,8 @@ def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> list[S
                 nodes.append(node)
                 seen += len(flat_axes([node]))
         name = fresh_name(func, name, [name])
-        found.append(_init_over(it, name, nodes, it.kinds[:seen], list(it.vars)[:seen]))
-    return found
+        iterations.append(_init_over(it, name, nodes, it.kinds[:seen], list(it.vars)[:seen]))
+    return iterations
 
 
 def _init_over(

@@ -115,7 +115,7 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
         have skipped the repeated visits.
         """
         coordinate = condition.args[0].a
-        own = free_vars(coordinate) & set(bound_by)
+        coordinate_vars = free_vars(coordinate) & set(bound_by)
         anywhere = tirx.Var("coordinate", dtype_of(coordinate))
 
         def general(expr: Any) -> Any:
@@ -129,7 +129,7 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
                 expr = substitute(expr, binds)
             if not is_tail(expr):
                 expr = map_expr(expr, [(ir.TensorLoad, load)])
-                if own & free_vars(map_expr(expr, [(type(coordinate), general)])):
+                if coordinate_vars & free_vars(map_expr(expr, [(type(coordinate), general)])):
                     return False
         return True
 
@@ -192,12 +192,12 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
         if workspace and all(may_repeat(c, conditions, stmt) for c in tails):
             if all(contains(each, starts) for each in written_under):
                 return add_guards(rest, stmt)  # the updated element is not written a second time
-        found = reduction_of(stmt)
+        reduction = reduction_of(stmt)
         over = [bound_by[v][1] for start in starts for v in free_vars(start) if v in bound_by]
-        if found is None or not (workspace or all(kind == "R" for kind in over)):
+        if reduction is None or not (workspace or all(kind == "R" for kind in over)):
             # Adding the identity is a write, too: another worker may own the element.
             return add_guards([*rest, *tails], stmt)
-        store = masked(found, tirx.all(*(c.args[0] for c in tails)))
+        store = masked(reduction, tirx.all(*(c.args[0] for c in tails)))
         return add_guards(rest, store)
 
     return _map_chains(nest, branch)

@@ -118,9 +118,9 @@ class Scope:
         name, asked = key
         scopes = [self, *(x.scope for x in self.around)]
         for scope in scopes:
-            for (other, given), found in scope.rows:
-                if name == other and same_indices(asked, given):
-                    return found
+            for (other, indices), row in scope.rows:
+                if name == other and same_indices(asked, indices):
+                    return row
         return None
 
     def nested(self) -> Scope:
@@ -280,12 +280,12 @@ class Translator:
         """The row that a search finds in place of a load; None for other loads."""
         if buf.name not in self._found:
             return None
-        found = self.rows(buf, self._coordinates(load.indices[0], scope), scope)
+        row = self.rows(buf, self._coordinates(load.indices[0], scope), scope)
         length = self._domains.get(self.space.buffers[buf.name])
         if length is not None:
-            self._domains[found.source] = length
-            self._made.add(found.source)
-        return found
+            self._domains[row.source] = length
+            self._made.add(row.source)
+        return row
 
     def _coordinates(self, expr: Any, scope: Scope) -> Any:
         if not scope.coords or isinstance(expr, int):
@@ -333,19 +333,19 @@ class Translator:
             proven = self._in_range(coord, axis.length, visited, scope)
             if all(proven) and self._is_computed(coord, scope):
                 return coord, []
-            found = self._exact(coord, scope, fits=all(proven))
-            if not found.expr.same_as(coord):
-                proven = (found.low >= 0, False)  # it was proven for the inexact index
-            return found.expr, _range_guards(found.expr, axis.length, proven)
-        found = self._exact(coord, scope)
+            exact = self._exact(coord, scope, fits=all(proven))
+            if not exact.expr.same_as(coord):
+                proven = (exact.low >= 0, False)  # it was proven for the inexact index
+            return exact.expr, _range_guards(exact.expr, axis.length, proven)
+        exact = self._exact(coord, scope)
         if axis.kind == "dense_variable":
             extent = self.space.extent(axis, parents)
-            target = self._coordinates(found.expr, scope)
+            target = self._coordinates(exact.expr, scope)
             lower = [] if visited is not None else [target >= 0]
-            return found.expr, [] if inside else [*lower, target < extent]
+            return exact.expr, [] if inside else [*lower, target < extent]
         # The search needs a type that holds it, else it could become another coordinate.
-        fits = inside or found.within(*type_bounds(axis.idtype))
-        target = as_dtype(found.expr, axis.idtype if fits else "int64")
+        fits = inside or exact.within(*type_bounds(axis.idtype))
+        target = as_dtype(exact.expr, axis.idtype if fits else "int64")
         result = self._search(axis, self._coordinates(target, scope), parents, guards, scope)
         pos = tirx.BufferLoad(result, [0])
         return pos, [] if inside else [pos >= 0]
@@ -366,32 +366,32 @@ class Translator:
         out = [tirx.Bind(stmt.var, self._coordinates(value, scope), stmt.span)]
         if not is_signed(stmt.var):
             return out
-        found = self._exact(value, scope)
-        if found.expr.same_as(value):
-            self._bound[stmt.var] = found._replace(expr=stmt.var)
+        exact = self._exact(value, scope)
+        if exact.expr.same_as(value):
+            self._bound[stmt.var] = exact._replace(expr=stmt.var)
             return out
         if stmt.var not in self._indices():
             return out
-        var = tirx.Var(f"{stmt.var.name}_exact", dtype_of(found.expr))
-        self._bound[stmt.var] = found._replace(expr=var)
-        return [tirx.Bind(var, self._coordinates(found.expr, scope), stmt.span), *out]
+        var = tirx.Var(f"{stmt.var.name}_exact", dtype_of(exact.expr))
+        self._bound[stmt.var] = exact._replace(expr=var)
+        return [tirx.Bind(var, self._coordinates(exact.expr, scope), stmt.span), *out]
 
     def _indices(self) -> set[Any]:
         """Variables and buffers from which indices are computed, directly or indirectly."""
-        found: set[Any] = set()
-        made: list[tuple[Any, Any]] = []
+        variables: set[Any] = set()
+        bound: list[tuple[Any, Any]] = []
 
         def visit(node: Any) -> None:
             if not isinstance(node, tirx.Bind):
-                found.update(v for i in node.indices for v in free_vars(i))
+                variables.update(v for i in node.indices for v in free_vars(i))
             if not isinstance(node, ir.TensorLoad):
-                made.append((node.var if isinstance(node, tirx.Bind) else node.buffer, node.value))
+                bound.append((node.var if isinstance(node, tirx.Bind) else node.buffer, node.value))
 
         walk(self.space.func.body, visit, tirx.BufferStore, ir.TensorLoad, tirx.Bind)
-        for target, value in reversed(made):
-            if target in found:
-                found |= free_vars(value)
-        return found
+        for target, value in reversed(bound):
+            if target in variables:
+                variables |= free_vars(value)
+        return variables
 
     def loop(self, stmt: Any, scope: Scope) -> list[Any]:
         """First value, extent and step of a loop; also records the bounds of its variable.

@@ -28,7 +28,7 @@ from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
 
 def value_domains(func: SparseFunc) -> dict[Any, Any]:
-    """By stage-I variable of a buffer, the length L if its values are known to be in [0, L)."""
+    """Lengths L by stage-I variable of a buffer whose values are known to be in [0, L)."""
     known = _Lengths(func).known
     length = {a.name: a.length for a in func.axes}
     out = {
@@ -42,21 +42,21 @@ def value_domains(func: SparseFunc) -> dict[Any, Any]:
 
 def permutations(func: SparseFunc) -> set[Any]:
     """Stage-I variables of the buffers without repeated values."""
-    made: set[str] = set()
+    names: set[str] = set()
     for name, how in computed_parameters(func).items():
         distinct = facts_of(how["recipe"]).distinct
-        if str(how[distinct])[1:] in made if isinstance(distinct, str) else distinct:
-            made.add(name)
-    if not made:
+        if str(how[distinct])[1:] in names if isinstance(distinct, str) else distinct:
+            names.add(name)
+    if not names:
         return set()
-    return {b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in made}
+    return {b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in names}
 
 
 def counted_steps(func: SparseFunc) -> dict[str, int]:
     """Computed parameters that count steps through an axis, and the length of each step."""
-    made = computed_parameters(func)
-    found = {n: (facts_of(how["recipe"]).steps, how) for n, how in made.items()}
-    steps = {n: how[step] for n, (step, how) in found.items() if step is not None}
+    computed = computed_parameters(func)
+    facts = {n: (facts_of(how["recipe"]).steps, how) for n, how in computed.items()}
+    steps = {n: how[step] for n, (step, how) in facts.items() if step is not None}
     return {n: int(step) for n, step in steps.items() if not isinstance(step, str)}
 
 
@@ -65,15 +65,15 @@ def made_by_recipes(func: SparseFunc) -> tuple[set[str], set[Any]]:
 
     Values computed from them are a primitive's, and are trusted as well.
     """
-    made = set(computed_parameters(func))
+    computed = set(computed_parameters(func))
     axes = {
         a.name
         for a in func.axes
-        for own in [*(x for x in (a.indptr, a.indices) if x is not None), *variables_of(a.length)]
-        if str(own.name) in made
+        for array in [*(x for x in (a.indptr, a.indices) if x is not None), *variables_of(a.length)]
+        if str(array.name) in computed
     }
     return axes, {
-        b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in made
+        b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in computed
     }
 
 
@@ -133,23 +133,23 @@ class _Lengths:
 
     def _length(self, said: Any, how: Mapping[str, Any], dtype: str | None) -> Any:
         """The length that a recipe's fact implies for a buffer of a type, or None."""
-        given = {key: str(value)[1:] for key, value in how.items()}
+        names = {key: str(value)[1:] for key, value in how.items()}
         match said:
             case RowsOf(indptr):
-                axis = self.by_indptr.get(given[indptr])
+                axis = self.by_indptr.get(names[indptr])
                 root = axis is not None and axis.parent.kind == "dense_fixed"
                 return axis.parent.length if axis is not None and root else None
             case NonzerosOf(indptr, indices, run):
-                axis = self.by_indptr.get(given[indptr]) if indptr else None
-                axis = self.by_indices.get(given[indices]) if indices else axis
+                axis = self.by_indptr.get(names[indptr]) if indptr else None
+                axis = self.by_indices.get(names[indices]) if indices else axis
                 if axis is None or run is None:
                     return None if axis is None else axis.nnz
                 return axis.nnz - as_dtype(how[run] - 1, axis.idtype)
             case LengthOf(length):
-                found = [a.length for a in self.by_indices.values()]
-                return next((x for x in found if keyword(x) == how[length]), None)
+                lengths = [a.length for a in self.by_indices.values()]
+                return next((x for x in lengths if keyword(x) == how[length]), None)
             case Below(bound):
                 return None if dtype is None else as_dtype(how[bound], dtype)
             case SameAs(array):
-                return self.known.get(given[array])
+                return self.known.get(names[array])
         return None

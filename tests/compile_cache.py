@@ -71,7 +71,7 @@ class Cache:
 
     @classmethod
     def shared(cls) -> Cache:
-        """That of all tests, for another process of a test, with quick libraries."""
+        """The environment of all tests, for another process of a test, with quick libraries."""
         cache = cls(FOLDER, tvm.compile)
         cache.quick = not AS_USERS
         return cache

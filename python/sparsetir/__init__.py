@@ -162,9 +162,9 @@ _PACKAGES = (
 
 def __getattr__(name: str) -> object:
     if name in _WHERE:
-        found = getattr(need(f"sparsetir.{name}", _WHERE[name]), name)
-        globals()[name] = found
-        return found
+        value = getattr(need(f"sparsetir.{name}", _WHERE[name]), name)
+        globals()[name] = value
+        return value
     if name in _PACKAGES:
         return need(f"sparsetir.{name}", f"sparsetir.{name}")
     raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")

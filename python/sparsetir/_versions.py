@@ -26,12 +26,12 @@ def check() -> None:
     either is loaded.
     """
     _check_system(Path(__file__).parent)
-    found = {name: installed(name) for name in REQUIRED}
-    wrong = [name for name, version in REQUIRED.items() if found[name] != version]
+    present = {name: installed(name) for name in REQUIRED}
+    wrong = [name for name, version in REQUIRED.items() if present[name] != version]
     if wrong:
         pins = [f"{name}=={version}" for name, version in REQUIRED.items()]
         seen = " and ".join(
-            f"{name} {found[name]}" if found[name] else f"no {name}" for name in wrong
+            f"{name} {present[name]}" if present[name] else f"no {name}" for name in wrong
         )
         raise ImportError(
             f"sparsetir {VERSION} needs {' and '.join(pins)}, found {seen}: "

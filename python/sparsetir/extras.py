@@ -65,8 +65,8 @@ def install_hint(extra: str, package: str) -> str:
     It names the packages themselves: pip would look for `sparsetir[extra]` in an index, which may
     lack the running version, such as a checkout's.
     """
-    found = list(_requirements(extra)) or [package]
-    return "pip install " + " ".join(f"'{requirement}'" for requirement in found)
+    requirements = list(_requirements(extra)) or [package]
+    return "pip install " + " ".join(f"'{requirement}'" for requirement in requirements)
 
 
 def _requirements(extra: str) -> Iterator[str]:

@@ -158,16 +158,16 @@ def _text(path: Path) -> str:
 
 def _numbers(text: str) -> set[int]:
     """The numbers of a list such as "0-3,8"."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for first, last in re.findall(r"([0-9]+)(?:-([0-9]+))?", text):
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def _model(root: Path) -> str:
     # The line is missing on ARM.
-    found = re.search(r"^model name\s*:[ \t]*(.*\S)", _text(root / "proc/cpuinfo"), re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^model name\s*:[ \t]*(.*\S)", _text(root / "proc/cpuinfo"), re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _granted(root: Path) -> int:
@@ -196,7 +196,7 @@ def _granted(root: Path) -> int:
 
 def _caches(cpu: Path) -> dict[str, int]:
     """Bytes of the data caches of a core; for an L2 shared by cores, a core's part."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     threads = len(_numbers(_text(cpu / SIBLINGS))) or 1
     for folder in sorted((cpu / "cache").glob("index*")):
         level, kind, size = (_text(folder / n) for n in ("level", "type", "size"))
@@ -205,8 +205,8 @@ def _caches(cpu: Path) -> dict[str, int]:
             name = f"L{level}{'d' if kind == 'Data' else ''}"
             sharing = max(1, len(_numbers(_text(folder / "shared_cpu_list"))) // threads)
             bytes = int(number[1]) << " KMG".index(number[2] or " ") * 10
-            found[name] = bytes // (sharing if name == "L2" else 1)
-    return found
+            sizes[name] = bytes // (sharing if name == "L2" else 1)
+    return sizes
 
 
 # -- macOS -----------------------------------------------------------------------------------------

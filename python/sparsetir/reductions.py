@@ -37,7 +37,7 @@ COMBINES = {
 
 
 class Semiring(NamedTuple):
-    """How a product combines its terms, by one of COMBINES, and makes them: "*", "+" or "and"."""
+    """Operations of a product: `combine`, one of COMBINES, of terms made by "*", "+" or "and"."""
 
     combine: str
     times: str

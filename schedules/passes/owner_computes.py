@@ -226,7 +226,7 @@ class _Owners:
         size = as_dtype(TESTED, kind)
         begin, within, place = (tirx.Var(f"{var.name}{n}", kind) for n in range(3))
         mine = buffer_var([TESTED], kind, f"{var.name}_mine", "local")
-        found = scalar_buffer(f"{var.name}_count", kind)
+        listed = scalar_buffer(f"{var.name}_count", kind)
         element = begin * size + within
         rows = tirx.floordiv(scatter.index, as_dtype(ROWS_TOGETHER, dtype_of(scatter.index)))
         owner = tirx.floormod(rows, as_dtype(self.parts, dtype_of(rows)))
@@ -234,7 +234,7 @@ class _Owners:
         is_mine = tirx.all(owner >= first, owner < last)
         # Prefetches are for the list's next elements.
         later, by = tirx.Var(f"{var.name}_later", kind), as_dtype(PREFETCH, kind)
-        next_one = tirx.min(place + by, load_one(found) - as_dtype(1, kind))
+        next_one = tirx.min(place + by, load_one(listed) - as_dtype(1, kind))
         rule = (tirx.Evaluate, lambda x: substitute(x, {var: later}) if _is_prefetch(x) else x)
         binds = [
             tirx.Bind(var, tirx.BufferLoad(mine, [place])),
@@ -242,15 +242,15 @@ class _Owners:
         ]
         body = _loaded_once(loop, map_expr(loop.body, [rule]))
         steps = [
-            store_one(found, as_dtype(0, kind)),
+            store_one(listed, as_dtype(0, kind)),
             loop_over(within, tirx.min(size, loop.extent - begin * size), tirx.SeqStmt([
-                tirx.BufferStore(mine, element, [load_one(found)]),
-                store_one(found, load_one(found) + as_dtype(is_mine, kind)),
+                tirx.BufferStore(mine, element, [load_one(listed)]),
+                store_one(listed, load_one(listed) + as_dtype(is_mine, kind)),
             ])),
-            loop_over(place, load_one(found), tirx.SeqStmt([*binds, *body])),
+            loop_over(place, load_one(listed), tirx.SeqStmt([*binds, *body])),
         ]  # fmt: skip
         tested = tirx.floordiv(loop.extent + size - as_dtype(1, kind), size)
-        owned = block_of(f"{var.name}_owned", tirx.SeqStmt(steps), [mine, found])
+        owned = block_of(f"{var.name}_owned", tirx.SeqStmt(steps), [mine, listed])
         return loop_over(begin, tested, owned)
 
 

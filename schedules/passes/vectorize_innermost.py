@@ -200,10 +200,10 @@ class _Nest:
         self.rows: Any = rows
         self.others = [lp for lp in loops if not lp.same_as(along) and not lp.same_as(rows)]
         self.reduces = bool(self.others)
-        own = {lp.loop_var for lp in loops}
+        loop_vars = {lp.loop_var for lp in loops}
         pairs = list(zip(self.block.iter_vars, realize.iter_values, strict=True))
-        self.outer = [(v, x) for v, x in pairs if x not in own]
-        mapping = {v.var: x for v, x in pairs if x in own}
+        self.outer = [(v, x) for v, x in pairs if x not in loop_vars]
+        mapping = {v.var: x for v, x in pairs if x in loop_vars}
         self.conditions, store = split_guards(substitute(self.block.body, mapping))
         self.store: Any = store
         init = self.block.init

@@ -188,10 +188,10 @@ class _RaceStrategy(Steps):
         if any("R" in x.kinds for x in loops):
             return None
         axes = {v: a for x in loops for a, v in zip(flat_axes([x.node]), x.vars, strict=True)}
-        found = set_before(self.func, self.it.name, update.body, axes)
-        if found is None:
+        preceding = set_before(self.func, self.it.name, update.body, axes)
+        if preceding is None:
             return None
-        before, value = found
+        before, value = preceding
         unit = self._update(update).identity(dtype_of(value))
         return before.name if same_indices([value], [unit]) else None
 
@@ -224,14 +224,14 @@ class _RaceStrategy(Steps):
             if x.name in names
             for b in fact.buffers
         }
-        found = [
+        racing = [
             n.name
             for n in [self.it, *inside(self.it)]
             if any(s.buffer.name in shared for s in own_stores(n))
         ]
-        for name in found:
+        for name in racing:
             self._update(find_iteration(self.func, name))
-        return found
+        return racing
 
     def _update(self, it: SparseIteration) -> Reduction:
         """The update that an iteration performs."""

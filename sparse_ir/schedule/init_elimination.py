@@ -1,4 +1,4 @@
-"""What is set before an iteration that updates it: its value becomes the update's init.
+"""Elimination of stores before an iteration that updates them: their value becomes its init.
 
 `with_init_before`, before::
 
@@ -87,10 +87,10 @@ def with_init_before(
     spatial = {v: axis for axis, v, kind in it.axis_of() if kind == "S"}
     loops = {v for _, v, kind in it.axis_of() if kind != "S"}
     steady = [c for c in conditions if is_tail(c) and not free_vars(c) & loops]
-    found = set_before(func, it.name, add_guards(steady, store), spatial)
-    if found is None:
+    preceding = set_before(func, it.name, add_guards(steady, store), spatial)
+    if preceding is None:
         return None
-    before, value = found
+    before, value = preceding
     init = add_guards(steady, tirx.BufferStore(store.buffer, value, store.indices))
     out = func.replace(body=without_iteration(func.body, before.name))
     merged = changed(it, init=init)

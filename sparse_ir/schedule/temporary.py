@@ -189,12 +189,12 @@ class _Temporaries(VisitOrder):
         )  # the row of a piece: every row has an owner
         axes[self.row] = every
         used = variables_of(*self.store.indices, *self.conditions)
-        found = set_before(
+        preceding = set_before(
             self.func, self.it.name, self.update.body, {v: axes[v] for v in used if v in axes}
         )
-        if found is None:
+        if preceding is None:
             return self.func, self.update
-        before, value = found
+        before, value = preceding
         func = self.func.replace(body=without_iteration(self.func.body, before.name))
         term = self.reduction.term
         dtype = str(term.ty.dtype)

@@ -124,22 +124,22 @@ tune spmm --graph cora --arg a=1  # --arg: expected none for an operator
 tune spmm --graph cora --feat-in 4  # --feat-in: expected none for spmm
 tune rgms --graph cora  # --graph: cora: no such file; a graph with relations is an .npz
 tune gone.py  # argument OP|FILE: gone.py: no such file
-tune gone.py --feat 8  # --feat: expected none for a function in a file
-tune gone.py --graph gone  # --graph: gone: no such file
+tune one.py --feat 8  # --feat: expected none for a function in a file
+tune one.py --graph gone  # --graph: gone: no such file
 tune spmm --modules gone.mod --graph cora  # --modules: gone.mod: ModuleNotFoundError: No module
-explain gone.py --feat 8  # --feat: expected none for a function in a file
+explain one.py --feat 8  # --feat: expected none for a function in a file
 explain spmv --feat 8  # argument 'feat': expected 1 for 'spmv', got 8
-lower gone.py --feat 8  # --feat: expected none for a function in a file
-lower gone.py --graph cora  # --graph: expected none for a function in a file
-lower gone.py --threads 2  # --threads: expected none for a function in a file
+lower one.py --feat 8  # --feat: expected none for a function in a file
+lower one.py --graph cora  # --graph: expected none for a function in a file
+lower one.py --threads 2  # --threads: expected none for a function in a file
 lower spmm --schedule gone.py:f  # --schedule: gone.py: no such file
-tune gone.py --arg a  # --arg: expected NAME=VALUE, got 'a'
-tune gone.py --arg a=1 --arg a=2  # --arg: expected 'a' once
-tune gone.py --arg a=b  # --arg: a: expected a number, file.npy or file.npz:key, got 'b'
-tune gone.py --arg a=b.npy  # --arg: a: b.npy:
-tune gone.py --schedule apply  # --schedule: expected file.py:function, got 'apply'
-tune gone.py --schedule gone.py:apply  # --schedule: gone.py: no such file
-tune gone.py --space [1]  # --space: expected a JSON object, got '[1]'
+tune one.py --arg a  # --arg: expected NAME=VALUE, got 'a'
+tune one.py --arg a=1 --arg a=2  # --arg: expected 'a' once
+tune one.py --arg a=b  # --arg: a: expected a number, file.npy or file.npz:key, got 'b'
+tune one.py --arg a=b.npy  # --arg: a: b.npy:
+tune one.py --schedule apply  # --schedule: expected file.py:function, got 'apply'
+tune one.py --schedule gone.py:apply  # --schedule: gone.py: no such file
+tune one.py --space [1]  # --space: expected a JSON object, got '[1]'
 tune spmm --graph gone.mtx  # --graph: gone.mtx: no such file
 tune spmm --graph cora --trials 0  # --trials: expected an integer of at least 1, got '0'
 tune spmm --graph cora --seconds nan  # --seconds: expected a number of at least 0.001, got 'nan'
@@ -192,7 +192,9 @@ HUGE = {"{NINES}": "9" * 400, "{TENS}": "10" * 9, "{DEEP}": '{"a":' * 3000}
 
 
 @pytest.mark.parametrize("row", re.split(r"\n(?! )", USAGE.strip()))
-def test_wrong_words_are_told_in_one_line(run, row):
+def test_wrong_words_are_told_in_one_line(run, row, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.py").touch()
     words, _, message = (part.strip() for part in row.partition("# "))
     code, out, err = run(*(HUGE.get(word, word) for word in words.split()))
     assert (code, out) == (2, "")

@@ -411,7 +411,7 @@ def test_elements_of_three_axes(tensor):
 @COO_OF_THREE
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "float16"])
 def test_operators_of_rows_and_tensors(dtype):
-    """By scipy: of tensors of any order, and of a matrix with a row, as in NumPy."""
+    """Results are scipy's for tensors of any order, and NumPy's for a matrix with a row."""
     D = (np.random.default_rng(0).integers(-3, 4, (6, 6)) * np.tri(6)).astype(dtype)
     A = SparseMatrix(sp.csr_array(D.astype("float64"))).astype(dtype)
     for got, exact in (
@@ -496,6 +496,12 @@ test_refusals = refusals(
     A > np.ones((61, 47))  # TypeError: SparseMatrix.__gt__: expected a comparison .. toarray()
     A > A.T           # ValueError: SparseMatrix.__gt__: argument 'other': expected shape (61, 47)
     A > "a"           # TypeError: not supported between
+    A.indptr          # AttributeError: no attribute 'indptr'; A.to_scipy().indptr is SciPy's
+    A.tocsc()         # AttributeError: no attribute 'tocsc'; A.to_scipy().tocsc is SciPy's
+    A.nothing         # AttributeError: 'SparseMatrix' object has no attribute 'nothing'
+    SparseMatrix((np.ones(1), ([0], [0])))  # TypeError: SparseMatrix: argument 'data'
+    SparseMatrix((np.ones(1), (np.zeros(1, int), np.zeros(1, int))))
+        # TypeError: expected a pair (rows, columns), got SciPy's
     bool(A)           # ValueError: neither true nor false; use nnz
     A / 0             # ZeroDivisionError: SparseMatrix.__truediv__: zeros that are not stored
     A / A             # TypeError: SparseMatrix.__truediv__: expected a number or a dense array

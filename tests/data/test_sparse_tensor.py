@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import scipy.sparse.linalg as splinalg
 import torch
 import tvm
 from hypothesis import given, settings
@@ -311,6 +312,32 @@ def test_room_behind_the_arrays_of_scipy():
     csr.indices = np.append(csr.indices, [99, 99])
     csr.data = np.append(csr.data, np.ones(2, "float32"))
     same(SparseMatrix(csr), dense())
+
+
+def test_solvers_of_scipy() -> None:
+    stored = sp.random(40, 40, 0.2, "csr", random_state=0)
+    stored = sp.csr_array(stored @ stored.T + 10 * sp.eye(40))
+    A, b = SparseMatrix(stored), np.arange(40.0)
+    np.testing.assert_allclose(splinalg.cg(A, b, rtol=1e-10)[0], splinalg.spsolve(stored, b))
+    np.testing.assert_allclose(
+        splinalg.lsqr(A, b, atol=1e-12, btol=1e-12)[0], splinalg.spsolve(stored, b)
+    )
+    values = [splinalg.eigsh(x, 2, return_eigenvectors=False) for x in (A, stored)]
+    np.testing.assert_allclose(*values)
+    operator = splinalg.aslinearoperator(SparseMatrix(stored[:30]))
+    np.testing.assert_allclose(operator.T @ b[:30], stored[:30].T @ b[:30])
+
+
+def test_products_notice_that_values_were_written_to() -> None:
+    stored = sp.random(50, 50, 0.3, "csr", "float32", random_state=0)
+    A, x = SparseMatrix(stored), np.ones(50, "float32")
+    for factor in (1, 2, 3):
+        stored.data *= factor
+        for _ in range(3):  # the first makes no plan
+            np.testing.assert_allclose(A @ x, stored @ x, rtol=1e-5)
+            np.testing.assert_allclose(x @ A, x @ stored, rtol=1e-5)
+        np.testing.assert_array_equal(A.T.toarray(), stored.toarray().T)
+        assert A.T is A.T and A.T.T is A
 
 
 def test_products_with_what_is_dense():

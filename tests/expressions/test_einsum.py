@@ -722,7 +722,7 @@ def test_gradients_of_first_and_second_order(row, check):
 
 @pytest.mark.parametrize(("name", "reduce"), [("max", torch.amax), ("min", torch.amin)])
 def test_gradients_of_extrema_are_shared_by_the_terms_that_attain_them(name, reduce):
-    """As in torch; empty rows have none."""
+    """Gradients are torch's; empty rows have none."""
     dense = torch.tensor([[1.0, 2, 2, -1], [0, 0, 0, 0], [3, 1, 0, 3]], dtype=torch.float64)
     A = dense.to_sparse_csr().requires_grad_()
     grads = []
@@ -759,7 +759,7 @@ def test_repeated_calls_with_empty_operands_run_at_once(kind, monkeypatch):
 
 
 def test_repeated_calls_read_their_operands_again():
-    """What is kept by types and shapes depends on nothing else."""
+    """Results kept by types and shapes depend on nothing else."""
     text = "C[i,k] = n * A[i,j] * X[j,k]"
     dense, operands = inputs("C[i,k] = A[i,j] * X[j,k]", "A", "", "some")
     A, X = operands["A"], dense["X"]
@@ -1154,6 +1154,16 @@ einsum("y[i] = A[i,j] * x[k]", A=M)  # TypeError: einsum: argument 'x': expected
 einsum("y[i] = A[i] * x[i]", A=M, x=V)  # ValueError: 'A' has 2 dimensions, got 1 .. ^
 einsum("y[i] = A[i,j] * x[j]", A=M, x=np.ones(4))  # ValueError: 'j' has size 3 .. and 4 .. ^
 einsum("y[k] = A[i,j]", A=M)  # ValueError: index 'k' of the result: expected it on the right .. ^
+einsum("y(i) = A(i,j)", A=M)  # ValueError: expected a result such as C[i, k] .. ^
+einsum("y[i] = A[i,j] / 0", A=M)  # ValueError: expected a divisor other than 0 .. ^
+einsum("y[i] = A[i,j]", A=torch.ones(2, 2, 2).to_sparse_csr())  # TypeError: 'A': expected a COO
+einsum("y[i] = x[i]", x=torch.nested.nested_tensor([torch.ones(1)]))  # TypeError: a nested one
+einsum("ij->i", M, reduce=["sum"])  # TypeError: 'reduce': expected a str, got list
+einsum("ij->i", M, format=["csr"])  # TypeError: 'format': expected a format or its name
+einsum("ij->i", M, formats="csr")  # TypeError: 'formats': expected formats by name, got 'csr'
+sparsetir.expression("y[i] = A[i,j]", dtype="x")  # ValueError: 'dtype': expected one of float16
+sparsetir.expression("y[i] = A[i,j]", idtype="x")  # ValueError: 'idtype': .. int32, int64, got 'x'
+sparsetir.expression("y[i] = A[i,j]", like=3)  # ValueError: 'like': expected the name of .. got 3
 einsum("y[i] = foo(A[i,j])", A=M)  # ValueError: unknown function; expected one of exp
 einsum("y[i] = max(A[i,j] * x[j], 0)", A=M, x=V)  # ValueError: expected max(j, .. maximum(a
 einsum("y[i] = exp(A[i,j], 2)", A=M)  # ValueError: exp: expected 1 argument .. ^

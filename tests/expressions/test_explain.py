@@ -152,7 +152,7 @@ REFUSED = {
         {},
     ),
     "explain: argument 'X': expected the operand of this name": ((TEXT,), {"A": MATRIX}),
-    "build: argument 'target': ": ((SPMM,), {"target": "gone"}),
+    "explain: argument 'target': ": ((SPMM,), {"target": "gone"}),
 }
 
 

@@ -162,7 +162,7 @@ def test_chunks_of_any_number_of_edges(edge_count, chunk, plain, monkeypatch):
 
 
 def test_features_that_change(plain):
-    """What follows from edges and features is kept while both stay, also for writes by NumPy."""
+    """Data derived from edges and features are kept while both stay, also for writes by NumPy."""
     model = MODELS["GATv2"]()
     compiled, given = torch.compile(model, backend="sparsetir"), features(False)
     args = torch.randn(NODES, F), edges(), given

@@ -1,4 +1,4 @@
-"""What a model takes in steps whose edges are new: how often it is traced, what layers share."""
+"""Steps of a model whose edges are new: how often it is traced, what layers share."""
 
 import gc
 import subprocess

@@ -62,7 +62,7 @@ def run_as(kind, call):
 
 
 def off(results, exact):
-    """By how much each result is off, relative to the largest number of it."""
+    """The error of each result, relative to its largest number."""
     pairs = zip(results, exact, strict=True)
     return [float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs]
 
@@ -189,7 +189,7 @@ def test_results_are_compared_with_what_torch_rounds(plain):
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_calls_have_arguments_of_their_types(dtype, plain):
-    """As `tune` takes them."""
+    """Types are those that `tune` takes."""
     args = torch.randn(NODES, F, dtype=getattr(torch, dtype)), edges()
     with torch.no_grad():
         (graph,) = sparsetir.explain(Largest(), *args).graphs

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import re
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -285,11 +286,17 @@ def test_layers_of_torchs_transformers():
     x, padding = torch.randn(2, 5, 16), torch.arange(5) > torch.tensor([[4], [2]])
     with torch.no_grad():
         expected = model(x), model(x, src_key_padding_mask=padding)
-        names = [f"layers.{n}.linear{i}" for n in (0, 1) for i in (1, 2)]
+        # The encoder looks at its first layer only, and nests the inputs of the others.
+        last: Any = model.layers[1]
+        last.linear1 = SparseLinear.from_linear(last.linear1, sparsity=0)
+        last.linear2 = SparseLinear.from_linear(last.linear2, sparsity=0, block=(8, 8))
+        nested = model(x), model(x, src_key_padding_mask=padding)
+        names = [f"layers.0.linear{i}" for i in (1, 2)]
         assert sparse_linears(model, sparsity=0) == names
-        given = model(x), model(x, src_key_padding_mask=padding)
-    torch.testing.assert_close(given[0], expected[0])
-    torch.testing.assert_close(given[1][~padding], expected[1][~padding])
+        dense = model(x), model(x, src_key_padding_mask=padding)
+    for results in nested, dense:
+        torch.testing.assert_close(results[0], expected[0])
+        torch.testing.assert_close(results[1][~padding], expected[1][~padding])
 
 
 def changed(change):
@@ -372,7 +379,11 @@ sparse_linears(Model(), "layer.1.*")
 sparse_linears(DENSE, mask=None)  # TypeError: argument 'mask': expected none
 LAYER(torch.ones(2, 5))  # ValueError: 'x': expected 16 features, got shape (2, 5)
 SINGLE(torch.ones(2, 5))  # ValueError: SparseLinear: argument 'x': expected 6 features, got shape
+SINGLE(None)  # TypeError: SparseLinear: argument 'x': expected a tensor, got NoneType
+SINGLE(torch.ones(2, 6).double())  # TypeError: 'x': expected float32 as the weights, got float64
 SINGLE(torch.ones(2, 7))  # ValueError: 'x': expected 6 features, got shape (2, 7)
+nn.functional.linear(torch.ones(2, 6), SINGLE.weight)
+    # TypeError: linear: expected a dense weight, got that of a SparseLinear, .. its dense_weight()
 LAYER(torch.ones(2, 16).double())  # TypeError: 'x': expected float32 as the other
 BlockTile(lanes=3)  # ValueError: 'lanes': expected a power of two, got 3
 BlockTile(tile=0)  # ValueError: BlockTile: argument 'tile'

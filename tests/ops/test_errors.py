@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 import sparsetir
@@ -23,12 +24,34 @@ def csc(ccol, row):
     return torch.sparse_csc_tensor(ccol, row, torch.ones(3), (3, 2), check_invariants=False)
 
 
+def unchecked():
+    """A matrix of scipy whose row pointers were replaced."""
+    matrix = sp.csr_array(np.eye(3, dtype="float32"))
+    matrix.indptr = matrix.indptr + 1
+    return matrix
+
+
+CSR = torch.sparse_csr_tensor(ROWPTR, COL, torch.ones(3), (2, 3))
+NESTED = torch.nested.nested_tensor([B[0], B[1]])
+
+
 test_refusals = refusals(
     """
 ops.spmm(A, torch.ones(3))  # ValueError: 'B': expected 2 dimensions, or 3 with heads, got shape
 ops.spmm(A, B, values=torch.ones(4))  # ValueError: 'values': expected shape (3,) or (3 .. got (4,)
 ops.spmm(A, torch.ones(3, 2, 4), values=torch.ones(3, 5))  # ValueError: 'values': .. got (3, 5)
 ops.spmm(A, B, "prod")  # ValueError: 'reduce': expected sum, add, mean, max, amax .. got 'prod'
+ops.spmm(CSR, B.double())  # TypeError: spmm: argument 'A': expected float64 as the other operand
+ops.spmv(CSR, B[:, 0].double())  # TypeError: spmv: argument 'A': expected float64 as the other
+ops.spmm(CSR, B, values=torch.ones(3).double())  # TypeError: 'values': expected float32
+ops.spmm((torch.tensor([0, 1]), COL), B)  # ValueError: 'A': expected arrays of one length, got
+ops.spmm(unchecked(), B)  # ValueError: spmm: argument 'A': index pointer should start with 0
+ops.spmm(sp.coo_array(np.ones(3)), B)  # ValueError: 'A': expected 2 axes .. (3,); see SparseTensor
+ops.spmm(A, NESTED)  # TypeError: spmm: argument 'B': expected a dense tensor, got a nested one
+ops.spmm(A, B, values=NESTED)  # TypeError: 'values': expected a dense tensor, got a nested one
+ops.gspmm(A, "copy_u", "sum", NESTED)  # TypeError: 'u': expected a dense .. got a nested one
+ops.attention(A, NESTED, B, B)  # TypeError: 'q': expected a dense tensor, got a nested one
+ops.prepare(EDGES, "3")  # TypeError: prepare: argument 'size': expected an integer, got '3'
 ops.spmm([1, 2], B)  # TypeError: spmm: argument 'A': expected a sparse matrix of scipy or torch, a
 ops.spmm(torch.ones(3, 3), B)  # ValueError: 'A': expected a sparse matrix or an edge_index of shape
 ops.spmm(EDGES.float(), B)  # TypeError: 'A': expected an edge_index of int32 or int64, got float32

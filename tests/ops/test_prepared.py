@@ -204,7 +204,7 @@ def test_relations_that_are_refused():
         ops.prepare(edges, N, edge_type=types, num_relations=2)  # ValueError: relation
         ops.prepare(edges, 3, edge_type=types)  # ValueError: edge_index
         ops.prepare(edges, N, num_relations=2)  # TypeError: None without 'edge_type'
-        ops.prepare(csr, edge_type=types)  # TypeError: a tensor of
+        ops.prepare(csr, edge_type=types)  # TypeError: 'A': .. a dense tensor, got torch.sparse_csr
         ops.prepare(edges, N, TYPES, edge_type=types)  # TypeError: 'values': expected
         """,
         locals(),

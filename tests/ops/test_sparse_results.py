@@ -212,7 +212,7 @@ def test_operands_of_scipy_are_checked_and_let_go() -> None:
 
 @pytest.mark.parametrize("make", [SparseMatrix, lambda a: a, lambda a: tensor(a).to_sparse_coo()])
 def test_gradients_beside_other_kinds(make: Any) -> None:
-    """What is no tensor has no gradient, and changes none."""
+    """Operands other than tensors have no gradient, and change none."""
     a, b = matrix(0, (6, 6)), matrix(1, (6, 6))
     values = torch.from_numpy(b.data).requires_grad_()
     for op in (ops.add, ops.mul, ops.spgemm, ops.inner, ops.kron):

@@ -95,6 +95,11 @@ PLAN()  # TypeError: spmm: expected 1 operands (b), got 0
 PLAN(B[:, :8].copy())  # ValueError: 'b': expected shape (20, 16), .. (20, 8)
 PLAN(B.astype("float64"))  # TypeError: 'b': expected dtype float32, got float64
 PLAN(B[:, ::-1])  # ValueError: 'b': expected a contiguous array
+PLAN(B, values=np.ones(2 * A.nnz, "float32")[::2])  # ValueError: 'values': expected a contiguous
+PLAN(np.zeros((20, 16), [("a", "f4")]))  # TypeError: 'b': expected dtype float32, got [('a', '<f
+PLAN(ONES.to_sparse())  # TypeError: 'b': expected a dense
+sparsetir.plan("spmm", A.astype(int), 4)  # ValueError: 'matrix': expected one of .. got 'int64'
+SparseMatrix(A) @ B.astype(complex)  # TypeError: A @ x: argument 'x': .. complex128
 PLAN(B, values=NESTED)  # ValueError: 'values': expected an array of shape .. got Tensor
 HEADS(NESTED)  # ValueError: 'b': expected an array of shape .. second dimension, got Tensor
 HEADS(ONES.to_sparse())  # TypeError: 'b': expected a dense array, got a sparse one
@@ -106,7 +111,7 @@ PLAN(B, values=np.ones(A.nnz))  # TypeError: 'values': expected dtype float32, g
 PLAN(np.zeros((30, 16), "float32")[:20], out=3)  # TypeError: 'out': expected a torch
 sparsetir.plan("spam", A)  # ValueError: argument 'op': expected one of spmm, spmv
 sparsetir.plan(["spmm"], A)  # ValueError: argument 'op': expected one of spmm, spmv
-sparsetir.plan("spmm", A, 4, target=B)  # TypeError: argument 'target': expected 'cpu', 'cuda'
+sparsetir.plan("spmm", A, 4, target=B)  # TypeError: plan: argument 'target': expected 'cpu', 'cuda'
 sparsetir.plan("spmm", A)  # TypeError: 'feat': expected the number of features for
 sparsetir.plan("spmm", A, 0)  # ValueError: argument 'feat': expected 1 or more, got 0
 sparsetir.plan("spmm", A, 2.0)  # ValueError: 'feat': expected 1 or more, got 2.0

@@ -213,6 +213,7 @@ E = drawn(A.nnz, 8)
 ONE = np.ones((1, 8), "float32")
 test_refusals = refusals(
     """
+RUN(np.ones((5, 7), "float32"), E)  # ValueError: u_add_e_max: argument 'u': expected shape
 sparsetir.plan("u_pow_e_sum", A, 8)  # ValueError: 'op': expected one of spmm, .. got 'u_pow_e_sum'
 sparsetir.plan("u_add_e_prod", A, 8)  # ValueError: 'op': expected one of spmm
 sparsetir.plan("u_add_e_max", A, 8, reduce="min")  # ValueError: 'reduce': expected none with

@@ -1,4 +1,4 @@
-"""What the core does, and what its doors to extensions answer, as a program of its own.
+"""A program that tries the core, and the answers of its doors to extensions, without these.
 
 Arguments are the modules that must be absent. It checks results itself, and prints a line for each
 door: its name and "open", or the error of a door whose extension is absent.

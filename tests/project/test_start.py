@@ -41,6 +41,18 @@ assert not {HEAVY!r} & set(sys.modules)
 """)
 
 
+def test_wrong_words_and_commands_without_torch_do_not_load_it():
+    python(f"""
+import sys
+from sparsetir.cli import main
+for words in ("lower no.py", "explain spam", "tune spmm", "explain C[i]=A[i,j]"):
+    assert main(words.split()) == 2
+assert not {HEAVY!r} & set(sys.modules)
+assert main(["lower", "spmm"]) == 0
+assert "tvm" in sys.modules and "torch" not in sys.modules
+""")
+
+
 DIALECT = "from tvm.script import sparse_tir as T; assert T.sp_iter; import tvm, tvm.script.parser"
 
 

@@ -1,4 +1,4 @@
-"""What a launch costs a GPU, counted a warp's instruction at a time, as NVIDIA's profiler does.
+"""Costs of a launch on a GPU, counted a warp's instruction at a time, as NVIDIA's profiler does.
 
 Counts are added to a launch's: "instructions" of warps, without those that ptxas drops, and
 "lanes" that run them; "load", "store" and "atomic sectors" of 32 bytes, each once for a warp's

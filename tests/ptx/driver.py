@@ -107,7 +107,7 @@ class Driver:
         self._libraries.append(library)
 
     def _nothing(self, *_: int) -> None:
-        """What functions of streams and graphs do, and those that free small things."""
+        """Do nothing, for functions of streams and graphs, and for those that free small things."""
 
     # -- devices and errors -------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Driver:
         ctypes.memmove(self._on_host(to, size), self._on_host(source, size), size)
 
     def _on_host(self, address: int, size: int) -> int:
-        """Where bytes of the device's memory, or of the host's, are."""
+        """The address of bytes of the device's memory, or of the host's."""
         if address < DEVICE:
             return address
         if not any(b.start <= address and address + size <= b.stop for b in self.memory.buffers):

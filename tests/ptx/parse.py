@@ -56,7 +56,7 @@ class Arrays:
         self.size = self.places[name] + size + GAP
 
     def inside(self, size: int) -> np.ndarray:
-        """Of so many bytes, which belong to an array."""
+        """A mask of the first `size` bytes: whether each belongs to an array."""
         inside = np.zeros(size, bool)
         for name, start in self.places.items():
             inside[start : start + self.sizes[name]] = True

@@ -168,7 +168,7 @@ def test_torch_and_refusals_are_those_of_the_kernel(small, kernel):
 
 
 def test_expressions_in_panels(small):
-    """Of other values, too, and in torch with gradients."""
+    """Orders serve other values, too, and gradients in torch."""
     a, rng = grouped(41, 30, 20, 4), np.random.default_rng(2)
     text, x = "C[i,k] = A[i,j] * X[j,k]", np.ones((30, 64), "float32")
     plan = sparsetir.plan(text, A=sparsetir.SparseMatrix(a), X=x)

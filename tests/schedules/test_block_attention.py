@@ -196,7 +196,7 @@ def test_attention_and_gradients(name):
 
 @pytest.mark.parametrize("keys", [None, False, True])
 def test_two_blocks_of_threads_fit_on_a_multiprocessor(keys):
-    """Of an A100: rows that are held in registers lie where last stages of others will be."""
+    """On an A100, rows that are held in registers lie where last stages of others will be."""
     backward, sizes = block_attention_backward, (64, 128, 128, "float16")
     program = block_attention.program(block_attention.BlockAttention(*sizes))
     if keys is not None:

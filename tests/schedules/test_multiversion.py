@@ -107,7 +107,7 @@ with T.sp_iter([I, J, K], "SRS", "ell") as [i, j, k]:
 
 
 def test_wide_panels_are_for_rows_that_stay_in_a_cache():
-    """As the kernel's own condition says: all rows of B, or those between two uses of one."""
+    """The kernel's own condition decides: all rows of B, or those between two uses of one."""
     script = kernel().stages["II scheduled"].script()
     cache = this_machine().caches["L2"]
     assert f"<= T.int64({cache // 2 // PANELS[1]})" in script

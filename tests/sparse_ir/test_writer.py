@@ -63,7 +63,7 @@ def test_sums_that_are_added_to_have_no_initial_value():
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("reduce", ["sum", "max", "min"])
 def test_reductions(reduce, dtype):
-    """As NumPy's, which keep NaN, of rows with elements."""
+    """Results are NumPy's, which keep NaN, for rows with elements."""
     write = Writer("rows")
     write.dense(I="m")
     write.variable("J", "I", "nnz", "nnz", "indptr")

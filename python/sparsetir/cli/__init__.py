@@ -17,7 +17,9 @@ from importlib import import_module
 from sparsetir._versions import VERSION
 from sparsetir.cli.arguments import Parser, UsageError, add_command, import_modules
 from sparsetir.cli.expressions import add_operands
+from sparsetir.cli.functions import check_program
 from sparsetir.expressions.trees import NotationError
+from sparsetir.extras import allow_torch
 from sparsetir.runtime.file_errors import printable
 
 __all__ = ["main", "parser"]
@@ -45,6 +47,7 @@ See also `sparsetir COMMAND --help`. Exit codes: 0 success, 1 failure, 2 invalid
 stopped by Ctrl-C.
 """
 OF_PROGRAMS = ("tune", "lower", "explain")
+WITHOUT_TORCH = ("lower", "explain", "formats", "records")
 # Functions of the package begin their errors with their names.
 NAMES = re.compile(r"^(?:tune|plan|build|compare|resolve_target): ")
 # Errors whose messages are not written for users.
@@ -112,6 +115,10 @@ def _run(words: list[str]) -> int:
     try:
         import_modules(words)
         args = parser(words).parse_args(words)
+        if args.command in OF_PROGRAMS:
+            check_program(args.program, messages=args.command == "tune")
+        if args.command in WITHOUT_TORCH:
+            _load_without_torch()
         return args.run(args)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
@@ -126,6 +133,16 @@ def _run(words: list[str]) -> int:
             traceback.print_exc()
         print(f"{name}: {_line(error)}", file=sys.stderr)
         return USAGE if _refused(error) else FAILED
+
+
+def _load_without_torch() -> None:
+    """Load TVM without torch, whose import takes longer; modules of users may import it later."""
+    if not {"torch", "tvm"} & sys.modules.keys():
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        try:
+            import_module("tvm")
+        finally:
+            allow_torch()
 
 
 def _bench(words: list[str]) -> int:

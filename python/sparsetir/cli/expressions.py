@@ -40,8 +40,7 @@ def add_operands(out: Parser, words: Sequence[str]) -> None:
     text = next(filter(is_expression, words), None)
     if text is None:
         return
-    from sparsetir.expressions.einsum import ranks_of
-    from sparsetir.expressions.notation import parse
+    from sparsetir.expressions.notation import parse, ranks_of
 
     group = out.add_argument_group("of the expression")
     group.add_argument("--like", metavar="NAME", help="the operand whose pattern the result has")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from sparsetir.cli.arguments import Failed, UsageError
-from sparsetir.schedules.operators.names import OPS
+from sparsetir.cli.expressions import is_expression
+from sparsetir.schedules.operators.names import NAMED, OPS, is_message
 from sparsetir.tuning.schedule_ref import load_file
 
 if TYPE_CHECKING:
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from sparsetir.cli.arguments import Facts
     from sparsetir.sparse_ir.nodes import SparseFunc
 
-PLUGGED_IN = "one of a plug-in (--modules)"
-
 
 def is_file(text: str) -> bool:
     """Whether an argument OP|FILE names a file."""
@@ -28,11 +28,28 @@ def is_file(text: str) -> bool:
 
 def operator_named(text: str) -> bool:
     """Whether an argument OP|FILE names an operator that stores elements of a matrix."""
-    if is_file(text):
-        return False
-    from sparsetir.schedules.operators.registry import OPERATORS
+    # Plug-ins have loaded the module in which they register operators.
+    operands = sys.modules.get("sparsetir.schedules.operators.operands")
+    return text in OPS or operands is not None and text in operands.OPERATORS
 
-    return text in OPS or text in OPERATORS
+
+def check_program(text: str, messages: bool) -> None:
+    """Raise UsageError for an argument OP|FILE that names nothing, without loading TVM.
+
+    messages : whether the command takes messages, and operators along edges
+    """
+    names = NAMED if messages else OPS
+    if is_file(text):
+        _check_file("OP|FILE", _parts(text)[0])
+    elif not (
+        text in names or operator_named(text) or is_expression(text)
+        or messages and (is_message(text) or text == "u_dot_v")
+    ):  # fmt: skip
+        others = "a message such as u_add_e_max or copy_u_mean, u_dot_v, " if messages else ""
+        raise UsageError(
+            f"argument OP|FILE: expected {', '.join(names)}, {others}one of a plug-in "
+            f"(--modules), an expression or a .py file, got {text!r}"
+        )
 
 
 def function_of(text: str) -> SparseFunc | tirx.PrimFunc:
@@ -41,10 +58,6 @@ def function_of(text: str) -> SparseFunc | tirx.PrimFunc:
 
     from sparsetir.sparse_ir.nodes import SparseFunc
 
-    if not is_file(text):
-        raise UsageError(
-            f"argument OP|FILE: expected {', '.join(OPS)}, {PLUGGED_IN} or a .py file, got {text!r}"
-        )
     file, wanted = _parts(text)
     module = _run("OP|FILE", file)
     kinds = (SparseFunc, tirx.PrimFunc)
@@ -129,9 +142,13 @@ def _parts(text: str) -> tuple[Path, str]:
     return Path(path if path.endswith(".py") else f"{path}.py"), name
 
 
-def _run(argument: str, file: Path) -> ModuleType:
+def _check_file(argument: str, file: Path) -> None:
     if not file.is_file():
         raise UsageError(f"argument {argument}: {file}: no such file")
+
+
+def _run(argument: str, file: Path) -> ModuleType:
+    _check_file(argument, file)
     try:
         return load_file(file)
     except Exception as error:

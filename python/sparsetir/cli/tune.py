@@ -15,14 +15,7 @@ from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError, number
 from sparsetir.cli.expressions import EPILOG as OF_EXPRESSIONS
 from sparsetir.cli.expressions import OTHERS, is_expression, program_of
-from sparsetir.cli.functions import (
-    PLUGGED_IN,
-    arguments_of,
-    function_of,
-    is_file,
-    operator_named,
-    schedule_of,
-)
+from sparsetir.cli.functions import arguments_of, function_of, is_file, schedule_of
 from sparsetir.schedules.operators.names import NAMED, SOFTMAX, is_message
 
 if TYPE_CHECKING:
@@ -75,7 +68,7 @@ To compare with other libraries, in a checkout: python -m bench run --op spmm --
 def add(out: Parser) -> None:
     """Add the arguments."""
     what = f"{', '.join(NAMED)}, a message, {OTHERS}"
-    out.add_argument("op", metavar="OP|FILE", help=what)
+    out.add_argument("program", metavar="OP|FILE", help=what)
     group = out.add_argument_group("of an operator")
     graph = "see below; for a function, the matrix of its first sparse axis"
     arguments.add_operator(group, graph, nargs="+", metavar="N")
@@ -133,11 +126,14 @@ class Job(NamedTuple):
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
+    is_program = is_file(args.program) or is_expression(args.program)
+    if args.graph is None and not is_program:
+        expected = f"expected a graph for {args.program}, such as cora or a file"
+        raise UsageError(f"argument --graph: {expected}")
     from sparsetir.records.records import Records
     from sparsetir.tuning.progress import Bar
     from sparsetir.tuning.search import tune
 
-    is_program = is_file(args.op) or is_expression(args.op)
     searches = _program_jobs(args) if is_program else _operator_jobs(args)
     where = None if args.records == "" else Records(args.records).path
     runs, codes = list[dict[str, object]](), [0]
@@ -153,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
         if tuned.interrupted:
             break
     if args.json:
-        about = {"program" if is_program else "op": args.op}
+        about = {"program" if is_program else "op": args.program}
         about |= {"graph": options["graph"]} if "graph" in options else {}
         kept = None if where is None else str(where)
         arguments.print_json({**about, "records": kept, "runs": runs})
@@ -170,14 +166,14 @@ def _program_jobs(args: argparse.Namespace) -> Iterator[Job]:
     others["feat"] = args.feat
     _check_device(args)
     schedule = None if args.schedule is None else schedule_of(args.schedule)
-    if is_expression(args.op):
+    if is_expression(args.program):
         others |= {"graph": args.graph, "arg": args.arg, "dtype": None}
-        program, values, name = program_of(args, args.op, others)
+        program, values, name = program_of(args, args.program, others)
     else:
         arguments.refuse(others, "a function in a file")
         name, graph = (None, None) if args.graph is None else arguments.graph(args.graph)
         values = arguments.named_values(args.arg or [])
-        program = function_of(args.op)
+        program = function_of(args.program)
         if isinstance(program, SparseFunc):
             values = arguments_of(program, values, graph)
     path = report_path(args.report, program.name if name is None else f"{program.name}-{name}")
@@ -191,10 +187,8 @@ def _operator_jobs(args: argparse.Namespace) -> Iterator[Job]:
     from sparsetir.schedules.operators.registry import OPERATORS
     from sparsetir.tuning.search import OperatorOptions
 
-    op = args.op
+    op = args.program
     _check_operator(args)
-    if args.graph is None:
-        raise UsageError(f"argument --graph: expected a graph for {op}, such as cora or a file")
     _check_device(args)
     none = op in WITHOUT or op in OPERATORS and OPERATORS[op].vectors
     feats = args.feat or [None if none else 32]
@@ -219,19 +213,14 @@ def _given(args: argparse.Namespace, options: type) -> dict[str, Any]:
 
 
 def _check_operator(args: argparse.Namespace) -> None:
-    """Raise for an unknown operator, and for options that do not apply to it."""
-    op, messages = args.op, is_message(args.op)
-    if not messages and op not in (*NAMED, "u_dot_v") and not operator_named(op):
-        raise UsageError(
-            f"argument OP|FILE: expected {', '.join(NAMED)}, a message such as u_add_e_max or "
-            f"copy_u_mean, u_dot_v, {PLUGGED_IN} or a .py file, got {op!r}"
-        )
+    """Raise for options that do not apply to an operator."""
+    op = args.program
     arguments.refuse(
         {name: getattr(args, name) for name in ("arg", "schedule", "space")}, "an operator"
     )
     from sparsetir.planning.plan import record_of
 
-    takes = record_of("copy_e" if messages else op).options
+    takes = record_of("copy_e" if is_message(op) else op).options
     refused = [name for name in ("feat_in", "weighted", "edge_feat") if name not in takes]
     refused += ["feat"] * (op in WITHOUT)
     arguments.refuse({name: getattr(args, name) for name in refused}, op)

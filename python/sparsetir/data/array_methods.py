@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import scipy.sparse
@@ -155,6 +155,16 @@ class ArrayMethods:
     hstack = _stacking("hstack", "side by side")
 
     __hash__ = object.__hash__
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError, which says where to find what scipy's arrays have."""
+            scipys = not name.startswith("_") and hasattr(scipy.sparse.csr_array, name)
+            scipys |= name in ("data", "indices", "indptr")
+            hint = f"; A.to_scipy().{name} is SciPy's" if scipys else ""
+            kind = type(self).__name__
+            raise AttributeError(f"'{kind}' object has no attribute '{name}'{hint}")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """NumPy's functions of elements: those that are 0 at 0, and those that have operators."""

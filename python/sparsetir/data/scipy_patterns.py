@@ -37,7 +37,10 @@ def adopt(caller: str, name: str, data: Any) -> SparseTensor:
         return known
     sparse = is_sparse(data)
     kept = sparse and getattr(data, "format", None) in FORMATS
-    source = data.copy() if kept else data
+    try:
+        source = data.copy() if kept else data
+    except ValueError as error:  # scipy checks arrays that were replaced
+        raise ValueError(f"{caller}: argument '{name}': {error}") from error
     matrix = not sparse or len(data.shape) == 2
     tensor = SparseMatrix.adopt(caller, name, source) if matrix else SparseTensor(source)
     tensor.pattern.checked = True

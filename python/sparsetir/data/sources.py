@@ -452,7 +452,7 @@ def adopted(caller: str, name: str, data: Any) -> object:
             return _pair(caller, name, *data)
         raise TypeError(
             f"{caller}: argument '{name}': expected {EXPECTED}; got {len(data)} values in a "
-            f"{type(data).__name__}"
+            f"{type(data).__name__}; SparseMatrix.from_csr takes (indptr, indices, values)"
         )
     if hasattr(data, "edge_index"):  # torch_geometric.data.Data, or one of its EdgeStorages
         return _from_pyg(caller, name, data)
@@ -482,6 +482,10 @@ def _loaded(caller: str, name: str, path: Any) -> scipy.sparse.csr_array:
 def _pair(caller: str, name: str, first: Any, second: object) -> Edges:
     """Edges from a pair: edges with a size, or rows and columns."""
     kinds = f"{type(first).__name__} and {type(second).__name__}"
+    ends = second if isinstance(second, tuple) else ()
+    if len(ends) == 2 and all(is_array(x) and len(x.shape) == 1 for x in ends):
+        got = "SciPy's (values, (rows, columns)): SparseMatrix((rows, columns), shape, values)"
+        raise wrong(caller, name, "a pair (rows, columns)", got, TypeError)
     if not is_array(first):
         try:
             first = np.asarray(first)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Rows and columns that scipy may compress, however few elements there are.
 FEW_LINES = 2**20
+# Values that are compared to notice that all were written to.
+SAMPLES = 16
 
 
 class _Structure:
@@ -107,7 +109,8 @@ class SparseTensor(ArrayMethods):
     Arrays may be of NumPy, torch, TVM or anything with DLPack. They are never changed, and not
     copied if they are in canonical order and of the right type already: later writes to them then
     change this tensor, too, but neither its conversions nor plans. Tensors on a GPU are copied to
-    the host; those that require a gradient are detached.
+    the host; those that require a gradient are detached. Products of a :class:`SparseMatrix` notice
+    that most of its values were written to, but not a few of them: call :meth:`clear_cache` then.
     """
 
     def __init__(self, coords: object, values: object = None, shape: object = None) -> None:
@@ -517,6 +520,9 @@ class SparseMatrix(SparseTensor):
         """
         if isinstance(data, SparseMatrix):
             return data
+        known: Any = data if isinstance(data, SparseTensor) or sources.is_sparse(data) else None
+        if known is not None and len(known.shape) != 2:
+            raise wrong(caller, name, "2 axes", f"shape {tuple(known.shape)}; see SparseTensor")
         if isinstance(data, SparseTensor):
             return cls(data)
         return cls.of_stored(sources.read_matrix(caller, name, data))
@@ -598,6 +604,7 @@ class SparseMatrix(SparseTensor):
     @property
     def T(self) -> Self:
         """The transposed matrix, made once, with its own conversions. `A.T.T` is `A`."""
+        self.drop_if_written()
         kept = self._structure.transposed
         structure, order, places = self._structure.transpose()
         if kept is None or self._transposed is None:
@@ -645,6 +652,14 @@ class SparseMatrix(SparseTensor):
             m = self.shape[0]
             raise wrong(caller, "x", f"shape ({m},) or (batch, {m})", f"{tuple(dense.shape)}")
         return self.T @ dense if dense.ndim == 1 else (self.T @ dense.T).T
+
+    def matvec(self, x: object) -> Any:
+        """A @ x, as SciPy names it, whose `aslinearoperator`, `cg` and `eigsh` take the matrix."""
+        return self @ x
+
+    def rmatvec(self, x: object) -> Any:
+        """A.T @ x, as SciPy names it."""
+        return self.T @ x
 
     def matmul(self, other: object, *, semiring: str = "plus_times", mask: object = None) -> Self:
         """The product with a sparse matrix, which is sparse.
@@ -916,6 +931,22 @@ class SparseMatrix(SparseTensor):
     # Cached by operators on sparse matrices; see `sparsetir.planning.sparse_results.csr`.
     as_operand: Any = None
     _transposed: Self | None = None
+
+    @cached_property
+    def _sampled(self) -> tuple[np.ndarray, bytes]:
+        """Some of the values, and the bytes that they had when plans were made."""
+        sample = self._values[:: self._values.size // SAMPLES + 1]
+        return sample, sample.tobytes()
+
+    def drop_if_written(self) -> None:
+        """Drop copies of the values, those of plans and of the transposed matrix, if the values
+        were written to since, as a sample of them says: to compare all takes too long."""
+        sample, before = self._sampled
+        if sample.tobytes() != before:
+            del self._sampled
+            self._products.clear()
+            if self._transposed is not None:
+                self._transposed._transposed = self._transposed = None
 
     @cached_property
     def _products(self) -> dict[object, object]:

@@ -52,7 +52,7 @@ class Blocks:
         return torch.bincount(ids // self.size, minlength=self.count).tolist()
 
     def counted(self, caller: str, ids: Tensor) -> Tensor:
-        """How often each node of the block is in `ids` of all processes, (stop - start,) int64."""
+        """Counts of each node of the block in `ids` of all processes, (stop - start,) int64."""
         named, counts = torch.unique(ids, return_counts=True)
         send = self.split(named)
         requested, receive = all_to_all(self.group, caller, named, send)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsetir.distributed.collectives import all_to_all, backend_errors, check_on_all
 from sparsetir.distributed.partition import Partition, check_each_once
-from sparsetir.ops.tensors import INDEX_DTYPES
+from sparsetir.ops.tensors import INDEX_DTYPES, check_strided
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -249,9 +249,7 @@ def _is_this_rank(graph: Rows, caller: str, name: str, process: object) -> bool:
 
 
 def _check_rows(caller: str, x: object, rows: int, kind_of_row: str) -> None:
-    if not isinstance(x, Tensor) or x.layout is not torch.strided:
-        kind = x.layout if isinstance(x, Tensor) else type(x).__name__
-        raise wrong(caller, "x", "a dense tensor", kind, TypeError)
+    x = check_strided(caller, "x", x, "a dense tensor")
     if x.dim() < 1 or len(x) != rows:
         raise wrong(
             caller, "x", f"{rows} rows, one for each {kind_of_row}", f"shape {tuple(x.shape)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,12 +20,13 @@ from sparsetir.expressions.execution import (
     keep,
     recalled,
 )  # fmt: skip
-from sparsetir.expressions.notation import in_semiring, parse
-from sparsetir.expressions.operands import Operand, read
+from sparsetir.expressions.notation import in_semiring, parse, ranks_of
+from sparsetir.expressions.operands import DTYPES, Operand, read
 from sparsetir.expressions.program import program
 from sparsetir.expressions.storage import Storage, result_storage, storage
-from sparsetir.expressions.trees import Statement, accesses
+from sparsetir.expressions.trees import accesses
 from sparsetir.runtime.refusals import wrong
+from sparsetir.schedules.operators.names import IDTYPES
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 # The functions by which torch says whether it traces the caller, once it is imported.
@@ -77,6 +78,11 @@ def expression(
     >>> kernel = sparsetir.build(spmm)
     """
     who = "expression"
+    for name, x, known in (("dtype", dtype, DTYPES), ("idtype", idtype, IDTYPES)):
+        if x not in known:
+            raise wrong(who, name, f"one of {', '.join(known)}", f"{x!r}")
+    if like is not None and not (isinstance(like, str) and like.isidentifier()):
+        raise wrong(who, "like", "the name of an operand", f"{like!r}")
     statement = in_semiring(parse(text, who), reduce, semiring, who)
     names = list(dict.fromkeys(x.name for x in accesses(statement.value)))
     for name in formats:
@@ -212,6 +218,7 @@ def einsum(
     key: list[Any] = [text, reduce, semiring, like, *by_name]
     simple = format is None and formats is None and optimize is True
     simple = simple and (like is None or type(like) is str and like in by_name)
+    simple = simple and type(text) is type(reduce) is type(semiring) is str  # else not hashable
     arrays = _arrays(key, (*operands, *by_name.values())) if simple else None
     again = None if arrays is None else recalled(tuple(key))
     if arrays is not None and again is not None:
@@ -293,16 +300,12 @@ def einsum_program(
     return expression.program(known, at_pattern)
 
 
-def ranks_of(statement: Statement) -> dict[str, int]:
-    """The operands of a statement in order of appearance, with their numbers of indices."""
-    read = [*accesses(statement.value), *[statement.result] * statement.accumulates]
-    return {x.name: len(x.indices) for x in read}
-
-
 def _options(
     reduce: str, semiring: str, format: object, formats: Mapping[str, object] | None,
     optimize: bool | str,
 ) -> Options:  # fmt: skip
+    if formats and not isinstance(formats, Mapping):
+        raise wrong("einsum", "formats", "formats by name", f"{formats!r}", TypeError)
     return Options(reduce, semiring, None, format, (*formats.items(),) if formats else (), optimize)
 
 
@@ -314,8 +317,11 @@ def _planned(
 
     options : without `like`
     """
-    if not isinstance(text, str):
-        raise wrong(who, "text", "a str", type(text).__name__, TypeError)
+    for name, x in (("text", text), ("reduce", options.reduce), ("semiring", options.semiring)):
+        if not isinstance(x, str):
+            raise wrong(who, name, "a str", type(x).__name__, TypeError)
+    if not isinstance(options.format, Hashable):
+        raise wrong(who, "format", "a format or its name", f"{options.format!r}", TypeError)
     optimize = options.optimize
     if not isinstance(optimize, bool | str) or optimize not in MOST_TRIED:
         expected = f"one of {[*MOST_TRIED]}; for a path of your own, a call for each of its steps"

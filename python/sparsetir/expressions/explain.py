@@ -93,7 +93,7 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
             raise wrong("explain", "inputs", "one dict of arguments", f"{len(inputs)} inputs")
         return explain_program(what, *inputs, **options)
     if isinstance(what, str):
-        own, more = (
+        program_options, more = (
             {name: options.pop(name) for name in names if name in options}
             for names in (OPTIONS, OF_EXPRESSIONS)
         )
@@ -103,7 +103,7 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
         program, arguments = einsum_program(
             what, options, inputs, who="explain", at_pattern=True, **more
         )
-        return explain_program(program, arguments, name=what, **own)
+        return explain_program(program, arguments, name=what, **program_options)
     if not callable(what):
         expected = "a stage-I function, a Schedule, a Kernel, a plan, an expression or a model"
         raise wrong("explain", "what", expected, type(what).__name__, TypeError)

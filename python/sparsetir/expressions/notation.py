@@ -94,7 +94,9 @@ class _Reader:
         try:
             module = ast.parse(self.text)
         except SyntaxError as error:
-            refuse(self.who, self.text, max(0, (error.offset or 1) - 1), f"{error.msg}")
+            result = "expected a result such as C[i, k], or a name for a scalar one"
+            text = result if error.msg.startswith("cannot assign") else error.msg
+            refuse(self.who, self.text, max(0, (error.offset or 1) - 1), text)
         node = module.body[0] if len(module.body) == 1 else None
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target, accumulates = node.targets[0], False
@@ -200,6 +202,8 @@ class _Reader:
             op, parts = node.op, [node.operand]
         elif isinstance(node, ast.BinOp):
             op, parts = node.op, [node.left, node.right]
+            if isinstance(op, ast.Div) and getattr(node.right, "value", None) == 0:
+                self._refuse(node.right, "expected a divisor other than 0")
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:
             op, parts = node.ops[0], [node.left, *node.comparators]
         elif isinstance(node, ast.Call):
@@ -230,6 +234,12 @@ class _Reader:
         if len(node.args) != count or node.keywords:
             self._refuse(node, f"{name}: expected {count} argument{'s' * (count > 1)}")
         return Call(str(name), tuple(self._tree(x) for x in node.args))
+
+
+def ranks_of(statement: Statement) -> dict[str, int]:
+    """The operands of a statement in order of appearance, with their numbers of indices."""
+    read = [*accesses(statement.value), *[statement.result] * statement.accumulates]
+    return {x.name: len(x.indices) for x in read}
 
 
 def _scaled(

@@ -59,6 +59,8 @@ def read(who: str, name: str, operand: Any) -> Operand:
         values = operand.values
         return Operand(values, operand.shape, name_of(values), operand.pattern, steady=True)
     if is_torch(operand):
+        if operand.is_nested:
+            raise wrong(who, name, "a dense or sparse tensor", "a nested one", TypeError)
         if not operand.is_cpu:
             raise wrong(who, name, "a tensor on the CPU", f"one on {device_name(operand)}")
         strided = operand.layout is _loaded()[0].strided or "sparse" not in str(operand.layout)
@@ -108,6 +110,10 @@ def _of_torch(who: str, name: str, operand: Any) -> Operand:
     """A sparse operand from torch; its values keep their gradient, its pattern is cached."""
     torch, ops = _loaded()
     if is_torch(operand) and operand.dim() != 2:
+        if operand.layout is not torch.sparse_coo or operand.dense_dim():
+            expected = "a COO tensor without dense dimensions for another number of axes than two"
+            got = f"{operand.layout} of shape {tuple(operand.shape)}"
+            raise wrong(who, name, expected, got, TypeError)
         coalesced = operand if operand.is_coalesced() else operand.coalesce()
         tensor = ops.cache.kept.get(
             ("expressions", tuple(operand.shape)),

@@ -112,7 +112,7 @@ class Code(OutputCode):  # type: ignore[misc, valid-type]
 
 
 class _Details(AOTAutogradCacheDetails):  # type: ignore[misc, valid-type]
-    """What a kept graph depends on, besides what torch's class says of autograd.
+    """The key of a kept graph, besides what torch's class says of autograd.
 
     Torch's method has the settings of Inductor, too, whose import takes longer than all the rest.
     """
@@ -184,16 +184,16 @@ def _nodes(graph: fx.Graph) -> list[tuple[Any, ...]]:
 
 
 def _module(nodes: list[tuple[Any, ...]], constants: dict[str, Any]) -> fx.GraphModule:
-    graph, made = fx.Graph(), list[fx.Node]()
+    graph, new_nodes = fx.Graph(), list[fx.Node]()
     regions = [target for _, target, *_ in nodes if isinstance(target, Region | RegionProduct)]
     ahead.begin(region.program.expected() for region in regions)
 
     def node(x: Any) -> Any:
-        return made[x] if type(x) is _Number else x
+        return new_nodes[x] if type(x) is _Number else x
 
     for op, target, args, kwargs, name in nodes:
         args, kwargs = map_aggregate(args, node), map_aggregate(kwargs, node)
-        made.append(graph.create_node(op, target, args, kwargs, name))
+        new_nodes.append(graph.create_node(op, target, args, kwargs, name))
     return fx.GraphModule(constants, graph)
 
 

@@ -142,12 +142,12 @@ def _pieces(prepared: _Prepared, edges: int, count: int) -> list[_Piece]:
         last = min(first + count, edges)
         ends = torch.tensor([first, last - 1], dtype=starts.dtype)
         top, bottom = (int(n) for n in torch.searchsorted(starts, ends, right=True))
-        own = starts[top - 1 : bottom + 1].clamp(first, last) - first
+        pointers = starts[top - 1 : bottom + 1].clamp(first, last) - first
         arrays = {
             name: x[first:last] if isinstance(x, Tensor) else x
             for name, x in prepared.arrays.items()
         }
-        arrays |= {"indptr": own, "m": len(own) - 1, "edges": last - first}
+        arrays |= {"indptr": pointers, "m": len(pointers) - 1, "edges": last - first}
         piece = prepared._replace(arrays=arrays, passed={}, pieces={})
         pieces.append(_Piece(slice(top - 1, bottom), first, piece))
     return pieces
@@ -337,19 +337,19 @@ class Region:
         exact : whether to compute exactly, even for few edges, values that affect speed alone
         before : of the piece before, whose call is recorded, and whose numbers serve this one
         """
-        program, made = self.program, prepared.kernel
-        for n, number in made.gathered:
+        program, compiled = self.program, prepared.kernel
+        for n, number in compiled.gathered:
             check(prepared.ranges[number], len(arrays[n]))
         if self.calls is not None or may_be_recorded():
-            made = self._recorded(prepared, arrays, before is None)
-        kernel, named = made.kernel, prepared.arrays
+            compiled = self._recorded(prepared, arrays, before is None)
+        kernel, named = compiled.kernel, prepared.arrays
         exact = exact or prepared.arrays["edges"] >= MANY
         if kernel.computed:
             sizes = program.sizes([x.shape for x in arrays[:-1]], arrays[-1].shape)
             named = {**named, **sizes}
             like = before is not None and before.kernel is kernel and before.numbers
             named |= kernel.compute_passed(named, like or not exact)
-        origins: list[Any] = made.origins
+        origins: list[Any] = compiled.origins
         arguments = [
             origin if type(origin) is _Of
             else named[origin] if isinstance(origin, str)

@@ -13,6 +13,7 @@ from sparsetir.ops.messages import softmax_by_heads
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.products import spmm_by_heads
 from sparsetir.ops.registry import is_transformed
+from sparsetir.ops.tensors import check_strided
 from sparsetir.reductions import REDUCTION_NAMES
 from sparsetir.runtime.refusals import wrong
 
@@ -165,9 +166,7 @@ def check_of_edges(
     caller: str, name: str, x: object, graph: Graph, dims: tuple[int, ...] = (1,)
 ) -> None:
     """Raise unless x is a dense tensor of `dims` dimensions with one row per edge."""
-    if not isinstance(x, Tensor) or x.layout is not torch.strided:
-        got = x.layout if isinstance(x, Tensor) else type(x).__name__
-        raise wrong(caller, name, "a dense tensor", got, TypeError)
+    x = check_strided(caller, name, x, "a dense tensor")
     edges = graph.col.shape[-1]
     if x.dim() not in dims or x.shape[0] != edges:
         shape = f"({edges},)" if dims == (1,) else f"({edges},) or ({edges}, features)"

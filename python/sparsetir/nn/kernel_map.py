@@ -271,15 +271,15 @@ def _candidates(
     ends += [[f(q) for f, (q, _) in ((np.min, of[-1]), (np.max, of[0]))] for of in reach]
     box = _Box.around(np.array(ends), *([] if others is None else [others]))
     # An offset's inputs are filtered dimension by dimension.
-    found = [(np.arange(len(points), dtype=np.int32), columns[0] - box.low[0])]
+    candidates = [(np.arange(len(points), dtype=np.int32), columns[0] - box.low[0])]
     for at, of in enumerate(reach, 1):
-        before, found = found, []
+        before, candidates = candidates, []
         for (inputs, keys), (quotient, whole) in product(before, of):
             if whole is not None:
                 left = np.flatnonzero(whole[inputs])
                 inputs, keys = inputs[left], keys[left]
-            found.append((inputs, keys * box.sizes[at] + (quotient[inputs] - box.low[at])))
-    return found, box
+            candidates.append((inputs, keys * box.sizes[at] + (quotient[inputs] - box.low[at])))
+    return candidates, box
 
 
 def _whole(x: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray | None]:

@@ -25,7 +25,7 @@ from sparsetir.nn.kernel_map import (
 )
 from sparsetir.ops.cache import attach, attached, cacheable, cached_result, private
 from sparsetir.ops.compress import INT32_MAX
-from sparsetir.ops.tensors import check_size, check_tensor
+from sparsetir.ops.tensors import check_size, check_strided, check_tensor
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -462,8 +462,7 @@ def _places(caller: str, coords: Tensor) -> Places:
 
 
 def _check_coords(caller: str, coords: object) -> None:
-    if not isinstance(coords, Tensor):
-        raise wrong(caller, "coords", "a tensor", type(coords).__name__, TypeError)
+    coords = check_strided(caller, "coords", coords)
     if coords.dtype not in INTEGERS:
         raise wrong(caller, "coords", "integers", dtype_name(coords), TypeError)
     if coords.dim() != 2 or coords.shape[1] != 4:

@@ -242,9 +242,9 @@ class _Patches:
         return new
 
     def _wrap_propagate(self, layer: type) -> None:
-        own = vars(layer).get("propagate")
-        if own is not None and not hasattr(own, "is_sparsetir"):
-            new = _with_fallback(own, _propagate)
+        original = vars(layer).get("propagate")
+        if original is not None and not hasattr(original, "is_sparsetir"):
+            new = _with_fallback(original, _propagate)
             new.is_sparsetir = True
             self._replace(layer, "propagate", new)
 

@@ -128,14 +128,14 @@ class SAGEConv(Conv):
         if self.project:
             sources = self.lin(sources).relu()
         self.lin_l.materialize(sources.shape[-1])
-        own = targets if self.root_weight else None
-        if own is not None:
-            self.lin_r.materialize(own.shape[-1])
+        roots = targets if self.root_weight else None
+        if roots is not None:
+            self.lin_r.materialize(roots.shape[-1])
         linear_sum = self.aggr in LINEAR_NAMES
         if linear_sum and weights_first(sources, self.lin_l.weight, self.out_channels):
-            out = self._weights_first(graph, sources, own)
+            out = self._weights_first(graph, sources, roots)
         else:
-            out = self._weights_last(graph, sources, own)
+            out = self._weights_last(graph, sources, roots)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def _weights_first(self, graph: Graph, x: Tensor, own: Tensor | None) -> Tensor:

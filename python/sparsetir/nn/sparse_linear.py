@@ -20,20 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import (
-    LazyLinear,
-    Linear,
-    Module,
-    Parameter,
-    TransformerEncoder,
-    TransformerEncoderLayer,
-)
+from torch.nn import LazyLinear, Linear, Module, Parameter
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 
 from sparsetir.ops.block_linear import block_linear
 from sparsetir.ops.products import SPMM
+from sparsetir.ops.tensors import check_tensor
 from sparsetir.runtime.refusals import wrong
 
 
@@ -181,11 +175,14 @@ class SparseLinear(Module):
         -------
         (..., out_features) Tensor
         """
+        if isinstance(x, Tensor) and x.is_nested:  # TransformerEncoder, in inference with padding
+            return torch.nested.as_nested_tensor([self(part) for part in x.unbind()])
         if self.block is not None:
             return block_linear(
                 x, self.values, self.indptr, self.indices, self.bias, self.out_features,
                 self.in_features, False,
             )  # fmt: skip
+        check_tensor("SparseLinear", "x", x, self.values, "the weights")
         if x.shape[-1:] != (self.in_features,):
             got = f"shape {tuple(x.shape)}"
             raise wrong("SparseLinear", "x", f"{self.in_features} features", got)
@@ -193,6 +190,14 @@ class SparseLinear(Module):
         out = SPMM(self.indptr, self.indices, self.values, flat.t().contiguous(), "sum")
         out = out if self.bias is None else out + self.bias[:, None]
         return out.t().contiguous().view(*x.shape[:-1], self.out_features)
+
+    @property
+    def weight(self) -> Any:
+        """A stand-in for W, with which torch's functions refuse: see :meth:`dense_weight`.
+
+        torch's transformers, which in inference read their layers' weights, call the layers then.
+        """
+        return _NO_WEIGHT
 
     def dense_weight(self) -> Tensor:
         """W as a dense matrix (out_features, in_features), without a gradient."""
@@ -219,6 +224,20 @@ class SparseLinear(Module):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, sparsity={self.sparsity:.2f}, block={self.block}"
         )
+
+
+class _NoWeight:
+    """The weight of a layer that has no dense one."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, *_: object) -> object:
+        raise TypeError(
+            f"{func.__name__}: expected a dense weight, got that of a SparseLinear, which stores "
+            "those that pruning kept: call the layer, or take its dense_weight()"
+        )
+
+
+_NO_WEIGHT = _NoWeight()
 
 
 def sparse_linears(
@@ -289,11 +308,6 @@ def sparse_linears(
     for name, layer in picked.items():
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, swapped[layer])
-    for module in model.modules():
-        # In inference these may read the weights of their layers instead of calling them.
-        transformer = isinstance(module, TransformerEncoder | TransformerEncoderLayer)
-        if transformer and any(isinstance(part, SparseLinear) for part in module.modules()):
-            vars(module).update(use_nested_tensor=False, activation_relu_or_gelu=0)
     return list(picked)
 
 
@@ -312,10 +326,10 @@ def _pruner(linear: Linear) -> Any:
 
 def _lost(linear: Linear, pruner: object) -> str | None:
     """A description of a feature that a sparse copy of a layer would lose, or None."""
-    own, parameters = vars(linear), list(linear.parameters(recurse=False))
+    attrs, parameters = vars(linear), list(linear.parameters(recurse=False))
     known = {*linear._parameters, "weight" if pruner is not None else ""}
     cases = {
-        "a forward of its own": type(linear).forward is not Linear.forward or "forward" in own,
+        "a forward of its own": type(linear).forward is not Linear.forward or "forward" in attrs,
         "parametrizations: torch.nn.utils.parametrize.remove_parametrizations ends them":
             is_parametrized(linear),
         "a weight or bias that is computed at each call: remove_spectral_norm, remove_weight_norm "
@@ -323,7 +337,7 @@ def _lost(linear: Linear, pruner: object) -> str | None:
         "sizes that its first call tells: call it first": any(map(is_lazy, parameters)),
         "parameters on the device 'meta'": any(x.is_meta for x in parameters),
         "hooks of state dictionaries, whose names change":
-            any(hooks for name, hooks in own.items() if "state_dict" in name),
+            any(hooks for name, hooks in attrs.items() if "state_dict" in name),
         "hooks of its parameters, whose shapes change":
             any(x._backward_hooks or x._post_accumulate_grad_hooks for x in parameters),
     }  # fmt: skip

@@ -17,7 +17,7 @@ from sparsetir.ops.message_kernels import broadcast
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import holds_data, wants_gradient
 from sparsetir.ops.structure import PatternCopy, Structure, structure_of
-from sparsetir.ops.tensors import check_rows, check_tensor, scale_of
+from sparsetir.ops.tensors import check_rows, check_strided, check_tensor, scale_of
 from sparsetir.planning.request import message, reduction
 from sparsetir.reductions import EXTREMA, REDUCERS
 from sparsetir.runtime.refusals import wrong
@@ -120,8 +120,7 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
     """
     values = _given("segment_reduce", "values", values, "segments")
     reduce = reduction("segment_reduce", reduce, REDUCERS)
-    if not isinstance(rowptr, Tensor):
-        raise wrong("segment_reduce", "rowptr", "a tensor", type(rowptr).__name__, TypeError)
+    check_strided("segment_reduce", "rowptr", rowptr)
     if rowptr.dim() != 1 or not rowptr.shape[0]:
         raise wrong("segment_reduce", "rowptr", "shape (m + 1,)", tuple(rowptr.shape))
     operand = _segments(rowptr, values.shape[0])
@@ -378,10 +377,7 @@ def _count(operand: Operand) -> int:
 
 
 def _given(caller: str, name: str, x: object, what: str) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise wrong(caller, name, f"a tensor for {what}", type(x).__name__, TypeError)
-    if x.layout is not torch.strided:
-        raise wrong(caller, name, "a dense tensor", x.layout, TypeError)
+    x = check_strided(caller, name, x, f"a tensor for {what}")
     if x.dim() < 1:
         raise wrong(caller, name, "1 or more dimensions", "a number")
     return x

@@ -445,6 +445,9 @@ def _from_foreign(
             values = as_tensor(caller, name, source.values)
         if isinstance(index, tuple):
             sources, targets = (as_tensor(caller, name, x) for x in index)
+            if sources.shape != targets.shape:
+                got = f"shapes {tuple(sources.shape)} and {tuple(targets.shape)}"
+                raise wrong(caller, name, "arrays of one length", got)
             return _from_ends(caller, name, sources, targets, values, size)
         edges, own = plain_edges(caller, name, as_tensor(caller, name, index))
         return _from_edges(caller, name, edges, values, size or own)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, overload
 
-import torch
 from torch import Tensor
 
 from sparsetir.ops.cache import attach, cacheable, cached_result, private
 from sparsetir.ops.operands import Operand, Prepared, resolve, size_of
 from sparsetir.ops.relations import Relations, check_relations
 from sparsetir.ops.structure import pattern_of
+from sparsetir.ops.tensors import check_strided
 from sparsetir.runtime.refusals import wrong
 
 
@@ -148,6 +148,7 @@ def prepare(
             raise TypeError(
                 f"prepare: argument 'size': expected None for {type(A).__name__}, which has one"
             )
+        size_of("prepare", "size", size)
         A = (A, size)
     rowptr, col, m, n, values = resolve(A, values, None, "prepare")
     rowptr, col, structure = cached_result(pattern_of, rowptr, col, n, "prepare")
@@ -159,9 +160,7 @@ def _with_relations(
     edges: Any, size: Any, values: Tensor | None, edge_type: Tensor, count: int | None
 ) -> PreparedRelations:
     for name, x in (("A", edges), ("edge_type", edge_type)):
-        if not isinstance(x, Tensor) or x.layout is not torch.strided:
-            expected = "a tensor of integers with 'edge_type'"
-            raise wrong("prepare", name, expected, type(x).__name__, TypeError)
+        check_strided("prepare", name, x, "a tensor of integers with 'edge_type'")
     if values is not None:
         raise TypeError("prepare: argument 'values': expected None with 'edge_type'")
     if size is None:

@@ -231,7 +231,7 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
     if named != reduce:
         return spmm(A, B, named, values)
     _check_operand("spmm", "B", B, (2, 3))
-    return _product("spmm", _operand("spmm", A, values, B), B, reduce)
+    return _product("spmm", _operand("spmm", A, values, B), B, reduce, values is None)
 
 
 def spmv(A: object, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
@@ -251,7 +251,7 @@ def spmv(A: object, x: Tensor, reduce: str = "sum", values: Tensor | None = None
     reduce = reduction("spmv", reduce, REDUCERS)
     _check_operand("spmv", "x", x, (1, 2))
     B = x.unsqueeze(-1)
-    seen = _seen(A, B)
+    seen, passed = _seen(A, B), values is not None
     out = _product_of_new("spmv", A, B, reduce, values) if seen is None else None
     if out is None:
         if seen is None:
@@ -261,7 +261,7 @@ def spmv(A: object, x: Tensor, reduce: str = "sum", values: Tensor | None = None
             if values is None and own_values is not None:
                 values = own_values.to(B.dtype) if _is_outside_torch(A) else own_values
             operand = Operand(rowptr, col, *structure.shape, values)
-        out = _product("spmv", operand, B, reduce)
+        out = _product("spmv", operand, B, reduce, not passed)
     return out.squeeze(-1)
 
 
@@ -342,10 +342,12 @@ def _is_outside_torch(A: object) -> bool:
     return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
 
 
-def _product(caller: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
+def _product(caller: str, operand: Operand, B: Tensor, reduce: str, own: bool = False) -> Tensor:
+    """The product of an operand; own : whether its values are those of the argument 'A'."""
     rowptr, col, _, n, values = operand
     check_rows(caller, "x" if caller == "spmv" else "B", B, col.device, n)
     if values is not None:
+        check_tensor(caller, "A" if own else "values", values, B)
         _check_values(caller, values, B, col.shape[-1])
     if values is not None and values.dim() == 2:
         heads = values.shape[1]
@@ -392,7 +394,6 @@ def _check_operand(
 
 
 def _check_values(caller: str, values: Tensor, B: Tensor, nnz: int) -> None:
-    check_tensor(caller, "values", values, like=B)
     if values.device != B.device:
         raise wrong(caller, "values", f"to be on {B.device} as the pattern", values.device)
     dims = values.dim()
@@ -427,7 +428,7 @@ def fast_path(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
         values = own_values
     gradient = B.requires_grad
     if values is not None:
-        if type(values) not in PLAIN:
+        if type(values) not in PLAIN or values.is_nested:
             return None
         gradient = gradient or values.requires_grad
     if gradient and torch.is_grad_enabled():
@@ -522,7 +523,9 @@ def _product_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Te
 
 def _sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     """:func:`_product_of_new` for edges, which are not sorted."""
-    if reduce not in LINEAR or type(B) not in PLAIN or B.dim() != 2 or not is_plain_eager():
+    if reduce not in LINEAR or type(B) not in PLAIN or B.dim() != 2 or B.is_nested:
+        return None
+    if not is_plain_eager():
         return None
     edges, size = A if type(A) is tuple and len(A) == 2 else (A, len(B))
     n, m = size if type(size) is tuple and len(size) == 2 else (size, size)
@@ -530,9 +533,9 @@ def _sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     if type(A) is Tensor and A.layout is torch.sparse_coo and A.dim() == 2 and A.is_coalesced():
         in_rows = True
         edges, (m, n), values = A.indices(), A.shape, A.values() if values is None else values
-    if type(edges) is not Tensor or edges.layout is not torch.strided or edges.dim() != 2:
+    if type(edges) is not Tensor or edges.layout is not torch.strided or edges.is_nested:
         return None
-    if edges.is_nested:  # nested tensors have no shape
+    if edges.dim() != 2:
         return None
     (ends, nnz), (rows, feat) = edges.shape, B.shape
     if type(m) is not int or type(n) is not int or m < 1 or n != rows or ends != 2:
@@ -542,8 +545,9 @@ def _sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     if not _is_plain(B, SUMMED) or not _is_plain(edges, INDEX_DTYPES):
         return None
     if values is not None:
-        fits = type(values) in PLAIN and values.shape == (nnz,) and not values.requires_grad
-        if not fits or not _is_plain(values, (B.dtype,)):
+        if type(values) not in PLAIN or not _is_plain(values, (B.dtype,)):
+            return None
+        if values.shape != (nnz,) or values.requires_grad:
             return None
     if torch.are_deterministic_algorithms_enabled():
         return None
@@ -568,7 +572,8 @@ def _sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
 
 def _is_plain(x: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
     """Whether x's memory on the host holds its numbers unmodified, in one of the types."""
-    return x.is_cpu and x.dtype in dtypes and not x.is_neg() and not x._is_zerotensor()
+    plain = x.is_cpu and x.dtype in dtypes and not x.is_nested  # nested tensors have no shape
+    return plain and not x.is_neg() and not x._is_zerotensor()
 
 
 def _rows_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
@@ -583,7 +588,7 @@ def _rows_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Tenso
     rowptr, col, own_values = rows
     values = own_values if values is None else values
     (m, n), nnz, feat = A.shape, len(col), B.shape[1]
-    fits = type(values) in PLAIN and values.shape == col.shape and _is_plain(values, (B.dtype,))
+    fits = type(values) in PLAIN and _is_plain(values, (B.dtype,)) and values.shape == col.shape
     if not fits or n != len(B) or not nnz * feat or wants_gradient(B, values):
         return None
     if rowptr.dtype != col.dtype or not _is_new(col, lambda: known(A, n), 1, PLANNED):

@@ -17,7 +17,7 @@ from sparsetir.ops import rgms_kernels
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.relations import Relations, edge_copies, relations_of
-from sparsetir.ops.tensors import check_size, check_tensor
+from sparsetir.ops.tensors import check_size, check_strided, check_tensor
 from sparsetir.planning.request import reduction
 from sparsetir.reductions import LINEAR, REDUCERS
 from sparsetir.runtime.refusals import wrong
@@ -113,9 +113,7 @@ def _check(
             f"{x.shape[1]} features, got {tuple(weight.shape)}"
         )
     for name, tensor in (("edge_index", edge_index), ("edge_type", edge_type)):
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            got = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise wrong(NAME, name, "a dense tensor", got, TypeError)
+        check_strided(NAME, name, tensor, "a dense tensor")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise wrong(NAME, "edge_index", "shape (2, E)", tuple(edge_index.shape))
     if edge_weight is not None:

@@ -182,6 +182,16 @@ if TYPE_CHECKING:
     from sparsetir.ops.structure import Structure
 
 
+def check_strided(caller: str, name: str, x: object, what: str = "a tensor") -> Tensor:
+    """Return x; raise unless it is a dense tensor; what : the expectation, for the error."""
+    if not isinstance(x, Tensor):
+        raise wrong(caller, name, what, type(x).__name__, TypeError)
+    if x.is_nested or x.layout is not torch.strided:
+        got = "a nested one" if x.is_nested else x.layout
+        raise wrong(caller, name, "a dense tensor", got, TypeError)
+    return x
+
+
 def check_tensor(
     caller: str, name: str, x: object, like: Tensor | None = None, other: str = "the other operand"
 ) -> Tensor:
@@ -190,12 +200,7 @@ def check_tensor(
     like : an operand checked before, whose dtype x must have unless autocast casts both
     other : a phrase for that operand
     """
-    if not isinstance(x, Tensor):
-        raise wrong(caller, name, "a tensor", type(x).__name__, TypeError)
-    if x.layout is not torch.strided:
-        raise wrong(caller, name, "a dense tensor", x.layout, TypeError)
-    if x.is_nested:
-        raise wrong(caller, name, "a dense tensor", "a nested one", TypeError)
+    x = check_strided(caller, name, x)
     if x.dtype not in DTYPES:
         raise wrong(caller, name, ", ".join(DTYPES.values()), dtype_name(x), TypeError)
     if like is not None and x.dtype != like.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -247,8 +252,7 @@ def check_dense(
 def check_values(caller: str, values: Tensor, dense: Tensor, structure: Structure) -> None:
     """Raise unless values are (nnz,), or (heads, nnz) if the dense operand has heads."""
     expected = (*dense.shape[:-2], structure.nnz)
-    if values.layout is not torch.strided:
-        raise wrong(caller, "values", "a dense tensor", values.layout, TypeError)
+    check_strided(caller, "values", values)
     if values.dtype != dense.dtype:
         as_dense = f"{dtype_name(dense)} as the dense operand"
         raise wrong(caller, "values", as_dense, dtype_name(values), TypeError)

@@ -20,7 +20,7 @@ import numpy as np
 from tvm.ir import save_json
 
 from sparsetir.data import hooks
-from sparsetir.data.sources import is_sparse
+from sparsetir.data.sources import VALUE_DTYPES, is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats import Format
 from sparsetir.planning.along_request import edge_request, relational_request
@@ -328,7 +328,7 @@ def requested(
     counts = {name: options[name] for name in COUNTS if options.get(name) is not None}
     check_counts(**counts)
     options |= {name: int(value) for name, value in counts.items()}
-    options["target"] = resolve_target(options.get("target", "llvm"))
+    options["target"] = resolve_target(options.get("target", "llvm"), "plan")
     options["threads"] = options.get("threads") or default_threads()
     others = {"format", *OPTIONS.difference(record.options)}
     operator_options = {name: x for name, x in options.items() if name not in others}
@@ -438,8 +438,9 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
         )
     if is_torch(x):
         return ops().spmv(matrix, x) if x.dim() == 1 else ops().spmm(matrix, x)
+    matrix.drop_if_written()
     x = np.asarray(x)
-    dtype = x.dtype if x.dtype == matrix.dtype else np.result_type(x.dtype, matrix.dtype)
+    dtype = x.dtype if x.dtype == matrix.dtype else _common_dtype(matrix, x)
     x = np.ascontiguousarray(x, dtype)
     key = x.shape[1:], dtype
     if key[0] == (0,):
@@ -462,6 +463,12 @@ def product(matrix: Any, x: Any, plans: dict[Any, Any], ops: Callable[[], Any]) 
             plans[key] = plan("spmv" if x.ndim == 1 else "spmm", matrix, x)
     made = plans[key]
     return made(A1=x).astype(dtype, copy=False) if is_expression else made(x)
+
+
+def _common_dtype(matrix: SparseMatrix, x: np.ndarray) -> np.dtype:
+    if x.dtype.name not in VALUE_DTYPES:
+        raise wrong("A @ x", "x", f"one of {', '.join(VALUE_DTYPES)}", x.dtype, TypeError)
+    return np.result_type(x.dtype, matrix.dtype)
 
 
 def _product_once(matrix: SparseMatrix, x: np.ndarray) -> np.ndarray | None:

@@ -478,7 +478,8 @@ def matrix_request(
     results = dict.fromkeys((dtype or default, accumulator(dtype or default)))
     if (dtype or default) not in DTYPES and out_dtype is None:
         expected = f"one of {', '.join(DTYPES)} (expressions take others: see sparsetir.einsum)"
-        raise wrong("plan", "dtype", expected, f"{dtype or default!r}")
+        name = "matrix" if dtype is None else "dtype"
+        raise wrong("plan", name, expected, f"{dtype or default!r}")
     if out_dtype not in (None, *results):
         expected = f"None, {' or '.join(map(repr, results))}"
         raise wrong("plan", "out_dtype", expected, f"{out_dtype!r}")

@@ -33,6 +33,7 @@ from sparsetir.runtime.arrays import (
     in_large_pages,
     is_array,
     is_contiguous,
+    is_strided,
     is_torch,
     itemsize,
     overlap,
@@ -355,7 +356,11 @@ class Plan:
             self._values(values)
         if out is not None:
             self._refuse_overlap(out, operands, values)
-        self.kernel.run_refused(args, error)
+        try:
+            self.kernel.run_refused(args, error)
+        except (TypeError, ValueError) as refusal:  # in the kernel's names
+            text = str(refusal).replace(f"{self.kernel.name}: argument", f"{self.op}: argument", 1)
+            raise type(refusal)(text) from error
 
     def _new_result(self, operand: object) -> object:
         """A result of the operand's kind, other than NumPy's."""
@@ -428,6 +433,9 @@ class Plan:
                 self.op, "values", f"dtype {self._values_dtype}", dtype_name(values), TypeError
             )
         arrays = self._arranged(values)
+        if not is_contiguous(values) and any(x is values for x in arrays.values()):
+            got = f"strides {strides(values)}" if is_strided(values) else values.layout
+            raise wrong(self.op, "values", "a contiguous array", got)
         return {name: self._view(name, self._on_device(x)) for name, x in arrays.items()}
 
     def _place_of_values(self) -> int:

@@ -210,6 +210,8 @@ def empty_like(array: Any, shape: tuple[int, ...], caller: str, dtype: str | Non
         return empty(shape, dtype or array.dtype)
     if is_torch(array):
         try:
+            if not is_strided(array):
+                raise TypeError(f"{caller}: expected a dense tensor, got {array.layout}")
             if dtype is None:
                 return array.new_empty(*shape)  # sizes one by one: a tuple takes a microsecond more
             return array.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
@@ -223,7 +225,7 @@ def empty_like(array: Any, shape: tuple[int, ...], caller: str, dtype: str | Non
 
 
 def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
-    """An array padded with zeros to a larger shape; TVM's go through the host."""
+    """An array padded with zeros to a larger shape; TVM's are copied to the host and back."""
     if tuple(array.shape) == shape:
         return array
     if isinstance(array, tvm_ffi.Tensor):
@@ -239,7 +241,7 @@ def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def changed(array: Any, change: Callable[[Any], Any], out: Any = None) -> object:
-    """Apply a function to an array and make the result contiguous; TVM's go through the host.
+    """Apply a function to an array and make the result contiguous; TVM's are copied to the host.
 
     change : function of a NumPy or torch array, such as slicing
     out : array of the same kind to write the result to
@@ -367,7 +369,8 @@ def unowned(array: np.ndarray) -> object:
 
 def _plain_numpy(array: np.ndarray) -> object:
     steps = tuple(s * array.itemsize for s in _plain_strides(array.shape))
-    foreign = array.dtype.kind == "V"  # NumPy's kind of the dtypes of ml_dtypes
+    # NumPy's kind of the dtypes of ml_dtypes, and of records
+    foreign = array.dtype.kind == "V" and array.dtype.type is not np.void
     if array.flags.writeable and array.strides == steps and not foreign:
         return array
     interface = {**array.__array_interface__, "strides": steps}
@@ -515,7 +518,7 @@ def _has_gradient(torch: _Torch, tensor: Tensor) -> bool:
 
 
 def hidden(array: Any) -> str:
-    """What an error says of an array whose memory lacks its numbers; "" for other arrays.
+    """A phrase for the error about an array whose memory lacks its numbers; "" for other arrays.
 
     For example "an array without a mask, got a masked one; give `array.filled(...)`".
     """

@@ -45,7 +45,7 @@ def bound_arguments(
             raise ValueError(
                 f"{caller}: '{program.name}' has no '{name}'; it has {', '.join(names)}"
             )
-    given, values = _Given(caller, signature, Target("llvm")), [arguments.get(n) for n in names]
+    checker, values = _Given(caller, signature, Target("llvm")), [arguments.get(n) for n in names]
     missing = [
         i
         for i in signature.arrays
@@ -56,21 +56,21 @@ def bound_arguments(
         if i in missing:
             values[i] = PENDING
         elif names[i] not in arguments:
-            raise TypeError(f"{given.named(i)} is missing: expected a torch, NumPy or TVM array")
+            raise TypeError(f"{checker.named(i)} is missing: expected a torch, NumPy or TVM array")
         elif is_array(values[i]):
             values[i] = np.require(
-                to_numpy(values[i]), None, ["C", "W"] if i in given.outputs else "C"
+                to_numpy(values[i]), None, ["C", "W"] if i in checker.outputs else "C"
             )
-    given.complete(values)
+    checker.complete(values)
     for i in missing:
         expected = signature.expected_shape(i, values)
         if min(expected, default=0) < 0:
-            raise ValueError(f"{given.named(i)}: expected lengths of 0 or more, got {expected}")
+            raise ValueError(f"{checker.named(i)}: expected lengths of 0 or more, got {expected}")
         filled = np.zeros(expected)
-        if rng is not None and i not in given.outputs:  # far enough from zero to divide by
+        if rng is not None and i not in checker.outputs:  # far enough from zero to divide by
             filled = rng.uniform(0.5, 1, expected) * rng.choice([-1, 1], expected)
         values[i] = filled.astype(signature.dtypes[i])
-    given.refuse(values)
+    checker.refuse(values)
     for i in signature.arrays:
         values[i] = signature.view(i, values)
     return dict(zip(names, values, strict=True))

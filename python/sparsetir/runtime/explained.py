@@ -153,7 +153,7 @@ def explain_program(
     if isinstance(what, Kernel):
         kernel = what
     else:
-        resolved = resolve_target("llvm" if target is None else target)
+        resolved = resolve_target("llvm" if target is None else target, "explain")
         kernel = build(what, resolved, schedule=schedule)
     if values:  # they may choose the order of rows
         kernel = kernel.chosen_for(values)

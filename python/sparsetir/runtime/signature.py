@@ -241,10 +241,10 @@ class Signature:
                 break
 
     def _infer_from_ranks(self, values: list[Any]) -> None:
-        arrays, given = self.arrays, self.constants
+        arrays, constants = self.arrays, self.constants
         ranks = (*(len(self.shape_of(i, values, any_form=True) or ()) for i in arrays),)
         if ranks not in self._by_ranks:
-            self._by_ranks[ranks] = self.inferences_from(arrays, given, ranks)
+            self._by_ranks[ranks] = self.inferences_from(arrays, constants, ranks)
         self._follow(self._by_ranks[ranks], values)
 
     @staticmethod

@@ -68,7 +68,7 @@ class Candidate:
 
 
 class Case:
-    """What a worker measures: arguments, the expected result, and configs made ready."""
+    """The subject of a worker's measurements: arguments, expected result, prepared configs."""
 
     target: TargetLike
 

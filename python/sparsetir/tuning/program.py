@@ -134,7 +134,7 @@ class ProgramTask(Case):
 
     @cached_property
     def results(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What outputs contain before a check, and the expected outputs, by name."""
+        """The contents of outputs before a check, and the expected outputs, by name."""
         start = self.outputs
         zeros, ones = (self._run({n: np.full_like(x, v) for n, x in start.items()}) for v in (0, 1))
         if all(np.array_equal(zeros[n], ones[n], equal_nan=True) for n in start):

@@ -92,7 +92,7 @@ def program_search(
     count = math.prod(len(values) for values in wanted.values())
     if count > MOST_CONFIGS:
         raise wrong("tune", "space", f"at most {MOST_CONFIGS:,} configs", f"{count:,}")
-    task = ProgramTask(program, bound, ref, resolve_target(target), threads)
+    task = ProgramTask(program, bound, ref, resolve_target(target, "tune"), threads)
     make = config_of if schedule is None else lambda **chosen: Choices(chosen)
     branch = Branch("schedule", wanted, make)
     default = Choices()
@@ -142,7 +142,7 @@ def _derived(
     threads: int,
 ) -> dict[str, tuple[object, ...]]:
     """The space derived from a function, with some of its choices replaced."""
-    resolved = resolve_target(target)
+    resolved = resolve_target(target, "tune")
     if is_gpu(resolved):
         raise ValueError(
             "tune: argument 'schedule': expected one for a GPU, for which none is derived from a "
