@@ -56,6 +56,7 @@ from sparsetir.schedules.passes.whole_workspaces import (
 )
 from sparsetir.schedules.targets import (
     TargetLike,
+    code_target,
     features_needed,
     has_tensor_cores,
     is_gpu,
@@ -359,7 +360,7 @@ def compile_stages(stages: Mapping[str, Stages], target: Target) -> object:
     with without_passes(left_out) if left_out else contextlib.nullcontext():
         mod = tvm.IRModule(functions)
         pipeline = PIPELINE if is_gpu(target) else locals_on_stack.PIPELINE
-        return tvm.compile(mod, target=target, tir_pipeline=pipeline)
+        return tvm.compile(mod, target=code_target(target), tir_pipeline=pipeline)
 
 
 def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.PrimFunc:
