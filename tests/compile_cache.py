@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,10 @@ OPTIMISATIONS = ("HoistIfThenElse", "InsertHoistIfThenElse", "CommonSubexprElim"
 # Our passes after TVM's own.
 OUR_PASSES = (consecutive_parts, locals_on_stack, row_offsets)
 ON_STACK = {"tir_pipeline": locals_on_stack.PIPELINE}  # the option of kernels for CPUs
-LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
+# The socket of `cross_compiler.py`, for tests in an emulated process.
+CROSS_COMPILER = os.environ.get("TESTS_CROSS_COMPILER", "")
+# A compiler driver takes four times as long to call it.
+LINKER = (os.environ.get("TESTS_LINKER", "ld"), "-shared")
 
 
 class Kept:
@@ -92,9 +96,11 @@ class Cache:
             if library.exists():
                 os.utime(library)
                 return Kept(library, again)
-            with without_passes(OPTIMISATIONS if self.quick else ()):
-                compiled = self._real(mod, target=used, **options)
-            if not self._write(compiled.mod, library):
+            if CROSS_COMPILER and self.folder == FOLDER:
+                written = cross_compiled(mod, used, options, self.quick, library)
+                return Kept(library, again) if written else again()
+            compiled, written = self.write(mod, used, options, library)
+            if not written:
                 return again() if self.quick else compiled
             return Kept(library, again if self.quick else lambda: compiled)
 
@@ -106,13 +112,28 @@ class Cache:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _write(self, module: Any, library: Path) -> bool:
-        """Link a shared library; other processes see all of it or nothing."""
+    def write(self, mod: Any, target: Any, options: Any, library: Path) -> tuple[Any, bool]:
+        """What `tvm.compile` returns, and whether it was linked to a shared library.
+
+        Other processes see all of the library or nothing.
+        """
+        with without_passes(OPTIMISATIONS if self.quick else ()):
+            compiled = self._real(mod, target=target, **options)
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
-            linked = _linked(module, scratch)
+            linked = _linked(compiled.mod, scratch)
             if linked is not None:
                 os.replace(linked, library)
-        return linked is not None
+        return compiled, linked is not None
+
+
+def cross_compiled(mod: Any, target: Any, options: Any, quick: bool, library: Path) -> bool:
+    """Whether the process at CROSS_COMPILER wrote a module's shared library."""
+    with Client(CROSS_COMPILER) as connection:
+        connection.send((tvm.ir.save_json(mod), target.export(), options, quick, library))
+        try:
+            return bool(connection.recv())
+        except EOFError:
+            return False
 
 
 def forget_unused(files: Iterable[Path]) -> None:
@@ -157,7 +178,8 @@ def key(mod: Any, target: Any, on_stack: bool = False) -> str:
     )
     number = tvm_ffi.structural_hash(mod)
     ours = "".join(inspect.getsource(p) for p in OUR_PASSES if on_stack)
-    parts = (tvm.__version__, tvm_ffi.__version__, str(target), str(names), str(number), ours)
+    cpu = os.uname().machine
+    parts = (cpu, tvm.__version__, tvm_ffi.__version__, str(target), str(names), str(number), ours)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
