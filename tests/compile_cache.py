@@ -2,7 +2,8 @@
 
 `tvm.compile` for a CPU takes a tenth of a second to a second, and writes nothing that depends on
 anything but its argument, the target and TVM. What it made is kept as a shared library under
-`.pytest_cache/kernels`, by a hash of these; `make clean` removes them. Text for GPUs is not kept.
+`.pytest_cache/kernels`, in a folder of the machine's architecture, by a hash of these; `make clean`
+removes them. Text for GPUs is not kept.
 
 LLVM's optimisations take two thirds of that time, and those of TVM a third of the rest:
 `Cache.quick` leaves them out of the library; what is asked of a kernel's text is compiled with all
@@ -34,7 +35,7 @@ from sparsetir.schedules.passes.whole_workspaces import without_passes
 
 # Whether tests compile all kernels as users do: with LLVM's optimisations, and all versions.
 AS_USERS = bool(os.environ.get("TESTS_AS_USERS"))
-FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "kernels"
+FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "kernels" / os.uname().machine
 UNUSED = 14 * 24 * 3600  # seconds after which a file that no test asked for is removed
 OPTIMISATIONS = ("HoistIfThenElse", "InsertHoistIfThenElse", "CommonSubexprElim")  # of TVM
 # Our passes after TVM's own.
@@ -178,8 +179,7 @@ def key(mod: Any, target: Any, on_stack: bool = False) -> str:
     )
     number = tvm_ffi.structural_hash(mod)
     ours = "".join(inspect.getsource(p) for p in OUR_PASSES if on_stack)
-    cpu = os.uname().machine
-    parts = (cpu, tvm.__version__, tvm_ffi.__version__, str(target), str(names), str(number), ours)
+    parts = (tvm.__version__, tvm_ffi.__version__, str(target), str(names), str(number), ours)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
