@@ -2,7 +2,8 @@
 
 `tvm.compile` for a CPU takes a tenth of a second to a second, and writes nothing that depends on
 anything but its argument, the target and TVM. What it made is kept as a shared library under
-`.pytest_cache/kernels`, by a hash of these; `make clean` removes them. Text for GPUs is not kept.
+`.pytest_cache/kernels`, in a folder of the machine's architecture, by a hash of these; `make clean`
+removes them. Text for GPUs is not kept.
 
 LLVM's optimisations take two thirds of that time, and those of TVM a third of the rest:
 `Cache.quick` leaves them out of the library; what is asked of a kernel's text is compiled with all
@@ -21,6 +22,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +35,16 @@ from sparsetir.schedules.passes.whole_workspaces import without_passes
 
 # Whether tests compile all kernels as users do: with LLVM's optimisations, and all versions.
 AS_USERS = bool(os.environ.get("TESTS_AS_USERS"))
-FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "kernels"
+FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "kernels" / os.uname().machine
 UNUSED = 14 * 24 * 3600  # seconds after which a file that no test asked for is removed
 OPTIMISATIONS = ("HoistIfThenElse", "InsertHoistIfThenElse", "CommonSubexprElim")  # of TVM
 # Our passes after TVM's own.
 OUR_PASSES = (consecutive_parts, locals_on_stack, row_offsets, short_tails)
 ON_STACK = {"tir_pipeline": locals_on_stack.PIPELINE}  # the option of kernels for CPUs
-LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
+# The socket of `cross_compiler.py`, for tests in an emulated process.
+CROSS_COMPILER = os.environ.get("TESTS_CROSS_COMPILER", "")
+# A compiler driver takes four times as long to call it.
+LINKER = (os.environ.get("TESTS_LINKER", "ld"), "-shared")
 
 
 class Kept:
@@ -92,9 +97,11 @@ class Cache:
             if library.exists():
                 os.utime(library)
                 return Kept(library, again)
-            with without_passes(OPTIMISATIONS if self.quick else ()):
-                compiled = self._real(mod, target=used, **options)
-            if not self._write(compiled.mod, library):
+            if CROSS_COMPILER and self.folder == FOLDER:
+                written = cross_compiled(mod, used, options, self.quick, library)
+                return Kept(library, again) if written else again()
+            compiled, written = self.write(mod, used, options, library)
+            if not written:
                 return again() if self.quick else compiled
             return Kept(library, again if self.quick else lambda: compiled)
 
@@ -106,13 +113,28 @@ class Cache:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _write(self, module: Any, library: Path) -> bool:
-        """Link a shared library; other processes see all of it or nothing."""
+    def write(self, mod: Any, target: Any, options: Any, library: Path) -> tuple[Any, bool]:
+        """What `tvm.compile` returns, and whether it was linked to a shared library.
+
+        Other processes see all of the library or nothing.
+        """
+        with without_passes(OPTIMISATIONS if self.quick else ()):
+            compiled = self._real(mod, target=target, **options)
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
-            linked = _linked(module, scratch)
+            linked = _linked(compiled.mod, scratch)
             if linked is not None:
                 os.replace(linked, library)
-        return linked is not None
+        return compiled, linked is not None
+
+
+def cross_compiled(mod: Any, target: Any, options: Any, quick: bool, library: Path) -> bool:
+    """Whether the process at CROSS_COMPILER wrote a module's shared library."""
+    with Client(CROSS_COMPILER) as connection:
+        connection.send((tvm.ir.save_json(mod), target.export(), options, quick, library))
+        try:
+            return bool(connection.recv())
+        except EOFError:
+            return False
 
 
 def forget_unused(files: Iterable[Path]) -> None:

@@ -9,7 +9,7 @@
 # ARM_CPU chooses another of `qemu-aarch64-static -cpu help`, as cortex-a53.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-folder=$(realpath -m "${ARM_FOLDER:-build/arm}") root=$folder/root site=$folder/site bin=$folder/bin
+folder=$(realpath -m "${ARM_FOLDER:-build/arm}") root=$folder/root site=$folder/site-packages bin=$folder/bin
 python=python3.11
 missing() {
   echo "on_arm.sh: $1; as root: dpkg --add-architecture arm64 && apt-get update &&" \
@@ -41,9 +41,13 @@ exec qemu-aarch64-static -L '$root' '$root/usr/bin/$python' "\$@"
 END
 chmod +x "$bin/python3"
 for tool in g++ ld; do ln -sf "$(command -v "aarch64-linux-gnu-$tool")" "$bin/$tool"; done
-mkdir -p "$site"
-echo "import sys; sys.executable = '$bin/python3'" >"$site/sitecustomize.py"
+printf '%s\n' "$site" "import sys; sys.executable = '$bin/python3'" \
+  >"$root/usr/lib/python3/dist-packages/on_arm.pth"
+native=$(PATH=$PWD/.venv/bin:$PATH command -v python3)
 export QEMU_CPU=${ARM_CPU:-neoverse-n1} PATH=$bin:$PATH PYTHONNOUSERSITE=1
+# Emulated, Python takes minutes to compile its modules.
+export PYTHONPYCACHEPREFIX=$folder/pycache
+unset PYTHONDONTWRITEBYTECODE
 
 if [ ! -e "$folder/.site" ] || [ constraints.txt -nt "$folder/.site" ]; then
   # uv resolves for another machine, which pip cannot; emulated, pip takes half an hour. The last
@@ -52,14 +56,23 @@ if [ ! -e "$folder/.site" ] || [ constraints.txt -nt "$folder/.site" ]; then
   "$folder/uv/bin/uv" pip install -q --target "$site" --upgrade --only-binary=:all: \
     --python-platform aarch64-manylinux_2_35 --python-version "${python#python}" \
     -c "$folder/constraints.txt" apache-tvm apache-tvm-ffi numpy scipy 'torch<2.10' \
-    torch-c-dlpack-ext torch-geometric pytest hypothesis psutil optuna tqdm matplotlib
+    torch-c-dlpack-ext torch-geometric pytest pytest-xdist hypothesis psutil optuna tqdm matplotlib
   touch "$folder/.site"
 fi
 
-export PYTHONPATH=$site:$PWD/python
+export PYTHONPATH=$PWD/python
 if [ "${1:-}" = --python ]; then
   shift
   exec "$bin/python3" "$@"
 fi
 [ $# -gt 0 ] || set -- -q tests/formats tests/sparse_ir tests/runtime tests/schedules tests/ops
-exec "$bin/python3" -m pytest "$@"
+
+# Where there is TVM for this machine, too, it compiles the kernels.
+if "$native" -c 'import tvm' 2>/dev/null; then
+  TESTS_CROSS_COMPILER=$(mktemp -u "${TMPDIR:-/tmp}/on_arm.XXXXXX")
+  export TESTS_CROSS_COMPILER
+  TESTS_LINKER=aarch64-linux-gnu-ld "$native" tests/cross_compiler.py "$TESTS_CROSS_COMPILER" &
+  trap 'kill $!; rm -f "$TESTS_CROSS_COMPILER"' EXIT
+  until [ -e "$TESTS_CROSS_COMPILER" ]; do sleep 0.1; done
+fi
+"$bin/python3" -m pytest "$@"

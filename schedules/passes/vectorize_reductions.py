@@ -201,9 +201,7 @@ class _BySize:
             return as_dtype(n, dtype_of(extent))
 
         if isinstance(extent, tirx.IntImm):
-            # Arithmetic reads no vectors of 128 bits from memory: LLVM loads too many at first.
-            straight = STRAIGHT if self.bits > 128 else STRAIGHT // 2
-            return version(*_tiles_of(int(extent), lanes, straight))
+            return version(*_tiles_of(int(extent), lanes))
         below: Any = version(1, 0, True)
         for few in range(1, FEW + 1):
             exact = tirx.EQ(extent, number(few))
@@ -227,14 +225,11 @@ class _BySize:
         return tirx.IfThenElse(extent > number(max(lanes, FEW)), above, below)
 
 
-def _tiles_of(size: int, lanes: int, straight: int) -> tuple[int, int | None, bool]:
-    """The tiles of a constant size, for vectors of `lanes` lanes.
-
-    straight : the most vectors that have no loop
-    """
+def _tiles_of(size: int, lanes: int) -> tuple[int, int | None, bool]:
+    """The tiles of a constant size, for vectors of `lanes` lanes."""
     if size < FEW:
         return 1, size, True
-    if size > straight * lanes:
+    if size > STRAIGHT * lanes:
         return WIDE * lanes, None, size % (WIDE * lanes) == 0
     width = min(lanes, 1 << size.bit_length() - 1)
     return width, -(-size // width), size % width == 0

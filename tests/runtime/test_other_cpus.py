@@ -63,6 +63,20 @@ def test_default_schedules_spill_nothing_on_arm():
         assert "prfm" in text
 
 
+@pytest.mark.parametrize("feat", [32, 64, 128, 256])
+def test_sums_over_features_spill_nothing_on_arm(feat):
+    """As they do by LLVM's model of Neoverse N1."""
+    plan = sparsetir.plan("sddmm", A, feat, target=NEOVERSE, threads=1)
+    text = plan.kernel.source("asm")
+    assert len(re.findall(r"fmla\s+v", text)) >= 28
+    assert not re.findall(r"ld[rp]\s+q\d.*\[sp", text)
+    if real_machine().architecture == "aarch64":
+        x, y = np.random.default_rng(1).random((2, 2000, feat), "float32")
+        rows, cols = A.nonzero()
+        wanted = np.einsum("ek,ek->e", x[rows], y[cols])
+        np.testing.assert_allclose(plan(x, y), wanted, rtol=1e-5)
+
+
 def test_a_kernel_for_another_architecture_has_text_and_does_not_run():
     other = "x86_64" if real_machine().architecture == "aarch64" else "aarch64"
     target = {"kind": "llvm", "mtriple": f"{other}-linux-gnu"}

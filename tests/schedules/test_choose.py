@@ -27,7 +27,8 @@ from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.sparse_ir.recipes.locality import FEW, MISSED, reuse_distance
 
-CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
+X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "icelake-server"}
+CPU = tvm.target.Target(X86)
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 GRAPH = Statistics(m=10**5, n=10**5, nnz=10**6, feat=128, threads=4, longest=40)
 
@@ -92,7 +93,7 @@ def test_panels_of_rows_that_share_columns():
     assert (config.rows, config.pack, config.unpacked.rows) == (4, True, 4)
     for other in ({"shared": 1.5}, {"feat": 24}, {"n": 10**5}):
         assert not choose(Spmm(), replace(mesh, **other), CPU).in_panels
-    few_registers = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
+    few_registers = tvm.target.Target({**X86, "mcpu": "haswell"})
     assert not choose(Spmm(), mesh, few_registers).in_panels
     assert choose(Spmm(), replace(mesh, feat=16), few_registers).in_panels
 
@@ -115,7 +116,7 @@ def test_panels_of_pruned_weights():
     assert choose(Spmm("float64"), replace(PRUNED, bytes=8), CPU).tile == 32
     assert choose(Spmm(), replace(PRUNED, n=2048, nnz=512 * 500), CPU).rows == 5
     # With a feature that it has, so that it is never the machine of tests.
-    zen = tvm.target.Target({"kind": "llvm", "mcpu": "znver5", "mattr": ["+avx512f"]})
+    zen = tvm.target.Target({**X86, "mcpu": "znver5", "mattr": ["+avx512f"]})
     larger = [replace(PRUNED, n=512, nnz=512 * length) for length in (90, 150, 250)]
     assert [choose(Spmm(), stats, zen).rows for stats in larger] == [4, 5, 6]
     narrow = [replace(stats, feat=32) for stats in larger]

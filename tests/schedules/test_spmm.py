@@ -15,6 +15,7 @@ from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 
 RNG = np.random.default_rng(0)
+X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "cascadelake"}
 
 
 def check(a, feat, dtype="float32", reduce="sum", config=None, threads=2):
@@ -134,7 +135,7 @@ def test_heads():
 def test_the_code_keeps_a_tile_in_registers():
     """The loop over nonzeros neither loads nor stores an accumulator, and prefetches rows."""
 
-    target = {"kind": "llvm", "mcpu": "cascadelake"}  # for others LLVM may write loops out twice
+    target = X86  # for others LLVM may write loops out twice
     plan = sparsetir.plan("spmm", ZOO["random"], 128, config=RowTile(prefetch=8), target=target)
     code = plan.kernel.source("ll")
     loop = next(part for part in re.split(r"\n(?=\S+:)", code) if "llvm.prefetch" in part)
@@ -233,13 +234,7 @@ def test_edges_in_any_order():
 def test_sums_stay_in_registers():
     """Each pattern has one loop, which loads a row of B once for all of the pattern's rows."""
     config = RowTile(64, 16, 64, rows=4, pack=True, parallel=False)
-    plan = sparsetir.plan(
-        "spmm",
-        random(16, 16, 0.4),
-        64,
-        config=config,
-        target={"kind": "llvm", "mcpu": "cascadelake"},
-    )
+    plan = sparsetir.plan("spmm", random(16, 16, 0.4), 64, config=config, target=X86)
     text = plan.kernel.source("asm")
     assert text.count("vfmadd") == 4 * 32  # 15 patterns of 32 rows in all, by 4 vectors
     loops = re.split(r"^\.LBB\S+:", re.sub(r"^\.Ltmp.*\n", "", text, flags=re.M), flags=re.M)

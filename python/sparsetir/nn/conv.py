@@ -49,7 +49,7 @@ def pair(
 
     Raises TypeError and ValueError unless x has features of `dims` dimensions.
     """
-    if not isinstance(x, tuple | list):
+    if not isinstance(x, (tuple, list)):
         check_features(caller, x, dims)
         return x, x
     if len(x) != 2:

@@ -137,7 +137,7 @@ class GCNConv(Conv):
         -------
         (n, out_channels) Tensor
         """
-        if isinstance(x, tuple | list):
+        if isinstance(x, (tuple, list)):
             raise wrong("GCNConv", "x", "one tensor, as sources are targets too", "a pair")
         check_features("GCNConv", x)
         graph, weight, loop = self._normalized(x, edge_index, edge_weight)

@@ -161,7 +161,7 @@ class RGCNConv(Conv):
         """
         if x is None:
             x = self._all_rows(edge_index)
-        elif isinstance(x, tuple | list) and x[0] is None:
+        elif isinstance(x, (tuple, list)) and x[0] is None:
             x = (self._all_rows(edge_index), x[1])
         sources, targets = pair("RGCNConv", x, self.flow, (1, 2))
         targets = sources if targets is None else targets

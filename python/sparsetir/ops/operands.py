@@ -307,7 +307,8 @@ def plain_edges(caller: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, i
 
 def size_of(caller: str, name: str, size: object) -> tuple[int, int]:
     """(m, n) from the size of edges, (sources, targets) or one number."""
-    ends = size if isinstance(size, tuple | list) else (size, size)
+    # Not `tuple | list`: Dynamo of torch 2.9 cannot trace it.
+    ends = size if isinstance(size, (tuple, list)) else (size, size)
     if len(ends) != 2:
         expected = "(edge_index, size) with size = (sources, targets) or one number"
         raise wrong(caller, name, expected, f"{size!r}")

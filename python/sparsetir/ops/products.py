@@ -339,7 +339,7 @@ def operand_like(
 
 def _is_outside_torch(A: object) -> bool:
     """Whether A's values are outside torch, and so have no gradients."""
-    return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
+    return isinstance(A, (SparseMatrix, str, PathLike)) or issparse(A)
 
 
 def _product(caller: str, operand: Operand, B: Tensor, reduce: str, own: bool = False) -> Tensor:

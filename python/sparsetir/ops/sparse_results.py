@@ -211,7 +211,7 @@ class _Matrix:
     csr: Csr
 
     def __init__(self, caller: str, name: str, A: object, undisturbed: bool) -> None:
-        if isinstance(A, SparseMatrix) or (not isinstance(A, Tensor | Prepared) and is_sparse(A)):
+        if isinstance(A, SparseMatrix) or (not isinstance(A, (Tensor, Prepared)) and is_sparse(A)):
             self.csr, self._made_from = csr(adopt_matrix(caller, name, A)), A
             self.dtype: torch.dtype = getattr(torch, dtype_name(self.csr.values))
         else:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -136,11 +135,11 @@ def _loaded(name: Path) -> object:
 
 
 def _is_foreign(library: bytes) -> bool:
-    """Whether a library is for another architecture than Python, by their ELF headers."""
+    """Whether a library is for another architecture than this process, by their ELF headers."""
     try:
-        with open(sys.executable, "rb") as file:
-            python = file.read(MACHINE.stop)
+        with open("/proc/self/exe", "rb") as file:
+            process = file.read(MACHINE.stop)
     except OSError:
         return False
-    elf = library.startswith(ELF) and python.startswith(ELF)
-    return elf and library[MACHINE] != python[MACHINE]
+    elf = library.startswith(ELF) and process.startswith(ELF)
+    return elf and library[MACHINE] != process[MACHINE]

@@ -57,6 +57,7 @@ from sparsetir.schedules.passes.whole_workspaces import (
 )
 from sparsetir.schedules.targets import (
     TargetLike,
+    code_target,
     features_needed,
     has_tensor_cores,
     is_gpu,
@@ -362,16 +363,17 @@ def compile_stages(stages: Mapping[str, Stages], target: Target) -> object:
     if not is_gpu(target) and all(map(is_flat, functions.values())):
         left_out.add("FlattenBuffer")
     pipeline = PIPELINE if is_gpu(target) else locals_on_stack.PIPELINE
+    code = code_target(target)
     with without_passes(left_out) if left_out else contextlib.nullcontext():
         try:
-            return tvm.compile(tvm.IRModule(functions), target=target, tir_pipeline=pipeline)
+            return tvm.compile(tvm.IRModule(functions), target=code, tir_pipeline=pipeline)
         except tvm.error.InternalError as error:
             # Of a size, in a branch that is not taken unless it is 0 (TVM 0.27).
             if "Find divide by zero" not in str(error):
                 raise
             rules = total_divisions(any_number)
             functions = {k: with_body(f, map_expr(f.body, rules)) for k, f in functions.items()}
-            return tvm.compile(tvm.IRModule(functions), target=target, tir_pipeline=pipeline)
+            return tvm.compile(tvm.IRModule(functions), target=code, tir_pipeline=pipeline)
 
 
 def with_natural_shapes(name: str, stages: Stages, check: bool = True) -> tirx.PrimFunc:
