@@ -54,6 +54,7 @@ from sparsetir.sparse_ir.nodes import (
     loads_of,
     nodes_of,
     sparse_iterations,
+    stores_of,
     variables_of,
 )
 from sparsetir.sparse_ir.parallel import constant_length
@@ -109,7 +110,9 @@ def _by_positions(func: SparseFunc, name: str) -> SparseFunc:
         made = {*computed_parameters(sch.func)} - {*computed_parameters(func)}
         at = [b.var for b in sch.func.buffers if b.handle is not None and b.handle.name in made]
         body = find_iteration(sch.func, name).body
-        if not any(loads_of(body, row) for row in at):
+        # Rows with a coordinate may be pieces of one, whose sum is rounded once.
+        placed = [x.indices for x in stores_of(body)] if count == rows else []
+        if not any(loads_of(body, row) for row in at) and not nodes_of(ir.TensorLoad, *placed):
             return sch.func
     return func
 

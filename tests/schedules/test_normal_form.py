@@ -148,6 +148,7 @@ FIBRES = {
     "sums": ("SSR", ["I_J", "I_J_K"], "Z[i, j] = Z[i, j] + A[i, j, k] * X[k]"),
     "sums of products with rows": ("SSR", ["I", "J", "K"], "Z[i, j] = Z[i, j] + A[i, j, k] * Y[i]"),
     "with their coordinate": ("SSR", ["I_J", "I_J_K"], "Z[i, j] = Z[i, j] + A[i, j, k] * W[j]"),
+    "into rows by coordinate": ("SSR", ["I", "J", "K"], "U[j] = U[j] + A[i, j, k]"),
     "of all": ("SSR", ["I", "J", "K"], "V[i, j] = V[i, j] + A[i, j, k]"),
 }
 
@@ -161,7 +162,7 @@ def test_fibres_are_rows(body: str) -> None:
     )
     axes += "\nL = T.dense_fixed(l)\nN = T.dense_fixed(n)\nI = T.dense_fixed(m)"
     axes = "\n".join(sorted(axes.splitlines(), key=lambda line: "sparse" in line))
-    buffers = {"A": "I J K", "X": "L", "Y": "I", "W": "N", "Z": "I J", "V": "I N"}
+    buffers = {"A": "I J K", "X": "L", "Y": "I", "W": "N", "Z": "I J", "V": "I N", "U": "N"}
     text = f'with T.sp_iter([I, J, K], "{kinds}", "sum") as [i, j, k]:\n    {step}'
     func = small("f", text, axes, **{n: over for n, over in buffers.items() if f"{n}[" in step})
     assert loops(normal_form(func)) == {"sum": (expected, False)}
@@ -177,12 +178,12 @@ def test_fibres_are_rows(body: str) -> None:
     args = {name: array.astype("int32") for name, array in args.items()}
     nj, nnz = int(args["p0"][-1]), int(args["p1"][-1])
     sizes = {"m": m, "n": n, "l": l, "nj": nj, "nnz": nnz}
-    shapes = {"a": nnz, "x": l, "y": m, "w": n, "z": nj, "v": (m, n)}
+    shapes = {"a": nnz, "x": l, "y": m, "w": n, "z": nj, "v": (m, n), "u": n}
     args |= {n: rng.integers(-3, 4, shape).astype("float32") for n, shape in shapes.items()} | sizes
     args = {name: args[name] for name in map(str, (p.name for p in func.params))}
     expected_args = copied(args)
     for _ in range(3):  # the third call may have another order of rows
         sparsetir.interpret(func, expected_args)
         kernel(**args)
-        for out in {"z", "v"} & {*args}:
+        for out in {"z", "v", "u"} & {*args}:
             np.testing.assert_array_equal(args[out], expected_args[out])
