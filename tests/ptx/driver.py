@@ -24,6 +24,7 @@ import nvrtc
 from ptx.arithmetic import KINDS
 from ptx.machine import Kernel, Module
 from ptx.memory import WIDEST, Buffer, Global, PtxError
+from ptx.peaks import Gpu
 
 DRIVER = (
     "cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString",
@@ -56,11 +57,13 @@ class Driver:
     """The device: what its functions are called with is as in CUDA's manuals, addresses as numbers.
 
     arch : what kernels are compiled for
+    gpu : whose bound by the counts of each launch is added to `seconds`; None: nothing is counted
     launches : (name, grid, block) of each
     """
 
-    def __init__(self, arch: str = "sm_80") -> None:
+    def __init__(self, arch: str = "sm_80", gpu: Gpu | None = None) -> None:
         self.arch, self.memory, self.error = arch, Global(), b"no error"
+        self.gpu, self.seconds = gpu, 0.0
         self.launches: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
         self._arrays: dict[int, Any] = {}  # of memory that is allocated
         self._modules: dict[int, Module] = {}
@@ -198,7 +201,10 @@ class Driver:
             dtype = np.dtype(KINDS[kind].number)
             values.append(np.frombuffer(ctypes.string_at(place, dtype.itemsize), dtype)[0])
         self.launches.append((kernel.name, grid, block))
-        kernel.launch(grid, block, values, self.memory, dynamic)
+        counted = self.gpu is not None
+        counts = kernel.launch(grid, block, values, self.memory, dynamic, cost=counted)
+        if self.gpu is not None:
+            self.seconds += max(self.gpu.bounds(counts).values())
 
     def cudaEventRecord(self, event: int, *_: int) -> None:
         self._events[event] = time.perf_counter()
