@@ -62,7 +62,8 @@ def _as_one(func: SparseFunc, high: Axis, low: Axis) -> SparseFunc | None:
     """The function with one axis for two, of which the second is contiguous; None if they are not
     next to each other everywhere."""
     pair = [high.name, low.name]
-    if any(axis.parent is not None and axis.parent.name in pair for axis in func.axes):
+    parents = {axis.parent.name for axis in func.axes if axis.parent is not None}
+    if parents & {*pair} or high.idtype != low.idtype:
         return None
     name = fresh_name(func, "_".join(pair))
     one = Axis(name=name, kind="dense_fixed", length=high.length * low.length, idtype=low.idtype)
