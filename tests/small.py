@@ -7,9 +7,11 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import sparsetir
 
-__all__ = ["making", "small", "text_of"]
+__all__ = ["arguments_of", "making", "small", "text_of"]
 
 # Those that a program uses are declared, in this order; behind them what a test gives.
 AXES = {
@@ -77,3 +79,26 @@ def making(
         return sparsetir.from_source(text, {"dtype": dtype, "idtype": idtype})
 
     return make
+
+
+def arguments_of(
+    func: Any, where: np.ndarray, lengths: dict[str, int], **sizes: int
+) -> dict[str, Any]:
+    """Arguments for a program over a matrix, with integers in buffers.
+
+    where : the elements that it stores
+    lengths : of axes besides I, J and N; sizes : parameters besides m, n and nnz
+    """
+    (m, n), nnz = where.shape, int(where.sum())
+    of, rng = (
+        {"I": m, "J": nnz, "N": n, **lengths},
+        np.random.default_rng(nnz + sum(sizes.values())),
+    )
+    indptr = np.cumsum([0, *where.sum(1)]).astype("int32")
+    args = {"indptr": indptr, "indices": np.nonzero(where)[1].astype("int32")}
+    args |= {"m": m, "n": n, "nnz": nnz, **sizes}
+    for buffer in func.buffers:
+        names = [axis.name for axis in buffer.axes]
+        shape = [of[name] for name in names if name != "I" or "J" not in names]
+        args[buffer.name.lower()] = rng.integers(-4, 5, shape).astype("float32")
+    return {name: args[name] for name in (str(p.name) for p in func.params)}

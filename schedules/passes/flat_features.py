@@ -36,6 +36,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_space import DECLARED
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of
+from sparsetir.sparse_ir.tir import as_dtype, type_of_product
 from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
 
@@ -62,11 +63,14 @@ def _as_one(func: SparseFunc, high: Axis, low: Axis) -> SparseFunc | None:
     """The function with one axis for two, of which the second is contiguous; None if they are not
     next to each other everywhere."""
     pair = [high.name, low.name]
-    parents = {axis.parent.name for axis in func.axes if axis.parent is not None}
-    if parents & {*pair} or high.idtype != low.idtype:
+    if {*pair} & {axis.parent.name for axis in func.axes if axis.parent is not None}:
         return None
-    name = fresh_name(func, "_".join(pair))
-    one = Axis(name=name, kind="dense_fixed", length=high.length * low.length, idtype=low.idtype)
+    sizes = high.length, low.length
+    idtype = type_of_product(sizes, [high.idtype, low.idtype])
+    length = as_dtype(high.length, idtype) * as_dtype(low.length, idtype)
+    one = Axis(
+        name=fresh_name(func, "_".join(pair)), kind="dense_fixed", length=length, idtype=idtype
+    )
     buffers, places = [], {}
     for buffer in func.buffers:
         names = [axis.name for axis in buffer.axes or ()]
@@ -85,12 +89,13 @@ def _as_one(func: SparseFunc, high: Axis, low: Axis) -> SparseFunc | None:
     new: dict[str, list[Loop]] = {}
     for it in sparse_iterations(func):
         loops = loops_of(it)
-        found = [n for n, loop in enumerate(loops) if {*loop.axes} & {*pair}]
-        if not found:
+        numbers = [n for n, loop in enumerate(loops) if {*loop.axes} & {*pair}]
+        if not numbers:
             continue
-        both = [loops[n] for n in found]
+        first, last = numbers[0], numbers[-1]
+        both = loops[first : last + 1]
         if (
-            len(found) != 2 or found[1] != found[0] + 1 or not all(_is_dense(x.node) for x in both)
+            len(numbers) != 2 or len(both) != 2 or not all(_is_dense(x.node) for x in both)
             or both[0].kinds != both[1].kinds or {*map(str, it.annotations)} - {THREADS}
         ):  # fmt: skip
             return None
@@ -99,7 +104,7 @@ def _as_one(func: SparseFunc, high: Axis, low: Axis) -> SparseFunc | None:
             return None  # another order of terms
         var = tirx.Var(one.name.lower(), one.idtype)
         coordinates[outer.vars[0]] = inner.vars[0], var
-        new[it.name] = [*loops[: found[0]], Loop(one, [var], outer.kinds), *loops[found[1] + 1 :]]
+        new[it.name] = [*loops[:first], Loop(one, [var], outer.kinds), *loops[last + 1 :]]
 
     def place(buffer: Any, indices: Any) -> Any:
         at, var = places.get(buffer, (None, None))
@@ -114,8 +119,8 @@ def _as_one(func: SparseFunc, high: Axis, low: Axis) -> SparseFunc | None:
         return changed(it, new[it.name]) if it.name in new else it
 
     body = map_expr(func.body, [*access_rules(place), (SparseIteration, iteration)])
-    gone = {*coordinates, *(low for low, _ in coordinates.values()), *places}
-    if gone & {*variables_of(body)}:
+    replaced = {*coordinates, *(low for low, _ in coordinates.values()), *places}
+    if replaced & {*variables_of(body)}:
         return None
     declared = {b.name: b for b in func.buffers if b.var in places and b.handle is not None}
     attrs = {**func.attrs, DECLARED: {**declared, **func.attrs.get(DECLARED, {})}}

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 from tvm import ir
 
+from sparsetir.schedules.passes.flat_features import flat_features
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import reorderable
@@ -70,8 +71,9 @@ FEATURES_OF_HEADS = 8  # LLVM's own code for fewer, of a constant number, is as 
 
 
 def normal_form(func: SparseFunc) -> SparseFunc:
-    """Give reductions their inits, move spatial loops out of reductions that begin a nest, and
-    visit elements by position if their rows are not used."""
+    """Visit features in several axes as one, give reductions their inits, move spatial loops out of
+    reductions that begin a nest, and visit elements by position if their rows are not used."""
+    func = flat_features(func)
     for name in [it.name for it in sparse_iterations(func)]:
         func = _by_positions(func, name)
         it = next((it for it in sparse_iterations(func) if it.name == name), None)
@@ -148,9 +150,9 @@ def _is_head(it: SparseIteration, loop: Loop, features: Loop) -> bool:
     result = split_guards(it.body)[1].buffer
     loads = [x for x in nodes_of(ir.TensorLoad, it.body) if not x.source.same_as(result)]
     rows = [x.indices for x in loads if features.var in variables_of(*x.indices)]
-    own = all(x[-1].same_as(features.var) and loop.var in variables_of(*x[:-1]) for x in rows)
+    apart = all(x[-1].same_as(features.var) and loop.var in variables_of(*x[:-1]) for x in rows)
     length = constant_length(features.node)
-    return bool(rows) and own and (length is None or length >= FEATURES_OF_HEADS)
+    return bool(rows) and apart and (length is None or length >= FEATURES_OF_HEADS)
 
 
 def _is_row_of_block(axis: Axis) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sparsetir
-from small import small
+from small import arguments_of, small
 from sparsetir.schedules.passes.features_last import features_last, result_last
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
@@ -45,19 +45,9 @@ PROGRAMS = {
 
 
 def arguments(program: Any, nnz: int, feat: int) -> dict[str, Any]:
-    rng, m, n = np.random.default_rng(feat), 12, 30
-    sizes = {"m": m, "n": n, "nnz": nnz, "feat": feat}
-    where = np.zeros((m, n), bool)
-    where.flat[rng.permutation(m * n)[:nnz]] = True
-    indptr = np.cumsum([0, *where.sum(1)]).astype("int32")
-    of = {"I": m, "J": nnz, "N": n, "K": feat, "H": 3}
-    args = {"indptr": indptr, "indices": np.nonzero(where)[1].astype("int32"), **sizes}
-    for buffer in program.buffers:
-        names = [axis.name for axis in buffer.axes]
-        shape = [of[name] for name in names if name != "I" or "J" not in names]
-        args[buffer.name.lower()] = rng.integers(-4, 5, shape).astype("float32")
-    names = {str(p.name) for p in program.params}
-    return {name: value for name, value in args.items() if name in names}
+    where = np.zeros((12, 30), bool)
+    where.flat[np.random.default_rng(feat).permutation(where.size)[:nnz]] = True
+    return arguments_of(program, where, {"K": feat, "H": 3}, feat=feat)
 
 
 def check(program: Any, sizes: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
 from programs import copied
-from small import small
+from small import arguments_of, small
 from sparsetir.schedules.passes.flat_features import flat_features
 from sparsetir.schedules.passes.normal_form import normal_form
 from sparsetir.sparse_ir.nodes import sparse_iterations
@@ -93,19 +93,9 @@ def loops(func: Any) -> list[list[str]]:
 
 
 def arguments(func: Any, heads: int, feat: int) -> dict[str, Any]:
-    rng, m, n = np.random.default_rng(feat), 9, 20
-    where = rng.random((m, n)) < 0.3
+    where = np.random.default_rng(feat).random((9, 20)) < 0.3
     where[2], where[5] = False, True
-    sizes = {"m": m, "n": n, "nnz": int(where.sum()), "heads": heads, "feat": feat}
-    of = {"I": m, "J": sizes["nnz"], "N": n, "K": feat, "H": heads, "G": 2}
-    indptr = np.cumsum([0, *where.sum(1)]).astype("int32")
-    args = {"indptr": indptr, "indices": np.nonzero(where)[1].astype("int32"), **sizes}
-    for buffer in func.buffers:
-        names = [axis.name for axis in buffer.axes]
-        shape = [of[name] for name in names if name != "I" or "J" not in names]
-        args[buffer.name.lower()] = rng.integers(-4, 5, shape).astype("float32")
-    names = {str(p.name) for p in func.params}
-    return {name: value for name, value in args.items() if name in names}
+    return arguments_of(func, where, {"K": feat, "H": heads, "G": 2}, heads=heads, feat=feat)
 
 
 @pytest.mark.parametrize("name", FLAT)
@@ -143,6 +133,18 @@ def test_lanes_of_a_gpu_share_heads() -> None:
 def test_axes_stay(name: str) -> None:
     func = program(*STAY[name])
     assert loops(flat_features(func)) == loops(func)
+
+
+def test_one_axis_has_coordinates_for_the_product() -> None:
+    """A product of open lengths may pass 32 bits, and so may one with an axis of 64."""
+    fixed = "H = T.dense_fixed(8)\nK = T.dense_fixed({})"
+    for axes, idtype in (
+        (AXES, "int64"),
+        (fixed.format(16), "int32"),
+        (fixed.format(1 << 29), "int64"),
+    ):
+        func = small("f", PRODUCT, axes, A="I J", X="N H K", OUT="I H K")
+        assert flat_features(func).axis("H_K").idtype == idtype
 
 
 def test_shapes_are_those_of_the_program() -> None:

@@ -342,12 +342,14 @@ def _is_outside_torch(A: object) -> bool:
     return isinstance(A, (SparseMatrix, str, PathLike)) or issparse(A)
 
 
-def _product(caller: str, operand: Operand, B: Tensor, reduce: str, own: bool = False) -> Tensor:
-    """The product of an operand; own : whether its values are those of the argument 'A'."""
+def _product(
+    caller: str, operand: Operand, B: Tensor, reduce: str, of_matrix: bool = False
+) -> Tensor:
+    """The product of an operand; of_matrix : whether its values are those of the argument 'A'."""
     rowptr, col, _, n, values = operand
     check_rows(caller, "x" if caller == "spmv" else "B", B, col.device, n)
     if values is not None:
-        check_tensor(caller, "A" if own else "values", values, B)
+        check_tensor(caller, "A" if of_matrix else "values", values, B)
         _check_values(caller, values, B, col.shape[-1])
     if values is not None and values.dim() == 2:
         heads = values.shape[1]

@@ -14,7 +14,6 @@ from sparsetir.runtime.kernel_cache import kept_kernel
 from sparsetir.runtime.pipeline import kernels_of, lower, name_of
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.row_orders import by_pattern
-from sparsetir.schedules.passes.flat_features import flat_features
 from sparsetir.schedules.passes.normal_form import normal_form
 from sparsetir.schedules.row_orders import row_orders
 from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
@@ -104,7 +103,7 @@ def build(
         stages, what = partial(lower, now, schedule, config, target), partial(_text, now, schedule)
         kernel = kept_kernel(what, target, stages, check)[0]
         if isinstance(now, SparseFunc) and schedule is None and check and not is_gpu(target):
-            plain = normal_form(flat_features(now))
+            plain = normal_form(now)
             rows = row_orders(plain, target)
             kernel.by_pattern = None if rows is None else by_pattern(kernel, plain, rows)
         return kernel

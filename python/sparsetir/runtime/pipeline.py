@@ -203,7 +203,7 @@ def _schedule_stages(sch: Schedule, target: Target) -> Stages:
     second = getattr(sch, "stage_two", None)
     func = sch.func
     if second is None and not sch.trace.instructions:  # a schedule's loops and their order stay
-        func = flat_features(func) if is_gpu(target) else normal_form(flat_features(func))
+        func = flat_features(func) if is_gpu(target) else normal_form(func)
     if second is None and not is_gpu(target):
         stages = multiversion(func, target, work_of_threads())
     else:

@@ -477,7 +477,8 @@ def changed_layout(func: tirx.PrimFunc) -> str:
         layout = layouts.get(now.name)
         sizes = was.ty.shape
         if layout is not None and not layout.ends:
-            sizes = map(positional_size, layout.axes)  # of flat_features, not of the caller
+            # The lowered program's axes: one may stand for several of the caller's.
+            sizes = map(positional_size, layout.axes)
         shape = [rename(size) for size in sizes]
         if was.ty.dtype != now.ty.dtype or not same_indices(shape, now.ty.shape):
             expected, got = (

@@ -162,12 +162,12 @@ class Exchanged(Division):
             first, second = (
                 tirx.BufferLoad(sums, self.of.held(self._before(x, x[-2]))) for x in both
             )
-            given = from_lane(tirx.Select(upper, first, second), self.distance)
+            sent = from_lane(tirx.Select(upper, first, second), self.distance)
             kept = tirx.Select(upper, got, first), tirx.Select(upper, second, got)
             stores = [
                 tirx.BufferStore(held, x, self.held(n)) for x, n in zip(kept, both, strict=True)
             ]
-            return tirx.SeqStmt([tirx.BufferStore(other, given, got.indices), *stores])
+            return tirx.SeqStmt([tirx.BufferStore(other, sent, got.indices), *stores])
 
         *outer, _, last = self.own
         allocs = [tirx.AllocBuffer(other), tirx.AllocBuffer(held)]
@@ -366,14 +366,14 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
         division, vector = division.when_stored(element_bytes(written.buffer)), True
 
     def code(warp: Any, lane: Any) -> Any:
-        steps, own = division.exchange(sums, lane)
-        return as_one([*steps, of_lane(warp, lane, own)])
+        steps, array = division.exchange(sums, lane)
+        return as_one([*steps, of_lane(warp, lane, array)])
 
-    def of_lane(warp: Any, lane: Any, own: Any) -> Any:
+    def of_lane(warp: Any, lane: Any, array: Any) -> Any:
         def one(stmt: Any, *index: Any) -> Any:
             places = zip(indices, division.place(warp, lane, index), strict=True)
             values = {v: as_dtype(x, dtype_of(v)) for v, x in places}
-            held = own, division.held(index)
+            held = array, division.held(index)
             body = redirected(stmt, lambda b, _: held if b.same_as(sums) else None)
             return substitute(body, values)
 
