@@ -41,7 +41,14 @@ from sparsetir.schedules.passes.partial_sums import partial_sums
 from sparsetir.schedules.passes.prefetch import REUSE, with_reuse_distances
 from sparsetir.schedules.passes.versions import Versions, either, joined
 from sparsetir.schedules.registers import sum_vectors
-from sparsetir.schedules.targets import l1_bytes, l2_bytes, pool, vector_bits, vector_registers
+from sparsetir.schedules.targets import (
+    l1_bytes,
+    l2_bytes,
+    l3_bytes,
+    pool,
+    vector_bits,
+    vector_registers,
+)
 from sparsetir.schedules.templates.element_tile import by_positions
 from sparsetir.schedules.templates.register_tile import (
     Straight,
@@ -79,6 +86,9 @@ T = TypeVar("T")
 
 # The least nonzeros per row of B, and features, for which copying it, or a part, pays.
 PACK_DEGREE = 28
+# The same if rows of at least LONG bytes miss the L2 cache; if rows miss the L1 cache and rows of
+# panels do not.
+PACK_DEGREE_FAR, PACK_DEGREE_NEAR, LONG = 12, 10, 2048
 PACK_FEATURES = 64
 # Multiplications that take about as long as waking the other threads.
 WORK_OF_THREADS = 1 << 20
@@ -323,23 +333,32 @@ def _with_panels(
     except ScheduleError:
         return rows  # the gathered operand cannot be copied: it depends on the row, too
     count = tirx.floordiv(feat + _int64(narrow - 1), _int64(narrow))
+    row = feat * _int64(tvm.DataType(gathered.dtype).bits // 8)
+    used_again = n if distance is None else tirx.min(n, distance)
+    whole = tirx.EQ(tirx.floormod(count, _int64(threads)), _int64(0))
+    often = nnz >= n * _int64(PACK_DEGREE)
     if not reduction.block and (known is None or known >= wide):
-        used_again = n if distance is None else tirx.min(n, distance)
-        near = tirx.all(
+        fits = n <= _int64(l3_bytes() // 2 // PANELS[1])
+        near, narrow_near = (used_again <= _int64(l1_bytes() // size) for size in reversed(PANELS))
+        beyond = n > _int64(l2_bytes() // PANELS[1])
+        use_wide = tirx.all(
             feat >= _int64(wide),
             tirx.EQ(tirx.floormod(count, _int64(2 * threads)), _int64(0)),
-            tirx.any(
-                n <= _int64(l2_bytes() // 2 // PANELS[1]),
-                used_again <= _int64(l1_bytes() // PANELS[1]),
-            ),
+            fits,
+            tirx.any(near, tirx.Not(tirx.all(narrow_near, beyond))),
         )
         wide_panels = _panels(func, reduction, wide, target)
-        panels = either(near, wide_panels, panels, ("wide", "narrow"))
-    often = tirx.all(
-        nnz >= n * _int64(PACK_DEGREE),
-        feat >= _int64(least),
-        tirx.EQ(tirx.floormod(count, _int64(threads)), _int64(0)),
-    )
+        panels = either(use_wide, wide_panels, panels, ("wide", "narrow"))
+        near_pays = tirx.all(
+            nnz >= n * _int64(PACK_DEGREE_NEAR), near, fits,
+            used_again * row > _int64(l1_bytes()), n * row <= _int64(l3_bytes()),
+        )  # fmt: skip
+        long_pays = tirx.all(
+            nnz >= n * _int64(PACK_DEGREE_FAR), row >= _int64(LONG),
+            used_again * row > _int64(l2_bytes()),
+        )  # fmt: skip
+        often = tirx.any(often, near_pays, long_pays)
+    often = tirx.all(often, feat >= _int64(least), whole)
     return either(often, panels, rows, ("panels", "rows"))
 
 

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.multiversion import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
+from sparsetir.schedules.multiversion import (
+    LONG,
+    PACK_DEGREE,
+    PACK_DEGREE_FAR,
+    PACK_DEGREE_NEAR,
+    PACK_FEATURES,
+    WORK_OF_THREADS,
+)
 from sparsetir.schedules.operators.problems import Spmm, unsupported, vector_lanes
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.locality import Locality
@@ -39,7 +46,8 @@ from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.locality import MISSED as FAR
 
-PREFETCH = 8
+# Elements ahead that are prefetched, at most and at least, and bytes of rows of B.
+PREFETCH, PREFETCH_LEAST, PREFETCHED = 16, 8, 8192
 # The least reads of each row of B by rows of blocks for which copying its tile pays.
 BLOCK_USES = 3
 # The least elements per row for which tiles may take turns without a copy.
@@ -49,11 +57,6 @@ LENGTH_IN_TURN = 8
 NARROW = 256
 # The least share of nonzeros that miss a cache for which that cache does not help.
 MISSED = 0.25
-# The least nonzeros per column for which a copy pays if B far exceeds the L3 cache.
-PACK_DEGREE_FAR = 12
-# The least number of panels that fit the L3 cache for which two panels pay, for the fewest
-# features where panels pay.
-PANELS_OF_L3 = 4
 # The least multiplications for which a search does not try one of several threads.
 SERIAL_WORK = 1 << 24
 
@@ -158,14 +161,17 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     share columns (see :mod:`sparsetir.schedules.row_orders`; here, with values in the order of
     visits, 0.6 to 0.85 of the time of rows for the same matrices, with 64 features up to 1.02).
 
-    Row blocks use panels of B, as much at a time as the L2 cache holds, if rows are reused often,
-    and not so soon that whole ones are still in the L1 cache. (Zen 3, one thread, finite elements
-    and stencils of 25 to 60 nonzeros a row: whole rows 1.1 to 1.25 times as fast where the L1 cache
-    misses 13 %, panels 1.1 to 1.7 times where it misses 40 % and more.) If most rows of B come from
-    beyond the L3 cache, panels pay from fewer nonzeros a column on (a random graph of 16 to a row:
-    1.4 to 2.2 times). With 64 features two panels pay as long as the L3 cache holds them easily
-    (Zen 3, one thread, random graphs of 30 to 60 nonzeros a row: 1.1 to 1.9 times as fast with
-    10,000 to 60,000 rows, 0.9 with 100,000).
+    Row blocks use panels of B if rows are reused often, and not so soon that whole ones are still
+    in the L1 cache. (Zen 3, one thread, finite elements and stencils of 25 to 60 nonzeros a row:
+    whole rows 1.1 to 1.25 times as fast where the L1 cache misses 13 %, panels 1.1 to 1.7 times
+    where it misses 40 % and more.) Panels pay from fewer nonzeros a column on if most rows of B
+    come from beyond the L3 cache (a random graph of 16 to a row: 1.4 to 2.2 times), if rows are
+    long, or if the L1 cache holds rows of panels and not whole ones (Zen 5, one thread, random
+    graphs and bands of 10 to 28 to a row: 1.1 to 1.5, 1.1 to 1.7 times). They are as wide as half
+    of the L3 cache holds, prefetched beyond the L2 cache (1.1 to 1.3 times as fast as
+    two lines of cache at a time, with 2,000 to 30,000 rows), but narrower where that makes rows
+    stay in the L1 cache. With 64 features whole rows, which are prefetched, take 0.8 to 1.05 of the
+    time of two panels, unless the L3 cache holds a panel and not B (100,000 rows: 1.3 to 1.7).
 
     Otherwise a row of B is gathered in one go, all tiles of it, which saves TLB misses: a panel
     brings distant rows together. If B is larger than the L2 cache and a tile of it is not, tiles
@@ -202,27 +208,32 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
         read = config.tile if in_turn else stats.feat  # elements of a row, before the next one
         row = read * (summed if pack else stats.bytes)
         far = stats.missed(row, l2_bytes()) >= FAR and config.tile >= 4 * lanes
+        prefetch = min(PREFETCH, max(PREFETCH_LEAST, PREFETCHED // row)) if far else 0
         blocks = tasks(stats.threads, tiles)
         ahead = stats.ahead if parallel and tiles == 1 else 0
-        config = replace(config, blocks=blocks, prefetch=PREFETCH if far else 0, ahead=ahead)
+        config = replace(config, blocks=blocks, prefetch=prefetch, ahead=ahead)
         configs.append(config if parallel else replace(config, blocks=1, parallel=False))
     narrow, narrowest = configs[2:4]
-    degree = stats.nnz / max(1, stats.n)
     half = stats.bytes < summed  # panels save repeated conversion to the larger type
-    wide_enough = stats.feat > (lanes if half else PACK_FEATURES)
-    row, panel = stats.feat * stats.bytes, stats.n * narrowest.tile * summed
-    if stats.feat == PACK_FEATURES and not half:
-        wide_enough = stats.n * row > l2_bytes() and panel <= l3_bytes() // PANELS_OF_L3
-    near = not half and stats.missed(row, l1_bytes()) < MISSED
-    if wide_enough and degree >= PACK_DEGREE * narrow.blocks and not near:
-        narrow_row = narrow.tile * summed
-        fits = stats.n * narrow_row <= l2_bytes() // 2
-        fits = fits or stats.missed(narrow_row, l1_bytes()) < MISSED
-        several = half or narrow.tile < stats.feat
-        configs.insert(0, narrow if fits and several else narrowest)
-    elif wide_enough and degree >= PACK_DEGREE_FAR * narrow.blocks:
-        if stats.missed(row, l3_bytes() // 2) > 0.5:
-            configs.insert(0, narrowest)
+    row, degree = stats.feat * stats.bytes, stats.nnz / max(1, stats.n) / narrow.blocks
+    rows = [config.tile * summed for config in (narrow, narrowest)]  # bytes of a panel's
+    fits, narrowest_fits = (stats.n * size <= l3_bytes() // 2 for size in rows)
+    near, narrowest_near = (stats.missed(size, l1_bytes()) < MISSED for size in rows)
+    narrowest_near = narrowest_near and not near and stats.n * rows[0] > l2_bytes()
+    missed = 1.0 if half else stats.missed(row, l1_bytes())
+    if stats.feat > (lanes if half else PACK_FEATURES):
+        far = stats.missed(row, l3_bytes() // 2) > 0.5
+        far = far or (row >= LONG and stats.missed(row, l2_bytes()) >= 0.5)
+        near_pays = near and missed >= 0.5 and stats.n * row <= l3_bytes()
+        pays = degree >= PACK_DEGREE and missed >= MISSED
+        pays = pays or (degree >= PACK_DEGREE_FAR and far)
+        pays = pays or (degree >= PACK_DEGREE_NEAR and near_pays)
+    else:
+        pays = stats.feat == PACK_FEATURES and degree >= PACK_DEGREE
+        pays = pays and ((narrowest_fits and not fits) or (narrowest_near and missed >= 0.5))
+    if pays:
+        wide = fits and not narrowest_near and (half or narrow.tile < stats.feat)
+        configs.insert(0, narrow if wide else narrowest)
     for config in (narrow, narrowest):
         if (config.feat or 0) % config.tile == 0:
             configs.append(replace(config, parts=4, prefetch=0))

@@ -20,7 +20,7 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.registers import feat_field, feature_tile, tasks
 from sparsetir.schedules.search.choose import Statistics, candidates, choose
 from sparsetir.schedules.search.locality import STEPS, Locality
-from sparsetir.schedules.targets import vector_bits
+from sparsetir.schedules.targets import l3_bytes, vector_bits
 from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.shapes import row_reduction
@@ -36,11 +36,23 @@ GRAPH = Statistics(m=10**5, n=10**5, nnz=10**6, feat=128, threads=4, longest=40)
 def test_panels_where_rows_of_b_are_read_often():
     assert not choose(Spmm(), GRAPH, CPU).pack
     assert choose(Spmm(), replace(GRAPH, nnz=10**7), CPU).pack
-    few = replace(GRAPH, m=10**4, n=10**4, nnz=4 * 10**5, threads=1, feat=64)
+    # Of rows of 64 features the L3 cache holds half, or all.
+    rows = l3_bytes() // 2 // 256 + 1
+    few = replace(GRAPH, m=rows, n=rows, nnz=30 * rows, threads=1, feat=64)
     assert choose(Spmm(), few, CPU) == RowTile(32, 16, pack=True, parallel=False)
-    # No two panels, none that a cache holds, or all of B in it.
-    for other in ({"feat": 48}, {"n": 10**6, "nnz": 4 * 10**7}, {"n": 2000}):
+    for other in ({"feat": 48}, {"n": 10 * rows, "nnz": 300 * rows}, {"n": rows // 2}):
         assert not choose(Spmm(), replace(few, **other), CPU).pack
+
+
+def test_panels_of_fewer_nonzeros_where_whole_rows_miss_a_cache():
+    rows = l3_bytes() // 4096
+    short = replace(GRAPH, m=rows, n=rows, nnz=12 * rows, feat=512, threads=1)
+    band, random = (Locality((1.0,) * held + (0.0,) * 6) for held in (4, 16))
+    panels = RowTile(64, 16, pack=True, parallel=False)
+    assert choose(Spmm(), replace(short, locality=band), CPU) == panels
+    assert choose(Spmm(), replace(short, locality=random), CPU) == replace(panels, prefetch=16)
+    for other in ({"feat": 256, "locality": random}, {"nnz": 9 * rows, "locality": band}):
+        assert not choose(Spmm(), replace(short, **other), CPU).pack
 
 
 def test_tiles_and_blocks_keep_all_threads_busy():

@@ -20,6 +20,7 @@ from sparsetir.machine import assume, this_machine
 from sparsetir.schedules.multiversion import PACK_DEGREE, PANELS, WORK_OF_THREADS
 from sparsetir.schedules.operators import edge_softmax, spmm
 from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.targets import l3_bytes
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 
 VERSIONS = (
@@ -110,7 +111,7 @@ def test_wide_panels_are_for_rows_that_stay_in_a_cache():
     """The kernel's own condition decides: all rows of B, or those between two uses of one."""
     script = kernel().stages["II scheduled"].script()
     cache = this_machine().caches["L2"]
-    assert f"<= T.int64({cache // 2 // PANELS[1]})" in script
+    assert f"<= T.int64({l3_bytes() // 2 // PANELS[1]})" in script
     assert 'T.min(T.Cast("int64", n), J_indices_reuse) <= T.int64(' in script
     check(kernel(), 3000, cache // PANELS[1], PACK_DEGREE * cache // PANELS[1], 128)
 
