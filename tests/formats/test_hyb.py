@@ -1,4 +1,4 @@
-"""Hyb, RelationalHyb and mixtures: against plain Python, padding, products, choosers."""
+"""Hyb and RelationalHyb against plain Python; what chooses among the formats of mixtures."""
 
 from __future__ import annotations
 

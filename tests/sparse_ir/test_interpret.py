@@ -1,4 +1,4 @@
-"""The interpreter: every test program against its oracle, and what language and plain TIR mean."""
+"""The interpreter: every test program against its oracle, and what is refused."""
 
 from __future__ import annotations
 
@@ -124,10 +124,6 @@ def test_assertions_raise():
     interpret(refuse, [4])
     with pytest.raises(AssertionError, match="refuse: m is small"):
         interpret(refuse, [3])
-
-
-INTRINSICS = dict.fromkeys(["exp", "exp2", "log", "sqrt", "tanh", "abs", "floor", "ceil"])
-INTRINSICS |= {"rsqrt": lambda x: x**-0.5, "sigmoid": lambda x: 1 / (1 + np.exp(-x))}
 
 
 def spmm():

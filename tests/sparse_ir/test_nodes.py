@@ -1,4 +1,4 @@
-"""Stage-I nodes as TVM objects: equality, hash, JSON, modules and passes."""
+"""Stage-I nodes as TVM objects: equality, hash, lookup, and functions that map a tree."""
 
 import pytest
 import tvm_ffi

@@ -1,4 +1,4 @@
-"""Statements in bodies: loops with steps, whiles, conditions, divisions; what rebuilds keep."""
+"""Statements in bodies: loops with steps, nests, whiles, conditions, divisions."""
 
 from __future__ import annotations
 
