@@ -4,14 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tvm import ir, tirx
 from tvm.script import sparse_tir as T
 
 import sparsetir
 from small import small
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
-from sparsetir.sparse_ir.nodes import nodes_of
-from sparsetir.sparse_ir.traversal import map_expr
 
 SIZES = {"m": 4, "n": 5, "feat": 3, "r": 2}
 
@@ -227,13 +224,3 @@ F = T.dense_fixed(feat)
     arrays = drawn(0, a=len(TRIPLES), u=(4, 3), v=(5, 3))
     of = ("c", (2, 3)), np.array(TRIPLES), ("a",), ("I", "J", "L"), LEVELS
     return Case(mttkrp, arrays, *of, lengths=(2, 4, 5))
-
-
-def accesses(tree):
-    """The loads and stores in an iteration, in the order of its text."""
-    return nodes_of((ir.TensorLoad, tirx.BufferStore), tree)
-
-
-def commuted(func):
-    """A program with the two factors of each product exchanged."""
-    return func.replace(body=map_expr(func.body, [(tirx.Mul, lambda e: tirx.Mul(e.b, e.a))]))

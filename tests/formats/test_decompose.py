@@ -16,7 +16,6 @@ from pairs import by_turns
 from programs import PROGRAMS, copied, tolerance
 from programs.common import parents_of
 from sparsetir.formats.decompose import RESTORE, decompose_format
-from sparsetir.formats.infer_indices import infer_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
@@ -38,24 +37,6 @@ def relational_coordinates(args: dict[str, Any]) -> tuple[list[np.ndarray], tupl
     relation = parents_of(args["i_ptr"])[fiber]
     shape = (args["relations"], args["m"], args["n"])
     return [relation, args["i_idx"][fiber], args["j_idx"]], shape
-
-
-def ways(func: Any) -> list[Any]:
-    """The ways to run: interpreted, by code in one function, and in those of copies and the rest.
-
-    The code is generated once.
-    """
-    whole, parts = sparsetir.build(func), [sparsetir.build(f) for f in extract_preprocess(func)]
-
-    def run_parts(_: Any, args: dict[str, Any]) -> None:
-        for kernel in parts:
-            kernel(**{n: args[n] for n in kernel.signature.names})
-
-    return [interpreted, lambda _, args: whole(**args), run_parts]
-
-
-def interpreted(func: Any, args: dict[str, Any]) -> None:
-    sparsetir.interpret(func, args)
 
 
 def check(
@@ -144,10 +125,6 @@ def paper_rules() -> list[Any]:
     ]  # fmt: skip
 
 
-def paper_example() -> Any:
-    return decompose_format(sparsetir.from_source(APPENDIX_A), paper_rules())
-
-
 def test_golden() -> None:
     func = sparsetir.from_source(APPENDIX_A)
     before = tvm_ffi.structural_hash(func)
@@ -178,14 +155,6 @@ def test_spmm(names: list[str], how: str) -> None:
 def test_spmm_types(dtype: str, idtype: str) -> None:
     rules = [matrix(n, dtype, idtype) for n in ("bsr3", "ell")]
     check("spmm", rules, csr_coordinates, dtype, idtype)
-
-
-@pytest.mark.parametrize("program_type", ["int32", "int64"])
-@pytest.mark.default("int32")
-def test_formats_of_another_index_type(program_type: str) -> None:
-    other = "int64" if program_type == "int32" else "int32"
-    rules = [matrix("bsr2", idtype=other), matrix("csr", idtype=program_type)]
-    check("spmm", rules, csr_coordinates, idtype=program_type)
 
 
 @HOWS
@@ -234,85 +203,6 @@ def test_relational(rules: list[Any], how: str) -> None:
     check("relational_csf", rules, relational_coordinates, how=how)
 
 
-def test_relational_with_the_relation_in_a_buffer() -> None:
-    rules = [matrix(n, "int32", buffers=["ETYPE"]) for n in ("bsr2", "ell")]
-    program = PROGRAMS["relational"]
-    kernel = sparsetir.build(decompose_format(program.make("float32", "int32"), rules))
-    for case in program.cases:
-        rng = np.random.default_rng(1)
-        args = program.inputs(rng, case, "float32", "int32")
-        with np.errstate(all="ignore"):
-            expected = program.oracle(args)["y"]
-        coords, shape = csr_coordinates(args)
-        formats, more = inferred(rules, coords, shape, parts := split(rng, len(coords[0]), 2))
-        args |= more
-        kernel(**copied(args))  # padded slots hold relations that there are not
-        mine = copied(args)
-        for part, fmt in zip(parts, formats):
-            mine[f"etype_{fmt.rule.name}"] = fmt.values(args["etype"][part])
-        kernel(**mine)
-        np.testing.assert_allclose(mine["y"], expected, **tolerance("float32"))
-
-
-# -- several steps --------------------------------------------------------------------------------
-
-
-def block_rows(b: int, *, mask: bool) -> Any:
-    """A conversion from the blocks of bsr2 to blocks whose empty rows are not stored."""
-    buffers = {"A_bsr2": "float32"} | ({"MASK_bsr2": "int8"} if mask else {})
-    axes = [
-        ("O", "dense", 1), ("IO2", "sparse", "mb", "O"), ("JO2", "sparse", "nb", "IO2"),
-        ("II2", "dense", b), ("JI2", "dense", b),
-    ]  # fmt: skip
-    return rule(
-        "rows", axes, [f"{a}_bsr2" for a in ("IO", "JO", "II", "JI")],
-        {"IO_bsr2": ["O", "IO2"], "JO_bsr2": ["JO2"], "II_bsr2": ["II2"], "JI_bsr2": ["JI2"]},
-        lambda io, jo, ii, ji: (0, io, jo, ii, ji), lambda o, io, jo, ii, ji: (io, jo, ii, ji),
-        buffers,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("program", ["spmm", "row_max"])
-@pytest.mark.default("row_max-True")
-def test_rules_on_what_rules_produced(program: str, mask: bool) -> None:
-    first, then, other = matrix("bsr2"), block_rows(2, mask=mask), matrix("csr")
-    record = PROGRAMS[program]
-    func = decompose_format(record.make("float32", "int32"), [first, then, other])
-    names = [it.name for it in sparse_iterations(func)]
-    filled = ["copy_A_bsr2", "copy_A_csr", "copy_A_bsr2_rows"]
-    assert names[: 3 + mask] == filled + (["copy_MASK_bsr2_rows"] if mask else [])
-    assert not any(n.startswith("restore") for n in names)
-    assert f"{program}_bsr2_rows" in names and f"{program}_bsr2" not in names
-    runs = ways(func)
-    for case in record.cases:
-        rng = np.random.default_rng(2)
-        args = record.inputs(rng, case, "float32", "int32")
-        with np.errstate(all="ignore"):
-            expected = record.oracle(args)
-        coords, shape = csr_coordinates(args)
-        parts = split(rng, len(coords[0]), 2)
-        _, more = inferred([first, other], coords, shape, parts)
-        blocks = first.to_new([c[parts[0]] for c in coords])
-        extent = (more["mb_bsr2"], more["nb_bsr2"], 2, 2)
-        fmt = infer_format(then, blocks, extent)
-        args |= more | fmt.arguments | {"a_bsr2_rows": np.full(fmt.shape, np.nan, "float32")}
-        args["mask_bsr2_rows"] = fmt.arguments["mask_rows"]
-        wanted = {str(p.name) for p in func.params}
-        args["a_bsr2_rows"] = np.full(fmt.shape, np.nan, "float32")
-        if mask:
-            args["mask_bsr2_rows"] = np.full(fmt.shape, 77, "int8")
-        args = {k: v for k, v in args.items() if k in wanted}
-        for run in runs:
-            mine = copied(args)
-            run(func, mine)
-            for output, want in expected.items():
-                np.testing.assert_allclose(
-                    mine[output].reshape(want.shape), want, err_msg=case,
-                    **tolerance("float32"),
-                )  # fmt: skip
-
-
 @pytest.mark.parametrize("buffers", ["S P", "P"])
 @pytest.mark.parametrize("names", [
     ["csc"], ["ell"], ["bsr2"], ["csr", "bsr3", "ell"],
@@ -325,23 +215,3 @@ def test_attention(names: list[str], buffers: str) -> None:
     text = func.script()
     assert all(f"top_{n}" in text for n in names) == (buffers == "S P")
     assert all(f"divide_{n}" in text for n in names)
-
-
-@HOWS
-@pytest.mark.parametrize("buffers", ["A", "A OUT"])
-@pytest.mark.parametrize("names", [["bsr2"], ["csc"], ["bsr3", "ell"]])
-@pytest.mark.default(1)
-def test_softmax_of_rows(names: list[str], buffers: str, how: str) -> None:
-    """Copies in and back of what nested iterations read and write."""
-    rules = [matrix(n, buffers=buffers.split()) for n in names]
-    check("row_softmax", rules, csr_coordinates, how=how)
-
-
-def test_what_extraction_leaves_out() -> None:
-    pre, rest = extract_preprocess(paper_example())
-    assert pre.name == "spmm_preprocess" and rest.name == "spmm"
-    gone = {"a", "indptr", "indices", "nnz"}
-    assert gone <= {p.name for p in pre.params} and not gone & {p.name for p in rest.params}
-    assert not {"b", "c", "mask_bsr_2"} & {p.name for p in pre.params}
-    for func in (pre, rest):
-        sparsetir.verify(func)

@@ -1,4 +1,4 @@
-"""Decomposition of small bodies: buffers, other elements, locals, wrong sizes, refusals."""
+"""Decomposition of small bodies: buffers, other elements, locals, refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from zoo import MATRICES
 
 import sparsetir
 from format_rules import describe, inferred, matrix, split
-from pairs import by_turns
 from programs import PROGRAMS, copied
 from programs.common import parents_of
 from refusals import refusals
@@ -85,19 +84,6 @@ def test_an_allocated_buffer(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("names", TWO, ids="+".join)
-def test_one_iteration_with_two_outputs(names: list[str]) -> None:
-    """The init of what is not rewritten runs once, though the rewritten output is stored too."""
-    func = over_csr(
-        'with T.sp_iter([I, J], "SS", "both") as [i, j]:\n'
-        "    with T.init():\n        Y[i] = 0.0\n"
-        "    Y[i] = Y[i] + X[j]\n    A[i, j] = X[j]"
-    )
-    before, after = run_over_csr(func, [matrix(n) for n in names])
-    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
-    np.testing.assert_allclose(after["a"], before["a"], rtol=1e-6)
-
-
-@pytest.mark.parametrize("names", TWO, ids="+".join)
 def test_an_init_over_axes_of_its_own(names: list[str]) -> None:
     func = over_csr(
         'with T.sp_iter([I, J], "SR", "backwards") as [i, j]:\n'
@@ -111,18 +97,6 @@ def test_an_init_over_axes_of_its_own(names: list[str]) -> None:
     assert "I_all = T.dense_fixed(m" in text
     again = sparsetir.from_source(text)
     assert tvm_ffi.structural_equal(decompose_format(func, rules), again, map_free_vars=True)
-
-
-@pytest.mark.parametrize("order", ["[J_, I, J]", "[I, J_, J]", "[I, J, J_]"])
-def test_other_axes_between(order: str) -> None:
-    names = order.strip("[]").lower().replace("j_", "q")
-    kinds = "".join({"I": "S", "J": "R", "J_": "R"}[a] for a in order.strip("[]").split(", "))
-    func = over_csr(
-        f'with T.sp_iter({order}, "{kinds}", "sum") as [{names}]:\n'
-        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + A[i, j] * X[q]"
-    )
-    before, after = run_over_csr(func, [matrix("bsr2"), matrix("csr")])
-    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-4)
 
 
 def test_iterations_that_use_no_target_stay() -> None:
@@ -150,7 +124,6 @@ INIT_Y = "with T.init():", "    Y[i] = 0.0"
 SUM = loop("I, J", "SR", "sum", *INIT_Y, "Y[i] = Y[i] + A[i, j]")
 DEEP = "K = T.sparse_variable(J, (n, nnz2), (ptr2, idx2))", "I J K"
 HOP = "E = T.dense_fixed(n)\nL = T.sparse_variable(E, (n, nnz2), (ptr2, idx2))"
-OTHER = "Q = T.dense_fixed(n)\n" + HOP
 
 
 def refuse(body: str, *more: str, names: str = "bsr2") -> None:
@@ -203,13 +176,6 @@ decompose_format(sparsetir.lower_sparse_iter(over_csr(SUM)), [matrix("bsr2")])
 """,
     globals(),
 )
-
-
-def test_attached_axes_elsewhere_stay_attached() -> None:
-    update = "Y[i] = Y[i] + A[i, j] * X[l]"
-    hop = loop("I, J, Q, T.attach(L, Q)", "SRRR", "hop", *INIT_Y, update)
-    decomposed = decompose_format(over_csr(hop, OTHER), [matrix("bsr2")])
-    assert "T.attach(L, Q)" in decomposed.script()
 
 
 def test_what_cannot_be_extracted() -> None:
@@ -321,32 +287,6 @@ def test_locals_in_several_parts(fmt: F.Format) -> None:
 
 
 MATRIX = sp.random(20, 20, 0.2, "csr", "float32", rng=np.random.default_rng(0))
-LARGER = sp.random(30, 25, 0.2, "csr", "float32", rng=np.random.default_rng(0))
-
-
-@pytest.mark.parametrize(
-    "fmt",
-    by_turns(
-        [F.CSR(), F.COO(), F.ELL(), F.BSR(3, 2), F.SRBCRS(4, 4), F.SELL(4, 8), F.Hyb(2, 1)], 3
-    ),
-    ids=lambda f: f.name,
-)
-@pytest.mark.default("csr")
-def test_operands_of_another_size_are_refused(fmt: F.Format) -> None:
-    spmm = PROGRAMS["spmm"].make("float32", "int32")
-    matrix, larger = sparsetir.SparseMatrix(MATRIX), sparsetir.SparseMatrix(LARGER)
-    converted = matrix.to(fmt)
-    _, compute = sparsetir.extract_preprocess(converted.decompose(spmm, drop_full_masks=False))
-    kernel = sparsetir.build(compute)
-    args = matrix.arguments(fmt, drop_full_masks=False)
-    b, c = np.ones((20, 8), "float32"), np.empty((20, 8), "float32")
-    kernel(b=b, c=c, **args)
-    np.testing.assert_allclose(c, MATRIX @ b, rtol=1e-5)
-    for operands in ({"b": b[:5].copy(), "c": c}, {"b": b, "c": c[:3].copy()}):
-        with pytest.raises(ValueError, match="expected (indices|shape|rows)"):
-            kernel(**operands, **args)
-    with pytest.raises(ValueError, match="expected (indices|shape|rows)"):
-        kernel(b=b, c=c, **larger.arguments(fmt, drop_full_masks=False))
 
 
 @pytest.mark.parametrize("fmt", [F.CSR(), F.CSC(), F.BSR(2, 2), F.Hyb(1, 1)], ids=lambda f: f.name)

@@ -10,7 +10,7 @@ import pytest
 import tvm_ffi
 
 import sparsetir
-from programs import PROGRAMS, tolerance
+from programs import PROGRAMS
 from small import text_of
 from sparsetir.formats.fission import fission
 from sparsetir.sparse_ir.nodes import sparse_iterations
@@ -76,12 +76,6 @@ with T.sp_iter([I], "S", "scale") as [i]:
 """
 
 
-def test_an_iteration_per_statement() -> None:
-    new = same(function(SCALE), ["A"], ["total", "scale", "divide"])
-    kinds = {it.name: it.kinds for it in sparse_iterations(new)}
-    assert kinds == {"total": "SR", "scale": "S", "divide": "SS"}
-
-
 def test_what_stays() -> None:
     """Nests without the buffers, and plain iterations."""
     func = function(SCALE)
@@ -90,63 +84,6 @@ def test_what_stays() -> None:
     assert fission(plain, ["A"]) is plain
     with pytest.raises(KeyError, match="no buffer 'Q'"):
         fission(func, ["Q"])
-
-
-@pytest.mark.slow
-def test_attention() -> None:
-    program = PROGRAMS["attention"]
-    func = program.make("float32", "int32")
-    new = fission(func, ["S"])
-    assert [it.name for it in sparse_iterations(new)] == [
-        "scores", "top", "total", "divide", "product",
-    ]  # fmt: skip
-    for case in ("small", "empty", "dense_row"):
-        args = program.inputs(np.random.default_rng(1), case, "float32", "int32")
-        want = program.oracle(args)["out"]
-        sparsetir.build(new)(**args)
-        np.testing.assert_allclose(args["out"], want, **tolerance("float32"))
-
-
-def test_statements_around() -> None:
-    """Several plain statements stay together; a value that they alone use stays with them."""
-    func = function("""
-with T.sp_iter([I], "S", "rows") as [i]:
-    z: T.let[T.float32] = T.float32(i) * 2.0
-    Y[i] = z
-    if i > 1:
-        Y[i] = Y[i] + z
-    with T.sp_iter([J], "S", "use") as [j]:
-        OUT[i, j] = A[i, j] + Y[i]
-    Y[i] = 0.0
-""")
-    same(func, ["A"], ["rows", "use", "rows_"])
-
-
-def test_nests_in_nests() -> None:
-    func = function("""
-with T.sp_iter([I], "S", "rows") as [i]:
-    with T.sp_iter([J], "S", "outer") as [j]:
-        with T.sp_iter([J_], "R", "inner") as [q]:
-            with T.init():
-                OUT[i, j] = 0.0
-            OUT[i, j] = OUT[i, j] + A[i, j] * X[q]
-        OUT[i, j] = OUT[i, j] + 1.0
-    Y[i] = 1.0
-""")
-    same(func, ["A"], ["inner", "outer", "rows"])
-
-
-def test_a_nest_without_the_buffers_stays_inside() -> None:
-    func = function("""
-with T.sp_iter([I], "S", "rows") as [i]:
-    with T.sp_iter([J], "S", "outer") as [j]:
-        with T.sp_iter([J_], "R", "inner") as [q]:
-            T.sp_iter_attr({"ordered": 1})
-            OUT[i, j] = X[q]
-    with T.sp_iter([J], "S", "add") as [j]:
-        OUT[i, j] = OUT[i, j] + A[i, j]
-""")
-    same(func, ["A"], ["outer", "inner", "add"])
 
 
 def test_an_init_of_the_outer_iteration() -> None:

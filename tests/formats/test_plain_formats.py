@@ -2,60 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from conversions import as_inferred, converted, patterns, spmm
+from conversions import as_inferred, converted, patterns
 from hypothesis import strategies as st
-from zoo import MATRICES, values
+from zoo import MATRICES
 
 from drawing import examples
-from sparsetir.formats import (
-    BSR,
-    CSC,
-    CSF,
-    CSR,
-    DBSR,
-    DIA,
-    SELL,
-    SRBCRS,
-    EnumeratedPatterns,
-    Operand,
-    Pattern,
-)
-
-
-def test_csr_and_csc_are_scipys() -> None:
-    pattern = MATRICES["random"]
-    data = values(pattern)
-    for fmt, kind in ((CSR(), "csr"), (CSC(), "csc"), (CSF((0, 1)), "csr"), (CSF((1, 0)), "csc")):
-        want = sp.coo_array((data, tuple(pattern.coords)), pattern.shape).asformat(kind)
-        args = fmt.convert(pattern).arguments(A=data)
-        have = {n.split("_")[0]: v for n, v in args.items() if isinstance(v, np.ndarray)}
-        np.testing.assert_array_equal(have["indptr"], want.indptr)
-        np.testing.assert_array_equal(have["indices"], want.indices)
-        np.testing.assert_array_equal(have["a"], want.data)
-
-
-def test_diagonals_are_scipys() -> None:
-    """The same number as SciPy's, whose arrays have a place for every column, not every row."""
-    dense = np.diag(np.arange(1.0, 7.0)) + np.diag([7.0, 0, 8, 9], -2)[:6, :6]
-    pattern = Pattern(np.nonzero(dense), (6, 6))
-    args = DIA().convert(pattern).arguments(A=dense[dense != 0].astype("float32"))
-    np.testing.assert_array_equal(2**30 - 1 - args["indices_jd_dia"], [0, -2])
-    np.testing.assert_array_equal(args["a_dia"], [[1, 2, 3, 4, 5, 6], [0, 0, 7, 0, 8, 9]])
-
-
-def test_all_diagonals_have_a_number() -> None:
-    rule = DIA().rules(Operand())[0]
-    last, length = 2**30 - 1, int(rule.axis("JD").length)
-    assert rule.to_new((0, last)) == (0, 0, 0)
-    assert rule.to_new((last, 0)) == (0, length - 1, last)
-    assert rule.to_old((0, length - 1, last)) == (last, 0)
-    assert length == np.iinfo(np.int32).max
+from sparsetir.formats import BSR, DBSR, SELL, SRBCRS, EnumeratedPatterns, Pattern
 
 
 def random_pattern(shape: tuple[int, int], nnz: int, dtype: Any = np.int32) -> Pattern:
@@ -162,15 +119,6 @@ def columns_of(part: Any) -> list[tuple[int, int, list[int]]]:
     return list(zip(panel.tolist(), columns.tolist(), rows, strict=True))
 
 
-@pytest.mark.parametrize("name", MATRICES)
-def test_statistics_are_those_of_plain_python(name: str) -> None:
-    pattern = MATRICES[name]
-    stats = EnumeratedPatterns(4).patterns(pattern)
-    grouped = groupby(slow_columns(pattern, 4), key=lambda c: c[:2])
-    want = [(panel, mask, len(list(columns))) for (panel, mask), columns in grouped]
-    assert list(zip(*(f.tolist() for f in stats), strict=True)) == want
-
-
 @examples(25, 500, pattern=patterns(), rows=st.integers(1, 16))
 def test_random_groups(pattern: Pattern, rows: int) -> None:
     fmt = EnumeratedPatterns(rows)
@@ -200,18 +148,10 @@ def test_by_pattern(pattern: Pattern, rows: int) -> None:
     assert conv.padding == 0
 
 
-def test_spmm_by_pattern() -> None:
-    spmm(EnumeratedPatterns(2, "pattern"), MATRICES["random"])
-    spmm(EnumeratedPatterns(2, "pattern"), MATRICES["one dense column"], build=True, feat=6)
-
-
 def test_more_groups_than_16_bits_count() -> None:
     rows = np.arange(70_000, dtype=np.int32)
     pattern = Pattern([rows, rows % 3], (70_000, 3))
     as_inferred(EnumeratedPatterns(1), pattern)
-
-
-SIZES = [(1, 1), (2, 1), (4, 4), (3, 6), (4, 1000)]
 
 
 def slow_sell(pattern: Pattern, data: np.ndarray, c: int, sigma: int) -> tuple[Any, ...]:
@@ -249,12 +189,6 @@ def check_layout(pattern: Pattern, c: int, sigma: int) -> None:
     assert args[f"n_s_{fmt.name}"] == len(step_ptr) - 1 == -(-pattern.shape[0] // c)
     assert args[f"n_jw_{fmt.name}"] == max(np.diff(step_ptr), default=0)
     assert conv.places == len(columns) == fmt.places(pattern)
-
-
-@pytest.mark.parametrize(("c", "sigma"), SIZES)
-def test_layout(c: int, sigma: int) -> None:
-    for pattern in MATRICES.values():
-        check_layout(pattern, c, sigma)
 
 
 @examples(20, 500, pattern=patterns(), c=st.integers(1, 5), windows=st.integers(0, 5))

@@ -231,20 +231,6 @@ def test_ell_pads_with_minus_one() -> None:
     np.testing.assert_array_equal(fmt.mask, [1, 1, 0, 0, 1, 0])
 
 
-def test_lengths_do_not_depend_on_what_is_stored() -> None:
-    for coords in ([np.array([0]), np.array([0])], [np.zeros(0, int), np.zeros(0, int)]):
-        args = infer_format(matrix("bsr3"), coords, (10, 8)).arguments
-        assert (args["mb_bsr3"], args["nb_bsr3"]) == (4, 3)
-    args = infer_format(matrix("bsr3"), [np.zeros(0, int)] * 2, (0, 8)).arguments
-    assert (args["mb_bsr3"], args["nb_bsr3"]) == (0, 3)
-
-
-def test_sizes_may_be_given() -> None:
-    coords = [np.array([0, 1]), np.array([3, 1])]
-    fmt = infer_format(matrix("ell"), coords, (2, 5), {"cols_j2": 3, "m": 4})
-    assert fmt.arguments["cols_j2_ell"] == 3 and fmt.shape == (12,)
-
-
 # -- refusals -----------------------------------------------------------------------------------
 
 

@@ -127,22 +127,6 @@ def test_the_programs_are_of_the_language(program: str) -> None:
     np.testing.assert_allclose(values[places], dense[mask], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("program", "idtype"), [("add_csr", "int32"), ("spgemm", "int64")])
-@pytest.mark.default("add_csr-int32")
-def test_axes_that_are_assembled(program: str, idtype: str) -> None:
-    """Programs print and parse back; the result equals that of a dense axis there."""
-    func = sparsetir.from_source(open_text(program, "float64", idtype))
-    assert "(n, None), (c_ptr, c_idx)" in func.script()
-    assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
-    kernel, args = build_assembled(func), given_to(program, "small", "float64", idtype)
-    assert "c_ptr" not in kernel.params and kernel.programs.indptr == "c_ptr"
-    result, same = kernel(**args), built(program, "float64", idtype)(**args)
-    for one, other in zip(result, same, strict=True):
-        np.testing.assert_array_equal(one, other)
-    again = kernel.values_of(result.indptr, result.indices, **args)
-    np.testing.assert_array_equal(again, result.values)
-
-
 @pytest.mark.parametrize("program", ["add_csr", "spgemm"])
 def test_gradients_of_axes_that_are_assembled(program: str) -> None:
     """Gradients take the given pattern, and its nnz."""
@@ -346,41 +330,11 @@ def test_what_is_written_is_stored(make: Any) -> None:
             np.testing.assert_array_equal(dense, expected)
 
 
-@pytest.mark.parametrize("levels", by_turns([0, 1, 2, 3], 2))
-def test_wide_rows(levels: int, monkeypatch: Any) -> None:
-    """Columns beyond one group of words, at both ends of each; nothing is left from row to row."""
-    columns = [0, 63, 64, 4095, 4096, 4159, 8191, 12287, 12345, 262143, 262144, 600000]
-    columns = np.array(columns, "int32")
-    rows = [columns, columns[::2], columns[:0], columns[-1:], columns]
-    a_ptr, a_idx = np.arange(6, dtype="int32"), np.array([0, 1, 2, 3, 4], "int32")
-    b_ptr = np.cumsum([0, *map(len, rows)]).astype("int32")
-    args = {"m": 5, "l": 5, "n": 600001, "a": np.ones(5, "float32"), "a_ptr": a_ptr}
-    args |= {"a_idx": a_idx, "b": np.arange(b_ptr[-1], dtype="float32"), "b_ptr": b_ptr}
-    args |= {"b_idx": np.concatenate(rows), "a_nnz": 5, "b_nnz": int(b_ptr[-1])}
-    kernel = built("spgemm")
-    chosen = kernel.fill(levels)
-    monkeypatch.setattr(kernel, "fill", lambda levels: chosen)
-    result = kernel(**args)
-    for mine, name in zip(result, ("b_ptr", "b_idx", "b"), strict=True):
-        np.testing.assert_array_equal(mine, args[name])
-
-
 def test_levels_by_how_many_elements_rows_have() -> None:
     ends, few = np.array([0, 60, 60, 60, 160]), 40 * 4 * 64 * 64
     levels = [Bounds(ends, 4, n).levels for n in (40 * 64, 40 * 64 + 2, few, few + 64)]
     assert levels == [1, 2, 2, 3]
     assert [Bounds(np.array([0, 16, n, 60]), 3, few).levels for n in (32, 33)] == [0, 3]
-
-
-def test_values_of_another_pattern() -> None:
-    """Masks: where the program visits nothing they have its first value, else what it gives."""
-    for program in ("add_csr", "spgemm"):
-        args = given_to(program)
-        stored, dense = expected_of(program, args)
-        mask = np.random.default_rng(2).random(stored.shape) < 0.5
-        indptr = np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype("int32")
-        values = built(program).values_of(indptr, np.nonzero(mask)[1].astype("int32"), **args)
-        np.testing.assert_allclose(values, np.where(stored, dense, 0)[mask], rtol=1e-6)
 
 
 def test_rows_that_are_not_stored() -> None:

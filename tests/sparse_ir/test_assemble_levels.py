@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm_ffi
 
 import sparsetir
 from pairs import by_turns
 from refusals import refuse
 from sparse_programs import Tensors
 from sparsetir.runtime.assembled_levels import CsfArrays, LevelsKernel
-from sparsetir.sparse_ir.assemble_levels import assemble_levels
 
 ADDS, PRODUCT = "{C} = {C} + ", "{C} = {C} + {A} * {B}"
 
@@ -149,31 +147,6 @@ def test_results(make: Callable[..., Tensors]) -> None:
         np.testing.assert_array_equal(dense, values)
 
 
-@pytest.mark.parametrize("make", [add_csf, outer_products, largest_under_condition])
-@pytest.mark.default("outer_products")
-def test_programs_are_of_the_language(make: Callable[..., Tensors]) -> None:
-    """Programs print and parse back; the interpreter gives the same coordinates and values."""
-    case = make()
-    func = sparsetir.from_source(case.text)
-    assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
-    programs = assemble_levels(func)
-    for one in (programs.entries, programs.values, *(programs.rows or ())[:3]):
-        assert tvm_ffi.structural_equal(sparsetir.from_source(one.script()), one)
-    result = sparsetir.build_assembled(func)(**case.args)
-    levels = getattr(result, "levels", None) or [result[:2]]
-    arrays = {programs.room: 999, programs.said: np.zeros(len(programs.coordinates) + 1, "int64")}
-    arrays |= {name: np.full(999, -1, "int32") for name in programs.coordinates}
-    sparsetir.interpret(programs.entries, {**case.args, **arrays})
-    count = arrays[programs.said][0]
-    listed = {tuple(arrays[name][n] for name in programs.coordinates) for n in range(count)}
-    assert len(listed) == len(result.values)
-    arrays = {n: x for names, (ptr, idx) in zip(programs.levels, levels, strict=True)
-           for n, x in zip(names, (ptr, idx, len(idx)), strict=True)}  # fmt: skip
-    arrays[programs.result] = np.full(result.values.shape, programs.first, "float32")
-    sparsetir.interpret(programs.values, {**case.args, **arrays})
-    np.testing.assert_array_equal(arrays[programs.result], result.values)
-
-
 # How elements combine, what they begin with, and whether the visits of one are no combination.
 UPDATES = {
     "sum": ("{C} + {A} * {B}", "0", np.add, False), "many": ("{C} * {A}", "1", np.multiply, False),
@@ -242,30 +215,6 @@ def test_coordinates_too_long_for_one_number() -> None:
     (rows, columns), values = sparsetir.build_assembled(sparsetir.from_source(t.text))(**t.args)
     assert rows[1].tolist() == [5, 1 << 54] and columns[0].tolist() == [0, 2, 3]
     assert columns[1].tolist() == [3, 1 << 54, 7] and values.tolist() == [2, 0, 1]
-
-
-@pytest.mark.parametrize("dtype", by_turns(["float64", "bfloat16", "bool"], 2))
-@pytest.mark.default("bool")
-def test_types(dtype: str) -> None:
-    """Types of values, and of indices, each level's own. Sizes of 0 work, too."""
-    t = Tensors("A=ds:ij").declare("N = T.sparse_variable(O, (nj, None), (c_ptr, c_idx), 'int64')")
-    t.declare("M = T.sparse_variable(N, (ni, None), (d_ptr, d_idx))")
-    t.handles += ["c_ptr", "c_idx", "d_ptr", "d_idx"]
-    t.declare("C = T.match_sparse_buffer(c, (O, N, M))")
-    t.declare('with T.sp_iter([O, IA, JA], "SSS", "it") as [o, i, j]:', "    C[o, j, i] = A[i, j]")
-    typed = t.text.replace(",))", f",), '{dtype}')").replace("N, M))", f"N, M), '{dtype}')")
-    kernel = sparsetir.build_assembled(sparsetir.from_source(typed))
-    values = t.args["a"].astype(dtype)
-    columns, rows = np.nonzero(t.mask["A"].T)
-    result = kernel(**{**t.args, "a": values})
-    assert result.values.dtype == values.dtype
-    assert [x.dtype.name for level in result.levels for x in level] == ["int64"] * 2 + ["int32"] * 2
-    np.testing.assert_array_equal(result.levels[0][1], np.unique(columns))
-    np.testing.assert_array_equal(result.levels[1][1], rows)
-    np.testing.assert_array_equal(result.values, t.dense["A"][rows, columns].astype(dtype))
-    no_rows = {"ni": 0, "nj": 0, "a": values[:0], "a1_nnz": 0, "a1_idx": np.zeros(0, "int32")}
-    nothing = kernel(**{**t.args, **no_rows, "a1_ptr": np.zeros(1, "int32")})
-    assert [ptr.tolist() for ptr, _ in nothing.levels] == [[0, 0], [0]]
 
 
 def test_tensors() -> None:

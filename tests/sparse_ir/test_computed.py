@@ -5,22 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-import tvm_ffi
 
 import sparsetir
 from computed_common import BLOCK_PTR, BLOCKS, COMPUTED, blocked, plain_arguments, sizes
-from kernel_common import check
 from refusals import refusals
-from sparsetir.sparse_ir.computed import compute, computed_parameters
+from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError, StructureError
-from sparsetir.sparse_ir.recipes.general import (
-    cache_parts,
-    column_parts,
-    equal_parts,
-    equal_work,
-    inverse_counts,
-    row_of_position,
-)
+from sparsetir.sparse_ir.recipes.general import cache_parts, column_parts, equal_work
 from sparsetir.sparse_ir.structure import check_structure
 from sparsetir.sparse_ir.verify import verify
 
@@ -33,15 +24,6 @@ def indptr_of(lengths, idtype="int32"):
     return np.concatenate([[0], np.cumsum(lengths)]).astype(idtype)
 
 
-@pytest.mark.parametrize("idtype", IDTYPES)
-@pytest.mark.parametrize("lengths", ROWS)
-@pytest.mark.parametrize("parts", [1, 2, 30])
-def test_blocks_of_equal_work_divide_the_rows(lengths, parts, idtype):
-    blocks = equal_work(indptr_of(lengths, idtype), parts, cost=2)
-    assert blocks.dtype == idtype and blocks.shape == (parts + 1,)
-    assert blocks[0] == 0 and blocks[-1] == len(lengths) and (np.diff(blocks) >= 0).all()
-
-
 def test_the_first_block_may_have_more_work():
     """The axis grows by this number, the others stay; all values where there are no more."""
     indptr = indptr_of([8] * 100)  # with the cost of a row, 10 each
@@ -49,22 +31,6 @@ def test_the_first_block_may_have_more_work():
     assert equal_work(indptr, 4, cost=2, ahead=200).tolist() == [0, 40, 60, 80, 100]
     assert equal_work(indptr, 2, cost=2, ahead=5000).tolist() == [0, 100, 100]
     assert equal_work(indptr_of([]), 2, cost=2, ahead=5).tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("length", [0, 1, 7, 2**40])
-@pytest.mark.parametrize("parts", [1, 2, 30])
-def test_equal_parts(length, parts):
-    cuts = equal_parts(length, parts)
-    assert cuts[0] == 0 and cuts[-1] == length and len(cuts) == parts + 1
-    assert set(np.diff(cuts)) <= {length // parts, length // parts + 1}
-
-
-@pytest.mark.parametrize("idtype", IDTYPES)
-@pytest.mark.parametrize("lengths", ROWS)
-def test_row_of_position(lengths, idtype):
-    rows = row_of_position(indptr_of(lengths, idtype))
-    assert rows.dtype == idtype
-    np.testing.assert_array_equal(rows, [i for i, k in enumerate(lengths) for _ in range(k)])
 
 
 @pytest.mark.parametrize(
@@ -106,12 +72,6 @@ def test_column_parts(lengths, parts, idtype):
 def test_column_parts_of_more_rows_than_the_index_type_counts():
     with pytest.raises(ScheduleError, match="at most 2147483647 .* int32, got 2048 . 1048576"):
         column_parts(np.zeros(2**20 + 1, "int32"), np.zeros(0, "int32"), 8, 2**11)
-
-
-@pytest.mark.parametrize("lengths", ROWS)
-def test_inverse_counts(lengths):
-    wanted = [1 / max(k, 1) for k in lengths]
-    np.testing.assert_allclose(inverse_counts(indptr_of(lengths)), wanted, rtol=1e-15)
 
 
 # -- compute ----------------------------------------------------------------------------------
@@ -185,22 +145,7 @@ verify(blocked(computed=[1]))  # IllFormedError: attribute 'computed': expected 
 )
 
 
-def test_arrays_get_the_type_of_their_axis():
-    parts = {"recipe": "equal_parts", "length": "$m", "parts": "$blocks"}
-    func = blocked(computed={"blocks": BLOCKS, "block_ptr": parts})
-    assert compute(func, given())["block_ptr"].dtype == "int32"
-
-
 # -- the attribute ----------------------------------------------------------------------------
-
-
-def test_it_survives_text_and_json():
-    func = blocked()
-    verify(func)
-    for other in (sparsetir.from_source(func.script()), tvm.ir.load_json(tvm.ir.save_json(func))):
-        assert tvm_ffi.structural_equal(other, func)
-        assert computed_parameters(other) == COMPUTED
-        assert list(computed_parameters(other)) == ["blocks", "block_ptr"]
 
 
 def test_verify_refuses_parameters():
@@ -221,19 +166,6 @@ def test_verify_refuses_parameters():
 
 
 # -- interpreter and checks of structure -------------------------------------------------------
-
-
-@pytest.mark.parametrize("idtype", IDTYPES)
-def test_the_interpreter_computes_what_is_left_out(idtype):
-    args = plain_arguments(m=6, n=7, feat=8, idtype=idtype)
-    func = blocked(idtype)
-    for more in ({}, {"blocks": 2}, {"blocks": 1, "block_ptr": np.array([0, 6], idtype)}):
-        args["c"][:] = np.nan
-        sparsetir.interpret(func, {**args, **sizes(args), **more})
-        check(args)
-    args["c"][:] = np.nan
-    sparsetir.interpret(func, [*args.values(), *sizes(args).values()])
-    check(args)
 
 
 def test_the_interpreter_names_what_callers_give():

@@ -18,7 +18,6 @@ from programs import PROGRAMS
 from rows_common import MATRICES, check, fused, operands
 from schedule_common import gives, program, read_back, steps, table
 from small import text_of
-from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positions
 
 # -- on a CPU -------------------------------------------------------------------------------------
 
@@ -182,16 +181,6 @@ def test_on_a_gpu(way: str, rows: str, idtype: str) -> None:
     check(lambda args: kernel(args)["c"], idtype)
 
 
-def test_recipes() -> None:
-    indptr = np.array([0, 0, 4, 4, 4, 7, 7], "int64")
-    rows = rows_of_blocks(indptr, 2)
-    assert (rows.tolist(), rows.dtype) == ([1, 1, 4, 4, 4], "int64")
-    assert rows_of_blocks(indptr, 2, 6).tolist() == [1, 1, 4, 4, 4, 4, 4]
-    assert rows_of_blocks(np.zeros(4, "int32"), 2).tolist() == [0]
-    assert rows_of_blocks(np.zeros(1, "int32"), 2, 1).tolist() == [0, 0]
-    assert rows_of_positions(indptr, np.array([0, 3, 4, 6])).tolist() == [1, 1, 4, 4]
-
-
 # -- refused --------------------------------------------------------------------------------------
 
 
@@ -209,33 +198,6 @@ def test_refused_by_the_verifier() -> None:
     ]:
         with pytest.raises(DiagnosticError, match=message):
             sparsetir.from_source(text.replace(entry, instead))
-
-
-@pytest.mark.parametrize("rows", ["table", "search"])
-@pytest.mark.parametrize("size", [None, 4])
-def test_runs_on_a_cpu(rows: str, size: int | None) -> None:
-    """All elements at once, and tiles the last of which goes beyond them."""
-    idtype = "int64" if size else "int32"
-    sch, it, p, k = fused(rows, idtype)
-    tiles, column = sch.split(k, [None, 2])
-    before, last = ([], p) if size is None else sch.split(p, [None, size])
-    sch.sparse_reorder(it, [tiles, *([before] if size else []), last, column])
-    steps = sch.segment_accumulate(last, dtype="float64", name="sums")
-    assert [s.name for s in steps] == [
-        f"spmm_{step}" for step in ("start", "reduce", "write", "again")
-    ]
-    assert 'sums = T.alloc_sparse_buffer((K1,), "float64", scope="local")' in sch.func.script()
-    read_back(sch, program(idtype=idtype))
-    kernel = sparsetir.build(sch)
-
-    def run(args: dict[str, Any]) -> Any:
-        same = {**args, "c": args["c"].copy()}
-        sparsetir.interpret(sch.func, same)
-        kernel(args["a"], args["b"], args["c"], args["indptr"], args["indices"])
-        np.testing.assert_allclose(same["c"], args["c"], rtol=1e-5, atol=1e-5)
-        return args["c"]
-
-    check(run, idtype)
 
 
 @pytest.mark.parametrize("tail", ["guard", "repeat", "shift"])

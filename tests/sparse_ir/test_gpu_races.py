@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import sparsetir
-from cuda_runner import KernelError, requires_cuda_text
+from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from pairs import by_turns
-from programs import PROGRAMS, copied
+from programs import copied
 from schedule_common import keeps_meaning, program
 from sparsetir.sparse_ir.nodes import sparse_iterations, stores_of
 from spmm_gpu_common import bfloat16_arrays
@@ -151,13 +151,6 @@ def test_groups(name: str, way: tuple[str, int]) -> None:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("lanes", [2, 32])
-def test_groups_of_maxima(lanes: int) -> None:
-    """The first value is no identity, as -inf: rows are set before."""
-    check("row_max", by_rows("temporary", lanes))
-
-
-@requires_cuda_text
 @pytest.mark.parametrize(
     ("name", "size"), by_turns([("spmv", 1), ("spmm", 7), ("spmv", 7), ("spmm", 1)], 2)
 )
@@ -168,41 +161,9 @@ def test_chunks(name: str, size: int) -> None:
     assert kernel.function.counts["atomics"] == 0  # results are the same in any order
 
 
-@requires_cuda_text
-@pytest.mark.parametrize("apply", by_turns([
-    by_elements("segment(8)"), by_elements("atomics"), by_rows("temporary", 8), by_chunks(4),
-], 2), ids=["segment", "atomics", "group", "chunks"])  # fmt: skip
-@pytest.mark.default("group")
-def test_other_types(apply: Apply) -> None:
-    check("spmm", apply, "float64", "int64")
-
-
-@requires_cuda_text
-def test_groups_that_follow_each_other_in_a_warp() -> None:
-    """Lanes in the next row of threads; a wrong mask would name lanes that are gone."""
-    check("spmv", by_rows("group(8)", 8, rows=7))
-
-
-@requires_cuda_text
-def test_infinities_and_nan_stay_in_their_rows() -> None:
-    """Lanes that have nothing to add, and those of other rows, add nothing."""
-    program = PROGRAMS["spmv"]
-    for apply in (by_elements("segment(32)"), by_rows("temporary", 8), by_chunks(3)):
-        kernel = CudaStages(program.make("float32", "int32"), apply)
-        values = np.array([np.inf, 1, np.nan, 2, -np.inf, 3, 4], "float32")
-        args = {
-            "a": values, "x": np.ones(3, "float32"), "y": np.zeros(5, "float32"),
-            "indptr": np.array([0, 1, 2, 3, 3, 7], "int32"), "m": 5, "n": 3, "nnz": 7,
-            "indices": np.array([0, 1, 2, 0, 0, 1, 2], "int32"),
-        }  # fmt: skip
-        sums = kernel(args)["y"]
-        np.testing.assert_array_equal(sums, [np.inf, 1, np.nan, 0, -np.inf])
-
-
 # -- refusals --------------------------------------------------------------------------------------
 
 
-BARRIER = "__syncthreads();"
 LENGTHS = (0, 1, 300, 64, 33, 0, 1500, 0)  # of rows, beside 64 to 1024 threads
 EXTREMES = ((np.inf, 1.0), (np.nan, 2.0), (-np.inf, 3.0), (np.inf, -np.inf))
 
@@ -283,29 +244,6 @@ def test_blocks(name: str, dtype: str, threads: int, parts: int) -> None:
     close = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-4}.get(dtype, 1e-12)
     values = np.asarray(outs[output], "float64")
     np.testing.assert_allclose(values, want[output], rtol=close, atol=close)
-
-
-@requires_cuda_text
-def test_infinities_in_sums_of_blocks() -> None:
-    args = arguments("row_sum", "float32", extremes=True)
-    sums = CudaStages(program("row_sum"), by_block(64))(args)["y"]
-    np.testing.assert_array_equal(sums[[2, 3, 4, 6]], [np.inf, np.nan, -np.inf, np.nan])
-    np.testing.assert_array_equal(sums[[0, 1, 5, 7]], [0, args["a"][0], 0, 0])
-
-
-@requires_cuda_text
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_barrier_that_is_missing_is_found(number: int) -> None:
-    """Before what warps have is kept, as columns take turns, and after it."""
-
-    def edit(source: str) -> str:
-        parts = source.split(BARRIER)
-        assert len(parts) == 3
-        return BARRIER.join(parts[:2]) + parts[2] if number else parts[0] + BARRIER.join(parts[1:])
-
-    kernel = CudaStages(program("spmm"), by_block(64), edit=edit)
-    with pytest.raises(KernelError, match="race: .*warps.* with no barrier between them"):
-        kernel(arguments("spmm", "float32"))
 
 
 def test_other_threads_beside_them_are_refused() -> None:

@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from tvm import tirx
 from tvm.error import DiagnosticError
 
-import sparsetir
 from schedule_common import opened
-from small import text_of
 from sparsetir import IllFormedError, ScheduleError, from_source
 from sparsetir.sparse_ir.legal import parallelizable, races, reorderable, writes_disjoint
 from sparsetir.sparse_ir.nodes import (
@@ -26,15 +23,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.parallel import parallel_units
 from sparsetir.sparse_ir.races import Fact
-from sparsetir.sparse_ir.schedule.group_columns_by_pattern import group_columns_by_pattern
-from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, SpIter, find_iteration
-from sparsetir.sparse_ir.schedule.peel import peel
-from sparsetir.sparse_ir.schedule.positions import positions
-from sparsetir.sparse_ir.schedule.ranges import ranges
-from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
-from sparsetir.sparse_ir.schedule.sell_slices import sell_slices
-from sparsetir.sparse_ir.schedule.sort_rows_by_length import sort_rows_by_length
-from sparsetir.sparse_ir.schedule.strip_mine_rows import strip_mine_rows
+from sparsetir.sparse_ir.schedule.loops import find_iteration
 from sparsetir.sparse_ir.verify import verify
 
 SOURCE = """
@@ -136,35 +125,6 @@ def test_questions() -> None:
     (it,) = sparse_iterations(func)
     assert parallelizable(func, it) == [Fact("free"), Fact("reduction", ("C",))]
     assert [writes_disjoint(func, it, place) for place in (0, 1)] == [True, False]
-
-
-RECURRENCE = source(
-    OVER.format("I, J, K", "SSS", "i, j, k") + "    D[i, k] = D[i, k] * 0.5 + A[i, j]",
-    unchecked=True,
-)
-FUSED = RECURRENCE.replace("[I, J, K]", "[T.fuse(I, J), K]")
-# Primitives that change the order of visits, with loops i, j and k of the iteration "it".
-CHANGES = {
-    "sparse_reorder": lambda f, i, j, k: sparse_reorder(f, SparseIterationRef("it"), [k, i, j]),
-    "sort_rows_by_length": lambda f, i, j, k: sort_rows_by_length(f, i, j, 8),
-    "sell_slices": lambda f, i, j, k: sell_slices(f, i, j, 4),
-    "group_columns_by_pattern": lambda f, i, j, k: group_columns_by_pattern(f, i, j, 2),
-    "ranges": lambda f, i, j, k: ranges(f, j, 2, 4),
-    "strip_mine_rows": lambda f, i, j, k: strip_mine_rows(f, j, 4),
-    "peel": lambda f, i, j, k: peel(f, k, 4),
-    "positions": lambda f, i, j, k: positions(f, SpIter("it", ("I", "J")), parts=2),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_primitives_ask_and_refuse(name: str) -> None:
-    func = from_source(FUSED if name == "positions" else RECURRENCE)
-    loops = [SpIter("it", (axis,)) for axis in "IJK"]
-    with pytest.raises(
-        ScheduleError,
-        match=f"^{name}: the order of visits of 'it' matters: visits that differ in 'j' read 'D'",
-    ):
-        CHANGES[name](func, *loops)
 
 
 def test_a_gpu_may_meet_at_what_is_updated_atomically() -> None:
@@ -378,23 +338,3 @@ def test_what_is_a_sum() -> None:
             body=body, annotations={},
         )  # fmt: skip
         assert parallel_units(other) == free, index
-
-
-COLUMNS = text_of("columns", """
-with T.sp_iter([I, J], "RS", "columns") as [i, j]:
-    with T.init():
-        Y[j] = 0.0
-    Y[j] = Y[j] + A[i, j]
-""", "J = T.sparse_fixed(I, (n, w), indices)\nJ_ = T.dense_fixed(n)", A="I J",
-    Y="J_")  # fmt: skip
-
-
-def test_slots_of_different_rows_hold_the_same_column() -> None:
-    """The schedule would put their loop outside that over rows: it is not free."""
-    func = sparsetir.from_source(COLUMNS)
-    scheduled = sparsetir.default_schedule(
-        sparsetir.lower_sparse_iter(func), tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
-    )
-    text = scheduled.script()
-    loops = text[text.index('T.sblock("columns_init0")') : text.index('T.sblock("columns0")')]
-    assert loops.count("T.thread_binding(1, ") == 2

@@ -10,14 +10,7 @@ from tvm import s_tir, tirx
 from drawing import examples
 from programs import PROGRAMS
 from small import small
-from sparsetir import (
-    LoweringError,
-    Schedule,
-    build,
-    from_source,
-    lower_sparse_buffer,
-    lower_sparse_iter,
-)
+from sparsetir import LoweringError, Schedule, build, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.sparse_ir.nodes import nodes_of, walk
 from stage2 import golden, plain_text
 
@@ -52,16 +45,6 @@ def test_golden(program):
 # -- searches -----------------------------------------------------------------------------------
 
 
-SEARCHES = dict.fromkeys(["spmv", "spmm", "sddmm", "spmm_bsr", "spmm_ell", "mttkrp", "ttm"], ())
-SEARCHES |= {"csf_siblings": ("K0",), "spmm_search": ("J",), "sddmm_fused": ("I_at",)}
-
-
-@pytest.mark.parametrize("program", SEARCHES)
-def test_searches_where_positions_are_not_known(program):
-    names = [name.removeprefix("find_").removesuffix("_pos") for name in searches(lower(program))]
-    assert tuple(names) == SEARCHES[program]
-
-
 def make_two_operands(shared):
     """C[i, k] = sum over all j of A[i, j] * D[i, j] * B[j, k]; A and D may share their axes."""
     return small("two", """
@@ -87,25 +70,6 @@ def test_equal_searches_are_shared_and_hoisted(shared, names):
 
 
 # -- regions, domains, types ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("program", ["spmm", "spmm_search", "sddmm_fused", "csf_siblings"])
-@pytest.mark.parametrize("idtype", ["int32", "int64"])
-def test_index_types(program, idtype):
-    """Loops, block iterators, index arrays and search results have the axes' type."""
-    func = lower(program, idtype)
-    types = set()
-
-    def visit(node):
-        if isinstance(node, tirx.For):
-            types.add(str(node.loop_var.ty.dtype))
-        if isinstance(node, s_tir.SBlock):
-            types.update(str(iv.var.ty.dtype) for iv in node.iter_vars)
-            types.update(str(v.ty.dtype) for v in node.alloc_buffers)
-
-    walk(func.body, visit)
-    types.update(str(p.ty.dtype) for p in func.params if "_ind" in p.name)
-    assert types == {idtype}
 
 
 @pytest.mark.parametrize(("feat", "dtype"), [("feat", "int64"), ("4", "int64"), ("1", "int32")])
@@ -209,55 +173,3 @@ def test_random_schedules(matrix, feat, data):
     index = (matrix.indptr.astype("int32"), matrix.indices.astype("int32"))
     build(sch)(matrix.data, b, c, *index, *matrix.shape, matrix.nnz, feat)
     np.testing.assert_allclose(c, matrix @ b, rtol=1e-5, atol=1e-6)
-
-
-def test_a_length_that_does_not_fit_the_type_of_a_coordinate():
-    """Coordinates of 32 bits on an axis longer than 2^31: all but negative ones are in range."""
-    func = from_source("""
-@T.prim_func
-def f(x: T.handle, idx: T.handle, out: T.handle, n: T.int64, m: T.int32) -> None:
-    I = T.dense_fixed(m, "int32")
-    X = T.dense_fixed(n, "int64")
-    A = T.match_sparse_buffer(x, (X,), "int8")
-    E = T.match_sparse_buffer(idx, (I,), "int32")
-    O = T.match_sparse_buffer(out, (I,), "int8")
-    with T.sp_iter([I], "S", "it") as [i]:
-        O[i] = A[E[i]]
-""")
-    text = lower_sparse_iter(func).script()
-    assert 'T.Cast("int32", n)' not in text and 'T.Cast("int64", E[vi]) < n' in text
-
-
-def make_attached():
-    """Each vertex weighs its hyperedges' vertices; the weights lie over (E, EV)."""
-
-    weighted = small("weighted", """
-with T.sp_iter([V, VE, T.attach(EV, VE)], "SRR", "weighted") as [v, e, u]:
-    with T.init():
-        Y[v] = 0.0
-    Y[v] = Y[v] + W[e, u]
-""", """
-V = T.dense_fixed(vertices)
-VE = T.sparse_variable(V, (edges, nnz), (ve_ptr, ve_idx))
-E = T.dense_fixed(edges)
-EV = T.sparse_variable(E, (vertices, nnz), (ev_ptr, ev_idx))
-""", W="E EV", Y="V")  # fmt: skip
-
-    return weighted
-
-
-def test_an_attached_axis_is_where_it_stands():
-    """The element of (e, u) is where the iteration over (E, EV) stands: no search finds it."""
-    func = make_attached()
-    assert searches(lower_sparse_iter(func)) == []
-    rng = np.random.default_rng(0)
-    mask = scipy.sparse.random(7, 5, 0.5, "csr", "float32", rng)
-    edges = scipy.sparse.csr_matrix(mask.T)
-    edges.data = rng.random(edges.nnz, "float32")
-    for matrix in (mask, edges):
-        matrix.sort_indices()
-    y = np.full(7, np.nan, "float32")
-    index = [x.astype("int32") for x in (mask.indptr, mask.indices, edges.indptr, edges.indices)]
-    build(func)(edges.data, y, *index, 7, 5, mask.nnz)
-    want = (mask != 0) @ np.asarray(edges.sum(axis=1)).reshape(-1)
-    np.testing.assert_allclose(y, want, rtol=1e-5)

@@ -77,24 +77,6 @@ def test_it_means_the_same(reduce: str, covers: bool) -> None:
     assert again.script() == sch.func.script()
 
 
-def test_text() -> None:
-    sch, writes = scheduled()
-    sch.combine_row_pieces(writes, race="atomics")
-    name = f"spmm_{FORMAT.rules(OPERAND)[0].name}_write"
-    text = sch.func.script()
-    begin = text.index(f'"{name}")')
-    assert [line.strip() for line in text[begin:].splitlines()[1:7]] == [
-        "if C_shared[ib] == 0:",
-        "C[ib, k0 * 2 + k1] = C_ws[k1]",
-        f'with T.sp_iter([K1], "S", "{name}_add") as [k1]:',
-        'T.sp_iter_attr({"atomic": 1})',
-        "if C_shared[ib] != 0:",
-        "C[ib, k0 * 2 + k1] = C[ib, k0 * 2 + k1] + C_ws[k1]",
-    ]
-    lowered = sparsetir.lower_sparse_iter(sch.func).script()
-    assert lowered.count('T.call_extern("float32", "atomicAdd", T.address_of(C[') == len(writes)
-
-
 def test_ignore() -> None:
     """The caller's word that no row is in several pieces: plain stores, and no flags."""
     sch, writes = scheduled(Spmm(reduce="max"))

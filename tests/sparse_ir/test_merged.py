@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +14,9 @@ from drawing import examples
 from merged_programs import Drawn, nested, programs
 from pairs import by_turns
 from programs import PROGRAMS, copied
-from programs.merged import dense_of, stored_of
+from programs.merged import dense_of
 from refusals import refusals
-from schedule_common import gives
 from small import making
-from sparse_programs import Tensors
 from sparsetir.sparse_ir.annotations import intersected
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from stage2 import golden, plain_text
@@ -69,89 +65,6 @@ def test_merged_axes_of_merged_axes(drawn: tuple[Drawn, np.ndarray, np.ndarray])
     np.testing.assert_array_equal(result.values, values[visited], program.text)
 
 
-# Operands whose parents are no merged axis, loops, and what is computed.
-ELSEWHERE = {
-    "csr times csc": ("A=ds:ik B=ds:jk", "i=IA; j=JB; k=T.intersect(KA, KB)", "ik,jk->ij"),
-    "dcsr times dcsr": ("A=ss:ik B=ss:kj", "i=IA; k=T.intersect(KA, KB); j=JB", "ik,jk->ij"),
-    "dcsr plus vector": ("A=ss:ij B=s:j", "i=IA; j=T.union(JA, JB)", ""),
-    "fibers times rows": ("A=sss:ijk B=ds:ik", "i=T.intersect(IA, IB); j=JA; "
-                          "k=T.intersect(KA, KB)", "ijk,ik->ij"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", ELSEWHERE)
-def test_axes_under_different_parents(case: str) -> None:
-    """Dense results of the interpreter and kernels; patterns have what both store."""
-    operands, loops, how = ELSEWHERE[case]
-    kinds = "S" + "".join("SR"[x[0] == "k"] for x in loops.split("; "))
-    body = "{A} + {B}" if not how else "{C} + {A} * {B}"
-    body = f"{{C}} = {body}"
-
-    def made(levels: str, **drawn: Any) -> Tensors:
-        case_tensors = Tensors(*operands.split(), **drawn).result(levels, "ij")
-        return case_tensors.iterate(f"o=O; {loops}", kinds, body, "0.0")
-
-    func, sparse = (sparsetir.from_source(made(levels).text) for levels in ("dd", "ss"))
-    kernel, assembled = sparsetir.build(func), sparsetir.build_assembled(sparse)
-    for n, density in enumerate((0.5, 0.1, 0.0, 1.0)):
-        tensors = made("ss", seed=n, density=density)
-        (a, b), masks = tensors.dense.values(), [x.astype(int) for x in tensors.mask.values()]
-        rows = masks[0].any(axis=1)[:, None]
-        expected = np.einsum(how, a, b) if how else a + rows * b
-        stored = np.einsum(how, *masks) if how else masks[0] + rows * masks[1]
-        for run in (partial(sparsetir.interpret, func), lambda args: kernel(**args)):
-            mine = {**tensors.args, "c": np.full(expected.shape, np.nan, "float32")}
-            run(mine)
-            np.testing.assert_array_equal(mine["c"], expected)
-        result, mask = tensors.decoded(assembled(**tensors.args))
-        np.testing.assert_array_equal(mask, stored > 0)
-        np.testing.assert_array_equal(result, expected)
-
-
-# Two axes that read the arrays of others, loops, and what is computed of a square A.
-TWICE = {
-    "triangles": (
-        "A=ds:ij", "K0 = T.dense_fixed(nj, '{0}')", "K1 = T.sparse_variable(IA, {1}, '{0}')",
-        "K2 = T.sparse_variable(K0, {1}, '{0}')", "i=IA; j=JA; k=T.intersect(K1, T.attach(K2, JA))",
-        "A[i, j] * A[i, k] * A[j, k]", "ij,ik,jk->ij",
-    ),
-    "square": (
-        "A=ss:ik", "I2 = T.sparse_variable(O, (nj, a0_nnz), (a0_ptr, a0_idx), '{0}')",
-        "J2 = T.sparse_variable(I2, {1}, '{0}')", "i=IA; k=T.intersect(KA, I2); j=J2",
-        "A[o, i, k] * A[o, k, j]", "ik,kj->ij",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("idtype", ["int32", "int64"])
-@pytest.mark.parametrize("case", TWICE)
-def test_arrays_of_two_axes(case: str, idtype: str) -> None:
-    """Axes under equal parents are at each other's positions, without a search."""
-    operand, *axes, loops, term, how = TWICE[case]
-    kinds = "S" + "".join("SR"[x[0] == "k"] for x in loops.split("; "))
-
-    def made(levels: str, **drawn: Any) -> Tensors:
-        sizes = dict.fromkeys("ijk", 7)
-        operands = Tensors(operand, idtype=idtype, sizes=sizes, **drawn).result(levels, "ij")
-        operands.declare(*(x.format(idtype, "(nj, a1_nnz), (a1_ptr, a1_idx)") for x in axes))
-        operands.lines = [re.sub(r"\bn[ik]\b", "nj", line) for line in operands.lines]
-        return operands.iterate(f"o=O; {loops}", kinds, f"{{C}} = {{C}} + {term}", "0.0")
-
-    func, sparse = (sparsetir.from_source(made(levels).text) for levels in ("dd", "ss"))
-    kernel, assembled = sparsetir.build(func), sparsetir.build_assembled(sparse)
-    assert "find" not in kernel.stages["II"].script()
-    for n, density in enumerate((0.5, 0.1, 0.0, 1.0)):
-        tensors = made("ss", seed=n, density=density)
-        expected = np.einsum(how, *[tensors.dense["A"]] * (how.count(",") + 1))
-        for run in (partial(sparsetir.interpret, func), lambda args: kernel(**args)):
-            mine = {**tensors.args, "c": np.full(expected.shape, np.nan, "float32")}
-            run(mine)
-            np.testing.assert_array_equal(mine["c"], expected)
-        result, mask = tensors.decoded(assembled(**tensors.args))
-        np.testing.assert_array_equal(mask, expected > 0)
-        np.testing.assert_array_equal(result, expected)
-
-
 @examples(3, 500, drawn=programs(most=70), ratio=st.sampled_from([1, 2]))
 def test_galloping(drawn: Drawn, ratio: int) -> None:
     """Pointers that gallop meet where others do, of any number of axes without padding."""
@@ -185,69 +98,6 @@ def test_long_rows(ratio: int, idtype: str) -> None:
     sch.gallop(sch.get_sp_iters(sch.get_sparse_iteration("dots"))[1], ratio)
     sparsetir.build(sch)(**args)
     np.testing.assert_array_equal(args["c"], (dense_of(args, "a") * dense_of(args, "b")).sum(1))
-
-
-@examples(12, 200, drawn=programs())
-def test_interpreter_against_arrays(drawn: Drawn) -> None:
-    """The interpreter is the oracle: its results, from arrays with zeros for what is not stored."""
-    func = sparsetir.from_source(drawn.text)
-    expected = copied(drawn.arguments)
-    sparsetir.interpret(func, expected)
-    np.testing.assert_array_equal(dense_result(drawn), expected["c"], err_msg=drawn.text)
-
-
-def dense_result(drawn: Drawn) -> np.ndarray:
-    """The result of a drawn program, computed with dense arrays."""
-    args, text = drawn.arguments, drawn.text
-    m, n = args["m"], args["n"]
-    arrays: dict[str, np.ndarray] = {}
-    stored: dict[str, np.ndarray] = {}
-    has_row: dict[str, np.ndarray] = {}
-    for x in (x for x in "abd" if x in args):
-        rows = args.get(f"{x}_iidx", np.arange(m))
-        here, dense = np.zeros((m, n), bool), np.zeros((m, n))
-        if f"{x}_cols" in args:
-            slots = args[f"{x}_idx"].reshape(len(rows), args[f"{x}_cols"])
-            row_of, columns = np.repeat(rows, slots.shape[1]), slots.reshape(-1)
-        elif f"{x}_ptr" in args:
-            counts = np.diff(args[f"{x}_ptr"])
-            row_of = np.repeat(rows, counts)
-            columns = np.concatenate([np.zeros(0, int), *map(np.arange, counts)])
-            columns = args.get(f"{x}_idx", columns)
-        else:
-            row_of, columns = np.repeat(rows, n), np.tile(np.arange(n), len(rows))
-        keep = columns >= 0
-        here[row_of[keep], columns[keep]] = True
-        here |= (
-            f"J{x} = T.dense_fixed" in text
-        )  # an independent axis has all, whatever the rows are
-        dense[row_of[keep], columns[keep]] = args[x].reshape(-1)[keep]
-        arrays[x.upper()], stored[x] = dense, here
-        has_row[x] = np.isin(np.arange(m), rows)
-    combine = {"union": np.logical_or.reduce, "intersect": np.logical_and.reduce}
-    rows_how = re.search(r"R = T\.(\w+)\(", text)
-    columns_how = re.search(r"(?:R|I), T\.(\w+)\(J", text)
-    assert columns_how is not None
-    visited = combine[columns_how[1]](list(stored.values()))
-    if rows_how is not None:
-        visited &= combine[rows_how[1]](list(has_row.values()))[:, None]
-    line = text.splitlines()[-1].split(" = ", 1)[1]
-    expression = re.sub(r"^C\[[^]]*\] \+ ", "", line)
-    names = {**arrays, "T": np}
-    expression = re.sub(r"\b([ABD])\[[^]]*\]", r"\1[:, :, None]", expression)
-    expression = expression.replace("W[j, k]", "W[None]").replace("T.max", "T.maximum")
-    if "w" in args:
-        names["W"] = args["w"].astype("float64")
-    values = eval(expression, names)
-    values = np.broadcast_to(values, (m, n, values.shape[-1]))
-    target = re.search(r"C\[([^]]*)\]", text.splitlines()[-1])
-    assert target is not None
-    values = values if "k" in target[1] else values[..., 0]
-    mask = visited.reshape(m, n, *[1] * (values.ndim - 2))
-    if "j" not in target[1]:
-        return np.where(mask, values, 0).sum(axis=1)
-    outside = 0.0 if "T.init" in text else np.nan
-    return np.where(mask, values, outside)
 
 
 HEAD = """
@@ -360,28 +210,6 @@ def test_the_loop_itself_stays_as_it_is(move: str, how: str) -> None:
     with pytest.raises(sparsetir.ScheduleError, match=r"J1_(or|and)_J2") as caught:
         MOVES[move](sch, loop)
     assert "in T.sp_iter([" in str(caught.value) and sch.func is before
-
-
-@pytest.mark.parametrize("wrt", ["a", "b", "d"])
-def test_gradients(wrt: str) -> None:
-    """Gradients of C = (A * B) D over the intersection of A and B; zero elsewhere."""
-    program = PROGRAMS["intersect_spmm"]
-    rng = np.random.default_rng(0)
-    args = program.inputs(rng, "small", "float64", "int32")
-    grad_c = rng.random(args["c"].shape)
-    dense = {name: dense_of(args, name) for name in "ab"}
-    both = stored_of(args, "a") & stored_of(args, "b")
-    if wrt == "d":
-        weights = np.where(both, dense["a"] * dense["b"], 0)
-        expected = weights.T @ grad_c
-    else:
-        other = dense["b" if wrt == "a" else "a"]
-        rows = np.repeat(np.arange(args["m"]), np.diff(args[f"{wrt}_ptr"]))
-        full = np.where(both, other * (grad_c @ args["d"].T), 0)
-        expected = full[rows, args[f"{wrt}_idx"]]
-    func = sparsetir.gradient(program.make("float64", "int32"), wrt, transpose=wrt != "d")
-    inputs = {**args, "grad_c": grad_c, f"grad_{wrt}": args[wrt]}
-    gives(func, inputs, {f"grad_{wrt}": expected}, 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize("name", ["add_csr", "intersect_spmm"])

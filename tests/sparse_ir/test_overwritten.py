@@ -98,14 +98,6 @@ def test_what_is_set_before_is_where_sums_begin(tail: str, tile: int) -> None:
     check(func, arguments, sch)
 
 
-def test_what_is_set_may_differ_from_element_to_element() -> None:
-    func, arguments = blocked(first="C[i, k] = D[i, k]")
-    sch = precomputed(func)
-    assert "C_ws[ii, k1] = D[io * 4 + ii, k0 * 4 + k1]" in sch.func.script()
-    assert '"set"' not in sch.func.script()
-    check(func, arguments, sch)
-
-
 KEPT = {
     "fewer blocks than rows may have": {"count": "blocks"},
     "rows between blocks": {"row": "io * 5 + ii"},
@@ -130,16 +122,6 @@ def test_what_is_not_all_of_it_stays_and_is_added_to(fields: dict[str, str]) -> 
     text = sch.func.script()
     assert '"set"' in text and "C_ws[ii, k1] = T.float32(0.0)" in text
     assert "] + C_ws[ii, k1]" in text
-    check(func, arguments, sch)
-
-
-def test_a_reduction_outside_of_the_workspace_keeps_the_init_apart() -> None:
-    func, arguments = blocked()
-    sch, it, (io, jo, ii, k) = opened(func, "it")
-    k0, k1 = sch.split(k, [None, 4], tail="exact")
-    sch.sparse_reorder(it, [io, k0, jo, ii, k1])
-    sch.precompute("C", jo, [ii, k1])
-    assert '"set"' in sch.func.script()
     check(func, arguments, sch)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import tvm
-import tvm_ffi
 
 import sparsetir
 from csr_zoo import ZOO
@@ -16,7 +15,6 @@ from schedule_common import gives, table
 from small import small, text_of
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.parallel import parallel_units
-from stage2 import golden, plain_text
 
 BODY = """
 with T.sp_iter({}, "spmm") as [{}]:
@@ -96,32 +94,6 @@ def test_parts_compute_the_whole(program: str, idtype: str) -> None:
                 have = args | {"c": args["c"].copy()}
                 run(have) if run not in kernels else run(**have)
                 np.testing.assert_allclose(have["c"], want, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("program", "free"),
-    [("row blocks", [0, 1, 3]), ("column parts", [0, 3]), ("ragged parts", [0, 3])],
-)
-def test_which_loops_are_free(program: str, free: list[int]) -> None:
-    """Positions of the rows of blocks, too: each row is in one block."""
-    (it,) = sparse_iterations(make(program))
-    assert parallel_units(it) == free
-
-
-def test_row_blocks_golden() -> None:
-    lowered = sparsetir.lower_sparse_iter(make("row blocks"))
-    assert plain_text(lowered) == golden("spmm_row_blocks_stage2")
-
-
-@pytest.mark.parametrize("program", PROGRAM)
-def test_text_and_json(program: str) -> None:
-    func = make(program)
-    assert "T.part(" in func.script()
-    assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
-    again = tvm.ir.load_json(tvm.ir.save_json(func))
-    assert tvm_ffi.structural_equal(again, func)
-    assert tvm_ffi.structural_hash(again) == tvm_ffi.structural_hash(func)
-    assert again.script() == func.script()
 
 
 SCALE = text_of("scale", """

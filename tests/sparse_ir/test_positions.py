@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import tvm_ffi
 
 import sparsetir
 from csr_zoo import ZOO
@@ -61,15 +60,6 @@ def test_cuts_compute_the_same(section: str, code: str, head: list[str], idtype:
     check_spmm(sch, idtype)
     if head[0].startswith("[I_J_parts") or "J_tiles1" in head[0]:
         assert "__global__" in sparsetir.build(sch.func, {"kind": "cuda", "arch": "sm_90"}).source()
-
-
-def test_what_is_chosen_is_seen() -> None:
-    sch, it, (i, j, k) = opened()
-    sch.coord(j)
-    assert '"cut": {"J": "coordinates"}' in sch.func.script()
-    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
-    lowered = sparsetir.lower_sparse_iter(sch.func).script()
-    assert '"cut"' not in lowered
 
 
 def chunked(pre: str = "", idtype: str = "int32", tail: str = "guard", by: str = "work") -> Any:

@@ -69,22 +69,6 @@ def test_golden_spmm():
     assert str(spmm) == spmm.script() == script(spmm) == SPMM
 
 
-def test_closures_over_sizes_and_types():
-    def make(dtype, idtype, blocks):
-        @T.prim_func
-        def f(a: T.handle, m: T.int64):
-            I = T.dense_fixed(blocks, idtype=idtype)
-            A = T.match_sparse_buffer(a, (I,), dtype)
-            with T.sp_iter([I], "S", "it") as [i]:
-                A[i] = T.cast(1, dtype)
-
-        return f
-
-    for dtype in ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int64"):
-        for idtype in ("int32", "int64"):
-            assert f'"{dtype}"' in round_trip(make(dtype, idtype, 12))
-
-
 def test_private_and_renamed():
     @T.prim_func(private=True)
     def f(a: T.handle, m: T.int32):
@@ -190,34 +174,6 @@ def test_every_unary_intrinsic():
 
 
 # Names
-
-
-def test_nested_iterations_that_reuse_names():
-    @T.prim_func
-    def f(a: T.handle, m: T.int32, n: T.int32):
-        I = T.dense_fixed(m)
-        J = T.dense_fixed(n)
-        A = T.match_sparse_buffer(a, (I, J), "float32")
-        with T.sp_iter([I], "S", "outer") as [i]:
-            with T.sp_iter([J], "S", "inner") as [j]:
-                A[i, j] = 0.0
-        with T.sp_iter([I, J], "SS", "next") as [i, j]:
-            A[i, j] = 1.0
-
-    i = tirx.Var("i", "int32")
-    outer, following = f.body.seq
-    inner = outer.body
-    outer_var = outer.vars[0]
-    store = tirx.BufferStore(f.buffer("A").var, tirx.const(0.0, "float32"), [outer_var, i])
-    same_name = _with(inner, vars=[i], body=store)
-    g = f.replace(body=tirx.SeqStmt([_with(outer, body=same_name), following]))
-    text = round_trip(g)
-    assert "as [i_1]:" in text and "A[i, i_1] = " in text and "as [i, j]:" in text
-
-
-def _with(node, **changes):
-    fields = ("span", "axes", "kinds", "name", "vars", "init", "body", "annotations")
-    return SparseIteration(**{**{f: getattr(node, f) for f in fields}, **changes})
 
 
 def test_awkward_names():
@@ -386,16 +342,3 @@ def test_random_expressions(index, value):
     except tvm.error.DiagnosticError as err:  # TVM refuses to fold a division by zero
         if "zero" not in str(err):
             raise
-
-
-def test_operators_on_numbers_beside_other_dialects():
-    """TVM's parser folds numbers after it has parsed a nested function."""
-    text = "@T.prim_func(s_tir=True)\ndef f(x: T.handle):\n    X = T.match_buffer(x, (8,))\n"
-    tvm.script.from_source(text + "    X[0] = T.float32(1)")
-    for condition in (
-        "T.LT(T.int32(1), T.int32(1))",
-        "T.Not(T.bool(True))",
-        "T.And(T.bool(True), T.LT(i, 1))",
-        "T.Or(T.LT(i, 1), T.bool(False))",
-    ):
-        body_trip(f"A[i, j] = T.if_then_else({condition}, x, x)")

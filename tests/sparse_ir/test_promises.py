@@ -9,13 +9,12 @@ import pytest
 import tvm_ffi
 
 import sparsetir
-from computed_common import blocked, plain_arguments, sizes
+from computed_common import blocked
 from positions_common import relations
 from refusals import refusals
-from schedule_common import gives, read_back
-from small import text_of
+from schedule_common import read_back
 from sparsetir import ScheduleError
-from sparsetir.sparse_ir.promises import check_promises, promised_steps, promises_of
+from sparsetir.sparse_ir.promises import check_promises
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.verify import verify
 
@@ -37,21 +36,6 @@ def test_check(kind, value, kept, broken, message):
     for number in broken:
         with pytest.raises(ValueError, match=rf"^spmm: argument 'feat': {message} {number}$"):
             check_promises("spmm", promises, {"feat": number})
-
-
-def test_the_interpreter_checks_them():
-    args = plain_arguments(m=3, n=4, feat=12)
-    message = "spmm: argument 'feat': expected a multiple of 8, as its schedule promises, got 12"
-    with pytest.raises(ValueError, match=message):
-        sparsetir.interpret(blocked(), {**args, **sizes(args)})
-
-
-def test_they_survive_text():
-    promises = [
-        {"param": "m", "kind": k, "value": n} for n, k in enumerate(("exact", "max", "min"))
-    ]
-    func = sparsetir.from_source(blocked(promises=promises).script())
-    assert promises_of(func) == promises
 
 
 def promised(**promise):
@@ -82,45 +66,6 @@ verify(relations.with_attr("assumed", [{"fact": "filled"}]))
 )
 
 
-def test_multiples_show_in_offsets():
-    """The largest power of two in the sizes is promised, for vectors that must be aligned."""
-    promises = [{"param": "feat", "kind": "multiple", "value": n} for n in (4, 24, 3)]
-    assert promised_steps(blocked(promises=promises)) == {"feat": 8}
-    func = sparsetir.lower_sparse_iter(blocked(promises=promises))
-    text = sparsetir.lower_sparse_buffer(func).script()
-    assert '(T.Cast("int64", feat) // T.int64(8)) * T.int64(8) + ' in text
-
-
-BLOCKS = text_of("blocks", """
-{attr}
-with T.sp_iter([R, P, S, Q], "SSRR", "sums") as [r, p, s, q]:
-    with T.init():
-        Y[r * 4 + p] = 0.0
-    Y[r * 4 + p] = Y[r * 4 + p] + V[r, s, p, q] * X[s * 8 + q]
-""", """
-R = T.dense_fixed((m + 3) // 4)
-S = T.sparse_variable(R, ((n + 7) // 8, nnz), (indptr, indices))
-Q = T.dense_fixed(8)
-P = T.dense_fixed(4)
-ROW = T.dense_fixed(m)
-COL = T.dense_fixed(n)
-""", V="R S P Q", X="COL", Y="ROW")  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("promised", "guarded"),
-    [({}, (True, True)), ({"n": 8}, (True, False)), ({"m": 8, "n": 16}, (False, False)),
-     ({"m": 2, "n": 12}, (True, True))],
-)  # fmt: skip
-def test_multiples_save_what_blocks_would_ask(promised, guarded):
-    """Whether a block's last row and column are there follows from sizes that blocks divide."""
-    promises = [{"param": p, "kind": "multiple", "value": v} for p, v in promised.items()]
-    attr = f'T.func_attr({{"promises": {promises}}})' if promises else "pass"
-    func = sparsetir.from_source(BLOCKS.format(attr=attr).replace("    pass\n", ""))
-    text = sparsetir.lower_sparse_iter(func).script()
-    assert ("< m" in text, "< n" in text) == guarded
-
-
 def text(sch: Any) -> str:
     return sparsetir.lower_sparse_iter(sch.func).script()
 
@@ -138,22 +83,6 @@ def test_guards_go_with_what_is_assumed() -> None:
     read_back(sch, relations)
 
 
-def test_results_stay_and_padding_is_refused_where_there_is_none() -> None:
-    sch = sparsetir.Schedule(relations)
-    sch.assume("coordinates", buffer="ETYPE", axis="R")
-    sch.assume("filled", axis="J")
-    kernel = sparsetir.build(sch)
-    args: dict[str, Any] = {
-        "w": np.array([1, 10, 100], "float32"), "etype": np.array([0, 1, 2, 1], "int32"),
-        "out": np.empty(2, "float32"), "indices": np.array([0, 2, 1, 3], "int32"), "m": 2, "n": 4,
-        "slots": 2, "r": 3,
-    }  # fmt: skip
-    gives(sch, args, {"out": [11, 110]}, rtol=0, kernel=kernel)
-    args["indices"] = np.array([0, -1, 1, 3], "int32")
-    with pytest.raises(sparsetir.StructureError, match=r"indices in \[0, 4\), got -1 at position"):
-        kernel(**args)
-
-
 def test_orders_hold_each_position_once_part_by_part() -> None:
     indices = np.array([5, 0, 3, 4, 1, 1, 2, 0], "int32")
     order = RECIPES["order_by_column_parts"](indices, 6, 3)
@@ -167,38 +96,6 @@ def test_orders_hold_each_position_once_part_by_part() -> None:
     assert (RECIPES["in_order"](indices, order) == indices[order]).all()
     with pytest.raises(ScheduleError, match="order_by_column_parts: argument 'parts': expected 1"):
         RECIPES["order_by_column_parts"](indices, 6, 0)
-
-
-SCATTERED = """
-@T.prim_func
-def scatter(x: T.handle, out: T.handle, order: T.handle, indptr: T.handle, m: T.int32,
-            nnz: T.int32, sorted: T.handle, rows: T.handle):
-    T.func_attr({{"computed": {{
-        "sorted": {{"recipe": "rows_by_length", "indptr": "$indptr", "window": 4}},
-        "rows": {{"recipe": "left_rows", "order": "${of}", "left": "$m"}},
-    }}}})
-    I = T.dense_fixed(m)
-    J = T.dense_variable(I, (nnz, nnz), indptr)
-    X = T.match_sparse_buffer(x, (I,), "float32")
-    OUT = T.match_sparse_buffer(out, (I,), "float32")
-    ORDER = T.match_sparse_buffer(order, (I,), "int32")
-    SORTED = T.match_sparse_buffer(sorted, (I,), "int32")
-    ROWS = T.match_sparse_buffer(rows, (I,), "int32")
-    with T.sp_iter([I], "S", "scatter") as [i]:
-        OUT[ROWS[i]] = OUT[ROWS[i]] + X[i]
-"""
-
-
-def test_what_is_taken_of_an_order_is_distinct_where_that_is() -> None:
-    """The bound is a recipe's, not a caller's, who cannot know it."""
-    for of in ("sorted", "order"):
-        sch = sparsetir.Schedule(sparsetir.from_source(SCATTERED.format(of=of)))
-        (i,) = sch.get_sp_iters(sch.get_sparse_iteration("scatter"))
-        if of == "sorted":
-            sch.parallelize(i)
-            continue
-        with pytest.raises(ScheduleError, match="parallelize: loop 'I' is not proven free of race"):
-            sch.parallelize(i)
 
 
 GATHERED = """

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import tvm
 from tvm import s_tir
 from tvm.script import tirx as TIR
 
 import sparsetir
-from programs import PROGRAMS, tolerance
-from small import small, text_of
+from programs import PROGRAMS
 from sparsetir import ScheduleError
-from sparsetir.schedules.passes.parallel_loops import (
-    is_free,
-    materialize_loop_kinds,
-    run_in_parallel,
-)
+from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, run_in_parallel
 from sparsetir.sparse_ir.nodes import walk
 from sparsetir.sparse_ir.races import RACES
-
-CPU = tvm.target.Target("llvm")
 
 
 def lowered(name: str) -> Any:
@@ -59,34 +51,6 @@ def test_facts_of_spmm() -> None:
     assert facts(sparsetir.lower_sparse_buffer(func)) == {}
 
 
-@pytest.mark.parametrize("steps", ["split", "reorder", "both"])
-def test_default_schedule_of_loops_that_moved(steps: str) -> None:
-    """The outermost loop runs in parallel, whichever it is by now, and only if it is free."""
-    dense = small("total", """
-with T.sp_iter([I, J], "SR", "total") as [i, j]:
-    with T.init():
-        C[i] = 0.0
-    C[i] = C[i] + A[i, j]
-""", "J = T.dense_fixed(n)", A="I J", C="I")  # fmt: skip
-    sch = s_tir.Schedule(s_tir.renew_defs(sparsetir.lower_sparse_iter(dense)))
-    i, j = loops(sch, "total0")
-    if steps != "reorder":
-        outer, inner = sch.split(i, [None, 4])
-        sch.reorder(outer, j, inner) if steps == "both" else None
-    else:
-        sch.reorder(j, i)
-    func = sparsetir.default_schedule(sch.mod["main"], CPU)
-    text = func.script()
-    if steps == "reorder":  # the sum is outermost: no loop may run in parallel
-        assert "T.parallel" not in text
-    else:
-        assert "for i_0 in T.parallel(" in text
-    a = np.random.default_rng(0).uniform(-1, 1, (11, 7)).astype("float32")
-    c = np.full(11, np.nan, "float32")
-    sparsetir.build(func)(a, c, 11, 7)
-    np.testing.assert_allclose(c, a.sum(axis=1), **tolerance("float32"))
-
-
 def test_a_reduction_is_refused() -> None:
     sch = schedule("spmm")
     j = loops(sch, "spmm1")[0]
@@ -99,28 +63,6 @@ def test_a_reduction_is_refused() -> None:
     run_in_parallel(sch, j, "parallel", race="ignore")
     text = materialize_loop_kinds(sch.mod["main"]).script()
     assert "for j in T.parallel(" in text
-
-
-SCATTER = text_of("scatter", """
-with T.sp_iter([I], "S", "scatter") as [i]:
-    Y[AT[i]] = Y[AT[i]] + A[i]
-""", A="I", AT="I int32", Y="N")  # fmt: skip
-
-
-def test_a_scatter_is_refused() -> None:
-    func = sparsetir.lower_sparse_iter(sparsetir.from_source(SCATTER))
-    assert facts(func) == {"scatter0": {"vi": "scatter: Y"}}
-    sch = s_tir.Schedule(s_tir.renew_defs(func))
-    with pytest.raises(ScheduleError, match="'vi' is no free variable .scatter.: visits may write"):
-        run_in_parallel(sch, loops(sch, "scatter0")[0], "parallel")
-
-
-def test_a_loop_that_a_block_does_not_use_is_refused() -> None:
-    sch = schedule("spmm")
-    extra = sch.add_unit_loop(sch.get_sblock("spmm0"))
-    assert is_free(sch, extra)  # one visit meets no other
-    with pytest.raises(ValueError, match="argument 'race': expected 'none' or 'ignore', got 'x'"):
-        run_in_parallel(sch, extra, "parallel", race="x")
 
 
 TILES = """
@@ -150,28 +92,6 @@ WRITE = """
         with T.sp_iter([L], "S", "write") as [l]:
             C[o * 4 + l] = W[l]
 """
-
-
-def test_a_workspace_is_private_to_its_visit() -> None:
-    """The tile is written before it is read, and its sum keeps the visits' results apart."""
-    func = sparsetir.from_source(TILES.format(body=START + SUM + WRITE))
-    stage2 = sparsetir.lower_sparse_iter(func)
-    assert facts(stage2)["tile0"] == {"vo": "free"}
-    blocks: list[str] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, s_tir.SBlock) and node.alloc_buffers:
-            blocks.append(str(node.name_hint))
-
-    walk(stage2.body, visit)
-    assert blocks == ["tile0"]
-    sch = s_tir.Schedule(s_tir.renew_defs(stage2))
-    sch.parallel(loops(sch, "tile0")[0])  # TVM's own
-    a = np.random.default_rng(0).uniform(-1, 1, (11, 7)).astype("float32")
-    for kernel in (sparsetir.build(func), sparsetir.build(sch)):
-        c = np.full(11, np.nan, "float32")
-        kernel(a, c, 11, 7, 3)
-        np.testing.assert_allclose(c, a.sum(axis=1), **tolerance("float32"))
 
 
 IN_TILES = TILES.replace(
@@ -219,22 +139,6 @@ def test_which_workspaces_are_private(name: str) -> None:
     func = sparsetir.from_source(IN_TILES.format(body=start + SUM + WRITE))
     fact = "free" if private else "scatter: W"
     assert facts(sparsetir.lower_sparse_iter(func))["tile0"]["vo"] == fact
-
-
-def test_a_workspace_that_is_begun_in_tiles_of_features() -> None:
-    sch = sparsetir.Schedule(PROGRAMS["spmm"].make("float32", "int32"))
-    i, _, k = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
-    start, *_ = sch.precompute("C", i, [k], scope="global")
-    sch.split(sch.get_sp_iters(start)[0], [None, 3])
-    assert sparsetir.from_source(sch.func.script()) is not None  # which verifies it
-
-
-@pytest.mark.parametrize("late", [True, False])
-def test_a_workspace_that_is_begun_late_or_read_afterwards(late: bool) -> None:
-    body = SUM + START + WRITE if late else START + SUM + WRITE
-    after = "    with T.sp_iter([L], 'S', 'after') as [l]:\n        C[l] = W[l]\n"
-    func = sparsetir.from_source(TILES.format(body=body) + ("" if late else after))
-    assert facts(sparsetir.lower_sparse_iter(func))["tile0"] == {"vo": "scatter: W"}
 
 
 @TIR.prim_func(s_tir=True)

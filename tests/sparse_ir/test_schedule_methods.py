@@ -182,7 +182,6 @@ def test_no_other_method_is_overwritten():
     assert "lower" not in PRIMITIVES
 
 
-Call = tuple[Any, str, tuple[Any, ...], dict[str, Any]]
 ODD: tuple[Any, ...] = (
     None, "", "Ä b", -1, 2**31, 2**70, True, math.nan, np.array([2]), [], {"a": 1}, [None],
     object(), SpIter("spmm", ("Z",)), SparseIterationRef("nope"),

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import sparsetir
 from drawing import examples
-from positions_common import SOFTMAX, positive
+from positions_common import SOFTMAX
 from schedule_common import gives, keeps_meaning, opened, program
-from sparsetir.sparse_ir.promises import accessed_inside
 from sparsetir.sparse_ir.recipes import patterns as recipes
 
 NAMES = ["spmv", "spmm", "row_sum", "row_max"]
@@ -33,25 +32,6 @@ def in_patterns(func: Any, size: int, by: str = "pattern") -> tuple[Any, Any, li
 def test_the_result_stays(name: str, size: int, by: str, idtype: str) -> None:
     sch, _, _ = in_patterns(program(name, idtype=idtype), size, by)
     keeps_meaning(sch, name, idtype=idtype)
-
-
-def test_rows_of_patterns_by_count() -> None:
-    """The table: rows of each pattern, then the others; patterns of one row come first."""
-    assert recipes.pattern_counts(3).tolist() == [1, 1, 1, 2, 2, 2, 3]
-    rows = recipes.pattern_rows(3).tolist()
-    assert rows == [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 1, 2], [0, 2, 1], [1, 2, 0], [0, 1, 2]]
-
-
-def test_what_is_added_is_under_the_pattern_s_condition() -> None:
-    """A workspace for one pattern adds only the pattern's rows to the result."""
-    for by, mine in (("pattern", "% 2 == 1"), ("count", "< I_counts[")):
-        sch, ref, (panels, patterns, entries, rows) = in_patterns(program(), 4, by)
-        k = sch.get_sp_iters(ref)[-1]
-        sch.bound(k, 8, "exact")
-        k = sch.get_sp_iters(ref)[-1]
-        _, _, write = sch.precompute("C", patterns, [rows, k])
-        text = sch.func.script().split(f'"{write.name}"')[1]
-        assert mine in text.split("C[")[0]
 
 
 def test_entries_of_a_large_matrix_exceed_32_bits():
@@ -90,27 +70,6 @@ def test_each_element_is_in_its_pattern_once(
             here = order[values[group] + e * len(held) :][: len(held)]
             assert indices[here].tolist() == [column] * len(held)
             assert row_of[here].tolist() == [panel * rows + r for r in held]
-
-
-def test_values_are_packed_in_the_order_of_computation() -> None:
-    func = program()
-    sch, ref, _ = in_patterns(func, 4)
-    name = sch.pack("A", ref)
-    assert (name, "I_J") in accessed_inside(sch.func)
-    assert "A[" not in sch.func.script().split("T.sp_iter")[1]
-    # Without guards: neither where values are nor which column an entry is of is in doubt.
-    text = sch.lower().mod.script()
-    assert text.count("if_then_else(") == text.count("if_then_else(vi_panel * 4 + vi_row < m, C[")
-
-
-def test_conditions_of_the_body_stay() -> None:
-    a = sp.random_array((30, 20), density=0.3, format="csr", rng=0)
-    a.data -= 0.5
-    sch, _, _ = in_patterns(positive, 4)
-    arguments = {"a": a.data.astype("float32"), "out": np.full(30, np.nan, "float32")}
-    arguments |= {"indptr": a.indptr.astype("int32"), "indices": a.indices.astype("int32")}
-    sparsetir.interpret(sch.func, {**arguments, "m": 30, "n": 20, "nnz": a.nnz})
-    np.testing.assert_allclose(arguments["out"], np.maximum(a.toarray(), 0).sum(1), rtol=1e-5)
 
 
 M, HEADS = 4, 6

@@ -12,7 +12,7 @@ import sparsetir
 from pairs import by_turns
 from positions_common import SUMS, scaled, total
 from programs import CASES, PROGRAMS, copied
-from schedule_common import gives, keeps_meaning, opened, program
+from schedule_common import gives, opened, program
 from small import making
 
 RNG = np.random.default_rng(0)
@@ -66,25 +66,6 @@ def test_positions_keep_the_result(plain: Any, parts: Any) -> None:
     check(sch.func, plain)
 
 
-def test_structure_of_positions_is_checked() -> None:
-    sch, _, (loop, k) = opened(sddmm(), "sddmm")
-    sch.positions(loop)
-    kernel = sparsetir.build(sch)
-    args, _ = arguments(sddmm())
-    args["indices"][-1] = 9
-    with pytest.raises(sparsetir.StructureError, match="axis 'J': expected indices in .0, 9."):
-        kernel(**args)
-
-
-@pytest.mark.parametrize("parts", [None, 3])
-def test_rows_that_reduce_their_own_elements(parts: int | None) -> None:
-    """The loop adds to rows; the init is of all rows, also of those without elements."""
-    sch, it, (i, j, _) = opened()
-    sch.positions(sch.sparse_fuse(it, [i, j]), parts=parts)
-    assert "C[I_at[ij], k] = C[I_at[ij], k] + A[" in sch.func.script()
-    keeps_meaning(sch, "spmm")
-
-
 # -- peel -----------------------------------------------------------------------------------------
 
 
@@ -98,17 +79,6 @@ def test_peel_keeps_the_result(plain: Any, multiple: int) -> None:
     sch.split(whole, [None, multiple], tail="exact")
     assert "promises" not in sch.func.script()
     check(sch.func, plain)
-
-
-def test_peel_of_a_reduction_keeps_one_init() -> None:
-    sch, _, (loop, k) = opened(sddmm(), "sddmm")
-    sch.positions(loop)
-    sch.bound(k, 5, "exact")
-    sch.peel(k, 2)
-    script = sch.func.script()
-    assert script.count("T.init()") == 1
-    assert "K_whole = T.dense_fixed(4" in script and "K_rest = T.dense_fixed(1" in script
-    check(sch.func, sddmm())
 
 
 def test_peel_drops_the_conditions_of_shifted_tiles_that_always_hold() -> None:

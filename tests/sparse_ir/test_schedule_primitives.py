@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import tvm_ffi
 
 import sparsetir
 from programs import PROGRAMS
 from schedule_common import gives, keeps_meaning, opened, program, steps
-from small import small, text_of
-from sparsetir.sparse_ir.promises import promises_of
+from small import text_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -48,26 +46,6 @@ def test_golden(name: str) -> None:
 def run(sch: Any, name: str = "spmm", *cases: str) -> str:
     """The meaning stays in these cases, or one; the text of what is compiled."""
     return str(keeps_meaning(sch, name, cases=cases or ["small"]).stages["III"].script())
-
-
-def test_a_result_of_one_element() -> None:
-    sch, _, (i, _) = opened(program("spmv"), "spmv")
-    sch.precompute("Y", i, [])
-    assert 'Y_ws = T.alloc_sparse_buffer((), "float32", scope="local")' in sch.func.script()
-    run(sch, "spmv", "small", "empty", "nonfinite")
-
-
-def test_a_result_that_is_stored_at_once() -> None:
-    """The result is not read: stores use the workspace, without a start."""
-    sch, spmv, (i, _) = opened(program("spmv"), "spmv")
-    write = sch.precompute("Y", spmv, [i], scope="global", name="SUMS")[-1]
-    (i,) = sch.get_sp_iters(write)
-    outer, lanes = sch.split(i, [None, 4])
-    value, last = sch.precompute("Y", outer, [lanes])
-    assert (value.name, last.name) == ("spmv_write_value", "spmv_write_write")
-    text = sch.func.script()
-    assert "Y_ws[i1] = SUMS[i0 * 4 + i1]" in text and "= Y_ws[i1]" in text
-    run(sch, "spmv")
 
 
 UPDATES = {
@@ -117,15 +95,6 @@ def test_lanes_and_wider_types_in_every_operator(kind: str, tail: str) -> None:
     gives(sch, arguments, {"out": expected["out"]}, 4e-3, 4e-3)
 
 
-def test_factors_that_stand_still_are_multiplied_once() -> None:
-    sch, it, (i, j, k, f) = opened(program("mttkrp"), "mttkrp")
-    sch.precompute("Y", j, [f], scope="global", hoist=True)
-    text = sch.func.script()
-    assert "Y_ws[f] = Y_ws[f] + A[i, j, k] * C[k, f]" in text
-    assert "Y[i, f] + T.Select(Y_ws_any[()], Y_ws[f] * B[j, f], T.float32(0.0))" in text
-    run(sch, "mttkrp", "small", "empty", "dense_row")
-
-
 def test_iterations_that_are_divided_alike_share_their_parts() -> None:
     sch = sparsetir.Schedule(program("normalized_rows"))
     for name in ("degree", "divide"):
@@ -139,29 +108,6 @@ def test_iterations_that_are_divided_alike_share_their_parts() -> None:
     assert "T.parallel" in run(sch, "normalized_rows", "small", "empty", "dense_row")
 
 
-@pytest.mark.parametrize("other", [{"parts": 5}, {"parts": 4, "cost": 9}, {"parts": "blocks"}])
-def test_iterations_that_are_divided_otherwise_have_parts_of_their_own(other: Any) -> None:
-    sch = sparsetir.Schedule(program("normalized_rows"))
-    for name, how in (("degree", {"parts": 4}), ("divide", other)):
-        i, _ = sch.get_sp_iters(sch.get_sparse_iteration(name))
-        sch.divide(i, by="work", **how)
-    assert "T.sp_iter([I_parts_1, T.part(I, I_part_1), J]" in sch.func.script()
-    assert sch.func.script().count("equal_work") == 2
-    run(sch, "normalized_rows")
-
-
-def test_parallel_tiles_that_begin_earlier_write_what_they_own() -> None:
-    """Without a workspace two tiles share elements, and adding nothing is a write as well."""
-    sch, it, (i, j, k) = opened()
-    k0, k1 = sch.split(k, [None, 4], tail="shift")
-    sch.sparse_reorder(it, [k0, i, j, k1])
-    sch.parallelize(k0)
-    text = run(sch)
-    assert "T.parallel((feat + 3) // 4)" in text
-    assert "if T.likely(T.min(vk0 * 4, feat - 4) + vk1 >= vk0 * 4):" in text
-    assert "Select" not in text
-
-
 def test_a_reduction_over_tiles_that_begin_earlier_keeps_its_terms_once() -> None:
     sch, it, (i, j, f) = opened(program("sddmm"), "sddmm")
     f0, f1 = sch.split(f, [None, 4], tail="shift")
@@ -170,45 +116,6 @@ def test_a_reduction_over_tiles_that_begin_earlier_keeps_its_terms_once() -> Non
     f0, f1 = sch.split(f, [None, 4], tail="shift")
     sch.precompute("OUT", j, [])  # begins anew around all tiles, not for each
     assert "T.Select(" in run(sch, "sddmm")
-
-
-def test_what_is_the_same_in_all_tiles_is_computed_again_without_a_guard() -> None:
-    """The tile is a size of the program, beside which its coordinates are."""
-    sch, _, (i, k) = opened(small("scaled", """
-with T.sp_iter([I, K], "SS", "scaled") as [i, k]:
-    C[i, k] = B[i, k] / T.Cast("float32", feat)
-""", B="I K", C="I K"))  # fmt: skip
-    sch.split(k, [None, 4], tail="shift")
-    assert "T.likely" not in sparsetir.lower_sparse_iter(sch.func).script()
-
-
-@pytest.mark.parametrize("tail", ["guard", "shift", "repeat"])
-def test_as_many_tiles_whatever_the_length(tail: str) -> None:
-    """A promise about the length lets a workspace hold all coordinates."""
-    sch, it, (i, j, k) = opened()
-    tiles = sch.split(k, [5, 2], tail=tail)
-    sch.precompute("C", i, tiles)
-    assert "C_ws = T.alloc_sparse_buffer((K0, K1)" in sch.func.script()
-    run(sch)
-    arguments = PROGRAMS["spmm"].inputs(np.random.default_rng(0), "small", "float32", "int32")
-    promises = [(p["kind"], p["value"]) for p in promises_of(sch.func)]
-    assert promises == ([("min", 2)] if tail == "shift" else []) + [("max", 10)]
-    arguments |= {"feat": 11, "b": np.ones((arguments["n"], 11), "float32")}
-    arguments["c"] = np.ones((arguments["m"], 11), "float32")
-    with pytest.raises(ValueError, match=r"'feat': expected at most 10, .* got 11"):
-        sparsetir.build(sch)(**arguments)
-
-
-def test_what_one_iteration_skips_another_does_not_copy() -> None:
-    """Slots of a workspace by tiles that begin earlier: sums of some rows are in one tile alone."""
-    sch, it, (i, j, k) = opened()
-    tiles = sch.split(k, [4, 2], tail="shift")
-    sch.precompute("C", it, [i, *tiles], scope="global")
-    for feat in (5, 7, 8):
-        a = sp.random_array((6, 9), density=0.5, format="csr", dtype="float32", rng=0)
-        b, c = np.ones((9, feat), "float32"), np.full((6, feat), np.nan, "float32")
-        sparsetir.build(sch)(a.data, b, c, a.indptr, a.indices)
-        np.testing.assert_allclose(c, a @ b, rtol=1e-5)
 
 
 def test_the_last_element_is_computed_again_without_guards_on_loads() -> None:

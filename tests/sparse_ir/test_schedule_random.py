@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tvm_ffi
 from hypothesis import strategies as st
-from tvm.script import tirx as T
 
 import sparsetir
 from adverse_programs import Adverse, adverse, statement_program
@@ -22,7 +21,6 @@ from random_schedules import schedule_at_random
 from schedule_common import opened, program, steps, table
 from small import text_of
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
-from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.sparse_ir.schedule.precompute import SCOPES
 from sparsetir.sparse_ir.verify import verify
 
@@ -199,15 +197,6 @@ def test_loops_whose_length_the_host_would_read(outer: list[str]) -> None:
     )
 
 
-def test_sums_that_the_host_would_compute() -> None:
-    """One of three steps in a loop over rows is divided among threads."""
-    sch, _, (i, _, k) = opened(program())
-    start, _, _ = sch.precompute("C", i, [k], scope="global")
-    sch.parallelize(sch.get_sp_iters(start)[-1], "thread", per_block=32)
-    with pytest.raises(sparsetir.ScheduleError, match="the host would access 'J_indptr' in 'j';"):
-        sparsetir.lower(sch, target={"kind": "cuda", "arch": "sm_90"})
-
-
 def test_threads_over_what_columns_store_are_refused() -> None:
     sch, it, (j, i, k) = opened(program("spmm_csc"))
     sch.sparse_reorder(it, [k, j, i])
@@ -217,22 +206,6 @@ def test_threads_over_what_columns_store_are_refused() -> None:
         run_in_parallel(func, inner, "threadIdx.x")
     assert "differ between visits of 'vj' (reduction: C), which may race" in str(error.value)
     run_in_parallel(func, inner, "parallel")  # threads of a CPU wait at the end of each loop
-
-
-@pytest.mark.parametrize(("inside", "stays"), [(4, True), (5, False), (8, False)])
-def test_conditions_that_part_loops(inside: int, stays: bool) -> None:
-    """Predicates of tiles no longer than a step stay likely, so that TVM parts loops."""
-
-    @T.prim_func(s_tir=True)
-    def zeros(n: T.int32, C: T.Buffer((n,), "float32")):
-        for a in range((n + 3) // 4):
-            for b in range(inside):
-                if T.likely(a * 4 + b < n):
-                    C[a * 4 + b] = T.float32(0)
-
-    after = sound_tail_hints(zeros)
-    assert ("T.likely" in after.script()) == stays
-    assert "T.likely" in zeros.script()
 
 
 ROW_SUMS = text_of("row_sums", """

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import sparsetir
 from drawing import examples
-from positions_common import layer
 from programs.common import compress
 from rgms_common import arguments, exact
 from schedule_common import gives, read_back
@@ -67,25 +66,6 @@ def test_the_result_stays(problem: Rgms, parts: Any) -> None:
     ]
     check(sch.func, problem, sparsetir.interpret)
     read_back(sch, program(problem))
-
-
-def test_tiles_of_dense_rows() -> None:
-    """A layer of a graph convolution: sums before weights, whatever cut the rows into tiles."""
-    sch = sparsetir.Schedule(layer)
-    i, j, _, _ = sch.get_sp_iters(sch.get_sparse_iteration("layer"))
-    sch.pos(i)
-    tiles, rows = sch.split(i, [None, 3])
-    sch.aggregate("Y", tiles, rows, [j])
-    kernel = sparsetir.build(sch)
-    for m, density in itertools.product((1, 7, 9), (0.0, 0.4)):
-        a = sp.random(m, 5, density, "csr", "float32", random_state=0)
-        rng = np.random.default_rng(m)
-        args = {
-            "a": a.data, "x": rng.random((5, 4), "float32"), "w": rng.random((4, 6), "float32"),
-            "y": np.zeros((m, 6), "float32"), "indptr": a.indptr, "indices": a.indices,
-            "m": m, "n": 5, "nnz": a.nnz,
-        }  # fmt: skip
-        gives(sch, args, {"y": 1 + a @ args["x"] @ args["w"]}, kernel=kernel)
 
 
 SUMS_OF_ROWS = """
@@ -250,21 +230,6 @@ def test_tiles(lengths: list[int], dtype: str, size: int, times: int, by_index: 
     assert recipes.last_of(ptr) == len(starts)
     if indices is not None:
         np.testing.assert_array_equal(recipes.tile_ids(indptr, size, indices, within), ids)
-
-
-@examples(60, 1000, lengths=LENGTHS, parts=st.integers(1, 7))
-def test_equal_parts_of_rows(lengths: list[int], parts: int) -> None:
-    cuts = recipes.equal_parts_of_rows(compress(lengths, "int32"), parts)
-    sizes = np.diff(cuts).reshape(len(lengths), parts)
-    np.testing.assert_array_equal(sizes.sum(1), lengths)
-    assert not lengths or np.all(sizes.max(1) - sizes.min(1) <= 1)
-
-
-@examples(60, 1000, length=st.integers(0, 100), size=st.integers(1, 30))
-def test_tile_cuts(length: int, size: int) -> None:
-    cuts = recipes.tile_cuts(length, size)
-    assert cuts[0] == 0 and cuts[-1] == length and len(cuts) == recipes.tile_count(length, size) + 1
-    assert np.all(np.diff(cuts)[:-1] == size)
 
 
 def test_refused() -> None:

@@ -11,13 +11,10 @@ import scipy.sparse as sp
 
 import sparsetir
 from pairs import by_turns
-from positions_common import positive, relations
+from positions_common import relations
 from rows_common import operands
 from schedule_common import gives, keeps_meaning, opened, program
-from sparsetir.formats import BSR, Operand
-from sparsetir.formats.decompose import decompose_format
-from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.sparse_ir.computed import compute, compute_of_values, value_parameters
+from sparsetir.sparse_ir.computed import value_parameters
 from sparsetir.sparse_ir.recipes import slices as recipes
 
 RNG = np.random.default_rng(0)
@@ -44,17 +41,6 @@ def sliced(func: Any, lanes: int = 4, **options: Any) -> tuple[Any, list[Any]]:
 def test_the_result_stays(name: str, options: dict[str, Any]) -> None:
     sch, _ = sliced(program(name), 1 if options.get("filled") == 101 else 4, **options)
     keeps_meaning(sch, name)
-
-
-@pytest.mark.parametrize("longest", [6, 256])
-def test_conditions_of_the_body_stay(longest: int) -> None:
-    a = sp.random_array((30, 20), density=0.3, format="csr", rng=0)
-    a.data -= 0.5
-    index = {"indptr": a.indptr.astype("int32"), "indices": a.indices.astype("int32")}
-    sch, _ = sliced(positive, longest=longest)
-    arrays = {"a": a.data.astype("float32"), "out": np.zeros(30, "float32"), **index}
-    wanted = np.maximum(a.toarray(), 0).sum(1)
-    gives(sch, {**arrays, "m": 30, "n": 20, "nnz": a.nnz}, {"out": wanted})
 
 
 def test_rows_and_elements_are_each_somewhere_once() -> None:
@@ -190,17 +176,6 @@ def test_packed_values_that_are_too_few() -> None:
         kernel(w=np.arange(3, dtype="float32"), **args, **sizes, r=3)
 
 
-def test_what_is_made_of_values_is_left_out_without_them() -> None:
-    sch, _ = packed_spmm()
-    args = {k: v for k, v in matrix().items() if k not in "abc"}
-    computed = compute(sch.func, args)
-    assert "a_packed" not in computed
-    values = {"a": np.arange(args["nnz"], dtype="float32")}
-    assert (compute(sch.func, {**args, **values})["a_packed"] == computed["i_slots"]).all()
-    whole = compute_of_values(sch.func, value_parameters(sch.func), {**values, **computed})
-    assert [*whole] == ["a_packed"] and (whole["a_packed"] == computed["i_slots"]).all()
-
-
 def by_length(func, window=4):
     sch, ref, (rows, columns, *_) = opened(func)
     return sch, ref, sch.sort_rows_by_length(rows, columns, window)
@@ -220,22 +195,6 @@ def test_rows_are_sorted_in_windows():
     whole = recipes.rows_by_length(indptr, 100)
     assert whole.tolist() == np.argsort(lengths, kind="stable").tolist()
     assert recipes.rows_by_length(np.zeros(1, "int32"), 4).tolist() == []
-
-
-def test_elements_lie_in_the_order_of_visits():
-    """Loops over rows, each of which is written once, are free of races."""
-    sch, ref, (rows, _) = by_length(program(), 1000)
-    a = sp.csr_array(np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [0, 1, 1]], "float32"))
-    kernel = sparsetir.build(sch)
-    computed = kernel.compute({
-        "indptr": a.indptr, "indices": a.indices, "m": 4, "n": 3, "feat": 2, "nnz": a.nnz
-    })  # fmt: skip
-    assert computed["i_order"].tolist() == [2, 1, 3, 0]
-    assert computed["i_slots"].tolist() == [3, 4, 5, 0, 1, 2]
-    assert computed["j_slots"].tolist() == [1, 1, 2, 0, 1, 2]
-    sch.parallelize(rows)  # which asks for the proof
-    sch.pack("A", ref)
-    assert "A_packed[i_sorted, i_element]" in sch.func.script()
 
 
 ORDER = ["K0", "J_0", "J_1", "K1", "J_2"]
@@ -263,35 +222,6 @@ def test_it_means_the_same(sizes: Any, order: Any, feat: int) -> None:
     for n in (1, 10, 16):
         args = matrix(0, 7, n, feat)
         gives(sch, args, {"c": exact(args)}, atol=1e-5)
-
-
-def test_places_beyond_the_operand_are_zero() -> None:
-    """Infinities beside the operand have no effect."""
-    sch, _ = in_tiles()
-    args = matrix(0, 7)
-    wanted = exact(args)
-    with np.errstate(all="raise"):
-        sparsetir.interpret(sch.func, args)
-    np.testing.assert_allclose(args["c"], wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_what_the_docstring_shows() -> None:
-    """Coordinates of blocks are those of the loops alone, without a condition."""
-    spmm = program()
-    rules = BSR(32, 32).rules(Operand({"A": "float32"}, ("I", "J"), "int32"))
-    _, func = extract_preprocess(decompose_format(spmm, rules, [r.name for r in rules]))
-    sch, it, (io, jo, ii, ji, k) = opened(func, "spmm_bsr_32_32")
-    k0, k1 = sch.split(k, [None, 32])
-    p, q = sch.split(ji, [None, 2])
-    sch.sparse_reorder(it, [io, k0, jo, ii, k1, p, q])
-    sch.precompute("C", k0, [ii, k1])
-    whole = sch.get_sparse_iteration("spmm_bsr_32_32")
-    sch.tiles("B", whole, {"J_": [16, 2], "K": [32]}, order=ORDER)
-    text = sch.func.script()
-    assert "B_tiles[k0, j_0, j_1, k1, j_2] = B[j_0 * 32 + j_1 * 2 + j_2, k0 * 32 + k1]" in text
-    assert "B_tiles[k0, jo, ji0, k1, ji1]" in text
-    reduce = sch.lower().get(sch.lower().get_sblock("spmm_bsr_32_32_reduce0"))
-    assert "if_then_else" not in str(reduce.body)
 
 
 def test_tiles_that_the_caller_gives() -> None:

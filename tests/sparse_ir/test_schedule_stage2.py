@@ -17,7 +17,6 @@ from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.traversal import map_expr
 from stage2 import (
     check,
-    loops,
     run_cpu,
     run_gpu,
     run_gpu_as_cuda,
@@ -107,53 +106,11 @@ def test_cpu(program, names, code):
     check(program, schedule(PROGRAMS[program].make("float32", "int32"), steps), run_cpu)
 
 
-# -- more than one iteration --------------------------------------------------------------------
-
-
-# C[i] = 1 / d[i] * sum over j of A[i, j] B[j] + 1, in three iterations.
-row_scaled = small("row_scaled", """
-S = T.alloc_sparse_buffer((I,), "float32")
-P = T.alloc_sparse_buffer((I, K), "float32")
-with T.sp_iter([I], "S", "scale") as [i]:
-    S[i] = T.float32(1) / D[i]
-with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-    with T.init():
-        P[i, k] = 0.0
-    P[i, k] = P[i, k] + S[i] * A[i, j] * B[j, k]
-with T.sp_iter([I, K], "SS", "post") as [i, k]:
-    C[i, k] = P[i, k] + T.float32(1)
-""", "K = T.dense_fixed(6)", A="I J", B="N K", D="I", C="I K")  # fmt: skip
-
-
-AT_ROW = """
-s.compute_at(block("scale0"), i)
-s.reverse_compute_at(block("post0"), i)
-s.compute_inline(block("scale0"))
-s.compute_at(block("scale0"), i); s.reverse_compute_at(block("post0"), i); s.parallel(i)\
-; s.set_scope(block("scale0"), 0, "local"); s.set_scope(block("spmm1"), 0, "local")
-"""
-
-
-@pytest.mark.parametrize("code", AT_ROW.strip().split("\n"))
-def test_several_iterations(code):
-    def steps(sch):
-        exec(code, {"s": sch, "block": sch.get_sblock, "i": loops(sch, "spmm0")[0]})
-
-    args = PROGRAMS["spmm"].inputs(np.random.default_rng(0), "small", "float32", "int32")
-    del args["feat"]
-    rng, m = np.random.default_rng(1), args["m"]
-    args |= {"b": rng.random((args["n"], 6), "float32"), "c": np.full((m, 6), np.nan, "float32")}
-    args["d"] = rng.random(m, "float32") + 1
-    out = run_cpu(schedule(row_scaled, steps), args)
-    expected = PROGRAMS["spmm"].oracle(args)["c"] / args["d"][:, None] + 1
-    np.testing.assert_allclose(out["c"], expected, rtol=1e-5)
-
-
 ROW = 's.bind(rows, "blockIdx.x"); s.reorder(k, j); _, x = s.split(k, [None, 4])'
 BLOCKS = 's.bind(rows, "blockIdx.x"); s.reorder(k, j); s.bind(k, "blockIdx.y")'
 LOCAL = f'{ROW}; s.reverse_compute_at(s.cache_write(b, 0, "local"), x); s.bind(x, "threadIdx.x")'
 REDUCED = f'{BLOCKS}; s.bind(s.split(j, [None, 8])[1], "threadIdx.x")'
-# As in test_schedule_stage2.py. TVM's compute_at of what rfactor makes drops the bound of a partial
+# TVM's compute_at of what rfactor makes drops the bound of a partial
 # tile, which the lowering puts back; and the last block of nonzeros is partial: a bound that
 # differs between threads of a block must not lie around a reduction over threads.
 GPU = f"""

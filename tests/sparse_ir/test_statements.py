@@ -1,22 +1,15 @@
-"""Statements in bodies: loops with steps, whiles, conditions, divisions; what rebuilds keep."""
+"""Statements in bodies: loops with steps, nests, whiles, conditions, divisions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import pytest
 import tvm_ffi
-from tvm import ir, tirx
 
 import sparsetir
 from programs import copied
-from small import small, text_of
-from sparsetir.formats import ELL
-from sparsetir.formats.make_rules import Operand
-from sparsetir.sparse_ir.nodes import nodes_of
+from small import text_of
 from sparsetir.sparse_ir.script import from_source
 
 AXES = "J = T.sparse_variable(I, (n, nnz), (indptr, indices))\nK = T.dense_fixed(32)"
@@ -144,90 +137,6 @@ def test_divisions_and_searches_behind_their_conditions() -> None:
     lines = [line.format(at=n) if "{at}" in line else line for n, line in enumerate(DIVISIONS)]
     for result in results(lines, A="I J", D="I int32", X="I int32", W="N int32"):
         np.testing.assert_array_equal(result, list(DIVISIONS.values()))
-
-
-@pytest.mark.parametrize("dtype, waits", [("float32", False), ("int32", True)])
-def test_quotients_of_floats_need_no_branch(dtype: str, waits: bool) -> None:
-    """A branch would keep the loop out of vectors."""
-    program = f"""
-@T.prim_func
-def f(a: T.handle, b: T.handle, c: T.handle, n: T.int32):
-    I = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I,), "{dtype}")
-    B = T.match_sparse_buffer(b, (I,), "{dtype}")
-    C = T.match_sparse_buffer(c, (I,), "{dtype}")
-    with T.sp_iter([I], "S", "f") as [i]:
-        C[i] = T.Select(B[i] > T.{dtype}(1), A[i] {"//" if waits else "/"} B[i], A[i])
-"""
-    stage2 = str(sparsetir.lower(from_source(program))["II"])
-    assert ("if_then_else(B[vi]" in stage2, "Select(B[vi]" in stage2) == (waits, not waits)
-
-
-# Each statement has a span and, where there can be such, annotations that nothing else has.
-MARKED = """
-with T.sp_iter([I, K], "SS", "f") as [i, k]:
-    T.sp_iter_attr({"note": 5})
-    w = T.alloc_buffer((3,), "int32", scope="local", annotations={"mark": 3})
-    x: T.let[T.int32] = i * 2
-    for q in T.unroll(0, 6, annotations={"mark": 4}, step=2):
-        w[q // 2] = x
-    for q in T.serial(k, annotations={"mark": 6}):
-        while Y[i, k] < 3:
-            if x > 2:
-                Y[i, k] = Y[i, k] + w[0]
-            else:
-                Y[i, k] = 7
-    with T.sp_iter([J], "S", "g") as [j]:
-        T.sp_iter_attr({"ordered": 1})
-        Y[i, k] = Y[i, k] + T.cast(A[i, j], "int32")
-"""
-STATEMENTS = (
-    tirx.AllocBuffer, tirx.AssertStmt, tirx.Bind, tirx.BufferStore, tirx.For, tirx.IfThenElse,
-    tirx.While,
-)  # fmt: skip
-
-
-def fields(tree: Any) -> set[tuple[Any, ...]]:
-    """Class, line, annotations and kind of the marked statements in a tree."""
-    marked = set()
-    for node in nodes_of(STATEMENTS, tree):
-        annotations = str(getattr(node, "annotations", {}))
-        kind = node.kind if isinstance(node, tirx.For) and "mark" in annotations else 0
-        if node.span is not None:
-            marked.add((type(node).__name__, int(node.span.line), annotations, int(kind)))
-    return marked
-
-
-def scheduled(move: Callable[[Any, Any, Any], Any]) -> Callable[[Any], Any]:
-    def rebuild(func: Any) -> Any:
-        sch = sparsetir.Schedule(func)
-        it = sch.get_sparse_iteration("f")
-        move(sch, it, sch.get_sp_iters(it))
-        return sch.func
-
-    return rebuild
-
-
-OPERAND = Operand({"A": "float32"}, ("I", "J"), "int32")
-REBUILDS: dict[str, Callable[[Any], Any]] = {
-    "json": lambda f: ir.load_json(ir.save_json(f)),
-    "reorder": scheduled(lambda s, it, x: s.sparse_reorder(it, x[::-1])),
-    "fuse": scheduled(lambda s, it, x: s.sparse_fuse(it, x)),
-    "guard": scheduled(lambda s, it, x: s.split(x[1], [None, 4])),
-    "divide": scheduled(lambda s, it, x: s.divide(x[0], 2)),
-    "parallelize": scheduled(lambda s, it, x: s.parallelize(x[0], race="ignore")),
-    "annotate": scheduled(lambda s, it, x: s.annotate(it, "more", 1)),
-    "format": lambda f: sparsetir.decompose_format(f, ELL().rules(OPERAND)),
-    "II": sparsetir.lower_sparse_iter,
-    "III": lambda f: sparsetir.lower(f)["III"],
-}
-
-
-@pytest.mark.parametrize("name", REBUILDS)
-def test_fields_of_statements_stay(name: str) -> None:
-    func = small("f", MARKED, AXES.replace("32", "feat"), A="I J", Y="I K int32")
-    kept = fields(REBUILDS[name](func).body)
-    assert kept >= fields(func.body)
 
 
 def test_divisions_by_a_size_where_it_is_zero_are_compiled():

@@ -249,19 +249,6 @@ def test_the_text_of_a_file_that_is_no_module_of_its_path(tmp_path):
     assert re.search(rf"{line} \| +with T.sp_iter\(\[J\]", str(error.value)), error.value
 
 
-def test_names_in_annotations_alone():
-    size = T.int64
-
-    @T.prim_func
-    def f(a: T.handle, m: size):
-        I = T.dense_fixed(m, "int64")
-        A = T.match_sparse_buffer(a, (I,))
-        with T.sp_iter([I], "S", "it") as [i]:
-            A[i] = 1.0
-
-    assert "m: T.int64" in f.script()
-
-
 def test_what_is_allowed():
     for body in [
         'with T.sp_iter([I, K], "SS", "it") as [i, k]:\n'
@@ -312,21 +299,6 @@ def test_decorated_function_names_this_file():
         line = 1 + file.read().splitlines().index("                A[i] = 0.0  # here")
     assert f"{__file__}:{line}: in function 'f': sp_iter 'it': buffer 'A' " in str(err.value)
     assert f" --> {__file__}:{line}:17\n" in str(err.value)
-
-
-def test_axis_of_another_function():
-    @T.prim_func
-    def f(a: T.handle, m: T.int32):
-        I = T.dense_fixed(m)
-        T.evaluate(0)
-
-    g = make_func("g", [], f.axes, [], f.body)
-    with pytest.raises(IllFormedError) as err:
-        verify(g)
-    assert str(err.value).endswith(
-        "in function 'g': axis 'I' belongs to another function or its 'length' is not a parameter "
-        "of 'g': 'm' is none"
-    )
 
 
 # Functions built by hand: no spans, so no file and line
@@ -473,10 +445,6 @@ made(body=tirx.stmt.Return(tirx.const(0)))
 """
 IN_F = BY_HAND.replace("IllFormedError: ", "IllFormedError: in function 'f': .. ")
 test_refused_by_hand = refusals(IN_F, globals(), AttachedAxis, FusedAxis)
-
-
-def test_by_hand():
-    made()
 
 
 def test_source_that_nobody_keeps():

@@ -49,17 +49,6 @@ def test_a_written_program_is_that_of_tvmscript():
     assert tvm_ffi.structural_equal(written(PARAMS), scaled)
 
 
-def test_parameters_that_no_line_names_are_left_out():
-    func = written(f"other {PARAMS} heads")
-    assert [p.name for p in func.params] == PARAMS.split()
-
-
-def test_sums_that_are_added_to_have_no_initial_value():
-    (first,), (other,) = ([*sparsetir.sparse_ir.nodes.sparse_iterations(f)] for f in
-                          (written(PARAMS), written(PARAMS, sets=False)))  # fmt: skip
-    assert first.init is not None and other.init is None
-
-
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("reduce", ["sum", "max", "min"])
 def test_reductions(reduce, dtype):
@@ -83,18 +72,3 @@ def test_reductions(reduce, dtype):
     if first is not None:  # which begins with 0
         expected = of(expected, 0)
     np.testing.assert_array_equal(arrays["out"], expected)
-
-
-def test_attributes_and_facts():
-    write = Writer("taken")
-    write.dense(I="m", N="n")
-    write.buffer("at", "I", "int32")
-    write.buffer("b", "N", "float32")
-    write.buffer("c", "I", "float32")
-    write.fact("coordinates", buffer="AT", axis="N")
-    write.attribute("kept", 1)
-    write.visit("taken", "I", "S", ["C[i] = B[AT[i]]"])
-    func = write.program("at b c m n")
-    (fact,) = func.attrs["assumed"]
-    assert dict(fact) == {"fact": "coordinates", "buffer": "AT", "axis": "N"}
-    assert func.attrs["kept"] == 1
