@@ -73,6 +73,7 @@ from sparsetir.sparse_ir.open_axes import closed
 from sparsetir.sparse_ir.promises import ASSUMED, PROMISES, promises_of
 from sparsetir.sparse_ir.reduction import add_guards
 from sparsetir.sparse_ir.rows import ROWS
+from sparsetir.sparse_ir.sequences import sequence_of
 from sparsetir.sparse_ir.tir import as_one, cast, dtype_of, zero
 from sparsetir.sparse_ir.updates import refused, updates_of
 from sparsetir.sparse_ir.verify import verify
@@ -93,9 +94,10 @@ def gradient(
         Of stage I, as its author wrote it: iterations in sequence, each of which accumulates,
         `OUT[..] = OUT[..] + term`, reduces by `T.max` or `T.min`, or sets `OUT[..] = value` without
         a reduction. Each reads parameters and what earlier ones write; several may write one buffer
-        if the later ones add to it, and none reads it in between. Terms are
-        expressions of loads with `+ - * /`, casts, `T.Select`, `T.if_then_else`, `T.max`, `T.min`,
-        `T.exp`, `T.log` and variants, `T.sqrt`, `T.rsqrt`, `T.tanh`, `T.sigmoid`, `T.sin`,
+        if the later ones add to it, and none reads it in between. Iterations nested in one that is
+        free of races count as a sequence; one may set all of a buffer from its own elements.
+        Terms are expressions of loads with `+ - * /`, casts, `T.Select`, `T.if_then_else`, `T.max`,
+        `T.min`, `T.exp`, `T.log` and variants, `T.sqrt`, `T.rsqrt`, `T.tanh`, `T.sigmoid`, `T.sin`,
         `T.cos`, `T.tan`, `T.erf`, `T.abs`, and `T.pow`.
     wrt : str
         The operand, of a float type: the name of its buffer or parameter.
@@ -144,6 +146,8 @@ def gradient(
     operand = _operand(func, wrt)
     if ROWS in func.attrs or is_scheduled(func.replace(attrs=ir.make_node("ir.DictAttrs"))):
         raise refused(func, "it has been scheduled; take the gradient of the program as written")
+    func = sequence_of(func)
+    operand = _operand(func, wrt)
     updates, active = updates_of(func, operand)
     derived_from = [u for u in updates if u.target in active]
     sums = sorted({sum_type(u.value) for u in derived_from})
