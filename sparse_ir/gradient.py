@@ -74,7 +74,7 @@ from sparsetir.sparse_ir.promises import ASSUMED, PROMISES, promises_of
 from sparsetir.sparse_ir.reduction import add_guards
 from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.sequences import sequence_of
-from sparsetir.sparse_ir.tir import as_one, cast, dtype_of, zero
+from sparsetir.sparse_ir.tir import as_one, cast, dtype_of, uncast, zero
 from sparsetir.sparse_ir.updates import refused, updates_of
 from sparsetir.sparse_ir.verify import verify
 
@@ -109,7 +109,8 @@ def gradient(
         The type of the gradient: that of the operand (the default) or of the accumulators.
     keep : collection of str, optional
         Names of buffers, or their parameters, that the program writes and the gradient reads. They
-        become inputs, with the values that the program leaves in them. Others are recomputed.
+        become inputs, with the values that the program leaves in them. Others are recomputed, and
+        so are maxima of terms that are more than a load.
 
     Returns
     -------
@@ -156,8 +157,11 @@ def gradient(
         expected = " or ".join(map(repr, legal))
         raise ValueError(f"gradient: argument 'dtype': expected {expected}, got {dtype!r}")
     inner = {u.target for u in updates if any(other.reads(u.target) for other in updates)}
-    read = inner | {u.target for u in derived_from if u.operator in ("max", "min")}
-    kept = _kept(func, keep, read)
+    extrema = [u for u in derived_from if u.operator in ("max", "min")]
+    read = inner | {u.target for u in extrema}
+    # Terms are compared with their maximum, so that both have to be rounded alike.
+    computed = {u.target for u in extrema if not isinstance(uncast(u.value), ir.TensorLoad)}
+    kept = _kept(func, keep, read - computed)
     out = _graded(func, operand, read, dtype)
     graded = {operand.var: out}
     for var in dict.fromkeys(u.target for u in derived_from):

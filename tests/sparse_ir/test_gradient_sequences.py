@@ -268,6 +268,8 @@ gradient(steps("Y[i] = Y[i] + A[i, j]", "Z[i] = Y[i]"), "a", keep=["X"])
         ['X']
 gradient(steps("Y[i] = Y[i] + A[i, j]", "Z[i] = Y[i]"), "a", keep="Y")
     # ValueError: argument 'keep': expected a collection of names among ['y', 'Y'], got 'Y'
+gradient(steps("Y[i] = T.max(Y[i], T.exp(A[i, j]))", "Z[i] = Y[i]", INIT + "X[i]"), "a", keep=["Y"])
+    # ValueError: argument 'keep': expected a collection of names among [], got ['Y']
 gradient(steps("Y[i] = Y[i] + A[i, j] * Z[i]", "Z[i] = Y[i]"), "a")
     # ValueError: 'first' reads 'Z', which 'second' writes; expected iterations that read parameters
 gradient(steps(MAX, "Z[i] = Y[i]"), "a")
