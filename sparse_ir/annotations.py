@@ -47,7 +47,7 @@ RACE = "race"
 SET_BY = {
     WORKERS: "parallelize",
     CUT: "pos or coord",
-    ATOMIC: 'race="atomics" of parallelize or meet',
+    ATOMIC: 'race="atomics" of parallelize or combine_row_pieces',
     GROUP: 'race="group(r)" of parallelize',
     RANGES: "ranges",
     GALLOP: "gallop",

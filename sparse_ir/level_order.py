@@ -11,7 +11,8 @@ a row scattering to rows of B::
         B[j, k] = B[j, k] + A[i, j] * C[i, k]
 
 After `with_levels(func, [("J", "I")])`, the same for the transposed matrix, whose arrays take the
-parameters of the original; a dense dimension over rows remains one, I_::
+parameters of the original; a dense dimension over rows remains one, I_, and so does a loop over
+rows alone::
 
     J = T.dense_fixed(n)
     I = T.sparse_variable(J, (m, nnz), (indptr, indices))
@@ -43,6 +44,7 @@ from sparsetir.sparse_ir.nodes import (
     declared,
     flat_axes,
     iteration_with,
+    nodes_of,
     sparse_iterations,
 )
 from sparsetir.sparse_ir.parallel import constant_length
@@ -90,15 +92,15 @@ def with_levels(func: SparseFunc, orders: Iterable[tuple[str, ...]]) -> SparseFu
     return func
 
 
-def visited_in_order(it: SparseIteration) -> SparseIteration:
-    """An iteration in which each pattern of spatial axes is one fused loop.
+def visited_in_order(it: SparseIteration, fused: bool) -> SparseIteration:
+    """An iteration in which each pattern of spatial axes is one fused loop, if `fused`.
 
     If the first loop is a reduction, with no spatial loop of its pattern below it, it moves to the
     end, with the other reductions, unless axes depend on it.
     """
     kind_of = {axis.name: (var, kind) for axis, var, kind in it.axis_of()}
     nodes = list(it.axes)
-    for levels in _patterns(nodes).values():
+    for levels in _patterns(nodes).values() if fused else ():
         names = [a.name for a in levels]
         spatial = all(kind_of[n][1] == "S" for n in names)
         plain = sum(isinstance(n, Axis) and n.name in names for n in nodes) == len(levels) > 1
@@ -187,7 +189,11 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
 
     def visit(it: SparseIteration) -> SparseIteration:
         flat = {axis.name: (var, kind) for axis, var, kind in it.axis_of()}
-        nodes = [moved.get(n.name, n) for n in it.axes]
+        if root.name in flat and not {*moved} - {root.name} & {*flat}:
+            flat[rows.name] = flat[root.name]
+            nodes = [rows if n.name == root.name else n for n in it.axes]
+        else:
+            nodes = [moved.get(n.name, n) for n in it.axes]
         pairs = [flat[a.name] for a in flat_axes(nodes)]
         return iteration_with(
             it, axes=nodes, vars=[v for v, _ in pairs], kinds="".join(k for _, k in pairs)
@@ -195,6 +201,7 @@ def _with_levels(func: SparseFunc, order: tuple[str, ...]) -> SparseFunc:
 
     body = map_expr(func.body, [*access_rules(access), (SparseIteration, visit)])
     used = {a.name for b in buffers for a in b.axes or ()}
+    used |= {n.name for it in nodes_of(SparseIteration, body) for n in it.axes}
     kept: list[Axis] = []
     for axis in func.axes:
         if axis.name == root.name:
@@ -221,7 +228,9 @@ def _problem(func: SparseFunc, levels: Sequence[Axis]) -> str:
             return f"'{axis.name}' is below '{axis.parent.name}'"
     for it in sparse_iterations(func):
         here = [n for n in it.axes if names & {a.name for a in flat_axes([n])}]
-        if any(not isinstance(n, Axis) for n in here) or len(here) not in (0, len(levels)):
+        rows_alone = [n.name for n in here] == [levels[0].name]
+        whole = len(here) in (0, len(levels)) or rows_alone
+        if not whole or any(not isinstance(n, Axis) for n in here):
             return f"'{it.name}' visits them in another way"
         for node in attached_axes(it.axes):
             if node.to.name in names:

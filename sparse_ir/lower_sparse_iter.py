@@ -38,6 +38,7 @@ from sparsetir.sparse_ir.groups import with_group_calls
 from sparsetir.sparse_ir.legal import for_dependences, races
 from sparsetir.sparse_ir.levels import Level, init_loops, levels_of
 from sparsetir.sparse_ir.merge_loops import MergeLoop
+from sparsetir.sparse_ir.names import block_name
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
@@ -368,15 +369,14 @@ class _Lowering:
             if init is not None and number == init_level:
                 here = init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
             annotations = {str(k): v for k, v in it.annotations.items() if str(k) not in STAGE_ONE}
+            name = block_name(it.name, number)
             merge = next((u for u in level.units if isinstance(u, MergeLoop)), None)
             if merge is not None:
                 stmt = merge.around(stmt, self.space)
-                stmt = self._block(
-                    f"{it.name}{number}", [], stmt, None, [*merge.state, *allocs], annotations
-                )
+                stmt = self._block(name, [], stmt, None, [*merge.state, *allocs], annotations)
                 continue
             annotations[RACES] = {str(u.var.name): str(fact_of[id(u)]) for u in level.units}
-            stmt = self._block(f"{it.name}{number}", level.units, stmt, here, allocs, annotations)
+            stmt = self._block(name, level.units, stmt, here, allocs, annotations)
             stmt = loops_around(stmt, level.units, workers)
         return stmt
 

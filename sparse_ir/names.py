@@ -34,3 +34,13 @@ def _names(func: SparseFunc) -> frozenset[str]:
     params, axes, buffers, _ = declared(func)
     iterations = (str(it.name) for it in sparse_iterations(func))
     return frozenset().union(params, axes, buffers, iterations)
+
+
+def block_name(iteration: str, level: int = 0) -> str:
+    """The name of the block of a level of an iteration's loops in stage II; 0 is the outermost."""
+    return f"{iteration}{level}"
+
+
+def iteration_of(block: str) -> str:
+    """The iteration whose outermost block has this name; "" for other names."""
+    return block[:-1] if block.endswith("0") else ""

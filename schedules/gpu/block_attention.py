@@ -60,9 +60,9 @@ def apply(sch: Schedule, config: WarpTiles | WarpgroupTiles) -> None:
     sch.parallelize(sch.get_sp_iters(main), "block")
     sch.lower()
     if isinstance(config, WarpgroupTiles):
-        sch.rewrite(warpgroup_program, f"{main.name}0", owner, config.stages)
+        sch.rewrite(warpgroup_program, main.block, owner, config.stages)
     else:
-        sch.rewrite(warp_mma_program, f"{main.name}0", owner, config.warps, config.stages)
+        sch.rewrite(warp_mma_program, main.block, owner, config.warps, config.stages)
 
 
 for kind in (WarpTiles, WarpgroupTiles):

@@ -22,6 +22,7 @@ from sparsetir.schedules.gpu.passes import horizontal_fuse as stage_two
 from sparsetir.sparse_ir.annotations import ATOMIC
 from sparsetir.sparse_ir.atomics import atomic_reduction
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import block_name
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
@@ -96,7 +97,7 @@ def horizontal_fuse(
             RuntimeWarning,
             stacklevel=2,
         )
-    names = names and [f"{name}0" for name in names]
+    names = names and [block_name(name) for name in names]
     sch.rewrite(bind_to_threads)
     sch.rewrite(on_one_thread)
     return sch.rewrite(

@@ -36,6 +36,7 @@ from sparsetir.schedules.passes.parallel_loops import materialize_loop_kinds, ru
 from sparsetir.schedules.templates.shapes import Nest, set_and_updated
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import block_name
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.tir import free_vars
@@ -255,7 +256,7 @@ def in_tiles(
     expected : description of the expected program, for refusals
     """
     first, parts = _found(sch, type(config).__name__, kinds, expected)
-    part, names = parts[0], [f"{part.iteration.name}0" for part in parts]
+    part, names = parts[0], [part.iteration.block for part in parts]
     sizes = (config.feat_in, config.feat)
     for loop, size, vector in zip((part.inside, part.features), sizes, config.vectors, strict=True):
         sch.bound(loop, size or vector, "multiple" if size is None else "exact")
@@ -266,7 +267,7 @@ def in_tiles(
     for name in names if part.kinds == "SS" else []:
         *_, rows, _ = loops.get_loops(loops.get_sblock(name))
         loops.split(rows, [None, config.depth])
-    _on_grid(sch, loops, f"{first}0", names, tiles)
+    _on_grid(sch, loops, block_name(first), names, tiles)
     dtype, outer, (of_x, of_others) = part.dtype, tiles + len(part.tiles), config.vectors
     if config.shares is not None:  # factors for tensor cores
         dtype = next((b.dtype for b in sch.func.buffers if b.dtype in PRODUCTS), dtype)

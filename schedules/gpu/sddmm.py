@@ -109,7 +109,7 @@ def apply(sch: Schedule, config: FusedNonzeros) -> None:
     stage_two = sch.lower()
 
     def block(step: SparseIterationRef) -> Any:
-        return stage_two.get_sblock(f"{step.name}0")
+        return stage_two.get_sblock(step.block)
 
     *heads, blocks, groups = stage_two.get_loops(block(reduction.iteration))
     for head in heads:

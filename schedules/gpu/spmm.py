@@ -109,9 +109,9 @@ def apply(sch: Schedule, config: RowSplit) -> None:
     sch.parallelize(threads, "thread")
     loops = sch.lower()
     for step in sums.scalars + sums.vectors:
-        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in sums.vectors)
-    block = f"{reduction.iteration.name}0"
-    chunk = _cache_rows(loops, block, f"{sums.reduce.name}0") if config.row_cache else None
+        in_registers(loops, loops.get_sblock(step.block), vectors=step in sums.vectors)
+    block = reduction.iteration.block
+    chunk = _cache_rows(loops, block, sums.reduce.block) if config.row_cache else None
     sch.rewrite(opaque_row_index, block)
     occupy(sch, config, config.threads * config.rows_per_block)
     if chunk is not None:

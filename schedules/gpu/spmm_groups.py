@@ -193,9 +193,9 @@ def apply(sch: Schedule, config: Groups) -> None:
         vectors.append(set_before(sch, reduction, config, features, config.block))
     loops = sch.lower()
     for step in scalars + vectors:
-        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
+        in_registers(loops, loops.get_sblock(step.block), vectors=step in vectors)
     if config.split == "rows":
-        sch.rewrite(opaque_row_index, f"{reduction.iteration.name}0")
+        sch.rewrite(opaque_row_index, reduction.iteration.block)
     occupy(sch, config, config.block)
 
 

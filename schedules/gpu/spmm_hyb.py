@@ -45,6 +45,7 @@ from sparsetir.schedules.templates.shapes import Nest
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import block_name
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
@@ -192,21 +193,21 @@ def apply(sch: Schedule, config: HybRows) -> None:
     vectors = [write, *(x for p in parts for x in p.vectors)]
     loops = sch.lower()
     if adds:
-        loops = sch.rewrite(_hide, [f"{add.name}0" for add in adds], pieces.first.result)
+        loops = sch.rewrite(_hide, [add.block for add in adds], pieces.first.result)
     for step in scalars + vectors:
-        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
-    first = f"{pieces.first.it.name}0"
+        in_registers(loops, loops.get_sblock(step.block), vectors=step in vectors)
+    first = block_name(pieces.first.it.name)
     _bind(loops, first, config.rows_per_block, 1, inner=0 if value else 2)
     names = []
     for part, steps in zip(pieces.parts, parts, strict=True):
         slots = int(sch.func.axis(part.columns[0].name).nnz_cols)
         # Rows that are visited several times are updated atomically, or do not occur.
         race = "none" if sch.func.axis(part.rows.name).unique else "ignore"
-        _unroll_slots(loops, f"{steps.reduce.name}0", min(config.unroll, slots))
-        names.append(f"{part.iteration.name}0")
+        _unroll_slots(loops, steps.reduce.block, min(config.unroll, slots))
+        names.append(part.iteration.block)
         _bind(loops, names[-1], config.rows_per_block, config.rows_in_turn(slots), race)
     sch.rewrite(materialize_loop_kinds)
-    sch.rewrite(opaque_row_index, first, *(f"{p.write.name}0" for p in parts))
+    sch.rewrite(opaque_row_index, first, *(p.write.block for p in parts))
     sch.rewrite(horizontal_fuse, names, independent=(pieces.first.result,))
     occupy(sch, config, config.threads * config.rows_per_block)
 

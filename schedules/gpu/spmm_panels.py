@@ -220,7 +220,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
         copies.append(set_before(sch, shape, config, features, config.threads * config.panels))
     loops = sch.lower()
     for step in copies:
-        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=True)
+        in_registers(loops, loops.get_sblock(step.block), vectors=True)
     straight = [start, rest, *([write] if config.atomics else [])]
     for step in straight:
         for loop in loops.get_loops(innermost_block(loops, step))[-len(held) :]:
@@ -228,8 +228,8 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     if not config.atomics:
         in_vectors(loops, write, len(held))
     if not config.accumulates:
-        loops.unroll(loops.get_loops(loops.get_sblock(f"{reduce.name}0"))[0])
-    block = f"{shape.iteration.name}0"
+        loops.unroll(loops.get_loops(loops.get_sblock(reduce.block))[0])
+    block = shape.iteration.block
     if config.accumulates:
         sch.rewrite(skip_if_empty, block, reduce)
     sch.rewrite(unroll_with_remainder, reduce, config.unroll)

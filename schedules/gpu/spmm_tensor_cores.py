@@ -53,6 +53,7 @@ from sparsetir.schedules.templates.decomposed import in_format
 from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.row_shapes import block_reduction, product_of_blocks
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import block_name
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.tir import is_one
@@ -250,18 +251,18 @@ def apply(sch: Schedule, config: TensorCores) -> None:
     sch.sparse_reorder(shape.iteration, order)
     sums = PRODUCTS[dtype].sums
     start, reduce, write = sch.precompute(shape.result, shape.rows, [rows, features], dtype=sums)
-    visit, copies, product = f"{reduce.name}0", [], f"{reduce.name}0"
+    visit, copies, product = reduce.block, [], reduce.block
     if dense:
         *_, step, row, feature, term = sch.get_sp_iters(reduce)
         copies += sch.precompute(gathered, step, [term, feature], scope="shared")
         copies += sch.precompute(values, step, [row, term], scope="shared")
-        copies = [f"{c.name}0" for c in copies]
-        product = f"{reduce.name}_rest0"
+        copies = [c.block for c in copies]
+        product = block_name(f"{reduce.name}_rest")
     loops = sch.lower()
-    _bind(loops, f"{shape.iteration.name}0")
+    _bind(loops, shape.iteration.block)
     for it in sparse_iterations(sch.func):
         if it.name in firsts:
-            _bind_first(loops, f"{it.name}0")
+            _bind_first(loops, block_name(it.name))
     sch.rewrite(materialize_loop_kinds)
     if not dense:
         sch.rewrite(shared_tiles, product, [values, gathered], outer=len(outer))
@@ -273,7 +274,7 @@ def apply(sch: Schedule, config: TensorCores) -> None:
     )
     sch.rewrite(cooperative_copy, copies[0], warps=warps, vector=min(config.vector, 16 // size))
     sch.rewrite(cooperative_copy, copies[1], warps=warps, vector=values_vector)
-    others = [f"{start.name}0", f"{write.name}0"]
+    others = [start.block, write.block]
     sch.rewrite(on_tensor_cores, product, others, warps=config.warps, pairs=config.vector > 1)
     sch.rewrite(software_pipeline, visit, copies, stages=config.stages, room=DYNAMIC_BYTES)
     sch.rewrite(one_shared_array)

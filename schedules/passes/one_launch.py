@@ -20,6 +20,7 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import iteration_of
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.tir import as_dtype, as_one, block_with, loop_with
 
@@ -70,7 +71,7 @@ def _name(step: Any) -> str:
     """The iteration of an outermost parallel loop."""
     if not isinstance(step, tirx.For) or step.kind != tirx.ForKind.PARALLEL:
         return ""
-    return str(nodes_of(s_tir.SBlock, step, nested=False)[0].name_hint).removesuffix("0")
+    return iteration_of(str(nodes_of(s_tir.SBlock, step, nested=False)[0].name_hint))
 
 
 def _refuse_dependences(names: Sequence[str], loops: Sequence[Any]) -> None:

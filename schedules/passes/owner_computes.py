@@ -93,7 +93,8 @@ def with_cuts(func: SparseFunc, parts: int) -> SparseFunc:
     """
     computed = dict(func.attrs.get(COMPUTED, {}).items())
     params, axes, buffers = list(func.params), list(func.axes), list(func.buffers)
-    for axis in (axis for it in sparse_iterations(func) for axis in _scattered(func, it)):
+    scattered = {a.name: a for it in sparse_iterations(func) for a in _scattered(func, it)}
+    for axis in scattered.values():
         name, length = f"{axis.name}_indices{CUTS}", keyword(axis.length)
         names = [name, name.lower(), f"{name}_parts"]
         if length is None or any(fresh_name(func, x) != x for x in names):

@@ -13,6 +13,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.affine import affine, expr_of, is_injective
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import block_name, iteration_of
 from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES, Fact, facts_of
 from sparsetir.sparse_ir.schedule import Schedule
@@ -116,19 +117,18 @@ def innermost_block(sch: Any, iteration: Any, caller: str = "innermost_block") -
     have = _iterations(sch.mod)
     if name not in have:
         raise ScheduleError(f"{caller}: expected a sparse iteration among {have}, got '{name}'")
-    level, block = 0, sch.get_sblock(f"{name}0")
-    while any(
-        str(sch.get(b).name_hint) == f"{name}{level + 1}" for b in sch.get_child_blocks(block)
-    ):
-        level += 1
-        block = sch.get_sblock(f"{name}{level}")
+    level, block = 0, sch.get_sblock(block_name(name))
+    while (inner := block_name(name, level + 1)) in {
+        str(sch.get(b).name_hint) for b in sch.get_child_blocks(block)
+    }:
+        level, block = level + 1, sch.get_sblock(inner)
     return block
 
 
 def _iterations(mod: Any) -> list[str]:
-    """The names of the blocks of the outermost levels of iterations."""
+    """The names of the iterations of a module's functions."""
     blocks = nodes_of(s_tir.SBlock, *(func.body for func in mod.functions.values()))
-    return [str(b.name_hint)[:-1] for b in blocks if str(b.name_hint).endswith("0")]
+    return [name for block in blocks if (name := iteration_of(str(block.name_hint)))]
 
 
 def _refuse_race(caller: str, sch: Any, loop: Any, kind: str) -> None:

@@ -165,7 +165,7 @@ def apply(sch: Schedule, config: MatrixTiles) -> None:
 def _in_stage_two(
     sch: Schedule, shape: TileShape, refs: list[Any], copy: Any, operands: list[str]
 ) -> None:
-    start, reduce, write = (f"{ref.name}0" for ref in refs)
+    start, reduce, write = (ref.block for ref in refs)
     sch.lower()
     loops = sch.rewrite(restrict_reads, reduce, operands)
     zero, product = intrinsics(shape)
@@ -173,7 +173,7 @@ def _in_stage_two(
     loops.tensorize(loops.get_loops(loops.get_sblock(reduce))[-4], product)
     sch.rewrite(sums_in_tiles, write, shape)
     if copy is not None:
-        sch.rewrite(write_groups, f"{copy.name}0")
+        sch.rewrite(write_groups, copy.block)
         sch.rewrite(keep_narrow, operands[-1])
 
 

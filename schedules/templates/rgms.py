@@ -25,6 +25,7 @@ from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.register_tile import Straight, greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, gathered_operand, only_nest
 from sparsetir.sparse_ir.computed import keyword
+from sparsetir.sparse_ir.names import block_name
 from sparsetir.sparse_ir.recipes.ranges import row_ranges
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration
@@ -204,7 +205,7 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
         for ref in apart:
             sch.parallelize(sch.get_sp_iters(ref)[0])
     stage_two = sch.lower()
-    relation, by_range = stage_two.get_loops(stage_two.get_sblock(f"{name}0"))
+    relation, by_range = stage_two.get_loops(stage_two.get_sblock(block_name(name)))
     stage_two.reorder(by_range, relation)
     if config.parallel:
         run_in_parallel(stage_two, by_range, "parallel")

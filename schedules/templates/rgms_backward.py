@@ -112,7 +112,7 @@ def _in_tiles(sch: Schedule, it: SparseIteration, config: ChunkTiles, sums: list
     if not features:  # of each element, a sum over features
         steps, lanes = sch.split(summed[0], [None, config.lanes], tail="exact")
         start, reduce, total, _ = sch.precompute(nest.result, rows[-1], [], lanes=[lanes])
-        sums.append(f"{total.name}0")
+        sums.append(total.block)
         return [(start, 1), (reduce, 1)]
     vectors = lengths[features[-1].axes] // config.lanes
     wide = greatest_divisor(vectors, MOST_VECTORS if len(features) == 1 else config.vectors)

@@ -199,7 +199,7 @@ def _rows(sch: Schedule, nest: RowReduction, config: RowTile, named: bool, hoist
     def finish(stage_two: Any) -> None:
         if config.parts > 1:
             # In stage I parts are below rows; here one part of all rows of a block comes first.
-            name = register_tile.block_around(stage_two, f"{steps[0][0].name}0")
+            name = register_tile.block_around(stage_two, steps[0][0].block)
             of_block = stage_two.get_loops(stage_two.get_sblock(name))
             row, part = of_block[-2 - (not config.tiles_first) :][:2]
             stage_two.reorder(part, row)
@@ -226,7 +226,7 @@ def _panels(sch: Schedule, nest: RowReduction, config: RowTile, named: bool) -> 
         sch.pack(name, reduce)
 
     def finish(stage_two: Any) -> None:
-        stage_two.unroll(stage_two.get_loops(stage_two.get_sblock(f"{reduce.name}0"))[-1])
+        stage_two.unroll(stage_two.get_loops(stage_two.get_sblock(reduce.block))[-1])
         (step,) = parameters_made_by(sch.func, constant)
         sch.rewrite(opaque_step_loop, reduce, step)
 

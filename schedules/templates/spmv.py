@@ -149,9 +149,9 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
     for name in values:
         sch.pack(name, reduce)
     stage_two = straight_code(sch, [(step, 1) for step in (start, reduce, *vectors[:2])])
-    stage_two.unroll(stage_two.get_loops(stage_two.get_sblock(f"{write.name}0"))[-1])
+    stage_two.unroll(stage_two.get_loops(stage_two.get_sblock(write.block))[-1])
     if config.lanes > 1:
-        sch.rewrite(add_lanes, f"{vectors[2].name}0")
+        sch.rewrite(add_lanes, vectors[2].block)
     if config.prefetch:
         sch.rewrite(prefetch_streams, reduce, config.prefetch)
     if config.blocks > 1:  # a row is in a slice, or is a long one

@@ -10,7 +10,7 @@ from tvm import tirx
 
 from sparsetir.sparse_ir.annotations import WORKERS
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
-from sparsetir.sparse_ir.names import fresh_name
+from sparsetir.sparse_ir.names import block_name, fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
@@ -37,6 +37,11 @@ class SparseIterationRef:
     """A handle of a sparse iteration, with the iteration's name."""
 
     name: str
+
+    @property
+    def block(self) -> str:
+        """The name of its outermost block in stage II."""
+        return block_name(self.name)
 
 
 @dataclass(frozen=True)

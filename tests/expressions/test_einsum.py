@@ -1216,3 +1216,15 @@ def test_programs_do_not_depend_on_the_seed_of_hashes():
     where = frozenset(Access(f"A{n}", (Affine((("i", 1),)),)) for n in range(40))
     names = [x.name for x in Drivers((where,), True).accesses]
     assert names == sorted(names)
+
+
+def test_maxima_in_16_bits_have_gradients():
+    rng = torch.Generator().manual_seed(0)
+    A = (torch.rand(6, 5, generator=rng) > 0.4).half() * torch.arange(1, 6).half()
+    x = torch.tensor([1.0, 2.0, -1.0, 0.5, 3.0]).half().requires_grad_()
+    y = sparsetir.einsum("y[i] = A[i,j]*x[j]", A=A.to_sparse_csr(), x=x, reduce="max")
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    terms = torch.where(A != 0, A.float() * x.float(), -torch.inf)
+    best = (terms == terms.amax(1, keepdim=True)) & (A != 0)
+    right = (best / best.sum(1, keepdim=True).clamp(min=1) * A.float()).sum(0)
+    torch.testing.assert_close(grad.float(), right)

@@ -47,10 +47,10 @@ def exact_gated(problem, pattern, values, operands):
     return (a @ b) * np.tanh(g), size
 
 
-# Two iterations; the second reads what the first writes: there is no gradient.
+# Two iterations; the second reads what the first writes. Products have no gradient.
 NORMED = """
 @T.prim_func
-def normed(
+def {name}(
     x: T.handle, y: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
     m: T.{idtype}, n: T.{idtype}, nnz: T.{idtype}, feat: T.{idtype},
 ):
@@ -64,8 +64,8 @@ def normed(
     S = T.alloc_sparse_buffer((I,), "{dtype}")
     with T.sp_iter([I, K], "SR", "squares") as [i, k]:
         with T.init():
-            S[i] = T.cast(0, "{dtype}")
-        S[i] = S[i] + X[i, k] * X[i, k]
+            S[i] = T.cast({first}, "{dtype}")
+        S[i] = S[i] {operator} X[i, k] * X[i, k]
     with T.sp_iter([I, J], "SS", "normed") as [i, j]:
         OUT[i, j] = S[i] * Y[j]
 """
@@ -73,7 +73,14 @@ def normed(
 
 @memoized
 def normed(problem):
-    return from_source(NORMED.format(dtype=problem.dtype, idtype=problem.idtype))
+    types = {"dtype": problem.dtype, "idtype": problem.idtype}
+    return from_source(NORMED.format(name="normed", first=1, operator="*", **types))
+
+
+@memoized
+def scaled(problem):
+    types = {"dtype": problem.dtype, "idtype": problem.idtype}
+    return from_source(NORMED.format(name="scaled", first=0, operator="+", **types))
 
 
 def contributed():
@@ -92,9 +99,10 @@ register(
         exact_gated, reductions=("sum",), program=gated,
     )
 )  # fmt: skip
-register(
-    Operator(
-        "normed", OfProgram, "by squares of rows", {"x": "mk", "y": "n", "out": "e"}, False, None,
-        reductions=("sum",), program=normed,
-    )
-)  # fmt: skip
+for program in (normed, scaled):
+    register(
+        Operator(
+            program.__name__, OfProgram, "by squares of rows", {"x": "mk", "y": "n", "out": "e"},
+            False, None, reductions=("sum",), program=program,
+        )
+    )  # fmt: skip

@@ -170,11 +170,19 @@ def test_a_gradient_that_cannot_be_derived_is_refused_in_the_call():
     y.requires_grad_()
     for run in (ops.normed, torch.compile(ops.normed, backend="aot_eager")):
         with pytest.raises(Exception, match="normed: argument 'x': expected a tensor that needs "
-                           "no gradient, .* got one that does .*'squares' writes"):  # fmt: skip
+                           "no gradient, .* got one that does .*reduces by product"):  # fmt: skip
             run(A, x, y)
     with torch.no_grad():
-        right = (x**2).sum(1)[A[0][1]] * y[A[0][0]]
+        right = (x**2).prod(1)[A[0][1]] * y[A[0][0]]
         torch.testing.assert_close(ops.normed(A, x, y).sum(), right.sum())
+
+
+def test_an_operator_of_several_iterations_has_gradients():
+    A = edges(7, 7, 12)
+    x, y = (torch.rand(*shape, requires_grad=True) for shape in ((7, 3), (7,)))
+    right = ((x**2).sum(1)[A[1]] * y[A[0]]).sum()
+    exact = torch.autograd.grad(right, (x, y))
+    torch.testing.assert_close(torch.autograd.grad(ops.scaled((A, 7), x, y).sum(), (x, y)), exact)
 
 
 def test_refusals():

@@ -30,6 +30,12 @@ with T.sp_iter([J, I], "RS", "f") as [j, i]:
         OUT[i] = 0.0
     OUT[i] = OUT[i] + A[j, i] * X[j]
 """, {"A": "J I", "X": "J", "OUT": "I0"}),
+    "columns, twice": (CSC, """
+with T.sp_iter([J, I], "RS", "f") as [j, i]:
+    OUT[i] = OUT[i] + A[j, i] * X[j]
+with T.sp_iter([J, I], "RS", "g") as [j, i]:
+    OUT2[i] = OUT2[i] + X[j]
+""", {"A": "J I", "X": "J", "OUT": "I0", "OUT2": "I0"}),
     "columns, maxima": (f"{CSC}\nK", """
 with T.sp_iter([J, I, K], "RSS", "f") as [j, i, k]:
     with T.init():

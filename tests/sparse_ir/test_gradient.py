@@ -355,6 +355,25 @@ with T.sp_iter([I, J], "SR", "ends") as [i, j]:
     check(ends, arrays, {"out": 4}, "x", transpose=False)
 
 
+def test_loops_over_rows_alone_stay_beside_a_transposed_pattern():
+    diagonal = small("diagonal", """
+with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+    with T.init():
+        Y[i] = 0.0
+    Y[i] = Y[i] + X[j]
+with T.sp_iter([I], "S", "more") as [i]:
+    Y[i] = Y[i] + X[i] * X[i]
+""", "J = T.sparse_variable(I, (m, nnz), (indptr, indices))\nN = T.dense_fixed(m)", F64,
+        X="N", Y="I")  # fmt: skip
+    # By columns and by rows, of a pattern that is symmetric.
+    arrays = {
+        "x": np.arange(1.0, 5.0), "indptr": np.array([0, 2, 3, 4, 5], "int32"),
+        "indices": np.array([0, 1, 0, 2, 3], "int32"), "m": 4, "nnz": 5,
+    }  # fmt: skip
+    derived = check(diagonal, arrays, {"y": 4}, "x")
+    assert [[a.name for a in it.axes] for it in sparse_iterations(derived)] == [["J", "I"], ["I_"]]
+
+
 def test_reductions_come_last():
     dense = small("dense", """
 with T.sp_iter([I, K, L], "SRS", "dense") as [i, k, l]:
@@ -384,11 +403,7 @@ def test_attributes_that_still_hold_stay():
     assert "global_symbol" not in gradient(private, "a").attrs
 
 
-# Programs that other tests have, as far as their forms are supported
-REFUSED = {
-    "row_max_ell", "row_softmax", "attention", "row_max", "normalized_rows", "spmm_accumulate",
-    "union_of_three",
-}  # fmt: skip
+# Programs that other tests have
 
 
 @pytest.mark.parametrize("name", by_turns(PROGRAMS, 2))
@@ -406,13 +421,11 @@ def test_programs(name):
         for out in program.outputs:
             values[out][...] = 0.0
         sparsetir.interpret(func, values)
-        return sum((weights[f"grad_{o}"] * values[o]).sum() for o in program.outputs)
+        # Maxima of empty rows are the least number, beside which nothing else is seen.
+        results = {o: np.where(values[o] < -1e300, 0.0, values[o]) for o in program.outputs}
+        return sum((weights[f"grad_{o}"] * x).sum() for o, x in results.items())
 
     for wrt in sorted({str(b.handle.name) for b in floats} - set(program.outputs)):
-        if name in REFUSED:
-            with pytest.raises(ValueError, match="expected"):
-                gradient(func, wrt)
-            continue
         try:
             transposed = gradient(func, wrt)
         except ValueError as error:
@@ -459,16 +472,18 @@ def program(value, idtype="int32", dtype="float32"):
 SUM = program(lambda c, a, b, d, j: c + a * b[j])
 
 
-# Two iterations; the second reads what the first one writes, or sets it again.
-CHAIN, AGAIN = (
-    small("twice", f"""
+# Two iterations; the second sets again what the first one writes.
+AGAIN = small(
+    "twice",
+    """
 with T.sp_iter([I], "S", "first") as [i]:
     Y[i] = X[i] * T.float32(2)
 with T.sp_iter([I], "S", "second") as [i]:
-    {second}
-""", X="I", Y="I", Z="I")
-    for second in ("Z[i] = X[i] * Y[i]", "Y[i] = X[i]")
-)  # fmt: skip
+    Y[i] = X[i]
+""",
+    X="I",
+    Y="I",
+)
 
 
 def scheduled():
@@ -480,17 +495,16 @@ def scheduled():
 NESTED = small("rows", """
 with T.sp_iter([I], "S", "outer") as [i]:
     with T.sp_iter([K], "S", "inner") as [k]:
-        Y[i, k] = X[i, k]
-""", "K = T.dense_fixed(4)", X="I K", Y="I K")  # fmt: skip
-SQUARE = "J = T.sparse_variable(I, (m, nnz), (p, q))\nN = T.dense_fixed(m)"
-ROWS_AND_COLUMNS = small("diagonal", """
+        Y[k] = X[i, k]
+""", "K = T.dense_fixed(4)", X="I K", Y="K")  # fmt: skip
+FUSED = small("fused", """
+with T.sp_iter([T.fuse(I, J)], "SS", "squares") as [i, j]:
+    P[i, j] = A[i, j] * A[i, j]
 with T.sp_iter([I, J], "SR", "sums") as [i, j]:
     with T.init():
         Y[i] = 0.0
-    Y[i] = Y[i] + X[j]
-with T.sp_iter([I], "S", "more") as [i]:
-    Y[i] = Y[i] + X[i]
-""", SQUARE, X="N", Y="I")  # fmt: skip
+    Y[i] = Y[i] + P[i, j] * X[j]
+""", A="I J", P="I J", X="N", Y="I")  # fmt: skip
 # A ragged pattern, which its columns have no pattern like.
 BANDS = small("ragged", """
 with T.sp_iter([I, J], "SR", "ragged") as [i, j]:
@@ -523,9 +537,6 @@ gradient(SUM, "a", dtype="int32")
 gradient(SUM, "TYPE")  # ValueError: gradient: argument 'wrt': expected one of .. , got 'TYPE'
 gradient(SUM, "d")
     # ValueError: gradient: function 'refused': the init of 'sums' reads 'D'; expected zero
-of("T.max(c, a)", "a")
-    # ValueError: gradient: function 'refused': 'sums' reduces by max; expected X[..] = X[..] +
-        term, or X[..] = value in an iteration
 of("c * a", "a")  # ValueError: 'sums' reduces by product; expected X[..] = X[..] + term
 of("c - a", "a")  # ValueError: 'sums' updates 'C' by no sum; expected X[..] = X[..] + term
 of("b[0]", "b")  # ValueError: 'sums' sets 'C' in visits of a reduction; expected X[..] = X[..] +
@@ -540,15 +551,13 @@ gradient(NESTED, "x")
 gradient(BANDS, "x")
     # ValueError: ['I', 'J'] in the order ['J', 'I'], but 'J' is dense_variable; expected a
         dense_fixed axis with sparse_variable ones in a chain under it, or transpose=False
-gradient(ROWS_AND_COLUMNS, "x")  # ValueError: but 'more_grad_x' visits them in another way
+gradient(FUSED, "x")  # ValueError: but 'squares' visits them in another way
 gradient(COO, "b")  # ValueError: 'I' may store a coordinate twice
 of("c + a * b[j]", "b", idtype="int64")  # ValueError: 'J' is of int64, 'I' of int32
 of("c + T.Cast('int32', a)", "a", dtype="int32")  # ValueError: its result does not depend on
 gradient(ROWS_OF_A_TENSOR, "x")
     # ValueError: 'A' has values over the levels ['I', 'J'] of the pattern .. in the order ['L',
         'I', 'J']; expected values over all of them or over 'I' alone
-gradient(CHAIN, "x")
-    # ValueError: 'second' reads 'Y', which 'first' writes; expected iterations that read
 gradient(AGAIN, "x")  # ValueError: 'second' sets 'Y' after 'first'
 gradient(sparsetir.Schedule(SUM), "a")
     # TypeError: argument 'func': expected a stage-I function, got Sch

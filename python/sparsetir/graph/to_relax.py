@@ -528,7 +528,7 @@ def _by_rows(sch: Schedule) -> None:
     second = sch.lower()
     in_vectors(second, start, 1)
     in_vectors(second, update, 1)
-    sch.rewrite(add_lanes, f"{sums.name}0")
+    sch.rewrite(add_lanes, sums.block)
 
 
 def pointwise(
