@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.reductions import EXTREMA, REDUCTIONS
+from sparsetir.reductions import LINEAR, REDUCERS, REDUCTIONS
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.schedules.operators.problems import CsrPattern, Problem
@@ -63,6 +63,7 @@ class Operator:
 
     name : the name for `sparsetir.plan`
     problem : the class of problems that kernels are compiled for, such as Spmm
+    in_steps : that for reductions in steps
     title : a one-line description
     dims : of the dense operands by name, then of the result "out": "m" and "n" are the rows and
         columns of the caller's matrix, "e" its elements, "r" its relations, "h" heads, "b" blocks
@@ -106,6 +107,7 @@ class Operator:
     fit: Callable[..., dict[str, Any]] | None = None
     dtypes: tuple[str, ...] = DTYPES
     scratch: tuple[str, ...] = ()
+    in_steps: type | None = None
 
     def __post_init__(self) -> None:
         if self.on == "matrix" and "k" not in "".join(self.dims.values()):
@@ -125,7 +127,8 @@ class Operator:
             return OfProgram(self.name, dtype, idtype)
         options: dict[str, Any] = {"reduce": reduce} if len(self.reductions) > 1 else {}
         options |= {} if out is None else {"out": out}
-        return self.problem(dtype=dtype, idtype=idtype, batched=batched, **options)
+        kind = self.in_steps if REDUCERS[reduce].steps is not None else self.problem
+        return (kind or self.problem)(dtype=dtype, idtype=idtype, batched=batched, **options)
 
     @property
     def takes_heads(self) -> bool:
@@ -271,8 +274,8 @@ class Check:
         heads = len(operands[0]) if getattr(problem, "batched", False) else 1
         products = len(pattern.indices) * features * heads
         of_features = "k" in operator.dims["out"] and not operator.vectors
-        reduce = getattr(problem, "reduce", None)  # without one not known to be linear
-        summed = of_features and reduce is not None and reduce not in EXTREMA
+        # Without a reduction not known to be linear.
+        summed = of_features and getattr(problem, "reduce", None) in LINEAR
         if not summed or products <= most_exact:
             self.exact, self.scale = reference(problem, pattern, values, operands)
             self.shape = self.exact.shape

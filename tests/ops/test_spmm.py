@@ -5,11 +5,11 @@ import torch
 
 from ops_common import SHAPE, Case, assert_close, cases, expected_spmm, rounded
 from sparsetir import ops
+from sparsetir.reductions import REDUCTIONS
 
 CASES = cases()
 M, N = SHAPE
 F = 3  # for all, so that kernels are shared
-REDUCTIONS = ("sum", "mean", "max", "min")
 
 
 def test_extremum_takes_the_first_of_equals_and_keeps_nan():

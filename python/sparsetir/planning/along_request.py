@@ -53,6 +53,7 @@ class AlongEdges(Request):
             kind = problem.op if problem.op.startswith("copy") else f"u_{problem.op}_e"
             op = f"{kind}_{problem.reduce}"
             about = f"{problem.reduce}-of-{problem.u or 1}-{problem.e or 1}"
+            about += "-backward" * problem.backward
         elif isinstance(problem, EdgeSoftmax):
             op, about = "softmax", "backward" if problem.backward else "forward"
         else:

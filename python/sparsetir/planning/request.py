@@ -25,7 +25,7 @@ from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.names import DTYPES, MESSAGES, NAMED, message_parts
 from sparsetir.schedules.operators.operands import Operator
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm, accumulator
+from sparsetir.schedules.operators.problems import CsrPattern, Product, Spmm, accumulator
 from sparsetir.schedules.operators.registry import OF_MATRICES, OPERATORS
 from sparsetir.schedules.search.by_format import by_format, on_engine
 from sparsetir.schedules.search.choose import Statistics, candidates
@@ -409,7 +409,7 @@ class OnMatrix(Request):
         if not isinstance(format, Format) or format.order not in (None, 2):
             expected = "a format of matrices, such as sparsetir.formats.BSR(32, 32)"
             raise wrong("plan", "format", expected, f"{format!r}", TypeError)
-        if not isinstance(self.problem, Spmm):
+        if not isinstance(self.problem, Product):
             return super().config_for_format(format)
         first, rest = self.engine(format), (self.statistics, self.target)
         if first:
