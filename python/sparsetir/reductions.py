@@ -121,7 +121,6 @@ REDUCERS = {
         lambda of, x: of.exp(x), lambda of, x: of.log(x), lambda of, x, y: of.exp(x - y), "max"
     )),
 }  # fmt: skip
-REDUCTIONS = tuple(REDUCERS)
 EXTREMA = tuple(name for name, r in REDUCERS.items() if r.is_extremum)
 LINEAR = tuple(name for name, r in REDUCERS.items() if r.is_linear)
 # The reduction that each name stands for.

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from sparsetir.reductions import EXTREMA, REDUCERS, REDUCTIONS
+from sparsetir.reductions import EXTREMA, REDUCERS
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import BINARY
 from sparsetir.schedules.operators.operands import Operator, register
@@ -33,7 +33,7 @@ class Messages(Problem):
     """The part of the operator's arguments that a kernel is compiled for.
 
     op : one of OPS
-    reduce : one of REDUCTIONS; a row without elements is zero in all of them, and a maximum or
+    reduce : one of REDUCERS; a row without elements is zero in all of them, and a maximum or
         minimum keeps NaN
     u, e : dimensions of the operands, each one of DIMS; "" for an unused operand
     dtype : the type of U, E and C; sums are float32 (float64 for float64)
@@ -57,7 +57,7 @@ class Messages(Problem):
     backward: bool = False
 
     def __post_init__(self) -> None:
-        expect_one_of(self, op=OPS, reduce=REDUCTIONS, u=DIMS, e=DIMS)
+        expect_one_of(self, op=OPS, reduce=REDUCERS, u=DIMS, e=DIMS)
         extremum = self.reduce in EXTREMA and self.ordered
         wanted = "False without 'ordered' and a maximum or minimum"
         expect(self, "arg", extremum or not self.arg, wanted)

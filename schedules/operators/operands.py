@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.reductions import LINEAR, REDUCERS, REDUCTIONS
+from sparsetir.reductions import LINEAR, REDUCERS
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.schedules.operators.problems import CsrPattern, Problem
@@ -97,7 +97,7 @@ class Operator:
     dims: Mapping[str, str]
     reads_values: bool
     reference: Callable[..., tuple[np.ndarray, np.ndarray]] | None
-    reductions: tuple[str, ...] = REDUCTIONS
+    reductions: tuple[str, ...] = tuple(REDUCERS)
     vectors: bool = False
     program: Callable[..., Any] | None = None
     transposed: bool = False

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.reductions import REDUCERS, REDUCTIONS
+from sparsetir.reductions import REDUCERS
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.sparse_ir.computed import compute, computed_parameters
@@ -146,7 +146,7 @@ class Product(Problem):
 
     dtype : the type of A's values, of B and of C; sums are float32 (float64 for float64)
     idtype : the type of indptr and indices
-    reduce : one of REDUCTIONS, such as "mean" (the sum over the number of stored elements of the
+    reduce : one of REDUCERS, such as "mean" (the sum over the number of stored elements of the
         row); a row without elements is zero in all of them, and a maximum or minimum keeps NaN
     batched : whether heads share the pattern: A is (heads, nnz), B (heads, n, feat), C (heads, m,
         feat)
@@ -163,7 +163,7 @@ class Product(Problem):
     def __post_init__(self) -> None:
         whole = self.out == "int32" and self.reduce == "sum"
         dtypes = (*DTYPES, "int8") if whole else DTYPES
-        expect_one_of(self, dtype=dtypes, idtype=IDTYPES, reduce=REDUCTIONS)
+        expect_one_of(self, dtype=dtypes, idtype=IDTYPES, reduce=REDUCERS)
         wide = self.out is None or self.out in (self.dtype, self.accumulator)
         expect(self, "out", wide, f"None, '{self.dtype}' or '{self.accumulator}'")
 
@@ -242,7 +242,7 @@ def reduce_at_rows(
     stored: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the iteration that reduces a term over elements J of rows I, using a number for each
-    row, `row`, if the reduction has one.
+    row, `row`, if the reduction needs one.
 
     outer, inner : names of the axes around the elements, and of those inside
     acc, stored : types of the term and of the result
@@ -250,7 +250,8 @@ def reduce_at_rows(
     Returns Python values that the lines use.
     """
     reducer, first = REDUCERS[reduce], f"T.{stored}(0)"
-    steps, row, kinds = reducer.steps, reducer.row, "R" + "S" * len(inner.split())
+    steps, row = reducer.steps, reducer.row
+    around, within = ("S" * len(axes.split()) for axes in (outer, inner))
     if steps is not None:
         row = REDUCERS[steps.shift or "max"].row  # zero in rows without elements alone
     if row is not None:
@@ -262,24 +263,22 @@ def reduce_at_rows(
         elif reducer.is_extremum:
             first = cast("ROW[i]", acc, stored)
         lines = reduced(reducer.combine, out, term, acc, stored, first)
-        write.visit(name, f"{outer} J {inner}", "S" * len(outer.split()) + kinds, lines)
+        write.visit(name, f"{outer} J {inner}", f"{around}R{within}", lines)
         return {}
-    body, total, shift = [], f"TOTAL[{inner.lower()}]", f"SHIFT[{inner.lower()}]"
-    write.local(acc, TOTAL=inner)
-    done = f"finish({total})"
+    write.local(acc, TOTAL="")
+    body, done = [], "finish(TOTAL[()])"
     if steps.shift:
-        write.local(acc, SHIFT=inner)
-        most = reduced(REDUCERS[steps.shift].combine, shift, term, acc, acc)
-        finite = f'T.And({shift} > T.{acc}("-inf"), {shift} < T.{acc}("inf"))'
-        finite = f"{shift} = T.Select({finite}, {shift}, T.{acc}(0))"
-        body += visited("shift", f"J {inner}", kinds, most)
-        body += visited("finite", inner, kinds[1:], [finite])
-        term, done = f"{term} - {shift}", f"{done} + {shift}"
-    terms = reduced(reducer.combine, total, f"each({term})", acc, acc)
+        write.local(acc, TOP="", SHIFT="")
+        most = reduced(REDUCERS[steps.shift].combine, "TOP[()]", term, acc, acc)
+        finite = f'T.And(TOP[()] > T.{acc}("-inf"), TOP[()] < T.{acc}("inf"))'
+        body += visited("shift", "J", "R", most)
+        body.append(f"SHIFT[()] = T.Select({finite}, TOP[()], T.{acc}(0))")
+        term, done = f"{term} - SHIFT[()]", f"{done} + SHIFT[()]"
+    total = reduced(reducer.combine, "TOTAL[()]", f"each({term})", acc, acc)
+    body += visited("combine", "J", "R", total)
     done = f"T.Select(ROW[i] == T.{acc}(0), T.{acc}(0), {done})"
-    body += visited("combine", f"J {inner}", kinds, terms)
-    body += visited("finish", inner, kinds[1:], [f"{out} = {cast(done, acc, stored)}"])
-    write.visit(name, outer, "S" * len(outer.split()), body)
+    body.append(f"{out} = {cast(done, acc, stored)}")
+    write.visit(name, f"{outer} {inner}", around + within, body)
     return {"each": partial(steps.each, T), "finish": partial(steps.finish, T)}
 
 

@@ -50,8 +50,8 @@ def gspmm(
         "copy_rhs", "add", "sub", "mul" and "div"; or with the reduction, as "u_mul_e_sum".
     reduce : str
         "sum" or "add" (by default), "mean" (the sum over the number of elements of the row), "max"
-        or "amax", "min" or "amin", or "logsumexp", which stores the messages. A row without
-        elements gives zero; NaN is both the greatest and the least.
+        or "amax", "min" or "amin", or "logsumexp", whose gradient stores those of messages. A row
+        without elements gives zero; NaN is both the greatest and the least.
     u : (n, ...) Tensor
         Features of sources.
     e : (nnz, ...) Tensor

@@ -202,7 +202,7 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
         float16, bfloat16, float32 or float64.
     reduce : str
         "sum" or "add", "mean" (the sum over the number of stored elements of the row), "max" or
-        "amax", "min" or "amin", or "logsumexp", which stores a term for each element. A row without
+        "amax", "min" or "amin", or "logsumexp", whose gradient stores those of terms. A row without
         elements gives zero; NaN is both the greatest and the least.
     values : (nnz,) or (nnz, heads) Tensor, optional
         Values of B's dtype in the order of A's elements, instead of its own. With B (n, feat),

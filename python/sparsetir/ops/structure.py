@@ -178,8 +178,8 @@ class Structure(Deriving):
             (n, feat); with a first dimension for heads, if any. Shapes are not checked.
         values : (nnz,) or (heads, nnz) Tensor, optional
             Values in the caller's order; by default ones.
-        reduce : {"sum", "mean", "max", "min"}
-            The reduction of "spmm" and "spmv".
+        reduce : str
+            The reduction of "spmm" and "spmv", one of REDUCERS.
         feat : int, optional
             The number of features; by default the last size of the first operand.
 
