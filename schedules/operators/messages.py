@@ -156,14 +156,15 @@ def fit(
     read = {"copy_u": ("u",), "copy_e": (edge,)}.get(kind, ("u", edge))
     return {
         "problem": Messages(kind, reduce, u, e), "features": (both,), "there": (*read, "out"),
-        "sizes": {"heads": kernel_heads, "feat": both}, "callers": {"f": edge_feat or feat},
+        "sizes": {"heads": kernel_heads, "feat": both}, "callers": {"edge_feat": edge_feat or feat},
     }  # fmt: skip
 
 
 MESSAGES = register(
     Operator(
         "messages", Messages, "messages of edges, reduced at rows",
-        {"u": "nhk", "e": "ehf", "out": "mhk"}, True, None, program=program, on="edges",
-        options=("heads", "reduce", "edge_feat"), function="gspmm", fit=fit,
+        {"u": "n heads feat", "e": "nnz heads edge_feat", "out": "m heads feat"}, True, None,
+        program=program, on="edges", options=("heads", "reduce", "edge_feat"), function="gspmm",
+        fit=fit,
     )
 )  # fmt: skip

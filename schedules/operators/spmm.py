@@ -107,7 +107,7 @@ def _reduced(reduce: str, terms: np.ndarray, indptr: np.ndarray, rows: np.ndarra
 
 SPMM = register(
     Operator(
-        "spmm", Spmm, "sparse times dense", {"b": "nk", "out": "mk"}, True, reference,
+        "spmm", Spmm, "sparse times dense", {"b": "n feat", "out": "m feat"}, True, reference,
         program=program, in_steps=SpmmInSteps,
     )
 )  # fmt: skip

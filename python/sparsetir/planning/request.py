@@ -56,7 +56,7 @@ class Request:
     problem : the problem that kernels are compiled for
     features : sizes that configs are chosen for, those of the result last
     sizes : further sizes besides the pattern's, by the names of the program's parameters
-    callers : "feat" and "heads" of the caller, and sizes of the record's other letters
+    callers : "feat" and "heads" of the caller, and sizes of the record's other dimensions
     there : names of the present operands, "a" for values and "out" for the result
     threads : threads of the CPU
     statistics : statistics of a matrix, by which its configs are chosen
