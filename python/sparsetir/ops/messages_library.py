@@ -40,6 +40,10 @@ class Gspmm(Operation[Tensor]):
     reduce: str
     transposed: bool
 
+    @property
+    def copies(self) -> bool:
+        return REDUCERS[self.reduce].steps is not None
+
     def run(self) -> Tensor:
         structure = structure_of(self.rowptr, self.col, self.n, "gspmm")
         structure = structure.transposed if self.transposed else structure
@@ -56,7 +60,7 @@ class Gspmm(Operation[Tensor]):
             _, arg = gspmm_arg(rowptr, col, u, e, n, op, self.reduce)
             return gradients_of_messages(col, u, e, arg, op, grad)
         if REDUCERS[self.reduce].steps is not None:
-            return gradients_in_steps(rowptr, col, u, e, n, op, self.reduce, grad)
+            return gradients_in_steps(rowptr, col, u, e, n, op, self.reduce, self.results, grad)
         if REDUCERS[self.reduce].is_scaled:
             grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None, None])
         source, target = ("v", "u") if self.transposed else ("u", "v")
@@ -375,9 +379,9 @@ message_gradients = Operator("message_gradients", MessageGradients)
 
 def gradients_in_steps(
     rowptr: Tensor, col: Tensor, u: Tensor | None, e: Tensor | None, n: int, op: str, reduce: str,
-    grad: Tensor,
+    y: Tensor, grad: Tensor,
 ) -> Gradients:  # fmt: skip
-    """Functions that compute the gradients of messages reduced in steps, for u and e.
+    """Functions that compute the gradients of messages reduced in steps to y, for u and e.
 
     Gradients of messages are stored, (nnz, heads, feat), in float32 at least.
     """
@@ -390,13 +394,14 @@ def gradients_in_steps(
 
     @cache
     def of_messages() -> Gradients:
-        y = gspmm(rowptr, col, u, e, n, op, reduce, False)
-        y = y.masked_fill(y == float("-inf"), 0)
+        same = y.dtype == grad.dtype and not torch.is_grad_enabled()
+        wide = y if same else gspmm(rowptr, col, u, e, n, op, reduce, False)
+        wide = wide.masked_fill(wide == float("-inf"), 0)
         if not torch.is_grad_enabled():
-            by_message = message_gradients(rowptr, col, u, e, y, grad, n, op, reduce)
+            by_message = message_gradients(rowptr, col, u, e, wide, grad, n, op, reduce)
         else:  # in steps that have gradients
             terms = gsddmm(rowptr, col, lhs, rhs, n, kind, first, second)
-            results = gsddmm(rowptr, col, y, None, n, "copy_lhs", "v", "e")
+            results = gsddmm(rowptr, col, wide, None, n, "copy_lhs", "v", "e")
             each = steps.gradient(torch, terms, results)
             by_message = gsddmm(rowptr, col, each, grad, n, "mul", "e", "v")
         return Gsddmm(rowptr, col, lhs, rhs, n, kind, first, second).gradients(by_message)

@@ -97,6 +97,10 @@ class Spmm(Operation[Tensor]):
     b: Tensor
     reduce: str
 
+    @property
+    def copies(self) -> bool:
+        return REDUCERS[self.reduce].steps is not None
+
     def run(self) -> Tensor:
         structure = structure_of(self.rowptr, self.col, self.b.shape[-2], "spmm")
         return _checked_product("spmm", structure, "b", self.b, self.values, self.reduce)
@@ -113,8 +117,8 @@ class Spmm(Operation[Tensor]):
             return gradients_of_product(col, values, b, heads_first(place, b), grad)
         if REDUCERS[reduce].steps is not None:
             u, e, op = as_messages(values, b)
-            by_term = nodes_first(grad)
-            of = gradients_in_steps(rowptr, col, u, e, b.shape[-2], op, reduce, by_term)
+            by_rows = map(nodes_first, (self.results, grad))
+            of = gradients_in_steps(rowptr, col, u, e, b.shape[-2], op, reduce, *by_rows)
             return product_gradients(of, b)
         if REDUCERS[reduce].is_scaled:
             grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None])
