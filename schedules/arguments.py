@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ def expect_at_least(of: Any, **least: int) -> None:
         expect(of, name, getattr(of, name) >= value, f"{value} or more")
 
 
-def expect_one_of(of: Any, **allowed: tuple[str, ...]) -> None:
+def expect_one_of(of: Any, **allowed: Collection[str]) -> None:
     """Raise ValueError if the value of one of these fields is not allowed."""
     for name, values in allowed.items():
         expect(of, name, getattr(of, name) in values, f"one of {', '.join(values)}")

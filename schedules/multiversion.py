@@ -97,6 +97,8 @@ WORK_OF_THREADS = 1 << 20
 RESULT_VISITS, SAME_SET = 4, 256
 # Elements that are put in a table in the time of a search in a row.
 SEARCH = 4
+# The most vectors of features whose steps of a row are computed together, if their number is known.
+STEP_VECTORS = 8
 # Bytes per row of a panel; the wider ones if all rows, or those reused soon, are in cache.
 PANELS = (128, 256)
 
@@ -374,15 +376,18 @@ def _by_steps(func: SparseFunc, rest: tirx.PrimFunc, target: Any) -> tirx.PrimFu
     (size,) = _lowered_sizes([axis.length], rest)
     known = int(size) if isinstance(size, tirx.IntImm) else None
     bits = max((tvm.DataType(dtype).bits for dtype in steps.dtypes), default=64)
-    for tile in (1 << n for n in range(1, (vector_bits(target) // bits).bit_length())):
+    vector = vector_bits(target) // bits
+    most = vector if known is None else STEP_VECTORS * vector
+    for tile in (1 << n for n in range(1, most.bit_length())):
         if known is not None and known < tile:
             continue
         sch = Schedule(func)
         try:
-            tiles, lanes = sch.split(steps.features, [None, tile], tail="shift")
+            parts = [tile // vector, vector] if tile > vector else [tile]
+            tiles, *lanes = sch.split(steps.features, [None, *parts], tail="shift")
             others = [x for x in steps.others if x != steps.features]
-            sch.sparse_reorder(steps.iteration, [steps.rows, *others, tiles, lanes])
-            straight_code(sch, [(step, 1) for step in sch.distribute(lanes)])
+            sch.sparse_reorder(steps.iteration, [steps.rows, *others, tiles, *lanes])
+            straight_code(sch, [(step, len(lanes)) for step in sch.distribute(lanes)])
         except ScheduleError:
             return rest  # not only steps, or the row reads results of its other features
         version = default_schedule(_stage_two(sch), target)

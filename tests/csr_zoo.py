@@ -37,16 +37,18 @@ ZOO = {
 ROUNDED = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-11, "bfloat16": 2**-8}
 
 
+COMBINED = {"max": np.maximum, "min": np.minimum, "logsumexp": np.logaddexp}
+
+
 def expected(a, values, b, reduce="sum"):
     """(m, feat) result and sums of absolute values, in float64."""
     rows = np.repeat(np.arange(a.shape[0]), np.diff(a.indptr))
     with np.errstate(invalid="ignore"):
         products = values.astype("float64")[:, None] * b.astype("float64")[a.indices]
         out, size = np.zeros((2, a.shape[0], b.shape[1]))
-        if reduce in ("max", "min"):
-            sign = 1 if reduce == "max" else -1
-            out[np.diff(a.indptr) > 0] = -sign * np.inf
-            (np.maximum if sign > 0 else np.minimum).at(out, rows, products)
+        if reduce in COMBINED:
+            out[np.diff(a.indptr) > 0] = np.inf if reduce == "min" else -np.inf
+            COMBINED[reduce].at(out, rows, products)
         else:
             np.add.at(out, rows, products)
             if reduce == "mean":

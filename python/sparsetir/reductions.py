@@ -3,9 +3,11 @@ needs the names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,26 @@ def check_semiring(caller: str, semiring: object) -> None:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """Steps of a reduction that takes several passes of a row.
+
+    each, finish : the functions applied to each term, and to their combination
+    gradient : of the result for each term, a function of the term and the result, which is 0 where
+        it is -inf
+    shift : the reduction whose result, if it is finite, is first subtracted from each term, and
+        added back at last; "" for none
+
+    The first argument of functions is a module, which has exp and so on: NumPy, torch, or
+    tvm.script.tirx in kernels.
+    """
+
+    each: Function
+    finish: Function
+    gradient: Function
+    shift: str = ""
+
+
+@dataclass(frozen=True)
 class Reducer:
     """A reduction of the terms of each row; rows without terms give zero.
 
@@ -66,18 +88,13 @@ class Reducer:
     aliases : names of PyG and torch
     row : recipe of a number per row that kernels read: the initial value of an extremum, or else
         the factor of each term; None without one
-    shift, each, finish : steps of a reduction that no kernel computes in one pass: the reduction
-        whose result is first subtracted from each term, the torch function applied to the
-        differences, and that applied to their combination, before the shift is added back. Its
-        gradient is derived from these steps, with a constant shift.
+    steps : those of a reduction that takes several passes of a row
     """
 
     combine: str
     aliases: tuple[str, ...] = ()
     row: str | None = None
-    shift: str = ""
-    each: str = ""
-    finish: str = ""
+    steps: Steps | None = None
 
     @property
     def is_extremum(self) -> bool:
@@ -92,7 +109,7 @@ class Reducer:
     @property
     def is_linear(self) -> bool:
         """Whether the result is a linear function of the terms."""
-        return self.combine == "sum" and not self.shift
+        return self.combine == "sum" and self.steps is None
 
 
 REDUCERS = {
@@ -100,10 +117,10 @@ REDUCERS = {
     "mean": Reducer("sum", row="inverse_counts"),
     "max": Reducer("max", ("amax",), row="least_of_rows"),
     "min": Reducer("min", ("amin",), row="greatest_of_rows"),
-    "logsumexp": Reducer("sum", shift="max", each="exp", finish="log"),
-}
-# Reductions that a kernel computes in one pass, for plans, searches and records.
-REDUCTIONS = tuple(name for name, r in REDUCERS.items() if not r.shift)
+    "logsumexp": Reducer("sum", steps=Steps(
+        lambda of, x: of.exp(x), lambda of, x: of.log(x), lambda of, x, y: of.exp(x - y), "max"
+    )),
+}  # fmt: skip
 EXTREMA = tuple(name for name, r in REDUCERS.items() if r.is_extremum)
 LINEAR = tuple(name for name, r in REDUCERS.items() if r.is_linear)
 # The reduction that each name stands for.

@@ -81,7 +81,7 @@ def fit(
     of_keys = feat_in or feat
     scale = 1 / math.sqrt(of_keys) if scale is None else float(scale)
     return {
-        "problem": EdgeAttention(), "features": (of_keys, feat), "callers": {"i": of_keys},
+        "problem": EdgeAttention(), "features": (of_keys, feat), "callers": {"feat_in": of_keys},
         "sizes": {"heads": heads, "feat": of_keys, "width": feat, "scale": scale},
         "there": ("q", "k", "v", "out"),
     }  # fmt: skip
@@ -90,8 +90,8 @@ def fit(
 ATTENTION = register(
     Operator(
         "attention", EdgeAttention, "attention over the elements of each row",
-        {"q": "mhi", "k": "nhi", "v": "nhk", "out": "mhk"}, False, None, reductions=(),
-        program=program, on="edges", options=("heads", "feat_in", "scale"), fit=fit,
-        scratch=("scores",),
+        {"q": "m heads feat_in", "k": "n heads feat_in", "v": "n heads feat",
+         "out": "m heads feat"}, False, None, reductions=(), program=program, on="edges",
+        options=("heads", "feat_in", "scale"), fit=fit, scratch=("scores",),
     )
 )  # fmt: skip

@@ -86,7 +86,7 @@ for _name in SOFTMAX:
     register(
         Operator(
             _name, EdgeSoftmax, "softmax over the elements of each row",
-            dict.fromkeys(("x", "out"), "eh"), False, None, reductions=(),
+            dict.fromkeys(("x", "out"), "nnz heads"), False, None, reductions=(),
             program=program, on="edges", options=("heads",), dtypes=DTYPES,
             function="edge_softmax" if _name == "edge_softmax" else "sparse_softmax", fit=_fit,
         )

@@ -37,7 +37,7 @@ def _made(name: str, wrt: str) -> Operator:
     of = OPERATORS[name]
     plain, upstream = _derived(of, OfProgram(name), wrt)
     names = [str(p.name) for p in plain.params]
-    dims = {**of.dims, "a": "e", upstream: of.dims["out"]}
+    dims = {**of.dims, "a": "nnz", upstream: of.dims["out"]}
     read = {n: dims[n] for n in names if n in dims and n not in ("a", "out")}
 
     @memoized

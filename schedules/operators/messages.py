@@ -8,13 +8,16 @@ features of sources, E those of edges, and each of the two may lack h or k, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from sparsetir.reductions import EXTREMA, REDUCTIONS
+from tvm.script import tirx as T
+
+from sparsetir.reductions import EXTREMA, REDUCERS
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import BINARY
 from sparsetir.schedules.operators.operands import Operator, register
-from sparsetir.schedules.operators.problems import Problem, memoized, reduced_at_rows
+from sparsetir.schedules.operators.problems import Problem, memoized, reduce_at_rows
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.writer import Writer, cast
 
@@ -22,6 +25,7 @@ from sparsetir.sparse_ir.script.writer import Writer, cast
 OPS = ("copy_u", "copy_e", *BINARY)
 # Dimensions that an operand may have besides its nodes or edges: heads and features.
 DIMS = ("", "h", "f", "hf")
+PARAMETERS = "u e y g out arg_out indptr indices order m n nnz heads feat row"
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Messages(Problem):
     """The part of the operator's arguments that a kernel is compiled for.
 
     op : one of OPS
-    reduce : one of REDUCTIONS; a row without elements is zero in all of them, and a maximum or
+    reduce : one of REDUCERS; a row without elements is zero in all of them, and a maximum or
         minimum keeps NaN
     u, e : dimensions of the operands, each one of DIMS; "" for an unused operand
     dtype : the type of U, E and C; sums are float32 (float64 for float64)
@@ -38,6 +42,8 @@ class Messages(Problem):
     arg : for a maximum or minimum: also compute the least place in ORDER of an element that attains
         it, the greatest number of its type in a row without elements; with `ordered`; for bfloat16
         only for copies
+    backward : the gradients of messages instead, (nnz, heads, feat), given those of their reduction
+        in steps, without `ordered`
     """
 
     op: str = "mul"
@@ -48,9 +54,10 @@ class Messages(Problem):
     idtype: str = "int32"
     ordered: bool = False
     arg: bool = False
+    backward: bool = False
 
     def __post_init__(self) -> None:
-        expect_one_of(self, op=OPS, reduce=REDUCTIONS, u=DIMS, e=DIMS)
+        expect_one_of(self, op=OPS, reduce=REDUCERS, u=DIMS, e=DIMS)
         extremum = self.reduce in EXTREMA and self.ordered
         wanted = "False without 'ordered' and a maximum or minimum"
         expect(self, "arg", extremum or not self.arg, wanted)
@@ -106,20 +113,29 @@ def program(problem: Messages) -> SparseFunc:
         e = write.load("E", [place, *dims(problem.e, "h", "k")], acc)
         if problem.ordered:
             write.fact("coordinates", buffer="ORDER", axis="EDGE")
+    message = combined(op, u, e)
+    if problem.backward:
+        write.buffer("out", "I J H K", dtype)
+        for name in ("y", "g"):
+            write.buffer(name, "I H K", dtype)
+        line = f"OUT[i, j, h, k] = gradient({message}, Y[i, h, k]) * G[i, h, k]"
+        write.visit("gspmm", "I H J K", "SSSS", [line])
+        steps = REDUCERS[problem.reduce].steps
+        assert steps is not None
+        return write.program(PARAMETERS, gradient=partial(steps.gradient, T))
     write.buffer("out", "I H K", dtype, "C")
     if problem.arg:
         write.buffer("arg_out", "I H K", problem.idtype, "ARG")
-    message, visit = combined(op, u, e), ("I H J K", "SSRS")
-    lines = reduced_at_rows(write, problem.reduce, "C[i, h, k]", message, acc, dtype)
-    write.visit("gspmm", *visit, lines)
+    at_rows = "C[i, h, k]", message, acc, dtype
+    names = reduce_at_rows(write, "gspmm", "I H", "K", problem.reduce, *at_rows)
     if problem.arg:
         # NaN is found without isnan, which TVM does not vectorise.
         value, most = cast(f"({message})", acc, dtype), f'T.max_value("{problem.idtype}")'
         nan = f'T.Select({value} <= T.{dtype}("inf"), {most}, {place})'
         better = f"T.Select({value} == C[i, h, k], {place}, {nan})"
         lines = [f"    ARG[i, h, k] = {most}", f"ARG[i, h, k] = T.min(ARG[i, h, k], {better})"]
-        write.visit("find", *visit, ["with T.init():", *lines])
-    return write.program("u e out arg_out indptr indices order m n nnz heads feat row")
+        write.visit("find", "I H J K", "SSRS", ["with T.init():", *lines])
+    return write.program(PARAMETERS, **names)
 
 
 def fit(
@@ -140,14 +156,15 @@ def fit(
     read = {"copy_u": ("u",), "copy_e": (edge,)}.get(kind, ("u", edge))
     return {
         "problem": Messages(kind, reduce, u, e), "features": (both,), "there": (*read, "out"),
-        "sizes": {"heads": kernel_heads, "feat": both}, "callers": {"f": edge_feat or feat},
+        "sizes": {"heads": kernel_heads, "feat": both}, "callers": {"edge_feat": edge_feat or feat},
     }  # fmt: skip
 
 
 MESSAGES = register(
     Operator(
         "messages", Messages, "messages of edges, reduced at rows",
-        {"u": "nhk", "e": "ehf", "out": "mhk"}, True, None, program=program, on="edges",
-        options=("heads", "reduce", "edge_feat"), function="gspmm", fit=fit,
+        {"u": "n heads feat", "e": "nnz heads edge_feat", "out": "m heads feat"}, True, None,
+        program=program, on="edges", options=("heads", "reduce", "edge_feat"), function="gspmm",
+        fit=fit,
     )
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.reductions import EXTREMA, REDUCTIONS
+from sparsetir.reductions import LINEAR, REDUCERS
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.schedules.operators.problems import CsrPattern, Problem
@@ -27,11 +27,6 @@ LEAST_SCALE = 0.1
 # Above this many multiplications results are checked by a projection instead of element by element.
 MOST_EXACT = 2**31
 CHUNK = 2**22  # products computed at a time
-# Letters of dimensions as messages word them, if these say more.
-WORDS = {
-    "e": "nnz", "k": "feat", "h": "heads", "i": "feat_in", "f": "edge_feat", "r": "relations",
-    "u": "m p", "v": "n q",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,18 +58,19 @@ class Operator:
 
     name : the name for `sparsetir.plan`
     problem : the class of problems that kernels are compiled for, such as Spmm
+    in_steps : that for reductions in steps
     title : a one-line description
-    dims : of the dense operands by name, then of the result "out": "m" and "n" are the rows and
-        columns of the caller's matrix, "e" its elements, "r" its relations, "h" heads, "b" blocks
-        of features, "k" features of the result, "i" those multiplied first, "f" those of edges. On
-        a matrix heads come first, without a letter
-    reads_values : whether the matrix's values are an argument: "a", of dims "e"
+    dims : names of dimensions of the dense operands by name, then of the result "out": "m" and "n"
+        are the rows and columns of the caller's matrix, "nnz" its elements, "relations", "heads",
+        "blocks" of features, "feat" features of the result, "feat_in" those multiplied first,
+        "edge_feat" those of edges. On a matrix heads come first, without a name
+    reads_values : whether the matrix's values are an argument: "a", of dims "nnz"
     reference : (problem, CsrPattern, values, operands) -> (exact, scale), both float64 and of the
         result's shape: the result, and the sum of the absolute values of the terms of each element
         (for a maximum their largest), the unit of errors
     reductions : the supported reductions
     vectors : whether callers have no dimension of features, as is the case for an operator on a
-        matrix without "k" among `dims`
+        matrix without "feat" among `dims`
     program : (problem) -> stage-I function, whose parameters have the names of `dims`, "a" for
         values, and of :meth:`sparsetir.schedules.operators.problems.CsrPattern.arguments`
     transposed : whether it visits the columns of the caller's matrix: it takes the transposed
@@ -85,7 +81,7 @@ class Operator:
     function : the function of `sparsetir.ops` that does the same, by default that of its name
     fit : for an operator on edges, fields of :class:`sparsetir.planning.request.Request` for
         (heads, feat), and its own options by name: problem, features, sizes, there, and as
-        `callers` sizes of letters that it alone has. The problem has its default types
+        `callers` sizes of dimensions that it alone has. The problem has its default types
     dtypes : the supported dtypes of the result
     scratch : names of workspaces in the accumulator's type
     """
@@ -96,7 +92,7 @@ class Operator:
     dims: Mapping[str, str]
     reads_values: bool
     reference: Callable[..., tuple[np.ndarray, np.ndarray]] | None
-    reductions: tuple[str, ...] = REDUCTIONS
+    reductions: tuple[str, ...] = tuple(REDUCERS)
     vectors: bool = False
     program: Callable[..., Any] | None = None
     transposed: bool = False
@@ -106,10 +102,15 @@ class Operator:
     fit: Callable[..., dict[str, Any]] | None = None
     dtypes: tuple[str, ...] = DTYPES
     scratch: tuple[str, ...] = ()
+    in_steps: type | None = None
 
     def __post_init__(self) -> None:
-        if self.on == "matrix" and "k" not in "".join(self.dims.values()):
+        if self.on == "matrix" and not any("feat" in self.axes(name) for name in self.dims):
             object.__setattr__(self, "vectors", True)
+
+    def axes(self, name: str) -> list[str]:
+        """Names of the dimensions of an operand, of the result "out", or of values "a"."""
+        return self.dims.get(name, "nnz").split()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,7 +126,8 @@ class Operator:
             return OfProgram(self.name, dtype, idtype)
         options: dict[str, Any] = {"reduce": reduce} if len(self.reductions) > 1 else {}
         options |= {} if out is None else {"out": out}
-        return self.problem(dtype=dtype, idtype=idtype, batched=batched, **options)
+        kind = self.in_steps if REDUCERS[reduce].steps is not None else self.problem
+        return (kind or self.problem)(dtype=dtype, idtype=idtype, batched=batched, **options)
 
     @property
     def takes_heads(self) -> bool:
@@ -141,23 +143,22 @@ class Operator:
 
         shape, nnz : of the pattern that it takes, see `transposed`
         there : names of the operands that exist, by default all
-        sizes : of other letters; None for a dimension that does not exist
+        sizes : of other dimensions; None for one that does not exist
         """
         m, n = shape[-2:] if not self.transposed else shape[::-1]
-        length_of = {"m": m, "n": n, "e": nnz, "r": shape[0], "k": None if self.vectors else feat}
-        length_of |= {"h": heads, **sizes}
-        dims = {**self.dims, "a": "e"} if self.reads_values else self.dims
-        first = "h" if self.on == "matrix" else ""
+        length_of = {"m": m, "n": n, "nnz": nnz, "relations": shape[0], "heads": heads}
+        length_of |= {"feat": None if self.vectors else feat, **sizes}
+        first = ["heads"] if self.on == "matrix" else []
         return {
-            name: tuple(size for d in first + letters if (size := length_of[d]) is not None)
-            for name, letters in dims.items()
+            name: tuple(x for d in first + self.axes(name) if (x := length_of[d]) is not None)
+            for name in (*self.dims, *["a"] * self.reads_values)
             if there is None or name in there
         }
 
     def shape_text(self, name: str) -> str:
         """The shape of an operand or the result for messages: "(nnz,)", "(m, feat)"."""
-        left_out = ("b", "k") if self.vectors else ("b",)  # plans have no blocks of features
-        dims = [WORDS.get(d, d) for d in self.dims[name] if d not in left_out]
+        left_out = {"blocks", "feat"} if self.vectors else {"blocks"}  # plans have no blocks
+        dims = [d for d in self.axes(name) if d not in left_out]
         return f"({', '.join(dims)}{',' * (len(dims) == 1)})"
 
     def operands(
@@ -270,9 +271,9 @@ class Check:
         features = operands[0].shape[-1]
         heads = len(operands[0]) if getattr(problem, "batched", False) else 1
         products = len(pattern.indices) * features * heads
-        of_features = "k" in operator.dims["out"] and not operator.vectors
-        reduce = getattr(problem, "reduce", None)  # without one not known to be linear
-        summed = of_features and reduce is not None and reduce not in EXTREMA
+        of_features = "feat" in operator.axes("out") and not operator.vectors
+        # Without a reduction not known to be linear.
+        summed = of_features and getattr(problem, "reduce", None) in LINEAR
         if not summed or products <= most_exact:
             self.exact, self.scale = reference(problem, pattern, values, operands)
             self.shape = self.exact.shape

@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
+from tvm.script import tirx as T
 
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.reductions import REDUCERS, REDUCTIONS
+from sparsetir.reductions import REDUCERS
 from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.schedules.operators.names import DTYPES, IDTYPES
 from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.index_arrays import rows_increase
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.script.writer import Writer, cast, reduced
+from sparsetir.sparse_ir.script.writer import Writer, cast, reduced, visited
 
 
 class _Csr(NamedTuple):
@@ -140,13 +141,13 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Spmm(Problem):
+class Product(Problem):
     """C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; a feature size of 1 is SpMV.
 
     dtype : the type of A's values, of B and of C; sums are float32 (float64 for float64)
     idtype : the type of indptr and indices
-    reduce : "sum", "mean" (the sum over the number of stored elements of the row), "max" or "min";
-        a row without elements is zero in all of them, and a maximum or minimum keeps NaN
+    reduce : one of REDUCERS, such as "mean" (the sum over the number of stored elements of the
+        row); a row without elements is zero in all of them, and a maximum or minimum keeps NaN
     batched : whether heads share the pattern: A is (heads, nnz), B (heads, n, feat), C (heads, m,
         feat)
     out : the type of C, by default that of B: float32 for 16-bit types too. Sums of int8, for
@@ -162,7 +163,7 @@ class Spmm(Problem):
     def __post_init__(self) -> None:
         whole = self.out == "int32" and self.reduce == "sum"
         dtypes = (*DTYPES, "int8") if whole else DTYPES
-        expect_one_of(self, dtype=dtypes, idtype=IDTYPES, reduce=REDUCTIONS)
+        expect_one_of(self, dtype=dtypes, idtype=IDTYPES, reduce=REDUCERS)
         wide = self.out is None or self.out in (self.dtype, self.accumulator)
         expect(self, "out", wide, f"None, '{self.dtype}' or '{self.accumulator}'")
 
@@ -170,6 +171,14 @@ class Spmm(Problem):
     def operand(self) -> Operand:
         """A as formats take it."""
         return Operand({"A": self.dtype}, ("I", "J"), self.idtype)
+
+
+class Spmm(Product):
+    """A product whose rows are reduced in one pass, which many templates serve."""
+
+
+class SpmmInSteps(Product):
+    """A product with a reduction in steps, which schedules of programs in general serve."""
 
 
 def unsupported(problem: Any, dtypes: Collection[str] = ()) -> str | None:
@@ -228,22 +237,49 @@ def memoized(program: Callable[..., SparseFunc]) -> Callable[..., SparseFunc]:
     return kept
 
 
-def reduced_at_rows(
-    write: Writer, reduce: str, out: str, term: str, acc: str, stored: str
-) -> list[str]:
-    """Lines that reduce a term at rows I, using a number for each row, `row`, if there is one.
+def reduce_at_rows(
+    write: Writer, name: str, outer: str, inner: str, reduce: str, out: str, term: str, acc: str,
+    stored: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Write the iteration that reduces a term over elements J of rows I, using a number for each
+    row, `row`, if the reduction needs one.
 
+    outer, inner : names of the axes around the elements, and of those inside
     acc, stored : types of the term and of the result
+
+    Returns Python values that the lines use.
     """
     reducer, first = REDUCERS[reduce], f"T.{stored}(0)"
-    if reducer.row is not None:
+    steps, row = reducer.steps, reducer.row
+    around, within = ("S" * len(axes.split()) for axes in (outer, inner))
+    if steps is not None:
+        row = REDUCERS[steps.shift or "max"].row  # zero in rows without elements alone
+    if row is not None:
         write.buffer("row", "I", acc)
-        write.attribute("computed", {"row": {"recipe": reducer.row, "indptr": "$indptr"}})
-    if reducer.is_scaled:
-        term = f"({term}) * ROW[i]"
-    elif reducer.is_extremum:
-        first = cast("ROW[i]", acc, stored)
-    return reduced(reducer.combine, out, term, acc, stored, first)
+        write.attribute("computed", {"row": {"recipe": row, "indptr": "$indptr"}})
+    if steps is None:
+        if reducer.is_scaled:
+            term = f"({term}) * ROW[i]"
+        elif reducer.is_extremum:
+            first = cast("ROW[i]", acc, stored)
+        lines = reduced(reducer.combine, out, term, acc, stored, first)
+        write.visit(name, f"{outer} J {inner}", f"{around}R{within}", lines)
+        return {}
+    write.local(acc, TOTAL="")
+    body, done = [], "finish(TOTAL[()])"
+    if steps.shift:
+        write.local(acc, TOP="", SHIFT="")
+        most = reduced(REDUCERS[steps.shift].combine, "TOP[()]", term, acc, acc)
+        finite = f'T.And(TOP[()] > T.{acc}("-inf"), TOP[()] < T.{acc}("inf"))'
+        body += visited("shift", "J", "R", most)
+        body.append(f"SHIFT[()] = T.Select({finite}, TOP[()], T.{acc}(0))")
+        term, done = f"{term} - SHIFT[()]", f"{done} + SHIFT[()]"
+    total = reduced(reducer.combine, "TOTAL[()]", f"each({term})", acc, acc)
+    body += visited("combine", "J", "R", total)
+    done = f"T.Select(ROW[i] == T.{acc}(0), T.{acc}(0), {done})"
+    body.append(f"{out} = {cast(done, acc, stored)}")
+    write.visit(name, f"{outer} {inner}", around + within, body)
+    return {"each": partial(steps.each, T), "finish": partial(steps.finish, T)}
 
 
 def accumulator(dtype: str) -> str:
@@ -256,6 +292,6 @@ def summed(dtype: str) -> str:
     return accumulator(dtype) if "float" in dtype else dtype
 
 
-def vector_lanes(problem: Spmm | Sddmm, vector_bits: int) -> int:
+def vector_lanes(problem: Product | Sddmm, vector_bits: int) -> int:
     """Accumulators per vector register of a CPU, at least one."""
     return max(1, vector_bits // (8 * np.dtype(problem.accumulator).itemsize))

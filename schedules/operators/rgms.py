@@ -153,7 +153,8 @@ def _written(problem: Rgms, for_edges: bool = False) -> SparseFunc:
 
 RGMS = register(
     Operator(
-        "rgms", Rgms, "relational gather-matmul-scatter", {"x": "nbi", "w": "rbik", "out": "mbk"},
+        "rgms", Rgms, "relational gather-matmul-scatter",
+        {"x": "n blocks feat_in", "w": "relations blocks feat_in feat", "out": "m blocks feat"},
         True, None, reductions=(), program=program, on="relations",
         options=("feat_in", "weighted", "out_dtype"),
     )
@@ -162,14 +163,14 @@ RGMS = register(
 RGMS_WEIGHT = register(
     Operator(
         "rgms_weight", RgmsGradient, "the gradient of rgms for the weights of relations",
-        {"x": "ni", "grad": "mk", "out": "rik"}, True, None, reductions=(), program=gradient,
-        on="relations", options=(),
+        {"x": "n feat_in", "grad": "m feat", "out": "relations feat_in feat"}, True, None,
+        reductions=(), program=gradient, on="relations", options=(),
     )
 )  # fmt: skip
 RGMS_EDGE = register(
     Operator(
         "rgms_edge", RgmsGradient, "the gradient of rgms for the weights of edges",
-        {"x": "ni", "grad": "mk", "w": "rik", "out": "e"}, False, None, reductions=(),
-        program=gradient, on="relations", options=(),
+        {"x": "n feat_in", "grad": "m feat", "w": "relations feat_in feat", "out": "nnz"}, False,
+        None, reductions=(), program=gradient, on="relations", options=(),
     )
 )  # fmt: skip

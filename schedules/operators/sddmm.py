@@ -53,6 +53,7 @@ def reference(
 register(
     Operator(
         "sddmm", Sddmm, "dense times dense where a matrix stores elements",
-        {"x": "mk", "y": "nk", "out": "e"}, False, reference, reductions=("sum",), program=program,
+        {"x": "m feat", "y": "n feat", "out": "nnz"}, False, reference,
+        reductions=("sum",), program=program,
     )
 )  # fmt: skip

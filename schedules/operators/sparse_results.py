@@ -406,24 +406,24 @@ for _name in ELEMENTWISE:
     register(
         _of_matrices(
             _name, title="sparse matrices by element, to a sparse one", reductions=(),
-            dims={"b": "mn", "out": "mn"}, options=("mask",),
+            dims={"b": "m n", "out": "m n"}, options=("mask",),
         )
     )  # fmt: skip
 register(
     _of_matrices(
         KRON, title="Kronecker product of sparse matrices", reductions=(),
-        dims={"b": "pq", "out": "uv"}, options=(),
+        dims={"b": "p q", "out": "m*p n*q"}, options=(),
     )
 )  # fmt: skip
 register(
     _of_matrices(
         "inner", title="inner products of sparse rows",
-        reductions=tuple(SEMIRINGS), dims={"b": "ln", "out": "ml"}, options=("semiring", "mask"),
+        reductions=tuple(SEMIRINGS), dims={"b": "l n", "out": "m l"}, options=("semiring", "mask"),
     )
 )  # fmt: skip
 register(
     _of_matrices(
         "spgemm", title="sparse times sparse, to a sparse one", reductions=tuple(SEMIRINGS),
-        dims={"b": "nl", "out": "ml"}, options=("semiring", "mask"),
+        dims={"b": "n l", "out": "m l"}, options=("semiring", "mask"),
     )
 )  # fmt: skip

@@ -12,6 +12,7 @@ A tile of the dense operand holds groups of rows side by side, which is how
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -36,6 +37,7 @@ class TileISA(NamedTuple):
         product per group of terms, else one for all
     zero, load, product, store : `zero(tile)`, `load(tile, address, stride)`, `product(sums, left,
         right)`, `store(tile, address, stride)`
+    left : the load of the left factor, if it is another one
     right : stride of the right factor, "sb" from group to group or "tb" from feature to feature
     begin, end : instructions at the start and the end of a thread; the first takes the address of a
         configuration. "" for none
@@ -54,6 +56,7 @@ class TileISA(NamedTuple):
     load: str
     product: str
     store: str
+    left: str = ""
     right: str = "sb"
     begin: str = ""
     end: str = ""
@@ -129,6 +132,54 @@ def _neon(
     )  # fmt: skip
 
 
+# AMX-like sums of pairs: 16 features of one row, times the same pair of the left factor.
+AVX512_CODE = """
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+
+define void @dpbf16ps_zero(ptr %tile) {
+  store <16 x float> zeroinitializer, ptr %tile
+  ret void
+}
+
+define void @dpbf16ps_left(ptr %tile, ptr %from, i64 %stride) {
+  %pair = load i32, ptr %from, align 1
+  %first = insertelement <16 x i32> poison, i32 %pair, i32 0
+  %all = shufflevector <16 x i32> %first, <16 x i32> poison, <16 x i32> zeroinitializer
+  store <16 x i32> %all, ptr %tile
+  ret void
+}
+
+define void @dpbf16ps_load(ptr %tile, ptr %from, i64 %stride) {
+  %row = load <16 x i32>, ptr %from, align 1
+  store <16 x i32> %row, ptr %tile
+  ret void
+}
+
+define void @dpbf16ps_product(ptr %sums, ptr %left, ptr %right) {
+  %old = load <16 x float>, ptr %sums
+  %a = load <32 x bfloat>, ptr %left
+  %b = load <32 x bfloat>, ptr %right
+  %new = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
+    <16 x float> %old, <32 x bfloat> %a, <32 x bfloat> %b)
+  store <16 x float> %new, ptr %sums
+  ret void
+}
+
+define void @dpbf16ps_store(ptr %tile, ptr %to, i64 %stride) {
+  %row = load <16 x float>, ptr %tile
+  store <16 x float> %row, ptr %to, align 4
+  ret void
+}
+"""
+
+
+def _avx512() -> TileISA:
+    """Vectors of a row's sums for 16 features; 16 of 32 for 8 rows and 32 features."""
+    steps = (f"dpbf16ps_{step}" for step in ("zero", "load", "product", "store", "left"))
+    sizes = (1, 16), 2, range(1, 9), range(16, 33, 16), range(2, 17, 2)
+    return TileISA(("avx512f", "avx512bf16"), BFLOAT, *sizes, *steps, code=AVX512_CODE)
+
+
 BFLOAT, HALF, INT = ("bfloat16", "float32"), ("float16", "float32"), ("int8", "int32")
 # By name, and by the type of both factors.
 TILE_ISAS = {
@@ -137,6 +188,7 @@ TILE_ISAS = {
         "float16": _amx("amx-fp16", "tdpfp16ps", HALF, 2),
         "int8": _amx("amx-int8", "tdpbssd", INT, 4),
     },
+    "avx512": {"bfloat16": _avx512()},
     "neon": {
         "bfloat16": _neon("bf16", "bfmmla", BFLOAT, 4, "8 x bfloat", "4 x float"),
         "int8": _neon("i8mm", "smmla.v4i32.v16i8", INT, 8, "16 x i8", "4 x i32"),
@@ -192,7 +244,8 @@ class TileShape:
 
         An element is a whole tile, as TVM only allocates as many elements as are indexed.
         """
-        return (self.factors[1].stop, "uint64x2") if self.isa.code else (8, "uint64")
+        whole = f"uint64x{math.prod(self.isa.shape) // 2}"  # sums have 4 bytes
+        return (self.factors[1].stop, whole) if self.isa.code else (8, "uint64")
 
     @property
     def config(self) -> bytes:
@@ -319,7 +372,7 @@ def intrinsics(shape: TileShape) -> tuple[str, str]:
             steps.append(_text(isa.load, right[j], first, f"{isa.right} * {width}"))
         for i, (r, _) in enumerate(shape.row_tiles):
             first = f"T.address_of(A[{r}, {p * isa.group}])"
-            steps.append(_text(isa.load, left[i], first, f"sa * {width}"))
+            steps.append(_text(isa.left or isa.load, left[i], first, f"sa * {width}"))
             for j, c in enumerate(shape.column_tiles):
                 steps.append(_text(isa.product, shape.sums[r, c], left[i], right[j]))
     keys: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparsetir.formats import BSR, DBSR, Format, Pattern
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm, unsupported
+from sparsetir.schedules.operators.problems import CsrPattern, Product, unsupported
 from sparsetir.schedules.search.choose import Statistics, block_rows
 from sparsetir.schedules.targets import is_gpu
 from sparsetir.schedules.templates.decomposed import Decomposed, is_full
@@ -13,7 +13,9 @@ from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.sparse_ir.errors import ScheduleError
 
 
-def by_format(fmt: Format, problem: Spmm, pattern: Pattern, stats: Statistics, target: Any) -> Any:
+def by_format(
+    fmt: Format, problem: Product, pattern: Pattern, stats: Statistics, target: Any
+) -> Any:
     """A config for a problem that stores the matrix in a format, without masks if possible.
 
     On a GPU, tensor cores multiply blocks of 16-bit types whole: a caller who names such a format

@@ -20,7 +20,7 @@ from sparsetir.schedules.multiversion import (
     PACK_FEATURES,
     WORK_OF_THREADS,
 )
-from sparsetir.schedules.operators.problems import Spmm, unsupported, vector_lanes
+from sparsetir.schedules.operators.problems import Product, Spmm, unsupported, vector_lanes
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.search.shared_columns import SHARED, stays_near
@@ -270,7 +270,7 @@ def by_length(rows: RowTile, stats: Statistics) -> RowTile:
 
 
 def block_rows(
-    problem: Spmm, stats: Statistics, fmt: BSR | DBSR, filled: bool, target: Any
+    problem: Product, stats: Statistics, fmt: BSR | DBSR, filled: bool, target: Any
 ) -> BlockRows:
     """Blocks of a CPU kernel, with as many accumulators as the vector registers hold.
 

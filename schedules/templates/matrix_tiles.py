@@ -1,4 +1,4 @@
-"""SpMM over blocks of 16-bit floats in tiles of the CPU (Intel's AMX, ARM's `bfmmla`).
+"""SpMM over blocks of 16-bit floats in tiles of the CPU (Intel's AMX, AVX-512, ARM's `bfmmla`).
 
 The sums of a row of blocks, with AMX for 32 features at a time, stay in four tiles; a step loads
 two tiles of the block and two of B, and multiplies each by each (SparseTIR, section 4.3.1, for a
@@ -50,9 +50,10 @@ class MatrixTiles(Config):
 
     format : BSR, of blocks that tiles divide: with AMX of 2 to 32 rows, and of 4, 6, .. 32 columns
         of 16-bit floats (8, 12, .. 64 of int8), with NEON of 2, 4, 6 or 8 rows, and of 8 or 16
-        columns (16 or 32). Blocks of 16 and 32 fill them
-    features : per step, 16 or 32 with AMX, 8 with NEON; any feature size is supported
-    isa : the instruction set of the tiles, "amx" or "neon"
+        columns (16 or 32), with AVX-512 of any rows and an even number of columns. Blocks of 16
+        and 32 fill them
+    features : per step, 8 with NEON, else 16 or 32; any feature size is supported
+    isa : the instruction set of the tiles, one of TILE_ISAS
     finite : whether the dense operand holds no infinity and no NaN, so that blocks may have places
         without an element, whose products are zero; else patterns must fill all of their blocks
     given : whether the caller passes B in tiles (see :func:`in_tiles`), instead of a copy per call

@@ -16,9 +16,10 @@ from sparsetir.schedules.operators import (
     edge_sums,
     messages,
     sddmm,
+    spmm,
 )
 from sparsetir.schedules.operators.operands import OPERATORS, OfProgram
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm, Stored
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm, SpmmInSteps, Stored
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.targets import is_gpu, vector_bits
 from sparsetir.schedules.template import TEMPLATES, Choices, SearchInput, Template, Tried, register
@@ -127,6 +128,7 @@ def _register(problem: type, program: Callable[..., SparseFunc], **how: Any) -> 
 
 _register(OfProgram, program, arrange=arrange, gpu=None)
 _register(Sddmm, sddmm.program)
+_register(SpmmInSteps, spmm.program, gpu=None)
 for problem, of in (
     (edge_attention.EdgeAttention, edge_attention),
     (edge_messages.EdgeMessages, edge_messages),

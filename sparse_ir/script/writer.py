@@ -143,18 +143,18 @@ def reduced(
     reduce: str, out: str, term: str, dtype: str = "float32", stored: str = "float32",
     first: str | None = None,
 ) -> list[str]:  # fmt: skip
-    """Lines of an iteration that reduces a term by "sum", "max" or "min".
+    """Lines of an iteration that reduces a term by one of COMBINES.
 
     dtype, stored : types of the term and of the result
     first : the initial value, by default the operator's identity
     """
     combine, held, term = COMBINES[reduce], cast(out, stored, dtype), f"({term})"
-    step = f"{held} + {term}"
+    step = f"{held} {combine.symbol} {term}"
     if combine.is_extremum:
         better = f"{term} {combine.symbol} {held}"
         if "float" in dtype:  # NaN if either is
             better = f"T.Or({better}, T.isnan({term}))"
         step = f"T.Select({better}, {term}, {held})"
-    identity = f'"{combine.identity}"' if combine.is_extremum else "0"
+    identity = f'"{combine.identity}"' if combine.is_extremum else combine.identity
     first = first or cast(f"T.{dtype}({identity})", dtype, stored)
     return ["with T.init():", f"    {out} = {first}", f"{out} = {cast(step, dtype, stored)}"]

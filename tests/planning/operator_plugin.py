@@ -95,14 +95,15 @@ def contributed():
 contributed()
 register(
     Operator(
-        "gated", OfProgram, "sums of gated rows", {"b": "nk", "g": "mk", "out": "mk"}, True,
-        exact_gated, reductions=("sum",), program=gated,
+        "gated", OfProgram, "sums of gated rows", {"b": "n feat", "g": "m feat", "out": "m feat"},
+        True, exact_gated, reductions=("sum",), program=gated,
     )
 )  # fmt: skip
 for program in (normed, scaled):
     register(
         Operator(
-            program.__name__, OfProgram, "by squares of rows", {"x": "mk", "y": "n", "out": "e"},
-            False, None, reductions=("sum",), program=program,
+            program.__name__, OfProgram, "by squares of rows",
+            {"x": "m feat", "y": "n", "out": "nnz"}, False, None, reductions=("sum",),
+            program=program,
         )
     )  # fmt: skip

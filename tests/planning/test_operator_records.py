@@ -48,10 +48,10 @@ PATTERNS["plain"] = (7, 5, edges(7, 5, 20))
 @cache
 def dense(op, m, n, feat, dtype):
     rng = torch.Generator().manual_seed(3)
-    sizes = {"m": m, "n": n, "k": feat}
+    sizes = {"m": m, "n": n, "feat": feat}
     record = OPERATORS[op]
     return [
-        torch.rand(*(sizes[d] for d in record.dims[name]), dtype=dtype, generator=rng)
+        torch.rand(*(sizes[d] for d in record.axes(name)), dtype=dtype, generator=rng)
         for name in record.names
     ]
 

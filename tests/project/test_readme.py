@@ -24,6 +24,7 @@ import pytest
 from fake_measurer import install
 from pairs import by_default
 from sparsetir.formats.format import REGISTRY
+from sparsetir.reductions import REDUCERS, REDUCTION_NAMES
 from sparsetir.schedules.operators.registry import OPERATORS
 from sparsetir.schedules.templates.registry import TEMPLATES
 
@@ -51,7 +52,7 @@ SLOW = {
 }  # fmt: skip
 # Searches like those of docs/new_operator.md and `tuning/test_measure.py`, which measure.
 PRETENDED = {"docs/tuning.md", "docs/tutorial.md"}
-REGISTRIES = OPERATORS, TEMPLATES, REGISTRY
+REGISTRIES = OPERATORS, TEMPLATES, REGISTRY, REDUCERS, REDUCTION_NAMES
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

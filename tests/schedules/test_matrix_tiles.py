@@ -37,7 +37,8 @@ from sparsetir.sparse_ir.errors import ScheduleError
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SPR = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}
 ARM = {"kind": "llvm", "mtriple": "aarch64-unknown-linux-gnu", "mcpu": "neoverse-v1"}
-TARGETS = {"amx": SPR, "neon": ARM}
+COOPER_LAKE = {**SPR, "mcpu": "cooperlake"}
+TARGETS = {"amx": SPR, "neon": ARM, "avx512": COOPER_LAKE}
 PROBLEM = Spmm("bfloat16")
 ROUNDED = 2.0**-8  # of bfloat16
 
@@ -169,6 +170,7 @@ def test_shapes_of_neon(rows, cols):
 
 CONFIG = MatrixTiles(BSR(32, 32), blocks=3)
 NEON = MatrixTiles(BSR(32, 32), 8, "neon", blocks=3)
+AVX512 = MatrixTiles(BSR(32, 32), 32, "avx512", blocks=3)
 
 
 def test_no_blocks_at_all():
@@ -323,6 +325,16 @@ def test_sums_stay_in_vectors_over_a_row_of_blocks():
     assert not any(re.match(r"\.LBB|bl\b|st|.*\[sp", line) for line in loop)
 
 
+def test_pairs_are_multiplied_in_vectors_of_sums():
+    """32 columns of 8 rows in a step, by 16 vectors of sums that stay in registers."""
+    lines = [line.strip() for line in assembly(mcpu="cooperlake", config=AVX512).splitlines()]
+    products = [n for n, line in enumerate(lines) if line.startswith("vdpbf16ps")]
+    first = max(n for n in range(products[0]) if re.match(r"\.LBB.*:", lines[n]))
+    loop = lines[first + 1 : products[-1] + 1]
+    assert len(products) == 16 * 8 and len({lines[n].split()[-1] for n in products}) == 16
+    assert not any(re.match(r"\.LBB|call|vmovu?ap?s?\s+%zmm.*\(", line) for line in loop)
+
+
 def test_float16_has_a_product_of_its_own():
     text = assembly(Spmm("float16"), "graniterapids")
     assert "tdpfp16ps" in text and "tdpbf16ps" not in text
@@ -412,10 +424,15 @@ def test_files_say_what_kernels_need(tmp_path):
 # -- on a CPU with AMX ------------------------------------------------------------------------
 
 
-@has_amx
-@pytest.mark.parametrize("config", [CONFIG, MatrixTiles(BSR(24, 48), 16, blocks=2)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, MatrixTiles(BSR(24, 48), 16, blocks=2), AVX512, MatrixTiles(BSR(7, 10), 16, "avx512")],
+    ids=str,
+)
 def test_on_the_cpu(config):
-    target = host_target()
+    why_not, target = allowed(TILE_ISAS[config.isa]["bfloat16"].features), host_target()
+    if why_not:
+        pytest.skip(why_not)
     kernel = kernel_of(lower_template(matrix_tiles, PROBLEM, config, target), target)
     rows, cols = config.format.rows, config.format.cols
     for shape, feat in sizes(rows, cols):

@@ -94,7 +94,8 @@ def message_arguments(problem, feat, seed=1):
         **p, "feat": feat,
         "u": features(rng, N, problem.u, feat, problem.dtype),
         "e": features(rng, nnz, problem.e, feat, problem.dtype) + np.array(3, problem.dtype),
-        "out": np.full((M, HEADS, feat), np.nan, problem.dtype),
+        "out": np.full((nnz if problem.backward else M, HEADS, feat), np.nan, problem.dtype),
+        **{x: features(rng, M, "hf", feat, problem.dtype) for x in ("y", "g") if problem.backward},
         "arg_out": np.full((M, HEADS, feat), -7, problem.idtype),
         "order": rng.permutation(nnz).astype(problem.idtype),
         "m": M, "n": N, "nnz": nnz, "heads": HEADS,
@@ -112,6 +113,8 @@ def message_arguments(problem, feat, seed=1):
         (Messages("copy_u", "min", "hf", "", ordered=True, arg=True), 17),
         (Messages("mul", "max", "f", "h", "float16", ordered=True, arg=True), 5),
         (Messages("add", "sum", "f", ""), 32),
+        (Messages("mul", "logsumexp", "hf", "h", "float16"), 20),
+        (Messages("sub", "logsumexp", "f", "hf", "float64", "int64", backward=True), 3),
     ],
 )
 @pytest.mark.default(2)

@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 from tvm import s_tir
 
+import csr_zoo
 import sparsetir
 import spmm_gpu_common
 from cuda_plans import run_plans
@@ -333,6 +334,16 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(plan(b, values=a.data * 2), 2 * (a @ b), rtol=1e-5)
     (other,) = (k for k in kernels.values() if k is not kernel)
     assert "A_packed_ptr" not in other.function.source and plan.padding == 0
+
+
+@requires_cuda_text
+def test_reduction_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_plans(monkeypatch)
+    a, target = csr_zoo.ZOO["empty rows"], {"kind": "cuda", "arch": "sm_90"}
+    b = np.random.default_rng(0).random((a.shape[1], 16), "float32")
+    result = sparsetir.plan("spmm", a, 16, reduce="logsumexp", target=target)(b)
+    wanted, _ = csr_zoo.expected(a, a.data, b, "logsumexp")
+    np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
 
 
 @requires_cuda_text

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from sparsetir.reductions import REDUCTIONS, names_of
+from sparsetir.reductions import REDUCTION_NAMES
 from sparsetir.schedules.operators.names import DTYPES
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def add_operator(out: argparse._ActionsContainer, graph: str, **feat: Any) -> No
     text = "feature sizes" if "nargs" in feat else "features"
     number(out, "--feat", 1, f"{text} (default: 32)", **feat)
     out.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, or float32")
-    out.add_argument("--reduce", choices=names_of(REDUCTIONS), help="default: sum")
+    out.add_argument("--reduce", choices=REDUCTION_NAMES, help="default: sum")
 
 
 def config_text(config: Mapping[str, object]) -> str:

@@ -33,8 +33,8 @@ columns (source, dst, weight) edges are row (target), column (source) and maybe 
 is an .npz file with relations: num_nodes, src, dst and etype. spgemm multiplies the matrix by
 itself, or by its transpose if it is not square.
 
-Messages and their reduction have DGL's names: u_add_e_max, copy_u_mean, u_mul_e_sum and so on, also
-with "add", "amax" and "amin" for the reduction; u_dot_v is sddmm.
+Messages and their reduction have DGL's names: u_add_e_max, copy_u_mean, u_mul_e_sum and so on, with
+any name of --reduce for the reduction; u_dot_v is sddmm.
 
 Each feature size is a separate search. Results are kept (`sparsetir records list`), and later plans
 of the same operator and pattern use them; a stopped search continues where it ended. The report is

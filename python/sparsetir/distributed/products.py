@@ -32,7 +32,7 @@ from sparsetir.distributed.parts import (
 from sparsetir.ops.messages import softmax_by_heads, sparse_softmax
 from sparsetir.ops.tensors import check_tensor, scale_of
 from sparsetir.planning.request import reduction
-from sparsetir.reductions import EXTREMA, REDUCERS
+from sparsetir.reductions import EXTREMA, LINEAR, REDUCERS
 from sparsetir.runtime.arrays import dtype_name
 from sparsetir.runtime.refusals import wrong
 
@@ -85,7 +85,7 @@ def spmm_by_heads(
     """:func:`spmm` with heads first: x (heads, own, feat), values (heads, nnz)."""
 
     def check() -> object:
-        kind = reduction("spmm", reduce)
+        kind = reduction("spmm", reduce, (*LINEAR, *EXTREMA))
         check_rows("spmm", "x", x, graph.own, (2, 3))
         v = graph.values if values is None else values
         if v is not None and values is not None:

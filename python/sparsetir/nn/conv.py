@@ -14,7 +14,7 @@ from sparsetir.runtime.refusals import wrong
 class Conv(torch.nn.Module):
     """A layer with the applicable keyword arguments of PyG's `MessagePassing`.
 
-    aggr : "add", "sum", "mean", "max", "min" or "logsumexp"
+    aggr : a reduction of :func:`sparsetir.ops.spmm`
     flow : "source_to_target"; or "target_to_source", for edges given as a (2, E) tensor, and not
         for a pair of features
     others : accepted only with PyG's defaults, as they have no effect here

@@ -69,8 +69,8 @@ class RGCNConv(Conv):
         Number of matrices that each W_r is a linear combination of.
     num_blocks : int, optional
         Number of diagonal blocks of each W_r, which is zero elsewhere.
-    aggr : {"mean", "add", "sum", "max", "min", "logsumexp"}
-        The reduction within a relation.
+    aggr : str
+        The reduction within a relation, as for :func:`sparsetir.ops.spmm`.
     root_weight : bool
         Add the term of W_root.
     is_sorted : bool

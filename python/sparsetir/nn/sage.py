@@ -32,7 +32,7 @@ class SAGEConv(Conv):
     out_channels : int
         Features of the result.
     aggr : str or list of str
-        "mean", "sum", "add", "max", "min" or "logsumexp"; for a list of them the results are
+        The reduction, as for :func:`sparsetir.ops.spmm`; for a list of them the results are
         concatenated.
     normalize : bool
         Divide results by their Euclidean norms.

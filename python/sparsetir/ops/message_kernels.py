@@ -67,6 +67,25 @@ def gspmm(
     return out, winners.masked_fill_(winners == nowhere, -1)
 
 
+def message_gradients(
+    structure: Structure, u: Tensor | None, e: Tensor | None, y: Tensor, grad: Tensor, op: str,
+    reduce: str,
+) -> Tensor:  # fmt: skip
+    """(nnz, heads, feat) gradients of messages that :func:`gspmm` reduces in steps to y.
+
+    grad : the gradient for y
+    """
+    like, (heads, feat) = features_of(u, e)
+    out = like.new_empty((structure.nnz, heads, feat))
+    if not out.numel():
+        return out
+    e = None if e is None else structure.arranged(e, 0)
+    named: Named = {"u": _squeezed(u), "e": _squeezed(e), "y": y, "g": grad, "out": out}
+    kind = op, reduce, _dims(u), _dims(e), *_types(structure, out.dtype), False, False, True
+    _run(structure, Messages, kind, (feat,), {"heads": heads, "feat": feat}, named)
+    return structure.restored(out, 0)
+
+
 def gsddmm(
     structure: Structure, lhs: Tensor | None, rhs: Tensor | None, op: str, targets: tuple[str, str]
 ) -> Tensor:

@@ -19,7 +19,7 @@ from sparsetir.ops.registry import holds_data, wants_gradient
 from sparsetir.ops.structure import PatternCopy, Structure, structure_of
 from sparsetir.ops.tensors import check_rows, check_strided, check_tensor, scale_of
 from sparsetir.planning.request import message, reduction
-from sparsetir.reductions import EXTREMA, REDUCERS
+from sparsetir.reductions import EXTREMA
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.names import BINARY
 
@@ -50,8 +50,8 @@ def gspmm(
         "copy_rhs", "add", "sub", "mul" and "div"; or with the reduction, as "u_mul_e_sum".
     reduce : str
         "sum" or "add" (by default), "mean" (the sum over the number of elements of the row), "max"
-        or "amax", "min" or "amin", or "logsumexp", which stores the messages. A row without
-        elements gives zero; NaN is both the greatest and the least.
+        or "amax", "min" or "amin", or "logsumexp", whose gradient stores those of messages. A row
+        without elements gives zero; NaN is both the greatest and the least.
     u : (n, ...) Tensor
         Features of sources.
     e : (nnz, ...) Tensor
@@ -79,7 +79,7 @@ def gspmm(
     reduce = _either("gspmm", "reduce", reduce, "reduce_op", reduce_op)
     u = _either("gspmm", "u", u, "lhs_data", lhs_data)
     e = _either("gspmm", "e", e, "rhs_data", rhs_data)
-    kind, reduce = message("gspmm", op, reduce, REDUCERS)
+    kind, reduce = message("gspmm", op, reduce)
     u = None if kind == "copy_e" else _given("gspmm", "u", u, f"'{op}'")
     square = None if u is None else (u.shape[0], u.shape[0])
     operand = resolve(A, None, square, "gspmm")
@@ -119,7 +119,7 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
         Differentiable any number of times.
     """
     values = _given("segment_reduce", "values", values, "segments")
-    reduce = reduction("segment_reduce", reduce, REDUCERS)
+    reduce = reduction("segment_reduce", reduce)
     check_strided("segment_reduce", "rowptr", rowptr)
     if rowptr.dim() != 1 or not rowptr.shape[0]:
         raise wrong("segment_reduce", "rowptr", "shape (m + 1,)", tuple(rowptr.shape))
@@ -322,8 +322,6 @@ def _either(caller: str, name: str, first: T | None, other: str, value: T | None
 
 def _reduced(operand: Operand, u: Tensor | None, e: Tensor | None, op: str, reduce: str) -> Tensor:
     rowptr, col, _, n, _ = operand
-    if REDUCERS[reduce].shift:
-        return messages_library.in_steps(rowptr, col, u, e, n, op, reduce)
     if reduce in EXTREMA and wants_gradient(u, e):
         return messages_library.gspmm_arg(rowptr, col, u, e, n, op, reduce)[0]
     return messages_library.gspmm(rowptr, col, u, e, n, op, reduce, False)

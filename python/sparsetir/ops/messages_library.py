@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsetir.ops import message_kernels
 from sparsetir.ops.message_kernels import features_of
-from sparsetir.ops.registry import AUTOCAST, Gradients, Operation, Operator
+from sparsetir.ops.registry import Gradients, Operation, Operator
 from sparsetir.ops.structure import structure_of
 from sparsetir.reductions import EXTREMA, REDUCERS
 
@@ -40,6 +40,10 @@ class Gspmm(Operation[Tensor]):
     reduce: str
     transposed: bool
 
+    @property
+    def copies(self) -> bool:
+        return REDUCERS[self.reduce].steps is not None
+
     def run(self) -> Tensor:
         structure = structure_of(self.rowptr, self.col, self.n, "gspmm")
         structure = structure.transposed if self.transposed else structure
@@ -55,6 +59,8 @@ class Gspmm(Operation[Tensor]):
         if self.reduce in EXTREMA:
             _, arg = gspmm_arg(rowptr, col, u, e, n, op, self.reduce)
             return gradients_of_messages(col, u, e, arg, op, grad)
+        if REDUCERS[self.reduce].steps is not None:
+            return gradients_in_steps(rowptr, col, u, e, n, op, self.reduce, self.results, grad)
         if REDUCERS[self.reduce].is_scaled:
             grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None, None])
         source, target = ("v", "u") if self.transposed else ("u", "v")
@@ -113,36 +119,6 @@ class GspmmArg(Operation[tuple[Tensor, Tensor]]):
 
 
 gspmm_arg = Operator("gspmm_arg", GspmmArg)
-
-
-def in_steps(
-    rowptr: Tensor, col: Tensor, u: Tensor | None, e: Tensor | None, n: int, op: str, reduce: str
-) -> Tensor:
-    """(m, heads, feat) messages reduced in the steps of a :class:`Reducer`; differentiable.
-
-    Messages, (nnz, heads, feat), are stored between the steps, in float32 at least. An infinite
-    shift is left out, as in :func:`torch.logsumexp`.
-    """
-    reducer, like = REDUCERS[reduce], features_of(u, e)[0]
-    device, dtype = like.device.type, like.dtype
-    if torch.is_autocast_enabled(device) and dtype in AUTOCAST:
-        dtype = torch.get_autocast_dtype(device)
-    wide = torch.promote_types(dtype, torch.float32)
-    with torch.autocast(device, enabled=False):  # it would narrow each step
-        u, e = (None if x is None else x.to(wide) for x in (u, e))
-        fixed_u, fixed_e = (None if x is None else x.detach() for x in (u, e))
-        shift = gspmm(rowptr, col, fixed_u, fixed_e, n, op, reducer.shift, False)
-        by = shift.masked_fill(shift.isinf(), 0)
-        terms = e
-        if u is not None:
-            kind = "copy_lhs" if op == "copy_u" else op
-            terms = gsddmm(rowptr, col, u, e, n, kind, "u", "e")
-        terms = getattr(torch, reducer.each)(gsddmm(rowptr, col, terms, by, n, "sub", "e", "v"))
-        total = gspmm(rowptr, col, None, terms, n, "copy_e", reducer.combine, False)
-        # Rows without terms, or whose terms all vanish beside the shift, have no gradient.
-        vanished = total == 0
-        out = getattr(torch, reducer.finish)(total.masked_fill(vanished, 1)) + by
-        return torch.where(vanished, shift, out).to(dtype)
 
 
 @dataclass
@@ -364,9 +340,75 @@ def gradients_of_product(
     """
     u, e, op = as_messages(values, b)
     of_messages = gradients_of_messages(col, u, e, nodes_first(place), op, nodes_first(grad))
+    return product_gradients(of_messages, b)
+
+
+def product_gradients(of_messages: Gradients, b: Tensor) -> Gradients:
+    """The gradients of a product for values and b, from those of its messages."""
     return {
         "values": lambda: heads_first(of_messages["e"](), b)[..., 0],
         "b": lambda: heads_first(of_messages["u"](), b),
+    }
+
+
+@dataclass
+class MessageGradients(Operation[Tensor]):
+    """(nnz, heads, feat) gradients of messages reduced in steps, given those of the results y."""
+
+    rowptr: Tensor
+    col: Tensor
+    u: Tensor | None
+    e: Tensor | None
+    y: Tensor
+    grad: Tensor
+    n: int
+    op: str
+    reduce: str
+
+    def run(self) -> Tensor:
+        structure = structure_of(self.rowptr, self.col, self.n, "gspmm")
+        operands = self.u, self.e, self.y, self.grad
+        return message_kernels.message_gradients(structure, *operands, self.op, self.reduce)
+
+    def fake(self) -> Tensor:
+        return self.y.new_empty((self.col.shape[-1], *self.y.shape[1:]))
+
+
+message_gradients = Operator("message_gradients", MessageGradients)
+
+
+def gradients_in_steps(
+    rowptr: Tensor, col: Tensor, u: Tensor | None, e: Tensor | None, n: int, op: str, reduce: str,
+    y: Tensor, grad: Tensor,
+) -> Gradients:  # fmt: skip
+    """Functions that compute the gradients of messages reduced in steps to y, for u and e.
+
+    Gradients of messages are stored, (nnz, heads, feat), in float32 at least.
+    """
+    dtype, steps = grad.dtype, REDUCERS[reduce].steps
+    assert steps is not None
+    grad = grad.to(torch.promote_types(dtype, torch.float32))
+    u, e = (None if x is None else x.to(grad.dtype) for x in (u, e))
+    (first, lhs), (second, rhs) = (("u", u), ("e", e))[:: -1 if op == "copy_e" else 1]
+    kind = "copy_lhs" if op.startswith("copy") else op
+
+    @cache
+    def of_messages() -> Gradients:
+        same = y.dtype == grad.dtype and not torch.is_grad_enabled()
+        wide = y if same else gspmm(rowptr, col, u, e, n, op, reduce, False)
+        wide = wide.masked_fill(wide == float("-inf"), 0)
+        if not torch.is_grad_enabled():
+            by_message = message_gradients(rowptr, col, u, e, wide, grad, n, op, reduce)
+        else:  # in steps that have gradients
+            terms = gsddmm(rowptr, col, lhs, rhs, n, kind, first, second)
+            results = gsddmm(rowptr, col, wide, None, n, "copy_lhs", "v", "e")
+            each = steps.gradient(torch, terms, results)
+            by_message = gsddmm(rowptr, col, each, grad, n, "mul", "e", "v")
+        return Gsddmm(rowptr, col, lhs, rhs, n, kind, first, second).gradients(by_message)
+
+    return {
+        first: lambda: of_messages()["lhs"]().to(dtype),
+        second: lambda: of_messages()["rhs"]().to(dtype),
     }
 
 

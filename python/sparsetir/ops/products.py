@@ -24,11 +24,13 @@ from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.ops.cache import memory_key
 from sparsetir.ops.messages_library import (
     as_messages,
+    gradients_in_steps,
     gradients_of_product,
     gspmm_arg,
     heads_first,
-    in_steps,
     mean_gradient,
+    nodes_first,
+    product_gradients,
 )
 from sparsetir.ops.operands import Operand, arrays_of, known, resolve, row_pointers, tensor_of
 from sparsetir.ops.registry import (
@@ -95,6 +97,10 @@ class Spmm(Operation[Tensor]):
     b: Tensor
     reduce: str
 
+    @property
+    def copies(self) -> bool:
+        return REDUCERS[self.reduce].steps is not None
+
     def run(self) -> Tensor:
         structure = structure_of(self.rowptr, self.col, self.b.shape[-2], "spmm")
         return _checked_product("spmm", structure, "b", self.b, self.values, self.reduce)
@@ -109,6 +115,11 @@ class Spmm(Operation[Tensor]):
             u, e, op = as_messages(values, b)
             _, place = gspmm_arg(rowptr, col, u, e, b.shape[-2], op, reduce)
             return gradients_of_product(col, values, b, heads_first(place, b), grad)
+        if REDUCERS[reduce].steps is not None:
+            u, e, op = as_messages(values, b)
+            by_rows = map(nodes_first, (self.results, grad))
+            of = gradients_in_steps(rowptr, col, u, e, b.shape[-2], op, reduce, *by_rows)
+            return product_gradients(of, b)
         if REDUCERS[reduce].is_scaled:
             grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None])
         return {
@@ -195,7 +206,7 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
         float16, bfloat16, float32 or float64.
     reduce : str
         "sum" or "add", "mean" (the sum over the number of stored elements of the row), "max" or
-        "amax", "min" or "amin", or "logsumexp", which stores a term for each element. A row without
+        "amax", "min" or "amin", or "logsumexp", whose gradient stores those of terms. A row without
         elements gives zero; NaN is both the greatest and the least.
     values : (nnz,) or (nnz, heads) Tensor, optional
         Values of B's dtype in the order of A's elements, instead of its own. With B (n, feat),
@@ -227,7 +238,7 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
             out = _product_of_new("spmm", A, B, reduce, values)
         if out is not None:
             return out
-    named = reduction("spmm", reduce, REDUCERS)
+    named = reduction("spmm", reduce)
     if named != reduce:
         return spmm(A, B, named, values)
     _check_operand("spmm", "B", B, (2, 3))
@@ -248,7 +259,7 @@ def spmv(A: object, x: Tensor, reduce: str = "sum", values: Tensor | None = None
     -------
     (m,) or (m, heads) Tensor
     """
-    reduce = reduction("spmv", reduce, REDUCERS)
+    reduce = reduction("spmv", reduce)
     _check_operand("spmv", "x", x, (1, 2))
     B = x.unsqueeze(-1)
     seen, passed = _seen(A, B), values is not None
@@ -371,10 +382,6 @@ def _heads_first(x: Tensor, *heads: int) -> Tensor:
 def _multiplied(operand: Operand, B: Tensor, reduce: str) -> Tensor:
     """The product of values and B whose heads, if any, come first."""
     rowptr, col, _, _, values = operand
-    if REDUCERS[reduce].shift:
-        u, e, op = as_messages(values, B)
-        found = in_steps(rowptr, col, u, e, B.shape[-2], op, reduce)
-        return heads_first(found, B)
     if reduce in EXTREMA and wants_gradient(B, values):
         u, e, op = as_messages(values, B)
         out, _ = gspmm_arg(rowptr, col, u, e, B.shape[-2], op, reduce)

@@ -79,7 +79,7 @@ class OfRecord(Operation[Tensor]):
         structure = structure_of(self.rowptr, self.col, self.n, record.name)
         first = operands[0] if operands else values
         assert first is not None
-        feat = _checked_sizes(record, operands, structure).get("k", 1)
+        feat = _checked_sizes(record, operands, structure).get("feat", 1)
         if values is not None:
             check_values(record.name, values, first, structure)
         structure = structure.transposed if record.transposed else structure
@@ -87,9 +87,9 @@ class OfRecord(Operation[Tensor]):
 
     def fake(self) -> Tensor:
         sizes = {**_sizes(self.record, self.operands), "m": self.rowptr.shape[0] - 1}
-        sizes |= {"n": self.n, "e": self.col.shape[-1]}
+        sizes |= {"n": self.n, "nnz": self.col.shape[-1]}
         first = next(x for x in (*self.operands, self.values) if x is not None)
-        return first.new_empty([sizes[dim] for dim in self.record.dims["out"]])
+        return first.new_empty([sizes[dim] for dim in self.record.axes("out")])
 
     @classmethod
     def refuse_gradients(cls, names: Iterable[str]) -> None:
@@ -116,7 +116,7 @@ class OfRecord(Operation[Tensor]):
 
 
 def _sizes(record: Record, operands: Sequence[Tensor]) -> dict[str, int]:
-    """Sizes by the letters of dimensions, each from the first operand that has it."""
+    """Sizes by the names of dimensions, each from the first operand that has it."""
     names = record.names
     if len(operands) != len(names):
         raise TypeError(
@@ -126,7 +126,7 @@ def _sizes(record: Record, operands: Sequence[Tensor]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, x in zip(names, operands, strict=True):
         check_tensor(record.name, name, x, None if x is operands[0] else operands[0])
-        dims = record.dims[name]
+        dims = record.axes(name)
         if x.dim() != len(dims):
             raise wrong(record.name, name, f"{len(dims)} dimensions", f"shape {tuple(x.shape)}")
         for dim, size in zip(dims, x.shape, strict=True):
@@ -138,14 +138,14 @@ def _checked_sizes(
     record: Record, operands: Sequence[Tensor], structure: Structure
 ) -> dict[str, int]:
     """:func:`_sizes`, checked against the caller's pattern (ValueError)."""
-    matrix = {"m": structure.m, "n": structure.n, "e": structure.nnz}
+    matrix = {"m": structure.m, "n": structure.n, "nnz": structure.nnz}
     sizes = {**_sizes(record, operands), **matrix}
     for name, x in zip(record.names, operands, strict=True):
         if x.device != structure.device:
             raise wrong(
                 record.name, name, f"to be on {structure.device} as the sparse matrix", x.device
             )
-        expected = tuple(sizes[dim] for dim in record.dims[name])
+        expected = tuple(sizes[dim] for dim in record.axes(name))
         if tuple(x.shape) != expected:
             raise wrong(record.name, name, f"shape {expected}", tuple(x.shape))
     return sizes

@@ -63,6 +63,7 @@ class Operation(Generic[R]):
     autocast : whether autocast, if it is on, casts float16, bfloat16 and float32 arguments
     unused : names of arguments that gradients do not need; they are None there
     keeps : indices of the results that gradients need; the others are None there
+    copies : whether gradients need a copy of the result, as callers may write to it
     aside : number of trailing results without gradients
     refuse_gradients : raises, in the call, for arguments (by names) that have no gradients
     """
@@ -70,6 +71,7 @@ class Operation(Generic[R]):
     autocast: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ()
     keeps: ClassVar[tuple[int, ...]] = ()
+    copies: ClassVar[bool | property] = False
     aside: ClassVar[int] = 0
     refuse_gradients: ClassVar[Callable[[Iterable[str]], None] | None] = None
     results: R
@@ -193,12 +195,14 @@ def _save_of(of: type[Operation[object]], names: list[str]) -> Callable[..., Non
     """The function that saves the tensors and arguments that gradients need."""
     kept = [name not in of.unused for name in names]
 
-    def save(ctx: Context, inputs: tuple[object, ...], output: object) -> None:
+    def save(ctx: Context, inputs: tuple[object, ...], output: Any) -> None:
         if of.refuse_gradients is not None:
             of.refuse_gradients(compress(names, ctx.needs_input_grad))
         saved = [x if keep else None for x, keep in zip(inputs, kept, strict=True)]
         results = output if isinstance(output, tuple) else (output,)
         saved += [x if i in of.keeps else None for i, x in enumerate(results) if of.keeps]
+        if of.copies and of(*inputs).copies:
+            saved.append(results[0].detach().clone())
         # Patterns made in inference mode need no guard of torch's, as they have no gradients.
         guarded = [
             isinstance(x, Tensor) and (x.is_floating_point() or not x.is_inference()) for x in saved
@@ -218,7 +222,7 @@ def _backward_of(of: Any, names: list[str]) -> Callable[..., object]:
         pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
         saved = [other if tensor is None else tensor for tensor, other in pairs]
         call = of(*saved[: len(names)])
-        if of.keeps:
+        if of.keeps or call.copies:
             first, *more = saved[len(names) :]
             call.results = (first, *more) if more else first
         gradients, wanted = call.gradients(grad), ctx.needs_input_grad

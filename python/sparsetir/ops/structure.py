@@ -178,8 +178,8 @@ class Structure(Deriving):
             (n, feat); with a first dimension for heads, if any. Shapes are not checked.
         values : (nnz,) or (heads, nnz) Tensor, optional
             Values in the caller's order; by default ones.
-        reduce : {"sum", "mean", "max", "min"}
-            The reduction of "spmm" and "spmv".
+        reduce : str
+            The reduction of "spmm" and "spmv", one of REDUCERS.
         feat : int, optional
             The number of features; by default the last size of the first operand.
 
@@ -216,11 +216,10 @@ class Structure(Deriving):
         elif ones and run.needs_values:
             values = self.ones(first.dtype)
         if not operator.takes_heads:
-            dims = (operator.dims[name] for name in operator.names)
-            each = zip(operands, dims, strict=True)
-            operands = [side.arranged(x, 0) if per == "e" else x for x, per in each]
+            each = zip(operands, map(operator.axes, operator.names), strict=True)
+            operands = [side.arranged(x, 0) if per == ["nnz"] else x for x, per in each]
         out = call_plan(run, operands, values)
-        return side.restored(out) if operator.dims["out"] == "e" else out
+        return side.restored(out) if operator.axes("out") == ["nnz"] else out
 
     def fast_path(
         self,

@@ -53,6 +53,7 @@ class AlongEdges(Request):
             kind = problem.op if problem.op.startswith("copy") else f"u_{problem.op}_e"
             op = f"{kind}_{problem.reduce}"
             about = f"{problem.reduce}-of-{problem.u or 1}-{problem.e or 1}"
+            about += "-backward" * problem.backward
         elif isinstance(problem, EdgeSoftmax):
             op, about = "softmax", "backward" if problem.backward else "forward"
         else:
@@ -96,7 +97,7 @@ def edge_request(
     one, fit = heads or 1, operator.fit
     assert fit is not None
     fields = fit(one, feat, **options)
-    each = any("e" in operator.dims[name] for name in fields["there"] if name != "a")
+    each = any("nnz" in operator.axes(name) for name in fields["there"] if name != "a")
     matrix = adopted_matrix(op, matrix, each_once=True, in_order=each)
     if op in SOFTMAX:
         refuse_heads_first(op, operand, 2, (matrix.nnz,))
@@ -148,7 +149,7 @@ class OfRelations(Request):
     @property
     def whole(self) -> Request:
         feat_in, feat = (whole_vectors(self.problem, size, self.target) for size in self.features)
-        return replace(self, **_sized(feat_in, feat, self.callers["b"]))
+        return replace(self, **_sized(feat_in, feat, self.callers["blocks"]))
 
     def about(self) -> tuple[str, str, int | None]:
         weighted = "" if self.problem.weighted else "-unweighted"
@@ -158,7 +159,7 @@ class OfRelations(Request):
         pattern, (feat_in, feat) = self.pattern, self.features
         return tried(
             self.problem, len(pattern.rows), feat_in, feat, target=self.target,
-            threads=self.threads, relations=pattern.shape[0], blocks=self.callers["b"] or 1,
+            threads=self.threads, relations=pattern.shape[0], blocks=self.callers["blocks"] or 1,
             work_of_threads=pool.work_of_threads(),
         )  # fmt: skip
 
@@ -190,7 +191,7 @@ def relations_request(
 def _sized(feat_in: int, feat: int, blocks: int | None) -> dict[str, Any]:
     """The fields of a request that hold sizes."""
     sizes = {"feat_in": feat_in, "feat": feat, **({"blocks": blocks} if blocks else {})}
-    callers = {"heads": None, "feat": feat, "i": feat_in, "b": blocks}
+    callers = {"heads": None, "feat": feat, "feat_in": feat_in, "blocks": blocks}
     return {"features": (feat_in, feat), "sizes": sizes, "callers": callers}
 
 

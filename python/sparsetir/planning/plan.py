@@ -157,8 +157,7 @@ def plan(
         The type of values, dense operands and result; by default that of the matrix. Sums are in
         float32, or float64 for float64.
     reduce : str
-        "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
-        :class:`sparsetir.schedules.operators.problems.Spmm`).
+        As for :func:`sparsetir.ops.spmm`: "sum" or "add", "mean", "max" and so on.
     heads : int, optional
         The second dimension of operands, values and result, as in `sparsetir.ops`: (n, heads,
         feat), (nnz, heads).

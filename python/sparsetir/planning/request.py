@@ -18,14 +18,14 @@ from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.records.record import Key
 from sparsetir.records.task import Config, Task, statistics, thread_text
-from sparsetir.reductions import REDUCTION_NAMES, REDUCTIONS, names_of
+from sparsetir.reductions import REDUCERS, REDUCTION_NAMES, names_of
 from sparsetir.runtime import pool
 from sparsetir.runtime.arrays import dtype_name, gathers_often, is_array, itemsize
 from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.names import DTYPES, MESSAGES, NAMED, message_parts
 from sparsetir.schedules.operators.operands import Operator
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm, accumulator
+from sparsetir.schedules.operators.problems import CsrPattern, Product, Spmm, accumulator
 from sparsetir.schedules.operators.registry import OF_MATRICES, OPERATORS
 from sparsetir.schedules.search.by_format import by_format, on_engine
 from sparsetir.schedules.search.choose import Statistics, candidates
@@ -56,7 +56,7 @@ class Request:
     problem : the problem that kernels are compiled for
     features : sizes that configs are chosen for, those of the result last
     sizes : further sizes besides the pattern's, by the names of the program's parameters
-    callers : "feat" and "heads" of the caller, and sizes of the record's other letters
+    callers : "feat" and "heads" of the caller, and sizes of the record's other dimensions
     there : names of the present operands, "a" for values and "out" for the result
     threads : threads of the CPU
     statistics : statistics of a matrix, by which its configs are chosen
@@ -345,7 +345,7 @@ def idtype_for(*sizes: int) -> str:
     return "int32" if max(sizes) < 2**31 - 1 else "int64"
 
 
-def reduction(caller: str, name: object, among: Iterable[str] = REDUCTIONS) -> str:
+def reduction(caller: str, name: object, among: Iterable[str] = REDUCERS) -> str:
     """The reduction that a name stands for.
 
     caller : name of the function, for errors
@@ -360,9 +360,9 @@ def reduction(caller: str, name: object, among: Iterable[str] = REDUCTIONS) -> s
 
 
 def message(
-    caller: str, op: object, reduce: object = None, among: Iterable[str] = REDUCTIONS
+    caller: str, op: object, reduce: object = None, among: Iterable[str] = REDUCERS
 ) -> tuple[str, str]:
-    """One of the values of `MESSAGES`, and one of `REDUCTIONS`.
+    """One of the values of `MESSAGES`, and one of `REDUCERS`.
 
     op : a name of `MESSAGES`, or one followed by a reduction, such as "u_mul_e_sum"
     reduce : None for the reduction in the name, or else a sum
@@ -409,7 +409,7 @@ class OnMatrix(Request):
         if not isinstance(format, Format) or format.order not in (None, 2):
             expected = "a format of matrices, such as sparsetir.formats.BSR(32, 32)"
             raise wrong("plan", "format", expected, f"{format!r}", TypeError)
-        if not isinstance(self.problem, Spmm):
+        if not isinstance(self.problem, Product):
             return super().config_for_format(format)
         first, rest = self.engine(format), (self.statistics, self.target)
         if first:
@@ -508,7 +508,7 @@ def matrix_request(
 
 
 def _operator(op: object, reduce: object) -> tuple[str, str, bool]:
-    """One of `OPERATORS`, one of `REDUCTIONS`, and whether all values of the matrix count as 1.
+    """One of `OPERATORS`, one of `REDUCERS`, and whether all values of the matrix count as 1.
 
     op : a name of `OPERATORS`, or DGL's for what one of them computes: "u_mul_e_sum" and the like,
         "copy_u_sum" and the like, "u_dot_v"

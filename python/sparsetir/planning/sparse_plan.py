@@ -348,9 +348,9 @@ def _at_pattern(wanted: Request, pattern: Pattern, listed: bool) -> Request:
         arrays = {"indptr": x.indptr, "indices": x.indices, "nnz": len(x.indices)}
         sizes |= {f"{name}_{what}": array for what, array in arrays.items()}
     out = _copy(out, problem.idtype)
-    dims = {name: str(q) for q, name in enumerate(_numbered(each))}  # each has a letter of its own
+    dims = {name: str(q) for q, name in enumerate(_numbered(each))}  # each has one of its own
     callers = {"feat": None, "heads": None, **{str(q): x.nnz for q, x in enumerate(each)}}
-    operator = replace(wanted.operator, dims={**dims, "out": "e"}, reads_values=False)
+    operator = replace(wanted.operator, dims={**dims, "out": "nnz"}, reads_values=False)
     stored = CsrPattern(out.indptr, out.indices, (m, out.shape[1]))
     return replace(
         wanted, problem=problem, matrix=stored, sizes=sizes, operator=operator, callers=callers,
